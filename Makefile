@@ -1,0 +1,45 @@
+# Two commands do everything on a fresh machine with Python 3.11: `make demo` and `make test`.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PORT ?= 7860
+
+.PHONY: setup chromium demo test check conformance bench clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements.txt requirements-dev.txt constraints.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements.txt -r requirements-dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $(STAMP)
+
+# the browser tests use Debian's Chromium; where it cannot be had they skip and say so
+chromium:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
+	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	  fi; } || echo "chromium could not be installed; the browser tests will skip"
+
+demo: setup
+	$(BIN)/hubmerge demo --port $(PORT)
+
+test: setup chromium
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+check: setup chromium
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+# the Hub client's own test suite against the embedded Hub
+conformance: setup
+	$(BIN)/python tests/conformance/run.py
+
+bench: setup
+	$(BIN)/python -m benchmarks.merge_speed
+
+clean:
+	rm -rf data out .cache .pytest_cache .mypy_cache .ruff_cache

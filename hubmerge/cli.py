@@ -1,0 +1,372 @@
+"""The command line: `python -m hubmerge COMMAND …`, also installed as `hubmerge`.
+
+Exit codes: 0 done, 1 refused or failed with the reasons on stderr, 2 wrong usage. With `--log-json` progress
+goes to stderr as JSON lines. Imports stay inside the commands: `methods` or `localhub` must not pay for what
+they do not use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hubmerge import __version__
+from hubmerge.errors import HubmergeError
+from hubmerge.settings import Settings, load_settings
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.command(arguments, load_settings()))
+    except HubmergeError as error:
+        if getattr(arguments, "log_json", False) or getattr(arguments, "json", False):
+            print(json.dumps({"type": "error", **error.as_dict()}), file=sys.stderr)
+        else:
+            print(f"hubmerge: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("hubmerge: interrupted; the same command with --resume goes on", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="hubmerge", description="Merge RL-trained agents.")
+    parser.add_argument("--version", action="version", version=f"hubmerge {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, run: Callable[[Any, Settings], int], help: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help, description=help)
+        command.set_defaults(command=run)
+        command.add_argument("--log-json", action="store_true", help="progress and errors as JSON lines on stderr")
+        return command
+
+    inspect = add("inspect", _inspect, "check a recipe from headers alone: compatibility, sizes, predictions")
+    inspect.add_argument("recipe", type=Path)
+    inspect.add_argument("--json", action="store_true")
+
+    probe = add("probe", _probe, "the statistics of a recipe's agents: density, overlap, conflicts")
+    probe.add_argument("recipe", type=Path)
+    probe.add_argument("--json", action="store_true")
+    _add_stream_options(probe)
+
+    merge = add("merge", _merge, "merge to a folder: shards, config, tokenizer, card, hubmerge.json")
+    merge.add_argument("recipe", type=Path)
+    merge.add_argument("--out", type=Path, required=True)
+    merge.add_argument("--resume", action="store_true", help="go on with an unfinished merge in the folder")
+    merge.add_argument("--license", help="license of the result, where the parents leave it open")
+    _add_stream_options(merge)
+
+    publish = add("publish", _publish, "publish a finished folder to a repo on the Hub, in one commit")
+    publish.add_argument("folder", type=Path)
+    publish.add_argument("repo")
+    publish.add_argument("--private", action="store_true")
+
+    run = add("run", _run, "the whole line: check, merge, publish; run again to go on after a kill")
+    run.add_argument("recipe", type=Path)
+    run.add_argument("--to", required=True, metavar="REPO")
+    run.add_argument("--private", action="store_true")
+    run.add_argument("--license", help="license of the result, where the parents leave it open")
+    _add_stream_options(run)
+
+    methods = add("methods", _methods, "the merge methods, their papers and parameters")
+    methods.add_argument("--json", action="store_true")
+
+    localhub = add("localhub", _localhub, "an embedded Hub on loopback")
+    localhub.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    localhub.add_argument("--data", type=Path, required=True)
+    localhub.add_argument("--zoo", action="store_true", help="seed it with the example agents")
+
+    for name, handler, help in (
+        ("serve", _serve, "the app with its worker, on the Hub of HF_ENDPOINT"),
+        ("demo", _demo, "the app on an embedded Hub seeded with the example agents; no account, no network"),
+    ):
+        command = add(name, handler, help)
+        command.add_argument("--host", default="127.0.0.1")
+        command.add_argument("--port", type=int, default=7860)
+    return parser
+
+
+def _add_stream_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--chunk-elements", type=_positive, default=None, help="elements per chunk; never changes a bit"
+    )
+    command.add_argument("--threads", type=_positive, default=None, help="default: one per core")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def _stream_options(arguments: Any) -> Any:
+    from hubmerge.stream import DEFAULT_CHUNK, StreamOptions
+
+    return StreamOptions(arguments.chunk_elements or DEFAULT_CHUNK, arguments.threads or 0)
+
+
+def _hub(settings: Settings) -> Any:
+    from hubmerge.hub import Hub
+
+    return Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
+
+
+def _inspect(arguments: Any, settings: Settings) -> int:
+    from hubmerge.line import prepare
+    from hubmerge.recipe import load_recipe
+
+    prepared = prepare(load_recipe(arguments.recipe), _hub(settings), allow_local=True)
+    summary = prepared.plan.summary()
+    if arguments.json:
+        print(json.dumps(summary, indent=2))
+        return 0
+    for key, value in summary.items():
+        if key == "warnings":
+            for warning in value:
+                print(f"  warning: {warning}")
+        else:
+            shown = _bytes(value) if key.endswith("_bytes") else value
+            print(f"{key.replace('_', ' '):>16}  {', '.join(map(str, shown)) if isinstance(shown, list) else shown}")
+    return 0
+
+
+def _probe(arguments: Any, settings: Settings) -> int:
+    import tempfile
+
+    from hubmerge.line import prepare
+    from hubmerge.recipe import load_recipe
+    from hubmerge.sources.reader import LocalOrFetched, TensorReader
+    from hubmerge.statistics import SCHEMA, summarize
+    from hubmerge.stream import probe
+
+    hub = _hub(settings)
+    prepared = prepare(load_recipe(arguments.recipe), hub, allow_local=True)
+    observer = _Terminal(arguments.log_json)
+    with tempfile.TemporaryDirectory(prefix="hubmerge-") as cache:
+        store = LocalOrFetched(hub, Path(cache))
+        with TensorReader(prepared.plan.models, store) as reader:
+            statistics = probe(prepared.plan, reader, _stream_options(arguments), observer.stream)
+    observer.close()
+    labels = statistics.agents
+    data = {
+        "schema": SCHEMA,
+        "identity": prepared.plan.identity,
+        "epsilon": statistics.epsilon,
+        "agents": list(labels),
+        "total": summarize(statistics.total, labels),
+        "modules": {n: summarize(t, labels) for n, t in statistics.by_module().items()},
+        "layers": {str(n): summarize(t, labels) for n, t in statistics.by_layer().items()},
+        "tensors": {n: summarize(t, labels) for n, t in statistics.tensors.items()},
+    }
+    if arguments.json:
+        print(json.dumps(data, indent=1))
+        return 0
+    _print_statistics(data["total"])
+    return 0
+
+
+def _print_statistics(total: Any) -> None:
+    print(f"{'agent':<24} {'changed':>8} {'unique':>8} {'shared':>8} {'ρ':>7}")
+    for agent in total["agents"]:
+        n = total["elements"]
+        rho = agent["rho"] if isinstance(agent["rho"], str) else f"{agent['rho']:.3f}"
+        print(
+            f"{agent['agent'][:24]:<24} {agent['density']:>8.2%} {agent['unique'] / n:>8.2%} "
+            f"{agent['shared'] / n:>8.2%} {rho:>7}"
+        )
+    print("changed by 0, 1, 2, … agents: " + ", ".join(f"{share:.2%}" for share in total["overlap_share"]))
+    print(", ".join(f"{name} {share:.2%}" for name, share in total["shares"].items()))
+    for pair in total["pairs"]:
+        print(
+            f"{' / '.join(pair['agents'])}: Jaccard {pair['jaccard']:.3f}, cosine {pair['cosine']:.3f}, "
+            f"signs agree {pair['sign_agreement']:.1%}"
+        )
+
+
+def _merge(arguments: Any, settings: Settings) -> int:
+    from hubmerge.line import merge_to_folder, prepare
+    from hubmerge.recipe import load_recipe
+    from hubmerge.sink import WORK
+
+    hub = _hub(settings)
+    observer = _Terminal(arguments.log_json)
+    observer.stage("resolve")
+    prepared = prepare(load_recipe(arguments.recipe), hub, license_choice=arguments.license, allow_local=True)
+    report = merge_to_folder(
+        prepared,
+        hub,
+        arguments.out,
+        cache=arguments.out / WORK / "inputs",
+        observer=observer,
+        options=_stream_options(arguments),
+        resume=arguments.resume,
+    )
+    observer.close()
+    print(f"{arguments.out}: {report.method['title']} of {len(report.outcomes)} agents, {report.identity[:16]}")
+    return 0
+
+
+def _publish(arguments: Any, settings: Settings) -> int:
+    from hubmerge.line import publish_folder
+    from hubmerge.publish import Target
+
+    observer = _Terminal(arguments.log_json)
+    published = publish_folder(Target(arguments.repo, arguments.private), arguments.folder, _hub(settings), observer)
+    observer.close()
+    print(f"{published.url} at {published.commit}")
+    return 0
+
+
+def _run(arguments: Any, settings: Settings) -> int:
+    from hubmerge.line import merge_to_folder, prepare, publish_folder
+    from hubmerge.publish import Target
+    from hubmerge.recipe import load_recipe
+
+    hub = _hub(settings)
+    observer = _Terminal(arguments.log_json)
+    target = Target(arguments.to, arguments.private)
+    observer.stage("resolve")
+    prepared = prepare(
+        load_recipe(arguments.recipe), hub, target=target, license_choice=arguments.license, allow_local=True
+    )
+    work = settings.data_dir / "runs" / prepared.identity
+    merge_to_folder(
+        prepared,
+        hub,
+        work / "out",
+        cache=work / "inputs",
+        observer=observer,
+        options=_stream_options(arguments),
+        resume=True,
+    )
+    published = publish_folder(target, work / "out", hub, observer)
+    observer.close()
+    import shutil
+
+    shutil.rmtree(work, ignore_errors=True)
+    print(f"{published.url} at {published.commit}")
+    return 0
+
+
+def _methods(arguments: Any, settings: Settings) -> int:
+    from hubmerge.methods import registry
+
+    if arguments.json:
+        table = {
+            m.name: {
+                "title": m.title,
+                "summary": m.summary,
+                "formula": m.formula,
+                "papers": [{"title": p.title, "arxiv": p.arxiv, "equations": p.equations} for p in m.papers],
+                "needs_statistics": m.needs_statistics,
+                "parameters": m.parameters.model_json_schema(by_alias=True).get("properties", {}),
+            }
+            for m in registry().values()
+        }
+        print(json.dumps(table, indent=2, ensure_ascii=False))
+        return 0
+    for method in registry().values():
+        print(f"{method.name:<18} {method.title}: {method.summary}")
+        print(f"{'':<18} {method.formula}")
+        for field_name, field in method.parameters.model_fields.items():
+            print(f"{'':<18}   {field.alias or field_name} = {field.default}: {field.description}")
+        for paper in method.papers:
+            print(f"{'':<18} {paper.title}, arXiv:{paper.arxiv}, {paper.equations}")
+    return 0
+
+
+def _localhub(arguments: Any, settings: Settings) -> int:
+    from hubmerge.localhub.server import serve
+
+    serve(arguments.port, arguments.data, zoo=arguments.zoo)
+    return 0
+
+
+def _serve(arguments: Any, settings: Settings) -> int:
+    from workflows.serve import serve
+
+    return int(serve(settings, host=arguments.host, port=arguments.port))
+
+
+def _demo(arguments: Any, settings: Settings) -> int:
+    from workflows.demo import demo
+
+    return int(demo(settings, host=arguments.host, port=arguments.port))
+
+
+def _bytes(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+class _Terminal:
+    """The observers of line and stream on a terminal (a bar per stage) or as JSON lines."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._json = as_json
+        self._bar: Any = None
+        self._stage = ""
+        self._told_at = 0.0
+        self.stream = _StreamTerminal(self)
+
+    def stage(self, name: str) -> None:
+        if self._json:
+            self._line({"type": "stage", "stage": name})
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        if self._json:
+            now = time.monotonic()
+            if done == total or now - self._told_at > 0.5:
+                self._told_at = now
+                self._line({"type": "progress", "stage": stage, "done": done, "total": total, "unit": unit})
+            return
+        if stage != self._stage:
+            from tqdm import tqdm
+
+            self.close()
+            self._stage = stage
+            shown = unit if unit == "B" else " el"
+            self._bar = tqdm(
+                total=total, desc=stage, unit=shown, unit_scale=True, disable=None, file=sys.stderr, leave=False
+            )
+        self._bar.update(done - self._bar.n)
+
+    def statistics(self, values: Mapping[str, Any]) -> None:
+        pass
+
+    def warning(self, message: str) -> None:
+        if self._json:
+            self._line({"type": "warning", "message": message})
+        else:
+            print(f"hubmerge: warning: {message}", file=sys.stderr)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _line(self, value: Mapping[str, Any]) -> None:
+        print(json.dumps(value), file=sys.stderr, flush=True)
+
+
+class _StreamTerminal:
+    def __init__(self, terminal: _Terminal) -> None:
+        self._terminal = terminal
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._terminal.progress(stage, done, total, "elements")
+
+    def counted(self, total: Any) -> None:
+        pass

@@ -1,0 +1,43 @@
+"""Randomness keyed by identity: the draw for an element is a function of (seed, purpose, tensor, index).
+
+No stream is kept, so a chunk, a process or a resumed run draws the same bits. The generator is SplitMix64
+(Steele, Lea & Flood 2014, doi:10.1145/2660193.2660195) run as a counter: two mixing rounds, the second with a
+second key, so that two tensors' sequences are not shifts of one another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX2 = np.uint64(0x94D049BB133111EB)
+
+
+@dataclass(frozen=True)
+class Key:
+    first: int  # 64 bits
+    second: int  # 64 bits
+
+
+def make_key(seed: int, *identity: str) -> Key:
+    """The key of a sequence, e.g. make_key(seed, "rounding", tensor_name)."""
+    digest = hashlib.blake2b(repr((int(seed), *identity)).encode(), digest_size=16, person=b"hubmerge-rng").digest()
+    return Key(int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little"))
+
+
+def draws(key: Key, start: int, count: int) -> NDArray[np.uint64]:
+    """[count] uniform 64-bit integers for the elements start … start + count − 1 of a tensor."""
+    with np.errstate(over="ignore"):
+        x = np.arange(start, start + count, dtype=np.uint64) * _GOLDEN + np.uint64(key.first)
+        return _mix(_mix(x) ^ np.uint64(key.second))
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * _MIX1
+    x = (x ^ (x >> np.uint64(27))) * _MIX2
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,174 @@
+"""Every refusal and failure that hubmerge can name, as a small tree with stable codes.
+
+    HubmergeError                 .code  .what  .where  .expected  .got  .next_step  .retryable
+    ├── RecipeError               E_RECIPE          the recipe itself is wrong
+    ├── FormatError               E_FORMAT          no safetensors, or a file of another kind
+    ├── HeaderError               E_HEADER          a safetensors header that is corrupt or hostile
+    ├── IndexFileError            E_INDEX           a shard index that names what it must not
+    ├── SourceNotFoundError       E_SOURCE          a repo, folder or revision that is missing or unreadable
+    ├── SourceChangedError        E_SOURCE_CHANGED  a pinned source is gone or another
+    ├── GatedError                E_GATED           a gated repo that this token may not read
+    ├── CorruptError              E_CORRUPT         bytes that do not match their sha256
+    ├── IncompatibleError         E_INCOMPATIBLE    models that cannot be merged; carries every problem
+    ├── NonFiniteError            E_NONFINITE       NaN or Inf in an input or the output
+    ├── DiskError                 E_DISK            not enough disk
+    ├── MemoryLimitError          E_TOO_BIG         not enough memory
+    ├── TargetExistsError         E_TARGET_EXISTS   the target holds something that this job did not make
+    ├── PermissionDeniedError     E_PERMISSION      the token may not do this
+    ├── HubUnavailableError       E_HUB             the Hub did not answer as it should (worth a retry)
+    ├── CancelledError            E_CANCELLED       the user cancelled
+    ├── QuotaError                E_QUOTA           too many jobs for one user
+    ├── LoginError                E_LOGIN           no usable token
+    └── InternalError             E_INTERNAL        a bug in hubmerge
+
+A message says what, where, expected and got, and what to do next. `retryable` says whether the same call
+can succeed later without a change by the user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One reason why a job cannot run, in the same words on every surface."""
+
+    code: str
+    what: str
+    where: str = ""
+    expected: str = ""
+    got: str = ""
+    next_step: str = ""
+
+    def __str__(self) -> str:
+        text = self.what
+        if self.where:
+            text += f" in {self.where}"
+        if self.expected or self.got:
+            text += f": expected {self.expected or 'nothing'}, got {self.got or 'nothing'}"
+        text += "."
+        if self.next_step:
+            text += f" {self.next_step}"
+        return f"{self.code}: {text}"
+
+    def as_dict(self) -> dict[str, str]:
+        return {
+            "code": self.code,
+            "what": self.what,
+            "where": self.where,
+            "expected": self.expected,
+            "got": self.got,
+            "next_step": self.next_step,
+        }
+
+
+class HubmergeError(Exception):
+    """Base of all errors; `str()` of it is fit to be shown to the user."""
+
+    code: ClassVar[str] = "E_INTERNAL"
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        expected: str = "",
+        got: str = "",
+        next_step: str = "",
+        problems: Sequence[Problem] = (),
+    ) -> None:
+        own = Problem(self.code, what, where, expected, got, next_step)
+        self.what = what
+        self.problems: tuple[Problem, ...] = tuple(problems) or (own,)
+        super().__init__("\n".join(str(p) for p in self.problems) if problems else str(own))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "code": self.code,
+            "message": str(self),
+            "retryable": self.retryable,
+            "problems": [p.as_dict() for p in self.problems],
+        }
+
+
+class RecipeError(HubmergeError):
+    code = "E_RECIPE"
+
+
+class FormatError(HubmergeError):
+    code = "E_FORMAT"
+
+
+class HeaderError(HubmergeError):
+    code = "E_HEADER"
+
+
+class IndexFileError(HubmergeError):
+    code = "E_INDEX"
+
+
+class SourceNotFoundError(HubmergeError):
+    code = "E_SOURCE"
+
+
+class SourceChangedError(HubmergeError):
+    code = "E_SOURCE_CHANGED"
+
+
+class GatedError(HubmergeError):
+    code = "E_GATED"
+
+
+class CorruptError(HubmergeError):
+    code = "E_CORRUPT"
+
+
+class IncompatibleError(HubmergeError):
+    code = "E_INCOMPATIBLE"
+
+
+class NonFiniteError(HubmergeError):
+    code = "E_NONFINITE"
+
+
+class DiskError(HubmergeError):
+    code = "E_DISK"
+    retryable = True
+
+
+class MemoryLimitError(HubmergeError):
+    code = "E_TOO_BIG"
+
+
+class TargetExistsError(HubmergeError):
+    code = "E_TARGET_EXISTS"
+
+
+class PermissionDeniedError(HubmergeError):
+    code = "E_PERMISSION"
+
+
+class HubUnavailableError(HubmergeError):
+    code = "E_HUB"
+    retryable = True
+
+
+class CancelledError(HubmergeError):
+    code = "E_CANCELLED"
+
+
+class QuotaError(HubmergeError):
+    code = "E_QUOTA"
+    retryable = True
+
+
+class LoginError(HubmergeError):
+    code = "E_LOGIN"
+
+
+class InternalError(HubmergeError):
+    code = "E_INTERNAL"

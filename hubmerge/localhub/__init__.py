@@ -1,0 +1,5 @@
+"""An embedded Hub on loopback: the offline default and the peer of the tests.
+
+`server` speaks the wire protocol of the Hugging Face Hub well enough that the unmodified client works against
+it; `process` runs it as a child; `seed` fills it. docs/localhub.md lists what it does and what it does not.
+"""

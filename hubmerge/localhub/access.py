@@ -1,0 +1,174 @@
+"""Repos as rows, and who may do what with them.
+
+Reading: anyone for a public repo; the owner, members of the owning organisation and, for a private repo,
+nobody else. Writing: the owner; organisation admins and writers; contributors where they created the repo.
+A token can only take away: `read` tokens write nothing; an OAuth token needs `write-repos` or
+`manage-repos`, or `contribute-repos` for the repos that its application created, and `read-repos` (or one
+of those) to see what is private. The files of a gated repo are for writers and for those whose request was
+accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+from hubmerge.localhub.http_errors import HubError, forbidden, repo_not_found
+from hubmerge.localhub.store import Store
+from hubmerge.localhub.users import Identity, Users
+
+TYPES = {"models": "model", "datasets": "dataset", "spaces": "space"}
+PREFIX = {"model": "", "dataset": "datasets/", "space": "spaces/"}
+
+
+@dataclass(frozen=True)
+class Repo:
+    id: int
+    type: str  # model, dataset or space
+    ns: str
+    name: str
+    visibility: str  # public, private or protected
+    gated: str  # "", auto or manual
+    creator: str
+    app: str | None  # the OAuth client through which it was created
+    created_at: str
+    modified_at: str
+    sdk: str | None
+    hardware: str | None
+    sleep_s: int | None
+    paused: bool
+    downloads: int
+    storage: int
+    card: dict[str, Any]
+    config: dict[str, Any]
+    safetensors: dict[str, Any] | None  # number of parameters by dtype, and their total
+    pipeline_tag: str | None
+    library: str | None
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.ns}/{self.name}"
+
+    @property
+    def path(self) -> str:
+        """Its place below the endpoint, e.g. datasets/ns/name."""
+        return PREFIX[self.type] + self.full_name
+
+    @property
+    def private(self) -> bool:
+        return self.visibility == "private"
+
+    @property
+    def object_id(self) -> str:
+        return f"{self.id:024x}"
+
+
+def repo_key(repo_type: str, full_name: str) -> str:
+    return f"{repo_type}/{full_name}".lower()
+
+
+def repo_of_row(row: sqlite3.Row) -> Repo:
+    values = {name: row[name] for name in Repo.__dataclass_fields__}
+    values |= {name: json.loads(row[name]) for name in ("card", "config", "safetensors")}
+    return Repo(**(values | {"paused": bool(row["paused"])}))
+
+
+def find_repo(store: Store, repo_type: str, full_name: str) -> Repo | None:
+    """The repo of that id, in any case, or the one that had this id before it was moved."""
+    key = repo_key(repo_type, full_name)
+    row = store.row("SELECT * FROM repos WHERE key = ?", key) or store.row(
+        "SELECT repos.* FROM repos JOIN aliases ON aliases.repo = repos.id WHERE aliases.key = ?", key
+    )
+    return repo_of_row(row) if row else None
+
+
+def role_in(users: Users, identity: Identity | None, namespace: str) -> str | None:
+    """The caller's role in a namespace: `admin` of their own, their role in an organisation, or none."""
+    if identity is None:
+        return None
+    if identity.user.name.lower() == namespace.lower():
+        return "admin"
+    org = users.org(namespace)
+    return org.members.get(identity.user.name) if org else None
+
+
+def _scope(identity: Identity, repo: Repo | None, *wanted: str) -> bool:
+    """Whether the token itself allows it; `repo` is None for the creation of one."""
+    if identity.role != "oauth":
+        return True
+    if identity.scopes & {*wanted, "manage-repos"}:
+        return True
+    return "contribute-repos" in identity.scopes and (repo is None or repo.app == identity.app)
+
+
+def private_scope(identity: Identity | None) -> str | None:
+    """Which private repos of the caller's namespaces the token shows: all, those of its app, or none."""
+    if identity is None:
+        return None
+    if identity.role != "oauth" or identity.scopes & {"read-repos", "write-repos", "manage-repos"}:
+        return "all"
+    return "app" if "contribute-repos" in identity.scopes else None
+
+
+def can_read(users: Users, identity: Identity | None, repo: Repo) -> bool:
+    if not repo.private:
+        return True
+    return (
+        identity is not None
+        and role_in(users, identity, repo.ns) is not None
+        and _scope(identity, repo, "read-repos", "write-repos")
+    )
+
+
+def can_write(users: Users, identity: Identity | None, repo: Repo) -> bool:
+    if identity is None or identity.role == "read" or not _scope(identity, repo, "write-repos"):
+        return False
+    role = role_in(users, identity, repo.ns)
+    return role in ("admin", "write") or (role == "contributor" and repo.creator == identity.user.name)
+
+
+def can_create(users: Users, identity: Identity, namespace: str) -> bool:
+    if identity.role == "read" or not _scope(identity, None):
+        return False
+    return role_in(users, identity, namespace) in ("admin", "write", "contributor")
+
+
+def can_take_part(identity: Identity | None) -> bool:
+    """Whether the token may open discussions and pull requests, like and comment."""
+    if identity is None or identity.role == "read":
+        return False
+    wanted = {"write-discussions", "write-repos", "manage-repos"}
+    return identity.role != "oauth" or bool(identity.scopes & wanted)
+
+
+def require_files(store: Store, users: Users, identity: Identity | None, repo: Repo) -> None:
+    """Refuse the files of a gated repo to those who were not let in."""
+    if not repo.gated or role_in(users, identity, repo.ns) is not None:
+        return
+    if identity is None:
+        raise HubError(401, f"Access to {repo.type} {repo.full_name} is restricted. Please log in.", "GatedRepo")
+    accepted = store.row(
+        "SELECT 1 FROM access_requests WHERE repo = ? AND user = ? AND status = 'accepted'", repo.id, identity.user.name
+    )
+    if not accepted:
+        raise HubError(
+            403,
+            f"Access to {repo.type} {repo.full_name} is restricted and you are not in the authorized list."
+            " Ask for access on the page of the repo.",
+            "GatedRepo",
+        )
+
+
+def require_write(users: Users, identity: Identity | None, repo: Repo) -> None:
+    if identity is None:
+        raise HubError(401, "Invalid username or password.")
+    if not can_write(users, identity, repo):
+        raise forbidden(f"You don't have write access to {repo.type} {repo.full_name} with this token.")
+
+
+def require_read(users: Users, identity: Identity | None, repo: Repo | None) -> Repo:
+    if repo is None or not can_read(users, identity, repo):
+        raise repo_not_found(signed_in=identity is not None)
+    return repo

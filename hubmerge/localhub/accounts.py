@@ -1,0 +1,171 @@
+"""Accounts: whoami, overviews, likes, and the requests for access to gated repos."""
+
+from __future__ import annotations
+
+from hubmerge.localhub.access import TYPES, can_take_part
+from hubmerge.localhub.http_errors import HubError, bad_request, conflict, forbidden, not_found
+from hubmerge.localhub.protocol import Call, Json, Router, text_of
+from hubmerge.localhub.store import now
+from hubmerge.localhub.users import User, object_id
+
+router = Router()
+_STATUSES = ("pending", "accepted", "rejected")
+
+
+def person(user: User) -> Json:
+    return {"user": user.name, "name": user.name, "fullname": user.fullname or user.name, "avatarUrl": ""}
+
+
+@router.on("GET", "/api/whoami-v2")
+def whoami(call: Call) -> Json:
+    me = call.signed_in()
+    orgs = [
+        {
+            "type": "org",
+            "id": object_id("org", org.name),
+            "name": org.name,
+            "fullname": org.fullname or org.name,
+            "email": None,
+            "avatarUrl": "",
+            "isEnterprise": False,
+            "roleInOrg": role,
+        }
+        for org, role in call.users.orgs_of(me.user.name)
+    ]
+    return {
+        "type": "user",
+        "id": object_id("user", me.user.name),
+        "name": me.user.name,
+        "fullname": me.user.fullname or me.user.name,
+        "email": me.user.email or None,
+        "emailVerified": bool(me.user.email),
+        "isPro": False,
+        "canPay": False,
+        "avatarUrl": "",
+        "orgs": orgs,
+        "auth": {
+            "type": "oauth" if me.role == "oauth" else "access_token",
+            "accessToken": {
+                "displayName": me.label,
+                "role": "fineGrained" if me.role == "oauth" else me.role,
+                "createdAt": "2026-01-01T00:00:00.000Z",
+            },
+        },
+    }
+
+
+@router.on("GET", "/api/users/{user}/overview")
+def user_overview(call: Call) -> Json:
+    user = call.users.user(call.parts["user"])
+    if user is None:
+        raise not_found("User not found")
+    counted = call.store.rows(
+        "SELECT type, count(*) AS n FROM repos WHERE ns = ? AND visibility != 'private' GROUP BY type", user.name
+    )
+    count = {row["type"]: row["n"] for row in counted}
+    orgs = [{"name": o.name, "fullname": o.fullname, "avatarUrl": ""} for o, _ in call.users.orgs_of(user.name)]
+    numbers = {f"num{kind.capitalize()}": count.get(kind.removesuffix("s"), 0) for kind in TYPES}
+    return {**person(user), "type": "user", "isPro": False, "orgs": orgs, **numbers}
+
+
+@router.on("GET", "/api/organizations/{org}/members")
+def org_members(call: Call) -> list[Json]:
+    org = call.users.org(call.parts["org"])
+    if org is None:
+        raise not_found("Organization not found")
+    return [person(user) for user in call.users.users if user.name in org.members]
+
+
+@router.on("POST", "/api/{T}/{id}/like")
+def like(call: Call) -> Json:
+    repo, me = call.readable(), call.signed_in()
+    if not can_take_part(me):
+        raise forbidden("This token may not like repos")
+    with call.store.write() as db:
+        db.execute("INSERT OR IGNORE INTO likes VALUES (?, ?, ?)", (repo.id, me.user.name, now()))
+    return {}
+
+
+@router.on("DELETE", "/api/{T}/{id}/like")
+def unlike(call: Call) -> Json:
+    repo, me = call.readable(), call.signed_in()
+    with call.store.write() as db:
+        db.execute("DELETE FROM likes WHERE repo = ? AND user = ?", (repo.id, me.user.name))
+    return {}
+
+
+@router.on("GET", "/api/{T}/{id}/likers")
+def likers(call: Call) -> list[Json]:
+    rows = call.store.rows("SELECT user FROM likes WHERE repo = ? ORDER BY date", call.readable().id)
+    return [person(user) for row in rows if (user := call.users.user(row["user"]))]
+
+
+@router.on("GET", "/api/users/{user}/likes")
+def liked(call: Call) -> list[Json]:
+    rows = call.store.rows(
+        "SELECT type, ns || '/' || name AS name, likes.date FROM likes JOIN repos ON repos.id = likes.repo"
+        " WHERE likes.user = ? AND visibility != 'private' ORDER BY likes.date DESC",
+        call.parts["user"],
+    )
+    return [{"createdAt": row["date"], "repo": {"name": row["name"], "type": row["type"]}} for row in rows]
+
+
+@router.on("POST", "/api/{T}/{id}/ask-access")
+def ask_access(call: Call) -> Json:
+    """A user asks to be let into a gated repo; an `auto` gate lets them in at once."""
+    repo, me = call.readable(), call.signed_in()
+    if not repo.gated:
+        raise bad_request("This repo is not gated")
+    with call.store.write() as db:
+        status = "accepted" if repo.gated == "auto" else "pending"
+        db.execute("INSERT OR IGNORE INTO access_requests VALUES (?, ?, ?, ?)", (repo.id, me.user.name, status, now()))
+    return {"status": status}
+
+
+@router.on("GET", "/api/{T}/{id}/user-access-request/{status}")
+def access_requests(call: Call) -> list[Json]:
+    repo, status = call.writable(), call.parts["status"]
+    if status not in _STATUSES:
+        raise not_found("There is no such list")
+    rows = call.store.rows("SELECT * FROM access_requests WHERE repo = ? AND status = ?", repo.id, status)
+    return [
+        {
+            "user": {**person(user), "_id": object_id("user", user.name), "email": user.email or None},
+            "status": status,
+            "timestamp": row["date"],
+        }
+        for row in rows
+        if (user := call.users.user(row["user"]))
+    ]
+
+
+@router.on("POST", "/api/{T}/{id}/user-access-request/{action}")
+def decide_access(call: Call) -> Json:
+    """`grant` lets a user in unasked; `handle` changes the status of a request."""
+    repo, body = call.writable(), call.json()
+    user = call.users.user(text_of(body, "user"))
+    if user is None:
+        raise not_found("User not found")
+    action = call.parts["action"]
+    if not repo.gated:
+        raise bad_request("This repo is not gated")
+    known = call.store.row("SELECT status FROM access_requests WHERE repo = ? AND user = ?", repo.id, user.name)
+    with call.store.write() as db:
+        if action == "grant":
+            if known:
+                raise conflict(f"{user.name} already has a request")
+            db.execute("INSERT INTO access_requests VALUES (?, ?, 'accepted', ?)", (repo.id, user.name, now()))
+        elif action == "handle":
+            status = text_of(body, "status")
+            if known is None:
+                raise not_found(f"{user.name} has not asked for access")
+            if status not in _STATUSES:
+                raise bad_request(f"status must be one of {', '.join(_STATUSES)}")
+            if known["status"] == status:
+                raise HubError(404, f"The request is already {status}")
+            db.execute(
+                "UPDATE access_requests SET status = ? WHERE repo = ? AND user = ?", (status, repo.id, user.name)
+            )
+        else:
+            raise not_found("There is no such action")
+    return {}

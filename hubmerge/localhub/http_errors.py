@@ -1,0 +1,73 @@
+"""Answers that refuse a request, in the form that the client dispatches on.
+
+The client reads the headers `X-Error-Code` and `X-Error-Message` and the JSON body; the code decides which
+exception it raises. A repo that is missing and one that the caller may not see get the same answer, so that
+existence does not leak: 401 without a token, 404 with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class HubError(Exception):
+    """A refusal with its HTTP status, message and, where the client knows one, its code."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.extra_headers = dict(headers or {})
+        self.body = {"error": message, **(body or {})}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        # A header is one line of latin-1; the body carries the message unchanged.
+        line = " ".join(self.message.split()).encode("ascii", "replace").decode()
+        headers = {"X-Error-Message": line, **self.extra_headers}
+        if self.code:
+            headers["X-Error-Code"] = self.code
+        return headers
+
+
+def bad_request(message: str) -> HubError:
+    return HubError(400, message)
+
+
+def forbidden(message: str) -> HubError:
+    return HubError(403, message)
+
+
+def conflict(message: str, **body: Any) -> HubError:
+    return HubError(409, message, body=body)
+
+
+def unprocessable(message: str) -> HubError:
+    return HubError(422, message)
+
+
+def repo_not_found(*, signed_in: bool) -> HubError:
+    return HubError(404 if signed_in else 401, "Repository not found", "RepoNotFound")
+
+
+def revision_not_found(revision: str) -> HubError:
+    return HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+
+
+def entry_not_found(message: str, *, commit: str | None = None) -> HubError:
+    # With the commit the client remembers that the file does not exist there.
+    return HubError(404, message, "EntryNotFound", headers={"X-Repo-Commit": commit} if commit else None)
+
+
+def not_found(message: str = "Not found") -> HubError:
+    return HubError(404, message)

@@ -1,0 +1,346 @@
+"""Sign-in with the local Hub: OpenID Connect with the authorization-code flow.
+
+GET /oauth/authorize shows a page on which one picks a local user (or, with a Bearer token, answers for that
+token's user at once), and redirects back with a code that lives for a minute and works once. The code is
+exchanged for an access token, a refresh token and an id_token signed with RS256; the key pair is made on
+first use and kept. PKCE with S256 is checked whenever the request brought a challenge.
+
+A redirect goes only to the hosts of the registered application, and the consent form carries an unguessable
+request id, so no foreign page can submit it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import secrets
+import time
+from html import escape
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+
+from hubmerge.localhub.http_errors import HubError, bad_request
+from hubmerge.localhub.protocol import Call, Json, Router
+from hubmerge.localhub.store import Store
+from hubmerge.localhub.users import User, object_id
+
+router = Router()
+REQUEST_LIFETIME_S = 600
+CODE_LIFETIME_S = 60
+TOKEN_LIFETIME_S = 8 * 3600
+SCOPES = (
+    "openid",
+    "profile",
+    "email",
+    "read-repos",
+    "contribute-repos",
+    "write-repos",
+    "manage-repos",
+    "read-billing",
+    "inference-api",
+    "write-discussions",
+    "jobs",
+    "webhooks",
+)
+_KEPT = ("client_id", "redirect_uri", "scope", "state", "nonce", "code_challenge")
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "X-Frame-Options": "DENY",
+}
+
+
+@router.on("GET", "/.well-known/openid-configuration")
+def configuration(call: Call) -> Json:
+    base = call.endpoint
+    return {
+        "issuer": base,
+        "authorization_endpoint": f"{base}/oauth/authorize",
+        "token_endpoint": f"{base}/oauth/token",
+        "userinfo_endpoint": f"{base}/oauth/userinfo",
+        "jwks_uri": f"{base}/.well-known/jwks.json",
+        "response_types_supported": ["code"],
+        "subject_types_supported": ["public"],
+        "id_token_signing_alg_values_supported": ["RS256"],
+        "scopes_supported": list(SCOPES),
+        "code_challenge_methods_supported": ["S256"],
+        "grant_types_supported": ["authorization_code", "refresh_token"],
+        "token_endpoint_auth_methods_supported": ["client_secret_basic", "client_secret_post", "none"],
+        "claims_supported": ["sub", "name", "preferred_username", "profile", "picture", "email", "orgs"],
+    }
+
+
+@router.on("GET", "/.well-known/jwks.json")
+def jwks(call: Call) -> Json:
+    numbers = _private_key(call.store).public_key().public_numbers()
+
+    def encode(number: int) -> str:
+        return _base64url(number.to_bytes((number.bit_length() + 7) // 8, "big"))
+
+    key = {"kty": "RSA", "use": "sig", "alg": "RS256", "n": encode(numbers.n), "e": encode(numbers.e)}
+    return {"keys": [{**key, "kid": _key_id(call.store)}]}
+
+
+# authorize
+
+
+@router.on("GET", "/oauth/authorize")
+def authorize(call: Call) -> Response:
+    request = _authorization_request(call)
+    if call.identity is not None:
+        return _redirect_with_code(call, request, call.identity.user)
+    request_id = secrets.token_urlsafe(32)
+    with call.store.write() as db:
+        db.execute("DELETE FROM oauth_requests WHERE expires < ?", (time.time(),))
+        db.execute(
+            "INSERT INTO oauth_requests VALUES (?, ?, ?)",
+            (request_id, json.dumps(request), time.time() + REQUEST_LIFETIME_S),
+        )
+    users = "".join(
+        f'<button name="user" value="{escape(user.name)}">{escape(user.fullname or user.name)}'
+        f" <small>@{escape(user.name)}</small></button>"
+        for user in call.users.users
+    )
+    host = urlsplit(request["redirect_uri"]).netloc
+    return HTMLResponse(
+        _PAGE.format(host=escape(host), scope=escape(request["scope"]), id=request_id, users=users),
+        headers=_PAGE_HEADERS,
+    )
+
+
+@router.on("POST", "/oauth/authorize")
+def consent(call: Call) -> Response:
+    form = {key: values[-1] for key, values in call.form().items()}
+    with call.store.write() as db:
+        row = db.execute(
+            "DELETE FROM oauth_requests WHERE id = ? AND expires > ? RETURNING request",
+            (form.get("request_id"), time.time()),
+        ).fetchone()
+    if row is None:
+        raise bad_request("This sign-in is unknown or too old; start again from the application")
+    request = json.loads(row["request"])
+    user = call.users.user(form.get("user", ""))
+    if user is None:
+        return _back(request, {"error": "access_denied", "error_description": "The user refused"})
+    return _redirect_with_code(call, request, user)
+
+
+def _authorization_request(call: Call) -> dict[str, str]:
+    """The checked parameters; nothing is ever redirected to a place that the application did not register."""
+    query = {key: values[-1] for key, values in call.query.items()}
+    app = call.users.oauth
+    if query.get("client_id") != app.client_id:
+        raise bad_request("Unknown client_id")
+    target = urlsplit(query.get("redirect_uri", ""))
+    if target.scheme not in ("http", "https") or target.hostname not in app.redirect_hosts:
+        raise bad_request(f"redirect_uri must be http or https on one of {', '.join(app.redirect_hosts)}")
+    if query.get("response_type") != "code":
+        raise bad_request("response_type must be code")
+    if "code_challenge" in query and query.get("code_challenge_method") != "S256":
+        raise bad_request("code_challenge_method must be S256")
+    scope = query.get("scope") or "openid profile"
+    if unknown := [name for name in scope.split() if name not in SCOPES]:
+        raise bad_request(f"Unknown scope: {' '.join(unknown)}")
+    return {name: query[name] for name in _KEPT if name in query} | {"scope": scope}
+
+
+def _redirect_with_code(call: Call, request: dict[str, str], user: User) -> Response:
+    code = secrets.token_urlsafe(32)
+    with call.store.write() as db:
+        db.execute("DELETE FROM oauth_codes WHERE expires < ?", (time.time(),))
+        db.execute(
+            "INSERT INTO oauth_codes VALUES (?, ?, ?, ?)",
+            (code, user.name, json.dumps(request), time.time() + CODE_LIFETIME_S),
+        )
+    return _back(request, {"code": code})
+
+
+def _back(request: dict[str, str], answer: dict[str, str]) -> Response:
+    parts = urlsplit(request["redirect_uri"])
+    state = {"state": request["state"]} if "state" in request else {}
+    query = urlencode([*parse_qsl(parts.query, keep_blank_values=True), *{**answer, **state}.items()])
+    return RedirectResponse(urlunsplit(parts._replace(query=query)), 303, headers={"Cache-Control": "no-store"})
+
+
+# token
+
+
+def _refuse(error: str, description: str, status: int = 400) -> HubError:
+    return HubError(status, error, body={"error": error, "error_description": description})
+
+
+@router.on("POST", "/oauth/token")
+def token(call: Call) -> Response:
+    form = {key: values[-1] for key, values in call.form().items()}
+    authenticated = _authenticate_client(call, form)
+    grant = form.get("grant_type")
+    if grant == "authorization_code":
+        user, request = _redeem_code(call, form, authenticated=authenticated)
+    elif grant == "refresh_token":
+        if not authenticated:
+            raise _refuse("invalid_client", "A refresh needs the client secret", 401)
+        with call.store.write() as db:
+            row = db.execute(
+                "DELETE FROM oauth_tokens WHERE refresh = ? RETURNING *", (form.get("refresh_token"),)
+            ).fetchone()
+        user = call.users.user(row["user"]) if row else None
+        request = {"client_id": row["app"], "scope": row["scope"]} if row else {}
+    else:
+        raise _refuse("unsupported_grant_type", "grant_type must be authorization_code or refresh_token")
+    if user is None:
+        raise _refuse("invalid_grant", "The code or token is unknown, used or expired")
+    return _issue(call, user, request)
+
+
+def _authenticate_client(call: Call, form: dict[str, str]) -> bool:
+    """Whether the application proved its secret; without one it must use PKCE, with a wrong one it is refused."""
+    app = call.users.oauth
+    header = call.request.headers.get("authorization", "")
+    client_id, secret = form.get("client_id", ""), form.get("client_secret", "")
+    if header.lower().startswith("basic "):
+        try:
+            client_id, _, secret = map(unquote, base64.b64decode(header[6:]).decode().partition(":"))
+        except ValueError as error:
+            raise _refuse("invalid_client", "The Authorization header is malformed", 401) from error
+    if client_id != app.client_id or (secret and not hmac.compare_digest(secret.encode(), app.client_secret.encode())):
+        raise _refuse("invalid_client", "Unknown client or wrong secret", 401)
+    return bool(secret)
+
+
+def _redeem_code(call: Call, form: dict[str, str], *, authenticated: bool) -> tuple[User | None, dict[str, str]]:
+    with call.store.write() as db:  # a code is gone with its first use, whether that succeeds or not
+        row = db.execute(
+            "DELETE FROM oauth_codes WHERE code = ? AND expires > ? RETURNING *", (form.get("code"), time.time())
+        ).fetchone()
+    if row is None:
+        return None, {}
+    request: dict[str, str] = json.loads(row["request"])
+    if request["redirect_uri"] != form.get("redirect_uri"):
+        raise _refuse("invalid_grant", "redirect_uri differs from the one of the authorization")
+    challenge = request.get("code_challenge")
+    if challenge is not None:
+        verifier = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+        if not hmac.compare_digest(_base64url(verifier).encode(), challenge.encode()):
+            raise _refuse("invalid_grant", "code_verifier does not match the challenge")
+    elif not authenticated:
+        raise _refuse("invalid_client", "The client needs its secret or PKCE", 401)
+    return call.users.user(row["user"]), request
+
+
+def _issue(call: Call, user: User, request: dict[str, str]) -> Response:
+    access, refresh = f"hf_oauth_{secrets.token_urlsafe(32)}", f"hf_refresh_{secrets.token_urlsafe(32)}"
+    with call.store.write() as db:
+        db.execute(
+            "INSERT INTO oauth_tokens VALUES (?, ?, ?, ?, ?, ?)",
+            (access, refresh, user.name, request["client_id"], request["scope"], time.time() + TOKEN_LIFETIME_S),
+        )
+    answer: Json = {
+        "access_token": access,
+        "token_type": "bearer",
+        "expires_in": TOKEN_LIFETIME_S,
+        "scope": request["scope"],
+        "refresh_token": refresh,
+    }
+    if "openid" in request["scope"].split():
+        issued = int(time.time())
+        times = {"iat": issued, "exp": issued + TOKEN_LIFETIME_S}
+        nonce = {"nonce": request["nonce"]} if "nonce" in request else {}
+        claims = {"iss": call.endpoint, "aud": request["client_id"], **times, **nonce}
+        answer["id_token"] = _sign(call.store, claims | _claims(call, user, request["scope"].split()))
+    return JSONResponse(answer, headers={"Cache-Control": "no-store"})
+
+
+@router.on("GET", "/oauth/userinfo")
+def userinfo(call: Call) -> Json:
+    me = call.signed_in()
+    scopes = me.scopes if me.role == "oauth" else frozenset({"openid", "profile", "email"})
+    return _claims(call, me.user, list(scopes))
+
+
+def _claims(call: Call, user: User, scopes: list[str]) -> Json:
+    claims: Json = {"sub": object_id("user", user.name)}
+    if "profile" in scopes:
+        claims |= {
+            "name": user.fullname or user.name,
+            "preferred_username": user.name,
+            "profile": f"{call.endpoint}/{user.name}",
+            "picture": f"{call.endpoint}/avatars/{user.name}.svg",
+            "website": "",
+            "isPro": False,
+            "canPay": False,
+            "orgs": [
+                {
+                    "sub": object_id("org", org.name),
+                    "name": org.fullname or org.name,
+                    "preferred_username": org.name,
+                    "picture": f"{call.endpoint}/avatars/{org.name}.svg",
+                    "isEnterprise": False,
+                    "canPay": False,
+                    "roleInOrg": role,
+                }
+                for org, role in call.users.orgs_of(user.name)
+            ],
+        }
+    if "email" in scopes and user.email:
+        claims |= {"email": user.email, "email_verified": True}
+    return claims
+
+
+# signing; `cryptography` is imported on first use, since most runs never sign
+
+
+def _private_key(store: Store) -> Any:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    with store.write() as db:
+        row = db.execute("SELECT value FROM meta WHERE key = 'oauth_key'").fetchone()
+        if row:
+            return serialization.load_pem_private_key(row["value"].encode(), password=None)
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        db.execute("INSERT INTO meta VALUES ('oauth_key', ?)", (pem.decode(),))
+    return key
+
+
+def _key_id(store: Store) -> str:
+    return hashlib.sha256(str(_private_key(store).public_key().public_numbers().n).encode()).hexdigest()[:16]
+
+
+def _sign(store: Store, claims: Json) -> str:
+    from cryptography.hazmat.primitives.asymmetric import padding
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    head = {"alg": "RS256", "typ": "JWT", "kid": _key_id(store)}
+    signed = ".".join(_base64url(json.dumps(part).encode()) for part in (head, claims))
+    signature = _private_key(store).sign(signed.encode(), padding.PKCS1v15(), SHA256())
+    return f"{signed}.{_base64url(signature)}"
+
+
+def _base64url(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Sign in to the local Hub</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 26rem; margin: 12vh auto; padding: 0 1rem; }}
+button {{ display: block; width: 100%; margin: .5rem 0; padding: .7rem 1rem; font: inherit; text-align: left;
+  border: 1px solid #bbb; border-radius: .5rem; background: #fff; cursor: pointer; }}
+button:hover, button:focus {{ border-color: #06c; }}
+small {{ color: #555; }}
+</style></head><body>
+<h1>Sign in to the local Hub</h1>
+<p><strong>{host}</strong> asks to sign you in.<br><small>It may use: {scope}</small></p>
+<form method="post" action="/oauth/authorize">
+<input type="hidden" name="request_id" value="{id}">
+{users}
+<button name="user" value="">Cancel</button>
+</form></body></html>
+"""

@@ -1,0 +1,120 @@
+"""Fill a local Hub from folders, through the storage layer that a commit over HTTP also ends in.
+
+Seeding is idempotent: a file whose content is already at the head is no change, and a commit without
+changes is not made. Files that the head has and the folder lacks stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hubmerge.errors import SourceNotFoundError
+from hubmerge.localhub.access import Repo, find_repo
+from hubmerge.localhub.commits import Operation, apply, lfs_pointer
+from hubmerge.localhub.patterns import decide, initial_gitattributes, lfs_rules
+from hubmerge.localhub.protocol import Hub
+from hubmerge.localhub.repos import add_repo
+from hubmerge.localhub.store import git_blob_sha1
+from hubmerge.localhub.tree import MAIN, File, check_path
+from hubmerge.localhub.users import Identity
+
+_SAMPLE_BYTES = 512
+ZOO_OWNER = "ada"
+ZOO_MODELS = {"zoo/base": "base", "zoo/math-agent": "math", "zoo/tool-agent": "tool", "zoo/mem-agent": "mem"}
+ZOO_DATASET, ZOO_DATA = "zoo/held-out", "eval"
+
+
+def seed_folder(
+    hub: Hub,
+    repo_id: str,
+    repo_type: str,
+    folder: Path,
+    *,
+    author: str,
+    message: str,
+    extra_files: Mapping[str, bytes] | None = None,
+    tags: Sequence[str] = (),
+    pattern: str = "**/*",
+    endpoint: str = "",
+) -> str:
+    """Commit the files of a folder to a repo, made if need be, and return the head of main.
+
+    `extra_files` are added by path; git tags named in `tags` that do not exist yet are set on the head. Hidden
+    files are left out.
+    """
+    user = hub.users.user(author)
+    if user is None or not folder.is_dir():
+        raise SourceNotFoundError(
+            "nothing to seed from", where=repo_id, expected="a folder and a known author", got=f"{folder}, {author}"
+        )
+    me = Identity(user, "write")
+    namespace, _, name = repo_id.partition("/")
+    with hub.store.write() as db:
+        repo = find_repo(hub.store, repo_type, repo_id) or add_repo(
+            hub, db, me, repo_type, namespace, name, endpoint=endpoint, sdk="gradio" if repo_type == "space" else None
+        )
+        operations = [
+            Operation(check_path(path), _keep(hub, repo, path, folder / path)) for path in _files(folder, pattern)
+        ]
+        for path, content in (extra_files or {}).items():
+            operations.append(Operation(check_path(path), File(hub.store.put_git(content), len(content))))
+        head = hub.trees.resolve(repo.id, "main")
+        sha = apply(hub, db, repo, me, operations, ref=MAIN, head=head, title=message, endpoint=endpoint)
+        db.executemany(
+            "INSERT OR IGNORE INTO refs VALUES (?, ?, ?, NULL)", [(repo.id, f"refs/tags/{tag}", sha) for tag in tags]
+        )
+    return sha
+
+
+def _files(folder: Path, pattern: str) -> list[str]:
+    relative = [path.relative_to(folder) for path in folder.glob(pattern) if path.is_file()]
+    return sorted(path.as_posix() for path in relative if not any(part.startswith(".") for part in path.parts))
+
+
+def _keep(hub: Hub, repo: Repo, path: str, source: Path) -> File:
+    """Store one file, as a large one where an upload would make it one."""
+    with source.open("rb") as file:
+        binary = b"\0" in file.read(_SAMPLE_BYTES)
+        size = source.stat().st_size
+        rules = lfs_rules(initial_gitattributes(repo.type))
+        if not size or not (binary or size > hub.limits.regular_bytes or decide(rules, path)):
+            return File(hub.store.put_git(source.read_bytes()), size)
+        file.seek(0)
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if not hub.store.lfs_path(sha256).exists():
+        temporary = hub.store.temporary()
+        shutil.copyfile(source, temporary)
+        hub.store.put_lfs(temporary, sha256)
+    with hub.store.write() as db:
+        db.execute("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", (repo.id, sha256))
+    return File(git_blob_sha1(lfs_pointer(sha256, size)), size, sha256)
+
+
+def seed_zoo(hub: Hub, zoo_dir: Path, *, endpoint: str = "") -> dict[str, str]:
+    """The repos of the zoo, each with the head of its main branch."""
+    heads = {
+        repo_id: seed_folder(
+            hub,
+            repo_id,
+            "model",
+            zoo_dir / folder,
+            author=ZOO_OWNER,
+            message="Add the trained weights",
+            endpoint=endpoint,
+        )
+        for repo_id, folder in ZOO_MODELS.items()
+    }
+    heads[ZOO_DATASET] = seed_folder(
+        hub,
+        ZOO_DATASET,
+        "dataset",
+        zoo_dir / ZOO_DATA,
+        author=ZOO_OWNER,
+        message="Add the held-out questions",
+        pattern="*.jsonl",
+        endpoint=endpoint,
+    )
+    return heads

@@ -1,0 +1,153 @@
+"""The local Hub as an application and as a process.
+
+`create_app` builds the application over a data folder; `serve` runs it on loopback, prints one line of JSON
+with its address and tokens as soon as it listens, and stops cleanly on SIGTERM and SIGINT.
+
+Only requests whose Host header is a loopback name are answered: a page on the web that rebinds its own name
+to 127.0.0.1 could otherwise talk to this server as if it were its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route as CatchAll
+
+from hubmerge.errors import HubUnavailableError
+from hubmerge.localhub import (
+    accounts,
+    commits,
+    discussions,
+    files,
+    lfs,
+    listing,
+    oauth,
+    pages,
+    refs,
+    repos,
+    spaces,
+    webhooks,
+)
+from hubmerge.localhub.protocol import Hub, Limits, Route, answer
+from hubmerge.localhub.seed import seed_zoo
+from hubmerge.localhub.store import Store
+from hubmerge.localhub.tree import Trees
+from hubmerge.localhub.users import Users, default_users, load_users
+
+# Where two routes match, the first one wins: `listing` and `pages` hold the least specific ones.
+_MODULES = (oauth, accounts, webhooks, commits, refs, discussions, lfs, spaces, repos, files, listing, pages)
+ROUTES: list[Route] = [route for module in _MODULES for route in module.router.routes]
+_ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
+
+
+def create_app(data_dir: Path, users: Users, limits: Limits | None = None) -> Starlette:
+    """The application over a data folder, which it holds until it is shut down."""
+    store = Store(data_dir)
+    return app_of(Hub(store, Trees(store), users, limits or Limits()))
+
+
+def app_of(hub: Hub) -> Starlette:
+    worker = webhooks.DeliveryWorker(hub.store)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        worker.start()
+        yield
+        worker.stop()
+        hub.store.close()
+
+    async def endpoint(request: Request) -> Response:
+        if not is_loopback_host(request.headers.get("host", "")):
+            return JSONResponse({"error": "This server answers only to loopback names"}, 421)
+        return await answer(hub, ROUTES, request)
+
+    methods = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]
+    return Starlette(routes=[CatchAll("/{path:path}", endpoint, methods=methods)], lifespan=lifespan)
+
+
+def is_loopback_host(host: str) -> bool:
+    """Whether a Host header, with or without a port, names this machine."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it listens and follows its parent into death."""
+
+    def __init__(self, config: uvicorn.Config, ready: str, parent: int | None) -> None:
+        super().__init__(config)
+        self._ready = ready
+        self._parent = parent
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._parent is not None:
+            threading.Thread(target=self._watch_parent, daemon=True).start()
+        sys.stdout.write(self._ready + "\n")
+        sys.stdout.flush()
+
+    def _watch_parent(self) -> None:
+        while os.getppid() == self._parent:
+            time.sleep(0.5)
+        self.should_exit = True
+
+
+def serve(
+    port: int,
+    data_dir: Path,
+    *,
+    zoo: bool = False,
+    users: Path | None = None,
+    limits: Limits | None = None,
+    parent: int | None = None,
+) -> None:
+    """Run until SIGTERM or SIGINT, or until the process `parent`, which started this one, is gone."""
+    known = load_users(users) if users else default_users()
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        listener.close()
+        raise HubUnavailableError(
+            "the port is not free",
+            where=f"127.0.0.1:{port}",
+            got=str(error),
+            next_step="Choose another port, or 0 for any free one.",
+        ) from error
+    store = Store(data_dir)
+    hub = Hub(store, Trees(store), known, limits or Limits())
+    if zoo:
+        seed_zoo(hub, _ZOO)
+    ready = {
+        "endpoint": f"http://127.0.0.1:{listener.getsockname()[1]}",
+        "tokens": known.first_tokens(),
+        "oauth": {"client_id": known.oauth.client_id, "client_secret": known.oauth.client_secret},
+    }
+    config = uvicorn.Config(
+        app_of(hub),
+        log_level="warning",
+        access_log=False,
+        lifespan="on",
+        timeout_graceful_shutdown=3,
+        timeout_keep_alive=60,
+        backlog=256,
+    )
+    _Server(config, json.dumps(ready), parent).run(sockets=[listener])

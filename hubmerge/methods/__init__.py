@@ -1,0 +1,37 @@
+"""The registry of merge methods: every module in this package that defines a `Method` subclass.
+
+To add a method, add one file here; see base.py for the interface.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+
+from hubmerge.methods.base import Method
+
+
+@cache
+def registry() -> dict[str, Method]:
+    """Every method by name, in alphabetical order."""
+    found: dict[str, Method] = {}
+    for module_info in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
+        if module_info.name in ("base", "ops"):
+            continue
+        module = importlib.import_module(f"{__name__}.{module_info.name}")
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Method) and value.__module__ == module.__name__:
+                found[value.name] = value()
+    return dict(sorted(found.items()))
+
+
+def get_method(name: str) -> Method:
+    """The method called `name`; ValueError names those that exist."""
+    methods = registry()
+    if name not in methods:
+        raise ValueError(f"there is no method {name!r}; there are {', '.join(methods)}")
+    return methods[name]
+
+
+__all__ = ["Method", "get_method", "registry"]

@@ -1,0 +1,40 @@
+"""Linear averaging (model soup): δ* = Σ wk δk / Σ wk.
+
+Source: Wortsman et al. 2022, arXiv:2203.05482, Sec. 2 (uniform soup), with a weight per agent.
+Deviations: none; averaging the deltas and averaging the models are the same in exact arithmetic, and the deltas
+keep the base's bits where no agent changed them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hubmerge.methods.base import Method, Paper, Parameters
+from hubmerge.statistics import Tally
+
+
+class Linear(Method):
+    name = "linear"
+    title = "Linear average"
+    summary = "The weighted mean of the agents; what only one agent changed is divided by their number."
+    formula = "δ* = Σₖ wₖ·δₖ / Σₖ wₖ"
+    papers = (Paper("Model soups", "2203.05482", "Sec. 2"),)
+
+    def check(self, parameters: Parameters, weights: Sequence[float]) -> str | None:
+        return "the weights add up to 0, so their mean does not exist" if sum(weights) == 0 else None
+
+    def per_agent(
+        self, parameters: Parameters, weights: Sequence[float], statistics: Tally | None
+    ) -> tuple[tuple[float, ...], ...]:
+        return tuple((w,) for w in weights)
+
+    def constants(self, parameters: Parameters, weights: Sequence[float]) -> tuple[float, ...]:
+        return (sum(weights),)
+
+    @staticmethod
+    def kernel(deltas: Any, per_agent: Any, constants: Any) -> Any:
+        total = deltas[0] * per_agent[0][0]
+        for k in range(1, len(deltas)):
+            total = total + deltas[k] * per_agent[k][0]
+        return total / constants[0]

@@ -1,0 +1,52 @@
+"""RAM: what one agent changed stays at full strength, what several changed is averaged over those.
+
+Source: Yuan et al. 2026, arXiv:2601.13572, Eq. 1 (mask), Eq. 7 (merge) with λt = 1.
+With mk = |δk| > ε and c = Σ mk:  c = 0 → 0;  c = 1 → δt;  c ≥ 2 → mean of δk over the active agents.
+Deviations: an agent's weight multiplies its update after masking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hubmerge.methods.base import EpsilonParameters, Method, Paper
+from hubmerge.methods.ops import absolute, where
+from hubmerge.statistics import Tally
+
+RAM_PAPER = "Behavior Knowledge Merge in Reinforced Agentic Models"
+
+
+def ram_kernel(deltas: Any, per_agent: Any, constants: Any) -> Any:
+    """Eq. 7. per_agent: (weight, λt); constants: (ε, 0, 1), as scalars of the arrays' dtype."""
+    epsilon, zero, one = constants
+    count = deltas[0] * zero
+    shared = deltas[0] * zero
+    unique = deltas[0] * zero
+    for k in range(len(deltas)):
+        active = absolute(deltas[k]) > epsilon
+        weighted = deltas[k] * per_agent[k][0]
+        count = count + where(active, one, zero)
+        shared = shared + where(active, weighted, zero)
+        unique = unique + where(active, weighted * per_agent[k][1], zero)
+    mean = shared / where(count > one, count, one)
+    return where(count > one, mean, unique)
+
+
+class Ram(Method):
+    name = "ram"
+    title = "RAM"
+    summary = "Keeps an update that one agent made at full strength, averages what several agents changed."
+    formula = "δ* = 0 (c = 0), δₜ (c = 1), mean of the active δₖ (c ≥ 2)"
+    papers = (Paper(RAM_PAPER, "2601.13572", "Eq. 1, 7 with λₜ = 1"),)
+    parameters = EpsilonParameters
+
+    def per_agent(
+        self, parameters: EpsilonParameters, weights: Sequence[float], statistics: Tally | None
+    ) -> tuple[tuple[float, ...], ...]:
+        return tuple((w, 1.0) for w in weights)
+
+    def constants(self, parameters: EpsilonParameters, weights: Sequence[float]) -> tuple[float, ...]:
+        return (parameters.epsilon, 0.0, 1.0)
+
+    kernel = staticmethod(ram_kernel)

@@ -1,0 +1,141 @@
+"""Publishing: shards uploaded one by one ahead, then one commit that carries everything.
+
+The target is looked at before anything is downloaded and again before anything is uploaded. A repo that this
+very merge filled is a success that was not noticed; a repo with anything else in it is never touched. A lost
+answer to the commit is resolved by looking for the merge's identity, so there are never two commits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hubmerge.errors import (
+    HubmergeError,
+    HubUnavailableError,
+    PermissionDeniedError,
+    SourceNotFoundError,
+    TargetExistsError,
+)
+from hubmerge.hub import Hub
+from hubmerge.sink import MANIFEST
+
+_COMMIT_TRIES = 5
+_INITIAL_FILES = {".gitattributes"}  # what a repo holds that was just created
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a merge goes."""
+
+    repo: str  # namespace/name
+    private: bool
+
+
+@dataclass(frozen=True)
+class Published:
+    repo: str
+    commit: str  # 40 hex
+    url: str
+
+
+@dataclass(frozen=True)
+class TargetState:
+    state: Literal["missing", "empty", "ours"]
+    head: str = ""  # of main; "" when missing
+
+
+def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
+    """May this merge be published there? TargetExistsError or PermissionDeniedError when not."""
+    namespace, _, name = target.repo.partition("/")
+    if not name:
+        raise TargetExistsError(
+            "the target is not complete",
+            expected="namespace/name",
+            got=target.repo,
+            next_step="Give the name of a new repo.",
+        )
+    if namespace not in (allowed := hub.whoami().namespaces):
+        raise PermissionDeniedError(
+            "you cannot write to this namespace", where=target.repo, expected=" or ".join(allowed), got=namespace
+        )
+    try:
+        state = hub.repo_state(target.repo)
+    except SourceNotFoundError:
+        return TargetState("missing")
+    if MANIFEST in state.files and _identity(hub, target.repo, state.sha) == identity:
+        return TargetState("ours", state.sha)
+    foreign = sorted(set(state.files) - _INITIAL_FILES)
+    if foreign:
+        raise TargetExistsError(
+            "the target already holds something else",
+            where=target.repo,
+            expected="a new or empty repo",
+            got=", ".join(foreign[:3]) + (" …" if len(foreign) > 3 else ""),
+            next_step="Choose another name; nothing was changed.",
+        )
+    return TargetState("empty", state.sha)
+
+
+def publish(
+    hub: Hub,
+    target: Target,
+    identity: str,
+    title: str,
+    shards: Sequence[Path],
+    files: Mapping[str, bytes],
+    uploaded: Callable[[int, int], None],
+) -> Published:
+    """Publish `shards` and `files` (with the manifest) in one commit; safe to repeat after any failure.
+
+    `uploaded(done, total)` is told bytes.
+    """
+    state = check_target(hub, target, identity)
+    if state.state == "ours":
+        return _published(hub, target, identity, state.head)
+    if state.state == "missing":
+        hub.create_repo(target.repo, private=target.private)
+        state = check_target(hub, target, identity)
+    total = sum(p.stat().st_size for p in shards)
+    done = 0
+    operations: list[Any] = []
+    for path in shards:
+        operations.append(hub.preupload(target.repo, path, path.name))
+        done += path.stat().st_size
+        uploaded(done, total)
+    last: HubmergeError | None = None
+    for _ in range(_COMMIT_TRIES):
+        try:
+            commit = hub.commit(
+                target.repo,
+                operations,
+                files.items(),
+                message=f"{title} [hubmerge {identity[:16]}]",
+                description=f"hubmerge job {identity}",
+                parent=state.head,
+            )
+            return Published(target.repo, commit, hub.url(target.repo))
+        except HubUnavailableError as error:
+            last = error
+        # the answer may be lost and the commit there, or the branch may have moved
+        state = check_target(hub, target, identity)
+        if state.state == "ours":
+            return _published(hub, target, identity, state.head)
+    assert last is not None
+    raise last
+
+
+def _published(hub: Hub, target: Target, identity: str, head: str) -> Published:
+    commit = hub.find_commit(target.repo, identity[:16]) or head
+    return Published(target.repo, commit, hub.url(target.repo))
+
+
+def _identity(hub: Hub, repo: str, sha: str) -> str | None:
+    try:
+        manifest = json.loads(hub.read_file(repo, sha, MANIFEST))
+    except ValueError:
+        return None
+    return manifest.get("identity") if isinstance(manifest, dict) else None

@@ -1,0 +1,179 @@
+"""The report: everything that is known of a finished merge, as one typed value.
+
+It is what `hubmerge.json` holds, and the only input of the card and its figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hubmerge import __version__
+from hubmerge.methods import get_method
+from hubmerge.plan import Plan
+from hubmerge.sources.base import Model
+from hubmerge.statistics import summarize
+from hubmerge.stream import MergeResult
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Parent:
+    """One input, pinned."""
+
+    role: str  # "base" or "agent"
+    label: str
+    kind: str  # "hub" or "local"
+    id: str
+    sha: str
+    requested: str  # the branch or tag that was asked for
+    license: str | None  # as its card states it
+    gated: bool
+    private: bool
+    weight: float
+
+
+@dataclass(frozen=True)
+class OutputFile:
+    name: str
+    size: int  # bytes
+    sha256: str
+
+
+@dataclass(frozen=True)
+class AgentOutcome:
+    """What the output holds of one agent; None where the region is empty."""
+
+    agent: str
+    scale: float  # λt as the method intends it
+    effective_scale: float | None  # measured on the stored output, unique region
+    effective_scale_other_rounding: float | None  # the same, had the other rounding mode been used
+    kept_unique: float | None  # ⟨δ*, δt⟩/⟨δt, δt⟩ before rounding; 1/K is plain averaging
+    kept_shared: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished merge. JSON in and out without loss (`to_json`, `from_json`)."""
+
+    schema: int
+    hubmerge: str  # version
+    identity: str  # sha256 of pinned inputs, recipe and target; the job's id
+    target: str  # repo id, or "" for a folder
+    created: str  # UTC, ISO 8601
+    recipe: Mapping[str, Any]
+    recipe_yaml: str  # with every model pinned
+    method: Mapping[str, Any]  # name, title, formula, papers, parameters
+    parents: tuple[Parent, ...]
+    architecture: str
+    parameters: int  # elements of the output
+    dtype: tuple[str, ...]
+    rounding: str
+    files: tuple[OutputFile, ...]  # weights
+    statistics: Mapping[str, Any]  # total, modules, layers: see docs/statistics.md
+    outcomes: tuple[AgentOutcome, ...]
+    result: Mapping[str, int]  # elements, changed, rounded, nonfinite
+    license: Mapping[str, str]  # id, and name/link for "other"
+    warnings: tuple[str, ...]
+    environment: Mapping[str, Any] = field(default_factory=dict)  # versions, hardware, seconds, peak memory
+    evaluations: tuple[Mapping[str, Any], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Report:
+        values = dict(data)
+        values["parents"] = tuple(Parent(**p) for p in data["parents"])
+        values["files"] = tuple(OutputFile(**f) for f in data["files"])
+        values["outcomes"] = tuple(AgentOutcome(**o) for o in data["outcomes"])
+        for name in ("dtype", "warnings", "evaluations"):
+            values[name] = tuple(data[name])
+        return cls(**values)
+
+
+def make_report(
+    plan: Plan,
+    merged: MergeResult,
+    *,
+    identity: str,
+    target: str,
+    created: str,
+    license: Mapping[str, str],
+    environment: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> Report:
+    """The report of a finished merge."""
+    method = get_method(plan.recipe.method)
+    parameters = method.parse_parameters(plan.recipe.parameters)
+    statistics = merged.statistics
+    labels = statistics.agents
+    total = statistics.total
+    result = merged.total
+    scales = method.scales(parameters, plan.recipe.weights, total)
+    return Report(
+        schema=SCHEMA,
+        hubmerge=__version__,
+        identity=identity,
+        target=target,
+        created=created,
+        recipe=plan.recipe.to_dict(),
+        recipe_yaml=plan.recipe.to_yaml(),
+        method={
+            "name": method.name,
+            "title": method.title,
+            "summary": method.summary,
+            "formula": method.formula,
+            "papers": [asdict(p) for p in method.papers],
+            "parameters": dict(plan.recipe.parameters),
+        },
+        parents=(
+            _parent(plan.base, "base", plan.base.ref.label, 1.0),
+            *(
+                _parent(m, "agent", label, w)
+                for m, label, w in zip(plan.agents, labels, plan.recipe.weights, strict=True)
+            ),
+        ),
+        architecture=str(plan.summary()["architecture"]),
+        parameters=plan.elements,
+        dtype=tuple(plan.summary()["dtype"]),
+        rounding=plan.rounding,
+        files=tuple(OutputFile(s.filename, s.size, s.sha256) for s in merged.shards),
+        statistics={
+            "epsilon": statistics.epsilon,
+            "agents": list(labels),
+            "total": summarize(total, labels),
+            "modules": {name: summarize(t, labels) for name, t in statistics.by_module().items()},
+            "layers": {str(depth): summarize(t, labels) for depth, t in statistics.by_layer().items()},
+        },
+        outcomes=tuple(
+            AgentOutcome(label, scale, *values)
+            for label, scale, *values in zip(
+                labels,
+                scales,
+                result.effective_scale,
+                result.effective_scale_other,
+                result.kept_unique,
+                result.kept_shared,
+                strict=True,
+            )
+        ),
+        result={
+            "elements": result.elements,
+            "changed": result.changed,
+            "rounded": result.rounded,
+            "nonfinite": result.nonfinite,
+        },
+        license=dict(license),
+        warnings=(*plan.warnings, *notes),
+        environment=dict(environment),
+    )
+
+
+def _parent(model: Model, role: str, label: str, weight: float) -> Parent:
+    ref = model.ref
+    return Parent(
+        role, label, ref.kind, ref.id, ref.sha, ref.requested, model.license, model.gated, model.private, weight
+    )

@@ -1,0 +1,59 @@
+"""The one door to the environment: every variable that hubmerge reads, with its default.
+
+Nothing else in the project reads `os.environ`; stages receive what they need as arguments.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+
+
+class Settings(BaseModel):
+    """What the surroundings decide; immutable after `load_settings`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    endpoint: str = DEFAULT_ENDPOINT  # HF_ENDPOINT: the Hub that every command talks to
+    token: SecretStr | None = None  # HF_TOKEN: the command line's own token
+    data_dir: Path = Path("data")  # HUBMERGE_DATA: jobs, caches, the database; local disk
+    secret: SecretStr | None = None  # HUBMERGE_SECRET: encrypts tokens at rest; a Space secret
+    jobs_per_user: int = Field(default=5, ge=1)  # HUBMERGE_JOBS_PER_USER: queued or running at once
+    space_id: str | None = None  # SPACE_ID: set by the platform on a Space
+    webhook_secret: SecretStr | None = None  # HUBMERGE_WEBHOOK_SECRET
+
+    @property
+    def is_loopback(self) -> bool:
+        """True when the Hub is one on this machine, i.e. the embedded one."""
+        host = urlsplit(self.endpoint).hostname or ""
+        if host == "localhost":
+            return True
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+
+def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings from `environ` (default: the process environment)."""
+    env = os.environ if environ is None else environ
+    values: dict[str, object] = {}
+    for field, variable in {
+        "token": "HF_TOKEN",
+        "data_dir": "HUBMERGE_DATA",
+        "secret": "HUBMERGE_SECRET",
+        "jobs_per_user": "HUBMERGE_JOBS_PER_USER",
+        "space_id": "SPACE_ID",
+        "webhook_secret": "HUBMERGE_WEBHOOK_SECRET",
+    }.items():
+        if env.get(variable):
+            values[field] = env[variable]
+    values["endpoint"] = (env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+    return Settings.model_validate(values)

@@ -1,0 +1,195 @@
+"""The sink: shards written at known offsets and hashed on the way, a journal of what is durable, the manifest last.
+
+A shard is written to a temporary name, synced and renamed; then one line of the journal makes it final, with
+its sha256 and tallies. A resumed merge reads the journal and repeats only what has no line. An output folder is
+complete if and only if `hubmerge.json` is there: it is written last and removed first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from hubmerge.errors import DiskError, TargetExistsError
+from hubmerge.plan import Plan, PlannedShard
+from hubmerge.statistics import ResultTally, Tally
+
+MANIFEST = "hubmerge.json"
+WORK = ".hubmerge"  # inside the output folder, gone when it is complete
+_JOURNAL = "journal.jsonl"
+
+
+@dataclass(frozen=True)
+class FinishedShard:
+    """A shard that is durable: its bytes, their hash, and what was counted while they were made."""
+
+    filename: str
+    size: int  # bytes
+    sha256: str
+    inputs: Mapping[str, Tally] | None  # by tensor; None when a probe counted them before
+    result: Mapping[str, ResultTally]
+
+
+class ShardWriter:
+    """Writes one shard front to back. Leaves nothing under the final name unless `finish` is reached."""
+
+    def __init__(self, folder: Path, shard: PlannedShard) -> None:
+        self._shard = shard
+        self._final = folder / shard.filename
+        self._temporary = folder / WORK / (shard.filename + ".tmp")
+        self._digest = hashlib.sha256()
+        self._written = 0
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Self:
+        self._temporary.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self._temporary, "wb", buffering=0)
+        self.write(self._shard.header)
+        return self
+
+    def write(self, data: bytes | memoryview) -> None:
+        """The next bytes, in file order; DiskError when the disk is full."""
+        assert self._file is not None
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        self._written += len(view)
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            raise DiskError(
+                "the output cannot be written",
+                where=str(self._final),
+                got=str(error.strerror),
+                next_step="Free some disk and resume.",
+            ) from None
+
+    def finish(self) -> tuple[int, str]:
+        """Make the file durable under its name; returns its size in bytes and its sha256."""
+        assert self._file is not None
+        assert self._written == self._shard.size, (self._written, self._shard.size)
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._temporary, self._final)
+        return self._written, self._digest.hexdigest()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+
+class Journal:
+    """Append-only record of what a merge into one folder has made durable."""
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        self._path = folder / WORK / _JOURNAL
+        self._identity = identity
+        self.statistics: Mapping[str, Tally] | None = None
+        self.shards: dict[str, FinishedShard] = {}
+
+    @classmethod
+    def open(cls, folder: Path, plan: Plan, *, resume: bool) -> Self:
+        """The journal of `folder` for this plan.
+
+        Raises TargetExistsError when the folder holds something else, or an unfinished merge and not `resume`.
+        """
+        journal = cls(folder, plan_identity(plan))
+        path = journal._path
+        if path.is_file():
+            if not resume:
+                raise TargetExistsError(
+                    "an unfinished merge is here",
+                    where=str(folder),
+                    next_step="Go on with --resume, or remove the folder.",
+                )
+            journal._read(folder)
+        else:
+            if folder.exists() and any(p for p in folder.iterdir() if p.name != WORK):
+                raise TargetExistsError(
+                    "the output folder is not empty",
+                    where=str(folder),
+                    next_step="Choose another folder; nothing was touched.",
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            journal._append({"event": "plan", "identity": journal._identity})
+        return journal
+
+    def add_statistics(self, tensors: Mapping[str, Tally]) -> None:
+        self.statistics = dict(tensors)
+        self._append({"event": "probe", "tensors": _dump(tensors)})
+
+    def add_shard(self, shard: FinishedShard) -> None:
+        self.shards[shard.filename] = shard
+        self._append(
+            {
+                "event": "shard",
+                "filename": shard.filename,
+                "size": shard.size,
+                "sha256": shard.sha256,
+                "inputs": None if shard.inputs is None else _dump(shard.inputs),
+                "result": _dump(shard.result),
+            }
+        )
+
+    def close(self, folder: Path) -> None:
+        """The merge is complete: the working folder goes."""
+        shutil.rmtree(folder / WORK, ignore_errors=True)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self, folder: Path) -> None:
+        raw = self._path.read_bytes()
+        complete, _, torn = raw.rpartition(b"\n")
+        if torn:  # a kill in the middle of a line: what it would have said is repeated
+            with open(self._path, "r+b") as file:
+                file.truncate(len(raw) - len(torn))
+        for text in complete.splitlines():
+            line = json.loads(text)
+            if line["event"] == "plan" and line["identity"] != self._identity:
+                raise TargetExistsError(
+                    "another merge is unfinished here",
+                    where=str(folder),
+                    expected=self._identity[:12],
+                    got=str(line["identity"])[:12],
+                    next_step="Choose another folder.",
+                )
+            if line["event"] == "probe":
+                self.statistics = {n: Tally.from_json(t) for n, t in line["tensors"].items()}
+            if line["event"] == "shard":
+                path = folder / line["filename"]
+                if not path.is_file() or path.stat().st_size != line["size"]:
+                    continue
+                inputs = line["inputs"]
+                self.shards[line["filename"]] = FinishedShard(
+                    line["filename"],
+                    line["size"],
+                    line["sha256"],
+                    None if inputs is None else {n: Tally.from_json(t) for n, t in inputs.items()},
+                    {n: ResultTally.from_json(t) for n, t in line["result"].items()},
+                )
+
+
+def plan_identity(plan: Plan) -> str:
+    """What a resumed merge must agree on: inputs, recipe, rounding and the layout of the shards."""
+    digest = hashlib.sha256(f"{plan.identity}\0{plan.rounding}".encode())
+    for shard in plan.shards:
+        digest.update(shard.filename.encode() + b"\0" + shard.header)
+    return digest.hexdigest()
+
+
+def _dump(tallies: Mapping[str, Tally] | Mapping[str, ResultTally]) -> dict[str, Any]:
+    return {name: tally.to_json() for name, tally in tallies.items()}

@@ -1,0 +1,1 @@
+"""Sources: pinned models from the Hub or from folders, their headers, and the way to their bytes."""

@@ -1,0 +1,223 @@
+"""From the recipe's names to pinned models: headers first, bytes on demand.
+
+A Hub repo costs one request for its state and one per shard for its header (in parallel); no weight moves. A
+local folder is pinned by the names, sizes and headers of its shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from hubmerge.errors import (
+    FormatError,
+    HeaderError,
+    HubmergeError,
+    IndexFileError,
+    Problem,
+    SourceNotFoundError,
+)
+from hubmerge.hub import Hub
+from hubmerge.recipe import ModelName, Recipe
+from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
+from hubmerge.sources.header import Header, header_length, parse_header
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_FIRST_READ_BYTES = 128 * 1024  # most headers fit, so that one request per shard is enough
+_MAX_INDEX_BYTES = 50_000_000
+_MAX_SHARDS = 2_000
+_SHARD_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,200}\.safetensors", re.ASCII)
+
+ReadRange = Callable[[str, int, int], bytes]
+ReadFile = Callable[[str], bytes]
+
+
+def open_models(recipe: Recipe, hub: Hub, *, allow_local: bool) -> tuple[Model, tuple[Model, ...]]:
+    """The base and the agents, pinned; every problem of every model is raised together."""
+    names = (recipe.base, *(a.model for a in recipe.agents))
+    problems: list[Problem] = []
+    errors: list[HubmergeError] = []
+    models: list[Model] = []
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        futures = [pool.submit(open_model, name, hub, allow_local=allow_local) for name in names]
+        for future in futures:
+            try:
+                models.append(future.result())
+            except HubmergeError as error:
+                errors.append(error)
+                problems.extend(p for p in error.problems if p not in problems)
+    if errors:
+        # one kind of trouble keeps its own type, so that a retry is decided rightly
+        raise type(errors[0])(errors[0].what, problems=problems)
+    return models[0], tuple(models[1:])
+
+
+def open_model(name: ModelName, hub: Hub, *, allow_local: bool) -> Model:
+    """One model from its headers; raises SourceNotFoundError, GatedError, FormatError, HeaderError, IndexFileError."""
+    if name.local:
+        if not allow_local:
+            raise SourceNotFoundError("local folders cannot be used here", where=name.id, next_step="Give a Hub id.")
+        return _open_folder(name.id)
+    state = hub.repo_state(name.id, name.revision)
+    ref = ModelRef("hub", state.id, state.sha, name.revision or "main")
+
+    def read_range(path: str, start: int, end: int) -> bytes:
+        return hub.read_range(state.id, state.sha, path, start, end)
+
+    def read_file(path: str) -> bytes:
+        return hub.read_file(state.id, state.sha, path, _MAX_INDEX_BYTES)
+
+    tensors, config = _read_headers(str(ref), state.files, read_range, read_file)
+    return Model(
+        ref, config, state.files, tensors, state.license, state.gated, state.private, MappingProxyType(dict(state.card))
+    )
+
+
+def _open_folder(text: str) -> Model:
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        raise SourceNotFoundError("no such folder", where=text)
+    files = {p.name: FileInfo(p.name, p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file()}
+
+    def read_range(path: str, start: int, end: int) -> bytes:
+        with open(folder / path, "rb") as file:
+            file.seek(start)
+            return file.read(end - start)
+
+    def read_file(path: str) -> bytes:
+        return (folder / path).read_bytes()
+
+    tensors, config = _read_headers(text, files, read_range, read_file)
+    digest = hashlib.sha256()
+    for shard in dict.fromkeys(t.shard for t in tensors.values()):
+        prefix = read_range(shard, 0, 8)
+        digest.update(f"{shard}\0{files[shard].size}\0".encode())
+        digest.update(read_range(shard, 0, 8 + header_length(prefix, shard)))
+        digest.update(str(os.stat(folder / shard).st_mtime_ns).encode())
+    card = _card_data(folder / "README.md")
+    license_name = card.get("license")
+    return Model(
+        ModelRef("local", text, digest.hexdigest()[:40]),
+        config,
+        files,
+        tensors,
+        license_name if isinstance(license_name, str) else None,
+        card=MappingProxyType(card),
+    )
+
+
+def _card_data(path: Path) -> dict[str, Any]:
+    """The YAML front matter of a local card; a broken one says nothing."""
+    if not path.is_file():
+        return {}
+    match = re.match(r"---\r?\n(.*?)\r?\n---", path.read_text(encoding="utf-8", errors="replace")[:65536], re.DOTALL)
+    try:
+        data = yaml.safe_load(match.group(1)) if match else {}
+    except yaml.YAMLError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _read_headers(
+    where: str, files: Mapping[str, FileInfo], read_range: ReadRange, read_file: ReadFile
+) -> tuple[Mapping[str, StoredTensor], Mapping[str, Any]]:
+    shards, weight_map = _shards(where, files, read_file)
+    config = _json_object(read_file("config.json"), f"config.json in {where}") if "config.json" in files else None
+    if config is None:
+        raise FormatError("no config.json", where=where, next_step="It is not a transformers model.")
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        headers = dict(zip(shards, pool.map(lambda s: _read_header(where, files[s], read_range), shards), strict=True))
+    tensors: dict[str, StoredTensor] = {}
+    for shard, header in headers.items():
+        for entry in header.tensors:
+            if entry.name in tensors:
+                raise IndexFileError("two shards store the same tensor", where=where, got=entry.name)
+            tensors[entry.name] = StoredTensor(shard, entry)
+    if weight_map is not None:
+        for name, shard in weight_map.items():
+            if name not in tensors or tensors[name].shard != shard:
+                raise IndexFileError(
+                    "the index names a tensor that its shard does not hold",
+                    where=where,
+                    expected=f"{name[:80]} in {shard}",
+                    got="no such tensor",
+                )
+        # a shard's tensors that the index leaves out are not part of the model
+        tensors = {n: t for n, t in tensors.items() if n in weight_map}
+    if not tensors:
+        raise FormatError("the model has no tensors", where=where)
+    return MappingProxyType(tensors), MappingProxyType(config)
+
+
+def _shards(
+    where: str, files: Mapping[str, FileInfo], read_file: ReadFile
+) -> tuple[tuple[str, ...], dict[str, str] | None]:
+    if INDEX in files:
+        if files[INDEX].size > _MAX_INDEX_BYTES:
+            raise IndexFileError("the index is too large", where=where, got=f"{files[INDEX].size} bytes")
+        index = _json_object(read_file(INDEX), f"{INDEX} in {where}")
+        weight_map = index.get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise IndexFileError("the index has no weight_map", where=where)
+        for shard in dict.fromkeys(weight_map.values()):
+            # checked before any request is made with it
+            if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard) or shard not in files:
+                raise IndexFileError(
+                    "the index names a file that is not a shard of this repo",
+                    where=where,
+                    expected="a plain *.safetensors name",
+                    got=ascii(shard)[:120],
+                )
+        shards = tuple(sorted(set(weight_map.values())))
+        if len(shards) > _MAX_SHARDS:
+            raise IndexFileError("the index names too many shards", where=where, got=str(len(shards)))
+        return shards, weight_map
+    if SINGLE in files:
+        return (SINGLE,), None
+    others = sorted(f for f in files if PurePosixPath(f).suffix in (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5"))
+    raise FormatError(
+        "no safetensors weights",
+        where=where,
+        expected=f"{SINGLE} or {INDEX}",
+        got=", ".join(others[:3]) or "neither",
+        next_step="Only safetensors is opened; ask the author to convert the model.",
+    )
+
+
+def _read_header(where: str, file: FileInfo, read_range: ReadRange) -> Header:
+    place = f"{file.path} in {where}"
+    if file.size < 10:
+        raise HeaderError("the file is too short for a safetensors header", where=place, got=f"{file.size} bytes")
+    first = read_range(file.path, 0, min(_FIRST_READ_BYTES, file.size))
+    length = header_length(first, place)
+    if 8 + length > file.size:
+        raise HeaderError(
+            "the header is longer than the file",
+            where=place,
+            expected=f"at most {file.size} bytes",
+            got=str(8 + length),
+        )
+    raw = first[8 : 8 + length]
+    if len(raw) < length:
+        raw += read_range(file.path, len(first), 8 + length)
+    return parse_header(raw, file.size, place)
+
+
+def _json_object(raw: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise FormatError("not valid JSON", where=where) from None
+    if not isinstance(value, dict):
+        raise FormatError("not a JSON object", where=where)
+    return value

@@ -1,0 +1,297 @@
+"""What the agents changed, where they meet, and what the merge kept: counts and sums that add up exactly.
+
+`Tally` holds the counts of some elements across the inputs, `ResultTally` those of the output. Both are monoids:
+tensors, layers, module types, whole models and processes are combined with `+` in plan order. Counts are
+integers. Real sums are float64 over aligned blocks of elements (counting.py), each summed as a halving tree, blocks
+added in order; a sum therefore has the same bits for every chunk size and on every device.
+
+Sources: density, unique/shared and ρ: RAM (arXiv:2601.13572) Eq. 1, 2; conflict/overlap/private: SAR
+(arXiv:2606.18521) Eq. 12, Fig. 7; signal kept: the papers' "signal dilution" (1/K for a unique update that is
+averaged over K agents).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import reduce
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+SCHEMA = 1  # version of the JSON form
+
+Counts = NDArray[np.int64]
+Sums = NDArray[np.float64]
+
+
+class _Addable:
+    """Field-wise `+`; fields named in MAXIMA combine by maximum."""
+
+    MAXIMA: tuple[str, ...] = ()
+
+    def __add__(self, other: Self) -> Self:
+        values = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            a, b = getattr(self, field.name), getattr(other, field.name)
+            values[field.name] = np.maximum(a, b) if field.name in self.MAXIMA else a + b
+        return type(self)(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            f.name: (v.tolist() if isinstance(v := getattr(self, f.name), np.ndarray) else v)
+            for f in fields(self)  # type: ignore[arg-type]
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        sums = cls.SUMS  # type: ignore[attr-defined]
+        return cls(
+            **{
+                name: (np.array(v, dtype=np.float64 if name in sums else np.int64) if isinstance(v, list) else v)
+                for name, v in data.items()
+            }
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Tally(_Addable):
+    """Counts over some elements of K agents against their base; active means |δ| > ε."""
+
+    elements: int
+    changed: Counts  # [K] active elements of each agent
+    identical: Counts  # [K] elements with the base's very value
+    overlap: Counts  # [K+1] elements that c = 0 … K agents changed
+    by_overlap: Counts  # [K, K+1] active elements of agent k where c agents are active
+    pair_active: Counts  # [K, K] elements that both changed
+    pair_agree: Counts  # [K, K] … with the same sign
+    conflict: int  # elements with c ≥ 2 and opposite signs among the active updates
+    nonfinite: Counts  # [K+1] NaN or Inf in the base (index 0) and in the agents
+    dot: Sums  # [K, K] Σ δk·δl over all elements
+    l1: Sums  # [K] Σ |δk|
+    max_abs: Sums  # [K] max |δk|
+
+    MAXIMA = ("max_abs",)
+    SUMS = ("dot", "l1", "max_abs")
+
+    @property
+    def agents(self) -> int:
+        return len(self.changed)
+
+    @property
+    def unique(self) -> Counts:
+        """[K] elements that this agent alone changed."""
+        return self.by_overlap[:, 1]
+
+    @property
+    def shared(self) -> Counts:
+        """[K] elements that this agent and others changed."""
+        return self.changed - self.unique
+
+    @property
+    def density(self) -> tuple[float, ...]:
+        return tuple(int(c) / max(self.elements, 1) for c in self.changed)
+
+    @property
+    def rho(self) -> tuple[float, ...]:
+        """Overlap-unique ratio per agent (RAM Eq. 2); ∞ where an agent has no unique element."""
+        return tuple(
+            int(s) / int(u) if u else (float("inf") if s else 0.0)
+            for s, u in zip(self.shared, self.unique, strict=True)
+        )
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Conflict, overlap (same sign), private and unchanged elements as shares of all (SAR Fig. 7)."""
+        n = max(self.elements, 1)
+        several = int(self.overlap[2:].sum())
+        return {
+            "conflict": self.conflict / n,
+            "overlap": (several - self.conflict) / n,
+            "private": int(self.overlap[1]) / n if self.agents else 0.0,
+            "unchanged": int(self.overlap[0]) / n,
+        }
+
+    def jaccard(self, k: int, m: int) -> float:
+        either = int(self.changed[k] + self.changed[m] - self.pair_active[k, m])
+        return int(self.pair_active[k, m]) / either if either else 0.0
+
+    def cosine(self, k: int, m: int) -> float:
+        norm = float(np.sqrt(self.dot[k, k]) * np.sqrt(self.dot[m, m]))
+        return float(self.dot[k, m]) / norm if norm else 0.0
+
+    def sign_agreement(self, k: int, m: int) -> float:
+        """Share of the elements that both changed on which they agree in sign."""
+        both = int(self.pair_active[k, m])
+        return int(self.pair_agree[k, m]) / both if both else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class ResultTally(_Addable):
+    """What became of the agents' updates in the output θ*, over some elements.
+
+    The sums run over the region where agent k is active, alone (`unique`) or with others (`shared`).
+    """
+
+    elements: int
+    changed: int  # elements of the output that differ from the base as stored in the output's dtype
+    rounded: int  # elements that the final rounding moved
+    nonfinite: int  # NaN or Inf in the output; anything but 0 fails the job
+    unique_norm: Sums  # [K] Σ δt² on the unique region
+    unique_kept: Sums  # [K] Σ δ*·δt there, δ* before rounding
+    unique_stored: Sums  # [K] Σ (θ* − θ0)·δt there, θ* as stored
+    unique_other: Sums  # [K] the same, had the other rounding mode been chosen
+    shared_norm: Sums  # [K]
+    shared_kept: Sums  # [K]
+
+    SUMS = ("unique_norm", "unique_kept", "unique_stored", "unique_other", "shared_norm", "shared_kept")
+
+    @staticmethod
+    def _ratio(numerator: Sums, norm: Sums) -> tuple[float | None, ...]:
+        return tuple(float(a) / float(b) if b else None for a, b in zip(numerator, norm, strict=True))
+
+    @property
+    def effective_scale(self) -> tuple[float | None, ...]:
+        """Effective λt, measured on the stored output: Σ(θ* − θ0)·δt / Σ δt² on the unique region; None if empty."""
+        return self._ratio(self.unique_stored, self.unique_norm)
+
+    @property
+    def effective_scale_other(self) -> tuple[float | None, ...]:
+        """The same figure, had the output been rounded in the other mode."""
+        return self._ratio(self.unique_other, self.unique_norm)
+
+    @property
+    def kept_unique(self) -> tuple[float | None, ...]:
+        """Signal kept ⟨δ*, δt⟩/⟨δt, δt⟩ on the unique region (1/K under plain averaging)."""
+        return self._ratio(self.unique_kept, self.unique_norm)
+
+    @property
+    def kept_shared(self) -> tuple[float | None, ...]:
+        return self._ratio(self.shared_kept, self.shared_norm)
+
+
+def zero_tally(agents: int) -> Tally:
+    k = agents
+    return Tally(
+        0,
+        _counts(k),
+        _counts(k),
+        _counts(k + 1),
+        _counts(k, k + 1),
+        _counts(k, k),
+        _counts(k, k),
+        0,
+        _counts(k + 1),
+        np.zeros((k, k)),
+        np.zeros(k),
+        np.zeros(k),
+    )
+
+
+def zero_result(agents: int) -> ResultTally:
+    return ResultTally(0, 0, 0, 0, *(np.zeros(agents) for _ in range(6)))
+
+
+def _counts(*shape: int) -> Counts:
+    return np.zeros(shape, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The tallies of every merged tensor, in plan order, and of the groups that cards and figures show."""
+
+    agents: tuple[str, ...]  # labels, in recipe order
+    epsilon: float
+    tensors: Mapping[str, Tally]
+
+    @property
+    def total(self) -> Tally:
+        return reduce(lambda a, b: a + b, self.tensors.values(), zero_tally(len(self.agents)))
+
+    def by_layer(self) -> dict[int, Tally]:
+        """Depth (0 …) → tally; tensors outside the layer stack are left out."""
+        return self._grouped(layer_of)
+
+    def by_module(self) -> dict[str, Tally]:
+        """attention, mlp, norm, embedding, head, other → tally."""
+        return self._grouped(module_of)
+
+    def _grouped(self, key: Callable[[str], Any]) -> dict[Any, Tally]:
+        groups: dict[Any, Tally] = {}
+        for name, tally in self.tensors.items():
+            group = key(name)
+            if group is not None:
+                groups[group] = groups[group] + tally if group in groups else tally
+        return dict(sorted(groups.items()))
+
+
+_LAYER = re.compile(r"\.(?:layers|h|blocks?)\.(\d+)\.")
+_MODULES = (
+    ("norm", re.compile(r"(?:norm|ln_\w+|layernorm)\b", re.IGNORECASE)),
+    ("head", re.compile(r"^(?:lm_head|output|score)\b")),
+    ("embedding", re.compile(r"\b(?:embed_tokens|wte|wpe|word_embeddings|embeddings?)\b")),
+    ("attention", re.compile(r"\b(?:self_attn|attn|attention)\b")),
+    ("mlp", re.compile(r"\b(?:mlp|feed_forward|ffn|experts?|block_sparse_moe)\b")),
+)
+
+
+def layer_of(name: str) -> int | None:
+    """The depth of a tensor in the layer stack, None outside it."""
+    match = _LAYER.search(name)
+    return int(match.group(1)) if match else None
+
+
+def module_of(name: str) -> str:
+    """The module type of a tensor by its name."""
+    stem = name.rsplit(".", 1)[0]
+    if re.search(r"norm", stem.rsplit(".", 1)[-1], re.IGNORECASE):
+        return "norm"
+    return next((module for module, pattern in _MODULES if pattern.search(stem)), "other")
+
+
+def summarize(tally: Tally, labels: Sequence[str]) -> dict[str, Any]:
+    """One tally as plain data, the form of `probe --json` and hubmerge.json (docs/statistics.md)."""
+    n = max(tally.elements, 1)
+    agents = [
+        {
+            "agent": label,
+            "changed": int(tally.changed[k]),
+            "density": tally.density[k],
+            "identical": int(tally.identical[k]),
+            "unique": int(tally.unique[k]),
+            "unique_share": int(tally.unique[k]) / max(int(tally.changed[k]), 1),
+            "shared": int(tally.shared[k]),
+            "shared_with": [int(c) for c in tally.by_overlap[k, 1:]],
+            "rho": _finite(tally.rho[k]),
+            "l1": float(tally.l1[k]),
+            "l2": float(np.sqrt(tally.dot[k, k])),
+            "max": float(tally.max_abs[k]),
+        }
+        for k, label in enumerate(labels)
+    ]
+    pairs = [
+        {
+            "agents": [labels[k], labels[m]],
+            "both_changed": int(tally.pair_active[k, m]),
+            "jaccard": tally.jaccard(k, m),
+            "cosine": tally.cosine(k, m),
+            "sign_agreement": tally.sign_agreement(k, m),
+        }
+        for k in range(tally.agents)
+        for m in range(k + 1, tally.agents)
+    ]
+    return {
+        "elements": tally.elements,
+        "overlap": [int(c) for c in tally.overlap],
+        "overlap_share": [int(c) / n for c in tally.overlap],
+        "shares": tally.shares,
+        "agents": agents,
+        "pairs": pairs,
+    }
+
+
+def _finite(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if np.isfinite(value) else "inf"

@@ -1,0 +1,339 @@
+"""Streaming: fixed-size chunks of all inputs through the method's kernel, in constant memory.
+
+A chunk is read from every input, decoded to float32, turned into deltas, merged, rounded once and counted, by
+one of a few threads; the results are taken in file order, hashed and written. At most two chunks per thread
+exist at any time, so memory does not grow with the model or its largest tensor. Nothing about the result
+depends on the chunk size or on the number of threads: the kernel is element-wise, randomness is a function of
+the element's identity, and sums have an order of their own (counting.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hubmerge.counter_rng import draws, make_key
+from hubmerge.counting import (
+    BLOCK,
+    Counted,
+    Float32,
+    activity,
+    count_inputs,
+    count_result,
+    fold_inputs,
+    fold_result,
+)
+from hubmerge.dtypes import decode, encode
+from hubmerge.errors import NonFiniteError
+from hubmerge.methods import get_method
+from hubmerge.methods.base import EPSILON
+from hubmerge.plan import Plan, PlannedShard, PlannedTensor
+from hubmerge.sink import FinishedShard, Journal, ShardWriter
+from hubmerge.sources.reader import TensorReader
+from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
+
+DEFAULT_CHUNK = 128 * 1024  # elements: operation-by-operation execution stays in the second-level cache
+
+
+class Observer(Protocol):
+    """Watches a stream from outside; both methods are called in the caller's thread and may raise to cancel."""
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """`done` of `total` elements of stage "probe" or "merge"."""
+
+    def counted(self, total: Tally) -> None:
+        """The statistics of all tensors counted so far."""
+
+
+class Silent:
+    """An observer that looks away."""
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        pass
+
+    def counted(self, total: Tally) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How, never what: no field changes a bit of the result."""
+
+    chunk_elements: int = DEFAULT_CHUNK
+    threads: int = 0  # 0: one per core
+
+    @property
+    def chunk(self) -> int:
+        """The chunk size, rounded up to whole blocks."""
+        return max(BLOCK, -(-self.chunk_elements // BLOCK) * BLOCK)
+
+    @property
+    def workers(self) -> int:
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """What a finished stream hands on."""
+
+    shards: tuple[FinishedShard, ...]
+    statistics: Statistics
+    result: Mapping[str, ResultTally]  # by tensor, in plan order
+
+    @property
+    def total(self) -> ResultTally:
+        total = zero_result(len(self.statistics.agents))
+        for tally in self.result.values():
+            total = total + tally
+        return total
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    tensor: PlannedTensor
+    start: int
+    count: int
+
+    @property
+    def ends(self) -> bool:
+        """True for the last chunk of its tensor."""
+        return self.start + self.count == self.tensor.elements
+
+
+@dataclass(frozen=True)
+class _Done:
+    chunk: _Chunk
+    data: bytes | memoryview
+    inputs: Counted[Tally] | None
+    result: Counted[ResultTally] | None
+
+
+def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
+    """One pass over the inputs for their statistics; NonFiniteError names tensor and model."""
+    epsilon = _epsilon(plan)
+    tallies: dict[str, Tally] = {}
+    counted = zero_tally(len(plan.agents))
+    done = 0
+    total = plan.elements
+
+    def count(chunk: _Chunk) -> _Done:
+        base, agents, deltas = _load(reader, chunk)
+        return _Done(chunk, b"", count_inputs(base, agents, deltas, activity(deltas, epsilon)), None)
+
+    for tensor in plan.tensors():
+        if tensor.action == "merge":
+            tallies[tensor.name] = zero_tally(len(plan.agents))
+    chunks = (c for t in plan.tensors() if t.action == "merge" for c in _chunks(t, options.chunk))
+    for item in _in_order(chunks, count, options.workers):
+        name = item.chunk.tensor.name
+        assert item.inputs is not None
+        tallies[name] = fold_inputs(tallies[name], item.inputs)
+        done += item.chunk.count
+        _check_inputs(plan, name, tallies[name])
+        if item.chunk.ends:
+            counted = counted + tallies[name]
+            observer.counted(counted)
+        observer.progress("probe", done, total)
+    return Statistics(plan.labels, epsilon, tallies)
+
+
+def merge(
+    plan: Plan,
+    reader: TensorReader,
+    journal: Journal,
+    folder: Path,
+    options: StreamOptions,
+    observer: Observer,
+    shard_done: Callable[[FinishedShard], None] = lambda shard: None,
+) -> MergeResult:
+    """Write every shard that the journal does not hold; the probe first when the method needs it.
+
+    Raises NonFiniteError for NaN or Inf in an input or the output, DiskError, CorruptError.
+    """
+    method = get_method(plan.recipe.method)
+    statistics: Statistics | None = None
+    if method.needs_statistics:
+        if journal.statistics is None:
+            journal.add_statistics(probe(plan, reader, options, observer).tensors)
+        assert journal.statistics is not None
+        statistics = Statistics(plan.labels, _epsilon(plan), journal.statistics)
+    done = sum(t.elements for s in plan.shards if s.filename in journal.shards for t in s.tensors)
+    for shard in plan.shards:
+        finished = journal.shards.get(shard.filename)
+        if finished is None:
+            finished = _merge_shard(plan, reader, shard, folder, options, observer, statistics, done)
+            journal.add_shard(finished)
+            done += sum(t.elements for t in shard.tensors)
+        shard_done(finished)
+    shards = tuple(journal.shards[s.filename] for s in plan.shards)
+    if statistics is None:
+        counted = {n: t for s in shards for n, t in (s.inputs or {}).items()}
+        statistics = Statistics(plan.labels, _epsilon(plan), counted)
+    return MergeResult(shards, statistics, {n: t for s in shards for n, t in s.result.items()})
+
+
+def _merge_shard(
+    plan: Plan,
+    reader: TensorReader,
+    shard: PlannedShard,
+    folder: Path,
+    options: StreamOptions,
+    observer: Observer,
+    statistics: Statistics | None,
+    done: int,
+) -> FinishedShard:
+    k = len(plan.agents)
+    merged = [t for t in shard.tensors if t.action == "merge"]
+    inputs = {t.name: zero_tally(k) for t in merged} if statistics is None else None
+    result = {t.name: zero_result(k) for t in merged}
+    counted = zero_tally(k)
+    work = _Kernel(plan, reader, statistics)
+    total = plan.elements
+    with ShardWriter(folder, shard) as writer:
+        chunks = (c for t in shard.tensors for c in _chunks(t, options.chunk))
+        for item in _in_order(chunks, work, options.workers):
+            name = item.chunk.tensor.name
+            writer.write(item.data)
+            if inputs is not None and item.inputs is not None:
+                inputs[name] = fold_inputs(inputs[name], item.inputs)
+                _check_inputs(plan, name, inputs[name])
+                if item.chunk.ends:
+                    counted = counted + inputs[name]
+                    observer.counted(counted)
+            if item.result is not None:
+                result[name] = fold_result(result[name], item.result)
+                if result[name].nonfinite:
+                    raise NonFiniteError(
+                        "the merge overflows the output's dtype",
+                        where=name,
+                        expected="finite values",
+                        got=f"{result[name].nonfinite} NaN or Inf",
+                        next_step="Choose dtype: float32 or bfloat16.",
+                    )
+            done += item.chunk.count
+            observer.progress("merge", done, total)
+        size, sha256 = writer.finish()
+    return FinishedShard(shard.filename, size, sha256, inputs, result)
+
+
+class _Kernel:
+    """One chunk from bytes to bytes; called from several threads, holds nothing that changes."""
+
+    def __init__(self, plan: Plan, reader: TensorReader, statistics: Statistics | None) -> None:
+        method = get_method(plan.recipe.method)
+        parameters = method.parse_parameters(plan.recipe.parameters)
+        weights = plan.recipe.weights
+        total: Tally | None = None if statistics is None else statistics.total
+        self._plan = plan
+        self._reader = reader
+        self._count_inputs = statistics is None
+        self._epsilon = _epsilon(plan)
+        self._kernel = method.kernel
+        self._per_agent = tuple(
+            tuple(np.float32(v) for v in row) for row in method.per_agent(parameters, weights, total)
+        )
+        self._constants = tuple(np.float32(v) for v in method.constants(parameters, weights))
+        self._both_roundings = method.rescales
+
+    def __call__(self, chunk: _Chunk) -> _Done:
+        tensor = chunk.tensor
+        if tensor.action == "copy":
+            return _Done(chunk, _bytes(self._copied(chunk)), None, None)
+        base, agents, deltas = _load(self._reader, chunk)
+        act = activity(deltas, self._epsilon)
+        with np.errstate(all="ignore"):  # NaN and Inf are counted, not warned about
+            delta = self._kernel(deltas, self._per_agent, self._constants)
+            # θ0 + 0 would turn −0 into +0; an unchanged element keeps the base's bits
+            exact = np.where(delta == 0, base, base + delta)
+            raw = self._encode(exact, tensor, chunk, self._plan.rounding)
+            stored = decode(raw, tensor.dtype)
+            other = stored
+            if self._both_roundings and tensor.dtype != "F32":
+                mode = "nearest" if self._plan.rounding == "stochastic" else "stochastic"
+                other = decode(self._encode(exact, tensor, chunk, mode), tensor.dtype)
+            inputs = count_inputs(base, agents, deltas, act) if self._count_inputs else None
+            stored_base = base
+            if tensor.inputs[0].entry.dtype != tensor.dtype:
+                stored_base = decode(encode(base, tensor.dtype, "nearest", None), tensor.dtype)
+            result = count_result(base, deltas, act, delta, exact, stored, other, stored_base)
+        return _Done(chunk, _bytes(raw), inputs, result)
+
+    def _encode(self, exact: Float32, tensor: PlannedTensor, chunk: _Chunk, rounding: Any) -> NDArray[np.generic]:
+        random = None
+        if rounding == "stochastic" and tensor.dtype != "F32":
+            key = make_key(self._plan.recipe.seed, "rounding", tensor.name)
+            random = draws(key, chunk.start, chunk.count)
+        return encode(exact, tensor.dtype, rounding, random)
+
+    def _copied(self, chunk: _Chunk) -> NDArray[np.generic]:
+        raws = [self._reader.raw(k, t, chunk.start, chunk.count) for k, t in enumerate(chunk.tensor.inputs)]
+        for model, raw in zip(self._plan.agents, raws[1:], strict=True):
+            if not np.array_equal(raw, raws[0]):
+                raise NonFiniteError(
+                    "a tensor of integers differs from the base's and cannot be merged",
+                    where=f"{chunk.tensor.name} of {model.ref}",
+                )
+        return raws[0]
+
+
+def _load(reader: TensorReader, chunk: _Chunk) -> tuple[Float32, list[Float32], list[Float32]]:
+    values = [
+        decode(reader.raw(k, stored, chunk.start, chunk.count), stored.entry.dtype)
+        for k, stored in enumerate(chunk.tensor.inputs)
+    ]
+    base, agents = values[0], values[1:]
+    with np.errstate(all="ignore"):
+        return base, agents, [a - base for a in agents]
+
+
+def _check_inputs(plan: Plan, name: str, tally: Tally) -> None:
+    for model, bad in zip(plan.models, tally.nonfinite, strict=True):
+        if bad:
+            raise NonFiniteError(
+                "NaN or Inf in an input",
+                where=f"{name} of {model.ref}",
+                expected="finite values",
+                got=f"{bad} so far",
+                next_step=f"Remove {model.ref.id}: it is broken.",
+            )
+
+
+def _epsilon(plan: Plan) -> float:
+    return float(plan.recipe.parameters.get("epsilon", EPSILON))
+
+
+def _chunks(tensor: PlannedTensor, size: int) -> Iterator[_Chunk]:
+    for start in range(0, tensor.elements, size):
+        yield _Chunk(tensor, start, min(size, tensor.elements - start))
+
+
+def _bytes(raw: NDArray[np.generic]) -> memoryview:
+    return memoryview(np.ascontiguousarray(raw).view(np.uint8)) if raw.size else memoryview(b"")
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def _in_order(items: Iterable[A], work: Callable[[A], B], workers: int) -> Iterator[B]:
+    """`work` over `items` in several threads, results in the items' order, at most two per thread in flight."""
+    pending: deque[Future[B]] = deque()
+    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="hubmerge-stream") as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(work, item))
+                if len(pending) >= 2 * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()

@@ -1,0 +1,82 @@
+"""What the pages need from the rest: a few typed questions and actions.
+
+The pages know nothing of the job store or the worker; `workflows.service` implements this protocol, and tests
+may give another implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hubmerge.hub import RepoSummary
+from hubmerge.plan import Plan
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who is asking, as the sign-in proved it; never from a form field."""
+
+    name: str
+    token: str = field(repr=False)
+    namespaces: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MergeRequest:
+    """One submission of the form."""
+
+    recipe: Mapping[str, Any]  # the recipe as users write it
+    target: str  # org/name
+    private: bool
+    license: str | None = None  # the user's choice where the inputs leave it open
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job as a page shows it."""
+
+    id: str
+    user: str
+    state: str  # queued, running, cancelling, done, failed, cancelled
+    stage: str  # resolve, plan, download, probe, merge, card, publish
+    target: str
+    private: bool
+    recipe: Mapping[str, Any]
+    attempt: int
+    queue_position: int | None  # 1: next; None when not queued
+    progress: Mapping[str, Any] | None  # stage, done, total, unit, per_second
+    statistics: Mapping[str, Any] | None  # report.statistics["total"], as soon as it is known
+    warnings: tuple[str, ...]
+    error: Mapping[str, Any] | None  # code, message, problems, retryable
+    result: Mapping[str, Any] | None  # repo, url, commit
+    created: str
+    started: str | None
+    finished: str | None
+
+
+class Service(Protocol):
+    """Every action of the pages and of the API; each raises HubmergeError with a message fit to be shown."""
+
+    endpoint: str
+
+    def visitor(self, name: str, token: str) -> Visitor:
+        """The signed-in user with the namespaces that the token may write to."""
+
+    def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]: ...
+
+    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Plan:
+        """Headers only; IncompatibleError and friends carry every problem."""
+
+    def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
+        """Check everything that can be checked now, then queue; the same request again finds the same job."""
+
+    def job(self, job_id: str, visitor: Visitor | None) -> JobView:
+        """A job; one with a private target is shown to its owner only."""
+
+    def jobs(self, visitor: Visitor) -> list[JobView]:
+        """The visitor's own jobs, newest first."""
+
+    def cancel(self, job_id: str, visitor: Visitor) -> JobView:
+        """Only the owner may."""

@@ -1,0 +1,143 @@
+"""Conformance: the client's own tests, unchanged but for their endpoint, against the local Hub.
+
+    python tests/conformance/run.py [--cache DIR] [--select EXPRESSION]
+
+Downloads the source archive of the installed huggingface_hub once, unpacks its tests, starts a local Hub with
+the users that they expect, runs those that need neither the real Hub nor Xet nor git-lfs, and prints a summary.
+Exit code 0 means that at least `REQUIRED` of them pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from hubmerge.localhub.process import LocalHubProcess  # noqa: E402
+
+REQUIRED = 470
+STAGING = "https://hub-ci.huggingface.co"
+TESTS = [
+    "test_hf_api.py",
+    "test_hf_file_system.py",
+    "test_snapshot_download.py",
+    "test_file_download.py",
+    "test_cli_discussions.py",
+    "test_hub_mixin.py",
+    "test_commit_scheduler.py",
+    "test_commit_api.py",
+    "test_lfs.py",
+    "test_cache_layout.py",
+    "test_repocard.py::TestMetadataUpdateOnMissingCard",
+    "test_repocard.py::TestRepocardMetadataUpdate",
+]
+MARKERS = "not production and not inference and not xet and not no_xet and not git_lfs"
+NAMES = (
+    "not TestCollectionAPI and not TestAccessRequestAPI and not TestHfApiInferenceCatalog"
+    " and not test_autocomplete_works_as_expected"  # of an editor, needs jedi
+)
+USERS = {
+    "users": [
+        {
+            "name": "__DUMMY_HUB_USER__",
+            "fullname": "Dummy User",
+            "email": "dummy@example.org",
+            "tokens": [{"value": "hf_HubCITokenXXXXXXXXXXXXXXXXXXXXX"}],
+        },
+        {"name": "DVUser", "tokens": [{"value": "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"}]},
+        {"name": "EnterpriseAdmin", "tokens": [{"value": "hf_enterprise_admin_token"}]},
+    ],
+    "orgs": [
+        {"name": "valid_org_hub", "fullname": "Dummy Hub Org", "members": {"__DUMMY_HUB_USER__": "admin"}},
+        {"name": "EnterpriseOrgPrivate", "members": {"EnterpriseAdmin": "admin"}, "private_by_default": True},
+    ],
+    "oauth": {"client_id": "conformance", "client_secret": "conformance-secret"},
+}
+
+
+def fetch(cache: Path) -> Path:
+    """The source archive of the installed client, downloaded on first use."""
+    wanted = version("huggingface_hub")
+    archive = cache / f"huggingface_hub-{wanted}.tar.gz"
+    if not archive.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+        subprocess.run([*pip, "--no-binary", ":all:", "-d", str(cache), f"huggingface_hub=={wanted}"], check=True)
+    return archive
+
+
+def unpack(archive: Path, target: Path, endpoint: str) -> None:
+    """The tests as a package, with their endpoint replaced and the files that the archive leaves out."""
+    tests = target / "tests"
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            inside = member.name.partition("/")[2]
+            if inside.startswith("tests/") and member.isfile():
+                source = tar.extractfile(member)
+                assert source is not None
+                path = target / inside
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(source.read().replace(STAGING.encode(), endpoint.encode()))
+    (tests / "__init__.py").touch()
+    (tests / "conftest.py").write_text((HERE / "upstream_conftest.py").read_text())
+    (target / "pytest.ini").write_text((HERE / "upstream_pytest.ini").read_text())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "conformance")
+    parser.add_argument("--select", default="", help="run only tests that match this pytest -k expression")
+    args = parser.parse_args()
+    archive = fetch(args.cache)
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        (work / "users.json").write_text(json.dumps(USERS))
+        with LocalHubProcess(work / "data", users=work / "users.json") as hub:
+            unpack(archive, work, hub.endpoint)
+            environment = {
+                **os.environ,
+                "HF_ENDPOINT": hub.endpoint,
+                "HF_HOME": str(work / "hf"),
+                "HF_TOKEN": "",
+                "HF_HUB_DISABLE_XET": "1",
+                "HF_HUB_DISABLE_TELEMETRY": "1",
+                "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+                "NO_PROXY": "127.0.0.1,localhost",
+            }
+            select = f"{NAMES} and ({args.select})" if args.select else NAMES
+            command = [sys.executable, "-m", "pytest", "-n2", "--timeout", "60", "--junitxml", "report.xml"]
+            command += [f"tests/{test}" for test in TESTS] + ["-m", MARKERS, "-k", select]
+            subprocess.run(command, cwd=work, env=environment, check=False)
+        return summarize(work / "report.xml", everything=not args.select)
+
+
+def summarize(report: Path, *, everything: bool) -> int:
+    """Print the counts and the names of what failed; 0 if enough passed."""
+    failed: list[str] = []
+    counts = {"passed": 0, "failed": 0, "skipped": 0, "total": 0}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        outcome = "passed"
+        if case.find("failure") is not None or case.find("error") is not None:
+            outcome = "failed"
+            failed.append(f"{case.get('classname')}::{case.get('name')}")
+        elif case.find("skipped") is not None:
+            outcome = "skipped"
+        counts[outcome] += 1
+        counts["total"] += 1
+    print(json.dumps({"client": version("huggingface_hub"), **counts, "failures": sorted(failed)}, indent=2))
+    return int(bool(failed) if not everything else counts["passed"] < REQUIRED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What the job tests share: a clock to move, jobs with readable names, workers in threads and processes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from hubmerge.settings import Settings
+from workflows.jobs import JobError, NewJob
+from workflows.store import Store
+from workflows.supervision import Timing
+from workflows.tokens import TokenVault
+from workflows.worker import Worker
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+QUICK = Timing(idle_s=0.02, line_s=0.02, cancel_s=0.02, heartbeat_s=0.2, progress_s=0.0, grace_s=30.0)
+
+RETRYABLE = JobError(code="E_HUB", message="the Hub is away", retryable=True)
+FINAL = JobError(code="E_FORMAT", message="no safetensors")
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.boot_id = "boot-1"
+        self.wall = datetime(2030, 1, 1, tzinfo=UTC)
+        self.seconds = 1000.0
+
+    def now(self) -> datetime:
+        return self.wall
+
+    def steady(self) -> float:
+        return self.seconds
+
+    def pass_time(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.wall += timedelta(seconds=seconds)
+
+    def reboot(self) -> None:
+        self.boot_id = f"boot-{int(self.boot_id[5:]) + 1}"
+        self.seconds = 5.0
+
+
+def job_id(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def new_job(name: str, user: str = "ann", **changes: Any) -> NewJob:
+    return NewJob(**{"id": job_id(name), "user": user, "payload": {"name": name}, **changes})
+
+
+def until(condition: Callable[[], Any], limit_s: float = 120.0) -> Any:
+    """Wait for a condition; the limit only turns a hang into a failure."""
+    deadline = time.monotonic() + limit_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.02)
+    return value
+
+
+def is_alive(pid: int) -> bool:
+    """True of a process that is neither gone nor a zombie waiting for its parent."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def make_worker(data: Path, store: Store, function: str, timing: Timing = QUICK, **settings: Any) -> Worker:
+    configured = Settings(data_dir=data, secret="test secret", **settings)
+    vault = TokenVault.from_settings(configured)
+    pipelines = {"merge": f"job_pipelines:{function}"}
+    return Worker(configured, store, vault, pipelines=pipelines, timing=timing)
+
+
+@contextmanager
+def running(worker: Worker) -> Iterator[threading.Event]:
+    stop = threading.Event()
+    thread = threading.Thread(target=worker.run_forever, args=(stop,))
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop.set()
+        thread.join()
+        worker.close()
+
+
+@contextmanager
+def worker_process(data: Path, function: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "HUBMERGE_DATA": str(data), "HUBMERGE_SECRET": "test secret"}
+    environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(HERE)))
+    command = [sys.executable, "-m", "workflows.worker", "--pipeline", f"merge=job_pipelines:{function}"]
+    with (data / "worker.log").open("ab") as log:
+        process = subprocess.Popen([*command, *arguments], env=environment, cwd=ROOT, stderr=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

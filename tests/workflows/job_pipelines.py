@@ -1,0 +1,147 @@
+"""Pipelines for the job tests; each leaves traces that a test can read from outside."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from hubmerge.errors import CancelledError, HubUnavailableError
+from workflows.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
+
+
+def wait_for(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.02)
+
+
+def steps(spec: JobSpec, emit: Emit) -> None:
+    """Ten durable steps, each done once however often the job is killed; waits at `gate` before step 5."""
+    journal = spec.workdir / "journal"
+    done = journal.read_text().splitlines() if journal.exists() else []
+    with Path(spec.payload["trace"]).open("a") as trace:
+        try:
+            fcntl.flock(trace, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            trace.write("OVERLAP\n")
+            raise
+        trace.write(f"attempt {spec.attempt} fence {spec.fence} pid {os.getpid()} from {len(done)}\n")
+        trace.flush()
+        emit(StageStarted(stage="stream"))
+        for step in range(len(done), 10):
+            if step == 5 and "gate" in spec.payload:
+                wait_for(spec.payload["gate"])
+            with journal.open("a") as file:
+                file.write(f"{step}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            emit(Progress(stage="stream", done=step + 1, total=10, unit="shards"))
+        emit(Result(values={"journal": journal.read_text().split()}))
+
+
+def dies(spec: JobSpec, emit: Emit) -> None:
+    """Killed without a word, at `done` of the payload's list for this attempt."""
+    emit(StageStarted(stage="stream"))
+    emit(Progress(stage="stream", done=spec.payload["done"][spec.attempt - 1], total=10))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segfaults(_spec: JobSpec, _emit: Emit) -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def lacks_memory(_spec: JobSpec, _emit: Emit) -> None:
+    raise MemoryError("2 TB")
+
+
+def hub_is_away(spec: JobSpec, emit: Emit) -> None:
+    if spec.attempt == 1:
+        raise HubUnavailableError("the Hub answered 503")
+    emit(Result(values={"attempt": spec.attempt}))
+
+
+def fills_disk(_spec: JobSpec, _emit: Emit) -> None:
+    raise OSError(28, "No space left on device", "/data/shard")
+
+
+def no_result(_spec: JobSpec, emit: Emit) -> None:
+    emit(Notice(message="hello"))
+
+
+def exits(_spec: JobSpec, _emit: Emit) -> None:
+    sys.exit(0)
+
+
+def helper_process(spec: JobSpec, emit: Emit) -> None:
+    """Starts a program of its own, then holds still until it is ended."""
+    helper = subprocess.Popen(["sleep", "600"])
+    Path(spec.payload["pids"]).write_text(f"{os.getpid()} {helper.pid}")
+    emit(StageStarted(stage="evaluate"))
+    wait_for(spec.payload["gate"])
+
+
+def cleans_up(spec: JobSpec, emit: Emit) -> None:
+    emit(StageStarted(stage="publish"))
+    try:
+        wait_for(spec.payload["gate"])
+    except CancelledError:
+        Path(spec.payload["cleaned"]).write_text("yes")
+        raise
+
+
+def ignores_cancel(spec: JobSpec, emit: Emit) -> None:
+    emit(StageStarted(stage="publish"))
+    while True:
+        try:
+            wait_for(spec.payload["gate"])
+        except CancelledError:
+            emit(StageStarted(stage="stubborn"))
+
+
+def finishes_on_cancel(spec: JobSpec, emit: Emit) -> None:
+    """The cancellation comes when the commit is already made."""
+    emit(StageStarted(stage="publish"))
+    try:
+        wait_for(spec.payload["gate"])
+    except CancelledError:
+        emit(Result(values={"commit": "abc"}))
+
+
+def leaks(spec: JobSpec, emit: Emit) -> None:
+    """Says its token everywhere it can, then waits, then fails with it."""
+    assert spec.token is not None
+    token = spec.token.get_secret_value()
+    logging.getLogger("http").warning("Authorization: Bearer %s", token)
+    print("stdout", token)
+    print("stderr", token, file=sys.stderr, flush=True)
+    sys.stderr.write("x" * 70_000 + token)
+    os.write(2, token[:7].encode())
+    os.write(2, token[7:].encode() + b"\n")
+    subprocess.run(["echo", token], check=True)
+    emit(StageStarted(stage=f"stage {token}"))
+    emit(Progress(stage=f"stage {token}", done=1))
+    emit(Statistics(values={"nested": [{"key": token}], token: 1}))
+    emit(Notice(message=f"https://user:{token}@hub"))
+    wait_for(spec.payload["gate"])
+    if spec.payload.get("end") == "result":
+        emit(Result(values={"token": token}))
+        return
+    raise ValueError(f"bad request with {token}")
+
+
+def environment(_spec: JobSpec, emit: Emit) -> None:
+    emit(Result(values={"environment": dict(os.environ)}))
+
+
+def floods(_spec: JobSpec, emit: Emit) -> None:
+    emit(Statistics(values={"long": "x" * 300_000}))
+    emit(Statistics(values={"longer": "x" * 2_000_000}))
+    for number in range(5000):
+        emit(Notice(message=f"notice {number}"))
+        emit(Progress(stage="stream", done=number + 1, total=5000))
+    emit(Result(values={}))

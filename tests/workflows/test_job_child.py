@@ -1,0 +1,215 @@
+"""The child by itself: one document in, JSON lines out, and an end for every way a pipeline can end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_helpers import HERE, ROOT, is_alive, until
+from pydantic import SecretStr
+
+from workflows.protocol import Failure, JobSpec, Notice, Progress, Result, Statistics, decode, encode
+
+TOKEN = "hf_CaNaRyTokenThatNobodyMayEverSee"
+
+
+def spec(workdir: Path, **payload: Any) -> JobSpec:
+    return JobSpec(
+        job_id="a" * 64,
+        fence=1,
+        kind="merge",
+        user="ann",
+        payload=payload,
+        token=SecretStr(TOKEN),
+        workdir=workdir,
+        endpoint="http://localhost",
+    )
+
+
+def start(function: str, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "workflows.child", "--pipeline", f"job_pipelines:{function}", *arguments]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE)))},
+        cwd=ROOT,
+        start_new_session=True,
+    )
+
+
+def run(function: str, document: JobSpec) -> tuple[int, list[dict[str, Any]], str]:
+    child = start(function)
+    out, err = child.communicate(document.to_line())
+    return child.returncode, [json.loads(line) for line in out.splitlines()], err.decode()
+
+
+def test_a_job_that_succeeds_ends_with_its_result(tmp_path: Path) -> None:
+    code, lines, _ = run("steps", spec(tmp_path / "w", trace=str(tmp_path / "trace")))
+    assert code == 0
+    assert lines[0] == {"type": "stage", "stage": "stream"}
+    assert lines[1] == {
+        "type": "progress",
+        "stage": "stream",
+        "done": 1,
+        "total": 10,
+        "unit": "shards",
+        "per_second": None,
+    }
+    assert lines[-1] == {"type": "result", "values": {"journal": [str(n) for n in range(10)]}}
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "retryable", "said"),
+    [
+        ("hub_is_away", "E_HUB", True, "503"),
+        ("lacks_memory", "E_TOO_BIG", True, "2 TB"),
+        ("fills_disk", "E_DISK", True, "/data/shard"),
+        ("no_result", "E_INTERNAL", False, "ended without a result"),
+        ("exits", "E_INTERNAL", False, "SystemExit: 0"),
+        ("missing", "E_INTERNAL", False, "AttributeError"),
+    ],
+)
+def test_a_job_that_fails_ends_with_an_error_line(
+    tmp_path: Path, function: str, code: str, retryable: bool, said: str
+) -> None:
+    exit_code, lines, log = run(function, spec(tmp_path / "w"))
+    assert exit_code == 1
+    error = lines[-1]
+    assert (error["type"], error["code"], error["retryable"]) == ("error", code, retryable)
+    assert said in error["message"]
+    assert "Traceback" in log
+
+
+def test_no_chatter_gets_between_the_lines_and_no_token_into_an_error(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    code, lines, log = run("leaks", spec(tmp_path / "w", gate=str(gate)))
+    assert code == 1
+    assert [line["type"] for line in lines] == ["stage", "progress", "statistics", "warning", "error"]
+    assert TOKEN not in json.dumps(lines)
+    assert "ValueError: bad request with [token]" in lines[-1]["message"]
+    assert f"stdout {TOKEN}" in log  # what the pipeline itself prints is the worker's to scrub
+    assert "ValueError: bad request with [token]" in log
+
+
+def test_a_document_that_is_no_job_is_refused_without_being_shown(tmp_path: Path) -> None:
+    child = start("steps")
+    out, err = child.communicate(spec(tmp_path).to_line().replace(b'"fence": 1', b'"fence": "one"'))
+    assert child.returncode == 1
+    assert out == b""
+    assert b"fence" in err
+    assert TOKEN.encode() not in err
+
+
+def test_term_lets_the_job_clean_up_and_says_cancelled(tmp_path: Path) -> None:
+    cleaned = tmp_path / "cleaned"
+    child = start("cleans_up")
+    assert child.stdin
+    assert child.stdout
+    child.stdin.write(spec(tmp_path / "w", gate=str(tmp_path / "gate"), cleaned=str(cleaned)).to_line())
+    child.stdin.close()
+    child.stdin = None
+    child.stdout.readline()
+    child.send_signal(signal.SIGTERM)
+    out, _ = child.communicate()
+    assert child.returncode == 1
+    assert json.loads(out)["code"] == "E_CANCELLED"
+    assert cleaned.read_text() == "yes"
+
+
+@pytest.mark.parametrize("end", ["the pipe closes", "the heartbeat stops", "the child is killed"])
+def test_a_guarded_child_and_its_helpers_end_together(tmp_path: Path, end: str) -> None:
+    pids = tmp_path / "pids"
+    child = start("helper_process", "--guard-seconds", "0.5" if end == "the heartbeat stops" else "600")
+    assert child.stdin
+    child.stdin.write(spec(tmp_path / "w", pids=str(pids), gate=str(tmp_path / "gate")).to_line())
+    child.stdin.flush()
+    main, helper = map(int, until(lambda: pids.exists() and pids.read_text()).split())
+    if end == "the pipe closes":
+        child.stdin.close()
+        child.stdin = None
+    elif end == "the child is killed":
+        child.kill()
+    until(lambda: not is_alive(main) and not is_alive(helper))
+    child.communicate()
+    assert child.returncode == -signal.SIGKILL
+
+
+def test_a_child_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """Without a guardian the kernel does it."""
+    pids = tmp_path / "pids"
+    document = spec(tmp_path / "w", pids=str(pids), gate=str(tmp_path / "gate")).to_line().decode()
+    starter = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-m', 'workflows.child', '--pipeline',"
+        " 'job_pipelines:helper_process'], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)\n"
+        f"child.stdin.write({document!r}.encode()); child.stdin.close(); time.sleep(600)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE)))}
+    parent = subprocess.Popen([sys.executable, "-c", starter], env=environment, cwd=ROOT)
+    main, helper = map(int, until(lambda: pids.exists() and pids.read_text()).split())
+    parent.kill()
+    parent.wait()
+    until(lambda: not is_alive(main))
+    os.kill(helper, signal.SIGKILL)
+
+
+def test_an_attempt_waits_until_the_one_before_has_left_the_folder(tmp_path: Path) -> None:
+    trace, gate = tmp_path / "trace", tmp_path / "gate"
+    document = spec(tmp_path / "w", trace=str(trace), gate=str(gate)).to_line()
+    first = start("steps")
+    assert first.stdin
+    first.stdin.write(document)
+    first.stdin.close()
+    until(lambda: (tmp_path / "w" / "journal").exists())
+    second = start("steps")
+    assert second.stdin
+    second.stdin.write(document)
+    second.stdin.close()
+    first.kill()
+    until(lambda: len(trace.read_text().splitlines()) == 2)
+    gate.touch()
+    for child in (first, second):
+        child.stdin = None
+        child.communicate()
+    assert second.returncode == 0
+    assert "OVERLAP" not in trace.read_text()
+    assert (tmp_path / "w" / "journal").read_text().split() == [str(n) for n in range(10)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        Progress(stage="stream", done=2**60, total=2**61, unit="bytes", per_second=1.5),
+        Statistics(values={"a": [1, {"b": None}]}),
+        Notice(message='line\nbreak and "quotes" and \u2028'),
+        Result(values={}),
+        Failure(code="E_HUB", message="m", problems=({"code": "E_HUB"},), retryable=True),
+    ],
+    ids=lambda line: line.type,
+)
+def test_a_line_is_one_line_and_comes_back_as_it_was(line: Any) -> None:
+    text = encode(line)
+    assert text.count("\n") == 1
+    assert text.endswith("\n")
+    assert decode(text) == line
+
+
+def test_what_json_has_no_number_for_becomes_null() -> None:
+    line = Statistics(values={"a": float("nan"), "b": [float("inf")]})
+    assert decode(encode(line)) == Statistics(values={"a": None, "b": [None]})
+
+
+def test_a_spec_shows_its_token_on_the_wire_only(tmp_path: Path) -> None:
+    document = spec(tmp_path)
+    assert TOKEN in document.to_line().decode()
+    assert TOKEN not in repr(document) + str(document) + document.model_dump_json()
+    assert JobSpec.model_validate_json(document.to_line()) == document

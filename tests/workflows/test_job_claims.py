@@ -1,0 +1,222 @@
+"""Who owns a job: claims of several threads and processes, leases, fences, reboots."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from job_helpers import FINAL, ROOT, FakeClock, job_id, new_job
+
+from workflows.jobs import StaleFenceError, State
+from workflows.store import Store
+
+RUSH = """
+import sys
+from pathlib import Path
+from workflows.store import Store
+store = Store(Path(sys.argv[1]))
+sys.stdin.readline()
+while job := store.claim(sys.argv[2]):
+    print(job.id, job.fence, flush=True)
+    if int(job.id[0], 16) % 2:
+        store.finish(job.id, job.fence, {})
+"""
+
+
+def test_a_second_worker_cannot_claim_a_leased_job(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    assert store.claim("w1") is not None
+    assert store.claim("w2") is None
+    clock.pass_time(store.lease_s - 0.01)
+    assert store.claim("w2") is None
+
+
+def test_a_heartbeat_prolongs_the_lease(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    job = store.claim("w1")
+    assert job is not None
+    for _ in range(10):
+        clock.pass_time(store.lease_s - 1)
+        store.heartbeat(job.id, job.fence)
+    assert store.claim("w2") is None
+
+
+def test_a_worker_that_slept_through_its_lease_can_write_nothing(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    slept = store.claim("w1")
+    assert slept is not None
+    clock.pass_time(store.lease_s + 1)
+    owner = store.claim("w2")
+    assert owner is not None
+    assert (owner.id, owner.fence, owner.attempt) == (slept.id, slept.fence + 1, 2)
+    before = store.get(owner.id), store.events(owner.id)
+    for write in (
+        lambda: store.heartbeat(slept.id, slept.fence),
+        lambda: store.set_progress(slept.id, slept.fence, "plan", None),
+        lambda: store.append_events(slept.id, slept.fence, [("warning", {})]),
+        lambda: store.finish(slept.id, slept.fence, {}),
+        lambda: store.fail(slept.id, slept.fence, FINAL),
+        lambda: store.cancelled(slept.id, slept.fence),
+        lambda: store.release(slept.id, slept.fence),
+    ):
+        with pytest.raises(StaleFenceError, match="E_FENCE"):
+            write()
+    assert (store.get(owner.id), store.events(owner.id)) == before
+    assert store.finish(owner.id, owner.fence, {}).state is State.DONE
+
+
+def test_a_lease_that_ran_out_unnoticed_goes_on_with_the_next_heartbeat(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    job = store.claim("w1")
+    assert job is not None
+    clock.pass_time(store.lease_s + 1)
+    store.heartbeat(job.id, job.fence)
+    assert store.claim("w2") is None
+
+
+def test_a_job_taken_back_is_no_longer_its_workers(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    job = store.claim("w1")
+    assert job is not None
+    clock.pass_time(store.lease_s + 1)
+    assert [left.state for left in store.reap()] == [State.QUEUED]
+    with pytest.raises(StaleFenceError):
+        store.heartbeat(job.id, job.fence)
+
+
+def test_only_the_jobs_of_dead_workers_are_taken_back(store: Store) -> None:
+    for name in "abc":
+        store.submit(new_job(name))
+        store.claim(f"worker-{name}")
+    assert store.owners() == ("worker-a", "worker-b", "worker-c")
+    assert [job.id for job in store.reap(["worker-b"])] == [job_id("b")]
+    assert store.owners() == ("worker-a", "worker-c")
+
+
+def test_a_job_whose_worker_dies_in_every_attempt_fails(store: Store) -> None:
+    store.submit(new_job("a", max_attempts=3))
+    for attempt in (1, 2, 3):
+        job = store.claim("w")
+        assert job is not None
+        assert job.attempt == attempt
+        (left,) = store.reap(["w"])
+    assert left.state is State.FAILED
+    assert left.error is not None
+    assert (left.error.code, left.error.retryable) == ("E_INTERNAL", True)
+
+
+def test_no_attempt_past_the_last_is_claimed_from_a_dead_lease(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a", max_attempts=1))
+    store.claim("w1")
+    clock.pass_time(store.lease_s + 1)
+    assert store.claim("w2") is None
+
+
+@pytest.mark.parametrize("jump", [timedelta(days=365), timedelta(days=-365)])
+def test_setting_the_wall_clock_neither_ends_nor_prolongs_a_lease(
+    store: Store, clock: FakeClock, jump: timedelta
+) -> None:
+    store.submit(new_job("a"))
+    store.claim("w1")
+    clock.wall += jump
+    assert store.claim("w2") is None
+    clock.pass_time(store.lease_s + 1)
+    assert store.claim("w2") is not None
+
+
+def test_a_reboot_ends_every_lease_and_every_back_off(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    store.submit(new_job("b"))
+    failed = store.claim("w1")
+    assert failed is not None
+    store.fail(failed.id, failed.fence, FINAL.model_copy(update={"retryable": True}))
+    store.claim("w1")
+    assert store.claim("w2") is None
+    clock.reboot()  # steady seconds start over, far below the old lease's end
+    assert store.claim("w2") is not None
+    assert store.claim("w2") is not None
+
+
+def test_threads_never_share_a_claim(tmp_path: Path) -> None:
+    store = Store(tmp_path, jobs_per_user=100)
+    for number in range(60):
+        store.submit(new_job(str(number)))
+    claims: list[tuple[str, int]] = []
+    start = threading.Barrier(8)
+
+    def rush(owner: str) -> None:
+        start.wait()
+        while job := store.claim(owner):
+            claims.append((job.id, job.fence))
+
+    threads = [threading.Thread(target=rush, args=(f"w{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store.close()
+    assert sorted(claims) == sorted((job_id(str(number)), 1) for number in range(60))
+
+
+def test_processes_never_share_a_claim(tmp_path: Path) -> None:
+    """Each process opens the new database itself, all at the same moment."""
+    command = [sys.executable, "-c", RUSH, str(tmp_path)]
+    rush = [
+        subprocess.Popen([*command, f"p{number}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        for number in range(4)
+    ]
+    store = Store(tmp_path, jobs_per_user=100)
+    for number in range(40):
+        store.submit(new_job(str(number)))
+    for process in rush:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    claims = [line for process in rush for line in process.communicate()[0].splitlines()]
+    assert [process.returncode for process in rush] == [0] * 4
+    store.close()
+    assert sorted(claims) == sorted(f"{job_id(str(number))} 1" for number in range(40))
+
+
+def test_submissions_of_one_identity_at_once_make_one_job(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    start = threading.Barrier(8)
+
+    def submit() -> None:
+        start.wait()
+        store.submit(new_job("a"))
+
+    threads = [threading.Thread(target=submit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.list_jobs()) == 1
+    assert [event.type for event in store.events(job_id("a"))] == ["submitted"]
+    store.close()
+
+
+def test_a_quota_holds_against_submissions_at_once(tmp_path: Path) -> None:
+    store = Store(tmp_path, jobs_per_user=5)
+    start = threading.Barrier(8)
+    refused: list[str] = []
+
+    def submit(number: int) -> None:
+        start.wait()
+        try:
+            store.submit(new_job(str(number)))
+        except Exception as error:  # noqa: BLE001 - whatever it was, the test shows it
+            refused.append(type(error).__name__)
+
+    threads = [threading.Thread(target=submit, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert refused == ["QuotaError"] * 3
+    assert len(store.list_jobs()) == 5
+    store.close()

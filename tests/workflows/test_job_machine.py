@@ -1,0 +1,194 @@
+"""Random histories against a naive model: no job is lost, no fence is valid twice, ended jobs stay ended."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from job_helpers import FINAL, RETRYABLE, FakeClock, job_id, new_job
+
+from hubmerge.errors import PermissionDeniedError, QuotaError
+from workflows.jobs import Job, StaleFenceError, State
+from workflows.store import Store
+from workflows.tokens import SealedToken
+
+QUOTA = 3
+USERS = ("ann", "bob")
+WORKERS = ("w1", "w2", "w3")
+NAMES = tuple("abcdefgh")
+ENDED = (State.DONE, State.FAILED, State.CANCELLED)
+
+
+@dataclass
+class Expected:
+    user: str
+    ended: Job | None = None  # as it was when it ended
+    fences: list[int] = field(default_factory=list)
+
+
+class Histories(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.clock = FakeClock()
+        self.store = Store(Path(self.folder.name), clock=self.clock, jobs_per_user=QUOTA)
+        self.jobs: dict[str, Expected] = {}
+        self.claims: list[Job] = []  # every claim ever made; the last one of a job is its owner's
+
+    def teardown(self) -> None:
+        self.store.close()
+        self.folder.cleanup()
+
+    def note(self, job: Job) -> None:
+        self.jobs[job.id].ended = job if job.state in ENDED else None
+
+    @rule(name=st.sampled_from(NAMES), user=st.sampled_from(USERS), priority=st.integers(-1, 1))
+    def submit(self, name: str, user: str, priority: int) -> None:
+        identity = job_id(name)
+        known = self.jobs.get(identity)
+        active = [
+            job
+            for job in self.store.list_jobs(user=user)
+            if job.state in (State.QUEUED, State.RUNNING, State.CANCELLING)
+        ]
+        fresh = known is None or (known.ended is not None and known.ended.state is not State.DONE)
+        try:
+            job = self.store.submit(new_job(name, user, priority=priority, max_attempts=3), SealedToken("c", None))
+        except PermissionDeniedError:
+            assert known is not None
+            assert known.user != user
+        except QuotaError:
+            assert fresh
+            assert len(active) >= QUOTA
+        else:
+            assert known is None or known.user == user
+            assert not fresh or len(active) < QUOTA
+            self.jobs.setdefault(identity, Expected(user))
+            assert not fresh or job.state is State.QUEUED
+            self.note(job)
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def claim(self, worker: str) -> None:
+        now, boot = self.clock.steady(), self.clock.boot_id
+        due = [
+            job
+            for job in self.store.list_jobs()
+            if job.attempt < job.max_attempts
+            and (
+                (job.state is State.QUEUED and (job.boot != boot or (job.not_before or 0) <= now))
+                or (job.state is State.RUNNING and (job.boot != boot or (job.lease_until or 0) <= now))
+            )
+        ]
+        job = self.store.claim(worker)
+        if job is None:
+            assert due == []
+            return
+        assert job.id == min(due, key=lambda each: (-each.priority, each.ticket)).id
+        fences = self.jobs[job.id].fences
+        assert job.fence > max(fences, default=0)
+        fences.append(job.fence)
+        self.claims.append(job)
+
+    @precondition(lambda self: self.claims)
+    @rule(
+        data=st.data(),
+        write=st.sampled_from(["heartbeat", "finish", "retry", "fail", "memory", "cancelled", "release", "event"]),
+    )
+    def write(self, data: st.DataObject, write: str) -> None:
+        claim = data.draw(st.sampled_from(self.claims))
+        before = self.store.get(claim.id)
+        owns = claim.fence == before.fence and before.state in (State.RUNNING, State.CANCELLING)
+        key = claim.id, claim.fence
+        writes = {
+            "heartbeat": lambda: self.store.heartbeat(*key),
+            "finish": lambda: self.store.finish(*key, {"by": claim.fence}),
+            "retry": lambda: self.store.fail(*key, RETRYABLE),
+            "fail": lambda: self.store.fail(*key, FINAL),
+            "memory": lambda: self.store.fail(*key, RETRYABLE, out_of_memory=True),
+            "cancelled": lambda: self.store.cancelled(*key),
+            "release": lambda: self.store.release(*key),
+            "event": lambda: self.store.append_events(*key, [("warning", {})]),
+        }
+        try:
+            writes[write]()
+        except StaleFenceError:
+            assert not owns
+            assert self.store.get(claim.id) == before
+        else:
+            assert owns
+            self.note(self.store.get(claim.id))
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data(), user=st.sampled_from(USERS))
+    def cancel(self, data: st.DataObject, user: str) -> None:
+        identity = data.draw(st.sampled_from(sorted(self.jobs)))
+        try:
+            self.note(self.store.request_cancel(identity, user))
+        except PermissionDeniedError:
+            assert self.jobs[identity].user != user
+        else:
+            assert self.jobs[identity].user == user
+
+    @rule(dead=st.sets(st.sampled_from(WORKERS)))
+    def reap(self, dead: set[str]) -> None:
+        for job in self.store.reap(sorted(dead)):
+            self.note(job)
+        assert not dead & set(self.store.owners())
+
+    @rule(seconds=st.sampled_from([1.0, 10.0, 40.0, 1000.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.clock.pass_time(seconds)
+
+    @rule()
+    def reboot(self) -> None:
+        self.clock.reboot()
+
+    @rule()
+    def restart(self) -> None:
+        self.store.close()
+        self.store = Store(Path(self.folder.name), clock=self.clock, jobs_per_user=QUOTA)
+
+    @invariant()
+    def no_job_is_lost(self) -> None:
+        assert {job.id: job.user for job in self.store.list_jobs()} == {
+            identity: expected.user for identity, expected in self.jobs.items()
+        }
+
+    @invariant()
+    def what_has_ended_stays_as_it_was(self) -> None:
+        for job in self.store.list_jobs():
+            ended = self.jobs[job.id].ended
+            assert (ended is not None) == (job.state in ENDED)
+            assert ended is None or job == ended
+
+    @invariant()
+    def a_held_job_has_one_owner_and_the_latest_fence(self) -> None:
+        for job in self.store.list_jobs():
+            held = job.state in (State.RUNNING, State.CANCELLING)
+            assert (job.lease_owner is not None) == held
+            assert job.fence == max(self.jobs[job.id].fences, default=0)
+
+    @invariant()
+    def tokens_live_exactly_as_long_as_their_jobs(self) -> None:
+        for job in self.store.list_jobs():
+            assert (self.store.sealed_token(job.id) is None) == (job.state in ENDED)
+
+    @invariant()
+    def journals_have_no_gap(self) -> None:
+        for identity in self.jobs:
+            numbers = [event.seq for event in self.store.events(identity)]
+            assert numbers == list(range(1, len(numbers) + 1))
+
+    @invariant()
+    def quotas_hold(self) -> None:
+        for user in USERS:
+            states = [State.QUEUED, State.RUNNING, State.CANCELLING]
+            assert len(self.store.list_jobs(user=user, states=states)) <= QUOTA
+
+
+TestHistories = Histories.TestCase
+TestHistories.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -1,0 +1,443 @@
+"""What the store promises about one job: its states, its owner's rights, its back-off and its end."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from job_helpers import FINAL, RETRYABLE, ROOT, FakeClock, job_id, new_job
+from pydantic import ValidationError
+
+from hubmerge.errors import InternalError, PermissionDeniedError, QuotaError, RecipeError
+from workflows.jobs import (
+    BACKOFF_BASE_S,
+    BACKOFF_CAP_S,
+    DatabaseBusyError,
+    Job,
+    JobNotFoundError,
+    NewJob,
+    StaleFenceError,
+    State,
+    backoff_s,
+)
+from workflows.store import Store
+from workflows.tokens import SealedToken
+
+
+def claim(store: Store, owner: str = "w1") -> Job:
+    job = store.claim(owner)
+    assert job is not None
+    return job
+
+
+def test_a_submitted_job_waits_and_says_what_was_asked(store: Store) -> None:
+    job = store.submit(new_job("a", priority=3))
+    assert (job.state, job.attempt, job.fence, job.user, job.priority) == (State.QUEUED, 0, 0, "ann", 3)
+    assert job.payload == {"name": "a"}
+    assert store.get(job.id) == job
+
+
+def test_the_same_identity_again_is_the_same_job(store: Store) -> None:
+    first = store.submit(new_job("a"))
+    assert store.submit(new_job("a")) == first
+    claimed = claim(store)
+    assert store.submit(new_job("a")) == claimed
+    done = store.finish(claimed.id, claimed.fence, {"url": "x"})
+    assert store.submit(new_job("a")) == done
+    assert len(store.list_jobs()) == 1
+
+
+@pytest.mark.parametrize("end", ["fail", "cancel"])
+def test_a_failed_or_cancelled_identity_submitted_again_is_a_new_attempt(store: Store, end: str) -> None:
+    store.submit(new_job("a", max_attempts=2))
+    store.submit(new_job("b"))
+    job = claim(store)
+    if end == "fail":
+        store.fail(job.id, job.fence, FINAL)
+    else:
+        store.cancelled(job.id, job.fence)
+    again = store.submit(new_job("a", max_attempts=2))
+    assert (again.state, again.error, again.finished, again.failures) == (State.QUEUED, None, None, 0)
+    assert (again.attempt, again.max_attempts) == (1, 3)
+    assert claim(store).id == job_id("b")  # it lost its place in the queue
+    assert (claim(store).attempt, store.get(again.id).fence) == (2, 2)
+
+
+def test_an_identity_belongs_to_who_submitted_it(store: Store) -> None:
+    store.submit(new_job("a", user="ann"))
+    with pytest.raises(PermissionDeniedError, match="Choose another target"):
+        store.submit(new_job("a", user="bob"))
+
+
+@pytest.mark.parametrize("bad", ["../../etc", "A" * 64, "a" * 63, "a" * 64 + "\n", ""])
+def test_an_identity_that_is_no_sha256_is_refused(bad: str) -> None:
+    with pytest.raises(ValidationError):
+        NewJob(id=bad, user="ann", payload={})
+
+
+def test_an_endless_recipe_is_refused(store: Store) -> None:
+    with pytest.raises(RecipeError, match="too long"):
+        store.submit(new_job("a", payload={"x": "y" * 300_000}))
+    assert store.list_jobs() == ()
+
+
+def test_the_sixth_job_of_a_quota_of_five_is_refused_with_a_clear_message(store: Store) -> None:
+    for number in range(5):
+        store.submit(new_job(f"a{number}"))
+    with pytest.raises(QuotaError) as refusal:
+        store.submit(new_job("a5"))
+    assert str(refusal.value) == (
+        "E_QUOTA: ann already has 5 jobs waiting or running: expected at most 5 at once, got job number 6. "
+        "Wait until one has ended, or cancel one."
+    )
+    assert len(store.list_jobs()) == 5
+    store.submit(new_job("a3"))  # one that is there already takes no place
+    store.submit(new_job("b", user="bob"))  # another user has a quota of their own
+    running = claim(store)
+    with pytest.raises(QuotaError):
+        store.submit(new_job("a5"))
+    store.finish(running.id, running.fence, {})
+    assert store.submit(new_job("a5")).state is State.QUEUED
+
+
+def test_a_new_attempt_of_a_failed_job_takes_a_place_of_the_quota(store: Store) -> None:
+    store.submit(new_job("failed"))
+    job = claim(store)
+    store.fail(job.id, job.fence, FINAL)
+    for number in range(5):
+        store.submit(new_job(f"a{number}"))
+    with pytest.raises(QuotaError):
+        store.submit(new_job("failed"))
+    assert store.get(job.id).state is State.FAILED
+
+
+def test_a_foreign_user_cannot_cancel(store: Store) -> None:
+    job = store.submit(new_job("a", user="ann"))
+    with pytest.raises(PermissionDeniedError, match="only its owner"):
+        store.request_cancel(job.id, "bob")
+    running = claim(store)
+    with pytest.raises(PermissionDeniedError):
+        store.request_cancel(job.id, "bob")
+    assert store.get(job.id) == running
+
+
+def test_a_waiting_job_is_cancelled_at_once(store: Store) -> None:
+    job = store.submit(new_job("a"))
+    assert store.request_cancel(job.id, "ann").state is State.CANCELLED
+    assert store.claim("w1") is None
+
+
+def test_a_running_job_is_cancelled_by_its_worker(store: Store) -> None:
+    store.submit(new_job("a"))
+    job = claim(store)
+    assert store.request_cancel(job.id, "ann").state is State.CANCELLING
+    assert store.request_cancel(job.id, "ann").state is State.CANCELLING
+    assert store.heartbeat(job.id, job.fence).state is State.CANCELLING
+    assert store.claim("w2") is None
+    assert store.cancelled(job.id, job.fence).state is State.CANCELLED
+
+
+def test_a_cancelled_job_whose_worker_fails_is_not_tried_again(store: Store) -> None:
+    store.submit(new_job("a"))
+    job = claim(store)
+    store.request_cancel(job.id, "ann")
+    assert store.fail(job.id, job.fence, RETRYABLE).state is State.CANCELLED
+
+
+def test_what_was_published_before_the_cancellation_reached_it_is_done(store: Store) -> None:
+    store.submit(new_job("a"))
+    job = claim(store)
+    store.request_cancel(job.id, "ann")
+    assert store.finish(job.id, job.fence, {"commit": "abc"}).state is State.DONE
+
+
+def test_a_cancelled_job_of_a_dead_worker_is_cancelled(store: Store) -> None:
+    store.submit(new_job("a"))
+    job = claim(store, "w1")
+    store.request_cancel(job.id, "ann")
+    assert [left.state for left in store.reap(["w1"])] == [State.CANCELLED]
+
+
+def test_a_job_that_nobody_submitted_is_named_as_missing(store: Store) -> None:
+    for call in (
+        lambda: store.get(job_id("x")),
+        lambda: store.request_cancel(job_id("x"), "ann"),
+        lambda: store.heartbeat(job_id("x"), 1),
+    ):
+        with pytest.raises(JobNotFoundError, match="E_JOB"):
+            call()
+    assert store.find(job_id("x")) is None
+
+
+def test_higher_priority_then_older_goes_first(store: Store) -> None:
+    for name, priority in (("low", -1), ("first", 0), ("second", 0), ("high", 5)):
+        store.submit(new_job(name, priority=priority))
+    order = [claim(store).payload["name"] for _ in range(4)]
+    assert order == ["high", "first", "second", "low"]
+
+
+def test_a_worker_gets_only_the_kinds_it_can_run(store: Store) -> None:
+    store.submit(new_job("a", kind="evaluate"))
+    assert store.claim("w1", ["merge"]) is None
+    assert store.claim("w1", ["merge", "evaluate"]) is not None
+
+
+def test_a_retryable_failure_waits_before_the_next_attempt(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    job = claim(store)
+    waiting = store.fail(job.id, job.fence, RETRYABLE)
+    assert (waiting.state, waiting.error) == (State.QUEUED, RETRYABLE)
+    wait_s = backoff_s(job.id, 1, 1)
+    clock.pass_time(wait_s - 0.01)
+    assert store.claim("w1") is None
+    clock.pass_time(0.02)
+    assert claim(store).attempt == 2
+
+
+def test_a_failure_without_a_retry_is_final(store: Store) -> None:
+    store.submit(new_job("a"))
+    job = claim(store)
+    failed = store.fail(job.id, job.fence, FINAL)
+    assert (failed.state, failed.error) == (State.FAILED, FINAL)
+
+
+def test_the_last_attempt_is_final(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a", max_attempts=3))
+    states = []
+    for _ in range(3):
+        clock.pass_time(BACKOFF_CAP_S)
+        job = claim(store)
+        states.append(store.fail(job.id, job.fence, RETRYABLE).state)
+    assert states == [State.QUEUED, State.QUEUED, State.FAILED]
+
+
+def test_back_off_doubles_up_to_a_cap_and_follows_from_the_identity() -> None:
+    for failures, full in ((1, 4.0), (2, 8.0), (3, 16.0), (8, 512.0), (9, 600.0), (1000, 600.0)):
+        waits = [backoff_s(job_id(str(n)), failures, failures) for n in range(50)]
+        assert min(waits) >= full / 2
+        assert max(waits) <= full
+        assert len(set(waits)) == 50  # jobs that failed together do not come back together
+        assert waits == [backoff_s(job_id(str(n)), failures, failures) for n in range(50)]
+    assert (BACKOFF_BASE_S, BACKOFF_CAP_S) == (4.0, 600.0)
+
+
+def die(store: Store, clock: FakeClock, stage: str, done: int) -> Job:
+    clock.pass_time(BACKOFF_CAP_S)
+    job = claim(store)
+    store.set_progress(job.id, job.fence, stage, {"stage": stage, "done": done})
+    killed = RETRYABLE.model_copy(update={"code": "E_TOO_BIG"})
+    return store.fail(job.id, job.fence, killed, out_of_memory=True)
+
+
+def test_the_second_memory_death_at_one_place_is_too_big(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    assert die(store, clock, "stream", 3).state is State.QUEUED
+    failed = die(store, clock, "stream", 3)
+    assert failed.state is State.FAILED
+    assert failed.error is not None
+    assert (failed.error.code, failed.error.retryable, failed.memory_deaths) == ("E_TOO_BIG", False, 2)
+
+
+def test_a_memory_death_further_on_counts_as_the_first(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    states = [die(store, clock, "stream", done).state for done in (3, 4, 9)]
+    assert states == [State.QUEUED] * 3
+    assert die(store, clock, "stream", 9).state is State.FAILED
+
+
+def test_a_job_that_dies_ever_further_on_ends_with_its_attempts(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a", max_attempts=3))
+    left = [die(store, clock, "stream", done) for done in (1, 2, 3)]
+    assert [job.state for job in left] == [State.QUEUED, State.QUEUED, State.FAILED]
+    assert left[-1].error is not None
+    assert left[-1].error.code == "E_TOO_BIG"
+
+
+def test_a_released_job_is_due_at_once_and_loses_no_attempt(store: Store) -> None:
+    store.submit(new_job("a", max_attempts=1))
+    for _ in range(3):
+        job = claim(store)
+        assert store.release(job.id, job.fence).state is State.QUEUED
+    assert claim(store).attempt == 4
+
+
+def test_done_never_changes(store: Store) -> None:
+    store.submit(new_job("a"))
+    job = claim(store)
+    done = store.finish(job.id, job.fence, {"url": "x"})
+    for write in (
+        lambda: store.heartbeat(job.id, job.fence),
+        lambda: store.set_progress(job.id, job.fence, "plan", None),
+        lambda: store.append_events(job.id, job.fence, [("warning", {})]),
+        lambda: store.fail(job.id, job.fence, RETRYABLE),
+        lambda: store.cancelled(job.id, job.fence),
+        lambda: store.release(job.id, job.fence),
+        lambda: store.finish(job.id, job.fence, {}),
+    ):
+        with pytest.raises(StaleFenceError):
+            write()
+    assert store.request_cancel(job.id, "ann") == done
+    assert store.reap(["w1"]) == ()
+    assert store.get(job.id) == done
+
+
+def test_events_are_numbered_without_a_gap_and_tell_the_story(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    job = claim(store)
+    store.append_events(job.id, job.fence, [("stage", {"stage": "plan"}), ("warning", {"message": "m"})])
+    store.fail(job.id, job.fence, RETRYABLE)
+    clock.pass_time(BACKOFF_CAP_S)
+    job = claim(store)
+    store.finish(job.id, job.fence, {})
+    story = store.events(job.id)
+    assert [event.seq for event in story] == list(range(1, 8))
+    types = [event.type for event in story]
+    assert types == ["submitted", "claimed", "stage", "warning", "retry", "claimed", "done"]
+    assert [event.seq for event in store.events(job.id, after=5)] == [6, 7]
+    assert [event.seq for event in store.events(job.id, after=2, limit=2)] == [3, 4]
+
+
+def test_lists_are_newest_first_by_page_user_and_state(store: Store) -> None:
+    for name, user in (("a", "ann"), ("b", "bob"), ("c", "ann"), ("d", "ann")):
+        store.submit(new_job(name, user=user))
+    claim(store)
+
+    def names(**how: object) -> list[str]:
+        return [job.payload["name"] for job in store.list_jobs(**how)]  # type: ignore[arg-type]
+
+    assert names() == ["d", "c", "b", "a"]
+    assert names(user="ann") == ["d", "c", "a"]
+    assert names(states=[State.RUNNING]) == ["a"]
+    page = store.list_jobs(user="ann", limit=2)
+    assert names(user="ann", limit=2, before=page[-1].ticket) == ["a"]
+
+
+def test_the_wall_clock_may_jump_without_moving_queue_or_back_off(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    clock.wall -= timedelta(days=400)
+    store.submit(new_job("b"))
+    assert claim(store).payload["name"] == "a"
+    job = claim(store)
+    store.fail(job.id, job.fence, RETRYABLE)
+    clock.wall += timedelta(days=4000)
+    assert store.claim("w1") is None
+    assert [job.payload["name"] for job in store.list_jobs()] == ["b", "a"]
+
+
+def test_a_token_is_wiped_with_the_jobs_end_and_not_before(store: Store, clock: FakeClock) -> None:
+    def seal(name: str) -> str:
+        store.submit(new_job(name), SealedToken(f"cipher {name}", None))
+        return job_id(name)
+
+    assert store.sealed_token(seal("waiting")) == SealedToken("cipher waiting", None)
+    store.request_cancel(job_id("waiting"), "ann")
+    assert store.sealed_token(job_id("waiting")) is None
+
+    identity = seal("retried")
+    job = claim(store)
+    store.fail(identity, job.fence, RETRYABLE)
+    assert store.sealed_token(identity) is not None
+    clock.pass_time(BACKOFF_CAP_S)
+    store.fail(identity, claim(store).fence, FINAL)
+    assert store.sealed_token(identity) is None
+
+    identity = seal("done")
+    store.finish(identity, claim(store).fence, {})
+    assert store.sealed_token(identity) is None
+    store.submit(new_job("done"), SealedToken("late", None))
+    assert store.sealed_token(identity) is None
+
+    identity = seal("abandoned")
+    job = claim(store)
+    store.request_cancel(identity, "ann")
+    clock.pass_time(store.lease_s + 1)
+    store.reap()
+    assert store.sealed_token(identity) is None
+
+
+def test_a_fresh_sign_in_replaces_the_token_of_a_waiting_job(store: Store) -> None:
+    store.submit(new_job("a"), SealedToken("old", "2030-01-01"))
+    store.submit(new_job("a"), SealedToken("new", None))
+    assert store.sealed_token(job_id("a")) == SealedToken("new", None)
+    store.submit(new_job("a"))
+    assert store.sealed_token(job_id("a")) == SealedToken("new", None)
+
+
+def test_jobs_outlive_the_process_that_submitted_them(tmp_path: Path, clock: FakeClock) -> None:
+    first = Store(tmp_path, clock=clock)
+    job = first.submit(new_job("a"))
+    first.close()
+    second = Store(tmp_path, clock=clock)
+    assert second.get(job.id) == job
+    second.close()
+
+
+def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    raw = sqlite3.connect(tmp_path / "jobs.sqlite3")
+    raw.execute("PRAGMA user_version = 7")
+    raw.close()
+    with pytest.raises(InternalError, match="expected schema 1, got schema 7"):
+        Store(tmp_path)
+
+
+def test_the_database_is_in_wal_and_for_this_user_only(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    raw = sqlite3.connect(tmp_path / "jobs.sqlite3")
+    assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    raw.close()
+    assert (tmp_path / "jobs.sqlite3").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_database_that_another_process_holds_is_busy_and_still_readable(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = store.submit(new_job("a"))
+    store.close()
+    monkeypatch.setattr("workflows.schema.BUSY_TIMEOUT_S", 0)
+    with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:
+        raw.execute("BEGIN IMMEDIATE")
+        waiting = Store(tmp_path)
+        assert waiting.get(job.id) == job
+        with pytest.raises(DatabaseBusyError, match="E_BUSY"):
+            waiting.submit(new_job("b"))
+    assert waiting.submit(new_job("b")).state is State.QUEUED
+    waiting.close()
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from hubmerge.errors import DiskError
+from workflows.jobs import NewJob
+from workflows.store import Store
+store = Store(Path(sys.argv[1]), jobs_per_user=10_000)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+for number in range(10_000):
+    try:
+        store.submit(NewJob(id=f"{number:064x}", user="ann", payload={"x": "y" * 1000}))
+    except DiskError as error:
+        print(number, store.get(f"{0:064x}").state, error)
+        break
+"""
+
+
+def test_a_full_disk_refuses_jobs_and_keeps_those_it_accepted(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    accepted, state, message = said.split(maxsplit=2)
+    assert int(accepted) > 10
+    assert state == "queued"
+    assert message.startswith("E_DISK: the job database cannot be written")
+    store = Store(tmp_path, jobs_per_user=10_000)
+    assert len(store.list_jobs(limit=10_000)) == int(accepted)
+    assert store.submit(new_job("a")).state is State.QUEUED
+    store.close()
+    with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:
+        assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)

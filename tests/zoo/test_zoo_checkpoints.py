@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import shutil
+import struct
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from examples.zoo import checkpoint
+from examples.zoo.evaluate import read_questions
+from examples.zoo.figures import EPSILON, Figures
+from examples.zoo.train import AGENT_NAMES, BASE_NAME
+from hubmerge.errors import FormatError
+
+MODELS = (BASE_NAME, *AGENT_NAMES)
+
+
+@pytest.fixture(scope="module")
+def figures(zoo) -> Figures:
+    return Figures.from_json((zoo / "figures.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_loads_with_exactly_the_tensors_of_its_architecture(zoo, name):
+    model, report = AutoModelForCausalLM.from_pretrained(zoo / name, output_loading_info=True)
+    assert not any(report.values()), report
+    assert type(model).__name__ == "LlamaForCausalLM"
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_is_small_and_stored_in_bfloat16(zoo, name):
+    path = zoo / name / "model.safetensors"
+    assert path.stat().st_size <= 1_000_000
+    assert {tensor.dtype for tensor in load_file(path).values()} == {torch.bfloat16}
+
+
+def test_all_checkpoints_share_names_shapes_config_and_tokenizer_with_the_base(zoo):
+    shapes = {name: {k: t.shape for k, t in load_file(zoo / name / "model.safetensors").items()} for name in MODELS}
+    for name in AGENT_NAMES:
+        assert shapes[name] == shapes[BASE_NAME]
+        for file in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+            assert (zoo / name / file).read_bytes() == (zoo / BASE_NAME / file).read_bytes()
+
+
+def test_the_zoo_stays_below_three_megabytes(zoo):
+    files = [path for path in zoo.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert sum(path.stat().st_size for path in files) < 3_000_000
+
+
+def test_the_tokenizer_gives_back_every_held_out_text(zoo):
+    tokenizer = AutoTokenizer.from_pretrained(zoo / BASE_NAME)
+    for name in AGENT_NAMES:
+        for prompt, answer in read_questions(zoo / "eval" / f"{name}.jsonl"):
+            ids = tokenizer(f"{prompt} {answer}")["input_ids"]
+            assert ids[0] == tokenizer.bos_token_id
+            assert tokenizer.unk_token_id not in ids
+            assert tokenizer.decode(ids, skip_special_tokens=True) == f"{prompt} {answer}"
+
+
+def test_a_word_outside_the_vocabulary_becomes_the_unknown_token(zoo):
+    tokenizer = AutoTokenizer.from_pretrained(zoo / BASE_NAME)
+    assert tokenizer("math elephant")["input_ids"][2] == tokenizer.unk_token_id
+
+
+def test_loading_refuses_a_checkpoint_that_lacks_a_tensor(zoo, tmp_path):
+    shutil.copytree(zoo / BASE_NAME, tmp_path / "broken")
+    path = tmp_path / "broken" / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.norm.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(FormatError, match=r"model\.norm\.weight"):
+        checkpoint.load(str(tmp_path / "broken"))
+
+
+def bfloat16_values(path) -> list[float]:
+    """All elements of a checkpoint in file order, decoded without safetensors or torch."""
+    raw = path.read_bytes()
+    data = raw[8 + struct.unpack("<Q", raw[:8])[0] :]
+    return [struct.unpack("<f", b"\0\0" + data[i : i + 2])[0] for i in range(0, len(data), 2)]
+
+
+def test_the_published_densities_are_those_of_a_count_by_hand(zoo, figures):
+    values = {name: bfloat16_values(zoo / name / "model.safetensors") for name in MODELS}
+    total = len(values[BASE_NAME])
+    density = dict.fromkeys(AGENT_NAMES, 0)
+    unique = dict.fromkeys(AGENT_NAMES, 0)
+    changed_by = [0] * (len(AGENT_NAMES) + 1)
+    for i, origin in enumerate(values[BASE_NAME]):
+        changing = [name for name in AGENT_NAMES if abs(values[name][i] - origin) > EPSILON]
+        changed_by[len(changing)] += 1
+        for name in changing:
+            density[name] += 1
+        if len(changing) == 1:
+            unique[changing[0]] += 1
+    assert figures.parameters == total
+    assert figures.density == {name: count / total for name, count in density.items()}
+    assert figures.unique == {name: count / total for name, count in unique.items()}
+    assert figures.changed_by == tuple(count / total for count in changed_by)
+
+
+def test_task_vectors_are_sparse_and_overlap_in_part(figures):
+    for name in AGENT_NAMES:
+        assert 0.05 < figures.density[name] < 0.12
+        assert 0.2 < figures.unique[name] / figures.density[name] < 0.8
+
+
+@pytest.mark.parametrize("name", AGENT_NAMES)
+def test_an_agent_is_far_better_than_the_base_in_its_own_domain_and_in_no_other(figures, name):
+    scores = figures.scores["test"]
+    assert scores[name][name].accuracy > scores[BASE_NAME][name].accuracy + 0.4
+    for other in AGENT_NAMES:
+        if other != name:
+            assert scores[name][other].accuracy < scores[other][other].accuracy - 0.3

@@ -1,0 +1,124 @@
+"""Ties lives together: a child ends with its worker, its helpers end with it, and no folder has two at work.
+
+- *Workdir lock*: the child holds a `flock` on its folder. The kernel frees it with the last process that
+  holds it, so the next attempt starts only when the one before is gone, whatever the database says.
+- *Guardian*: a small process forked from the child before any thread exists. It reads the worker's
+  heartbeats. On the pipe's end (the worker died), on silence (the worker is stopped and its lease runs out),
+  and on the child's own death it kills the whole process group. It shares no interpreter lock with the job,
+  so no long computation can hold it up.
+- *Worker's sign of life*: a `flock` on a file of the worker's name. Unlike a process id it is never reused,
+  and it means the same in every container that shares the data folder.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+import select
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+LOCK_NAME = ".lock"
+_PR_SET_PDEATHSIG = 1
+_OWNER = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
+_LOCK_RETRY_S = 0.05
+
+
+def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Have the kernel signal this process when the thread that started it ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it died before the kernel knew of our wish
+        os.kill(os.getpid(), signum)
+
+
+def lock_workdir(workdir: Path, wait_s: float) -> int | None:
+    """A descriptor that holds the folder's lock, or None when somebody else still has it after `wait_s`."""
+    deadline = time.monotonic() + wait_s
+    path = workdir / LOCK_NAME
+    while True:
+        workdir.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), path.stat()):  # the folder was not removed meanwhile
+                return descriptor
+        os.close(descriptor)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(_LOCK_RETRY_S)
+
+
+def start_guardian(beats: int, silence_s: float, close: Iterable[int]) -> None:
+    """Fork the guardian of this process group; it closes `close`, so that others see their ends."""
+    leader = os.getpid()
+    if os.fork() != 0:
+        return
+    try:
+        _guard(leader, beats, silence_s, close)
+    finally:
+        os._exit(1)
+
+
+def _guard(leader: int, beats: int, silence_s: float, close: Iterable[int]) -> NoReturn:
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)  # these ask the job to clean up; the guardian stays until then
+    signal.signal(signal.SIGUSR1, lambda *_: os.killpg(leader, signal.SIGKILL))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        os.dup2(nothing, descriptor)
+    for descriptor in close:
+        os.close(descriptor)
+    die_with_parent(leader, signal.SIGUSR1)
+    while True:
+        ready, _, _ = select.select([beats], [], [], silence_s)
+        if not ready or not os.read(beats, 4096):
+            os.killpg(leader, signal.SIGKILL)
+
+
+class SignOfLife:
+    """This worker's name and the lock that proves it alive."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._folder = data_dir / "workers"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
+        self.owner = f"{host}_{os.getpid()}_{uuid.uuid4().hex[:12]}"
+        draft = self._folder / f".{self.owner}"
+        self._descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        draft.rename(self._folder / self.owner)  # visible only once it is locked
+
+    def close(self) -> None:
+        (self._folder / self.owner).unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def dead(self, owners: Iterable[str]) -> tuple[str, ...]:
+        """Those of `owners` whose process is gone."""
+        return tuple(owner for owner in owners if owner != self.owner and self._is_dead(owner))
+
+    def _is_dead(self, owner: str) -> bool:
+        if not _OWNER.match(owner):
+            return False  # no name that a worker gives itself; its lease will tell
+        path = self._folder / owner
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        else:
+            path.unlink(missing_ok=True)
+            return True
+        finally:
+            os.close(descriptor)

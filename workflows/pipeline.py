@@ -1,0 +1,67 @@
+"""The pipeline of a merge job: the line as durable steps, run in a child process.
+
+    prepare → merge into the job's folder → publish
+
+Every step can be repeated: the folder resumes from its journal, and a repo that this job filled before its
+worker died is found again by the job's identity.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hubmerge.hub import Hub
+from hubmerge.line import merge_to_folder, prepare, publish_folder
+from hubmerge.publish import Target
+from hubmerge.recipe import recipe_from_dict
+from workflows.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
+
+STATISTICS_EVERY_S = 1.0
+
+
+def run(spec: JobSpec, emit: Emit) -> None:
+    """Merge what `spec.payload` asks for (recipe, target, private, license) and publish it."""
+    payload = spec.payload
+    hub = Hub(spec.endpoint, spec.token.get_secret_value() if spec.token else None)
+    target = Target(payload["target"], bool(payload["private"]))
+    observer = _Emitter(emit)
+    observer.stage("resolve")
+    prepared = prepare(recipe_from_dict(payload["recipe"]), hub, target=target, license_choice=payload.get("license"))
+    folder, cache = spec.workdir / "out", spec.workdir / "inputs"
+    merge_to_folder(prepared, hub, folder, cache=cache, observer=observer, resume=True)
+    shutil.rmtree(cache, ignore_errors=True)
+    published = publish_folder(target, folder, hub, observer)
+    emit(Result(values={"repo": published.repo, "commit": published.commit, "url": published.url}))
+
+
+class _Emitter:
+    """The line's observer as the child's events."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._stage_began = time.monotonic()
+        self._stage = ""
+        self._statistics_at = 0.0
+
+    def stage(self, name: str) -> None:
+        self._emit(StageStarted(stage=name))
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        now = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._stage_began, self._done_before = stage, now, done
+        elapsed = now - self._stage_began
+        rate = (done - self._done_before) / elapsed if elapsed > 0 else None
+        self._emit(Progress(stage=stage, done=done, total=total, unit=unit, per_second=rate))
+
+    def statistics(self, values: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        if now - self._statistics_at >= STATISTICS_EVERY_S:
+            self._statistics_at = now
+            self._emit(Statistics(values=dict(values)))
+
+    def warning(self, message: str) -> None:
+        self._emit(Notice(message=message))
