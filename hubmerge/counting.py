@@ -1,7 +1,7 @@
 """Counting one chunk: from float32 arrays to tallies, with the same bits for every chunk size.
 
 A chunk begins at a multiple of BLOCK elements within its tensor. Counts are integers and add up in any order.
-Real sums are taken per aligned block as a halving tree in float64; `fold` adds them to the running total block
+Real sums are taken per aligned block in float64, in a fixed order; `fold` adds them to the running total block
 after block, in the order of the tensor. So their bits do not depend on the chunks, nor on which thread counted.
 """
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hubmerge.statistics import Counts, ResultTally, Sums, Tally, zero_result, zero_tally
 
 BLOCK = 4096  # elements; chunks are multiples of it
+LANES = 64  # columns of a block; wide enough for every vector unit
 
 Float32 = NDArray[np.float32]
 Mask = NDArray[np.bool_]
@@ -50,14 +51,20 @@ class Counted(Generic[T]):
 
 
 def block_sums(values: Sums) -> Sums:
-    """[n] float64 → [⌈n/BLOCK⌉]: each aligned block as a halving tree, the last one padded with zeros."""
+    """[n] float64 → [⌈n/BLOCK⌉]: the sum of each aligned block, the last one padded with zeros.
+
+    A block is LANES columns of BLOCK/LANES rows: columns are summed row after row, then halved as a tree.
+    """
     missing = -len(values) % BLOCK
     if missing:
         values = np.concatenate([values, np.zeros(missing)])
-    tree = values.reshape(-1, BLOCK)
-    while (half := tree.shape[1] // 2) > 0:
-        tree = tree[:, :half] + tree[:, half:]
-    return np.asarray(tree[:, 0])
+    rows = values.reshape(-1, BLOCK // LANES, LANES)
+    lanes = rows[:, 0].copy()
+    for row in range(1, BLOCK // LANES):
+        lanes += rows[:, row]
+    while (half := lanes.shape[1] // 2) > 0:
+        lanes = lanes[:, :half] + lanes[:, half:]
+    return np.asarray(lanes[:, 0])
 
 
 def count_inputs(base: Float32, agents: Sequence[Float32], deltas: Sequence[Float32], act: Activity) -> Counted[Tally]:

@@ -12,22 +12,37 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from hubmerge.dtypes import Rounding
 from hubmerge.errors import Problem, RecipeError
 from hubmerge.methods import get_method
-from hubmerge.sources.base import ModelRef
+from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
+from hubmerge.sources.base import ModelRef, is_hub_id
 
 MAX_AGENTS = 32
 MAX_RECIPE_BYTES = 64 * 1024
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(?:/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
-_REVISION = re.compile(r"[A-Za-z0-9][\w.\-/]{0,254}", re.ASCII)
+_REVISION = re.compile(r"[A-Za-z0-9_][\w.\-/]{0,254}", re.ASCII)
 
 OutputDtype = Literal["float32", "bfloat16", "float16"]
+
+
+def _number(value: Any) -> Any:
+    # pydantic would take true for 1 and "0.5" for 0.5; in a recipe these are slips of the pen
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("a number is needed")
+    return value
 
 
 class _Frozen(BaseModel):
@@ -35,80 +50,104 @@ class _Frozen(BaseModel):
 
 
 class ModelName(_Frozen):
-    """A Hub id with an optional revision, or a local folder."""
+    """A Hub id with an optional revision, or a local folder. In a recipe it is written as text (see `parse`)."""
 
-    id: str
+    id: str = Field(min_length=1, max_length=4096)
     revision: str | None = None
     local: bool = False
 
     @classmethod
     def parse(cls, text: str) -> ModelName:
-        """`org/name`, `org/name@revision`, or a path (./x, /x, ~/x, or an existing folder)."""
+        """`org/name`, `org/name@revision`, or a folder.
+
+        What a text means does not depend on which folders exist: `a/b` is a Hub id, a folder of that name is
+        written `./a/b`.
+        """
         text = text.strip()
         if not text:
             raise ValueError("a model is empty; give a Hub id such as org/name@revision, or a folder")
-        if text.startswith((".", "/", "~")) or (not _looks_like_hub_id(text) and Path(text).is_dir()):
-            return cls(id=text, local=True)
+        if "://" in text:
+            raise ValueError(f"{text[:80]!r} is a URL; give the Hub id alone, such as org/name@revision")
+        if "\0" in text:
+            raise ValueError("a model's name holds a zero byte")
         name, _, revision = text.partition("@")
-        if not _HUB_ID.fullmatch(name) or ".." in name or "--" in name:
-            raise ValueError(f"{text!r} is neither a Hub id (org/name@revision) nor an existing folder")
-        if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
-            raise ValueError(f"{revision!r} is not a revision (a branch, a tag or a commit sha)")
+        if text.startswith((".", "/", "~")) or name.count("/") > 1:
+            return cls(id=text, local=True)
         return cls(id=name, revision=revision or None)
+
+    @model_validator(mode="after")
+    def _is_a_hub_id_at_a_revision(self) -> ModelName:
+        if not self.local:
+            if not is_hub_id(self.id):
+                raise ValueError(f"{self.id[:120]!r} is no Hub id (org/name@revision); a folder is written ./folder")
+            if self.revision and (not _REVISION.fullmatch(self.revision) or ".." in self.revision):
+                raise ValueError(f"{self.revision[:80]!r} is not a revision (a branch, a tag or a commit sha)")
+        return self
 
     def __str__(self) -> str:
         return f"{self.id}@{self.revision}" if self.revision else self.id
 
 
-def _looks_like_hub_id(text: str) -> bool:
-    return bool(_HUB_ID.fullmatch(text.partition("@")[0])) and not Path(text).is_dir()
+def _model_from_text(value: Any) -> Any:
+    if isinstance(value, ModelName):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("a model is written as text: org/name, org/name@revision or ./folder")
+    return ModelName.parse(value)
+
+
+_WrittenModel = Annotated[ModelName, BeforeValidator(_model_from_text)]
 
 
 class AgentSpec(_Frozen):
-    """One agent: a model and the factor on its update (default 1)."""
+    """One agent: a model and the factor on its update (default 1). A bare text is a model of weight 1."""
 
-    model: ModelName
-    weight: float = Field(default=1.0, allow_inf_nan=False, ge=-100.0, le=100.0)
+    model: _WrittenModel
+    weight: Annotated[float, BeforeValidator(_number)] = Field(default=1.0, allow_inf_nan=False, ge=-100.0, le=100.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"model": value} if isinstance(value, str | ModelName) else value
 
 
 class Recipe(_Frozen):
     """One merge, as the user states it."""
 
-    base: ModelName
+    base: _WrittenModel
     agents: tuple[AgentSpec, ...] = Field(min_length=1, max_length=MAX_AGENTS)
     method: str
-    parameters: Mapping[str, Any] = Field(default_factory=dict)
+    parameters: Mapping[str, Any] = Field(default_factory=dict, validate_default=True)
     dtype: OutputDtype | None = None  # None: as the base stores each tensor
     rounding: Rounding | None = None  # None: the method's default
-    seed: int = Field(default=0, ge=0, lt=2**63)
-
-    @field_validator("base", mode="before")
-    @classmethod
-    def _base_from_text(cls, value: Any) -> Any:
-        return ModelName.parse(value) if isinstance(value, str) else value
+    seed: Annotated[int, BeforeValidator(_number)] = Field(default=0, ge=0, lt=2**63)
 
     @field_validator("agents", mode="before")
     @classmethod
-    def _agents_from_text(cls, value: Any) -> Any:
+    def _agents_are_a_list(cls, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise ValueError("agents must be a list of models")
-        agents: list[Any] = []
-        for item in value:
-            if isinstance(item, str):
-                agents.append(AgentSpec(model=ModelName.parse(item)))
-            elif isinstance(item, Mapping) and isinstance(item.get("model"), str):
-                agents.append({**item, "model": ModelName.parse(item["model"])})
-            else:
-                agents.append(item)
-        return tuple(agents)
+        return value
 
-    @model_validator(mode="after")
-    def _parameters_fit_the_method(self) -> Recipe:
-        method = get_method(self.method)
-        values = method.parse_parameters(self.parameters)
+    @field_validator("method")
+    @classmethod
+    def _method_exists(cls, value: str) -> str:
+        get_method(value)
+        return value
+
+    @field_validator("parameters", mode="before")
+    @classmethod
+    def _nothing_is_no_parameters(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+    @field_validator("parameters")
+    @classmethod
+    def _parameters_fit_the_method(cls, value: Mapping[str, Any], info: ValidationInfo) -> Mapping[str, Any]:
+        if "method" not in info.data:
+            return value  # the method itself is wrong, which is reported already
+        values = get_method(info.data["method"]).parse_parameters(value)
         # every default is written out, so that the digest does not depend on a version's defaults
-        object.__setattr__(self, "parameters", values.model_dump(mode="json", exclude_none=True))
-        return self
+        return values.model_dump(mode="json", exclude_none=True)
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -129,7 +168,7 @@ class Recipe(_Frozen):
         return result
 
     def to_yaml(self) -> str:
-        return str(yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True))
+        return dump_plain_yaml(self.to_dict())
 
     def pinned(self, base: ModelRef, agents: tuple[ModelRef, ...]) -> Recipe:
         """The same recipe with every Hub model at its sha."""
@@ -143,9 +182,14 @@ class Recipe(_Frozen):
 
 def merge_identity(recipe: Recipe, base: ModelRef, agents: tuple[ModelRef, ...], target: str = "") -> str:
     """sha256 (hex) over the pinned inputs, the whole recipe and the target: the job's identity."""
+
+    def pin(ref: ModelRef) -> str:
+        # a folder is what it holds, wherever it lies
+        return f"{ref.id}@{ref.sha}" if ref.kind == "hub" else ref.sha
+
     content = {
-        "base": base.sha,
-        "agents": [[ref.sha, agent.weight] for ref, agent in zip(agents, recipe.agents, strict=True)],
+        "base": pin(base),
+        "agents": [[pin(ref), agent.weight] for ref, agent in zip(agents, recipe.agents, strict=True)],
         "method": recipe.method,
         "parameters": dict(recipe.parameters),
         "dtype": recipe.dtype,
@@ -170,7 +214,7 @@ def recipe_from_dict(content: Any, where: str = "the recipe") -> Recipe:
                 RecipeError.code,
                 issue["msg"].removeprefix("Value error, "),
                 where=" → ".join([where, *(str(part) for part in issue["loc"])]),
-                got=repr(issue["input"])[:120] if not isinstance(issue["input"], Mapping) else "",
+                got="" if issue["type"] == "missing" else repr(issue["input"])[:120],
             )
             for issue in error.errors(include_url=False)
         ]
@@ -178,25 +222,23 @@ def recipe_from_dict(content: Any, where: str = "the recipe") -> Recipe:
 
 
 def recipe_from_yaml(text: str, where: str = "the recipe") -> Recipe:
-    """A recipe from YAML text; anchors and tags beyond plain YAML are refused."""
+    """A recipe from YAML text; see plain_yaml.py for what YAML may be here."""
     if len(text) > MAX_RECIPE_BYTES:
         raise RecipeError(
             "the recipe is too long", where=where, expected=f"at most {MAX_RECIPE_BYTES} characters", got=str(len(text))
         )
-    if re.search(r"(^|[\s\[,{:-])[&*][A-Za-z0-9]", text):
-        # an alias in a YAML file can expand to gigabytes; a recipe needs none
-        raise RecipeError("YAML anchors and aliases are not allowed in a recipe", where=where)
     try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise RecipeError("the recipe is not YAML", where=where, got=str(error)[:300]) from None
+        content = load_plain_yaml(text)
+    except ValueError as error:
+        raise RecipeError("the recipe is not plain YAML", where=where, got=str(error)) from None
     return recipe_from_dict(content, where)
 
 
 def load_recipe(path: Path) -> Recipe:
     """Read a recipe file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_RECIPE_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError("the recipe cannot be read", where=str(path), got=str(error)) from None
     return recipe_from_yaml(text, str(path))

@@ -15,24 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.counter_rng import draws, make_key
-from hubmerge.counting import (
-    BLOCK,
-    Counted,
-    Float32,
-    activity,
-    count_inputs,
-    count_result,
-    fold_inputs,
-    fold_result,
-)
-from hubmerge.dtypes import decode, encode
-from hubmerge.errors import NonFiniteError
+from hubmerge import eager
+from hubmerge.counter_rng import make_key
+from hubmerge.counting import BLOCK, Counted, fold_inputs, fold_result
+from hubmerge.errors import IncompatibleError, NonFiniteError
 from hubmerge.methods import get_method
 from hubmerge.methods.base import EPSILON
 from hubmerge.plan import Plan, PlannedShard, PlannedTensor
@@ -40,7 +31,9 @@ from hubmerge.sink import FinishedShard, Journal, ShardWriter
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
 
-DEFAULT_CHUNK = 128 * 1024  # elements: operation-by-operation execution stays in the second-level cache
+DEFAULT_CHUNK = 256 * 1024  # elements: large enough to hide the cost per chunk, a few MB per thread
+
+Backend = Literal["auto", "eager"]
 
 
 class Observer(Protocol):
@@ -69,6 +62,7 @@ class StreamOptions:
 
     chunk_elements: int = DEFAULT_CHUNK
     threads: int = 0  # 0: one per core
+    backend: Backend = "auto"  # "eager": never compile
 
     @property
     def chunk(self) -> int:
@@ -124,9 +118,10 @@ def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Ob
     done = 0
     total = plan.elements
 
+    module = _module(options.backend, len(plan.agents), "F32")
+
     def count(chunk: _Chunk) -> _Done:
-        base, agents, deltas = _load(reader, chunk)
-        return _Done(chunk, b"", count_inputs(base, agents, deltas, activity(deltas, epsilon)), None)
+        return _Done(chunk, b"", module.probe_chunk(_read(reader, chunk), epsilon), None)
 
     for tensor in plan.tensors():
         if tensor.action == "merge":
@@ -195,7 +190,7 @@ def _merge_shard(
     inputs = {t.name: zero_tally(k) for t in merged} if statistics is None else None
     result = {t.name: zero_result(k) for t in merged}
     counted = zero_tally(k)
-    work = _Kernel(plan, reader, statistics)
+    work = _Work(plan, reader, options, statistics)
     total = plan.elements
     with ShardWriter(folder, shard) as writer:
         chunks = (c for t in shard.tensors for c in _chunks(t, options.chunk))
@@ -224,74 +219,63 @@ def _merge_shard(
     return FinishedShard(shard.filename, size, sha256, inputs, result)
 
 
-class _Kernel:
+class _Work:
     """One chunk from bytes to bytes; called from several threads, holds nothing that changes."""
 
-    def __init__(self, plan: Plan, reader: TensorReader, statistics: Statistics | None) -> None:
+    def __init__(self, plan: Plan, reader: TensorReader, options: StreamOptions, statistics: Statistics | None) -> None:
         method = get_method(plan.recipe.method)
         parameters = method.parse_parameters(plan.recipe.parameters)
         weights = plan.recipe.weights
-        total: Tally | None = None if statistics is None else statistics.total
+        total = None if statistics is None else statistics.total
+        per_agent = method.per_agent(parameters, weights, total)
         self._plan = plan
         self._reader = reader
-        self._count_inputs = statistics is None
-        self._epsilon = _epsilon(plan)
-        self._kernel = method.kernel
-        self._per_agent = tuple(
-            tuple(np.float32(v) for v in row) for row in method.per_agent(parameters, weights, total)
+        self._backend = options.backend
+        self._with_inputs = statistics is None
+        self._rule = eager.Rule(
+            kernel=method.kernel,
+            per_agent=tuple(tuple(np.float32(v) for v in row) for row in per_agent),
+            constants=tuple(np.float32(v) for v in method.constants(parameters, weights)),
+            epsilon=_epsilon(plan),
+            rounding=plan.rounding,
+            both_roundings=method.rescales,
         )
-        self._constants = tuple(np.float32(v) for v in method.constants(parameters, weights))
-        self._both_roundings = method.rescales
 
     def __call__(self, chunk: _Chunk) -> _Done:
         tensor = chunk.tensor
         if tensor.action == "copy":
             return _Done(chunk, _bytes(self._copied(chunk)), None, None)
-        base, agents, deltas = _load(self._reader, chunk)
-        act = activity(deltas, self._epsilon)
-        with np.errstate(all="ignore"):  # NaN and Inf are counted, not warned about
-            delta = self._kernel(deltas, self._per_agent, self._constants)
-            # θ0 + 0 would turn −0 into +0; an unchanged element keeps the base's bits
-            exact = np.where(delta == 0, base, base + delta)
-            raw = self._encode(exact, tensor, chunk, self._plan.rounding)
-            stored = decode(raw, tensor.dtype)
-            other = stored
-            if self._both_roundings and tensor.dtype != "F32":
-                mode = "nearest" if self._plan.rounding == "stochastic" else "stochastic"
-                other = decode(self._encode(exact, tensor, chunk, mode), tensor.dtype)
-            inputs = count_inputs(base, agents, deltas, act) if self._count_inputs else None
-            stored_base = base
-            if tensor.inputs[0].entry.dtype != tensor.dtype:
-                stored_base = decode(encode(base, tensor.dtype, "nearest", None), tensor.dtype)
-            result = count_result(base, deltas, act, delta, exact, stored, other, stored_base)
-        return _Done(chunk, _bytes(raw), inputs, result)
-
-    def _encode(self, exact: Float32, tensor: PlannedTensor, chunk: _Chunk, rounding: Any) -> NDArray[np.generic]:
-        random = None
-        if rounding == "stochastic" and tensor.dtype != "F32":
-            key = make_key(self._plan.recipe.seed, "rounding", tensor.name)
-            random = draws(key, chunk.start, chunk.count)
-        return encode(exact, tensor.dtype, rounding, random)
+        inputs = _read(self._reader, chunk)
+        key = make_key(self._plan.recipe.seed, "rounding", tensor.name)
+        module = _module(self._backend, len(inputs.raws) - 1, tensor.dtype)
+        out = module.merge_chunk(inputs, self._rule, tensor.dtype, key, with_inputs=self._with_inputs)
+        return _Done(chunk, _bytes(out.raw), out.inputs, out.result)
 
     def _copied(self, chunk: _Chunk) -> NDArray[np.generic]:
-        raws = [self._reader.raw(k, t, chunk.start, chunk.count) for k, t in enumerate(chunk.tensor.inputs)]
+        raws = _read(self._reader, chunk).raws
         for model, raw in zip(self._plan.agents, raws[1:], strict=True):
             if not np.array_equal(raw, raws[0]):
-                raise NonFiniteError(
+                raise IncompatibleError(
                     "a tensor of integers differs from the base's and cannot be merged",
                     where=f"{chunk.tensor.name} of {model.ref}",
+                    next_step=f"Remove {model.ref.id}.",
                 )
         return raws[0]
 
 
-def _load(reader: TensorReader, chunk: _Chunk) -> tuple[Float32, list[Float32], list[Float32]]:
-    values = [
-        decode(reader.raw(k, stored, chunk.start, chunk.count), stored.entry.dtype)
-        for k, stored in enumerate(chunk.tensor.inputs)
-    ]
-    base, agents = values[0], values[1:]
-    with np.errstate(all="ignore"):
-        return base, agents, [a - base for a in agents]
+def _read(reader: TensorReader, chunk: _Chunk) -> eager.ChunkInputs:
+    inputs = chunk.tensor.inputs
+    raws = tuple(reader.raw(k, stored, chunk.start, chunk.count) for k, stored in enumerate(inputs))
+    return eager.ChunkInputs(raws, tuple(t.entry.dtype for t in inputs), chunk.start)
+
+
+def _module(backend: Backend, agents: int, dtype: str) -> Any:
+    """eager or compiled; the choice changes no bit."""
+    if backend == "eager":
+        return eager
+    from hubmerge import compiled  # numba takes half a second to import
+
+    return compiled if compiled.supports(agents, dtype) else eager
 
 
 def _check_inputs(plan: Plan, name: str, tally: Tally) -> None:
@@ -316,7 +300,7 @@ def _chunks(tensor: PlannedTensor, size: int) -> Iterator[_Chunk]:
 
 
 def _bytes(raw: NDArray[np.generic]) -> memoryview:
-    return memoryview(np.ascontiguousarray(raw).view(np.uint8)) if raw.size else memoryview(b"")
+    return np.ascontiguousarray(raw).data.cast("B") if raw.size else memoryview(b"")
 
 
 A = TypeVar("A")

@@ -87,7 +87,7 @@ class TokenRow(Base):
 def open_engine(path: Path) -> Engine:
     """The database at `path`, made with its tables where there is none."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    engine = create_engine(f"sqlite:///{path}", pool_size=8, max_overflow=56)
+    engine = create_engine(f"sqlite:///{path}", pool_size=8, max_overflow=56, hide_parameters=True)
     event.listen(engine, "connect", _configure)
     event.listen(engine, "begin", _begin)
     # Two processes that turn the same new file to WAL would see each other's lock as an error.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hubmerge.localhub.access import TYPES, can_take_part
-from hubmerge.localhub.http_errors import HubError, bad_request, conflict, forbidden, not_found
-from hubmerge.localhub.protocol import Call, Json, Router, text_of
+from hubmerge.localhub.access import TYPES, Repo, can_take_part
+from hubmerge.localhub.http_errors import bad_request, forbidden, not_found
+from hubmerge.localhub.protocol import Call, Json, Router, optional_text, text_of
 from hubmerge.localhub.store import now
 from hubmerge.localhub.users import User, object_id
 
@@ -122,6 +122,10 @@ def ask_access(call: Call) -> Json:
     return {"status": status}
 
 
+def _request_id(repo: Repo, user: str) -> str:
+    return object_id("access", repo.id, user)
+
+
 @router.on("GET", "/api/{T}/{id}/user-access-request/{status}")
 def access_requests(call: Call) -> list[Json]:
     repo, status = call.writable(), call.parts["status"]
@@ -130,6 +134,7 @@ def access_requests(call: Call) -> list[Json]:
     rows = call.store.rows("SELECT * FROM access_requests WHERE repo = ? AND status = ?", repo.id, status)
     return [
         {
+            "requestId": _request_id(repo, user.name),
             "user": {**person(user), "_id": object_id("user", user.name), "email": user.email or None},
             "status": status,
             "timestamp": row["date"],
@@ -139,33 +144,38 @@ def access_requests(call: Call) -> list[Json]:
     ]
 
 
-@router.on("POST", "/api/{T}/{id}/user-access-request/{action}")
-def decide_access(call: Call) -> Json:
-    """`grant` lets a user in unasked; `handle` changes the status of a request."""
-    repo, body = call.writable(), call.json()
-    user = call.users.user(text_of(body, "user"))
+@router.on("POST", "/api/{T}/{id}/user-access-request/grant")
+def grant_access(call: Call) -> Json:
+    """Let a user in who did not ask."""
+    repo = call.writable()
+    user = call.users.user(text_of(call.json(), "user"))
     if user is None:
         raise not_found("User not found")
-    action = call.parts["action"]
     if not repo.gated:
         raise bad_request("This repo is not gated")
-    known = call.store.row("SELECT status FROM access_requests WHERE repo = ? AND user = ?", repo.id, user.name)
     with call.store.write() as db:
-        if action == "grant":
-            if known:
-                raise conflict(f"{user.name} already has a request")
-            db.execute("INSERT INTO access_requests VALUES (?, ?, 'accepted', ?)", (repo.id, user.name, now()))
-        elif action == "handle":
-            status = text_of(body, "status")
-            if known is None:
-                raise not_found(f"{user.name} has not asked for access")
-            if status not in _STATUSES:
-                raise bad_request(f"status must be one of {', '.join(_STATUSES)}")
-            if known["status"] == status:
-                raise HubError(404, f"The request is already {status}")
-            db.execute(
-                "UPDATE access_requests SET status = ? WHERE repo = ? AND user = ?", (status, repo.id, user.name)
-            )
-        else:
-            raise not_found("There is no such action")
+        values = (repo.id, user.name, "accepted", now())
+        if not db.execute("INSERT OR IGNORE INTO access_requests VALUES (?, ?, ?, ?)", values).rowcount:
+            raise bad_request(f"{user.name} already has a request")
+    return {}
+
+
+@router.on("POST", "/api/{T}/{id}/user-access-request/handle")
+def handle_access(call: Call) -> Json:
+    """Move a request, named by its user or its id, to another list."""
+    repo, body = call.writable(), call.json()
+    if not repo.gated:
+        raise bad_request("This repo is not gated")
+    status = text_of(body, "status")
+    if status not in _STATUSES:
+        raise bad_request(f"status must be one of {', '.join(_STATUSES)}")
+    named = {optional_text(body, "user"), optional_text(body, "requestId")}
+    rows = call.store.rows("SELECT user, status FROM access_requests WHERE repo = ?", repo.id)
+    found = [row for row in rows if named & {row["user"], _request_id(repo, row["user"])}]
+    if not found or found[0]["status"] == status:
+        raise not_found(f"No request of that user, or it is already {status}")
+    with call.store.write() as db:
+        db.execute(
+            "UPDATE access_requests SET status = ? WHERE repo = ? AND user = ?", (status, repo.id, found[0]["user"])
+        )
     return {}

@@ -132,8 +132,8 @@ def commit(call: Call) -> Json:
     ref, _ = commit_ref(call.hub, repo, call.parts["rev"])
     me = _may_commit(call, repo, ref, create_pr=create_pr)
     header, operations = _parse(call, repo, call.body)
-    title = text_of(header, "summary")
-    description = optional_text(header, "description") or ""
+    title, _, rest = text_of(header, "summary").partition("\n")
+    description = "\n\n".join(filter(None, (rest.strip(), optional_text(header, "description"))))
     parent = optional_text(header, "parentCommit") or ""
     with call.store.write() as db:
         _, head = commit_ref(call.hub, repo, call.parts["rev"])

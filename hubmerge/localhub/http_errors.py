@@ -32,8 +32,8 @@ class HubError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        # A header is one line of latin-1; the body carries the message unchanged.
-        line = " ".join(self.message.split()).encode("ascii", "replace").decode()
+        # A header is one line of printable characters; the body carries the message unchanged.
+        line = "".join(c if " " <= c <= "~" else " " if c.isspace() else "?" for c in self.message)
         headers = {"X-Error-Message": line, **self.extra_headers}
         if self.code:
             headers["X-Error-Code"] = self.code

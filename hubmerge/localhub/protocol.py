@@ -2,7 +2,7 @@
 
 Routes are matched on the raw path, because the client escapes a revision or tree path into one segment
 (`refs%2Fpr%2F1`) and frameworks unescape before they match. In a route, `{T}` stands for models, datasets
-or spaces, `{P}` for the prefix of a download URL, `{id}` for a repo id, `{values}` for secrets or
+or spaces, `{S}` for spaces, `{P}` for the prefix of a download URL, `{id}` for a repo id, `{values}` for secrets or
 variables, `{name}` for one escaped segment and `{name*}` for the rest of the path. Every route is tried
 with a two-part repo id first, and with a bare name only when none matched; a bare name exists nowhere and
 is answered with "repository not found".
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qs, unquote, urlencode
 
@@ -32,10 +33,10 @@ from hubmerge.localhub.access import TYPES, Repo, find_repo, require_read, requi
 from hubmerge.localhub.http_errors import HubError, bad_request, not_found
 from hubmerge.localhub.store import Store
 from hubmerge.localhub.tree import Trees
-from hubmerge.localhub.users import Identity, Users
+from hubmerge.localhub.users import Identity, Users, default_users
 
 Json = dict[str, Any]
-_KINDS = {"models": "model", "datasets": "dataset", "spaces": "space", "datasets/": "dataset", "spaces/": "space"}
+_KINDS = {"": "model", **TYPES, "datasets/": "dataset", "spaces/": "space"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,12 @@ class Hub:
     trees: Trees
     users: Users
     limits: Limits = field(default_factory=Limits)
+
+
+def open_hub(data_dir: Path, users: Users | None = None, limits: Limits | None = None) -> Hub:
+    """The Hub of a data folder, without a server; `hub.store.close()` releases the folder."""
+    store = Store(data_dir)
+    return Hub(store, Trees(store), users or default_users(), limits or Limits())
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ class Call:
 
     @property
     def type(self) -> str:
-        return _KINDS.get(self.parts.get("T") or self.parts.get("P") or "", "model")
+        return _KINDS[next((self.parts[name] for name in "TSP" if name in self.parts), "")]
 
     @property
     def query(self) -> dict[str, list[str]]:
@@ -173,7 +180,8 @@ class Router:
 
 
 def _pattern(template: str, repo_id: str) -> re.Pattern[str]:
-    special = {"T": "|".join(TYPES), "P": "(?!api/)(?:datasets/|spaces/)?", "values": "secrets|variables", "id": repo_id}
+    prefix = "(?!api/)(?:datasets/|spaces/)?"
+    special = {"T": "|".join(TYPES), "S": "spaces", "P": prefix, "values": "secrets|variables", "id": repo_id}
 
     def group(match: re.Match[str]) -> str:
         name, rest = match[1], match[2]

@@ -37,7 +37,6 @@ def seed_folder(
     message: str,
     extra_files: Mapping[str, bytes] | None = None,
     tags: Sequence[str] = (),
-    pattern: str = "**/*",
     endpoint: str = "",
 ) -> str:
     """Commit the files of a folder to a repo, made if need be, and return the head of main.
@@ -56,9 +55,7 @@ def seed_folder(
         repo = find_repo(hub.store, repo_type, repo_id) or add_repo(
             hub, db, me, repo_type, namespace, name, endpoint=endpoint, sdk="gradio" if repo_type == "space" else None
         )
-        operations = [
-            Operation(check_path(path), _keep(hub, repo, path, folder / path)) for path in _files(folder, pattern)
-        ]
+        operations = [Operation(check_path(path), _keep(hub, repo, path, folder / path)) for path in _files(folder)]
         for path, content in (extra_files or {}).items():
             operations.append(Operation(check_path(path), File(hub.store.put_git(content), len(content))))
         head = hub.trees.resolve(repo.id, "main")
@@ -69,8 +66,8 @@ def seed_folder(
     return sha
 
 
-def _files(folder: Path, pattern: str) -> list[str]:
-    relative = [path.relative_to(folder) for path in folder.glob(pattern) if path.is_file()]
+def _files(folder: Path) -> list[str]:
+    relative = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     return sorted(path.as_posix() for path in relative if not any(part.startswith(".") for part in path.parts))
 
 
@@ -114,7 +111,6 @@ def seed_zoo(hub: Hub, zoo_dir: Path, *, endpoint: str = "") -> dict[str, str]:
         zoo_dir / ZOO_DATA,
         author=ZOO_OWNER,
         message="Add the held-out questions",
-        pattern="*.jsonl",
         endpoint=endpoint,
     )
     return heads

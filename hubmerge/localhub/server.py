@@ -9,8 +9,10 @@ to 127.0.0.1 could otherwise talk to this server as if it were its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -42,10 +44,8 @@ from hubmerge.localhub import (
     spaces,
     webhooks,
 )
-from hubmerge.localhub.protocol import Hub, Limits, Route, answer
+from hubmerge.localhub.protocol import Hub, Limits, Route, answer, open_hub
 from hubmerge.localhub.seed import seed_zoo
-from hubmerge.localhub.store import Store
-from hubmerge.localhub.tree import Trees
 from hubmerge.localhub.users import Users, default_users, load_users
 
 # Where two routes match, the first one wins: `listing` and `pages` hold the least specific ones.
@@ -56,8 +56,7 @@ _ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 
 def create_app(data_dir: Path, users: Users, limits: Limits | None = None) -> Starlette:
     """The application over a data folder, which it holds until it is shut down."""
-    store = Store(data_dir)
-    return app_of(Hub(store, Trees(store), users, limits or Limits()))
+    return app_of(open_hub(data_dir, users, limits))
 
 
 def app_of(hub: Hub) -> Starlette:
@@ -120,7 +119,8 @@ def serve(
 ) -> None:
     """Run until SIGTERM or SIGINT, or until the process `parent`, which started this one, is gone."""
     known = load_users(users) if users else default_users()
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # Named as TCP, since asyncio turns Nagle's algorithm off only then: without it every answer takes 40 ms.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
@@ -132,12 +132,12 @@ def serve(
             got=str(error),
             next_step="Choose another port, or 0 for any free one.",
         ) from error
-    store = Store(data_dir)
-    hub = Hub(store, Trees(store), known, limits or Limits())
+    hub = open_hub(data_dir, known, limits)
+    endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
     if zoo:
-        seed_zoo(hub, _ZOO)
+        seed_zoo(hub, _ZOO, endpoint=endpoint)
     ready = {
-        "endpoint": f"http://127.0.0.1:{listener.getsockname()[1]}",
+        "endpoint": endpoint,
         "tokens": known.first_tokens(),
         "oauth": {"client_id": known.oauth.client_id, "client_secret": known.oauth.client_secret},
     }
@@ -150,4 +150,8 @@ def serve(
         timeout_keep_alive=60,
         backlog=256,
     )
-    _Server(config, json.dumps(ready), parent).run(sockets=[listener])
+    # uvicorn shuts down in order at a signal and then raises it again for whoever called it.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        _Server(config, json.dumps(ready), parent).run(sockets=[listener])

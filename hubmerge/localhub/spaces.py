@@ -44,22 +44,22 @@ def _changed(call: Call, column: str, value: object) -> Json:
     return runtime_of(call, call.writable())
 
 
-@router.on("GET", "/api/spaces/{id}/runtime")
+@router.on("GET", "/api/{S}/{id}/runtime")
 def runtime(call: Call) -> Json:
     return runtime_of(call, call.readable())
 
 
-@router.on("POST", "/api/spaces/{id}/restart")
+@router.on("POST", "/api/{S}/{id}/restart")
 def restart(call: Call) -> Json:
     return _changed(call, "paused", 0)
 
 
-@router.on("POST", "/api/spaces/{id}/pause")
+@router.on("POST", "/api/{S}/{id}/pause")
 def pause(call: Call) -> Json:
     return _changed(call, "paused", 1)
 
 
-@router.on("POST", "/api/spaces/{id}/hardware")
+@router.on("POST", "/api/{S}/{id}/hardware")
 def hardware(call: Call) -> Json:
     body = call.json()
     if isinstance(body.get("sleepTimeSeconds"), int):
@@ -67,7 +67,7 @@ def hardware(call: Call) -> Json:
     return _changed(call, "hardware", text_of(body, "flavor"))
 
 
-@router.on("POST", "/api/spaces/{id}/sleeptime")
+@router.on("POST", "/api/{S}/{id}/sleeptime")
 def sleep_time(call: Call) -> Json:
     seconds = call.json().get("seconds")
     if not isinstance(seconds, int):
@@ -75,7 +75,7 @@ def sleep_time(call: Call) -> Json:
     return _changed(call, "sleep_s", seconds)
 
 
-@router.on("GET", "/api/spaces/{id}/{values}")
+@router.on("GET", "/api/{S}/{id}/{values}")
 def list_values(call: Call) -> Json:
     return _values(call)
 
@@ -95,7 +95,7 @@ def _values(call: Call) -> Json:
     }
 
 
-@router.on("POST", "/api/spaces/{id}/{values}")
+@router.on("POST", "/api/{S}/{id}/{values}")
 def set_value(call: Call) -> Json:
     repo, kind, body = call.writable(), call.parts["values"], call.json()
     key = text_of(body, "key")
@@ -109,7 +109,7 @@ def set_value(call: Call) -> Json:
     return _values(call)
 
 
-@router.on("DELETE", "/api/spaces/{id}/{values}")
+@router.on("DELETE", "/api/{S}/{id}/{values}")
 def delete_value(call: Call) -> Json:
     repo, kind = call.writable(), call.parts["values"]
     with call.store.write() as db:

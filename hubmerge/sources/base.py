@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,13 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from hubmerge.sources.header import TensorEntry
+
+_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.\-]{0,95}(?:/[A-Za-z0-9_][\w.\-]{0,95})?", re.ASCII)
+
+
+def is_hub_id(text: str) -> bool:
+    """True for `name` and `namespace/name` as the Hub allows them."""
+    return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text and not text.endswith((".", "-"))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """A strict parser for safetensors headers: what it accepts is a subset of what safetensors accepts.
 
-A header comes from a stranger, so everything is checked before anything is believed: its length before it is
-read, the number of brackets before JSON is parsed (a JSON bomb costs memory while it is parsed), duplicate
-keys, unknown fields, integer types, names, shapes, and that the byte ranges follow one another without hole or
-overlap and end exactly at the end of the file.
+A header comes from a stranger, so its length is checked before it is read, and it is not given to a JSON parser:
+25 MB of `[[],[],…` cost a gigabyte there before anything can be checked. A header's grammar is much smaller than
+JSON's (one table of strings, and per tensor one table of three known fields), so it is scanned front to back by
+that grammar and refused at the first byte that no well-behaved writer would write. Nesting, floats, booleans,
+signs, NaN, unknown fields and escaped names cannot even be expressed. What remains to be checked are repeated
+names, sizes, and that the byte ranges follow one another without hole or overlap up to the end of the file.
 
 Format: 8 bytes little-endian header length N, N bytes of JSON, then the data.
 """
@@ -13,11 +15,11 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from hubmerge.errors import HeaderError
 
@@ -25,7 +27,10 @@ MAX_HEADER_BYTES = 25_000_000
 MAX_TENSORS = 200_000
 MAX_DIMENSIONS = 8
 MAX_DIMENSION = 2**40  # elements along one axis; far above any model, far below overflow
+MAX_ELEMENTS = 2**60  # of a tensor, zeros left aside: safetensors multiplies in 64 bits
 MAX_NAME = 256  # characters
+MAX_METADATA_BYTES = 4_000_000
+MAX_METADATA_ENTRIES = 10_000
 
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
     {
@@ -47,15 +52,24 @@ DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
     }
 )
 
+# Quantifiers are possessive: the grammar is deterministic, so a match never has to be given back.
+_WS = rb"[ \t\n\r]*+"
+_INTEGER = rb"(?:0|[1-9][0-9]{0,18}+)"
+_LIST = rb"\[" + _WS + rb"(?:" + _INTEGER + _WS + rb"(?:," + _WS + _INTEGER + _WS + rb")*+)?+\]"
+_STRING = rb'"(?:[^"\\\x00-\x1f]++|\\.)*+"'
+_FIELD = _WS + rb'"([a-z_]++)"' + _WS + rb":" + _WS + rb'("[A-Z0-9_]++"|' + _LIST + rb")" + _WS
+_ENTRY = re.compile(_WS + rb"\{" + _FIELD + rb"," + _FIELD + rb"," + _FIELD + rb"\}" + _WS)
+_KEY = re.compile(_WS + rb"(" + _STRING + rb")" + _WS + rb":")
+_TEXT = re.compile(_WS + rb"(" + _STRING + rb")" + _WS)
+_OPEN = re.compile(_WS + rb"\{" + _WS)
+_EMPTY = re.compile(_WS + rb"\{" + _WS + rb"\}" + _WS)
+_SPACE = re.compile(_WS)
+_NUMBER = re.compile(rb"[0-9]++")
+_NAME = re.compile(rb"[A-Za-z0-9_][A-Za-z0-9_.\-]*+")
+_FIELDS = {b"dtype", b"shape", b"data_offsets"}
 
-class Refuse(Protocol):
-    def __call__(self, what: str, expected: str = "", got: str = "") -> NoReturn: ...
 
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorEntry:
     """Where one tensor lies: `begin` and `end` are byte offsets from the start of the file."""
 
@@ -105,102 +119,179 @@ def parse_header(raw: bytes, file_bytes: int, where: str) -> Header:
 
     Raises HeaderError for everything that a well-behaved writer would not write.
     """
+    if len(raw) > MAX_HEADER_BYTES:
+        raise HeaderError(
+            "the safetensors header is too long",
+            where=where,
+            expected=f"at most {MAX_HEADER_BYTES} bytes",
+            got=str(len(raw)),
+        )
+    scanner = _Scanner(raw, where)
+    scanner.table()
+    entries = sorted(scanner.entries.values(), key=lambda e: (e.begin, e.end))
+    position = 8 + len(raw)
+    for entry in entries:
+        if entry.begin != position:
+            scanner.refuse(
+                f"the bytes of {entry.name!r} overlap others or leave a hole", f"offset {position}", str(entry.begin)
+            )
+        position = entry.end
+    if position != file_bytes:
+        scanner.refuse("the tensors do not cover the file exactly", f"{position} bytes", str(file_bytes))
+    return Header(tuple(entries), MappingProxyType(scanner.metadata), 8 + len(raw))
 
-    def refuse(what: str, expected: str = "", got: str = "") -> NoReturn:
+
+class _Scanner:
+    """One pass over the bytes of a header, by its grammar."""
+
+    def __init__(self, raw: bytes, where: str) -> None:
+        self.entries: dict[str, TensorEntry] = {}
+        self.metadata: dict[str, str] = {}
+        self._raw = raw
+        self._where = where
+        self._at = 0
+        self._seen_metadata = False
+
+    def refuse(self, what: str, expected: str = "", got: str = "") -> NoReturn:
         raise HeaderError(
             what,
-            where=where,
+            where=self._where,
             expected=expected,
             got=got[:120],
             next_step="The file is corrupt or hostile; use another one.",
         )
 
-    if len(raw) > MAX_HEADER_BYTES:
-        refuse("the safetensors header is too long", f"{MAX_HEADER_BYTES} bytes", str(len(raw)))
-    for bracket, limit in ((b"{", MAX_TENSORS + 2), (b"[", 2 * MAX_TENSORS), (b",", 16 * MAX_TENSORS)):
-        if raw.count(bracket) > limit:
-            refuse("the safetensors header describes too much", f"at most {MAX_TENSORS} tensors")
-    table = _strict_json(raw, refuse)
-    data_begin = 8 + len(raw)
-    metadata = table.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        refuse("__metadata__ is not a table of strings")
-    if len(table) > MAX_TENSORS:
-        refuse("the safetensors header has too many tensors", f"at most {MAX_TENSORS}", str(len(table)))
-    entries = sorted(
-        (_entry(name, fields, data_begin, refuse) for name, fields in table.items()),
-        key=lambda e: (e.begin, e.end),
-    )
-    position = data_begin
-    for entry in entries:
-        if entry.begin != position:
-            refuse(
-                f"the bytes of {entry.name!r} overlap others or leave a hole", f"offset {position}", str(entry.begin)
+    def table(self) -> None:
+        """`{"name": entry, …}` and nothing after it but white space."""
+        if self._raw[:1] != b"{":
+            self.refuse("the safetensors header does not start with '{'", got=ascii(self._raw[:8]))
+        if empty := _EMPTY.match(self._raw):
+            self._at = empty.end()
+        else:
+            self._at = 1
+            self._members(self._member)
+        self._skip_space()
+        if self._at != len(self._raw):
+            self._unexpected("the end of the header")
+
+    def _members(self, member: Callable[[], None]) -> None:
+        """`member, member, …}` with `member` called at each; the opening brace is behind us."""
+        while True:
+            member()
+            following = self._raw[self._at : self._at + 1]
+            self._at += 1
+            if following == b"}":
+                return
+            if following != b",":
+                self._at -= 1
+                self._unexpected("',' or '}'")
+
+    def _member(self) -> None:
+        name = self._key()
+        if name == b"__metadata__":
+            self._metadata_table()
+            return
+        if len(name) > MAX_NAME or not _NAME.fullmatch(name) or b".." in name:
+            self.refuse(
+                "a tensor has a name that is not allowed",
+                f"letters, digits, '_', '.', '-', at most {MAX_NAME} characters",
+                ascii(name[: 2 * MAX_NAME].decode("utf-8", "replace")),
             )
-        position = entry.end
-    if position != file_bytes:
-        refuse("the tensors do not cover the file exactly", f"{position} bytes", str(file_bytes))
-    return Header(tuple(entries), MappingProxyType(dict(metadata)), data_begin)
+        text = name.decode("ascii")
+        if text in self.entries:
+            self.refuse("the safetensors header repeats a key", got=repr(text))
+        if len(self.entries) == MAX_TENSORS:
+            self.refuse("the safetensors header has too many tensors", f"at most {MAX_TENSORS}", "more")
+        self.entries[text] = self._entry(text)
 
+    def _entry(self, name: str) -> TensorEntry:
+        match = _ENTRY.match(self._raw, self._at)
+        if match is None:
+            self._skip_space()
+            self._unexpected(f"{name!r}: a dtype, a shape and data_offsets of plain integers")
+        self._at = match.end()
+        fields = {match[1]: match[2], match[3]: match[4], match[5]: match[6]}
+        if fields.keys() != _FIELDS:
+            self.refuse(f"the entry of {name!r} has wrong fields", "dtype, shape, data_offsets", ascii(match[0][:120]))
+        dtype = fields[b"dtype"].strip(b'"').decode("ascii")
+        if dtype not in DTYPE_BYTES or fields[b"dtype"][:1] != b'"':
+            self.refuse(f"{name!r} has an unknown dtype", ", ".join(DTYPE_BYTES), dtype)
+        shape, offsets = self._integers(name, fields[b"shape"]), self._integers(name, fields[b"data_offsets"])
+        if len(shape) > MAX_DIMENSIONS:
+            self.refuse(f"{name!r} has too many dimensions", f"at most {MAX_DIMENSIONS}", str(len(shape)))
+        if any(n > MAX_DIMENSION for n in shape) or prod(n or 1 for n in shape) > MAX_ELEMENTS:
+            self.refuse(f"{name!r} has an impossible shape", f"integers from 0 to {MAX_DIMENSION}", repr(shape))
+        if len(offsets) != 2 or offsets[0] > offsets[1]:
+            self.refuse(f"{name!r} has impossible data_offsets", "[begin, end] with begin <= end", repr(offsets))
+        size = prod(shape) * DTYPE_BYTES[dtype]
+        if offsets[1] - offsets[0] != size:
+            self.refuse(f"{name!r} has a byte range of the wrong size", f"{size} bytes", str(offsets[1] - offsets[0]))
+        begin = 8 + len(self._raw)
+        return TensorEntry(name, dtype, shape, begin + offsets[0], begin + offsets[1])
 
-def _strict_json(raw: bytes, refuse: Refuse) -> dict[str, Any]:
-    def no_duplicates(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in result:
-                refuse("the safetensors header repeats a key", got=repr(key))
-            result[key] = value
-        return result
+    def _integers(self, name: str, field: bytes) -> tuple[int, ...]:
+        if field[:1] != b"[":
+            self.refuse(f"{name!r} has a shape or data_offsets that is no list", got=ascii(field[:40]))
+        if field.count(b",") > MAX_DIMENSIONS:
+            self.refuse(f"{name!r} has too many dimensions", f"at most {MAX_DIMENSIONS}", "more")
+        return tuple(int(n) for n in _NUMBER.findall(field))
 
-    def no_constant(text: str) -> NoReturn:
-        refuse("the safetensors header has a number that is no integer", got=text)
+    def _metadata_table(self) -> None:
+        if self._seen_metadata:
+            self.refuse("the safetensors header repeats a key", got="'__metadata__'")
+        self._seen_metadata = True
+        if empty := _EMPTY.match(self._raw, self._at):
+            self._at = empty.end()
+            return
+        opened = _OPEN.match(self._raw, self._at)
+        if opened is None:
+            self._unexpected("__metadata__: a table of strings")
+        self._at = opened.end()
+        start = self._at
+        self._members(lambda: self._text_pair(start))
+        self._skip_space()
 
-    if raw[:1] != b"{":
-        refuse("the safetensors header does not start with '{'", got=repr(raw[:8]))
-    try:
-        table = json.loads(
-            raw.decode("utf-8"),
-            object_pairs_hook=no_duplicates,
-            parse_float=no_constant,
-            parse_constant=no_constant,
+    def _text_pair(self, start: int) -> None:
+        key = self._string(b'"' + self._key() + b'"')
+        match = _TEXT.match(self._raw, self._at)
+        if match is None:
+            self._unexpected("__metadata__: a string")
+        self._at = match.end()
+        if self._at - start > MAX_METADATA_BYTES or len(self.metadata) == MAX_METADATA_ENTRIES:
+            self.refuse("__metadata__ is too large", f"{MAX_METADATA_BYTES} bytes, {MAX_METADATA_ENTRIES} entries")
+        if key in self.metadata:
+            self.refuse("the safetensors header repeats a key", got=ascii(key))
+        self.metadata[key] = self._string(match[1])
+
+    def _key(self) -> bytes:
+        """The bytes between the quotes of the next `"key":`."""
+        match = _KEY.match(self._raw, self._at)
+        if match is None:
+            self._unexpected("a key in quotes")
+        self._at = match.end()
+        return match[1][1:-1]
+
+    def _string(self, token: bytes) -> str:
+        if len(token) > MAX_METADATA_BYTES:
+            self.refuse("__metadata__ is too large", f"{MAX_METADATA_BYTES} bytes")
+        try:
+            value = str(json.loads(token.decode("utf-8")))
+            value.encode("utf-8")  # half of a surrogate pair is no text, though Python's parser lets it pass
+        except ValueError:
+            self.refuse("__metadata__ holds a string that is no UTF-8 text", got=ascii(token[:40]))
+        return value
+
+    def _skip_space(self) -> None:
+        match = _SPACE.match(self._raw, self._at)
+        assert match is not None  # it matches nothing, too
+        self._at = match.end()
+
+    def _unexpected(self, expected: str) -> NoReturn:
+        self.refuse(
+            f"the safetensors header is malformed at byte {self._at}",
+            expected,
+            ascii(self._raw[self._at : self._at + 40]),
         )
-    except RecursionError:
-        refuse("the safetensors header is nested too deeply")
-    except ValueError as error:  # bad UTF-8, bad JSON, integers of thousands of digits
-        refuse("the safetensors header is not JSON", got=str(error))
-    if not isinstance(table, dict):
-        refuse("the safetensors header is not a JSON object")
-    return table
-
-
-def _entry(name: str, fields: Any, data_begin: int, refuse: Refuse) -> TensorEntry:
-    if len(name) > MAX_NAME or not _NAME.fullmatch(name) or ".." in name:
-        refuse(
-            "a tensor has a name that is not allowed",
-            f"letters, digits, '_', '.', '-', at most {MAX_NAME} characters",
-            ascii(name),
-        )
-    if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
-        refuse(f"the entry of {name!r} has wrong fields", "dtype, shape, data_offsets")
-    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        refuse(f"{name!r} has an unknown dtype", ", ".join(DTYPE_BYTES), repr(dtype))
-    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
-        refuse(f"{name!r} has a shape that is no list of at most {MAX_DIMENSIONS} integers")
-    # bool is a subclass of int in Python, so the type is compared exactly
-    if not all(type(n) is int and 0 <= n <= MAX_DIMENSION for n in shape):
-        refuse(f"{name!r} has an impossible shape", f"integers from 0 to {MAX_DIMENSION}", repr(shape))
-    if (
-        not isinstance(offsets, list)
-        or len(offsets) != 2
-        or not all(type(n) is int for n in offsets)
-        or not 0 <= offsets[0] <= offsets[1]
-    ):
-        refuse(f"{name!r} has impossible data_offsets", "[begin, end] with 0 <= begin <= end", repr(offsets))
-    size = prod(shape) * DTYPE_BYTES[dtype]
-    if offsets[1] - offsets[0] != size:
-        refuse(f"{name!r} has a byte range of the wrong size", f"{size} bytes", str(offsets[1] - offsets[0]))
-    return TensorEntry(name, dtype, tuple(shape), data_begin + offsets[0], data_begin + offsets[1])
 
 
 def serialize_header(

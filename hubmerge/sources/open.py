@@ -10,55 +10,56 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
-
-import yaml
 
 from hubmerge.errors import (
     FormatError,
     HeaderError,
     HubmergeError,
     IndexFileError,
-    Problem,
     SourceNotFoundError,
 )
 from hubmerge.hub import Hub
+from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe import ModelName, Recipe
 from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
-from hubmerge.sources.header import Header, header_length, parse_header
+from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _FIRST_READ_BYTES = 128 * 1024  # most headers fit, so that one request per shard is enough
 _MAX_INDEX_BYTES = 50_000_000
+_MAX_CONFIG_BYTES = 4_000_000
+_MAX_CARD_BYTES = 64 * 1024
 _MAX_SHARDS = 2_000
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,200}\.safetensors", re.ASCII)
+_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pkl")
 
 ReadRange = Callable[[str, int, int], bytes]
-ReadFile = Callable[[str], bytes]
+ReadFile = Callable[[str, int], bytes]  # path, most bytes
 
 
 def open_models(recipe: Recipe, hub: Hub, *, allow_local: bool) -> tuple[Model, tuple[Model, ...]]:
     """The base and the agents, pinned; every problem of every model is raised together."""
     names = (recipe.base, *(a.model for a in recipe.agents))
-    problems: list[Problem] = []
     errors: list[HubmergeError] = []
     models: list[Model] = []
     with ThreadPoolExecutor(max_workers=8) as pool:
-        futures = [pool.submit(open_model, name, hub, allow_local=allow_local) for name in names]
-        for future in futures:
+        for future in [pool.submit(open_model, name, hub, allow_local=allow_local) for name in names]:
             try:
                 models.append(future.result())
             except HubmergeError as error:
                 errors.append(error)
-                problems.extend(p for p in error.problems if p not in problems)
     if errors:
-        # one kind of trouble keeps its own type, so that a retry is decided rightly
-        raise type(errors[0])(errors[0].what, problems=problems)
+        problems = tuple(dict.fromkeys(p for e in errors for p in e.problems))
+        # what a retry cannot mend decides the kind of the whole
+        leading = next((e for e in errors if not e.retryable), errors[0])
+        raise type(leading)(leading.what, problems=problems)
     return models[0], tuple(models[1:])
 
 
@@ -68,14 +69,21 @@ def open_model(name: ModelName, hub: Hub, *, allow_local: bool) -> Model:
         if not allow_local:
             raise SourceNotFoundError("local folders cannot be used here", where=name.id, next_step="Give a Hub id.")
         return _open_folder(name.id)
-    state = hub.repo_state(name.id, name.revision)
+    try:
+        state = hub.repo_state(name.id, name.revision)
+    except SourceNotFoundError as error:
+        if allow_local and Path(name.id).is_dir():
+            raise SourceNotFoundError(
+                error.what, where=str(name), next_step=f"If the folder is meant, write ./{name.id}."
+            ) from None
+        raise
     ref = ModelRef("hub", state.id, state.sha, name.revision or "main")
 
     def read_range(path: str, start: int, end: int) -> bytes:
         return hub.read_range(state.id, state.sha, path, start, end)
 
-    def read_file(path: str) -> bytes:
-        return hub.read_file(state.id, state.sha, path, _MAX_INDEX_BYTES)
+    def read_file(path: str, most: int) -> bytes:
+        return hub.read_file(state.id, state.sha, path, most)
 
     tensors, config = _read_headers(str(ref), state.files, read_range, read_file)
     return Model(
@@ -87,24 +95,29 @@ def _open_folder(text: str) -> Model:
     folder = Path(text).expanduser()
     if not folder.is_dir():
         raise SourceNotFoundError("no such folder", where=text)
-    files = {p.name: FileInfo(p.name, p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file()}
 
     def read_range(path: str, start: int, end: int) -> bytes:
         with open(folder / path, "rb") as file:
             file.seek(start)
             return file.read(end - start)
 
-    def read_file(path: str) -> bytes:
-        return (folder / path).read_bytes()
+    def read_file(path: str, most: int) -> bytes:
+        content = read_range(path, 0, most + 1)
+        if len(content) > most:
+            raise FormatError("a file is too large", where=f"{path} in {text}", expected=f"{most} bytes", got="more")
+        return content
 
-    tensors, config = _read_headers(text, files, read_range, read_file)
-    digest = hashlib.sha256()
-    for shard in dict.fromkeys(t.shard for t in tensors.values()):
-        prefix = read_range(shard, 0, 8)
-        digest.update(f"{shard}\0{files[shard].size}\0".encode())
-        digest.update(read_range(shard, 0, 8 + header_length(prefix, shard)))
-        digest.update(str(os.stat(folder / shard).st_mtime_ns).encode())
-    card = _card_data(folder / "README.md")
+    try:
+        files = {p.name: FileInfo(p.name, p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file()}
+        tensors, config = _read_headers(text, files, read_range, read_file)
+        digest = hashlib.sha256(read_file("config.json", _MAX_CONFIG_BYTES))
+        for shard in dict.fromkeys(t.shard for t in tensors.values()):
+            prefix = read_range(shard, 0, 8)
+            digest.update(f"{shard}\0{files[shard].size}\0{os.stat(folder / shard).st_mtime_ns}\0".encode())
+            digest.update(read_range(shard, 0, 8 + header_length(prefix, shard)))
+        card = _card_data(read_range("README.md", 0, _MAX_CARD_BYTES)) if "README.md" in files else {}
+    except OSError as error:
+        raise SourceNotFoundError("a folder that cannot be read", where=text, got=str(error)) from None
     license_name = card.get("license")
     return Model(
         ModelRef("local", text, digest.hexdigest()[:40]),
@@ -116,14 +129,12 @@ def _open_folder(text: str) -> Model:
     )
 
 
-def _card_data(path: Path) -> dict[str, Any]:
+def _card_data(content: bytes) -> dict[str, Any]:
     """The YAML front matter of a local card; a broken one says nothing."""
-    if not path.is_file():
-        return {}
-    match = re.match(r"---\r?\n(.*?)\r?\n---", path.read_text(encoding="utf-8", errors="replace")[:65536], re.DOTALL)
+    match = re.match(r"---\r?\n(.*?)\r?\n---", content.decode("utf-8", errors="replace"), re.DOTALL)
     try:
-        data = yaml.safe_load(match.group(1)) if match else {}
-    except yaml.YAMLError:
+        data = load_plain_yaml(match.group(1)) if match else {}
+    except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
 
@@ -132,13 +143,11 @@ def _read_headers(
     where: str, files: Mapping[str, FileInfo], read_range: ReadRange, read_file: ReadFile
 ) -> tuple[Mapping[str, StoredTensor], Mapping[str, Any]]:
     shards, weight_map = _shards(where, files, read_file)
-    config = _json_object(read_file("config.json"), f"config.json in {where}") if "config.json" in files else None
-    if config is None:
+    if "config.json" not in files:
         raise FormatError("no config.json", where=where, next_step="It is not a transformers model.")
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        headers = dict(zip(shards, pool.map(lambda s: _read_header(where, files[s], read_range), shards), strict=True))
+    config = _json_object(read_file("config.json", _MAX_CONFIG_BYTES), f"config.json in {where}", 100_000)
     tensors: dict[str, StoredTensor] = {}
-    for shard, header in headers.items():
+    for shard, header in zip(shards, _all_headers(where, [files[s] for s in shards], read_range), strict=True):
         for entry in header.tensors:
             if entry.name in tensors:
                 raise IndexFileError("two shards store the same tensor", where=where, got=entry.name)
@@ -149,7 +158,7 @@ def _read_headers(
                 raise IndexFileError(
                     "the index names a tensor that its shard does not hold",
                     where=where,
-                    expected=f"{name[:80]} in {shard}",
+                    expected=ascii(f"{name[:80]} in {shard}")[1:-1],
                     got="no such tensor",
                 )
         # a shard's tensors that the index leaves out are not part of the model
@@ -159,43 +168,69 @@ def _read_headers(
     return MappingProxyType(tensors), MappingProxyType(config)
 
 
+def _all_headers(where: str, files: Sequence[FileInfo], read_range: ReadRange) -> list[Header]:
+    """The headers of all shards, fetched in parallel but parsed one by one, and no more than a model can have."""
+    one_at_a_time = threading.Lock()
+    found = 0
+
+    def read(file: FileInfo) -> Header:
+        nonlocal found
+        place = f"{file.path} in {where}"
+        if found > MAX_TENSORS:
+            raise HeaderError("the model has too many tensors", where=where, expected=f"at most {MAX_TENSORS}")
+        raw = _read_header(place, file, read_range)
+        with one_at_a_time:
+            header = parse_header(raw, file.size, place)
+            found += len(header.tensors)
+        return header
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        headers = list(pool.map(read, files))
+    if found > MAX_TENSORS:
+        raise HeaderError(
+            "the model has too many tensors", where=where, expected=f"at most {MAX_TENSORS}", got=str(found)
+        )
+    return headers
+
+
 def _shards(
     where: str, files: Mapping[str, FileInfo], read_file: ReadFile
 ) -> tuple[tuple[str, ...], dict[str, str] | None]:
-    if INDEX in files:
-        if files[INDEX].size > _MAX_INDEX_BYTES:
-            raise IndexFileError("the index is too large", where=where, got=f"{files[INDEX].size} bytes")
-        index = _json_object(read_file(INDEX), f"{INDEX} in {where}")
-        weight_map = index.get("weight_map")
-        if not isinstance(weight_map, dict) or not weight_map:
-            raise IndexFileError("the index has no weight_map", where=where)
-        for shard in dict.fromkeys(weight_map.values()):
-            # checked before any request is made with it
-            if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard) or shard not in files:
-                raise IndexFileError(
-                    "the index names a file that is not a shard of this repo",
-                    where=where,
-                    expected="a plain *.safetensors name",
-                    got=ascii(shard)[:120],
-                )
-        shards = tuple(sorted(set(weight_map.values())))
-        if len(shards) > _MAX_SHARDS:
-            raise IndexFileError("the index names too many shards", where=where, got=str(len(shards)))
-        return shards, weight_map
     if SINGLE in files:
+        # transformers, too, looks for the single file first
         return (SINGLE,), None
-    others = sorted(f for f in files if PurePosixPath(f).suffix in (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5"))
-    raise FormatError(
-        "no safetensors weights",
-        where=where,
-        expected=f"{SINGLE} or {INDEX}",
-        got=", ".join(others[:3]) or "neither",
-        next_step="Only safetensors is opened; ask the author to convert the model.",
-    )
+    if INDEX not in files:
+        others = sorted(f for f in files if PurePosixPath(f).suffix in _OTHER_WEIGHTS)
+        raise FormatError(
+            "no safetensors weights",
+            where=where,
+            expected=f"{SINGLE} or {INDEX}",
+            got=", ".join(ascii(f)[1:-1] for f in others[:3]) or "neither",
+            next_step="Only safetensors is opened; ask the author to convert the model.",
+        )
+    if files[INDEX].size > _MAX_INDEX_BYTES:
+        raise IndexFileError("the index is too large", where=where, got=f"{files[INDEX].size} bytes")
+    index = _json_object(read_file(INDEX, _MAX_INDEX_BYTES), f"{INDEX} in {where}", 2 * MAX_TENSORS)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise IndexFileError("the index has no weight_map", where=where)
+    for shard in weight_map.values():
+        # checked before any request is made with it
+        if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard) or shard not in files:
+            raise IndexFileError(
+                "the index names a file that is not a shard of this repo",
+                where=where,
+                expected="a plain *.safetensors name",
+                got=ascii(shard)[:120],
+            )
+    shards = tuple(sorted(set(weight_map.values())))
+    if len(shards) > _MAX_SHARDS:
+        raise IndexFileError("the index names too many shards", where=where, got=str(len(shards)))
+    return shards, weight_map
 
 
-def _read_header(where: str, file: FileInfo, read_range: ReadRange) -> Header:
-    place = f"{file.path} in {where}"
+def _read_header(place: str, file: FileInfo, read_range: ReadRange) -> bytes:
+    """The JSON part of a file's header, as it is."""
     if file.size < 10:
         raise HeaderError("the file is too short for a safetensors header", where=place, got=f"{file.size} bytes")
     first = read_range(file.path, 0, min(_FIRST_READ_BYTES, file.size))
@@ -210,10 +245,13 @@ def _read_header(where: str, file: FileInfo, read_range: ReadRange) -> Header:
     raw = first[8 : 8 + length]
     if len(raw) < length:
         raw += read_range(file.path, len(first), 8 + length)
-    return parse_header(raw, file.size, place)
+    return raw
 
 
-def _json_object(raw: bytes, where: str) -> dict[str, Any]:
+def _json_object(raw: bytes, where: str, most_items: int) -> dict[str, Any]:
+    """A JSON object of at most about `most_items` values; a bomb of a million empty lists is not even parsed."""
+    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > most_items:
+        raise FormatError("a JSON file that holds too much", where=where, expected=f"at most {most_items} values")
     try:
         value = json.loads(raw)
     except (ValueError, RecursionError):

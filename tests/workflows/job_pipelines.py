@@ -86,30 +86,37 @@ def helper_process(spec: JobSpec, emit: Emit) -> None:
 
 
 def cleans_up(spec: JobSpec, emit: Emit) -> None:
-    emit(StageStarted(stage="publish"))
     try:
+        emit(StageStarted(stage="publish"))
         wait_for(spec.payload["gate"])
     except CancelledError:
+        os.kill(os.getpid(), signal.SIGTERM)  # an impatient user's second click
         Path(spec.payload["cleaned"]).write_text("yes")
         raise
 
 
 def ignores_cancel(spec: JobSpec, emit: Emit) -> None:
-    emit(StageStarted(stage="publish"))
     while True:
         try:
+            emit(StageStarted(stage="publish"))
             wait_for(spec.payload["gate"])
         except CancelledError:
-            emit(StageStarted(stage="stubborn"))
+            continue
 
 
 def finishes_on_cancel(spec: JobSpec, emit: Emit) -> None:
     """The cancellation comes when the commit is already made."""
-    emit(StageStarted(stage="publish"))
     try:
+        emit(StageStarted(stage="publish"))
         wait_for(spec.payload["gate"])
     except CancelledError:
         emit(Result(values={"commit": "abc"}))
+
+
+def cancelled_after_result(_spec: JobSpec, emit: Emit) -> None:
+    emit(Result(values={"commit": "abc"}))
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(600)
 
 
 def leaks(spec: JobSpec, emit: Emit) -> None:

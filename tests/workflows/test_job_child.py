@@ -125,6 +125,11 @@ def test_term_lets_the_job_clean_up_and_says_cancelled(tmp_path: Path) -> None:
     assert cleaned.read_text() == "yes"
 
 
+def test_a_cancellation_after_the_result_comes_too_late(tmp_path: Path) -> None:
+    code, lines, _ = run("cancelled_after_result", spec(tmp_path / "w"))
+    assert (code, lines) == (0, [{"type": "result", "values": {"commit": "abc"}}])
+
+
 @pytest.mark.parametrize("end", ["the pipe closes", "the heartbeat stops", "the child is killed"])
 def test_a_guarded_child_and_its_helpers_end_together(tmp_path: Path, end: str) -> None:
     pids = tmp_path / "pids"
@@ -169,11 +174,15 @@ def test_an_attempt_waits_until_the_one_before_has_left_the_folder(tmp_path: Pat
     assert first.stdin
     first.stdin.write(document)
     first.stdin.close()
-    until(lambda: (tmp_path / "w" / "journal").exists())
+    journal = tmp_path / "w" / "journal"
+    until(lambda: journal.exists() and len(journal.read_text().split()) == 5)
     second = start("steps")
     assert second.stdin
     second.stdin.write(document)
     second.stdin.close()
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.wait(2)
+    assert len(trace.read_text().splitlines()) == 1
     first.kill()
     until(lambda: len(trace.read_text().splitlines()) == 2)
     gate.touch()

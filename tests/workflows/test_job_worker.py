@@ -177,6 +177,8 @@ def test_heartbeats_keep_a_long_job_with_its_worker(tmp_path: Path, live: Store)
     with running(make_worker(tmp_path, live, "steps")):
         first = until(lambda: live.get(job_id("a")).lease_until)
         until(lambda: live.clock.steady() > first + 1.0)  # past the first lease and the guardian's patience
+        assert live.reap() == ()
+        assert live.claim("another worker") is None
         gate.touch()
         until(lambda: live.get(job_id("a")).state is State.DONE)
     assert len(attempts(trace)) == 1

@@ -1,0 +1,13 @@
+"""The Space's entry point: the pages, with the worker beside them.
+
+On a Space everything comes from the environment (settings.py); locally, `make demo` starts the same app on an
+embedded Hub.
+"""
+
+import sys
+
+from hubmerge.settings import load_settings
+from workflows.serve import serve
+
+if __name__ == "__main__":
+    sys.exit(serve(load_settings(), host="0.0.0.0", port=7860))  # noqa: S104 (a container's only interface)

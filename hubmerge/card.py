@@ -1,0 +1,268 @@
+"""The model card: a pure function of the report, YAML header and Markdown body.
+
+The header holds only what matches the Hub's own patterns; everything else that a stranger may have written reaches
+the body through the escaping of markdown.py. The text is the template's, the figures are the report's: what the card
+says in words (kept, lost, doubtful) is decided here from numbers, by the thresholds below.
+
+A row of `report.evaluations` is a mapping with `task`, `metric` and `value`, and optionally `stderr`, `samples` and
+`model`: a parent's label, or nothing for the merge itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from hubmerge.licenses import KNOWN, UNDECIDED
+from hubmerge.markdown import Markdown, code, duration, environment, factor, link, size
+from hubmerge.report import AgentOutcome, Parent, Report
+from hubmerge.settings import DEFAULT_ENDPOINT
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
+_SHA = re.compile(r"[0-9a-f]{40}")
+_ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
+_MERGE = "this merge"
+
+LOST_AT_LEAST = 0.01  # of λ − 1: what rounding may take of a rescaling before the card calls it lost
+DENSE_FROM = 0.5  # an agent that changed more than this is no sparse update, and most of it meets others
+CONFIDENCE_95 = 1.96  # standard errors
+
+_SNIPPET = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model_id = MODEL_ID
+tokenizer = AutoTokenizer.from_pretrained(model_id)
+model = AutoModelForCausalLM.from_pretrained(model_id, dtype="auto", device_map="auto")
+
+prompt = "What is 17 + 25?"
+if tokenizer.chat_template:
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+else:
+    inputs = tokenizer(prompt, return_tensors="pt")
+inputs = inputs.to(model.device)
+output = model.generate(**inputs, max_new_tokens=256)
+print(tokenizer.decode(output[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+"""
+
+
+def render_card(report: Report, *, figures: Collection[str] = (), endpoint: str = DEFAULT_ENDPOINT) -> str:
+    """README.md of the merged model. `figures`: the names, out of `render_figures`, that lie beside it."""
+    body = environment().get_template("card.md.jinja").render(_view(report, figures, endpoint))
+    header = yaml.safe_dump(metadata(report), sort_keys=False, allow_unicode=True, width=10_000)
+    return f"---\n{header}---\n\n{body}"
+
+
+def metadata(report: Report) -> dict[str, Any]:
+    """The card's YAML header. A value that the Hub would not take as it is stays out or becomes `other`."""
+    bases = [p.id for p in report.parents if p.kind == "hub" and HUB_ID.fullmatch(p.id)]
+    data: dict[str, Any] = {}
+    if bases:
+        data |= {"base_model": list(dict.fromkeys(bases)), "base_model_relation": "merge"}
+    data |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    data["tags"] = list(dict.fromkeys(("merge", "hubmerge", _slug(str(report.method["name"])))))
+    stated = str(report.license.get("id", "unknown"))
+    if stated in KNOWN or stated in UNDECIDED - {"other"}:
+        return data | {"license": stated}
+    data |= {"license": "other", "license_name": _slug(str(report.license.get("name", stated)))}
+    if url := _license_url(report):
+        data["license_link"] = url
+    return data
+
+
+def _license_url(report: Report) -> str | None:
+    url = report.license.get("link", "")
+    return url if re.fullmatch(r"https://[\w.\-]+(/[\w.\-/]*)?", url, re.ASCII) else None
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:96] or "unnamed"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What rounding to nearest takes of one agent."""
+
+    agent: str
+    intended: float
+    nearest: float
+    of: str  # what `share` is a share of
+    share: float
+
+
+def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, Any]:
+    """Everything that the template prints."""
+    statistics = report.statistics
+    agents = [p for p in report.parents if p.role == "agent"]
+    base = next(p for p in report.parents if p.role == "base")
+    labels = [str(a["agent"]) for a in statistics["total"]["agents"]]
+    target = report.target or None
+    return {
+        "report": report,
+        "title": target or f"{report.method['title']} of {', '.join(labels)}",
+        "base": _parent_link(base, endpoint),
+        "agent_links": [_parent_link(p, endpoint) for p in agents],
+        "parents": [(p, _parent_link(p, endpoint), _revision(p, endpoint)) for p in report.parents],
+        "total": statistics["total"],
+        "labels": labels,
+        "epsilon": f"{statistics['epsilon']:g}",
+        "modules": statistics["modules"],
+        "layers": statistics["layers"],
+        "papers": [(p, _paper_link(p)) for p in report.method["papers"]],
+        "kept_unique": _range([o.kept_unique for o in report.outcomes]),
+        "kept_shared": _range([o.kept_shared for o in report.outcomes]),
+        "outcomes": report.outcomes,
+        "weighted": any(p.weight != 1.0 for p in agents),
+        "rescaled": any(o.scale != 1.0 for o in report.outcomes),
+        "other_rounding": "stochastic" if report.rounding == "nearest" else "nearest",
+        "sixteen_bits": any(d in ("BF16", "F16") for d in report.dtype),
+        "losses": _losses(report, {p.label: p.weight for p in agents}),
+        "anomalies": _anomalies(report),
+        "bytes": sum(f.size for f in report.files),
+        "license_name": report.license.get("name"),
+        "license_reason": report.license.get("reason"),
+        "license_url": (url := _license_url(report)) and link(url, url),
+        "environment": _environment(report.environment),
+        "figures": frozenset(figures),
+        "snippet": _SNIPPET.replace("MODEL_ID", json.dumps(target or "path/to/this/folder")),
+        "command": f"hubmerge run recipe.yaml --to {shlex.quote(target)}"
+        if target
+        else "hubmerge merge recipe.yaml --out merged",
+        "has_local": any(p.kind != "hub" for p in report.parents),
+        "evaluation": _evaluation(report.evaluations),
+    }
+
+
+def _parent_link(parent: Parent, endpoint: str) -> Markdown:
+    if parent.kind == "hub" and HUB_ID.fullmatch(parent.id):
+        return link(parent.id, f"{endpoint}/{parent.id}")
+    return code(parent.label)
+
+
+def _revision(parent: Parent, endpoint: str) -> Markdown:
+    if parent.kind == "hub" and HUB_ID.fullmatch(parent.id) and _SHA.fullmatch(parent.sha):
+        return link(parent.sha, f"{endpoint}/{parent.id}/tree/{parent.sha}")
+    return code(parent.sha)
+
+
+def _paper_link(paper: Mapping[str, Any]) -> Markdown:
+    identifier = str(paper["arxiv"])
+    if _ARXIV.fullmatch(identifier):
+        return link(Markdown(f"arXiv:{identifier}"), f"https://arxiv.org/abs/{identifier}")
+    return code(identifier)
+
+
+def _range(values: Sequence[float | None]) -> str | None:
+    """Least to greatest of the values that exist, once when they read the same."""
+    present = [v for v in values if v is not None]
+    if not present:
+        return None
+    ends = list(dict.fromkeys(factor(v, 2) for v in (min(present), max(present))))
+    return " to ".join(ends)
+
+
+def _losses(report: Report, weights: Mapping[str, float]) -> list[Loss]:
+    """Agents of which rounding to nearest takes more than `LOST_AT_LEAST`: of λ − 1 where the method rescales, of the
+    update itself elsewhere. λ multiplies the agent's weight, and the measured factors are of both.
+    """
+    losses = []
+    for outcome in report.outcomes:
+        nearest = _nearest(outcome, report.rounding)
+        weight = weights.get(outcome.agent, 1.0)
+        if nearest is None or weight == 0:
+            continue
+        if outcome.scale != 1.0:
+            nearest /= weight
+            share = 1 - (nearest - 1) / (outcome.scale - 1)
+            loss = Loss(outcome.agent, outcome.scale, nearest, "λ − 1", share)
+        elif outcome.kept_unique:
+            loss = Loss(outcome.agent, outcome.kept_unique, nearest, "the update", 1 - nearest / outcome.kept_unique)
+        else:
+            continue
+        if loss.share > LOST_AT_LEAST:
+            losses.append(loss)
+    return losses
+
+
+def _nearest(outcome: AgentOutcome, rounding: str) -> float | None:
+    return outcome.effective_scale if rounding == "nearest" else outcome.effective_scale_other_rounding
+
+
+def _anomalies(report: Report) -> list[tuple[str, list[str]]]:
+    """(what, the labels it concerns) for every finding that a reader must not miss."""
+    epsilon = report.statistics["epsilon"]
+    rows = report.statistics["total"]["agents"]
+    twins = [
+        " / ".join(p["agents"])
+        for p in report.statistics["total"]["pairs"]
+        if p["both_changed"] and p["jaccard"] == 1.0 and p["sign_agreement"] == 1.0 and p["cosine"] > 0.9999
+    ]
+    silent = [str(r["agent"]) for r in rows if not r["changed"]]
+    dense = [str(r["agent"]) for r in rows if r["density"] > DENSE_FROM]
+    findings = (
+        (f"Changed nothing above {epsilon:g}, so that the merge holds nothing of it", silent),
+        (f"Changed more than {DENSE_FROM:.0%} of the weights, which is no sparse update", dense),
+        ("Practically the same update twice", twins),
+        ("No known license is stated", [p.label for p in report.parents if (p.license or "").lower() not in KNOWN]),
+        ("Gated, with terms that bind whoever uses the merge", [p.label for p in report.parents if p.gated]),
+    )
+    return [(what, who) for what, who in findings if who]
+
+
+_HARDWARE_NAMES = {
+    "device": "Device",
+    "gpu": "GPU",
+    "cpu": "CPU",
+    "seconds": "Time",
+    "peak_rss_bytes": "Peak memory",
+    "peak_gpu_bytes": "Peak GPU memory",
+}
+
+
+def _environment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) with units; what is not known by name follows as it is."""
+    rows = []
+    for key in (*(k for k in _HARDWARE_NAMES if k in values), *(k for k in values if k not in _HARDWARE_NAMES)):
+        value = values[key]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            text = (
+                size(value) if key.endswith("_bytes") else duration(value) if key.endswith("seconds") else f"{value:g}"
+            )
+        elif isinstance(value, Mapping):
+            text = ", ".join(f"{name} {version}" for name, version in value.items())
+        else:
+            text = str(value)
+        rows.append((_HARDWARE_NAMES.get(key, key.capitalize()), text))
+    return rows
+
+
+def _evaluation(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """A table: a line for each task and metric, a column for the merge and each parent that was evaluated."""
+    if not rows:
+        return None
+    models = list(dict.fromkeys([_MERGE, *(str(r.get("model") or _MERGE) for r in rows)]))
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        line = lines.setdefault((str(row.get("task", "—")), str(row.get("metric", "—"))), {})
+        line[str(row.get("model") or _MERGE)] = _score(row)
+    return {
+        "models": models,
+        "lines": [(task, metric, [line.get(m, "—") for m in models]) for (task, metric), line in lines.items()],
+    }
+
+
+def _score(row: Mapping[str, Any]) -> str:
+    value, error, samples = row.get("value"), row.get("stderr"), row.get("samples")
+    if not isinstance(value, int | float):
+        return "failed" if value is None else str(value)
+    text = factor(value)
+    if isinstance(error, int | float):
+        text += f" ± {factor(CONFIDENCE_95 * error)}"
+    return f"{text} (n = {samples:,})" if isinstance(samples, int) else text

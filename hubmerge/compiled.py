@@ -1,0 +1,400 @@
+"""One fused pass per chunk, compiled by numba; bit-equal to eager.py and counting.py.
+
+A chunk is worked through block by block, so that everything between the stored inputs and the stored output
+stays in the first two cache levels. The method's kernel is the very function that runs eagerly: called with one
+scalar per agent inside a generated loop, it is vectorised; the pass around it is the same for all methods and
+kept on disk. Floating point is strict (no fast-math,
+no contraction), which is why the bits agree.
+
+Counting by pattern: bit k of an element's pattern says that agent k is active, bit K + k that its update is
+positive. A histogram of patterns holds every count across agents at once. It has 4^K bins, hence MAX_AGENTS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+from numpy.typing import NDArray
+
+from hubmerge.counter_rng import Key
+from hubmerge.counting import BLOCK, LANES, Counted
+from hubmerge.dtypes import decode
+from hubmerge.eager import ChunkInputs, ChunkOutput, Rule
+from hubmerge.methods import ops
+from hubmerge.statistics import ResultTally, Tally, zero_result, zero_tally
+
+MAX_AGENTS = 6
+_STRICT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+
+
+@overload(ops.where)
+def _where(condition, yes, no):
+    return lambda condition, yes, no: yes if condition else no
+
+
+@overload(ops.absolute)
+def _absolute(x):
+    return lambda x: abs(x)
+
+
+@njit(**_STRICT, cache=True)
+def _load(raw16, raw32, start, stop, values):
+    """One block of every model as float32 into values[K+1, n]; raw16 holds BF16, else raw32 the values."""
+    n = stop - start
+    for k in range(values.shape[0]):
+        if raw16.shape[0] > 0:
+            source = raw16[k, start:stop]
+            bits = values[k, :n].view(np.uint32)
+            for i in range(n):
+                bits[i] = np.uint32(source[i]) << np.uint32(16)
+        else:
+            values[k, :n] = raw32[k, start:stop]
+
+
+@njit(**_STRICT, cache=True)
+def _differences(values, n, epsilon, deltas, pattern):
+    """deltas[K, n] = agents − base, and the pattern of every element."""
+    agents = deltas.shape[0]
+    base = values[0]
+    for k in range(agents):
+        agent = values[k + 1]
+        delta = deltas[k]
+        active_bit, positive_bit = np.uint16(1 << k), np.uint16(1 << (agents + k))
+        for i in range(n):
+            d = agent[i] - base[i]
+            delta[i] = d
+            bits = active_bit | (positive_bit if d > np.float32(0) else np.uint16(0))
+            own = bits if abs(d) > epsilon else np.uint16(0)
+            pattern[i] = own if k == 0 else pattern[i] | own
+
+
+@njit(**_STRICT, cache=True)
+def _dot(x, y, n):
+    """Σ x·y of one block in float64: LANES sums over its rows, then a halving tree (counting.block_sums)."""
+    lanes = np.zeros(LANES)
+    rows = n // LANES
+    for row in range(rows):
+        left, right = x[row * LANES : (row + 1) * LANES], y[row * LANES : (row + 1) * LANES]
+        for lane in range(LANES):
+            lanes[lane] += np.float64(left[lane]) * np.float64(right[lane])
+    for i in range(rows * LANES, n):
+        lanes[i - rows * LANES] += np.float64(x[i]) * np.float64(y[i])
+    return _tree(lanes)
+
+
+@njit(**_STRICT, cache=True)
+def _sum_abs(x, n):
+    lanes = np.zeros(LANES)
+    rows = n // LANES
+    for row in range(rows):
+        part = x[row * LANES : (row + 1) * LANES]
+        for lane in range(LANES):
+            lanes[lane] += np.float64(abs(part[lane]))
+    for i in range(rows * LANES, n):
+        lanes[i - rows * LANES] += np.float64(abs(x[i]))
+    return _tree(lanes)
+
+
+@njit(**_STRICT, cache=True)
+def _tree(lanes):
+    half = LANES // 2
+    while half > 0:
+        for i in range(half):
+            lanes[i] += lanes[i + half]
+        half //= 2
+    return lanes[0]
+
+
+@njit(**_STRICT, cache=True)
+def _nonfinite(x, n):
+    bits = x[:n].view(np.uint32)
+    exponent = np.uint32(0x7F800000)
+    found = np.int32(0)
+    for i in range(n):
+        found += np.int32((bits[i] & exponent) == exponent)
+    return found
+
+
+@njit(**_STRICT, cache=True)
+def _count_inputs(values, deltas, pattern, n, histogram, identical, nonfinite, max_abs, sums):
+    """Counts and sums of one block of the inputs; `sums` in the order of counting.count_inputs."""
+    agents = deltas.shape[0]
+    for i in range(n):
+        histogram[pattern[i]] += 1
+    for k in range(agents + 1):
+        nonfinite[k] += _nonfinite(values[k], n)
+    for k in range(agents):
+        delta = deltas[k]
+        same = np.int32(0)
+        largest = np.float32(0)
+        for i in range(n):
+            same += np.int32(delta[i] == np.float32(0))
+        for i in range(n):
+            largest = max(largest, abs(delta[i]))
+        identical[k] += same
+        max_abs[k] = max(max_abs[k], np.float64(largest))
+        sums[k] = _sum_abs(delta, n)
+    row = agents
+    for a in range(agents):
+        for b in range(a, agents):
+            sums[row] = _dot(deltas[a], deltas[b], n)
+            row += 1
+
+
+@njit(**_STRICT, cache=True)
+def _mix(x):
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(**_STRICT, cache=True)
+def _round_bf16(exact, n, stochastic, first, second, index, stored, out):
+    """exact[n] float32 → BF16 bits in out[n] and their values in stored[n] (dtypes.encode, decode)."""
+    bits, back = exact[:n].view(np.uint32), stored[:n].view(np.uint32)
+    high = np.uint32(16)
+    if stochastic:
+        for i in range(n):
+            x = (np.uint64(index) + np.uint64(i)) * np.uint64(0x9E3779B97F4A7C15) + first
+            up = np.uint32(_mix(_mix(x) ^ second) >> np.uint64(48))
+            special = (bits[i] & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
+            rounded = bits[i] >> high if special else (bits[i] + up) >> high
+            quiet = np.uint32(0x7FC0) if exact[i] != exact[i] else rounded
+            out[i] = np.uint16(quiet)
+            back[i] = quiet << high
+    else:
+        for i in range(n):
+            rounded = (bits[i] + np.uint32(0x7FFF) + ((bits[i] >> high) & np.uint32(1))) >> high
+            quiet = np.uint32(0x7FC0) if exact[i] != exact[i] else rounded
+            out[i] = np.uint16(quiet)
+            back[i] = quiet << high
+
+
+@njit(**_STRICT, cache=True)
+def _count_result(
+    base, stored_base, deltas, pattern, delta, exact, stored, other, n, has_other, counts, sums, own, step, other_step
+):
+    """Counts and sums of one block of the output; `sums` in the order of ResultTally.SUMS, K rows each."""
+    agents = deltas.shape[0]
+    changed, rounded = np.int32(0), np.int32(0)
+    for i in range(n):
+        changed += np.int32(stored[i] != stored_base[i])
+    for i in range(n):
+        rounded += np.int32(stored[i] != exact[i])
+    counts[0] += changed
+    counts[1] += rounded
+    counts[2] += _nonfinite(stored, n)
+    for i in range(n):
+        step[i] = np.float64(stored[i]) - np.float64(base[i])
+    if has_other:
+        for i in range(n):
+            other_step[i] = np.float64(other[i]) - np.float64(base[i])
+    active = np.uint16((1 << agents) - 1)
+    for k in range(agents):
+        bit = np.uint16(1 << k)
+        update = deltas[k]
+        for i in range(n):
+            own[i] = update[i] if (pattern[i] & active) == bit else np.float32(0)
+        sums[k] = _dot(own, own, n)
+        sums[agents + k] = _dot(own, delta, n)
+        sums[2 * agents + k] = _dot(own, step, n)
+        sums[3 * agents + k] = _dot(own, other_step, n) if has_other else sums[2 * agents + k]
+        for i in range(n):
+            mask = pattern[i] & active
+            own[i] = update[i] if (mask & bit) != 0 and mask != bit else np.float32(0)
+        sums[4 * agents + k] = _dot(own, own, n)
+        sums[5 * agents + k] = _dot(own, delta, n)
+
+
+@njit(**_STRICT, cache=True)
+def _probe_pass(raw16, raw32, n, epsilon, agents, histogram, identical, nonfinite, max_abs, sums):
+    values = np.empty((agents + 1, BLOCK), np.float32)
+    deltas = np.empty((agents, BLOCK), np.float32)
+    pattern = np.empty(BLOCK, np.uint16)
+    for block in range((n + BLOCK - 1) // BLOCK):
+        start = block * BLOCK
+        stop = min(n, start + BLOCK)
+        _load(raw16, raw32, start, stop, values)
+        _differences(values, stop - start, epsilon, deltas, pattern)
+        _count_inputs(values, deltas, pattern, stop - start, histogram, identical, nonfinite, max_abs, sums[:, block])
+
+
+_APPLY = types.void(
+    types.float32[:, ::1], types.float32[:, ::1], types.float32[::1], types.int64, types.float32[::1]
+)  # fmt: skip
+_MERGE = types.void(
+    types.FunctionType(_APPLY),
+    types.uint16[:, ::1], types.float32[:, ::1], types.int64, types.float32, types.float32[:, ::1],
+    types.float32[::1], types.boolean, types.boolean, types.boolean, types.boolean, types.boolean,
+    types.uint64, types.uint64, types.int64, types.int64[::1], types.int64[::1], types.int64[::1],
+    types.float64[::1], types.float64[:, ::1], types.int64[::1], types.float64[:, ::1],
+    types.uint16[::1], types.float32[::1],
+)  # fmt: skip
+
+
+# The signature is given so that the machine code can be kept on disk: `apply` is a pointer, not a part of it.
+@njit(_MERGE, **_STRICT, cache=True)
+def _merge_pass(
+    apply, raw16, raw32, n, epsilon, per_agent, constants, count_inputs, to_bf16, base_to_bf16, stochastic, has_other,
+    first, second, index, histogram, identical, nonfinite, max_abs, in_sums, counts, out_sums, out16, out32,
+):  # fmt: skip
+    agents = per_agent.shape[0]
+    values = np.empty((agents + 1, BLOCK), np.float32)
+    deltas = np.empty((agents, BLOCK), np.float32)
+    pattern = np.empty(BLOCK, np.uint16)
+    delta, exact = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    stored, other = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    own, unused = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint16)
+    stored_base = np.empty(BLOCK, np.float32)
+    step, other_step = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
+    for block in range((n + BLOCK - 1) // BLOCK):
+        start = block * BLOCK
+        stop = min(n, start + BLOCK)
+        m = stop - start
+        _load(raw16, raw32, start, stop, values)
+        _differences(values, m, epsilon, deltas, pattern)
+        base = values[0]
+        if count_inputs:
+            _count_inputs(values, deltas, pattern, m, histogram, identical, nonfinite, max_abs, in_sums[:, block])
+        apply(deltas, per_agent, constants, m, delta)
+        for i in range(m):
+            exact[i] = base[i] if delta[i] == np.float32(0) else base[i] + delta[i]
+        if to_bf16:
+            _round_bf16(exact, m, stochastic, first, second, index + start, stored, out16[start:stop])
+            if has_other:
+                _round_bf16(exact, m, not stochastic, first, second, index + start, other, unused)
+        else:
+            stored[:m] = exact[:m]
+            out32[start:stop] = exact[:m]
+        if base_to_bf16:
+            _round_bf16(base, m, False, first, second, 0, stored_base, unused)
+        else:
+            stored_base[:m] = base[:m]
+        _count_result(
+            base, stored_base, deltas, pattern, delta, exact, stored, other, m, has_other, counts,
+            out_sums[:, block], own, step, other_step,
+        )  # fmt: skip
+
+
+@cache
+def _apply(kernel: Callable[..., Any], agents: int, columns: int, constants: int) -> Callable[..., Any]:
+    """A loop over elements around `kernel`. Generated, so that the values of an element and the scalars are named
+    and the compiler sees no array of pointers: only then is the loop vectorised."""
+    rows = "; ".join(f"r{k} = deltas[{k}]" for k in range(agents))
+    element = ", ".join(f"r{k}[i]" for k in range(agents))
+    scalars = ", ".join("(" + "".join(f"per_agent[{k}, {c}], " for c in range(columns)) + ")" for k in range(agents))
+    shared = "".join(f"constants[{c}], " for c in range(constants))
+    source = (
+        f"def loop(deltas, per_agent, constants, n, out):\n"
+        f"    {rows}\n"
+        f"    scalars = ({scalars},)\n"
+        f"    shared = ({shared})\n"
+        f"    for i in range(n):\n"
+        f"        out[i] = kernel(({element},), scalars, shared)\n"
+    )
+    scope: dict[str, Any] = {"kernel": njit(**_STRICT)(kernel)}
+    exec(source, scope)  # noqa: S102 (the text is made above from three integers)
+    return njit(_APPLY, **_STRICT)(scope["loop"])
+
+
+class _InputCounters:
+    def __init__(self, agents: int, elements: int) -> None:
+        blocks = -(-elements // BLOCK)
+        self.elements = elements
+        self.histogram = np.zeros(4**agents, dtype=np.int64)
+        self.identical = np.zeros(agents, dtype=np.int64)
+        self.nonfinite = np.zeros(agents + 1, dtype=np.int64)
+        self.max_abs = np.zeros(agents)
+        self.sums = np.zeros((agents + agents * (agents + 1) // 2, blocks))
+
+    def counted(self) -> Counted[Tally]:
+        return Counted(_tally(self), self.sums)
+
+
+def _tally(counters: _InputCounters) -> Tally:
+    """Every count across agents from the histogram of patterns."""
+    k = len(counters.identical)
+    bins = np.arange(4**k)
+    active = [(bins >> a) & 1 for a in range(k)]
+    positive = [(bins >> (k + a)) & 1 for a in range(k)]
+    c = sum(active, start=np.zeros_like(bins))
+    h = counters.histogram
+    up = sum((a & p for a, p in zip(active, positive, strict=True)), start=np.zeros_like(bins))
+    return replace(
+        zero_tally(k),
+        elements=counters.elements,
+        changed=_per(h[a == 1].sum() for a in active),
+        identical=counters.identical,
+        overlap=_per(h[c == j].sum() for j in range(k + 1)),
+        by_overlap=np.stack([_per(h[(a == 1) & (c == j)].sum() for j in range(k + 1)) for a in active]),
+        pair_active=np.stack([_per(h[(a & b) == 1].sum() for b in active) for a in active]),
+        pair_agree=np.stack(
+            [
+                _per(h[((a & b) == 1) & (p == q)].sum() for b, q in zip(active, positive, strict=True))
+                for a, p in zip(active, positive, strict=True)
+            ]
+        ),
+        conflict=int(h[(up > 0) & (up < c)].sum()),
+        nonfinite=counters.nonfinite,
+        max_abs=counters.max_abs,
+    )
+
+
+def _per(values: Iterable[Any]) -> NDArray[np.int64]:
+    return np.fromiter(values, dtype=np.int64)
+
+
+def supports(agents: int, dtype: str) -> bool:
+    """What the compiled pass covers; everything else runs eagerly, with the same result."""
+    return agents <= MAX_AGENTS and dtype in ("BF16", "F32")
+
+
+def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
+    """eager.probe_chunk in one pass."""
+    raw16, raw32 = _stacked(chunk)
+    agents = len(chunk.raws) - 1
+    into = _InputCounters(agents, len(chunk.raws[0]))
+    _probe_pass(
+        raw16, raw32, into.elements, np.float32(epsilon), agents, into.histogram, into.identical, into.nonfinite,
+        into.max_abs, into.sums,
+    )  # fmt: skip
+    return into.counted()
+
+
+def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
+    """eager.merge_chunk in one pass, for what `supports` says."""
+    raw16, raw32 = _stacked(chunk)
+    agents = len(chunk.raws) - 1
+    n = len(chunk.raws[0])
+    to_bf16 = dtype == "BF16"
+    into = _InputCounters(agents, n)
+    counts = np.zeros(3, dtype=np.int64)
+    sums = np.zeros((len(ResultTally.SUMS) * agents, -(-n // BLOCK)))
+    out16 = np.empty(n if to_bf16 else 0, dtype=np.uint16)
+    out32 = np.empty(0 if to_bf16 else n, dtype=np.float32)
+    per_agent = np.array(rule.per_agent, dtype=np.float32)
+    constants = np.array(rule.constants, dtype=np.float32)
+    _merge_pass(
+        _apply(rule.kernel, agents, per_agent.shape[1], len(constants)),
+        raw16, raw32, n, np.float32(rule.epsilon), per_agent, constants, with_inputs, to_bf16,
+        to_bf16 and chunk.dtypes[0] != dtype, rule.rounding == "stochastic", rule.both_roundings and to_bf16,
+        np.uint64(key.first), np.uint64(key.second), chunk.start, into.histogram, into.identical, into.nonfinite,
+        into.max_abs, into.sums, counts, sums, out16, out32,
+    )  # fmt: skip
+    zero = zero_result(agents)
+    tally = replace(zero, elements=n, changed=int(counts[0]), rounded=int(counts[1]), nonfinite=int(counts[2]))
+    return ChunkOutput(out16 if to_bf16 else out32, into.counted() if with_inputs else None, Counted(tally, sums))
+
+
+def _stacked(chunk: ChunkInputs) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
+    """The stored elements as one array [K+1, n]: BF16 throughout as it is, anything else as float32."""
+    if set(chunk.dtypes) == {"BF16"}:
+        return np.stack(chunk.raws), np.empty((0, 0), dtype=np.float32)
+    values = [decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True)]
+    return np.empty((0, 0), dtype=np.uint16), np.stack(values)

@@ -1,0 +1,86 @@
+"""One chunk, operation by operation in numpy: the definition of what a merge computes, and the fallback.
+
+compiled.py does the same in one pass and must give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hubmerge.counter_rng import Key, draws
+from hubmerge.counting import Counted, Float32, activity, count_inputs, count_result
+from hubmerge.dtypes import Rounding, decode, encode
+from hubmerge.statistics import ResultTally, Tally
+
+Raw = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one merge turns the elements of K agents into one; the same for every chunk."""
+
+    kernel: Callable[..., Any]  # methods.base.Method.kernel
+    per_agent: tuple[tuple[np.float32, ...], ...]
+    constants: tuple[np.float32, ...]
+    epsilon: float  # an update is active above it
+    rounding: Rounding
+    both_roundings: bool  # also measure what the other rounding mode would have stored
+
+
+@dataclass(frozen=True)
+class ChunkInputs:
+    """The stored elements of one chunk: the base's first, then the agents' in recipe order."""
+
+    raws: tuple[Raw, ...]  # K+1 × [n], as stored (dtypes.STORAGE)
+    dtypes: tuple[str, ...]  # safetensors' names
+    start: int  # the chunk's first element within its tensor, a multiple of BLOCK
+
+
+@dataclass(frozen=True)
+class ChunkOutput:
+    raw: Raw  # [n], as stored in the output's dtype
+    inputs: Counted[Tally] | None
+    result: Counted[ResultTally]
+
+
+def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
+    """Count one chunk of the inputs."""
+    base, agents, deltas = _decoded(chunk)
+    with np.errstate(all="ignore"):  # NaN and Inf are counted, not warned about
+        return count_inputs(base, agents, deltas, activity(deltas, epsilon))
+
+
+def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
+    """Merge and count one chunk into `dtype`; `key` is of the rounding draws."""
+    base, agents, deltas = _decoded(chunk)
+    act = activity(deltas, rule.epsilon)
+    with np.errstate(all="ignore"):
+        delta = rule.kernel(deltas, rule.per_agent, rule.constants)
+        # θ0 + 0 would turn −0 into +0; an unchanged element keeps the base's bits
+        exact = np.where(delta == 0, base, base + delta)
+
+        def rounded(mode: Rounding) -> Raw:
+            random = draws(key, chunk.start, len(exact)) if mode == "stochastic" and dtype != "F32" else None
+            return encode(exact, dtype, mode, random)
+
+        raw = rounded(rule.rounding)
+        stored = decode(raw, dtype)
+        other = stored
+        if rule.both_roundings and dtype != "F32":
+            other = decode(rounded("nearest" if rule.rounding == "stochastic" else "stochastic"), dtype)
+        stored_base = base
+        if chunk.dtypes[0] != dtype:
+            stored_base = decode(encode(base, dtype, "nearest", None), dtype)
+        inputs = count_inputs(base, agents, deltas, act) if with_inputs else None
+        return ChunkOutput(raw, inputs, count_result(base, deltas, act, delta, exact, stored, other, stored_base))
+
+
+def _decoded(chunk: ChunkInputs) -> tuple[Float32, Sequence[Float32], list[Float32]]:
+    values = [decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True)]
+    with np.errstate(all="ignore"):
+        return values[0], values[1:], [agent - values[0] for agent in values[1:]]

@@ -1,0 +1,252 @@
+"""Bytes of files on the Hub: ranges, small files, and verified downloads that go on where they broke off.
+
+Done here rather than by the client, because the answer is not trusted. A range needs 206 with exactly that
+`Content-Range`, nothing is ever read beyond what was asked for, and compressed answers are refused, so that no
+server can fill memory or disk. Redirects are followed by hand: credentials go to the endpoint only, never to
+another origin, and nobody leads a public Hub's reader into a private network. (Between the check of an address
+and the connection its name could be rebound; TLS to that very name then fails, which is why https is required.)
+
+A download appends to `NAME.partial`, so that a broken connection or a killed process costs only what was not yet
+written; the file gets its name after its sha256 was compared with the one that the Hub states.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import socket
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+from urllib.parse import urljoin, urlsplit
+
+from hubmerge.errors import CorruptError, DiskError, FormatError, HubUnavailableError
+from hubmerge.hub_errors import Patience, TransientHubError, translated
+from hubmerge.settings import Settings
+from hubmerge.sources.base import FileInfo
+
+COPY_BYTES = 1024 * 1024
+_ERROR_BODY_BYTES = 64 * 1024
+_MAX_REDIRECTS = 4
+_TIMEOUT_S = 60.0  # without a single byte
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # leads to any IPv4 address, private ones too
+
+
+class HubBytes:
+    """Reads files of model repos at `endpoint` with `token` (False: anonymously)."""
+
+    def __init__(self, endpoint: str, token: str | bool, patience: Patience) -> None:
+        self._endpoint = endpoint
+        self._origin = _origin(endpoint)
+        self._loopback = Settings(endpoint=endpoint).is_loopback
+        self._token = token
+        self._patience = patience
+
+    def range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
+        """Bytes start … end−1 of a file."""
+        where = _where(repo_id, sha, path)
+        return self._patience.repeat(lambda: b"".join(self._range(repo_id, sha, path, start, end, where)))
+
+    def file(self, repo_id: str, sha: str, path: str, max_bytes: int) -> bytes:
+        """A whole file; FormatError above `max_bytes`."""
+        where = _where(repo_id, sha, path)
+
+        def read() -> bytes:
+            with self._open(repo_id, sha, path, {}, where) as response:
+                return b"".join(_capped(response, max_bytes, where))
+
+        return self._patience.repeat(read)
+
+    def download(self, repo_id: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
+        """Fetch one file to `folder/sha/path` and verify it; `progress` is told the bytes as they are there.
+
+        Raises CorruptError when the bytes are others than the Hub announced, DiskError when they do not fit.
+        """
+        where = _where(repo_id, sha, file.path)
+        target = folder / sha / _safe(file.path, where)
+        if target.exists() and target.stat().st_size == file.size:
+            progress(file.size)
+            return target
+        partial = target.with_name(target.name + ".partial")
+        with _disk(where):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open(partial, "a+b") as out:
+                digest = self._fill(repo_id, sha, file, out, progress, where)
+                out.flush()
+                os.fsync(out.fileno())
+        if file.sha256 and digest != file.sha256:
+            partial.unlink()
+            raise CorruptError(
+                "a downloaded file does not match its checksum",
+                where=where,
+                expected=f"sha256 {file.sha256[:16]}…",
+                got=f"{digest[:16]}…",
+                next_step="Run again; if it stays, the repo is damaged.",
+            )
+        os.replace(partial, target)
+        return target
+
+    def _fill(
+        self, repo_id: str, sha: str, file: FileInfo, out: BinaryIO, progress: Callable[[int], None], where: str
+    ) -> str:
+        """Complete the partial file `out`; the sha256 of all of it."""
+        digest = hashlib.sha256()
+        out.seek(0)
+        while chunk := out.read(COPY_BYTES):
+            digest.update(chunk)
+        offset = out.tell()
+        if offset > file.size:
+            out.truncate(0)
+            offset, digest = 0, hashlib.sha256()
+        progress(offset)
+        failures, failed_at = 0, offset
+        while offset < file.size:
+            try:
+                # closed at once when writing fails, so that the connection is not left to the garbage collector
+                with closing(self._range(repo_id, sha, file.path, offset, file.size, where)) as parts:
+                    for part in parts:
+                        out.write(part)
+                        digest.update(part)
+                        offset += len(part)
+                        progress(len(part))
+            except TransientHubError as error:
+                # a server that drops the line after every byte is not waited for
+                failures = 1 if offset - failed_at >= COPY_BYTES else failures + 1
+                failed_at = offset
+                self._patience.pause(failures, error)
+        return digest.hexdigest()
+
+    def _range(
+        self, repo_id: str, sha: str, path: str, start: int, end: int, where: str
+    ) -> Generator[bytes, None, None]:
+        if start >= end:
+            return
+        with self._open(repo_id, sha, path, {"Range": f"bytes={start}-{end - 1}"}, where) as response:
+            wanted = f"bytes {start}-{end - 1}/"
+            got = response.headers.get("content-range", "")
+            if response.status_code != 206 or not got.startswith(wanted):
+                raise HubUnavailableError(
+                    "the server did not answer the byte range",
+                    where=where,
+                    expected=f"206 {wanted}…",
+                    got=f"{response.status_code} {got[:80]}",
+                )
+            size = 0
+            for part in _capped(response, end - start, where):
+                size += len(part)
+                yield part
+        if size != end - start:
+            raise TransientHubError(
+                "the connection closed early", where=where, expected=f"{end - start} bytes", got=str(size)
+            )
+
+    @contextmanager
+    def _open(self, repo_id: str, sha: str, path: str, headers: Mapping[str, str], where: str) -> Iterator[Any]:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils._headers import build_hf_headers
+        from huggingface_hub.utils._http import get_session
+
+        url = hf_hub_url(repo_id, path, revision=sha, endpoint=self._endpoint)
+        plain = {"Accept-Encoding": "identity", **headers}
+        own = build_hf_headers(token=self._token, library_name="hubmerge") | plain
+        with translated(where, pinned=True):
+            for _ in range(_MAX_REDIRECTS + 1):
+                self._refuse_private_network(url, where)
+                sent = own if _origin(url) == self._origin else plain
+                with get_session().stream(
+                    "GET", url, headers=sent, follow_redirects=False, timeout=_TIMEOUT_S
+                ) as response:
+                    if response.is_redirect:
+                        url = urljoin(url, response.headers["location"])
+                        continue
+                    _refuse_failure(response)
+                    if response.headers.get("content-encoding", "identity") != "identity":
+                        raise HubUnavailableError(
+                            "the server compresses what must come as it is",
+                            where=where,
+                            got=response.headers["content-encoding"][:40],
+                        )
+                    yield response
+                    return
+            raise HubUnavailableError("too many redirects", where=where, got=f"more than {_MAX_REDIRECTS}")
+
+    def _refuse_private_network(self, url: str, where: str) -> None:
+        if _origin(url) == self._origin:
+            return
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        if self._loopback:
+            # a Hub on this machine may send us to another port of it, and nowhere else
+            if not Settings(endpoint=url).is_loopback:
+                raise HubUnavailableError("the local Hub redirects to another machine", where=where, got=host)
+            return
+        if parts.scheme != "https" or not host:
+            raise HubUnavailableError("the Hub redirects to something that is not https", where=where, got=host)
+        for info in socket.getaddrinfo(host, parts.port or 443, proto=socket.IPPROTO_TCP):
+            address = ipaddress.ip_address(str(info[4][0]).partition("%")[0])
+            mapped = getattr(address, "ipv4_mapped", None) or address
+            if not mapped.is_global or mapped.is_multicast or address in _NAT64:
+                raise HubUnavailableError("the Hub redirects into a private network", where=where, got=host)
+
+
+def _refuse_failure(response: Any) -> None:
+    """Raise the client's error for a status of 400 or more, having read no more than the start of its text."""
+    import httpx2
+    from huggingface_hub.utils._http import hf_raise_for_status
+
+    if response.status_code < 400:
+        return
+    body = b""
+    for part in response.iter_raw(_ERROR_BODY_BYTES):
+        body += part
+        if len(body) >= _ERROR_BODY_BYTES:
+            break
+    headers = {k: v for k, v in response.headers.items() if k not in ("content-encoding", "content-length")}
+    hf_raise_for_status(
+        httpx2.Response(
+            response.status_code, headers=headers, content=body[:_ERROR_BODY_BYTES], request=response.request
+        )
+    )
+
+
+def _capped(response: Any, cap: int, where: str) -> Iterator[bytes]:
+    size = 0
+    for part in response.iter_raw(COPY_BYTES):
+        size += len(part)
+        if size > cap:
+            raise FormatError(
+                "the server sends more than was asked for", where=where, expected=f"{cap} bytes", got="more"
+            )
+        yield part
+
+
+@contextmanager
+def _disk(where: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            "a download cannot be written",
+            where=where,
+            got=str(error.strerror or error),
+            next_step="Free some disk and resume.",
+        ) from None
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    return parts.scheme, (parts.hostname or ""), parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _safe(path: str, where: str) -> PurePosixPath:
+    """`path` as a relative path that stays below its folder."""
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts or "\\" in path or "\0" in path:
+        raise FormatError("a file name that leads elsewhere", where=where, got=ascii(path)[:120])
+    return pure
+
+
+def _where(repo_id: str, sha: str, path: str) -> str:
+    return f"{path} in {repo_id}@{sha[:12]}"

@@ -1,0 +1,186 @@
+"""What the Hub's client raises, in hubmerge's words, and when a request is worth repeating.
+
+Together with hub.py and hub_bytes.py this is the door to the Hub; no other module knows the client.
+
+A failed request falls into one of three kinds. A refusal (missing, gated, forbidden) is final. A moved branch
+(412) is the publisher's business. Trouble on the way (429, 5xx, a dropped connection) passes: it is repeated a
+few times, after the pause that the server asks for in `Retry-After` or `RateLimit`, or after one that doubles
+and is drawn at random, so that many clients do not come back at once. A pause longer than a request may wait is
+left to the job, which stays queued.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TypeVar
+
+from hubmerge.errors import (
+    GatedError,
+    HubUnavailableError,
+    LoginError,
+    PermissionDeniedError,
+    SourceChangedError,
+    SourceNotFoundError,
+)
+
+_PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+_BRANCH_MOVED = 412
+Result = TypeVar("Result")
+
+
+class TransientHubError(HubUnavailableError):
+    """Trouble that passes; `after_s` is the pause that the server asked for, in seconds."""
+
+    after_s: float | None = None
+
+
+class BranchMovedError(HubUnavailableError):
+    """The branch is no longer at the commit that a new commit was to follow."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often and how long a request is repeated."""
+
+    tries: int = 5
+    first_pause_s: float = 0.5  # doubles with every try
+    longest_pause_s: float = 60.0  # also of what a server may ask for
+    sleep: Callable[[float], None] = time.sleep
+
+    def repeat(self, request: Callable[[], Result]) -> Result:
+        """The result of `request`, repeated while it raises TransientHubError."""
+        failures = 0
+        while True:
+            try:
+                return request()
+            except TransientHubError as error:
+                failures += 1
+                self.pause(failures, error)
+
+    def pause(self, failures: int, error: TransientHubError) -> None:
+        """Wait after so many failures in a row; raises `error` when that is enough."""
+        if failures >= self.tries or (error.after_s or 0.0) > self.longest_pause_s:
+            raise error
+        if error.after_s is None:
+            pause_s = min(self.longest_pause_s, self.first_pause_s * 2 ** (failures - 1))
+            self.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311  (spreads clients, hides nothing)
+        else:
+            # a second more: servers count in whole ones
+            self.sleep(error.after_s + random.uniform(0.0, 1.0))  # noqa: S311
+
+
+def asked_pause_s(headers: Mapping[str, str]) -> float | None:
+    """The pause in seconds that an answer asks for: `Retry-After` (seconds or a date), else `RateLimit`."""
+    from huggingface_hub.utils._http import parse_ratelimit_headers
+
+    value = headers.get("retry-after", "").strip()
+    if value.isdecimal() and len(value) < 10:
+        return float(value)
+    if value:
+        try:
+            date = parsedate_to_datetime(value)
+            return max(0.0, (date - datetime.now(UTC if date.tzinfo else None)).total_seconds())
+        except (ValueError, OverflowError):
+            pass
+    limit = parse_ratelimit_headers(headers)
+    return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
+
+
+@contextmanager
+def translated(where: str, *, writing: bool = False, pinned: bool = False) -> Iterator[None]:
+    """The client's errors as ours; nothing of a request's headers reaches a message.
+
+    `pinned`: the thing was there when the job was planned, so that its absence is a change.
+    """
+    import httpx2
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise GatedError(
+            "a gated repo", where=where, next_step="Ask for access on its page, then sign in with that account."
+        ) from None
+    except errors.DisabledRepoError:
+        raise SourceNotFoundError("a disabled repo", where=where) from None
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
+        if pinned:
+            raise SourceChangedError(
+                "a pinned source is no longer there",
+                where=where,
+                got=_reason(error),
+                next_step="Its owner removed or rewrote it; pin another one.",
+            ) from None
+        what = (
+            "no such repo, or one that you may not read"
+            if isinstance(error, errors.RepositoryNotFoundError)
+            else "no such revision or file"
+        )
+        raise SourceNotFoundError(
+            what, where=where, next_step="Check its name, and sign in if it is private."
+        ) from None
+    except errors.HFValidationError as error:
+        raise SourceNotFoundError("not a repo id", where=where, got=_reason(error)) from None
+    except errors.HfHubHTTPError as error:
+        raise _from_status(error, where, writing) from None
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise _unreachable(error, where) from None
+    except OSError as error:
+        if error.filename is not None:
+            raise  # a local file, not the network
+        raise _unreachable(error, where) from None
+    except (ValueError, KeyError, TypeError) as error:
+        # the client reads the answer without checking it: HTML for JSON, a missing field
+        raise HubUnavailableError(
+            "the Hub's answer makes no sense", where=where, got=f"{type(error).__name__}: {_reason(error)}"
+        ) from None
+
+
+def _from_status(
+    error: Exception, where: str, writing: bool
+) -> LoginError | PermissionDeniedError | HubUnavailableError:
+    response = getattr(error, "response", None)
+    status = response.status_code if response is not None else 0
+    if status == 401:
+        return LoginError("the token is not valid or has expired", where=where, next_step="Sign in again.")
+    if status == 403:
+        return PermissionDeniedError(
+            "the token may not do this" if writing else "access is denied",
+            where=where,
+            got=_reason(error),
+            next_step="Choose a namespace you can write to." if writing else "Sign in with an account that may.",
+        )
+    kind = HubUnavailableError
+    if status in _PASSING_STATUS:
+        kind = TransientHubError
+    elif status == _BRANCH_MOVED:
+        kind = BranchMovedError
+    result = kind(
+        "the Hub answered with an error",
+        where=where,
+        got=f"{status}: {_reason(error)}",
+        next_step="Try again later.",
+    )
+    if isinstance(result, TransientHubError) and response is not None:
+        result.after_s = asked_pause_s(response.headers)
+    return result
+
+
+def _unreachable(error: Exception, where: str) -> TransientHubError:
+    return TransientHubError(
+        "the Hub cannot be reached",
+        where=where,
+        got=f"{type(error).__name__}: {_reason(error)}",
+        next_step="Check the connection and HF_ENDPOINT.",
+    )
+
+
+def _reason(error: Exception) -> str:
+    message = getattr(error, "server_message", None) or str(error).strip().split("\n")[0]
+    return str(message)[:200]

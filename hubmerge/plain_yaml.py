@@ -1,0 +1,89 @@
+"""YAML from strangers as plain data: tables, lists and scalars, nothing that expands, repeats or surprises.
+
+PyYAML's safe loader builds no objects, but it resolves aliases (a few hundred bytes can stand for gigabytes),
+lets the last of two equal keys win, and reads scalars by YAML 1.1: `010` is 8, `1:30` is 90, `no` is false, a
+date is a date, and `1e-5` is text. Here aliases, tags and repeated keys are refused and scalars are read by the
+core schema of YAML 1.2, which is what people mean.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+
+class _PlainLoader(yaml.SafeLoader):
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  (PyYAML's own class attribute; filled below)
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise yaml.YAMLError(f"anchors and aliases are not allowed (line {event.start_mark.line + 1})")
+        if getattr(event, "tag", None) is not None:
+            raise yaml.YAMLError(f"tags are not allowed (line {event.start_mark.line + 1})")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"a key must be a word (line {key.start_mark.line + 1})")
+            if key.value in seen:
+                raise yaml.YAMLError(f"the key {key.value!r} stands twice (line {key.start_mark.line + 1})")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Quotes what either YAML 1.1 or 1.2 would read as something else than text."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _float(loader: yaml.SafeLoader, node: Any) -> float:
+    # the safe loader's own would read 1:30.5 as base 60; the resolver below lets only decimals and ±inf/nan by
+    return float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))
+
+
+def _int(loader: yaml.SafeLoader, node: Any) -> int:
+    if len(node.value) > 40:
+        raise yaml.YAMLError(f"a number of {len(node.value)} digits (line {node.start_mark.line + 1})")
+    return int(node.value)
+
+
+for _tag, _pattern, _first in (
+    ("null", r"null|Null|NULL|~|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+):
+    for _class in (_PlainLoader, _PlainDumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first)
+_PlainLoader.add_constructor("tag:yaml.org,2002:float", _float)
+_PlainLoader.add_constructor("tag:yaml.org,2002:int", _int)
+
+
+def load_plain_yaml(text: str) -> Any:
+    """The plain data of one YAML document; ValueError says what is wrong with it."""
+    loader: _PlainLoader | None = None
+    try:
+        loader = _PlainLoader(text)
+        return loader.get_single_data()
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(" ".join(str(error).split())[:300] or "nested too deeply") from None
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+def dump_plain_yaml(data: Any) -> str:
+    """YAML that `load_plain_yaml` reads back as it was, in the order given."""
+    return yaml.dump(data, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=10_000)

@@ -1,0 +1,112 @@
+"""Numbers, times and escaped HTML for the pages.
+
+`el` is the only way in which a page makes HTML: every string that is not `Markup` already is escaped, in content
+and in attributes, so text of strangers stays text.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from markupsafe import Markup, escape
+
+VOID = ("br", "hr", "img")
+
+
+def el(tag: str, *children: object, cls: str = "", **attributes: str) -> Markup:
+    """One element. Children and attribute values are escaped; `aria_label` becomes `aria-label`."""
+    pairs = {"class": cls, **{name.replace("_", "-"): value for name, value in attributes.items()}}
+    shown = Markup("").join(Markup(' {}="{}"').format(n, v) for n, v in pairs.items() if v)
+    start = Markup("<{}{}>").format(tag, shown)
+    return start if tag in VOID else Markup("{}{}</{}>").format(start, join(*children), tag)
+
+
+def join(*children: object) -> Markup:
+    """Children side by side; None is left out, anything else but Markup is escaped."""
+    return Markup("").join(escape(child) for child in children if child is not None)
+
+
+def link(href: str, text: object, cls: str = "") -> Markup:
+    """A link to a page of this site (relative) or to http(s), opened in a new tab; other schemes stay text."""
+    parts = urlsplit(href)
+    if parts.scheme in ("http", "https"):
+        return el("a", text, cls=cls, href=href, target="_blank", rel="noopener noreferrer")
+    if not parts.scheme and not parts.netloc:
+        return el("a", text, cls=cls, href=href)
+    return escape(text)
+
+
+def repo_link(endpoint: str, repo_id: str, sha: str = "") -> Markup:
+    """A link to a repo of the Hub, at a commit where one is given."""
+    address = f"{endpoint}/{quote(repo_id)}" + (f"/tree/{quote(sha, safe='')}" if sha else "")
+    return link(address, repo_id)
+
+
+def job_href(job_id: str) -> str:
+    return f"job?id={quote(job_id, safe='')}"
+
+
+def bytes_text(number: float) -> str:
+    """1234567 → "1.23 MB" (decimal units, as the Hub shows them)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(number) < 1000:
+            return _three(number, unit)
+        number /= 1000
+    return _three(number, "TB")
+
+
+def count_text(number: float) -> str:
+    """1234567 → "1.23 M"."""
+    for unit in ("", "k", "M", "G"):
+        if abs(number) < 1000:
+            return _three(number, unit)
+        number /= 1000
+    return _three(number, "T")
+
+
+def _three(number: float, unit: str) -> str:
+    digits = 0 if number == int(number) and number < 1000 else 2 if number < 10 else 1 if number < 100 else 0
+    return f"{number:.{digits}f} {unit}".rstrip()
+
+
+def percent_text(share: float) -> str:
+    """0.1234 → "12.3 %"; what is neither 0 nor 1 is never shown as such."""
+    if 0 < share < 0.001:
+        return "< 0.1 %"
+    if 0.999 < share < 1:
+        return "> 99.9 %"
+    return f"{share * 100:.1f} %"
+
+
+def duration_text(seconds: float) -> str:
+    """3725 → "1 h 2 min"; 65 → "1 min 5 s"."""
+    total = max(round(seconds), 0)
+    hours, minutes, rest = total // 3600, total % 3600 // 60, total % 60
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def moment(text: str | None) -> datetime | None:
+    """An ISO 8601 time as UTC; None where it is missing or none."""
+    try:
+        value = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def time_text(text: str | None) -> str:
+    """ISO 8601 → "2026-01-31 14:05 UTC"."""
+    value = moment(text)
+    return f"{value:%Y-%m-%d %H:%M} UTC" if value else "unknown"
+
+
+def number_of(values: Any, key: str) -> float | None:
+    """A finite number under `key` of untyped data, None where there is none."""
+    value = values.get(key) if values else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
+        return None
+    return float(value)

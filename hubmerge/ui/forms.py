@@ -1,0 +1,152 @@
+"""The form of a method's parameters, derived from its pydantic model.
+
+`fields_of` reads name, type, range, default and description of every parameter; `component_of` gives the gradio
+component, and `parameters_of` turns what the components hold back into a recipe's `parameters`. Ranges are shown
+but checked by the model alone, so that every surface refuses the same values in the same words. An empty field
+means the default.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import gradio as gr
+import yaml
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from hubmerge.errors import Problem, RecipeError
+from hubmerge.methods import Method
+
+Kind = Literal["number", "integer", "switch", "choice", "text", "yaml"]
+_SIGNS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}
+_MARKDOWN = re.compile(r"([\\`*_\[\]#|~])")
+
+
+@dataclass(frozen=True)
+class ParameterField:
+    """One parameter as the form shows it."""
+
+    name: str  # as recipes write it
+    kind: Kind
+    description: str
+    default: Any  # None: no value, the field starts empty
+    required: bool
+    bounds: str  # "≥ 0, ≤ 1", or "" without
+    choices: tuple[str, ...] = ()
+
+    @property
+    def hint(self) -> str:
+        """Description, range and default in one line of Markdown that shows every character as it is."""
+        parts = [self.description, self.bounds]
+        if self.default is None:
+            parts.append("required" if self.required else "optional")
+        else:
+            parts.append(f"default {_plain(self.default)}")
+        return plain_markdown(" · ".join(part for part in parts if part))
+
+
+def fields_of(method: Method) -> tuple[ParameterField, ...]:
+    """The parameters of a method, in the order of its model."""
+    return tuple(_field(name, info) for name, info in method.parameters.model_fields.items())
+
+
+def _field(name: str, info: FieldInfo) -> ParameterField:
+    kind, choices = _kind(info.annotation)
+    required = info.is_required()
+    default = None if required else info.get_default(call_default_factory=True, validated_data={})
+    if default is PydanticUndefined:
+        default = None
+    bounds = ", ".join(
+        f"{_SIGNS[type(limit)]} {_plain(getattr(limit, type(limit).__name__.lower()))}"
+        for limit in info.metadata
+        if type(limit) in _SIGNS
+    )
+    return ParameterField(info.alias or name, kind, info.description or "", default, required, bounds, choices)
+
+
+def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
+    if get_origin(annotation) in (Union, UnionType):
+        inner = [a for a in get_args(annotation) if a is not NoneType]
+        # what may be a number or a list of numbers is written as YAML, like in a recipe
+        return _kind(inner[0]) if len(inner) == 1 else ("yaml", ())
+    if get_origin(annotation) is Literal:
+        return "choice", tuple(str(value) for value in get_args(annotation))
+    kinds: dict[Any, Kind] = {float: "number", int: "integer", bool: "switch", str: "text"}
+    return kinds.get(annotation, "yaml"), ()
+
+
+def component_of(field: ParameterField) -> Any:
+    """A gradio component that holds the parameter; call it inside a Blocks context."""
+    common = {"label": field.name, "info": field.hint, "interactive": True}
+    match field.kind:
+        case "number" | "integer":
+            return gr.Number(
+                value=field.default,
+                step=_step(field),
+                precision=0 if field.kind == "integer" else None,
+                min_width=140,
+                **common,
+            )
+        case "switch":
+            return gr.Checkbox(value=bool(field.default), **common)
+        case "choice":
+            return gr.Dropdown(choices=list(field.choices), value=field.default, **common)
+        case _:
+            value = field.default if field.kind == "text" or field.default is None else _plain(field.default)
+            return gr.Textbox(value=value, max_length=2000, **common)
+
+
+def _step(field: ParameterField) -> float:
+    """The size of one click on a number's arrows: the default's leading digit."""
+    if field.kind == "integer" or not field.default:
+        return 1 if field.kind == "integer" else 0.1
+    return float(10.0 ** math.floor(math.log10(abs(field.default))))
+
+
+def parameters_of(fields: Sequence[ParameterField], values: Sequence[Any]) -> dict[str, Any]:
+    """What the components hold, as a recipe's `parameters`; empty ones are left to their defaults."""
+    result: dict[str, Any] = {}
+    for field, value in zip(fields, values, strict=True):
+        if value is None or value == "":
+            continue
+        result[field.name] = _from_yaml(field, value) if field.kind == "yaml" else value
+    return result
+
+
+def _from_yaml(field: ParameterField, text: Any) -> Any:
+    try:
+        if re.search(r"[&*]", str(text)):  # an alias can expand to gigabytes
+            raise yaml.YAMLError
+        return yaml.safe_load(str(text))
+    except (yaml.YAMLError, RecursionError):
+        problem = Problem(RecipeError.code, "not a YAML value", field.name, "a number or a list", repr(text)[:80])
+        raise RecipeError("a parameter is not YAML", problems=[problem]) from None
+
+
+def values_of(fields: Sequence[ParameterField], parameters: Mapping[str, Any]) -> list[Any]:
+    """What the components show for a recipe's `parameters`."""
+    shown = []
+    for field in fields:
+        value = parameters.get(field.name, field.default)
+        shown.append(_plain(value) if field.kind == "yaml" and value is not None else value)
+    return shown
+
+
+def _plain(value: Any) -> str:
+    """A value as a recipe writes it."""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(yaml.safe_dump(value, default_flow_style=True, allow_unicode=True)).removesuffix("...\n").strip()
+
+
+def plain_markdown(text: str) -> str:
+    """Markdown that renders as `text` itself."""
+    return _MARKDOWN.sub(r"\\\1", html.escape(text, quote=False))

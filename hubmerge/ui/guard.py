@@ -1,0 +1,101 @@
+"""What stands between the network and gradio: an ASGI layer that takes away what no page here needs.
+
+- A request from another site's page is anonymous: its cookies are dropped. gradio's session cookie is
+  SameSite=None, since a Space lives in a frame, and gradio answers any origin with credentials allowed; without
+  this, every website could start or cancel merges in the name of a visitor who is signed in here.
+- Uploads, file proxies, recordings and stored links are closed. Nothing is uploaded here.
+- A request body has a limit far above any recipe.
+- Only this site and the Hub's pages may put it in a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY_BYTES = 1024 * 1024  # a recipe has at most 64 KB
+CLOSED = (
+    "/gradio_api/upload",
+    "/gradio_api/upload_progress",
+    "/gradio_api/proxy=",
+    "/gradio_api/stream",
+    "/gradio_api/process_recording",
+    "/gradio_api/component_server",
+    "/gradio_api/deep_link",
+    "/gradio_api/run-history",
+    "/gradio_api/vibe",
+    "/gradio_api/undo-vibe",
+    "/gradio_api/profiling",
+    "/gradio_api/dev",
+    "/monitoring",
+)
+
+
+class Guard:
+    """Wraps an ASGI app. `hosts`: names under which pages of this site may run besides the request's own."""
+
+    def __init__(self, app: App, *, hub: str, hosts: tuple[str, ...] = ()) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._headers = (
+            (b"content-security-policy", f"frame-ancestors 'self' {hub}".encode("ascii", "ignore")),
+            (b"x-content-type-options", b"nosniff"),
+            (b"referrer-policy", b"same-origin"),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value for name, value in scope["headers"] if name in (b"origin", b"host", b"content-length")}
+        if _is_closed(scope["path"]):
+            await _refuse(send, 404, b"not offered here")
+            return
+        if int(headers.get(b"content-length", b"0")) > MAX_BODY_BYTES:
+            await _refuse(send, 413, b"the request is too large")
+            return
+        if b"origin" in headers and not self._is_own(headers[b"origin"], headers.get(b"host", b"")):
+            scope = {**scope, "headers": [(n, v) for n, v in scope["headers"] if n != b"cookie"]}
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
+            await send(message)
+
+        await self._app(scope, _capped(receive), with_headers)
+
+    def _is_own(self, origin: bytes, host: bytes) -> bool:
+        netloc = urlsplit(origin.decode("latin-1")).netloc.lower()
+        return bool(netloc) and (netloc == host.decode("latin-1").lower() or netloc in self._hosts)
+
+
+def _is_closed(path: str) -> bool:
+    return path.startswith(CLOSED)
+
+
+def _capped(receive: Receive) -> Receive:
+    """A body without a stated length ends as a disconnect once it passes the limit."""
+    seen = 0
+
+    async def limited() -> Message:
+        nonlocal seen
+        message = await receive()
+        if message["type"] == "http.request":
+            seen += len(message.get("body", b""))
+            if seen > MAX_BODY_BYTES:
+                return {"type": "http.disconnect"}
+        return message
+
+    return limited
+
+
+async def _refuse(send: Send, status: int, reason: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": reason})

@@ -1,0 +1,111 @@
+"""A job's page, `/job?id=ID`: state, stages, progress, statistics, outcome, recipe and the way to cancel.
+
+Everything shown is read from the service at every tick, so a reload or a restart of the app brings the same page
+back. The timer stops once the job has ended, or when the job cannot be shown at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import gradio as gr
+import yaml
+
+from hubmerge.errors import HubmergeError
+from hubmerge.ui.format import el, join, link
+from hubmerge.ui.job_panels import TERMINAL, job_panel
+from hubmerge.ui.panels import notice, problems_panel
+from hubmerge.ui.service import JobView, Service, Visitor
+from hubmerge.ui.session import require_visitor, visitor_of
+
+POLL_S = 2.0
+
+
+def job_page(demo: Any, service: Service) -> None:
+    """Build the page in the current Blocks context."""
+    job_id = gr.Textbox(value="", visible=False)
+    head = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="job", elem_classes="hm-card")
+    with gr.Row(elem_classes="hm-actions"):
+        cancel = gr.Button("Cancel this job", variant="stop", size="sm", visible=False, elem_id="cancel", scale=0)
+        links = gr.HTML("", js_on_load=None, elem_id="job-links")
+    answer = gr.HTML("", js_on_load=None, elem_id="answer")
+    warnings = gr.HTML("", js_on_load=None, elem_id="job-warnings")
+    statistics = gr.HTML("", js_on_load=None, visible=False, elem_id="statistics", elem_classes="hm-card")
+    recipe_card = gr.Accordion("Recipe", open=False, visible=False, elem_classes="hm-card", elem_id="recipe-card")
+    with recipe_card:
+        recipe = gr.Code(value="", language="yaml", show_label=False, interactive=False, elem_id="recipe")
+    timer = gr.Timer(POLL_S, active=False)
+
+    shown = [head, warnings, statistics, cancel, timer]
+    quiet = {"show_progress": "hidden", "api_visibility": "private"}
+    demo.load(_opening(service), None, [job_id, links, recipe, recipe_card, *shown], queue=False, **quiet)
+    timer.tick(_ticking(service), [job_id], shown, queue=False, **quiet)
+    cancel.click(_cancelling(service), [job_id], [answer, *shown], concurrency_limit=4, api_visibility="private")
+
+
+def _opening(service: Service) -> Callable[..., Any]:
+    def opening(
+        request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None
+    ) -> list[Any]:
+        job_id = str(request.query_params.get("id") or "")[:200]
+        nothing = ["", gr.skip(), gr.Accordion(visible=False)]
+        if not job_id:
+            hint = notice("info", "No job is named", el("p", "Open one from ", link("jobs", "your jobs"), "."))
+            return ["", *nothing, *_stopped(hint)]
+        visitor = visitor_of(profile, token)
+        try:
+            view = service.job(job_id, visitor)
+        except HubmergeError as error:
+            return [job_id, *nothing, *_refused(error)]
+        text = yaml.safe_dump(dict(view.recipe), sort_keys=False, allow_unicode=True)
+        again = link(f"./?job={quote(job_id, safe='')}", "Use this recipe again")
+        return [job_id, again, text, gr.Accordion(visible=True), *_shown(view, visitor, service.endpoint)]
+
+    return opening
+
+
+def _ticking(service: Service) -> Callable[..., Any]:
+    def tick(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+        if not job_id:
+            return [*[gr.skip()] * 4, gr.Timer(active=False)]
+        visitor = visitor_of(profile, token)
+        try:
+            return _shown(service.job(job_id, visitor), visitor, service.endpoint)
+        except HubmergeError as error:
+            return [*[gr.skip()] * 4, gr.skip()] if error.retryable else _refused(error)
+
+    return tick
+
+
+def _cancelling(service: Service) -> Callable[..., Any]:
+    def cancel(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+        try:
+            visitor = require_visitor(profile, token, "cancel a job")
+            return ["", *_shown(service.cancel(job_id, visitor), visitor, service.endpoint)]
+        except HubmergeError as error:
+            return [problems_panel(error, "It was not cancelled"), *[gr.skip()] * 5]
+
+    return cancel
+
+
+def _shown(view: JobView, visitor: Visitor | None, endpoint: str) -> list[Any]:
+    head, warnings, statistics = job_panel(view, endpoint)
+    owner = visitor is not None and visitor.name == view.user
+    return [
+        head,
+        warnings,
+        gr.HTML(value=statistics, visible=bool(statistics)),
+        gr.Button(visible=owner and view.state in ("queued", "running")),
+        gr.Timer(active=view.state not in TERMINAL),
+    ]
+
+
+def _refused(error: HubmergeError) -> list[Any]:
+    hint = el("p", "A job with a private result is shown to its owner only.", cls="hm-dim")
+    return _stopped(join(problems_panel(error, "This job cannot be shown"), hint))
+
+
+def _stopped(message: Any) -> list[Any]:
+    return [message, "", gr.HTML(visible=False), gr.Button(visible=False), gr.Timer(active=False)]

@@ -1,0 +1,270 @@
+"""Panels of a job: its state, the stages, progress, what the agents changed, and how it ended.
+
+Every function is pure; the numbers come as untyped JSON from the job's record, so each is looked up with care and
+left out where it is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from markupsafe import Markup
+
+from hubmerge.methods import registry
+from hubmerge.ui.format import (
+    bytes_text,
+    count_text,
+    duration_text,
+    el,
+    job_href,
+    join,
+    link,
+    moment,
+    number_of,
+    percent_text,
+    repo_link,
+    time_text,
+)
+from hubmerge.ui.panels import facts_grid, notice, problems_panel, section, table, warnings_panel
+from hubmerge.ui.service import JobView
+
+TERMINAL = ("done", "failed", "cancelled")
+STAGES = {
+    "resolve": "Resolve",
+    "plan": "Plan",
+    "download": "Download",
+    "probe": "Measure",
+    "merge": "Merge",
+    "card": "Card",
+    "publish": "Publish",
+}
+_ALIASES = {"fetch": "download"}
+_STATES = {
+    "queued": ("Queued", "info"),
+    "running": ("Running", "busy"),
+    "cancelling": ("Cancelling", "warn"),
+    "done": ("Done", "good"),
+    "failed": ("Failed", "bad"),
+    "cancelled": ("Cancelled", "dim"),
+}
+_SHARES = (
+    ("private", "one agent only"),
+    ("overlap", "several, same sign"),
+    ("conflict", "several, opposite signs"),
+    ("unchanged", "none"),
+)
+
+
+def badge(state: str) -> Markup:
+    label, kind = _STATES.get(state, (state, "info"))
+    return el("span", label, cls=f"hm-badge hm-{kind}", data_state=state)
+
+
+def job_header(view: JobView) -> Markup:
+    """Target, state and the dates of a job."""
+    facts = [
+        ("Started by", view.user),
+        ("Method", _method_title(view.recipe)),
+        ("Visibility", "private" if view.private else "public"),
+        ("Submitted", time_text(view.created)),
+    ]
+    if view.started and (elapsed := _elapsed(view)) is not None:
+        facts.append(("Took" if view.state in TERMINAL else "Running for", duration_text(elapsed)))
+    if view.attempt > 1:
+        facts.append(("Attempt", str(view.attempt)))
+    return join(el("div", el("h1", view.target), badge(view.state), cls="hm-title"), facts_grid(facts))
+
+
+def _elapsed(view: JobView) -> float | None:
+    start, end = moment(view.started), moment(view.finished) or datetime.now(UTC)
+    return (end - start).total_seconds() if start else None
+
+
+def _method_title(recipe: Mapping[str, Any]) -> str:
+    name = str(recipe.get("method", "unknown"))
+    method = registry().get(name)
+    return method.title if method else name
+
+
+def stage_track(view: JobView) -> Markup:
+    """The stages in order: passed, current (or where it stopped), and to come."""
+    method = registry().get(str(view.recipe.get("method", "")))
+    current = _ALIASES.get(view.stage, view.stage)
+    names = [n for n in STAGES if n != "probe" or current == "probe" or (method and method.needs_statistics)]
+    at = names.index(current) if current in names else -1
+    items = []
+    for k, name in enumerate(names):
+        if view.state == "done" or (k < at and view.state != "queued"):
+            kind = "passed"
+        elif k == at and view.state != "queued":
+            kind = {"failed": "broken", "cancelled": "stopped"}.get(view.state, "current")
+        else:
+            kind = "ahead"
+        step = {"aria_current": "step"} if kind == "current" else {}
+        items.append(el("li", STAGES[name], cls=f"hm-{kind}", data_stage=name, **step))
+    return el("ol", *items, cls="hm-stages", aria_label="Stages")
+
+
+def progress_panel(view: JobView) -> Markup | None:
+    """Bar, throughput and remaining time of the current stage; the place in the queue while waiting."""
+    if view.state == "queued":
+        place = {None: "It starts as soon as a worker is free.", 1: "It is next."}.get(
+            view.queue_position, f"{(view.queue_position or 1) - 1} ahead of it."
+        )
+        return notice("info", "Waiting in the queue", el("p", place))
+    if view.state not in ("running", "cancelling"):
+        return None
+    if view.state == "cancelling":
+        return notice("warn", "Cancelling", el("p", "It stops at the next safe point; nothing half-done is published."))
+    done, total = number_of(view.progress, "done"), number_of(view.progress, "total")
+    if done is None or not total:
+        return el("div", el("div", cls="hm-fill hm-moving"), cls="hm-bar", role="progressbar", aria_label="Working")
+    share = min(max(done / total, 0.0), 1.0)
+    unit = str((view.progress or {}).get("unit", ""))
+    parts = [f"{_amount(done, unit)} of {_amount(total, unit)}"]
+    if speed := number_of(view.progress, "per_second"):
+        parts.append(f"{_amount(speed, unit)}/s")
+        parts.append(f"about {duration_text((total - done) / speed)} left in this stage")
+    bar = el(
+        "div",
+        el("div", cls="hm-fill", style=f"width:{share * 100:.2f}%"),
+        cls="hm-bar",
+        role="progressbar",
+        aria_label="Progress of this stage",
+        aria_valuemin="0",
+        aria_valuemax="100",
+        aria_valuenow=f"{share * 100:.0f}",
+    )
+    return el(
+        "div", el("div", el("strong", percent_text(share)), el("span", " · ".join(parts)), cls="hm-amount"), bar
+    )
+
+
+def _amount(number: float, unit: str) -> str:
+    return bytes_text(number) if unit in ("B", "bytes") else f"{count_text(number)} {unit}".rstrip()
+
+
+def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
+    """How the job ended: the repo, or the reason why there is none."""
+    if view.state == "done" and view.result:
+        repo = str(view.result.get("repo") or view.target)
+        commit = str(view.result.get("commit") or "")
+        return notice(
+            "good",
+            "Published",
+            el("p", repo_link(endpoint, repo), cls="hm-result"),
+            el("p", "Commit ", el("code", commit[:12])) if commit else None,
+        )
+    if view.state == "failed":
+        return problems_panel(view.error or {}, "The merge failed")
+    if view.state == "cancelled":
+        return notice("info", "Cancelled", el("p", "Nothing was published."))
+    return None
+
+
+def statistics_panel(view: JobView) -> Markup | None:
+    """What the agents changed and where they meet, as far as it has been counted."""
+    values = view.statistics
+    if not values or not number_of(values, "elements"):
+        return None
+    elements = number_of(values, "elements") or 0
+    agents = [a for a in values.get("agents") or () if isinstance(a, Mapping)]
+    pairs = [p for p in values.get("pairs") or () if isinstance(p, Mapping)]
+    counted = "counted so far" if view.state not in TERMINAL else "counted"
+    return section(
+        "What the agents changed",
+        el("p", f"{count_text(elements)} parameters {counted}.", cls="hm-dim"),
+        _share_bar(values.get("shares") or {}),
+        table(
+            ("Agent", "Changed", "of it unique", "of it shared", "Shared / unique"), [_agent_row(a) for a in agents]
+        ),
+        _overlap_table(values.get("overlap_share") or (), len(agents)),
+        table(("Pair", "Jaccard", "Cosine", "Same sign"), [_pair_row(p) for p in pairs]) if pairs else None,
+    )
+
+
+def _share_bar(shares: Mapping[str, Any]) -> Markup:
+    """Stacked bar of SAR Fig. 7 over the changed elements; the unchanged rest is told in the legend."""
+    known = {name: number_of(shares, name) or 0.0 for name, _ in _SHARES}
+    changed = sum(known[name] for name, _ in _SHARES[:3])
+    parts = [
+        el("div", cls=f"hm-part hm-{name}", style=f"width:{known[name] / changed * 100:.2f}%")
+        for name, _ in _SHARES[:3]
+        if changed and known[name]
+    ]
+    legend = [
+        el("li", el("i", cls=f"hm-{name}"), f"{text}: ", el("strong", percent_text(known[name])))
+        for name, text in _SHARES
+    ]
+    bar = el("div", *parts, cls="hm-stack", role="img", aria_label="How the changed parameters divide")
+    return el("figure", bar, el("figcaption", "Changed by", el("ul", *legend)), cls="hm-shares")
+
+
+def _agent_row(agent: Mapping[str, Any]) -> Sequence[object]:
+    density, unique = number_of(agent, "density"), number_of(agent, "unique_share")
+    rho = agent.get("rho")
+    changed = density is not None and density > 0
+    return (
+        str(agent.get("agent", "")),
+        _meter(density),
+        percent_text(unique) if unique is not None and changed else "–",
+        percent_text(1 - unique) if unique is not None and changed else "–",
+        "∞" if rho == "inf" else f"{rho:.3g}" if isinstance(rho, int | float) else "–",
+    )
+
+
+def _meter(share: float | None) -> Markup | str:
+    if share is None:
+        return "–"
+    fill = el("span", cls="hm-meter-fill", style=f"width:{min(share, 1.0) * 100:.2f}%")
+    return el("span", el("span", fill, cls="hm-meter"), percent_text(share), cls="hm-cell")
+
+
+def _overlap_table(shares: Sequence[Any], agents: int) -> Markup | None:
+    """How many agents changed an element: 0 … K."""
+    values = [s for s in shares if isinstance(s, int | float)]
+    if agents < 3 or len(values) != agents + 1:
+        return None  # with two agents the bar above says the same
+    head = ("Agents that changed it", *(str(c) for c in range(agents + 1)))
+    return table(head, [("Parameters", *(percent_text(s) for s in values))])
+
+
+def _pair_row(pair: Mapping[str, Any]) -> Sequence[object]:
+    names = [str(n) for n in pair.get("agents") or ()]
+    numbers = [number_of(pair, key) for key in ("jaccard", "cosine", "sign_agreement")]
+    shown = ["–" if n is None else f"{n:.3f}" for n in numbers[:2]]
+    return (" + ".join(names), *shown, "–" if numbers[2] is None else percent_text(numbers[2]))
+
+
+def job_panel(view: JobView, endpoint: str) -> tuple[Markup, Markup, Markup]:
+    """The three parts of a job's page: head with progress and outcome, warnings, statistics."""
+    head = join(job_header(view), stage_track(view), progress_panel(view), outcome_panel(view, endpoint))
+    return head, join(warnings_panel(view.warnings)), join(statistics_panel(view))
+
+
+def job_list(views: Sequence[JobView]) -> Markup:
+    """A visitor's jobs, newest first."""
+    rows = [
+        (
+            link(job_href(v.id), v.target),
+            badge(v.state),
+            _method_title(v.recipe),
+            _where(v),
+            time_text(v.created),
+        )
+        for v in views
+    ]
+    return table(("Result", "State", "Method", "Stage", "Submitted"), rows)
+
+
+def _where(view: JobView) -> str:
+    if view.state == "queued":
+        return "" if view.queue_position is None else f"number {view.queue_position} in the queue"
+    if view.state not in ("running", "cancelling"):
+        return ""
+    stage = _ALIASES.get(view.stage, view.stage)
+    done, total = number_of(view.progress, "done"), number_of(view.progress, "total")
+    share = f" {percent_text(min(done / total, 1.0))}" if done is not None and total else ""
+    return STAGES.get(stage, stage) + share

@@ -1,0 +1,222 @@
+"""The merge page: choose models and a method, see whether and how they fit, start the merge.
+
+`/` opens the form as it was left in this browser, `/?job=ID` with the recipe of a job, and
+`/?base=…&agent=…&agent=…&method=…` with what the address names. What is typed is kept in the browser, so that
+signing in, which leaves the page, loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gradio as gr
+import yaml
+
+from hubmerge.errors import HubmergeError, RecipeError
+from hubmerge.licenses import KNOWN
+from hubmerge.plan import Plan
+from hubmerge.recipe import MAX_RECIPE_BYTES, recipe_from_yaml
+from hubmerge.ui.format import el, link
+from hubmerge.ui.merge_form import MergeForm, build_form, fill, recipe_of, reweight, show_method
+from hubmerge.ui.panels import closed_models, notice, plan_panel, problems_panel
+from hubmerge.ui.service import Service
+from hubmerge.ui.session import visitor_of, writer_of
+from hubmerge.ui.submission import checked_recipe, submission
+
+EMPTY = el("p", "Choose a base and agents, then inspect them: only headers are read.", cls="hm-dim hm-empty")
+_GO = """(id) => { if (id) window.location.assign("job?id=" + encodeURIComponent(id)); }"""
+_KEEP = "(...values) => ({ values })"
+_FORGET_QUERY = '() => { if (window.location.search) window.history.replaceState(null, "", "./"); }'
+
+
+def merge_page(demo: Any, service: Service) -> None:
+    """Build the page in the current Blocks context."""
+    with gr.Row(elem_classes="hm-columns"):
+        with gr.Column(scale=3, min_width=320):
+            form = build_form()
+            with gr.Accordion("Recipe as YAML", open=False, elem_classes="hm-card", elem_id="yaml-card"):
+                text = gr.Code(value="", language="yaml", label="Recipe", lines=8, interactive=True, elem_id="yaml")
+                with gr.Row():
+                    show = gr.Button("Show the form as YAML", size="sm", elem_id="show-yaml")
+                    load = gr.Button("Load the YAML into the form", size="sm", elem_id="load-yaml")
+        with gr.Column(scale=2, min_width=320, elem_classes="hm-side"):
+            with gr.Row():
+                inspect = gr.Button("Inspect", variant="secondary", elem_id="inspect")
+                start = gr.Button("Start merge", variant="primary", elem_id="start")
+            hint = gr.HTML("", js_on_load=None, elem_id="hint")
+            outcome = gr.HTML(EMPTY, js_on_load=None, elem_id="outcome", elem_classes="hm-card hm-outcome")
+    go = gr.Textbox(value="", visible=False)
+    draft = gr.BrowserState(None, storage_key="hubmerge-form", secret="hubmerge-form")  # noqa: S106  (form contents)
+
+    _wire_form(form, service)
+    private = {"api_visibility": "private"}
+    inspect.click(
+        _inspecting(service),
+        [form.name, *form.recipe_inputs],
+        [outcome, form.name, form.visibility],
+        concurrency_limit=4,
+        **private,
+    )
+    start.click(
+        _starting(service), [*form.target_inputs, *form.recipe_inputs], [outcome, go], concurrency_limit=4, **private
+    ).then(None, [go], None, js=_GO, **private)
+    show.click(_as_yaml, form.recipe_inputs, [text, outcome], **private)
+    load.click(_from_yaml, [text], [outcome, *form.filled], **private)
+    kept = [*form.recipe_inputs, *form.target_inputs]
+    gr.on([c.input for c in kept], None, kept, [draft], js=_KEEP, queue=False, **private)
+    demo.load(
+        _opening(service), [draft], [hint, start, *form.target_inputs, outcome, *form.filled], queue=False, **private
+    ).then(None, None, None, js=_FORGET_QUERY, **private)
+
+
+def _wire_form(form: MergeForm, service: Service) -> None:
+    quiet = {"show_progress": "hidden", "api_visibility": "private"}
+    typed = gr.Textbox(value="", visible=False)
+    for box in (form.base, form.agents):
+        # gradio repeats the first event's text when keys come faster than answers, so the field itself is read
+        read = f'(current) => [current, document.querySelector("#{box.elem_id} input").value]'
+        box.key_up(
+            _searching(service), [box, typed], [box], js=read, trigger_mode="always_last", concurrency_limit=4, **quiet
+        )
+    form.agents.change(
+        reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], queue=False, **quiet
+    )
+    form.method.change(show_method, [form.method], [form.about, *form.groups], queue=False, **quiet)
+
+
+def _searching(service: Service) -> Callable[..., Any]:
+    def search(current: Any, text: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> Any:
+        text = str(text or "").strip()
+        if len(text) < 2:
+            return gr.skip()
+        try:
+            found = [summary.id for summary in service.search(text[:100], visitor_of(profile, token))]
+        except HubmergeError:
+            return gr.skip()  # suggestions are a help; whatever is typed can be inspected all the same
+        kept = current if isinstance(current, list) else [current] if current else []
+        return gr.Dropdown(choices=list(dict.fromkeys([*found, *kept])))
+
+    return search
+
+
+def _inspecting(service: Service) -> Callable[..., Any]:
+    def inspect(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, name: str, *values: Any) -> list[Any]:
+        try:
+            recipe = checked_recipe(recipe_of(values))
+            plan = service.inspect(recipe.to_dict(), visitor_of(profile, token))
+        except HubmergeError as error:
+            return [problems_panel(error), gr.skip(), gr.skip()]
+        closed = closed_models(plan.models)
+        return [
+            plan_panel(plan, service.endpoint),
+            gr.skip() if name.strip() else gr.update(value=suggested_name(plan)),
+            gr.update(value="private") if closed else gr.skip(),
+        ]
+
+    return inspect
+
+
+def suggested_name(plan: Plan) -> str:
+    return f"{plan.base.ref.label}-{plan.recipe.method.replace('_', '-')}"[:96]
+
+
+def _starting(service: Service) -> Callable[..., Any]:
+    def start(
+        profile: gr.OAuthProfile | None,
+        token: gr.OAuthToken | None,
+        namespace: str | None,
+        name: str,
+        visibility: str,
+        license_choice: str | None,
+        *values: Any,
+    ) -> list[Any]:
+        try:
+            visitor = writer_of(service, profile, token)
+            request = submission(
+                recipe_of(values),
+                target=f"{namespace or visitor.name}/{(name or '').strip()}",
+                private=visibility != "public",
+                license=license_choice,
+                visitor=visitor,
+            )
+            job = service.submit(request, visitor)
+        except HubmergeError as error:
+            return [problems_panel(error), ""]
+        return [notice("info", "Submitted", el("p", link(f"job?id={job.id}", "Open its page"))), job.id]
+
+    return start
+
+
+def _as_yaml(*values: Any) -> list[Any]:
+    try:
+        return [yaml.safe_dump(recipe_of(values), sort_keys=False, allow_unicode=True), gr.skip()]
+    except HubmergeError as error:
+        return [gr.skip(), problems_panel(error)]
+
+
+def _from_yaml(text: str) -> list[Any]:
+    try:
+        recipe = checked_recipe(recipe_from_yaml((text or "")[: MAX_RECIPE_BYTES + 1]).to_dict())
+    except HubmergeError as error:
+        return [problems_panel(error, "This recipe cannot be loaded"), *[gr.skip()] * (len(fill({})))]
+    return [notice("good", "Loaded", el("p", "The form shows this recipe now.")), *fill(recipe.to_dict())]
+
+
+def _opening(service: Service) -> Callable[..., Any]:
+    def opening(
+        request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, draft: Any
+    ) -> list[Any]:
+        namespaces: tuple[str, ...] = ()
+        problem: Any = None
+        if visitor_of(profile, token) is not None:
+            try:
+                namespaces = writer_of(service, profile, token).namespaces
+            except HubmergeError as error:
+                problem = problems_panel(error)
+        try:
+            recipe, target = _asked_for(service, request, profile, token, draft)
+        except HubmergeError as error:
+            recipe, target, problem = {}, {}, problems_panel(error)
+        signed_in = bool(namespaces)
+        owner = target.get("namespace")
+        return [
+            "" if signed_in else el("p", "Inspecting needs no account. Sign in to start a merge.", cls="hm-dim"),
+            gr.Button(interactive=signed_in),
+            gr.Dropdown(choices=list(namespaces), value=owner if owner in namespaces else next(iter(namespaces), None)),
+            gr.skip() if not target.get("name") else str(target["name"])[:96],
+            gr.update(value=target["visibility"]) if target.get("visibility") in ("public", "private") else gr.skip(),
+            gr.update(value=target["license"]) if target.get("license") in (*KNOWN, "other") else gr.skip(),
+            gr.skip() if problem is None else problem,
+            *(fill(recipe) if recipe else [gr.skip()] * len(fill({}))),
+        ]
+
+    return opening
+
+
+def _asked_for(
+    service: Service, request: Any, profile: Any, token: Any, draft: Any
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The recipe and target to open with: the address's, else what this browser kept, else nothing."""
+    query = request.query_params
+    if job_id := str(query.get("job") or ""):
+        return service.job(job_id, visitor_of(profile, token)).recipe, {}
+    if base := str(query.get("base") or ""):
+        named = {"base": base, "agents": query_list(query, "agent"), "method": str(query.get("method") or "")}
+        return named, {}
+    values = draft.get("values") if isinstance(draft, Mapping) else None
+    if not isinstance(values, list) or len(values) < 4:
+        return {}, {}
+    try:
+        recipe = recipe_of(values[:-4])
+    except (RecipeError, ValueError, StopIteration, RuntimeError, TypeError):
+        return {}, {}  # kept by another version of the form
+    return recipe, dict(zip(("namespace", "name", "visibility", "license"), values[-4:], strict=True))
+
+
+def query_list(query: Any, key: str) -> list[str]:
+    """Every value of a key of the address."""
+    if hasattr(query, "getlist"):
+        return [str(value) for value in query.getlist(key)]
+    return [str(query[key])] if key in query else []
+

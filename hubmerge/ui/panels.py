@@ -1,0 +1,170 @@
+"""Static panels: problems, the method's description, and what a plan says.
+
+Every function is pure and returns escaped HTML (format.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from hubmerge.errors import HubmergeError, RecipeError
+from hubmerge.licenses import strictest
+from hubmerge.methods import Method
+from hubmerge.plan import Plan
+from hubmerge.sources.base import Model
+from hubmerge.ui.format import bytes_text, count_text, el, join, link, repo_link
+
+ARXIV = "https://arxiv.org/abs/"
+
+
+def header(title: str, subtitle: str) -> Markup:
+    return el("header", el("h1", title), el("p", subtitle), cls="hm-header")
+
+
+def section(title: str, *children: object) -> Markup:
+    return el("section", el("h3", title), *children, cls="hm-section")
+
+
+def notice(kind: str, title: str, *children: object) -> Markup:
+    """A framed message; `kind`: info, good, warn or bad."""
+    role = "alert" if kind == "bad" else "status"
+    return el("div", el("strong", title), *children, cls=f"hm-notice hm-{kind}", role=role)
+
+
+def problems_panel(error: HubmergeError | Mapping[str, Any], title: str = "") -> Markup:
+    """Every problem of an error: code, what is wrong, and what to do next."""
+    data = error.as_dict() if isinstance(error, HubmergeError) else error
+    problems = [p for p in data.get("problems") or () if isinstance(p, Mapping)]
+    if not problems:
+        problems = [{"code": data.get("code", ""), "what": data.get("message", "no reason was given")}]
+    count = len(problems)
+    heading = title or ("One thing must change first" if count == 1 else f"{count} things must change first")
+    later = el("p", "This may pass; try the same again later.", cls="hm-dim") if data.get("retryable") else None
+    return notice("bad", heading, el("ul", *map(_problem, problems), cls="hm-problems"), later)
+
+
+def _problem(problem: Mapping[str, Any]) -> Markup:
+    text = {key: str(value) for key, value in problem.items() if value}
+    facts = [
+        el("div", el("dt", label), el("dd", text[key]))
+        for key, label in (("where", "Where"), ("expected", "Expected"), ("got", "Found"))
+        if key in text
+    ]
+    return el(
+        "li",
+        el("code", text.get("code", ""), cls="hm-code"),
+        el("span", text.get("what", ""), cls="hm-what"),
+        el("dl", *facts) if facts else None,
+        el("p", text["next_step"], cls="hm-next") if "next_step" in text else None,
+    )
+
+
+def method_panel(method: Method) -> Markup:
+    """Summary, formula and papers of a method."""
+    papers = [
+        el("li", link(ARXIV + paper.arxiv, paper.title), f" · {paper.equations}" if paper.equations else None)
+        for paper in method.papers
+    ]
+    tags = [
+        *(["reads the models twice: it needs statistics of the whole model"] if method.needs_statistics else []),
+        *([] if method.permutation_invariant else ["the order of the agents matters"]),
+    ]
+    return el(
+        "div",
+        el("p", method.summary),
+        el("div", method.formula, cls="hm-formula"),
+        el("ul", *papers, cls="hm-papers") if papers else None,
+        el("p", "; ".join(tags).capitalize() + ".", cls="hm-dim") if tags else None,
+        cls="hm-method",
+    )
+
+
+def facts_grid(facts: Iterable[tuple[str, object]]) -> Markup:
+    return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in facts), cls="hm-facts")
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
+    """A table that scrolls sideways on a narrow screen; a row's first cell is its header."""
+    lines = []
+    for row in rows:
+        first, *rest = row
+        lines.append(el("tr", el("th", first, scope="row"), *(el("td", cell) for cell in rest)))
+    titles = el("tr", *(el("th", title, scope="col") for title in head))
+    return el("div", el("table", el("thead", titles), el("tbody", *lines)), cls="hm-table", tabindex="0")
+
+
+def plan_panel(plan: Plan, endpoint: str) -> Markup:
+    """What a merge will read, need and write."""
+    facts = plan.summary()
+    size = f"{count_text(facts['parameters'])} in {facts['tensors']} tensors"
+    rounding = f", {facts['rounding']} rounding"
+    grid = facts_grid(
+        (
+            ("Architecture", facts["architecture"]),
+            ("Parameters", size),
+            ("Output", f"{bytes_text(facts['output_bytes'])} in {_files(facts['shards'])}"),
+            ("Stored as", ", ".join(facts["dtype"]) + rounding),
+            ("To download", bytes_text(facts["download_bytes"])),
+            ("Disk at its peak", bytes_text(facts["disk_bytes"])),
+            ("Passes over the weights", facts["passes"]),
+        )
+    )
+    weights = (None, *plan.recipe.weights)
+    rows = [
+        (
+            repo_link(endpoint, m.ref.id, m.ref.sha) if m.ref.kind == "hub" else m.ref.id,
+            "base" if weight is None else f"agent × {weight:g}",
+            bytes_text(m.weight_bytes),
+            m.license or "not stated",
+            el("code", m.ref.sha[:12]),
+        )
+        for m, weight in zip(plan.models, weights, strict=True)
+    ]
+    return join(
+        notice("good", "These models fit", el("p", "Read from headers alone; no weight was downloaded.", cls="hm-dim")),
+        grid,
+        table(("Model", "Role", "Weights", "License", "Commit"), rows),
+        warnings_panel(plan.warnings),
+        license_panel(plan.models),
+        access_panel(plan.models),
+    )
+
+
+def _files(shards: int) -> str:
+    return "1 file" if shards == 1 else f"{shards} files"
+
+
+def warnings_panel(warnings: Iterable[str]) -> Markup | None:
+    items = [el("li", text) for text in warnings]
+    if not items:
+        return None
+    return notice("warn", "Worth knowing" if len(items) > 1 else "Worth a look", el("ul", *items))
+
+
+def license_panel(models: Iterable[Model]) -> Markup:
+    """What the parents' licenses mean for the result, or that the user must choose."""
+    try:
+        decision = strictest([m.license for m in models])
+    except RecipeError as error:
+        return problems_panel(error)
+    if decision.needs_choice:
+        return notice("warn", "License: your choice is needed", el("p", f"{decision.reason}."))
+    name = decision.id if decision.name is None else f"{decision.id} ({decision.name})"
+    return el("p", "License of the result: ", el("strong", name), f". {decision.reason}.", cls="hm-dim")
+
+
+def access_panel(models: Iterable[Model]) -> Markup | None:
+    """Which parents are not open to everyone; the result should not be more open than they are."""
+    closed = closed_models(models)
+    if not closed:
+        return None
+    return notice(
+        "info", "Private by default", el("p", f"{', '.join(closed)}: gated or private, so the result starts private.")
+    )
+
+
+def closed_models(models: Iterable[Model]) -> list[str]:
+    return [m.ref.id for m in models if m.gated or m.private]

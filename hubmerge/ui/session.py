@@ -1,0 +1,33 @@
+"""Who is asking: the visitor from gradio's signed session, never from a field of the form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hubmerge.errors import LoginError
+from hubmerge.ui.service import Service, Visitor
+
+
+def visitor_of(profile: Any, token: Any) -> Visitor | None:
+    """The signed-in visitor without namespaces, None when anonymous. Asks nobody.
+
+    `profile` and `token` are the gr.OAuthProfile and gr.OAuthToken that gradio injects; it has checked the
+    session's signature and that the token is not past its time.
+    """
+    if profile is None or token is None:
+        return None
+    return Visitor(str(profile.username), str(token.token))
+
+
+def writer_of(service: Service, profile: Any, token: Any) -> Visitor:
+    """The signed-in visitor as the Hub knows the token now, with namespaces; LoginError when anonymous."""
+    visitor = require_visitor(profile, token, "start a merge")
+    return service.visitor(visitor.name, visitor.token)
+
+
+def require_visitor(profile: Any, token: Any, purpose: str) -> Visitor:
+    """The signed-in visitor; LoginError when there is none."""
+    visitor = visitor_of(profile, token)
+    if visitor is None:
+        raise LoginError(f"you must be signed in to {purpose}", next_step="Sign in with the Hub and try again.")
+    return visitor

@@ -1,0 +1,150 @@
+"""Theme and CSS of the pages: system fonts, nothing fetched from elsewhere, light and dark, phone first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+TITLE = "hubmerge"
+HEAD = '<meta name="color-scheme" content="light dark">'
+
+
+def theme() -> Any:
+    """gradio's default theme in the project's colours; fonts are the system's own."""
+    return gr.themes.Default(
+        primary_hue=gr.themes.colors.teal,
+        secondary_hue=gr.themes.colors.teal,
+        neutral_hue=gr.themes.colors.slate,
+        radius_size=gr.themes.sizes.radius_md,
+        font=["system-ui", "-apple-system", "Segoe UI", "Roboto", "sans-serif"],
+        font_mono=["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "monospace"],
+    ).set(
+        body_background_fill="*neutral_50",
+        body_background_fill_dark="*neutral_950",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover_dark="*primary_600",
+        button_primary_text_color="white",
+    )
+
+
+CSS = """
+.gradio-container { max-width: 1200px !important; margin: 0 auto !important; }
+:root { --hm-good: #15803d; --hm-warn: #b45309; --hm-bad: #b91c1c; --hm-info: #475569; --hm-busy: #0f766e;
+  --hm-private: #0f766e; --hm-overlap: #3b82f6; --hm-conflict: #d97706; --hm-unchanged: #cbd5e1; }
+.dark { --hm-good: #4ade80; --hm-warn: #fbbf24; --hm-bad: #f87171; --hm-info: #94a3b8; --hm-busy: #2dd4bf;
+  --hm-private: #2dd4bf; --hm-overlap: #60a5fa; --hm-conflict: #fbbf24; --hm-unchanged: #475569; }
+
+/* frame */
+.gradio-container main, .gradio-container .contain { width: 100%; }
+.block:has(> .html-container > .prose:empty) { display: none; }
+.hm-top { align-items: center; justify-content: space-between; flex-wrap: wrap; margin-bottom: .4rem; }
+.hm-brand b { font-weight: 700; font-size: 1.35rem; letter-spacing: -.015em; margin-right: .7rem; }
+.hm-brand { color: var(--body-text-color-subdued); }
+.hm-header h1, .hm-title h1 { font-size: 1.5rem; line-height: 1.2; margin: 0; letter-spacing: -.015em; }
+.hm-header p { margin: .3rem 0 0; color: var(--body-text-color-subdued); }
+.hm-card { background: var(--block-background-fill); border: 1px solid var(--border-color-primary);
+  border-radius: var(--radius-lg); }
+.hm-card .hm-card { border: 0; background: none; }
+.hm-card h3, .hm-section h3 { font-size: 1rem; margin: 0; font-weight: 650; }
+.block.hm-card-title { padding: .8rem var(--spacing-xl) .2rem !important; }
+.block.hm-card-title, #about-method { background: var(--block-background-fill); border-radius: 0; }
+.block#outcome, .block#job, .block#jobs, .block#statistics { padding: var(--spacing-xl) !important; }
+.hm-dim { color: var(--body-text-color-subdued); margin: .35rem 0; }
+.hm-empty { margin: 0; }
+@media (min-width: 900px) { .hm-side { position: sticky; top: 1rem; align-self: flex-start; } }
+
+/* messages */
+.hm-notice { border-left: 4px solid var(--hm-info); background: var(--background-fill-secondary);
+  padding: .7rem .9rem; border-radius: 0 var(--radius-md) var(--radius-md) 0; margin: 0 0 .9rem; }
+.hm-notice:last-child { margin-bottom: 0; }
+.hm-notice p { margin: .25rem 0 0; }
+.hm-notice ul { margin: .35rem 0 0; padding-left: 1.1rem; }
+.hm-notice.hm-good { border-color: var(--hm-good); }
+.hm-notice.hm-warn { border-color: var(--hm-warn); }
+.hm-notice.hm-bad { border-color: var(--hm-bad); }
+.hm-problems { list-style: none; padding: 0 !important; }
+.hm-problems > li { padding: .6rem 0; border-top: 1px solid var(--border-color-primary); overflow-wrap: anywhere; }
+.hm-problems > li:first-child { border-top: 0; }
+.hm-code { font-size: .75rem; margin-right: .5rem; color: var(--hm-bad); background: transparent; padding: 0; }
+.hm-what { font-weight: 600; }
+.hm-problems dl { margin: .3rem 0 0; }
+.hm-problems dl div { display: grid; grid-template-columns: 5.5rem 1fr; gap: .5rem; }
+.hm-problems dt, .hm-facts dt { color: var(--body-text-color-subdued); font-weight: 400; }
+.hm-problems dd, .hm-facts dd { margin: 0; }
+.hm-next { font-weight: 500; }
+
+/* facts and tables */
+.hm-facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .8rem 1rem;
+  margin: 0 0 1rem; }
+.hm-facts dt { font-size: .8rem; }
+.hm-facts dd { font-weight: 550; overflow-wrap: anywhere; }
+.hm-table { overflow-x: auto; margin: 0 0 1rem; }
+.hm-table table { width: 100%; border-collapse: collapse; font-size: .9rem; margin: 0; border: 0 !important; }
+.hm-table tr { border: 0 !important; }
+.hm-table th, .hm-table td { text-align: left; padding: .45rem .9rem .45rem 0; border: 0; font-weight: 400;
+  border-bottom: 1px solid var(--border-color-primary); white-space: nowrap; background: none; }
+.hm-table thead th { color: var(--body-text-color-subdued); font-size: .8rem; }
+.hm-table tbody th { font-weight: 550; }
+.hm-table tbody tr:last-child > * { border-bottom: 0; }
+.hm-table td { font-variant-numeric: tabular-nums; }
+
+/* method */
+.hm-method { padding: 0 var(--spacing-xl) var(--spacing-md); }
+.hm-method p { margin: 0 0 .5rem; }
+.hm-formula { font-family: var(--font-mono); font-size: .9rem; background: var(--background-fill-secondary);
+  padding: .55rem .8rem; border-radius: var(--radius-md); overflow-x: auto; }
+.hm-papers { list-style: none; padding: 0 !important; margin: .5rem 0 0 !important; font-size: .9rem; }
+.hm-papers li { padding: 0; margin: 0; }
+
+/* job */
+.hm-title { display: flex; flex-wrap: wrap; align-items: center; gap: .6rem .9rem; margin-bottom: 1rem; }
+.hm-title h1 { overflow-wrap: anywhere; }
+.hm-badge { font-size: .8rem; font-weight: 600; padding: .12rem .6rem; border-radius: 99px; white-space: nowrap;
+  border: 1px solid currentColor; color: var(--hm-info); }
+.hm-badge.hm-busy { color: var(--hm-busy); } .hm-badge.hm-good { color: var(--hm-good); }
+.hm-badge.hm-bad { color: var(--hm-bad); } .hm-badge.hm-warn { color: var(--hm-warn); }
+.hm-stages { list-style: none; display: grid; grid-auto-flow: column; grid-auto-columns: 1fr; gap: .35rem;
+  margin: 0 0 1.2rem; padding: 0 !important; font-size: .85rem; }
+.hm-stages li { border-top: 4px solid var(--border-color-primary); padding-top: .35rem; margin: 0;
+  color: var(--body-text-color-subdued); }
+.hm-stages .hm-passed { border-color: var(--hm-busy); color: var(--body-text-color); }
+.hm-stages .hm-current { border-color: var(--hm-busy); color: var(--body-text-color); font-weight: 650; }
+.hm-stages .hm-current { border-image: repeating-linear-gradient(90deg, var(--hm-busy) 0 8px, transparent 8px 12px) 4; }
+.hm-stages .hm-broken { border-color: var(--hm-bad); color: var(--hm-bad); font-weight: 650; }
+.hm-stages .hm-stopped { border-color: var(--hm-info); font-weight: 650; }
+.hm-amount { display: flex; flex-wrap: wrap; gap: .2rem .9rem; align-items: baseline; margin-bottom: .35rem;
+  font-variant-numeric: tabular-nums; }
+.hm-bar { height: .6rem; border-radius: 99px; background: var(--border-color-primary); overflow: hidden; }
+.hm-fill { height: 100%; background: var(--hm-busy); transition: width .8s linear; }
+.hm-moving { width: 30%; animation: hm-move 1.6s ease-in-out infinite alternate; }
+@keyframes hm-move { to { margin-left: 70%; } }
+@media (prefers-reduced-motion: reduce) { .hm-moving { animation: none; } .hm-fill { transition: none; } }
+.hm-result { font-size: 1.05rem; font-weight: 600; }
+
+/* statistics */
+.hm-shares { margin: .6rem 0 1.2rem; }
+.hm-stack { display: flex; height: 1rem; border-radius: var(--radius-sm); overflow: hidden; gap: 2px;
+  background: var(--border-color-primary); }
+.hm-part.hm-private, .hm-shares i.hm-private { background: var(--hm-private); }
+.hm-part.hm-overlap, .hm-shares i.hm-overlap { background: var(--hm-overlap); }
+.hm-part.hm-conflict, .hm-shares i.hm-conflict { background: var(--hm-conflict); }
+.hm-shares i.hm-unchanged { background: var(--hm-unchanged); }
+.hm-shares figcaption { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin-top: .5rem; font-size: .85rem; }
+.hm-shares ul { display: flex; flex-wrap: wrap; gap: .2rem 1rem; list-style: none; margin: 0; padding: 0 !important; }
+.hm-shares li { margin: 0; }
+.hm-shares i { display: inline-block; width: .7rem; height: .7rem; border-radius: 2px; margin-right: .35rem; }
+.hm-cell { display: inline-flex; align-items: center; gap: .5rem; }
+.hm-meter { display: inline-block; width: 4.5rem; height: .45rem; border-radius: 99px; overflow: hidden;
+  background: var(--border-color-primary); }
+.hm-meter-fill { display: block; height: 100%; background: var(--hm-private); }
+
+@media (max-width: 640px) {
+  .hm-header h1, .hm-title h1 { font-size: 1.3rem; }
+  .hm-stages { grid-auto-flow: row; grid-auto-columns: auto; gap: .1rem; }
+  .hm-stages li { border-top: 0; border-left: 4px solid var(--border-color-primary); padding: .15rem 0 .15rem .6rem; }
+  .hm-stages .hm-current { border-image: none; }
+}
+"""

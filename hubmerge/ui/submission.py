@@ -1,0 +1,57 @@
+"""What every way into the service checks first, the form and the API alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hubmerge.errors import PermissionDeniedError, RecipeError
+from hubmerge.recipe import Recipe, recipe_from_dict
+from hubmerge.ui.service import MergeRequest, Visitor
+
+_REPO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
+
+
+def checked_recipe(content: Mapping[str, Any]) -> Recipe:
+    """A valid recipe of Hub models. Folders are the command line's: over the web they would be this server's."""
+    for key in ("base", "agents"):
+        # refused before the recipe is parsed, since parsing asks whether a folder of that name exists
+        models = content.get(key) or ()
+        for model in [models] if isinstance(models, str) else models:
+            name = model.get("model") if isinstance(model, Mapping) else model
+            if isinstance(name, str) and name.strip().startswith((".", "/", "~")):
+                raise RecipeError(
+                    "a folder, where only models on the Hub can be merged",
+                    where=key,
+                    expected="org/name or org/name@revision",
+                    got=name[:100],
+                )
+    recipe = recipe_from_dict(content)
+    if any(m.local for m in (recipe.base, *(a.model for a in recipe.agents))):
+        raise RecipeError("only models on the Hub can be merged here", expected="org/name or org/name@revision")
+    return recipe
+
+
+def submission(
+    recipe: Mapping[str, Any], *, target: str, private: bool, license: str | None, visitor: Visitor
+) -> MergeRequest:
+    """A request to start; RecipeError or PermissionDeniedError where the target cannot be the visitor's."""
+    namespace, _, name = target.partition("/")
+    if not _REPO_NAME.fullmatch(name) or ".." in name or "--" in name or name.endswith((".git", ".", "-")):
+        raise RecipeError(
+            "the result needs a name",
+            where="target",
+            expected="owner/name of letters, digits, dots, dashes and underscores",
+            got=target[:200],
+            next_step="Give the new repo a name.",
+        )
+    if namespace not in visitor.namespaces:
+        raise PermissionDeniedError(
+            "a target that you cannot write to",
+            where="target",
+            expected=" or ".join(visitor.namespaces),
+            got=namespace[:100],
+            next_step="Choose one of your namespaces.",
+        )
+    return MergeRequest(checked_recipe(recipe).to_dict(), target, private, license or None)

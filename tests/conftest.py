@@ -1,0 +1,42 @@
+"""What all tests share: a quiet Hub client that never leaves this machine, and one embedded Hub per session."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# The client reads these when it is imported, so they come before any test module.
+os.environ.update(
+    HF_HUB_DISABLE_XET="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
+    HF_HUB_DISABLE_UPDATE_CHECK="1",
+    NO_PROXY="127.0.0.1,localhost",
+)
+_home = tempfile.TemporaryDirectory(prefix="hubmerge-tests-")
+os.environ["HF_HOME"] = _home.name
+for _name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"):
+    os.environ.pop(_name, None)
+
+from hubmerge.localhub.process import LocalHubProcess  # noqa: E402
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The client's own use of its HTTP library when it uploads large files; nothing here can change it.
+    config.addinivalue_line("filterwarnings", "ignore:Use 'content=<...>' to upload raw bytes:DeprecationWarning")
+
+
+def pytest_unconfigure() -> None:
+    _home.cleanup()
+
+
+@pytest.fixture(scope="session")
+def local_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    """A running local Hub with its default users; tests make repos of their own names in it."""
+    data: Path = tmp_path_factory.mktemp("localhub")
+    with LocalHubProcess(data) as hub:
+        yield hub

@@ -1,0 +1,110 @@
+"""Run the streaming merge on small folders and look at its bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from builders import T, f32, random_base, sparse_agent, write_model
+from safetensors.numpy import load_file
+
+from hubmerge.hub import Hub
+from hubmerge.plan import MAX_SHARD_BYTES, Plan, make_plan
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.sink import Journal
+from hubmerge.sources.open import open_models
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.stream import MergeResult, Observer, Silent, StreamOptions, merge
+
+NOWHERE = Hub("http://127.0.0.1:9")
+
+# sizes around the block of 4,096 elements, besides scalar and empty tensors
+SIZES = {
+    "model.embed_tokens.weight": (37, 16),
+    "model.layers.0.self_attn.q_proj.weight": (96, 128),
+    "model.layers.0.mlp.up_proj.weight": (64, 64),
+    "model.layers.0.input_layernorm.weight": (63,),
+    "model.layers.1.mlp.down_proj.weight": (4097,),
+    "model.layers.1.scale": (),
+    "model.layers.1.empty": (0, 4),
+    "lm_head.weight": (16, 37),
+}
+
+
+def write_family(
+    folder: Path,
+    *,
+    dtype: str = "BF16",
+    densities: Sequence[float] = (0.05, 0.4, 0.5),
+    sizes: Mapping[str, tuple[int, ...]] = SIZES,
+    shards: int = 1,
+) -> tuple[dict[str, T], list[dict[str, T]]]:
+    """A base and sparse agents below `folder` (base, agent0, agent1, …); also their tensors."""
+    base = random_base(7, dtype, sizes)
+    agents = [sparse_agent(base, density, seed) for seed, density in enumerate(densities)]
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    write_model(folder / "base", base, config=config, shards=shards)
+    for i, agent in enumerate(agents):
+        write_model(folder / f"agent{i}", agent, config=config, shards=shards)
+    return base, agents
+
+
+def plan_of(
+    folder: Path, method: str, *, agents: int = 3, max_shard_bytes: int = MAX_SHARD_BYTES, **fields: Any
+) -> Plan:
+    recipe = recipe_from_dict(
+        {
+            "base": str(folder / "base"),
+            "agents": [str(folder / f"agent{i}") for i in range(agents)],
+            "method": method,
+            **fields,
+        }
+    )
+    base, opened = open_models(recipe, NOWHERE, allow_local=True)
+    return make_plan(recipe, base, opened, max_shard_bytes=max_shard_bytes)
+
+
+def run(
+    plan: Plan,
+    out: Path,
+    *,
+    chunk: int = 4096,
+    threads: int = 2,
+    resume: bool = False,
+    observer: Observer | None = None,
+) -> MergeResult:
+    out.mkdir(parents=True, exist_ok=True)
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
+        journal = Journal.open(out, plan, resume=resume)
+        return merge(plan, reader, journal, out, StreamOptions(chunk, threads), observer or Silent())
+
+
+def bytes_of(out: Path, plan: Plan) -> dict[str, bytes]:
+    return {s.filename: (out / s.filename).read_bytes() for s in plan.shards}
+
+
+def tensors_of(out: Path, plan: Plan) -> dict[str, np.ndarray]:
+    """The output as stored, read by the reference reader of safetensors."""
+    return {name: value for s in plan.shards for name, value in load_file(out / s.filename).items()}
+
+
+def values_of(tensors: Mapping[str, T]) -> dict[str, np.ndarray]:
+    return {name: f32(t) for name, t in tensors.items()}
+
+
+class StopAfter:
+    """An observer that breaks the stream off at its n-th progress call."""
+
+    def __init__(self, calls: int, error: Callable[[], BaseException] = KeyboardInterrupt) -> None:
+        self._left = calls
+        self._error = error
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise self._error()
+
+    def counted(self, total: Any) -> None:
+        pass

@@ -1,0 +1,93 @@
+"""The compiled pass gives the eager path's bits, for every method, dtype, rounding and number of agents."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hubmerge import compiled, eager
+from hubmerge.counter_rng import make_key
+from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
+from hubmerge.dtypes import decode, encode
+from hubmerge.methods import get_method, registry
+from hubmerge.statistics import zero_tally
+
+SIZES = [1, 63, BLOCK - 1, BLOCK, 3 * BLOCK + 65]
+
+
+def chunk_of(agents: int, n: int, dtypes: tuple[str, ...], start: int = 0) -> eager.ChunkInputs:
+    rng = np.random.default_rng([agents, n])
+    base = (rng.normal(size=n) * 0.02).astype(np.float32)
+    base[: n // 50] = -0.0
+    values = [base]
+    for k in range(agents):
+        moved = rng.random(n) < 0.1 + 0.8 * k / agents
+        values.append(np.where(moved, base * np.float32(1 + 2.0**-7) + np.float32(1e-4), base).astype(np.float32))
+    raws = tuple(encode(v, d, "nearest", None) for v, d in zip(values, dtypes, strict=True))
+    return eager.ChunkInputs(raws, dtypes, start)
+
+
+def rule_of(method_name: str, chunk: eager.ChunkInputs, rounding: str) -> eager.Rule:
+    method = get_method(method_name)
+    parameters = method.parse_parameters({})
+    values = [decode(r, d) for r, d in zip(chunk.raws, chunk.dtypes, strict=True)]
+    deltas = [v - values[0] for v in values[1:]]
+    weights = [1.0 + 0.25 * k for k in range(len(deltas))]
+    counted = count_inputs(values[0], values[1:], deltas, activity(deltas, 1e-5))
+    tally = fold_inputs(zero_tally(len(deltas)), counted)
+    return eager.Rule(
+        method.kernel,
+        tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(parameters, weights, tally)),
+        tuple(np.float32(v) for v in method.constants(parameters, weights)),
+        1e-5,
+        rounding,
+        True,
+    )
+
+
+@pytest.mark.parametrize("method", list(registry()))
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("agents", [2, 3, compiled.MAX_AGENTS])
+@pytest.mark.parametrize(
+    ("stored", "output"), [("BF16", "BF16"), ("F32", "F32"), ("F16", "BF16"), ("mixed", "BF16"), ("BF16", "F32")]
+)
+def test_compiled_and_eager_agree_bit_for_bit(
+    method: str, rounding: str, agents: int, stored: str, output: str
+) -> None:
+    dtypes = tuple(["F32", "BF16", "F16"][k % 3] if stored == "mixed" else stored for k in range(agents + 1))
+    assert compiled.supports(agents, output)
+    for n in SIZES:
+        chunk = chunk_of(agents, n, dtypes, start=7 * BLOCK)
+        rule = rule_of(method, chunk, rounding)
+        key = make_key(3, "rounding", method)
+        slow = eager.merge_chunk(chunk, rule, output, key, with_inputs=True)
+        fast = compiled.merge_chunk(chunk, rule, output, key, with_inputs=True)
+        assert fast.raw.tobytes() == slow.raw.tobytes()
+        assert fast.result.sums.tobytes() == slow.result.sums.tobytes()
+        assert fast.result.tally.to_json() == slow.result.tally.to_json()
+        assert fast.inputs is not None
+        assert slow.inputs is not None
+        assert fast.inputs.sums.tobytes() == slow.inputs.sums.tobytes()
+        assert fast.inputs.tally.to_json() == slow.inputs.tally.to_json()
+        probed = compiled.probe_chunk(chunk, 1e-5)
+        assert probed.tally.to_json() == eager.probe_chunk(chunk, 1e-5).tally.to_json()
+        assert probed.sums.tobytes() == slow.inputs.sums.tobytes()
+
+
+def test_nan_and_infinity_are_counted_alike_and_stay_what_they_are() -> None:
+    chunk = chunk_of(2, 5000, ("F32", "F32", "F32"))
+    chunk.raws[0][3], chunk.raws[1][4], chunk.raws[2][4999] = np.nan, np.inf, -np.inf
+    for rounding in ("nearest", "stochastic"):
+        rule = rule_of("linear", chunk_of(2, 5000, ("F32", "F32", "F32")), rounding)
+        key = make_key(0, "x")
+        slow = eager.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
+        fast = compiled.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
+        assert fast.raw.tobytes() == slow.raw.tobytes()
+        assert fast.inputs is not None
+        assert fast.inputs.tally.nonfinite.tolist() == [1, 1, 1]
+        assert fast.result.tally.nonfinite == slow.result.tally.nonfinite == 3
+
+
+def test_what_is_not_compiled_runs_eagerly() -> None:
+    assert not compiled.supports(compiled.MAX_AGENTS + 1, "BF16")
+    assert not compiled.supports(2, "F16")

@@ -1,0 +1,164 @@
+"""Statistics against counts made by hand and by naive loops, and their independence of chunking."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hubmerge.counting import BLOCK, activity, block_sums, count_inputs, count_result, fold_inputs, fold_result
+from hubmerge.statistics import ResultTally, Statistics, Tally, layer_of, module_of, summarize, zero_result, zero_tally
+
+
+def random_inputs(seed: int, n: int, k: int = 3) -> tuple[np.ndarray, list[np.ndarray]]:
+    generator = np.random.default_rng(seed)
+    base = generator.normal(size=n).astype(np.float32)
+    agents = [
+        base + np.where(generator.random(n) < 0.3, generator.normal(size=n) * 1e-3, 0).astype(np.float32)
+        for _ in range(k)
+    ]
+    return base, agents
+
+
+def count(base: np.ndarray, agents: list[np.ndarray], chunk: int) -> Tally:
+    running = zero_tally(len(agents))
+    for start in range(0, len(base), chunk):
+        part = slice(start, start + chunk)
+        deltas = [a[part] - base[part] for a in agents]
+        running = fold_inputs(
+            running, count_inputs(base[part], [a[part] for a in agents], deltas, activity(deltas, 1e-5))
+        )
+    return running
+
+
+def test_counts_of_a_few_elements_are_those_counted_by_hand() -> None:
+    base = np.zeros(5, dtype=np.float32)
+    a = np.array([0, 1, 1, 1, -1], dtype=np.float32)
+    b = np.array([0, 0, 1, -1, -1], dtype=np.float32)
+    tally = count(base, [a, b], BLOCK)
+    assert tally.elements == 5
+    assert tally.changed.tolist() == [4, 3]
+    assert tally.identical.tolist() == [1, 2]
+    assert tally.overlap.tolist() == [1, 1, 3]
+    assert tally.unique.tolist() == [1, 0]
+    assert tally.shared.tolist() == [3, 3]
+    assert tally.pair_active[0, 1] == 3
+    assert tally.pair_agree[0, 1] == 2
+    assert tally.conflict == 1
+    assert tally.shares == {"conflict": 0.2, "overlap": 0.4, "private": 0.2, "unchanged": 0.2}
+    assert tally.rho == (3.0, math.inf)
+    assert tally.jaccard(0, 1) == 3 / 4
+    assert tally.cosine(0, 1) == pytest.approx((1 - 1 + 1) / math.sqrt(4 * 3))
+    assert tally.sign_agreement(0, 1) == 2 / 3
+    assert tally.l1.tolist() == [4.0, 3.0]
+    assert tally.max_abs.tolist() == [1.0, 1.0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    n=st.sampled_from([1, 63, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7, 5 * BLOCK]),
+    blocks=st.integers(1, 6),
+)
+def test_every_count_and_sum_has_the_same_bits_for_every_chunk_size(seed: int, n: int, blocks: int) -> None:
+    base, agents = random_inputs(seed, n)
+    assert count(base, agents, blocks * BLOCK).to_json() == count(base, agents, 1000 * BLOCK).to_json()
+
+
+def test_sums_equal_exact_sums_within_double_rounding() -> None:
+    base, agents = random_inputs(1, 20_000)
+    tally = count(base, agents, BLOCK)
+    for a in range(3):
+        for b in range(3):
+            exact = math.fsum(float(x) * float(y) for x, y in zip(agents[a] - base, agents[b] - base, strict=True))
+            assert tally.dot[a, b] == pytest.approx(exact, rel=1e-12)
+
+
+def test_counts_equal_a_naive_loop() -> None:
+    base, agents = random_inputs(2, 3000)
+    tally = count(base, agents, BLOCK)
+    naive_overlap = [0, 0, 0, 0]
+    conflicts = 0
+    for i in range(3000):
+        updates = [float(a[i] - base[i]) for a in agents]
+        active = [u for u in updates if abs(u) > np.float32(1e-5)]
+        naive_overlap[len(active)] += 1
+        conflicts += any(u > 0 for u in active) and any(u < 0 for u in active)
+    assert tally.overlap.tolist() == naive_overlap
+    assert tally.conflict == conflicts
+    assert tally.by_overlap.sum(axis=1).tolist() == tally.changed.tolist()
+
+
+def test_block_sums_pad_with_zeros_and_keep_order() -> None:
+    values = np.arange(BLOCK + 3, dtype=np.float64)
+    assert block_sums(values).tolist() == [BLOCK * (BLOCK - 1) / 2, 3 * BLOCK + 3]
+    assert block_sums(np.zeros(0)).tolist() == []
+
+
+def test_nan_and_infinity_are_counted_per_model() -> None:
+    base, agents = random_inputs(3, 100)
+    agents[1][5], agents[1][6], base[9] = np.nan, np.inf, -np.inf
+    with np.errstate(invalid="ignore"):
+        assert count(base, agents, BLOCK).nonfinite.tolist() == [1, 0, 2, 0]
+
+
+def result_of(delta_factor: float) -> ResultTally:
+    base = np.zeros(4, dtype=np.float32)
+    a = np.array([1.0, 2.0, 0.0, 0.0], dtype=np.float32)
+    b = np.array([0.0, 2.0, 4.0, 0.0], dtype=np.float32)
+    act = activity([a, b], 1e-5)
+    delta = np.array([1.0, 2.0, 4.0, 0.0], dtype=np.float32) * np.float32(delta_factor)
+    return fold_result(zero_result(2), count_result(base, [a, b], act, delta, delta, delta, delta, base))
+
+
+def test_signal_kept_is_one_over_k_where_a_unique_update_is_averaged() -> None:
+    assert result_of(0.5).kept_unique == (0.5, 0.5)
+    assert result_of(1.0).kept_unique == (1.0, 1.0)
+    assert result_of(1.0).kept_shared == (1.0, 1.0)
+    assert result_of(1.2).effective_scale == pytest.approx((1.2, 1.2))
+
+
+def test_an_empty_region_has_no_effective_scale() -> None:
+    zeros = np.zeros(3, dtype=np.float32)
+    act = activity([zeros, zeros], 1e-5)
+    tally = fold_result(zero_result(2), count_result(zeros, [zeros, zeros], act, zeros, zeros, zeros, zeros, zeros))
+    assert tally.effective_scale == (None, None)
+
+
+def test_tallies_survive_json_bit_for_bit() -> None:
+    base, agents = random_inputs(4, 10_000)
+    tally = count(base, agents, BLOCK)
+    assert Tally.from_json(tally.to_json()).to_json() == tally.to_json()
+
+
+def test_grouping_by_layer_and_module_loses_nothing() -> None:
+    names = ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.q_proj.weight",
+             "model.norm.weight"]  # fmt: skip
+    base, agents = random_inputs(5, 500)
+    tally = count(base, agents, BLOCK)
+    statistics = Statistics(("a", "b", "c"), 1e-5, dict.fromkeys(names, tally))
+    assert sum(t.elements for t in statistics.by_module().values()) == statistics.total.elements == 2000
+    assert list(statistics.by_layer()) == [0, 1]
+    assert set(statistics.by_module()) == {"embedding", "mlp", "attention", "norm"}
+    assert summarize(statistics.total, statistics.agents)["agents"][0]["changed"] == 4 * int(tally.changed[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "module"),
+    [
+        ("model.layers.11.self_attn.q_proj.weight", 11, "attention"),
+        ("model.layers.3.mlp.experts.7.down_proj.weight", 3, "mlp"),
+        ("model.layers.0.input_layernorm.weight", 0, "norm"),
+        ("model.layers.0.self_attn.q_norm.weight", 0, "norm"),
+        ("model.embed_tokens.weight", None, "embedding"),
+        ("lm_head.weight", None, "head"),
+        ("model.norm.weight", None, "norm"),
+        ("transformer.h.5.attn.c_attn.weight", 5, "attention"),
+        ("something.else", None, "other"),
+    ],
+)
+def test_names_tell_layer_and_module(name: str, layer: int | None, module: str) -> None:
+    assert (layer_of(name), module_of(name)) == (layer, module)

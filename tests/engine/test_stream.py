@@ -1,0 +1,317 @@
+"""The stream's promises: the reference's bytes, for any chunk size, thread count and resume point."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import merge_reference
+import ml_dtypes
+import numpy as np
+import pytest
+from builders import f32, sparse_agent, tensor, write_model
+from stream_helpers import SIZES, StopAfter, bytes_of, plan_of, run, tensors_of, values_of, write_family
+
+from hubmerge.errors import HubmergeError, NonFiniteError, TargetExistsError
+from hubmerge.methods import registry
+from hubmerge.sink import WORK
+
+METHODS = list(registry())
+DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_merged_bytes_equal_the_naive_reference_rounded_once(tmp_path: Path, method: str, dtype: str) -> None:
+    base, agents = write_family(tmp_path, dtype=dtype)
+    expected = merge_reference.merge(method, values_of(base), [values_of(a) for a in agents])
+    plan = plan_of(tmp_path, method, rounding="nearest")
+    run(plan, tmp_path / "out")
+    got = tensors_of(tmp_path / "out", plan)
+    assert set(got) == set(base)
+    for name, value in expected.items():
+        assert got[name].tobytes() == value.astype(DTYPES[dtype]).tobytes(), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_registered_method_has_a_reference(method: str) -> None:
+    assert method in merge_reference.known()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_bytes_and_statistics_do_not_depend_on_chunk_size_threads_or_input_shards(
+    tmp_path: Path, method: str, rounding: str
+) -> None:
+    write_family(tmp_path)
+    write_family(tmp_path / "sharded", shards=3)
+    outcomes = []
+    for number, (folder, chunk, threads) in enumerate(
+        [(tmp_path, 1, 1), (tmp_path, 8192, 2), (tmp_path, 10**9, 3), (tmp_path / "sharded", 4096, 2)]
+    ):
+        plan = plan_of(folder, method, rounding=rounding)
+        result = run(plan, tmp_path / f"out{number}", chunk=chunk, threads=threads)
+        values = {name: v.tobytes() for name, v in tensors_of(tmp_path / f"out{number}", plan).items()}
+        outcomes.append((values, result.statistics.total.to_json(), result.total.to_json()))
+    reference = outcomes[0]
+    for values, statistics, total in outcomes[1:]:
+        assert values == reference[0]
+        # the sharded family lists its tensors in another order, which moves sums by rounding, not counts
+        assert {k: v for k, v in statistics.items() if k not in ("dot", "l1")} == {
+            k: v for k, v in reference[1].items() if k not in ("dot", "l1")
+        }
+        assert total["changed"] == reference[2]["changed"]
+    assert outcomes[1][1:] == reference[1:] == outcomes[2][1:]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_runs_are_byte_identical_and_the_hash_is_of_the_file(tmp_path: Path, method: str) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, method)
+    first, second = run(plan, tmp_path / "a"), run(plan, tmp_path / "b")
+    assert bytes_of(tmp_path / "a", plan) == bytes_of(tmp_path / "b", plan)
+    assert [s.sha256 for s in first.shards] == [s.sha256 for s in second.shards]
+    import hashlib
+
+    for shard in first.shards:
+        assert hashlib.sha256((tmp_path / "a" / shard.filename).read_bytes()).hexdigest() == shard.sha256
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_agents_equal_to_the_base_give_the_base_bit_for_bit(tmp_path: Path, method: str) -> None:
+    base, _ = write_family(tmp_path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    values = f32(base[name]).copy()
+    values[0, 0], values[0, 1] = -0.0, 1e-40  # negative zero and a subnormal survive as well
+    base[name] = tensor(values)
+    other = dict(base)
+    other["model.layers.1.scale"] = tensor(np.float32(5.0))
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    write_model(tmp_path / "base", base, config=config)
+    for i in range(3):
+        write_model(tmp_path / f"agent{i}", other, config=config)
+    plan = plan_of(tmp_path, method)
+    run(plan, tmp_path / "out")
+    got = tensors_of(tmp_path / "out", plan)
+    for tensor_name, stored in base.items():
+        if tensor_name != "model.layers.1.scale":
+            assert got[tensor_name].tobytes() == stored.raw.tobytes(), tensor_name
+
+
+@pytest.mark.parametrize("method", [m.name for m in registry().values() if m.permutation_invariant])
+def test_the_order_of_two_agents_changes_nothing(tmp_path: Path, method: str) -> None:
+    write_family(tmp_path, densities=(0.1, 0.4))
+    forward = plan_of(tmp_path, method, agents=2)
+    run(forward, tmp_path / "forward")
+    (tmp_path / "agent0").rename(tmp_path / "swap")
+    (tmp_path / "agent1").rename(tmp_path / "agent0")
+    (tmp_path / "swap").rename(tmp_path / "agent1")
+    backward = plan_of(tmp_path, method, agents=2)
+    run(backward, tmp_path / "backward")
+    assert bytes_of(tmp_path / "forward", forward) == bytes_of(tmp_path / "backward", backward)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stop_at", [0, 1, 5, 9, 14, 20])
+def test_a_stream_broken_off_anywhere_resumes_to_the_same_bytes(tmp_path: Path, method: str, stop_at: int) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, method, max_shard_bytes=12_000)
+    assert len(plan.shards) > 2
+    whole = run(plan, tmp_path / "whole")
+    out = tmp_path / "broken"
+    try:
+        run(plan, out, observer=StopAfter(stop_at))
+    except KeyboardInterrupt:
+        assert not list(out.glob("*.tmp"))
+    resumed = run(plan, out, resume=True)
+    assert bytes_of(out, plan) == bytes_of(tmp_path / "whole", plan)
+    assert resumed.statistics.total.to_json() == whole.statistics.total.to_json()
+    assert resumed.total.to_json() == whole.total.to_json()
+
+
+def test_a_torn_journal_line_is_repeated_and_a_missing_shard_made_again(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000)
+    run(plan, tmp_path / "out")
+    expected = bytes_of(tmp_path / "out", plan)
+    journal = tmp_path / "out" / WORK / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:-1]) + lines[-1][: len(lines[-1]) // 2])
+    (tmp_path / "out" / plan.shards[0].filename).unlink()
+    run(plan, tmp_path / "out", resume=True)
+    assert bytes_of(tmp_path / "out", plan) == expected
+
+
+def test_an_unfinished_merge_is_not_overwritten_and_another_is_not_resumed(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram")
+    run(plan, tmp_path / "out")
+    before = bytes_of(tmp_path / "out", plan)
+    with pytest.raises(TargetExistsError, match="--resume"):
+        run(plan, tmp_path / "out")
+    with pytest.raises(TargetExistsError, match="another merge"):
+        run(plan_of(tmp_path, "linear"), tmp_path / "out", resume=True)
+    assert bytes_of(tmp_path / "out", plan) == before
+
+
+def test_a_folder_with_other_files_is_not_touched(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine")
+    with pytest.raises(TargetExistsError, match="not empty"):
+        run(plan_of(tmp_path, "ram"), tmp_path / "out")
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_or_infinity_in_an_input_names_tensor_and_agent_and_leaves_no_shard(
+    tmp_path: Path, method: str, bad: float
+) -> None:
+    base, _ = write_family(tmp_path)
+    agent = sparse_agent(base, 0.1, 9)
+    name = "model.layers.1.mlp.down_proj.weight"
+    values = f32(agent[name]).copy()
+    values[4096] = bad
+    agent[name] = tensor(values)
+    write_model(tmp_path / "agent1", agent, config={"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
+    plan = plan_of(tmp_path, method)
+    with pytest.raises(NonFiniteError, match=r"down_proj.*agent1") as caught:
+        run(plan, tmp_path / "out")
+    assert caught.value.code == "E_NONFINITE"
+    assert not list((tmp_path / "out").glob("*.safetensors"))
+
+
+def test_an_output_that_overflows_its_dtype_fails_instead_of_storing_infinity(tmp_path: Path) -> None:
+    _, agents = write_family(tmp_path, dtype="F32")
+    for i in range(2):
+        name = "model.layers.1.mlp.down_proj.weight"
+        values = f32(agents[i][name]).copy()
+        values[0] = 60_000.0
+        agents[i][name] = tensor(values, "F32")
+        write_model(
+            tmp_path / f"agent{i}", agents[i], config={"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        )
+    plan = plan_of(tmp_path, "task_arithmetic", parameters={"lambda": 1.0}, dtype="float16")
+    with pytest.raises(NonFiniteError, match="overflows"):
+        run(plan, tmp_path / "out")
+
+
+def test_stochastic_rounding_keeps_the_scale_that_nearest_rounding_loses(tmp_path: Path) -> None:
+    """One-ulp updates scaled by 1.2: nearest bf16 returns them unscaled, stochastic keeps 1.2 on average."""
+    rng = np.random.default_rng(0)
+    sizes = {"model.layers.0.mlp.up_proj.weight": (200_000,)}
+    base = {n: tensor(rng.uniform(1.0, 1.9, s)) for n, s in sizes.items()}
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    write_model(tmp_path / "base", base, config=config)
+    for i in range(2):
+        values = f32(base["model.layers.0.mlp.up_proj.weight"]).copy()
+        values[i * 50_000 : i * 50_000 + 100_000] += 2.0**-7  # one unit in the last place
+        write_model(tmp_path / f"agent{i}", {"model.layers.0.mlp.up_proj.weight": tensor(values)}, config=config)
+    scales = {}
+    for rounding in ("nearest", "stochastic"):
+        plan = plan_of(tmp_path, "ram_plus", agents=2, rounding=rounding, parameters={"r": 0.2, "alpha": 1.0})
+        total = run(plan, tmp_path / rounding).total
+        scales[rounding] = total.effective_scale
+        other = total.effective_scale_other
+        assert other != scales[rounding]
+    assert scales["nearest"] == (1.0, 1.0)
+    # ρ = 50,000/50,000 = 1 → λ = 1.2; the standard error of the mean is √(0.2·0.8/50,000) = 0.0018
+    assert scales["stochastic"] == pytest.approx((1.2, 1.2), abs=5 * 0.0018)
+
+
+def test_ram_plus_rounds_stochastically_by_default_only_where_the_output_has_16_bits(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    assert plan_of(tmp_path, "ram_plus").rounding == "stochastic"
+    assert plan_of(tmp_path, "ram_plus", dtype="float32").rounding == "nearest"
+    assert plan_of(tmp_path, "ram").rounding == "nearest"
+    assert plan_of(tmp_path, "ram_plus", rounding="nearest").rounding == "nearest"
+
+
+def test_the_seed_changes_stochastic_rounding_and_nothing_else(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    out = {}
+    for seed in (0, 1):
+        for rounding in ("nearest", "stochastic"):
+            plan = plan_of(tmp_path, "ram_plus", seed=seed, rounding=rounding)
+            run(plan, tmp_path / f"{seed}{rounding}")
+            out[seed, rounding] = bytes_of(tmp_path / f"{seed}{rounding}", plan)
+    assert out[0, "nearest"] == out[1, "nearest"]
+    assert out[0, "stochastic"] != out[1, "stochastic"]
+
+
+def test_integers_are_copied_and_refused_when_they_differ(tmp_path: Path) -> None:
+    base, agents = write_family(tmp_path)
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    table = {"model.rotary.positions": tensor(np.arange(5000), "I64")}
+    write_model(tmp_path / "base", {**base, **table}, config=config)
+    for i, agent in enumerate(agents):
+        write_model(tmp_path / f"agent{i}", {**agent, **table}, config=config)
+    plan = plan_of(tmp_path, "ram")
+    run(plan, tmp_path / "out")
+    assert tensors_of(tmp_path / "out", plan)["model.rotary.positions"].tolist() == list(range(5000))
+    moved = {"model.rotary.positions": tensor(np.arange(1, 5001), "I64")}
+    write_model(tmp_path / "agent2", {**agents[2], **moved}, config=config)
+    with pytest.raises(HubmergeError, match=r"positions.*agent2"):
+        run(plan_of(tmp_path, "ram"), tmp_path / "other")
+
+
+def test_mixed_input_dtypes_meet_in_float32_and_leave_in_the_requested_one(tmp_path: Path) -> None:
+    base, agents = write_family(tmp_path, dtype="F32")
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    half = {n: tensor(f32(t), "F16") for n, t in agents[0].items()}
+    brain = {n: tensor(f32(t), "BF16") for n, t in agents[1].items()}
+    write_model(tmp_path / "agent0", half, config=config)
+    write_model(tmp_path / "agent1", brain, config=config)
+    expected = merge_reference.merge("ram", values_of(base), [values_of(half), values_of(brain), values_of(agents[2])])
+    plan = plan_of(tmp_path, "ram", dtype="bfloat16")
+    run(plan, tmp_path / "out")
+    for name, value in tensors_of(tmp_path / "out", plan).items():
+        assert value.tobytes() == expected[name].astype(ml_dtypes.bfloat16).tobytes()
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from stream_helpers import plan_of, run
+class Kill:
+    left = {after}
+    def progress(self, stage, done, total):
+        Kill.left -= 1
+        if Kill.left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    def counted(self, total):
+        pass
+folder = Path({folder!r})
+run(plan_of(folder, "ram_plus", max_shard_bytes=12_000), folder / "killed", resume=True, observer=Kill())
+"""
+
+
+def test_kill_9_again_and_again_gives_the_bytes_of_an_undisturbed_merge(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000)
+    run(plan, tmp_path / "whole")
+    paths = [str(Path(__file__).parent), str(Path(__file__).parent.parent), os.getcwd()]
+    for after in (2, 9, 3, 4, 5):  # the first dies in the probe, the next ones in one shard after another
+        script = KILLED.format(paths=paths, after=after, folder=str(tmp_path))
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    run(plan, tmp_path / "killed", resume=True)
+    assert bytes_of(tmp_path / "killed", plan) == bytes_of(tmp_path / "whole", plan)
+
+
+def test_the_journal_holds_plain_json_lines(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram_plus")
+    run(plan, tmp_path / "out")
+    lines = (tmp_path / "out" / WORK / "journal.jsonl").read_text().splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["plan", "probe", "shard"]
+
+
+def test_sizes_cover_scalar_empty_and_63_elements() -> None:
+    assert {(), (0, 4), (63,)} <= set(SIZES.values())

@@ -1,0 +1,305 @@
+"""Commits: regular and large files, order, conflicts, pull requests, and what a refused commit leaves behind."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
+from huggingface_hub.utils import get_session
+
+from hubmerge.localhub.process import LocalHubProcess
+
+
+def contents(api: HfApi, repo: str, path: str, **where: str) -> bytes:
+    url = f"{api.endpoint}/{repo}/resolve/{where.get('revision', 'main').replace('/', '%2F')}/{path}"
+    answer = get_session().get(url, headers={"Authorization": f"Bearer {api.token}"})
+    answer.raise_for_status()
+    return answer.content
+
+
+def post_commit(api: HfApi, repo: str, *lines: object, revision: str = "main") -> object:
+    body = "".join(json.dumps(line) + "\n" for line in lines)
+    return get_session().post(
+        f"{api.endpoint}/api/models/{repo}/commit/{revision}",
+        content=body.encode(),
+        headers={"Authorization": f"Bearer {api.token}", "Content-Type": "application/x-ndjson"},
+    )
+
+
+def header(**value: object) -> dict[str, object]:
+    return {"key": "header", "value": {"summary": "a commit", **value}}
+
+
+def regular(path: str, content: bytes = b"x") -> dict[str, object]:
+    encoded = base64.b64encode(content).decode()
+    return {"key": "file", "value": {"path": path, "content": encoded, "encoding": "base64"}}
+
+
+def test_a_commit_carries_regular_and_large_files_deletions_and_copies(ada: HfApi, repo: str) -> None:
+    weights = bytes(range(256)) * 1000
+    first = ada.create_commit(
+        repo,
+        [
+            CommitOperationAdd("notes/a.txt", b"one"),
+            CommitOperationAdd("model.safetensors", weights),
+            CommitOperationAdd("old.txt", b"old"),
+        ],
+        commit_message="first\n\nwith a body",
+    )
+    second = ada.create_commit(
+        repo,
+        [
+            CommitOperationDelete("old.txt"),
+            CommitOperationAdd("notes/a.txt", b"two"),
+            CommitOperationCopy("model.safetensors", "copy.safetensors"),
+        ],
+        commit_message="second",
+        parent_commit=first.oid,
+    )
+    assert sorted(ada.list_repo_files(repo)) == [
+        ".gitattributes",
+        "copy.safetensors",
+        "model.safetensors",
+        "notes/a.txt",
+    ]
+    assert contents(ada, repo, "notes/a.txt") == b"two"
+    assert contents(ada, repo, "notes/a.txt", revision=first.oid) == b"one"
+    assert contents(ada, repo, "copy.safetensors") == weights
+    history = ada.list_repo_commits(repo)
+    assert history[1].message == "with a body"
+    assert [(commit.commit_id, commit.title) for commit in history[:2]] == [
+        (second.oid, "second"),
+        (first.oid, "first"),
+    ]
+    assert [commit.authors for commit in history] == [["ada"]] * 3
+
+
+def test_file_ids_are_those_of_git_and_of_the_content(ada: HfApi, repo: str) -> None:
+    # The ids of git come from `git hash-object` and `git mktree` on the same content.
+    ada.create_commit(
+        repo,
+        [CommitOperationAdd("d/hello.txt", b"hello\n"), CommitOperationAdd("w.bin", b"weights")],
+        commit_message="files",
+    )
+    text, weights = ada.get_paths_info(repo, ["d/hello.txt", "w.bin"])
+    assert text.blob_id == "ce013625030ba8dba906f756967f9e9ca394464a"
+    assert text.lfs is None
+    assert weights.lfs.sha256 == hashlib.sha256(b"weights").hexdigest()
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:%b\nsize 7\n" % weights.lfs.sha256.encode()
+    assert weights.lfs.pointer_size == len(pointer)
+    assert weights.blob_id == hashlib.sha1(b"blob %d\0" % len(pointer) + pointer).hexdigest()
+    (folder,) = (entry for entry in ada.list_repo_tree(repo) if entry.path == "d")
+    body = b"100644 hello.txt\0" + bytes.fromhex("ce013625030ba8dba906f756967f9e9ca394464a")
+    assert folder.tree_id == hashlib.sha1(b"tree %d\0" % len(body) + body).hexdigest()
+
+
+def test_a_commit_on_a_stale_parent_is_refused_with_412(ada: HfApi, repo: str) -> None:
+    parent = ada.model_info(repo).sha
+    head = ada.upload_file(path_or_fileobj=b"1", path_in_repo="a.txt", repo_id=repo).oid
+    with pytest.raises(HfHubHTTPError) as refused:
+        ada.create_commit(repo, [CommitOperationAdd("b.txt", b"2")], commit_message="late", parent_commit=parent)
+    assert refused.value.response.status_code == 412
+    assert ada.model_info(repo).sha == head
+    assert "b.txt" not in ada.list_repo_files(repo)
+
+
+def test_of_two_commits_on_one_parent_exactly_one_wins(ada: HfApi, repo: str) -> None:
+    parent = ada.model_info(repo).sha
+
+    def push(number: int) -> int:
+        answer = post_commit(ada, repo, header(parentCommit=parent), regular(f"{number}.txt"))
+        return answer.status_code
+
+    with ThreadPoolExecutor(8) as pool:
+        codes = sorted(pool.map(push, range(8)))
+    assert codes == [200] + [412] * 7
+    assert len(ada.list_repo_commits(repo)) == 2
+
+
+def test_operations_apply_in_their_order(ada: HfApi, repo: str) -> None:
+    ada.upload_file(path_or_fileobj=b"old", path_in_repo="a", repo_id=repo)
+    answer = post_commit(ada, repo, header(), {"key": "deletedFile", "value": {"path": "a"}}, regular("a/b"))
+    assert answer.status_code == 200
+    assert "a/b" in ada.list_repo_files(repo)
+    answer = post_commit(ada, repo, header(), regular("c"), {"key": "deletedFolder", "value": {"path": "a/"}})
+    assert answer.status_code == 200
+    assert sorted(ada.list_repo_files(repo)) == [".gitattributes", "c"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    # each would leave the repo, or the folder that it is unpacked to, on one platform or another
+    [
+        *["../x", "..\\x", "/etc/passwd", "a/../../x", "a//b", "", ".", "a/.", ".git/config", "a/.GIT/x", "C:\\x"],
+        *["\\\\h\\x", "nul\0", "line\nbreak", "x" * 1001],
+    ],
+)
+def test_a_path_that_leaves_the_repo_is_refused_with_422(ada: HfApi, repo: str, path: str) -> None:
+    head = ada.model_info(repo).sha
+    assert post_commit(ada, repo, header(), regular("fine.txt"), regular(path)).status_code == 422
+    assert ada.model_info(repo).sha == head
+    sizes = {"files": [{"path": path, "sample": "", "size": 1}]}
+    headers = {"Authorization": f"Bearer {ada.token}"}
+    url = f"{ada.endpoint}/api/models/{repo}/preupload/main"
+    assert get_session().post(url, json=sizes, headers=headers).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ([regular("a")], 400),  # no header
+        ([header(), {"key": "unknown", "value": {"path": "a"}}], 400),
+        ([header(), ["not", "an", "object"]], 400),
+        ([header(), {"key": "file", "value": {"path": "a", "content": "%%%", "encoding": "base64"}}], 400),
+        ([header(), {"key": "file", "value": {"path": "a\ud800", "content": "", "encoding": "base64"}}], 400),
+        ([header(), {"key": "file", "value": {"path": 7, "content": ""}}], 400),
+        ([header(), {"key": "lfsFile", "value": {"path": "a", "algo": "sha256", "oid": "0" * 64, "size": 1}}], 422),
+        ([header(), {"key": "lfsFile", "value": {"path": "a", "algo": "sha256", "oid": "../../x", "size": 1}}], 422),
+        ([header(), {"key": "deletedFile", "value": {"path": "missing"}}], 404),
+        ([header(), regular("a"), regular("a/b")], 422),
+        ([header(summary=None), regular("a")], 400),
+    ],
+)
+def test_a_malformed_commit_changes_nothing(ada: HfApi, repo: str, lines: list[object], code: int) -> None:
+    head = ada.model_info(repo).sha
+    assert post_commit(ada, repo, *lines).status_code == code
+    assert ada.model_info(repo).sha == head
+
+
+def test_nobody_commits_by_digest_what_they_did_not_upload(ada: HfApi, bob: HfApi, fresh) -> None:
+    private = ada.create_repo(f"ada/{fresh()}", private=True).repo_id
+    ada.upload_file(path_or_fileobj=b"private weights", path_in_repo="w.bin", repo_id=private)
+    digest = hashlib.sha256(b"private weights").hexdigest()
+    theirs = bob.create_repo(f"bob/{fresh()}").repo_id
+    large = {"key": "lfsFile", "value": {"path": "w.bin", "algo": "sha256", "oid": digest, "size": 15}}
+    assert post_commit(bob, theirs, header(), large).status_code == 422
+
+
+def test_an_upload_must_have_the_promised_digest_and_size(ada: HfApi, repo: str) -> None:
+    digest = hashlib.sha256(b"promised").hexdigest()
+    headers = {"Authorization": f"Bearer {ada.token}"}
+    batch = {"operation": "upload", "transfers": ["basic"], "objects": [{"oid": digest, "size": 8}]}
+    answer = get_session().post(f"{ada.endpoint}/{repo}.git/info/lfs/objects/batch", json=batch, headers=headers)
+    actions = answer.json()["objects"][0]["actions"]
+    for wrong in (b"another!", b"short", b"much longer than it was promised"):
+        assert get_session().put(actions["upload"]["href"], content=wrong).status_code in (400, 413)
+    check = {"oid": digest, "size": 8}
+    assert get_session().post(actions["verify"]["href"], json=check, headers=headers).status_code == 404
+    assert get_session().put(actions["upload"]["href"], content=b"promised").status_code == 200
+    assert get_session().post(actions["verify"]["href"], json=check, headers=headers).status_code == 200
+    assert get_session().post(actions["verify"]["href"], json={**check, "size": 9}, headers=headers).status_code == 404
+    # What is stored is not asked for again.
+    answer = get_session().post(f"{ada.endpoint}/{repo}.git/info/lfs/objects/batch", json=batch, headers=headers)
+    assert "actions" not in answer.json()["objects"][0]
+
+
+def test_a_large_file_uploads_in_parts(tmp_path: Path) -> None:
+    content = hashlib.sha256(b"seed").digest() * 10_000  # 320,000 bytes: 4 parts, the last one shorter
+    options = ["--multipart-bytes", "200000", "--part-bytes", "100000"]
+    with LocalHubProcess(tmp_path / "data", options=options) as hub:
+        api = HfApi(hub.endpoint, token=hub.tokens["bob"])
+        repo = api.create_repo("bob/parts").repo_id
+        api.upload_file(path_or_fileobj=io.BytesIO(content), path_in_repo="w.bin", repo_id=repo)
+        assert contents(api, repo, "w.bin") == content
+        assert list((tmp_path / "data" / "tmp").iterdir()) == []
+        # A completion that names too few parts, or comes before they are there, makes no object.
+        digest = hashlib.sha256(content + b"!").hexdigest()
+        batch = {"operation": "upload", "transfers": ["multipart"], "objects": [{"oid": digest, "size": 320_001}]}
+        headers = {"Authorization": f"Bearer {api.token}"}
+        answer = get_session().post(f"{hub.endpoint}/{repo}.git/info/lfs/objects/batch", json=batch, headers=headers)
+        upload = answer.json()["objects"][0]["actions"]["upload"]
+        assert sorted(upload["header"]) == ["00001", "00002", "00003", "00004", "chunk_size"]
+        for numbers in ([1, 2, 3], [1, 2, 3, 4], ["1", None], []):
+            done = {"oid": digest, "parts": [{"partNumber": n, "etag": "e"} for n in numbers]}
+            assert get_session().post(upload["href"], json=done).status_code == 400
+
+
+def test_gitattributes_and_content_decide_what_is_large(ada: HfApi, repo: str) -> None:
+    ada.create_commit(
+        repo,
+        [
+            CommitOperationAdd("a.onnx", b"by its name"),
+            CommitOperationAdd("b.dat", b"by its\0content"),
+            CommitOperationAdd("c.md", b"text"),
+            CommitOperationAdd("empty.bin", b""),
+        ],
+        commit_message="files",
+    )
+    large = {entry.path: entry.lfs is not None for entry in ada.list_repo_tree(repo)}
+    assert large == {".gitattributes": False, "a.onnx": True, "b.dat": True, "c.md": False, "empty.bin": False}
+    ada.upload_file(
+        path_or_fileobj=b"*.md filter=lfs diff=lfs merge=lfs -text\n", path_in_repo=".gitattributes", repo_id=repo
+    )
+    ada.upload_file(path_or_fileobj=b"now large", path_in_repo="d.md", repo_id=repo)
+    assert ada.get_paths_info(repo, "d.md")[0].lfs is not None
+
+
+def test_a_pull_request_is_reviewed_and_merged_by_the_owner(ada: HfApi, bob: HfApi, repo: str) -> None:
+    ada.upload_file(path_or_fileobj=b"base", path_in_repo="a.txt", repo_id=repo)
+    proposal = bob.create_commit(
+        repo, [CommitOperationAdd("b.txt", b"from bob")], commit_message="Add b", create_pr=True
+    )
+    assert (proposal.pr_num, proposal.pr_revision) == (1, "refs/pr/1")
+    bob.upload_file(path_or_fileobj=b"more", path_in_repo="c.txt", repo_id=repo, revision="refs/pr/1")
+    assert "b.txt" not in ada.list_repo_files(repo)
+    details = ada.get_discussion_details(repo, 1)
+    assert (details.status, details.author, details.target_branch) == ("open", "bob", "refs/heads/main")
+    assert [event.type for event in details.events] == ["comment", "commit", "commit"]
+    with pytest.raises(HfHubHTTPError):
+        bob.merge_pull_request(repo, 1)
+    with pytest.raises(HfHubHTTPError):
+        bob.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo)
+    ada.upload_file(path_or_fileobj=b"meanwhile", path_in_repo="d.txt", repo_id=repo)
+    ada.merge_pull_request(repo, 1, comment="thanks")
+    assert sorted(ada.list_repo_files(repo)) == [".gitattributes", "a.txt", "b.txt", "c.txt", "d.txt"]
+    assert ada.get_discussion_details(repo, 1).status == "merged"
+
+
+def test_a_pull_request_in_conflict_is_not_merged(ada: HfApi, repo: str) -> None:
+    ada.upload_file(path_or_fileobj=b"base", path_in_repo="a.txt", repo_id=repo)
+    ada.create_commit(repo, [CommitOperationAdd("a.txt", b"theirs")], commit_message="change a", create_pr=True)
+    head = ada.upload_file(path_or_fileobj=b"ours", path_in_repo="a.txt", repo_id=repo).oid
+    assert ada.get_discussion_details(repo, 1).conflicting_files == ["a.txt"]
+    with pytest.raises(HfHubHTTPError, match=r"a\.txt") as refused:
+        ada.merge_pull_request(repo, 1)
+    assert refused.value.response.status_code == 409
+    assert ada.model_info(repo).sha == head
+
+
+def test_a_squashed_branch_keeps_its_files_and_loses_its_history(ada: HfApi, repo: str) -> None:
+    for number in range(3):
+        ada.upload_file(path_or_fileobj=b"%d" % number, path_in_repo=f"{number}.txt", repo_id=repo)
+    files = ada.list_repo_files(repo)
+    ada.super_squash_history(repo, commit_message="all in one")
+    assert [commit.title for commit in ada.list_repo_commits(repo)] == ["all in one"]
+    assert ada.list_repo_files(repo) == files
+
+
+def test_a_commit_to_a_missing_branch_says_so(ada: HfApi, repo: str) -> None:
+    with pytest.raises(RevisionNotFoundError):
+        ada.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo, revision="nowhere")
+    with pytest.raises(EntryNotFoundError):
+        ada.delete_file("nothing.txt", repo)
+
+
+def test_an_invalid_card_is_refused_before_the_commit(ada: HfApi, repo: str) -> None:
+    for card in ("license: not-a-license", "model-index: foo", "base_model_relation: cousin", "tags: [*x]", "- a list"):
+        with pytest.raises(ValueError, match="Invalid metadata"):
+            ada.upload_file(path_or_fileobj=f"---\n{card}\n---\n".encode(), path_in_repo="README.md", repo_id=repo)
+
+
+def test_a_card_of_nested_aliases_is_refused_at_once(ada: HfApi, repo: str) -> None:
+    levels = "\n".join(f"a{n}: &a{n} [" + ",".join([f"*a{n - 1}"] * 9) + "]" for n in range(1, 12))
+    card = f"---\na0: &a0 lol\n{levels}\n---\n"
+    with pytest.raises(ValueError, match="aliases"):
+        ada.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id=repo)
+    # The same card by a commit of another client is stored as a file and yields no metadata.
+    assert post_commit(ada, repo, header(), regular("README.md", card.encode())).status_code == 200
+    assert ada.model_info(repo).card_data is None or not ada.model_info(repo).card_data.to_dict()

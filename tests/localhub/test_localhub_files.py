@@ -1,0 +1,215 @@
+"""Reading: downloads with ranges and cache headers, trees, snapshots, the file system and datasets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi, HfFileSystem
+from huggingface_hub.errors import EntryNotFoundError, RevisionNotFoundError
+from huggingface_hub.utils import get_session
+
+from hubmerge.localhub.process import LocalHubProcess
+
+BYTES = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def filled(ada: HfApi, repo: str) -> str:
+    ada.create_commit(
+        repo,
+        [
+            CommitOperationAdd("w.bin", BYTES),
+            CommitOperationAdd("dir/sub/a.txt", b"text"),
+            CommitOperationAdd("dir/b c%é.txt", b"odd"),
+            CommitOperationAdd("page.html", b"<script>alert(1)</script>"),
+            CommitOperationAdd("empty", b""),
+        ],
+        commit_message="fill",
+    )
+    return repo
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "start", "stop"),
+    [
+        ("bytes=0-9", 206, 0, 10),
+        ("bytes=100-", 206, 100, 10240),
+        ("bytes=-7", 206, 10233, 10240),
+        ("bytes=10230-99999", 206, 10230, 10240),
+        ("bytes=0-0", 206, 0, 1),
+    ],
+)
+def test_a_range_is_answered_with_exactly_its_bytes(
+    ada: HfApi, filled: str, asked: str, code: int, start: int, stop: int
+) -> None:
+    answer = get_session().get(f"{ada.endpoint}/{filled}/resolve/main/w.bin", headers={"Range": asked})
+    assert answer.status_code == code
+    assert answer.content == BYTES[start:stop]
+    assert answer.headers["content-range"] == f"bytes {start}-{stop - 1}/10240"
+
+
+def test_a_range_behind_the_end_is_416_with_the_size(ada: HfApi, filled: str) -> None:
+    answer = get_session().get(f"{ada.endpoint}/{filled}/resolve/main/w.bin", headers={"Range": "bytes=10240-"})
+    assert (answer.status_code, answer.headers["content-range"]) == (416, "bytes */10240")
+
+
+def test_head_tells_commit_digest_and_size(ada: HfApi, filled: str) -> None:
+    sha = ada.model_info(filled).sha
+    for path, etag, size in (
+        ("w.bin", hashlib.sha256(BYTES).hexdigest(), 10240),
+        ("dir/sub/a.txt", hashlib.sha1(b"blob 4\0text").hexdigest(), 4),
+        ("empty", "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391", 0),
+    ):
+        answer = get_session().head(f"{ada.endpoint}/{filled}/resolve/main/{path}")
+        assert answer.status_code == 200
+        assert answer.headers["etag"] == f'"{etag}"'
+        assert int(answer.headers["content-length"]) == size
+        assert answer.headers["x-repo-commit"] == sha
+        assert answer.content == b""
+    missing = get_session().head(f"{ada.endpoint}/{filled}/resolve/main/missing")
+    assert (missing.status_code, missing.headers["x-repo-commit"]) == (404, sha)
+
+
+def test_an_uploaded_page_never_runs_as_one(ada: HfApi, filled: str) -> None:
+    answer = get_session().get(f"{ada.endpoint}/{filled}/resolve/main/page.html")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert "sandbox" in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_snapshot_holds_every_file_of_the_commit(ada: HfApi, filled: str, tmp_path: Path) -> None:
+    folder = Path(ada.snapshot_download(filled, cache_dir=tmp_path))
+    found = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    found.pop(".gitattributes")
+    assert found == {
+        "w.bin": BYTES,
+        "dir/sub/a.txt": b"text",
+        "dir/b c%é.txt": b"odd",
+        "page.html": b"<script>alert(1)</script>",
+        "empty": b"",
+    }
+    assert folder.name == ada.model_info(filled).sha
+
+
+def test_missing_files_and_revisions_are_told_apart(ada: HfApi, filled: str, tmp_path: Path) -> None:
+    with pytest.raises(EntryNotFoundError):
+        ada.hf_hub_download(filled, "missing", cache_dir=tmp_path)
+    with pytest.raises(RevisionNotFoundError):
+        ada.hf_hub_download(filled, "w.bin", revision="missing", cache_dir=tmp_path)
+    with pytest.raises(EntryNotFoundError):
+        list(ada.list_repo_tree(filled, "missing"))
+    assert ada.get_paths_info(filled, ["missing"]) == []
+
+
+def test_a_tree_lists_folders_and_the_last_commit_of_each(ada: HfApi, filled: str) -> None:
+    first = ada.model_info(filled).sha
+    second = ada.upload_file(path_or_fileobj=b"new", path_in_repo="dir/sub/z.txt", repo_id=filled).oid
+    entries = {entry.path: entry for entry in ada.list_repo_tree(filled, recursive=True, expand=True)}
+    folders = {"dir", "dir/sub"}
+    files = {".gitattributes", "dir/sub/a.txt", "dir/sub/z.txt", "dir/b c%é.txt", "w.bin", "page.html", "empty"}
+    assert set(entries) == files | folders
+    last = {path: entry.last_commit.oid for path, entry in entries.items()}
+    assert (last["dir/sub/a.txt"], last["dir/sub/z.txt"], last["dir/sub"], last["dir"]) == (
+        first,
+        second,
+        second,
+        second,
+    )
+    assert last["w.bin"] == first
+
+
+def test_a_long_tree_and_a_long_history_come_in_pages(ada: HfApi, repo: str) -> None:
+    names = [f"f/{number:04d}" for number in range(1005)]
+    ada.create_commit(repo, [CommitOperationAdd(name, b"x") for name in names], commit_message="many")
+    assert [entry.path for entry in ada.list_repo_tree(repo, "f")] == names
+    for number in range(60):
+        ada.upload_file(path_or_fileobj=b"%d" % number, path_in_repo="counter", repo_id=repo)
+    titles = [commit.commit_id for commit in ada.list_repo_commits(repo)]
+    assert len(titles) == len(set(titles)) == 62
+
+
+def test_an_old_commit_reads_the_same_after_a_long_history_and_a_restart(tmp_path: Path) -> None:
+    # Every 65th change or so is stored as a whole tree, the others as differences. The restart empties the
+    # cache of trees, so all of them are read from the database.
+    def files(number: int) -> dict[str, bytes]:
+        """What commit `number` holds, by plain counting: file k has the last number that leaves k modulo 3."""
+        return {f"{k}.txt": b"%d" % (number - (number - k) % 3) for k in range(min(number + 1, 3))}
+
+    with LocalHubProcess(tmp_path / "data") as hub:
+        api = HfApi(hub.endpoint, token=hub.tokens["bob"])
+        repo = api.create_repo("bob/long").repo_id
+        oids = [
+            api.upload_file(path_or_fileobj=b"%d" % number, path_in_repo=f"{number % 3}.txt", repo_id=repo).oid
+            for number in range(140)
+        ]
+    with LocalHubProcess(tmp_path / "data") as hub:
+        api = HfApi(hub.endpoint, token=hub.tokens["bob"])
+        for number in (139, 0, 1, 2, 62, 63, 64, 65, 66, 128, 129, 130, 131):
+            entries = {entry.path: entry for entry in api.list_repo_tree(repo, revision=oids[number], expand=True)}
+            entries.pop(".gitattributes")
+            assert {path: entry.size for path, entry in entries.items()} == {
+                path: len(content) for path, content in files(number).items()
+            }
+            for path, content in files(number).items():
+                assert entries[path].last_commit.oid == oids[int(content)]
+                url = f"{hub.endpoint}/{repo}/resolve/{oids[number]}/{path}"
+                assert get_session().get(url).content == content
+
+
+def test_the_file_system_reads_ranges_and_writes(ada: HfApi, filled: str) -> None:
+    fs = HfFileSystem(endpoint=ada.endpoint, token=ada.token, skip_instance_cache=True, use_listings_cache=False)
+    assert f"{filled}/dir/sub/a.txt" in fs.find(filled)
+    with fs.open(f"{filled}/w.bin", "rb", cache_type="none") as file:
+        file.seek(1000)
+        assert file.read(10) == BYTES[1000:1010]
+    with fs.open(f"{filled}/new.txt", "w") as file:
+        file.write("written")
+    assert fs.cat_file(f"{filled}/new.txt") == b"written"
+    fs.rm(f"{filled}/new.txt")
+    assert not fs.exists(f"{filled}/new.txt")
+
+
+def test_safetensors_headers_are_read_by_range_and_counted(ada: HfApi, repo: str) -> None:
+    header = {"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+    text = json.dumps(header).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(24)
+    ada.upload_file(path_or_fileobj=content, path_in_repo="model.safetensors", repo_id=repo)
+    assert ada.get_safetensors_metadata(repo).parameter_count == {"F32": 6}
+    assert ada.model_info(repo).safetensors.total == 6
+    broken = b"\xff" * 8 + b"not a header"
+    ada.upload_file(path_or_fileobj=broken, path_in_repo="model.safetensors", repo_id=repo)
+    assert ada.model_info(repo).safetensors is None
+
+
+def test_load_dataset_reads_a_dataset_repo(ada: HfApi, local_hub, fresh, tmp_path: Path) -> None:
+    repo = ada.create_repo(f"zoo/{fresh()}", repo_type="dataset").repo_id
+    rows = "".join(json.dumps({"question": f"{n} + 1", "answer": str(n + 1)}) + "\n" for n in range(5))
+    card = (
+        b"---\nlicense: mit\nconfigs:\n- config_name: default\n  data_files:\n  - split: test\n    path: q.jsonl\n---\n"
+    )
+    ada.create_commit(
+        repo,
+        [CommitOperationAdd("q.jsonl", rows.encode()), CommitOperationAdd("README.md", card)],
+        commit_message="questions",
+        repo_type="dataset",
+    )
+    script = (
+        "import datasets\n"
+        f"rows = datasets.load_dataset({repo!r}, split='test', cache_dir={str(tmp_path / 'cache')!r})\n"
+        "print([row['answer'] for row in rows])\n"
+    )
+    assert run_client(script, local_hub.endpoint, tmp_path) == "['1', '2', '3', '4', '5']"
+
+
+def run_client(script: str, endpoint: str, home: Path) -> str:
+    """Run a script whose libraries read the endpoint when they are imported."""
+    environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home / "hf")}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip().splitlines()[-1]

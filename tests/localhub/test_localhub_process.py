@@ -1,0 +1,325 @@
+"""The server as a process: start, end, restart, crash; what it imports; what hostile requests get."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2
+import psutil
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.utils import get_session
+from starlette.testclient import TestClient
+
+from hubmerge.errors import HubUnavailableError
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.localhub.server import create_app, is_loopback_host
+from hubmerge.localhub.users import default_users, load_users
+
+
+def api_of(hub: LocalHubProcess, user: str = "ada") -> HfApi:
+    return HfApi(hub.endpoint, token=hub.tokens[user])
+
+
+def raw_request(
+    hub: LocalHubProcess, method: str, path: str, body: bytes = b"", **headers: str
+) -> http.client.HTTPResponse:
+    parts = urlsplit(hub.endpoint)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body, sent)
+    response = connection.getresponse()
+    response.read()
+    connection.close()
+    return response
+
+
+def test_a_restart_keeps_everything(tmp_path: Path) -> None:
+    with LocalHubProcess(tmp_path / "data") as hub:
+        ada = api_of(hub)
+        repo = ada.create_repo("ada/kept", private=True).repo_id
+        sha = ada.create_commit(
+            repo,
+            [CommitOperationAdd("w.bin", b"weights"), CommitOperationAdd("README.md", b"---\nlicense: mit\n---\n")],
+            commit_message="files",
+        ).oid
+        ada.create_tag(repo, tag="v1")
+        ada.create_discussion(repo, title="A question")
+        hook = ada.create_webhook(url="http://127.0.0.1:1/", watched=[{"type": "org", "name": "x"}], secret="s")
+        keys = get_session().get(f"{hub.endpoint}/.well-known/jwks.json").json()
+    with LocalHubProcess(tmp_path / "data") as hub:
+        ada = api_of(hub)
+        info = ada.model_info(repo)
+        assert (info.sha, info.private, "license:mit" in info.tags) == (sha, True, True)
+        path = ada.hf_hub_download(repo, "w.bin", revision="v1", cache_dir=tmp_path / "cache")
+        assert Path(path).read_bytes() == b"weights"
+        assert [d.title for d in ada.get_repo_discussions(repo)] == ["A question"]
+        assert ada.get_webhook(hook.id).secret == "s"
+        assert get_session().get(f"{hub.endpoint}/.well-known/jwks.json").json() == keys
+
+
+def test_a_kill_during_an_upload_leaves_the_old_head(tmp_path: Path) -> None:
+    content = os.urandom(1 << 20) * 8
+    digest = hashlib.sha256(content).hexdigest()
+    with LocalHubProcess(tmp_path / "data") as hub:
+        ada = api_of(hub)
+        repo = ada.create_repo("ada/half").repo_id
+        head = ada.upload_file(path_or_fileobj=b"old", path_in_repo="w.bin", repo_id=repo).oid
+        batch = {"operation": "upload", "transfers": ["basic"], "objects": [{"oid": digest, "size": len(content)}]}
+        bearer = {"Authorization": f"Bearer {ada.token}"}
+        answer = get_session().post(f"{hub.endpoint}/{repo}.git/info/lfs/objects/batch", json=batch, headers=bearer)
+        target = urlsplit(answer.json()["objects"][0]["actions"]["upload"]["href"])
+        connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
+        connection.putrequest("PUT", target.path)
+        connection.putheader("Content-Length", str(len(content)))
+        connection.endheaders()
+        connection.send(content[: len(content) // 2])
+        temporary = tmp_path / "data" / "tmp"
+        while not any(path.stat().st_size for path in temporary.iterdir()):
+            time.sleep(0.01)  # the first half is under way
+        hub.kill()
+        connection.close()
+        hub.start()
+        ada = api_of(hub)
+        assert ada.model_info(repo).sha == head
+        path = ada.hf_hub_download(repo, "w.bin", cache_dir=tmp_path / "cache")
+        assert Path(path).read_bytes() == b"old"
+        assert list(temporary.iterdir()) == []
+        oid = ada.upload_file(path_or_fileobj=content, path_in_repo="w.bin", repo_id=repo).oid
+        assert ada.model_info(repo).sha == oid
+
+
+def test_kills_at_any_moment_leave_whole_commits_only(tmp_path: Path) -> None:
+    """Every commit sets two files, one regular and one large, to the same number; they never differ."""
+    hub = LocalHubProcess(tmp_path / "data").start()
+    acknowledged = 0
+    try:
+        repo = api_of(hub).create_repo("ada/pairs").repo_id
+        for round_number in range(6):
+            killer = threading.Timer(0.05 + 0.06 * round_number, os.kill, (hub.pid, signal.SIGKILL))
+            killer.start()
+            ada = api_of(hub)
+            try:
+                while True:
+                    number = acknowledged + 1
+                    pair = [CommitOperationAdd(name, b"%d" % number) for name in ("a.txt", "b.bin")]
+                    push(ada, repo, pair)
+                    acknowledged = number
+            except httpx2.TransportError:
+                pass
+            killer.join()
+            hub.kill()
+            hub.start()
+            ada = api_of(hub)
+            names = {entry.path for entry in ada.list_repo_tree(repo)} & {"a.txt", "b.bin"}
+            if not names:
+                assert acknowledged == 0
+                continue
+            seen = [int(fetch(ada, repo, name)) for name in ("a.txt", "b.bin")]
+            # The commit whose answer was lost may have been made; one that was answered is never lost.
+            assert seen[0] == seen[1]
+            assert seen[0] in (acknowledged, acknowledged + 1)
+            acknowledged = seen[0]
+    finally:
+        hub.kill()
+    assert acknowledged > 0
+
+
+def push(api: HfApi, repo: str, operations: list[CommitOperationAdd]) -> None:
+    """A commit that fails at once where the client would try again for half a minute."""
+    bearer = {"Authorization": f"Bearer {api.token}"}
+    lines: list[object] = [{"key": "header", "value": {"summary": "pair"}}]
+    for operation in operations:
+        content = operation.path_or_fileobj
+        assert isinstance(content, bytes)
+        digest = hashlib.sha256(content).hexdigest()
+        if operation.path_in_repo.endswith(".bin"):
+            batch = {"operation": "upload", "transfers": [], "objects": [{"oid": digest, "size": len(content)}]}
+            answer = get_session().post(f"{api.endpoint}/{repo}.git/info/lfs/objects/batch", json=batch, headers=bearer)
+            if "actions" in (found := answer.json()["objects"][0]):
+                get_session().put(found["actions"]["upload"]["href"], content=content).raise_for_status()
+            value = {"path": operation.path_in_repo, "algo": "sha256", "oid": digest, "size": len(content)}
+            lines.append({"key": "lfsFile", "value": value})
+        else:
+            value = {"path": operation.path_in_repo, "content": content.decode(), "encoding": "utf-8"}
+            lines.append({"key": "file", "value": value})
+    body = "\n".join(map(json.dumps, lines)).encode()
+    get_session().post(f"{api.endpoint}/api/models/{repo}/commit/main", content=body, headers=bearer).raise_for_status()
+
+
+def fetch(api: HfApi, repo: str, path: str) -> bytes:
+    return get_session().get(f"{api.endpoint}/{repo}/resolve/main/{path}").content
+
+
+def test_the_child_goes_when_its_parent_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from hubmerge.localhub.process import LocalHubProcess\n"
+        f"hub = LocalHubProcess(Path({str(tmp_path / 'data')!r})).start()\n"
+        "print(hub.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    root = Path(__file__).resolve().parents[2]
+    parent = subprocess.run([sys.executable, "-c", script], cwd=root, stdout=subprocess.PIPE, text=True, check=False)
+    child = int(parent.stdout)
+    try:
+        psutil.Process(child).wait(timeout=60)
+    except psutil.NoSuchProcess:
+        return
+    assert not psutil.pid_exists(child)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "hubmerge.localhub", "--data", str(tmp_path / "data")]
+    root = Path(__file__).resolve().parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        endpoint = json.loads(process.stdout.readline())["endpoint"]
+        get_session().get(f"{endpoint}/api/models")  # keeps its connection open
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+
+
+def test_one_folder_serves_one_hub_at_a_time(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with LocalHubProcess(tmp_path / "data"), pytest.raises(HubUnavailableError):
+        LocalHubProcess(tmp_path / "data").start()
+    assert "another local Hub uses this data folder" in capfd.readouterr().err
+    with LocalHubProcess(tmp_path / "data") as hub:
+        assert api_of(hub).whoami()["name"] == "ada"
+
+
+def test_a_taken_port_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(HubUnavailableError):
+            LocalHubProcess(tmp_path / "data", port=taken.getsockname()[1]).start()
+    assert "the port is not free" in capfd.readouterr().err
+
+
+def test_a_users_file_replaces_the_default_users(tmp_path: Path) -> None:
+    users = {
+        "users": [{"name": "dora", "tokens": [{"value": "hf_dora_write_token"}]}],
+        "orgs": [{"name": "lab", "members": {"dora": "contributor"}, "private_by_default": True}],
+        "oauth": {"client_id": "app", "client_secret": "a-long-secret"},
+    }
+    path = tmp_path / "users.json"
+    path.write_text(json.dumps(users))
+    with LocalHubProcess(tmp_path / "data", users=path) as hub:
+        assert (hub.tokens, hub.oauth["client_id"]) == ({"dora": "hf_dora_write_token"}, "app")
+        dora = api_of(hub, "dora")
+        repo = dora.create_repo("lab/own").repo_id
+        assert dora.model_info(repo).private
+        with pytest.raises(RepositoryNotFoundError):
+            HfApi(hub.endpoint, token=False).model_info(repo)
+    path.write_text('{"users": "nobody"}')
+    with pytest.raises(Exception, match="users file cannot be used"):
+        load_users(path)
+
+
+def test_the_server_imports_nothing_heavy_and_listens_on_loopback_only(local_hub: LocalHubProcess) -> None:
+    script = "import sys, hubmerge.localhub.server; print(*(m.partition('.')[0] for m in sys.modules))"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    heavy = {"torch", "gradio", "transformers", "huggingface_hub", "datasets", "numpy", "httpx", "cryptography"}
+    assert not heavy & set(done.stdout.split())
+    listening = [c.laddr.ip for c in psutil.Process(local_hub.pid).net_connections() if c.status == psutil.CONN_LISTEN]
+    assert listening == ["127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("127.0.0.1:80", True),
+        ("localhost", True),
+        ("[::1]:8000", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example:80", False),
+        ("10.0.0.1", False),
+        ("", False),
+        ("[", False),
+    ],
+)
+def test_only_loopback_names_are_answered(local_hub: LocalHubProcess, host: str, allowed: bool) -> None:
+    assert is_loopback_host(host) is allowed
+    if host:
+        assert (raw_request(local_hub, "GET", "/api/models", Host=host).status == 200) is allowed
+
+
+def test_no_request_reads_files_outside_the_data_folder(local_hub: LocalHubProcess, ada: HfApi, repo: str) -> None:
+    for path in ("../hub.sqlite3", "..%2Fhub.sqlite3", "%2e%2e/%2e%2e/etc/passwd", "/etc/passwd", "a%00b"):
+        for prefix in (f"/{repo}/resolve/main/", f"/api/models/{repo}/tree/main/", f"/{repo}/resolve/"):
+            assert raw_request(local_hub, "GET", prefix + path).status in (404, 405)
+    for upload in ("..%2F..%2Fx", "unknown"):
+        assert raw_request(local_hub, "PUT", f"/lfs-uploads/1/{upload}", b"x").status == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/api/repos/create", b"{"),
+        ("POST", "/api/repos/create", b"[]"),
+        ("POST", "/api/repos/create", b'{"name": 7}'),
+        ("POST", "/api/repos/create", b'{"name": "x", "type": ["model"]}'),
+        ("POST", "/api/repos/create", b'{"name": "x", "secrets": [1]}'),
+        ("POST", "/api/repos/create", b'{"name": "x\\ud800"}'),
+        ("POST", "/api/repos/create", b"[" * 100_000),
+        ("DELETE", "/api/repos/delete", b"null"),
+        ("POST", "/api/repos/move", b'{"fromRepo": "a", "toRepo": {}}'),
+        ("PUT", "/api/models/REPO/settings", b'{"gated": [], "visibility": {}}'),
+        ("POST", "/api/models/REPO/preupload/main", b'{"files": [1]}'),
+        ("POST", "/api/models/REPO/preupload/main", b'{"files": [{"path": "a", "size": "1", "sample": ""}]}'),
+        ("POST", "/api/models/REPO/preupload/main", b'{"files": [{"path": "a", "size": 1, "sample": "%%%"}]}'),
+        ("POST", "/REPO.git/info/lfs/objects/batch", b'{"operation": "upload", "objects": [{"oid": 1}]}'),
+        ("POST", "/REPO.git/info/lfs/verify", b'{"oid": "../../x", "size": 1}'),
+        ("POST", "/api/models/REPO/tag/main", b'{"tag": "a b"}'),
+        ("POST", "/api/models/REPO/branch/a%20b", b"{}"),
+        ("POST", "/api/models/REPO/discussions", b'{"title": null}'),
+        ("GET", "/api/models/REPO/discussions/x%00", b""),
+        ("GET", "/api/models?limit=-1", b""),
+        ("GET", "/api/models?limit=9999999999999999999999", b""),
+        ("GET", "/api/models?sort=nonsense", b""),
+        ("POST", "/api/settings/webhooks", b'{"url": 1, "watched": 2}'),
+        ("POST", "/api/settings/webhooks", b'{"url": "http://127.0.0.1:1/", "watched": [{"type": "x", "name": "y"}]}'),
+        ("POST", "/oauth/token", b"\xff\xfe"),
+        ("POST", "/oauth/token", b"grant_type=authorization_code&client_id=x"),
+        ("PATCH", "/api/models", b""),
+        ("GET", "/%ff%fe", b""),
+    ],
+)
+def test_a_malformed_request_is_refused_and_breaks_nothing(
+    local_hub: LocalHubProcess, ada: HfApi, repo: str, method: str, path: str, body: bytes
+) -> None:
+    bearer = f"Bearer {ada.token}"
+    answer = raw_request(local_hub, method, path.replace("REPO", repo), body, Authorization=bearer)
+    assert 400 <= answer.status < 500
+    assert ada.model_info(repo).id == repo
+
+
+def test_a_body_above_the_limit_is_refused(local_hub: LocalHubProcess, ada: HfApi) -> None:
+    body = b'{"name": "' + b"x" * (17 << 20) + b'"}'
+    answer = get_session().post(
+        f"{local_hub.endpoint}/api/repos/create", content=body, headers={"Authorization": f"Bearer {ada.token}"}
+    )
+    assert answer.status_code == 413
+
+
+def test_the_application_also_runs_inside_another_process(tmp_path: Path) -> None:
+    with TestClient(create_app(tmp_path, default_users()), base_url="http://127.0.0.1") as client:
+        assert client.get("/api/models").json() == []
+        assert client.get("/").status_code == 200

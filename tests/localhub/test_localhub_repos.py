@@ -1,0 +1,218 @@
+"""Repos: who may make, see, change, move and delete them, as the real client finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import (
+    BadRequestError,
+    GatedRepoError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import get_session
+
+Fresh = Callable[[], str]
+
+
+def status(error: pytest.ExceptionInfo[HfHubHTTPError]) -> int:
+    return error.value.response.status_code
+
+
+def test_whoami_tells_name_orgs_and_role_of_each_token(ada: HfApi, bob: HfApi, carol: HfApi) -> None:
+    me = ada.whoami()
+    assert (me["name"], me["type"], me["auth"]["accessToken"]["role"]) == ("ada", "user", "write")
+    assert [(org["name"], org["roleInOrg"]) for org in me["orgs"]] == [("zoo", "admin")]
+    assert bob.whoami()["orgs"] == []
+    assert carol.whoami()["auth"]["accessToken"]["role"] == "read"
+
+
+def test_an_unknown_token_is_refused_even_for_a_public_repo(local_hub, repo: str) -> None:
+    stranger = HfApi(local_hub.endpoint, token="hf_nobody_has_this_token")
+    with pytest.raises(HfHubHTTPError) as refused:
+        stranger.whoami()
+    assert status(refused) == 401
+    with pytest.raises(HfHubHTTPError):
+        stranger.model_info(repo)
+
+
+@pytest.mark.parametrize(("repo_type", "prefix"), [("model", ""), ("dataset", "datasets/"), ("space", "spaces/")])
+def test_a_new_repo_of_each_type_has_its_first_commit(ada: HfApi, fresh: Fresh, repo_type: str, prefix: str) -> None:
+    name = fresh()
+    url = ada.create_repo(f"zoo/{name}", repo_type=repo_type, space_sdk="static" if repo_type == "space" else None)
+    assert url == f"{ada.endpoint}/{prefix}zoo/{name}"
+    info = ada.repo_info(f"zoo/{name}", repo_type=repo_type)
+    assert (info.id, info.author, info.private) == (f"zoo/{name}", "zoo", False)
+    assert len(info.sha) == 40
+    expected = [".gitattributes", "README.md"] if repo_type == "space" else [".gitattributes"]
+    assert sorted(ada.list_repo_files(f"zoo/{name}", repo_type=repo_type)) == expected
+
+
+def test_a_taken_name_is_a_conflict_unless_it_may_exist(ada: HfApi, repo: str) -> None:
+    for taken in (repo, repo.upper()):
+        with pytest.raises(HfHubHTTPError) as refused:
+            ada.create_repo(taken)
+        assert status(refused) == 409
+    assert ada.create_repo(repo, exist_ok=True).repo_id == repo
+
+
+def test_only_members_create_in_a_namespace_and_read_tokens_create_nowhere(
+    ada: HfApi, bob: HfApi, carol: HfApi, local_hub, fresh: Fresh
+) -> None:
+    for api, namespace in ((bob, "zoo"), (bob, "ada"), (carol, "carol"), (ada, "nobody-here")):
+        with pytest.raises(HfHubHTTPError) as refused:
+            api.create_repo(f"{namespace}/{fresh()}")
+        assert status(refused) == 403
+    reader = HfApi(local_hub.endpoint, token=local_hub.tokens["ada_read"])
+    with pytest.raises(HfHubHTTPError) as refused:
+        reader.create_repo(f"ada/{fresh()}")
+    assert status(refused) == 403
+
+
+@pytest.mark.parametrize("name", ["-x", "x.", "a--b", "a..b", "x" * 97, "a b", "é"])
+def test_a_name_that_the_hub_does_not_allow_is_refused(local_hub, ada: HfApi, name: str) -> None:
+    answer = get_session().post(
+        f"{local_hub.endpoint}/api/repos/create",
+        json={"name": name, "organization": "ada"},
+        headers={"Authorization": f"Bearer {ada.token}"},
+    )
+    assert answer.status_code == 400
+
+
+def test_a_private_repo_exists_only_for_members(
+    ada: HfApi, bob: HfApi, nobody: HfApi, local_hub, fresh: Fresh, tmp_path
+) -> None:
+    repo = ada.create_repo(f"zoo/{fresh()}", private=True).repo_id
+    ada.upload_file(path_or_fileobj=b"secret", path_in_repo="a.txt", repo_id=repo)
+    reader = HfApi(local_hub.endpoint, token=local_hub.tokens["ada_read"])
+    assert reader.model_info(repo).private
+    for api, code in ((bob, 404), (nobody, 401)):
+        for attempt in (
+            lambda api=api: api.model_info(repo),
+            lambda api=api: api.list_repo_files(repo),
+            lambda api=api: api.list_repo_refs(repo),
+            lambda api=api: api.list_repo_commits(repo),
+            lambda api=api: list(api.get_repo_discussions(repo)),
+            lambda api=api, code=code: api.hf_hub_download(repo, "a.txt", cache_dir=tmp_path / str(code)),
+        ):
+            with pytest.raises(RepositoryNotFoundError) as hidden:
+                attempt()
+            assert status(hidden) == code
+        assert repo not in [model.id for model in api.list_models(author="zoo")]
+    assert repo in [model.id for model in ada.list_models(author="zoo")]
+    ada.update_repo_settings(repo, private=False)
+    assert nobody.model_info(repo).private is False
+
+
+def test_a_public_repo_is_written_by_members_only(ada: HfApi, bob: HfApi, nobody: HfApi, repo: str) -> None:
+    head = ada.model_info(repo).sha
+    for api, code in ((bob, 403), (nobody, 401)):
+        for attempt in (
+            lambda api=api: api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo),
+            lambda api=api: api.create_branch(repo, branch="theirs"),
+            lambda api=api: api.create_tag(repo, tag="theirs"),
+            lambda api=api: api.update_repo_settings(repo, private=True),
+            lambda api=api: api.move_repo(repo, "bob/taken"),
+            lambda api=api: api.delete_repo(repo),
+            lambda api=api: api.super_squash_history(repo),
+        ):
+            with pytest.raises(HfHubHTTPError) as refused:
+                attempt()
+            assert status(refused) == code
+    info = ada.model_info(repo)
+    assert (info.sha, info.private) == (head, False)
+
+
+def test_the_files_of_a_gated_repo_wait_for_acceptance(
+    ada: HfApi, bob: HfApi, nobody: HfApi, repo: str, tmp_path
+) -> None:
+    ada.upload_file(path_or_fileobj=b"weights", path_in_repo="a.txt", repo_id=repo)
+    ada.update_repo_settings(repo, gated="manual")
+    assert bob.model_info(repo).gated == "manual"  # what it is, everyone may know
+    for number, api in enumerate((bob, nobody)):
+        with pytest.raises(GatedRepoError):
+            api.hf_hub_download(repo, "a.txt", cache_dir=tmp_path / str(number))
+    with pytest.raises(GatedRepoError):
+        bob.auth_check(repo)
+    ada.grant_access(repo, "bob")
+    with open(bob.hf_hub_download(repo, "a.txt", cache_dir=tmp_path / "accepted"), "rb") as file:
+        assert file.read() == b"weights"
+    assert [request.username for request in ada.list_accepted_access_requests(repo)] == ["bob"]
+
+
+def test_a_moved_repo_answers_to_its_old_id_until_that_is_taken(ada: HfApi, fresh: Fresh, tmp_path) -> None:
+    old, new = f"ada/{fresh()}", f"zoo/{fresh()}"
+    ada.create_repo(old)
+    ada.upload_file(path_or_fileobj=b"kept", path_in_repo="a.txt", repo_id=old)
+    ada.move_repo(old, new)
+    assert ada.model_info(old).id == new
+    with open(ada.hf_hub_download(old, "a.txt", cache_dir=tmp_path), "rb") as file:
+        assert file.read() == b"kept"
+    ada.create_repo(old)
+    assert ada.model_info(old).id == old
+    assert ada.model_info(new).id == new
+
+
+def test_a_move_never_replaces_another_repo(ada: HfApi, fresh: Fresh) -> None:
+    first, second = (ada.create_repo(f"ada/{fresh()}").repo_id for _ in range(2))
+    with pytest.raises(HfHubHTTPError, match="already exists") as refused:
+        ada.move_repo(first, second)
+    assert status(refused) == 409
+    assert ada.model_info(first).id == first
+
+
+def test_a_deleted_repo_is_gone_and_its_name_is_free(ada: HfApi, repo: str) -> None:
+    first = ada.model_info(repo).sha
+    ada.create_tag(repo, tag="v1")
+    ada.delete_repo(repo)
+    with pytest.raises(RepositoryNotFoundError):
+        ada.model_info(repo)
+    ada.create_repo(repo)
+    assert ada.list_repo_refs(repo).tags == []
+    with pytest.raises(RevisionNotFoundError):
+        ada.model_info(repo, revision=first)
+
+
+def test_ids_ignore_case_and_are_shown_in_their_own(ada: HfApi, fresh: Fresh) -> None:
+    repo = ada.create_repo(f"ada/CaSe-{fresh()}").repo_id
+    assert ada.model_info(repo.lower()).id == repo
+
+
+def test_branches_and_tags_name_commits(ada: HfApi, repo: str) -> None:
+    first = ada.model_info(repo).sha
+    second = ada.upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id=repo).oid
+    ada.create_branch(repo, branch="old", revision=first)
+    ada.create_tag(repo, tag="v1", revision=second[:8], tag_message="the second")
+    refs = ada.list_repo_refs(repo)
+    assert {ref.name: ref.target_commit for ref in refs.branches} == {"main": second, "old": first}
+    assert {ref.name: ref.target_commit for ref in refs.tags} == {"v1": second}
+    ada.delete_tag(repo, tag="v1")
+    ada.delete_branch(repo, branch="old")
+    for gone in ("v1", "old"):
+        with pytest.raises(RevisionNotFoundError):
+            ada.model_info(repo, revision=gone)
+    with pytest.raises(HfHubHTTPError, match="Cannot delete"):
+        ada.delete_branch(repo, branch="main")
+    with pytest.raises(BadRequestError):
+        ada.create_branch(repo, branch="refs/pr/1")
+
+
+def test_the_secrets_of_a_space_are_kept_and_never_shown(ada: HfApi, fresh: Fresh) -> None:
+    space = ada.create_repo(f"ada/{fresh()}", repo_type="space", space_sdk="gradio").repo_id
+    assert ada.get_space_runtime(space).stage == "NO_APP_FILE"
+    ada.upload_file(path_or_fileobj=b"print()", path_in_repo="app.py", repo_id=space, repo_type="space")
+    assert ada.get_space_runtime(space).stage == "RUNNING"
+    ada.add_space_secret(space, "TOKEN", "canary-value", description="why")
+    ada.add_space_variable(space, "MODE", "fast")
+    headers = {"Authorization": f"Bearer {ada.token}"}
+    shown = get_session().get(f"{ada.endpoint}/api/spaces/{space}/secrets", headers=headers)
+    assert shown.json()["TOKEN"]["description"] == "why"
+    assert "canary-value" not in shown.text
+    assert ada.get_space_variables(space)["MODE"].value == "fast"
+    ada.delete_space_variable(space, "MODE")
+    assert ada.get_space_variables(space) == {}
+    assert ada.pause_space(space).stage == "PAUSED"
+    assert ada.restart_space(space).stage == "RUNNING"

@@ -1,0 +1,88 @@
+"""Seeding a local Hub from folders without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi
+
+from hubmerge.errors import SourceNotFoundError
+from hubmerge.localhub.access import find_repo
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.localhub.protocol import open_hub
+from hubmerge.localhub.seed import ZOO_MODELS, seed_folder, seed_zoo
+
+CARD = "---\nlicense: apache-2.0\nbase_model: zoo/base\nbase_model_relation: finetune\n---\n# {}\n"
+
+
+@pytest.fixture
+def zoo(tmp_path: Path) -> Path:
+    """Folders of the shape of examples/zoo."""
+    root = tmp_path / "zoo"
+    for folder in ZOO_MODELS.values():
+        (root / folder).mkdir(parents=True)
+        (root / folder / "README.md").write_text(CARD.format(folder))
+        (root / folder / "model.safetensors").write_bytes(b"\0weights of " + folder.encode())
+        (root / folder / ".hidden").write_text("not for the Hub")
+    (root / "eval").mkdir()
+    (root / "eval" / "math.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n')
+    (root / "eval" / "README.md").write_text("---\nlicense: mit\n---\n")
+    return root
+
+
+def test_the_same_folder_twice_makes_one_commit(tmp_path: Path, zoo: Path) -> None:
+    hub = open_hub(tmp_path / "data")
+    first = seed_zoo(hub, zoo)
+    assert seed_zoo(hub, zoo) == first
+    base = find_repo(hub.store, "model", "zoo/base")
+    assert base is not None
+    assert [c.title for c in hub.trees.history(base.id, first["zoo/base"])] == [
+        "Add the trained weights",
+        "initial commit",
+    ]
+    (zoo / "math" / "README.md").write_text(CARD.format("better"))
+    second = seed_zoo(hub, zoo)
+    assert {name for name in first if first[name] != second[name]} == {"zoo/math-agent"}
+    hub.store.close()
+
+
+def test_a_seeded_hub_reads_like_one_that_was_uploaded_to(tmp_path: Path, zoo: Path) -> None:
+    hub = open_hub(tmp_path / "data")
+    heads = seed_zoo(hub, zoo)
+    seed_folder(
+        hub,
+        "bob/more",
+        "dataset",
+        zoo / "eval",
+        author="bob",
+        message="More",
+        extra_files={"a/b.txt": b"x"},
+        tags=["v1"],
+    )
+    hub.store.close()
+    with LocalHubProcess(tmp_path / "data") as process:
+        api = HfApi(process.endpoint, token=process.tokens["ada"])
+        agents = {model.id for model in api.list_models(filter="base_model:finetune:zoo/base", author="zoo")}
+        assert agents == set(ZOO_MODELS)
+        assert api.model_info("zoo/math-agent").sha == heads["zoo/math-agent"]
+        folder = Path(api.snapshot_download("zoo/math-agent", cache_dir=tmp_path / "cache"))
+        assert (folder / "model.safetensors").read_bytes() == b"\0weights of math"
+        assert not (folder / ".hidden").exists()
+        assert api.get_paths_info("zoo/math-agent", "model.safetensors")[0].lfs is not None
+        assert sorted(api.list_repo_files("zoo/held-out", repo_type="dataset")) == [
+            ".gitattributes",
+            "README.md",
+            "math.jsonl",
+        ]
+        assert "a/b.txt" in api.list_repo_files("bob/more", repo_type="dataset", revision="v1")
+        # What the seed stored can be built upon.
+        api.upload_file(path_or_fileobj=b"\0new", path_in_repo="model.safetensors", repo_id="zoo/math-agent")
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    hub = open_hub(tmp_path / "data")
+    with pytest.raises(SourceNotFoundError, match="zoo/base"):
+        seed_zoo(hub, tmp_path / "nothing")
+    assert find_repo(hub.store, "model", "zoo/base") is None
+    hub.store.close()

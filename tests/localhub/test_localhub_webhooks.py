@@ -1,0 +1,184 @@
+"""Webhooks: what is delivered, to whom, with which secret, and what happens when nobody answers."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from queue import Empty
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi, WebhookPayload
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import get_session
+
+from hubmerge.localhub.process import LocalHubProcess
+
+
+def deliveries(api: HfApi, webhook: str) -> list[dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {api.token}"}
+    answer = get_session().get(f"{api.endpoint}/api/settings/webhooks/{webhook}/deliveries", headers=headers)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Ask again until it is so; a promise about the end, not about the time it takes."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_commit_is_announced_with_secret_ref_and_shas(ada: HfApi, repo: str, receiver) -> None:
+    hook = ada.create_webhook(
+        url=receiver.url, watched=[{"type": "model", "name": repo}], domains=["repo"], secret="s3cret"
+    )
+    old = ada.model_info(repo).sha
+    new = ada.upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id=repo).oid
+    received = receiver.next()
+    assert received.headers["x-webhook-secret"] == "s3cret"
+    assert received.headers["content-type"] == "application/json"
+    body = json.loads(received.body)
+    payload = WebhookPayload.model_validate(body)
+    assert (payload.event.action, payload.event.scope) == ("update", "repo.content")
+    assert (payload.repo.name, payload.repo.type, payload.webhook.id) == (repo, "model", hook.id)
+    assert body["repo"]["headSha"] == new
+    assert body["updatedRefs"] == [{"ref": "refs/heads/main", "oldSha": old, "newSha": new}]
+    wait_until(lambda: [d["state"] for d in deliveries(ada, hook.id)] == ["delivered"])
+    (logged,) = deliveries(ada, hook.id)
+    assert (logged["statusCode"], logged["attempts"], logged["payload"]) == (200, 1, body)
+
+
+def test_each_kind_of_change_has_its_event(ada: HfApi, fresh, receiver) -> None:
+    ada.create_webhook(url=receiver.url, watched=[{"type": "user", "name": "ada"}])
+    repo, moved = f"ada/{fresh()}", f"ada/{fresh()}"
+
+    def event() -> tuple[str, str, dict[str, Any]]:
+        body = json.loads(receiver.next().body)
+        return body["event"]["action"], body["event"]["scope"], body
+
+    ada.create_repo(repo)
+    assert event()[:2] == ("create", "repo")
+    ada.update_repo_settings(repo, private=True)
+    action, scope, body = event()
+    assert (action, scope, body["updatedConfig"]) == ("update", "repo.config", {"private": True})
+    ada.create_tag(repo, tag="v1")
+    assert event()[2]["updatedRefs"][0]["ref"] == "refs/tags/v1"
+    ada.create_discussion(repo, title="A question", description="why?")
+    action, scope, body = event()
+    assert (action, scope, body["comment"]["content"]) == ("create", "discussion", "why?")
+    assert "headSha" not in body["repo"]
+    ada.comment_discussion(repo, 1, "because")
+    assert event()[:2] == ("create", "discussion.comment")
+    ada.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo, create_pr=True)
+    assert event()[:2] == ("create", "discussion")
+    action, scope, body = event()
+    assert (scope, body["updatedRefs"][0]["ref"], body["updatedRefs"][0]["oldSha"]) == (
+        "repo.content",
+        "refs/pr/2",
+        None,
+    )
+    ada.move_repo(repo, moved)
+    action, scope, body = event()
+    assert (action, scope, body["repo"]["name"], body["movedTo"]["name"]) == ("move", "repo", repo, moved)
+    ada.delete_repo(moved)
+    assert event()[:2] == ("delete", "repo")
+    for hook in ada.list_webhooks():
+        ada.delete_webhook(hook.id)
+
+
+def test_a_refused_commit_announces_nothing(ada: HfApi, repo: str, receiver) -> None:
+    ada.create_webhook(url=receiver.url, watched=[{"type": "model", "name": repo}], domains=["repo"])
+    with pytest.raises(HfHubHTTPError):
+        ada.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo, parent_commit="0" * 40)
+    new = ada.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo).oid
+    assert json.loads(receiver.next().body)["updatedRefs"][0]["newSha"] == new
+    with pytest.raises(Empty):
+        receiver.received.get_nowait()
+
+
+def test_a_private_repo_is_announced_only_to_members(ada: HfApi, bob: HfApi, fresh, receiver) -> None:
+    watched = [{"type": "org", "name": "zoo"}]
+    theirs = bob.create_webhook(url=receiver.url, watched=watched, domains=["repo"])
+    own = ada.create_webhook(url=receiver.url, watched=watched, domains=["repo"])
+    private = ada.create_repo(f"zoo/{fresh()}", private=True).repo_id
+    body = json.loads(receiver.next().body)
+    assert (body["repo"]["name"], body["webhook"]["id"]) == (private, own.id)
+    assert deliveries(bob, theirs.id) == []
+    ada.delete_webhook(own.id)
+    bob.delete_webhook(theirs.id)
+
+
+def test_a_failing_receiver_is_tried_again_in_order(ada: HfApi, repo: str, receiver) -> None:
+    receiver.statuses = [500, 200]
+    hook = ada.create_webhook(url=receiver.url, watched=[{"type": "model", "name": repo}], domains=["repo"])
+    first = ada.upload_file(path_or_fileobj=b"1", path_in_repo="a", repo_id=repo).oid
+    second = ada.upload_file(path_or_fileobj=b"2", path_in_repo="a", repo_id=repo).oid
+    shas = [json.loads(receiver.next().body)["updatedRefs"][0]["newSha"] for _ in range(3)]
+    assert shas == [first, first, second]
+    wait_until(lambda: [d["state"] for d in deliveries(ada, hook.id)] == ["delivered", "delivered"])
+    assert [d["attempts"] for d in deliveries(ada, hook.id)] == [1, 2]
+
+
+def test_a_disabled_webhook_is_silent_and_a_replay_sends_again(ada: HfApi, repo: str, receiver) -> None:
+    hook = ada.create_webhook(url=receiver.url, watched=[{"type": "model", "name": repo}])
+    ada.disable_webhook(hook.id)
+    ada.upload_file(path_or_fileobj=b"1", path_in_repo="a", repo_id=repo)
+    assert deliveries(ada, hook.id) == []
+    ada.enable_webhook(hook.id)
+    sha = ada.upload_file(path_or_fileobj=b"2", path_in_repo="a", repo_id=repo).oid
+    first = receiver.next()
+    number = deliveries(ada, hook.id)[0]["id"]
+    headers = {"Authorization": f"Bearer {ada.token}"}
+    url = f"{ada.endpoint}/api/settings/webhooks/{hook.id}/deliveries/{number}/replay"
+    assert get_session().post(url, headers=headers).status_code == 200
+    assert receiver.next().body == first.body
+    assert json.loads(first.body)["updatedRefs"][0]["newSha"] == sha
+
+
+def test_webhooks_belong_to_their_owner_and_keep_what_an_update_leaves_out(
+    ada: HfApi, bob: HfApi, receiver, local_hub
+) -> None:
+    watched = [{"type": "user", "name": "somebody"}]
+    hook = ada.create_webhook(url=receiver.url, watched=watched, secret="one")
+    assert hook.id in [known.id for known in ada.list_webhooks()]
+    assert hook.id not in [known.id for known in bob.list_webhooks()]
+    reader = HfApi(local_hub.endpoint, token=local_hub.tokens["ada_read"])
+    for api in (bob, reader):
+        with pytest.raises(HfHubHTTPError):
+            api.delete_webhook(hook.id)
+    changed = ada.update_webhook(hook.id, secret="two")
+    assert (changed.secret, changed.url, changed.watched[0].name) == ("two", receiver.url, "somebody")
+    ada.delete_webhook(hook.id)
+    with pytest.raises(HfHubHTTPError):
+        ada.get_webhook(hook.id)
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/", "http://", "nonsense"]
+)
+def test_a_webhook_goes_to_http_urls_only(ada: HfApi, url: str) -> None:
+    with pytest.raises(HfHubHTTPError) as refused:
+        ada.create_webhook(url=url, watched=[{"type": "user", "name": "ada"}])
+    assert refused.value.response.status_code == 400
+
+
+def test_what_a_killed_hub_still_owed_is_delivered_after_its_restart(tmp_path, receiver) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        nobody_listens = f"http://127.0.0.1:{unused.getsockname()[1]}/"
+    with LocalHubProcess(tmp_path / "data") as hub:
+        api = HfApi(hub.endpoint, token=hub.tokens["bob"])
+        repo = api.create_repo("bob/owed").repo_id
+        hook = api.create_webhook(url=nobody_listens, watched=[{"type": "model", "name": repo}], domains=["repo"])
+        sha = api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id=repo).oid
+        wait_until(lambda: deliveries(api, hook.id)[0]["attempts"] >= 1)
+        assert deliveries(api, hook.id)[0]["state"] == "pending"
+        hub.kill()
+        hub.start()
+        api = HfApi(hub.endpoint, token=hub.tokens["bob"])
+        api.update_webhook(hook.id, url=receiver.url)
+        assert json.loads(receiver.next().body)["updatedRefs"][0]["newSha"] == sha

@@ -1,0 +1,174 @@
+"""What a merge's license promises: the strictest of the parents', or a question, never a guess."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hubmerge.errors import RecipeError
+from hubmerge.licenses import KNOWN, NO_DERIVATIVES, UNDECIDED, LicenseDecision, choose, covers, strictest
+from hubmerge.localhub.cards import LICENSES
+
+known = st.sampled_from(KNOWN)
+several = st.lists(known, min_size=1, max_size=6)
+
+
+def summary(decision: LicenseDecision) -> tuple[str, str | None, tuple[str, ...], bool]:
+    return decision.id, decision.name, decision.binding, decision.needs_choice
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (["apache-2.0"] * 4, "apache-2.0"),
+        (["mit", "apache-2.0"], "apache-2.0"),
+        (["cc0-1.0", "mit"], "mit"),
+        (["MIT ", "mit"], "mit"),
+        (["apache-2.0", "cc-by-nc-4.0"], "cc-by-nc-4.0"),
+        (["cc-by-nc-4.0", "cc-by-nc-sa-4.0", "mit"], "cc-by-nc-sa-4.0"),
+        (["apache-2.0", "gpl-3.0"], "gpl-3.0"),
+        (["lgpl-3.0", "gpl-3.0", "agpl-3.0"], "agpl-3.0"),
+        (["cc-by-4.0", "cc-by-sa-4.0"], "cc-by-sa-4.0"),
+        (["apache-2.0", "llama3.1"], "llama3.1"),
+        (["gemma", "mit"], "gemma"),
+    ],
+)
+def test_the_strictest_input_wins(inputs: list[str], expected: str) -> None:
+    decision = strictest(inputs)
+    assert decision.id == expected
+    assert not decision.needs_choice
+
+
+@pytest.mark.parametrize(
+    ("inputs", "name"),
+    [
+        (["gpl-3.0", "cc-by-sa-4.0"], "gpl-3.0-and-cc-by-sa-4.0"),
+        (["gpl-2.0", "gpl-3.0"], "gpl-2.0-and-gpl-3.0"),
+        (["apache-2.0", "gpl-2.0"], "apache-2.0-and-gpl-2.0"),
+        (["llama3.1", "llama3.2"], "llama3.1-and-llama3.2"),
+        (["llama3", "cc-by-nc-4.0", "mit"], "llama3-and-cc-by-nc-4.0"),
+        (["openrail++", "openrail"], "openrail-and-openrailpp"),
+        (["apache-2.0", "cc-by-4.0"], "apache-2.0-and-cc-by-4.0"),
+    ],
+)
+def test_licenses_that_do_not_include_each_other_become_other_and_are_all_named(inputs: list[str], name: str) -> None:
+    decision = strictest(inputs)
+    assert (decision.id, decision.name) == ("other", name)
+    for part in name.split("-and-"):
+        assert part.replace("pp", "++") in decision.reason
+
+
+@pytest.mark.parametrize("stated", [None, "", "license", "qwen", "unknown", "other", "cc", "mit\n---\n<script>"])
+def test_an_unclear_license_is_a_question_and_never_a_default(stated: str | None) -> None:
+    decision = strictest(["apache-2.0", stated])
+    assert decision.needs_choice
+    assert decision.id == "unknown"
+    assert decision.binding == ("apache-2.0",)
+    assert "\n" not in decision.reason
+    with pytest.raises(RecipeError, match="must be chosen"):
+        choose(decision, None)
+
+
+def test_no_input_is_a_question_too() -> None:
+    assert strictest([]).needs_choice
+
+
+@pytest.mark.parametrize("stated", sorted(NO_DERIVATIVES))
+def test_a_license_that_forbids_derivatives_is_refused(stated: str) -> None:
+    with pytest.raises(RecipeError, match="forbids derivatives"):
+        strictest(["mit", stated])
+    with pytest.raises(RecipeError):
+        choose(strictest(["mit"]), stated)
+
+
+def test_a_chosen_license_may_be_stricter_but_not_more_permissive_than_the_known_inputs() -> None:
+    decision = strictest(["cc-by-nc-4.0", "license"])
+    assert choose(decision, "cc-by-nc-sa-4.0").id == "cc-by-nc-sa-4.0"
+    assert choose(decision, "CC-BY-NC-4.0").id == "cc-by-nc-4.0"
+    for too_permissive in ("apache-2.0", "gpl-3.0", "gemma", "cc-by-nc-3.0"):
+        with pytest.raises(RecipeError, match=r"cc-by-nc-4\.0"):
+            choose(decision, too_permissive)
+
+
+def test_a_choice_must_name_a_text() -> None:
+    for nothing in ("unknown", "cc", "license", "my own", ""):
+        with pytest.raises(RecipeError, match="not a license"):
+            choose(strictest([None]), nothing)
+
+
+def test_choosing_other_keeps_the_known_terms_in_its_name() -> None:
+    assert choose(strictest(["llama3", None]), "other").name == "llama3-and-unstated-terms"
+    assert choose(strictest([None]), "other").name == "unstated-terms"
+    assert choose(strictest(["mit"]), "other").name == "mit"
+
+
+def test_a_decision_needs_no_choice_when_the_inputs_are_clear() -> None:
+    decision = strictest(["mit"])
+    assert choose(decision, None) is decision
+    with pytest.raises(RecipeError):
+        choose(strictest(["gpl-3.0", "cc-by-sa-4.0"]), "gpl-3.0")
+
+
+def test_a_choice_keeps_the_reason_for_which_it_was_asked() -> None:
+    chosen = choose(strictest(["license", "mit"]), "mit")
+    assert "chosen by the user" in chosen.reason
+    assert "'license'" in chosen.reason
+    assert chosen.as_dict() == {"id": "mit", "reason": chosen.reason}
+
+
+def test_every_license_of_the_hub_is_known_refused_or_undecided() -> None:
+    assert set(KNOWN) | NO_DERIVATIVES | UNDECIDED == LICENSES
+    assert not set(KNOWN) & (NO_DERIVATIVES | UNDECIDED)
+
+
+def test_covering_is_a_partial_order() -> None:
+    covered = {a: {b for b in KNOWN if covers(a, b)} for a in KNOWN}
+    for a in KNOWN:
+        assert a in covered[a]
+        for b in covered[a] - {a}:
+            assert a not in covered[b]
+            assert covered[b] <= covered[a]
+
+
+@pytest.mark.parametrize(
+    ("free", "gnu"),
+    [("apache-2.0", "gpl-2.0"), ("apache-2.0", "lgpl-2.1"), ("afl-3.0", "agpl-3.0"), ("bsd", "gpl-3.0")],
+)
+def test_what_a_gnu_license_must_not_take_up_stays_beside_it(free: str, gnu: str) -> None:
+    assert not covers(gnu, free)
+    assert strictest([free, gnu]).id == "other"
+
+
+@given(several, st.randoms(use_true_random=False))
+def test_the_order_and_number_of_the_inputs_do_not_matter(inputs: list[str], random: object) -> None:
+    shuffled = list(inputs)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert summary(strictest(inputs)) == summary(strictest(shuffled)) == summary(strictest(inputs * 2))
+
+
+@given(several, several)
+def test_licenses_may_be_decided_in_groups(first: list[str], second: list[str]) -> None:
+    grouped = strictest([*strictest(first).binding, *strictest(second).binding])
+    assert summary(grouped) == summary(strictest([*first, *second]))
+
+
+@given(several)
+def test_a_decision_is_never_more_permissive_than_any_input(inputs: list[str]) -> None:
+    decision = strictest(inputs)
+    for stated in inputs:
+        if decision.id == "other":
+            assert any(covers(b, stated) for b in decision.binding)
+        else:
+            assert covers(decision.id, stated)
+    assert set(decision.binding) <= set(inputs)
+
+
+@given(several, known)
+def test_a_choice_is_never_more_permissive_than_any_input(inputs: list[str], chosen: str) -> None:
+    try:
+        decision = choose(strictest([*inputs, None]), chosen)
+    except RecipeError:
+        assert not all(covers(chosen, stated) for stated in inputs)
+    else:
+        assert all(covers(decision.id, stated) for stated in inputs)

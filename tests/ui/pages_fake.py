@@ -1,0 +1,162 @@
+"""A Service in memory for the pages' tests: plans from made-up headers, jobs that the test moves by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hubmerge.errors import (
+    HubmergeError,
+    LoginError,
+    PermissionDeniedError,
+    QuotaError,
+    SourceNotFoundError,
+)
+from hubmerge.hub import RepoSummary
+from hubmerge.plan import Plan, make_plan
+from hubmerge.recipe import ModelName, recipe_from_dict
+from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
+from hubmerge.sources.header import TensorEntry
+from hubmerge.ui.service import JobView, MergeRequest, Visitor
+
+HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{value}}[x](javascript:alert(1))'
+CATALOGUE = ("zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent")
+NAMESPACES = {"ada": ("ada", "zoo"), "bob": ("bob",)}
+
+STATISTICS: dict[str, Any] = {
+    "elements": 494_032_768,
+    "overlap": [],
+    "overlap_share": [0.62, 0.27, 0.09, 0.02],
+    "shares": {"conflict": 0.03, "overlap": 0.08, "private": 0.27, "unchanged": 0.62},
+    "agents": [
+        {"agent": "math-agent", "density": 0.214, "unique_share": 0.55, "rho": 0.818},
+        {"agent": "tool-agent", "density": 0.172, "unique_share": 0.49, "rho": 1.04},
+        {"agent": "mem-agent", "density": 0.12, "unique_share": 0.0, "rho": "inf"},
+    ],
+    "pairs": [
+        {"agents": ["math-agent", "tool-agent"], "jaccard": 0.221, "cosine": 0.113, "sign_agreement": 0.71},
+        {"agents": ["math-agent", "mem-agent"], "jaccard": 0.152, "cosine": 0.047, "sign_agreement": 0.66},
+        {"agents": ["tool-agent", "mem-agent"], "jaccard": 0.133, "cosine": -0.021, "sign_agreement": 0.48},
+    ],
+}
+
+
+def model(repo_id: str, sha: str, *, shapes: Mapping[str, tuple[int, ...]] | None = None, **facts: Any) -> Model:
+    """A model of two tensors whose header says so; no weights exist."""
+    begin, tensors = 64, {}
+    for name, shape in (shapes or {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,)}).items():
+        size = 2
+        for n in shape:
+            size *= n
+        tensors[name] = StoredTensor("model.safetensors", TensorEntry(name, "BF16", shape, begin, begin + size))
+        begin += size
+    return Model(
+        ref=ModelRef("hub", repo_id, sha * 40),
+        config={"architectures": ["Qwen2ForCausalLM"], "vocab_size": 512, "hidden_size": 64},
+        files={"model.safetensors": FileInfo("model.safetensors", begin, sha * 64)},
+        tensors=tensors,
+        **facts,
+    )
+
+
+def models() -> dict[str, Model]:
+    shas = dict(zip(CATALOGUE, "abcd", strict=True))
+    known = {name: model(name, sha, license="apache-2.0") for name, sha in shas.items()}
+    known["secret/gated-agent"] = model("secret/gated-agent", "e", license="license", gated=True)
+    known["other/wide-agent"] = model(
+        "other/wide-agent", "f", shapes={"model.embed_tokens.weight": (640, 64), "lm_head.weight": (640, 64)}
+    )
+    return known
+
+
+def job_view(job_id: str = "1" * 64, **changes: Any) -> JobView:
+    """A queued job of ada's; `changes` are fields."""
+    recipe = recipe_from_dict({"base": CATALOGUE[0], "agents": list(CATALOGUE[1:]), "method": "ram_plus"})
+    queued = JobView(
+        id=job_id,
+        user="ada",
+        state="queued",
+        stage="resolve",
+        target="ada/three-in-one",
+        private=False,
+        recipe=recipe.to_dict(),
+        attempt=1,
+        queue_position=1,
+        progress=None,
+        statistics=None,
+        warnings=(),
+        error=None,
+        result=None,
+        created="2026-01-31T14:05:00+00:00",
+        started=None,
+        finished=None,
+    )
+    return replace(queued, **changes)
+
+
+class FakeService:
+    """Keeps the promises of hubmerge.ui.service.Service, with `store` in the test's hands."""
+
+    def __init__(self, endpoint: str = "http://127.0.0.1:9") -> None:
+        self.endpoint = endpoint
+        self.models = models()
+        self.store: dict[str, JobView] = {}
+        self.requests: list[tuple[MergeRequest, Visitor]] = []
+        self.searches: list[tuple[str, str | None]] = []
+        self.failure: HubmergeError | None = None  # raised by the next questions while set
+
+    def visitor(self, name: str, token: str) -> Visitor:
+        if token != f"token-of-{name}" and not token.startswith("hf_"):
+            raise LoginError("the token is not valid or has expired", next_step="Sign in again.")
+        return Visitor(name, token, NAMESPACES.get(name, (name,)))
+
+    def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]:
+        self.searches.append((text, visitor.name if visitor else None))
+        found = [name for name in self.models if text.lower() in name]
+        return [RepoSummary(name, 10, 1, (), "2026-01-01") for name in found[:limit]]
+
+    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Plan:
+        if self.failure is not None:
+            raise self.failure
+        parsed = recipe_from_dict(recipe)
+        return make_plan(parsed, self._open(parsed.base), [self._open(a.model) for a in parsed.agents])
+
+    def _open(self, name: ModelName) -> Model:
+        if name.id not in self.models:
+            raise SourceNotFoundError(
+                "no such repo, or one that you may not read",
+                where=str(name),
+                next_step="Check its name, and sign in if it is private.",
+            )
+        return self.models[name.id]
+
+    def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
+        if len(self.store) >= 5:
+            raise QuotaError("you have 5 jobs under way", expected="at most 5", next_step="Wait for one to end.")
+        self.inspect(request.recipe, visitor)
+        self.requests.append((request, visitor))
+        job_id = f"{len(self.requests):064d}"
+        self.store[job_id] = job_view(
+            job_id, user=visitor.name, target=request.target, private=request.private, recipe=request.recipe
+        )
+        return self.store[job_id]
+
+    def job(self, job_id: str, visitor: Visitor | None) -> JobView:
+        view = self.store.get(job_id)
+        if view is None or (view.private and (visitor is None or visitor.name != view.user)):
+            raise SourceNotFoundError("no such job", where=job_id[:80])
+        return view
+
+    def jobs(self, visitor: Visitor) -> list[JobView]:
+        return [view for view in reversed(self.store.values()) if view.user == visitor.name]
+
+    def cancel(self, job_id: str, visitor: Visitor) -> JobView:
+        view = self.job(job_id, visitor)
+        if view.user != visitor.name:
+            raise PermissionDeniedError("the job of somebody else", where=job_id[:80])
+        self.store[job_id] = replace(view, state="cancelled", queue_position=None)
+        return self.store[job_id]
+
+    def put(self, views: Sequence[JobView]) -> None:
+        self.store.update({view.id: view for view in views})

@@ -1,0 +1,121 @@
+"""The pages' actions on the real thing: the Hub door, the line's checks and the job store.
+
+Who is asking comes as a `Visitor`, made from a proven sign-in; every action checks again what that user may do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import SecretStr
+
+from hubmerge.errors import LoginError, PermissionDeniedError
+from hubmerge.hub import Hub, RepoSummary
+from hubmerge.line import prepare
+from hubmerge.plan import Plan
+from hubmerge.publish import Target
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.settings import Settings
+from hubmerge.ui.service import JobView, MergeRequest, Visitor
+from workflows.jobs import Job, JobNotFoundError, NewJob, State
+from workflows.store import Store
+from workflows.tokens import TokenVault
+
+_EVENTS_READ = 1000
+
+
+class MergeService:
+    """Implements hubmerge.ui.service.Service."""
+
+    def __init__(self, settings: Settings, store: Store, vault: TokenVault) -> None:
+        self.endpoint = settings.endpoint
+        self._store = store
+        self._vault = vault
+
+    def visitor(self, name: str, token: str) -> Visitor:
+        """The token decides who it is; a name that does not fit it is refused."""
+        identity = self._hub(token).whoami()
+        if identity.name != name:
+            raise LoginError("the sign-in does not belong to its token", expected=identity.name, got=name)
+        return Visitor(identity.name, token, identity.namespaces)
+
+    def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]:
+        return self._hub(visitor.token if visitor else None).search_models(text, limit)
+
+    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Plan:
+        hub = self._hub(visitor.token if visitor else None)
+        return prepare(recipe_from_dict(dict(recipe)), hub).plan
+
+    def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
+        target = Target(request.target.strip(), request.private)
+        prepared = prepare(
+            recipe_from_dict(dict(request.recipe)),
+            self._hub(visitor.token),
+            target=target,
+            license_choice=request.license,
+        )
+        payload = {
+            "recipe": prepared.plan.recipe.to_dict(),
+            "target": target.repo,
+            "private": target.private,
+            "license": request.license,
+            "warnings": list(prepared.plan.warnings),
+        }
+        sealed = self._vault.seal(prepared.identity, SecretStr(visitor.token))
+        job = self._store.submit(NewJob(id=prepared.identity, user=visitor.name, payload=payload), sealed)
+        return self._view(job)
+
+    def job(self, job_id: str, visitor: Visitor | None) -> JobView:
+        job = self._store.find(job_id)
+        own = job is not None and visitor is not None and visitor.name == job.user
+        if job is None or (job.payload.get("private") and not own):
+            # the same answer for both, so that ids of private jobs cannot be told from guesses
+            raise JobNotFoundError(
+                "no such job, or a private one of somebody else",
+                where=f"job {job_id[:12]}",
+                next_step="Sign in with the account that started it.",
+            )
+        return self._view(job)
+
+    def jobs(self, visitor: Visitor) -> list[JobView]:
+        return [self._view(job) for job in self._store.list_jobs(user=visitor.name)]
+
+    def cancel(self, job_id: str, visitor: Visitor) -> JobView:
+        if not visitor.token:
+            raise PermissionDeniedError("only its owner may cancel a job", where=f"job {job_id[:12]}")
+        return self._view(self._store.request_cancel(job_id, visitor.name))
+
+    def _hub(self, token: str | None) -> Hub:
+        return Hub(self.endpoint, token)
+
+    def _view(self, job: Job) -> JobView:
+        events = self._store.events(job.id, limit=_EVENTS_READ)
+        statistics = next((e.data.get("values") for e in reversed(events) if e.type == "statistics"), None)
+        warnings = dict.fromkeys(job.payload.get("warnings", []))
+        warnings |= dict.fromkeys(str(e.data["message"]) for e in events if e.type == "warning" and "message" in e.data)
+        return JobView(
+            id=job.id,
+            user=job.user,
+            state=job.state.value,
+            stage=job.stage,
+            target=str(job.payload.get("target", "")),
+            private=bool(job.payload.get("private")),
+            recipe=job.payload.get("recipe", {}),
+            attempt=job.attempt,
+            queue_position=self._queue_position(job),
+            progress=job.progress,
+            statistics=statistics,
+            warnings=tuple(warnings),
+            error=job.error.model_dump(mode="json") if job.error else None,
+            result=job.result,
+            created=job.created,
+            started=job.started,
+            finished=job.finished,
+        )
+
+    def _queue_position(self, job: Job) -> int | None:
+        if job.state is not State.QUEUED:
+            return None
+        waiting = self._store.list_jobs(states=[State.QUEUED], limit=1000)
+        return 1 + sum(1 for other in waiting if (-other.priority, other.ticket) < (-job.priority, job.ticket))
