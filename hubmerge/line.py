@@ -28,7 +28,6 @@ from hubmerge.errors import DiskError, IncompatibleError, Problem, RecipeError, 
 from hubmerge.figures import render_figures
 from hubmerge.hub import Hub
 from hubmerge.licenses import choose, strictest
-from hubmerge.methods import get_method
 from hubmerge.plan import Plan, make_plan
 from hubmerge.publish import Published, Target, check_target, publish
 from hubmerge.recipe import Recipe, merge_identity
@@ -133,11 +132,11 @@ def merge_to_folder(
         target=prepared.target.repo if prepared.target else "",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         license=prepared.license,
-        environment=_environment(plan, time.monotonic() - started, options or StreamOptions()),
+        environment=_environment(time.monotonic() - started, options or StreamOptions()),
         notes=notes,
     )
     figures = render_figures(report)
-    card = render_card(report, figures=figures).encode()
+    card = render_card(report, figures=figures, endpoint=hub.endpoint).encode()
     write_folder(folder, merged.shards, {**files, **figures, "README.md": card}, report.to_json())
     journal.close(folder)
     return report
@@ -275,7 +274,7 @@ def _small_file(hub: Hub, model: Model, path: str) -> bytes | None:
     return hub.read_file(model.ref.id, model.ref.sha, path)
 
 
-def _environment(plan: Plan, seconds: float, options: StreamOptions) -> dict[str, Any]:
+def _environment(seconds: float, options: StreamOptions) -> dict[str, Any]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "hubmerge": __version__,
@@ -289,5 +288,4 @@ def _environment(plan: Plan, seconds: float, options: StreamOptions) -> dict[str
         "threads": options.workers,
         "seconds": round(seconds, 3),
         "peak_rss_bytes": peak,
-        "method_passes": 2 if get_method(plan.recipe.method).needs_statistics else 1,
     }

@@ -7,38 +7,20 @@ same numbers. All incompatibilities are found here and raised together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hubmerge.compatibility import agent_problems, architecture, base_problems, differences, repeated
 from hubmerge.dtypes import FLOAT_DTYPES, NAMES, Rounding
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.methods import get_method
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
+from hubmerge.tying import Untied, untie
 
 MAX_SHARD_BYTES = 2 * 1024**3  # a resumed merge repeats at most one shard; the Hub likes files below 5 GB
-NAMED_AT_MOST = 5  # tensors spelled out per problem
-_SHAPING_KEYS = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-)
-_BEHAVIOUR_KEYS = (
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "rms_norm_eps",
-    "hidden_act",
-    "sliding_window",
-    "tie_word_embeddings",
-    "max_position_embeddings",
-)
 
 
 @dataclass(frozen=True)
@@ -88,9 +70,12 @@ class Plan:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Short names of the agents, made distinct where repos share a name."""
-        short = [a.ref.label for a in self.agents]
-        return tuple(s if short.count(s) == 1 else a.ref.id for s, a in zip(short, self.agents, strict=True))
+        """Short names of the agents, as long as it takes to tell them apart."""
+        forms = [(a.ref.label, a.ref.id, str(a.ref), f"{a.ref.id}@{a.ref.sha}") for a in self.agents]
+        return tuple(
+            next((f for level, f in enumerate(own) if [o[level] for o in forms].count(f) == 1), own[-1])
+            for own in forms
+        )
 
     @property
     def identity(self) -> str:
@@ -133,7 +118,7 @@ class Plan:
             "method": self.recipe.method,
             "base": str(self.base.ref),
             "agents": [str(a.ref) for a in self.agents],
-            "architecture": _architecture(self.base),
+            "architecture": architecture(self.base),
             "parameters": self.elements,
             "tensors": sum(1 for _ in self.tensors()),
             "dtype": sorted({t.dtype for t in self.tensors()}),
@@ -151,46 +136,44 @@ class Plan:
 
 def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard_bytes: int = MAX_SHARD_BYTES) -> Plan:
     """The plan of a merge; IncompatibleError carries every problem that headers can tell."""
-    problems: list[Problem] = []
-    warnings: list[str] = []
     method = get_method(recipe.method)
-    parameters = method.parse_parameters(recipe.parameters)
-    if len(agents) < 2:
-        problems.append(
-            _problem(
-                "a merge needs at least two agents",
-                expected="2 or more",
-                got=str(len(agents)),
-                next_step="Add an agent.",
-            )
-        )
-    if reason := method.check(parameters, recipe.weights):
-        problems.append(_problem(reason, where=f"the parameters of {method.name}"))
-    problems += _repeated(base, agents)
-    for agent in agents:
-        problems += _compare(base, agent)
-        warnings += _differences(base, agent)
-    unmergeable = [t.entry.name for t in base.tensors.values() if _is_unsupported(t.entry.dtype)]
-    if unmergeable:
-        problems.append(
-            _problem(
-                "tensors of a dtype that cannot be merged",
-                where=str(base.ref),
-                expected=", ".join(FLOAT_DTYPES),
-                got=_named(unmergeable),
-            )
-        )
+    views = untie(base, agents)
+    problems = [*_unfit(recipe, agents), *base_problems(base, views.base), *repeated(base, agents), *views.problems]
+    warnings = list(views.warnings)
+    for agent, tensors in zip(agents, views.agents, strict=True):
+        problems += agent_problems(base, views.base, agent, tensors)
+        warnings += differences(base, agent)
     if problems:
-        raise IncompatibleError("these models cannot be merged", problems=problems)
-    shards = _lay_out(recipe, base, tuple(agents), max_shard_bytes)
+        raise IncompatibleError("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
+    shards = _lay_out(recipe, views, max_shard_bytes)
     sixteen_bits = any(t.dtype in ("BF16", "F16") for s in shards for t in s.tensors)
     rounding: Rounding = recipe.rounding or ("stochastic" if method.rescales and sixteen_bits else "nearest")
-    pinned = recipe.pinned(base.ref, tuple(a.ref for a in agents))
+    # like every default, the rounding is written out: a version with another default makes another merge
+    pinned = recipe.pinned(base.ref, tuple(a.ref for a in agents)).model_copy(update={"rounding": rounding})
     return Plan(pinned, base, tuple(agents), shards, rounding, tuple(dict.fromkeys(warnings)))
 
 
-def _lay_out(recipe: Recipe, base: Model, agents: tuple[Model, ...], max_shard_bytes: int) -> tuple[PlannedShard, ...]:
-    stored = sorted(base.tensors.values(), key=lambda t: (t.shard, t.entry.begin, t.entry.name))
+def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
+    """What is wrong with the recipe, now that its agents are there."""
+    method = get_method(recipe.method)
+    if len(agents) < 2:
+        yield Problem(
+            IncompatibleError.code,
+            "a merge needs at least two agents",
+            expected="2 or more",
+            got=str(len(agents)),
+            next_step="Add an agent.",
+        )
+    if reason := method.check(method.parse_parameters(recipe.parameters), recipe.weights):
+        yield Problem(IncompatibleError.code, reason, where=f"the parameters of {method.name}")
+
+
+def _lay_out(recipe: Recipe, views: Untied, max_shard_bytes: int) -> tuple[PlannedShard, ...]:
+    """The base's tensors in their stored order, cut into shards; wider dtypes first within each.
+
+    Readers view the bytes in place, which needs every tensor at a multiple of its element's size.
+    """
+    stored = sorted(views.base.values(), key=lambda t: (t.shard, t.entry.begin, t.entry.name))
     groups: list[list[StoredTensor]] = [[]]
     filled = 0
     for tensor in stored:
@@ -202,6 +185,7 @@ def _lay_out(recipe: Recipe, base: Model, agents: tuple[Model, ...], max_shard_b
         filled += size
     shards = []
     for number, group in enumerate(groups, start=1):
+        group.sort(key=lambda t: -DTYPE_BYTES[_output_dtype(recipe, t)])
         filename = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         header, ranges = serialize_header(
             ((t.entry.name, _output_dtype(recipe, t), t.entry.shape) for t in group), {"format": "pt"}
@@ -213,7 +197,7 @@ def _lay_out(recipe: Recipe, base: Model, agents: tuple[Model, ...], max_shard_b
                 _output_dtype(recipe, t),
                 "merge" if t.entry.dtype in FLOAT_DTYPES else "copy",
                 *ranges[t.entry.name],
-                (t, *(a.tensors[t.entry.name] for a in agents)),
+                (t, *(view[t.entry.name] for view in views.agents)),
             )
             for t in group
         )
@@ -225,161 +209,3 @@ def _output_dtype(recipe: Recipe, tensor: StoredTensor) -> str:
     if tensor.entry.dtype not in FLOAT_DTYPES or recipe.dtype is None:
         return tensor.entry.dtype
     return NAMES[recipe.dtype]
-
-
-def _is_unsupported(dtype: str) -> bool:
-    return dtype.startswith("F") and dtype not in FLOAT_DTYPES
-
-
-def _repeated(base: Model, agents: Sequence[Model]) -> list[Problem]:
-    problems = []
-    for k, agent in enumerate(agents):
-        if same := _same_weights(base, agent):
-            problems.append(
-                _problem(
-                    "an agent is the base itself",
-                    where=str(agent.ref),
-                    got=same,
-                    next_step="Remove it: it changes nothing.",
-                )
-            )
-        for other in agents[:k]:
-            if same := _same_weights(other, agent):
-                problems.append(
-                    _problem(
-                        "the same agent stands twice",
-                        where=str(agent.ref),
-                        got=same,
-                        next_step="Remove one; use `weight` to count it more.",
-                    )
-                )
-    return problems
-
-
-def _same_weights(a: Model, b: Model) -> str | None:
-    """How headers show that two models hold the same weights, None when they do not show it."""
-    if (a.ref.kind, a.ref.id, a.ref.sha) == (b.ref.kind, b.ref.id, b.ref.sha):
-        return "the same repo at the same commit"
-    hashes_a = {a.files[s].sha256 for s in a.shards}
-    hashes_b = {b.files[s].sha256 for s in b.shards}
-    if None not in hashes_a and hashes_a == hashes_b:
-        return f"shards with the same sha256 as {a.ref}"
-    return None
-
-
-def _compare(base: Model, agent: Model) -> list[Problem]:
-    """What forbids a merge of this agent with this base."""
-    where = str(agent.ref)
-    problems: list[Problem] = []
-    if _architecture(base) != _architecture(agent):
-        # everything else would follow from this one
-        return [
-            _problem(
-                "another architecture",
-                where=where,
-                expected=_architecture(base),
-                got=_architecture(agent),
-                next_step=f"Remove {agent.ref.id} or choose its own base.",
-            )
-        ]
-    for key in _SHAPING_KEYS:
-        if base.config.get(key) != agent.config.get(key) and key in base.config and key in agent.config:
-            problems.append(
-                _problem(
-                    f"another {key}",
-                    where=f"config.json of {where}",
-                    expected=str(base.config[key]),
-                    got=str(agent.config[key]),
-                )
-            )
-    missing = [n for n in base.tensors if n not in agent.tensors]
-    extra = [n for n in agent.tensors if n not in base.tensors]
-    if missing:
-        problems.append(
-            _problem(
-                "missing tensors",
-                where=where,
-                expected=_named(missing),
-                got="not stored",
-                next_step=f"Remove {agent.ref.id} or choose another base.",
-            )
-        )
-    if extra:
-        problems.append(
-            _problem(
-                "tensors that the base does not have",
-                where=where,
-                got=_named(extra),
-                next_step=f"Remove {agent.ref.id} or choose another base.",
-            )
-        )
-    shapes = [
-        f"{n}: {_dims(base.tensors[n].entry.shape)} → {_dims(agent.tensors[n].entry.shape)}"
-        for n in base.tensors
-        if n in agent.tensors and base.tensors[n].entry.shape != agent.tensors[n].entry.shape
-    ]
-    if shapes:
-        vocabulary = any("embed" in s or s.startswith("lm_head") for s in shapes)
-        problems.append(
-            _problem(
-                "another vocabulary size or shape" if vocabulary else "other shapes",
-                where=where,
-                got=_named(shapes),
-                next_step=f"Remove {agent.ref.id} or choose another base.",
-            )
-        )
-    dtypes = [
-        f"{n} ({agent.tensors[n].entry.dtype})"
-        for n, t in base.tensors.items()
-        if n in agent.tensors and not _dtypes_meet(t.entry.dtype, agent.tensors[n].entry.dtype)
-    ]
-    if dtypes:
-        problems.append(
-            _problem(
-                "tensors of a dtype that cannot be merged",
-                where=where,
-                expected=", ".join(FLOAT_DTYPES),
-                got=_named(dtypes),
-            )
-        )
-    return problems
-
-
-def _dtypes_meet(base: str, agent: str) -> bool:
-    if base in FLOAT_DTYPES or agent in FLOAT_DTYPES:
-        return base in FLOAT_DTYPES and agent in FLOAT_DTYPES
-    return base == agent
-
-
-def _differences(base: Model, agent: Model) -> list[str]:
-    """What a user should know, though it does not forbid the merge."""
-    notes = [
-        f"{agent.ref.id}: {key} in config.json differs from the base ({base.config.get(key)!r} → "
-        f"{agent.config.get(key)!r}); the merge keeps the base's"
-        for key in _BEHAVIOUR_KEYS
-        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
-    ]
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        a, b = base.files.get(name), agent.files.get(name)
-        if (a is None) != (b is None) or (a and b and a.size != b.size):
-            notes.append(f"{agent.ref.id}: {name} differs from the base's; the merge keeps the base's")
-    return notes
-
-
-def _architecture(model: Model) -> str:
-    names = model.config.get("architectures") or [model.config.get("model_type", "unknown")]
-    return str(names[0])[:100] if isinstance(names, list) and names else "unknown"
-
-
-def _problem(what: str, *, where: str = "", expected: str = "", got: str = "", next_step: str = "") -> Problem:
-    return Problem(IncompatibleError.code, what, where, expected, got, next_step)
-
-
-def _dims(shape: Sequence[int]) -> str:
-    return "×".join(str(n) for n in shape) or "scalar"
-
-
-def _named(items: Sequence[str] | Mapping[str, Any]) -> str:
-    listed = list(items)
-    more = f" and {len(listed) - NAMED_AT_MOST} more" if len(listed) > NAMED_AT_MOST else ""
-    return ", ".join(listed[:NAMED_AT_MOST]) + more

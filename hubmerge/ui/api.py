@@ -84,9 +84,7 @@ def _acting(service: Service) -> tuple[Callable[..., Any], ...]:
         with _told():
             return _job(service.cancel(str(job_id), require_visitor(profile, token, "cancel a job")))
 
-    def my_jobs(
-        profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
-    ) -> list[dict[str, Any]]:
+    def my_jobs(profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None) -> list[dict[str, Any]]:
         """Your own jobs, newest first. Needs a signed-in session."""
         with _told():
             return [_job(view) for view in service.jobs(require_visitor(profile, token, "list your jobs"))]

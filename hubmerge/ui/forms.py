@@ -39,7 +39,7 @@ class ParameterField:
     description: str
     default: Any  # None: no value, the field starts empty
     required: bool
-    bounds: str  # "≥ 0, ≤ 1", or "" without
+    bounds: str  # "0 to 1", "> 0", or "" without
     choices: tuple[str, ...] = ()
 
     @property
@@ -64,12 +64,17 @@ def _field(name: str, info: FieldInfo) -> ParameterField:
     default = None if required else info.get_default(call_default_factory=True, validated_data={})
     if default is PydanticUndefined:
         default = None
-    bounds = ", ".join(
-        f"{_SIGNS[type(limit)]} {_plain(getattr(limit, type(limit).__name__.lower()))}"
-        for limit in info.metadata
-        if type(limit) in _SIGNS
-    )
-    return ParameterField(info.alias or name, kind, info.description or "", default, required, bounds, choices)
+    return ParameterField(info.alias or name, kind, info.description or "", default, required, _bounds(info), choices)
+
+
+def _bounds(info: FieldInfo) -> str:
+    limits = [
+        (_SIGNS[type(m)], _plain(getattr(m, type(m).__name__.lower()))) for m in info.metadata if type(m) in _SIGNS
+    ]
+    if sorted(sign for sign, _ in limits) == ["≤", "≥"]:
+        values = dict(limits)
+        return f"{values['≥']} to {values['≤']}"
+    return ", ".join(f"{sign} {value}" for sign, value in limits)
 
 
 def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
@@ -143,7 +148,7 @@ def values_of(fields: Sequence[ParameterField], parameters: Mapping[str, Any]) -
 def _plain(value: Any) -> str:
     """A value as a recipe writes it."""
     if isinstance(value, float):
-        return f"{value:g}"
+        return re.sub(r"e([+-])0*", lambda m: "e" + m[1].strip("+"), f"{value:g}")
     return str(yaml.safe_dump(value, default_flow_style=True, allow_unicode=True)).removesuffix("...\n").strip()
 
 

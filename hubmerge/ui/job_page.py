@@ -46,9 +46,7 @@ def job_page(demo: Any, service: Service) -> None:
 
 
 def _opening(service: Service) -> Callable[..., Any]:
-    def opening(
-        request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None
-    ) -> list[Any]:
+    def opening(request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
         job_id = str(request.query_params.get("id") or "")[:200]
         nothing = ["", gr.skip(), gr.Accordion(visible=False)]
         if not job_id:

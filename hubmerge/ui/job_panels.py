@@ -137,9 +137,7 @@ def progress_panel(view: JobView) -> Markup | None:
         aria_valuemax="100",
         aria_valuenow=f"{share * 100:.0f}",
     )
-    return el(
-        "div", el("div", el("strong", percent_text(share)), el("span", " · ".join(parts)), cls="hm-amount"), bar
-    )
+    return el("div", el("div", el("strong", percent_text(share)), el("span", " · ".join(parts)), cls="hm-amount"), bar)
 
 
 def _amount(number: float, unit: str) -> str:
@@ -177,9 +175,7 @@ def statistics_panel(view: JobView) -> Markup | None:
         "What the agents changed",
         el("p", f"{count_text(elements)} parameters {counted}.", cls="hm-dim"),
         _share_bar(values.get("shares") or {}),
-        table(
-            ("Agent", "Changed", "of it unique", "of it shared", "Shared / unique"), [_agent_row(a) for a in agents]
-        ),
+        table(("Agent", "Changed", "of it unique", "of it shared", "Shared / unique"), [_agent_row(a) for a in agents]),
         _overlap_table(values.get("overlap_share") or (), len(agents)),
         table(("Pair", "Jaccard", "Cosine", "Same sign"), [_pair_row(p) for p in pairs]) if pairs else None,
     )

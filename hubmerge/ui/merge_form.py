@@ -23,6 +23,7 @@ from hubmerge.ui.panels import method_panel
 DEFAULT_METHOD = "ram_plus"
 DTYPES = (("As the base stores it", ""), "bfloat16", "float16", "float32")
 ROUNDINGS = (("The method's default", ""), "nearest", "stochastic")
+VISIBILITIES = ("automatic", "public", "private")
 LICENSES = (("What the parents demand", ""), *KNOWN, "other")
 
 
@@ -116,10 +117,22 @@ def build_form() -> MergeForm:
             )
         with gr.Row():
             visibility = gr.Radio(
-                choices=["public", "private"], value="private", label="Visibility", min_width=200, elem_id="visibility"
+                choices=list(VISIBILITIES),
+                value=VISIBILITIES[0],
+                label="Visibility",
+                info="Automatic: private if a parent is gated or private.",
+                scale=3,
+                min_width=250,
+                elem_id="visibility",
             )
             license_choice = gr.Dropdown(
-                choices=list(LICENSES), value="", label="License", min_width=200, elem_id="license", filterable=True
+                choices=list(LICENSES),
+                value="",
+                label="License",
+                info="Yours to choose where they leave it open.",
+                scale=2,
+                min_width=200,
+                elem_id="license",
             )
     with gr.Accordion("Advanced", open=False, elem_classes="hm-card"), gr.Row():
         dtype = gr.Dropdown(choices=list(DTYPES), value="", label="Output dtype", min_width=150, elem_id="dtype")
@@ -235,5 +248,3 @@ def show_method(name: str) -> list[Any]:
     methods = registry()
     about = method_panel(methods[name]) if name in methods else ""
     return [about, *(gr.Row(visible=m.name == name and bool(fields_of(m))) for m in methods.values())]
-
-

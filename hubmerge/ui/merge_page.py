@@ -18,7 +18,7 @@ from hubmerge.licenses import KNOWN
 from hubmerge.plan import Plan
 from hubmerge.recipe import MAX_RECIPE_BYTES, recipe_from_yaml
 from hubmerge.ui.format import el, link
-from hubmerge.ui.merge_form import MergeForm, build_form, fill, recipe_of, reweight, show_method
+from hubmerge.ui.merge_form import VISIBILITIES, MergeForm, build_form, fill, recipe_of, reweight, show_method
 from hubmerge.ui.panels import closed_models, notice, plan_panel, problems_panel
 from hubmerge.ui.service import Service
 from hubmerge.ui.session import visitor_of, writer_of
@@ -54,7 +54,7 @@ def merge_page(demo: Any, service: Service) -> None:
     inspect.click(
         _inspecting(service),
         [form.name, *form.recipe_inputs],
-        [outcome, form.name, form.visibility],
+        [outcome, form.name],
         concurrency_limit=4,
         **private,
     )
@@ -106,13 +106,9 @@ def _inspecting(service: Service) -> Callable[..., Any]:
             recipe = checked_recipe(recipe_of(values))
             plan = service.inspect(recipe.to_dict(), visitor_of(profile, token))
         except HubmergeError as error:
-            return [problems_panel(error), gr.skip(), gr.skip()]
-        closed = closed_models(plan.models)
-        return [
-            plan_panel(plan, service.endpoint),
-            gr.skip() if name.strip() else gr.update(value=suggested_name(plan)),
-            gr.update(value="private") if closed else gr.skip(),
-        ]
+            return [problems_panel(error), gr.skip()]
+        named = gr.skip() if (name or "").strip() else gr.update(value=suggested_name(plan))
+        return [plan_panel(plan, service.endpoint), named]
 
     return inspect
 
@@ -133,10 +129,14 @@ def _starting(service: Service) -> Callable[..., Any]:
     ) -> list[Any]:
         try:
             visitor = writer_of(service, profile, token)
+            recipe = recipe_of(values)
+            private = visibility == "private"
+            if visibility not in ("public", "private"):
+                private = bool(closed_models(service.inspect(checked_recipe(recipe).to_dict(), visitor).models))
             request = submission(
-                recipe_of(values),
+                recipe,
                 target=f"{namespace or visitor.name}/{(name or '').strip()}",
-                private=visibility != "public",
+                private=private,
                 license=license_choice,
                 visitor=visitor,
             )
@@ -185,7 +185,7 @@ def _opening(service: Service) -> Callable[..., Any]:
             gr.Button(interactive=signed_in),
             gr.Dropdown(choices=list(namespaces), value=owner if owner in namespaces else next(iter(namespaces), None)),
             gr.skip() if not target.get("name") else str(target["name"])[:96],
-            gr.update(value=target["visibility"]) if target.get("visibility") in ("public", "private") else gr.skip(),
+            gr.update(value=target["visibility"]) if target.get("visibility") in VISIBILITIES else gr.skip(),
             gr.update(value=target["license"]) if target.get("license") in (*KNOWN, "other") else gr.skip(),
             gr.skip() if problem is None else problem,
             *(fill(recipe) if recipe else [gr.skip()] * len(fill({}))),
@@ -219,4 +219,3 @@ def query_list(query: Any, key: str) -> list[str]:
     if hasattr(query, "getlist"):
         return [str(value) for value in query.getlist(key)]
     return [str(query[key])] if key in query else []
-

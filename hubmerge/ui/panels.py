@@ -87,13 +87,15 @@ def facts_grid(facts: Iterable[tuple[str, object]]) -> Markup:
 
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
-    """A table that scrolls sideways on a narrow screen; a row's first cell is its header."""
+    """A table whose rows become cards on a narrow screen; a row's first cell is its header."""
+    titles = list(head)
     lines = []
     for row in rows:
         first, *rest = row
-        lines.append(el("tr", el("th", first, scope="row"), *(el("td", cell) for cell in rest)))
-    titles = el("tr", *(el("th", title, scope="col") for title in head))
-    return el("div", el("table", el("thead", titles), el("tbody", *lines)), cls="hm-table", tabindex="0")
+        cells = (el("td", cell, data_label=str(title)) for title, cell in zip(titles[1:], rest, strict=True))
+        lines.append(el("tr", el("th", first, scope="row"), *cells))
+    top = el("tr", *(el("th", title, scope="col") for title in titles))
+    return el("div", el("table", el("thead", top), el("tbody", *lines)), cls="hm-table", tabindex="0")
 
 
 def plan_panel(plan: Plan, endpoint: str) -> Markup:
@@ -115,18 +117,17 @@ def plan_panel(plan: Plan, endpoint: str) -> Markup:
     weights = (None, *plan.recipe.weights)
     rows = [
         (
-            repo_link(endpoint, m.ref.id, m.ref.sha) if m.ref.kind == "hub" else m.ref.id,
+            join(repo_link(endpoint, m.ref.id, m.ref.sha), el("code", m.ref.sha[:12], cls="hm-sha")),
             "base" if weight is None else f"agent × {weight:g}",
             bytes_text(m.weight_bytes),
             m.license or "not stated",
-            el("code", m.ref.sha[:12]),
         )
         for m, weight in zip(plan.models, weights, strict=True)
     ]
     return join(
         notice("good", "These models fit", el("p", "Read from headers alone; no weight was downloaded.", cls="hm-dim")),
         grid,
-        table(("Model", "Role", "Weights", "License", "Commit"), rows),
+        table(("Model", "Role", "Weights", "License"), rows),
         warnings_panel(plan.warnings),
         license_panel(plan.models),
         access_panel(plan.models),
@@ -161,9 +162,7 @@ def access_panel(models: Iterable[Model]) -> Markup | None:
     closed = closed_models(models)
     if not closed:
         return None
-    return notice(
-        "info", "Private by default", el("p", f"{', '.join(closed)}: gated or private, so the result starts private.")
-    )
+    return notice("info", "Private unless you say otherwise", el("p", f"Gated or private: {', '.join(closed)}."))
 
 
 def closed_models(models: Iterable[Model]) -> list[str]:

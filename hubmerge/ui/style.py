@@ -31,7 +31,7 @@ def theme() -> Any:
 
 
 CSS = """
-.gradio-container { max-width: 1200px !important; margin: 0 auto !important; }
+.gradio-container { max-width: 1200px !important; width: 100% !important; margin: 0 auto !important; }
 :root { --hm-good: #15803d; --hm-warn: #b45309; --hm-bad: #b91c1c; --hm-info: #475569; --hm-busy: #0f766e;
   --hm-private: #0f766e; --hm-overlap: #3b82f6; --hm-conflict: #d97706; --hm-unchanged: #cbd5e1; }
 .dark { --hm-good: #4ade80; --hm-warn: #fbbf24; --hm-bad: #f87171; --hm-info: #94a3b8; --hm-busy: #2dd4bf;
@@ -49,18 +49,22 @@ CSS = """
   border-radius: var(--radius-lg); }
 .hm-card .hm-card { border: 0; background: none; }
 .hm-card h3, .hm-section h3 { font-size: 1rem; margin: 0; font-weight: 650; }
-.block.hm-card-title { padding: .8rem var(--spacing-xl) .2rem !important; }
+.block.hm-card-title { padding: .75rem 0 .3rem !important; }
+.block.hm-card-title .html-container, #about-method .html-container { padding: 0 var(--block-label-margin) 0 .75rem; }
 .block.hm-card-title, #about-method { background: var(--block-background-fill); border-radius: 0; }
 .block#outcome, .block#job, .block#jobs, .block#statistics { padding: var(--spacing-xl) !important; }
 .hm-dim { color: var(--body-text-color-subdued); margin: .35rem 0; }
 .hm-empty { margin: 0; }
 @media (min-width: 900px) { .hm-side { position: sticky; top: 1rem; align-self: flex-start; } }
 
+.prose[id] a { margin: 0; padding: 0; }
+
 /* messages */
 .hm-notice { border-left: 4px solid var(--hm-info); background: var(--background-fill-secondary);
   padding: .7rem .9rem; border-radius: 0 var(--radius-md) var(--radius-md) 0; margin: 0 0 .9rem; }
 .hm-notice:last-child { margin-bottom: 0; }
 .hm-notice p { margin: .25rem 0 0; }
+.hm-notice p::first-letter, .hm-notice li::first-letter { text-transform: uppercase; }
 .hm-notice ul { margin: .35rem 0 0; padding-left: 1.1rem; }
 .hm-notice.hm-good { border-color: var(--hm-good); }
 .hm-notice.hm-warn { border-color: var(--hm-warn); }
@@ -69,7 +73,8 @@ CSS = """
 .hm-problems > li { padding: .6rem 0; border-top: 1px solid var(--border-color-primary); overflow-wrap: anywhere; }
 .hm-problems > li:first-child { border-top: 0; }
 .hm-code { font-size: .75rem; margin-right: .5rem; color: var(--hm-bad); background: transparent; padding: 0; }
-.hm-what { font-weight: 600; }
+.hm-what { font-weight: 600; display: inline-block; }
+.hm-what::first-letter { text-transform: uppercase; }
 .hm-problems dl { margin: .3rem 0 0; }
 .hm-problems dl div { display: grid; grid-template-columns: 5.5rem 1fr; gap: .5rem; }
 .hm-problems dt, .hm-facts dt { color: var(--body-text-color-subdued); font-weight: 400; }
@@ -77,7 +82,7 @@ CSS = """
 .hm-next { font-weight: 500; }
 
 /* facts and tables */
-.hm-facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .8rem 1rem;
+.hm-facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: .8rem 1rem;
   margin: 0 0 1rem; }
 .hm-facts dt { font-size: .8rem; }
 .hm-facts dd { font-weight: 550; overflow-wrap: anywhere; }
@@ -85,19 +90,22 @@ CSS = """
 .hm-table table { width: 100%; border-collapse: collapse; font-size: .9rem; margin: 0; border: 0 !important; }
 .hm-table tr { border: 0 !important; }
 .hm-table th, .hm-table td { text-align: left; padding: .45rem .9rem .45rem 0; border: 0; font-weight: 400;
-  border-bottom: 1px solid var(--border-color-primary); white-space: nowrap; background: none; }
+  border-bottom: 1px solid var(--border-color-primary); background: none; vertical-align: top; }
 .hm-table thead th { color: var(--body-text-color-subdued); font-size: .8rem; }
-.hm-table tbody th { font-weight: 550; }
+.hm-table tbody th { font-weight: 550; overflow-wrap: anywhere; }
+.hm-table td { white-space: nowrap; }
+.hm-sha { display: block; font-size: .75rem; background: none; padding: 0; border: 0;
+  color: var(--body-text-color-subdued); }
 .hm-table tbody tr:last-child > * { border-bottom: 0; }
 .hm-table td { font-variant-numeric: tabular-nums; }
 
 /* method */
-.hm-method { padding: 0 var(--spacing-xl) var(--spacing-md); }
+.hm-method { padding: .2rem .75rem .6rem 0; }
 .hm-method p { margin: 0 0 .5rem; }
 .hm-formula { font-family: var(--font-mono); font-size: .9rem; background: var(--background-fill-secondary);
   padding: .55rem .8rem; border-radius: var(--radius-md); overflow-x: auto; }
 .hm-papers { list-style: none; padding: 0 !important; margin: .5rem 0 0 !important; font-size: .9rem; }
-.hm-papers li { padding: 0; margin: 0; }
+.hm-papers li { padding: 0 !important; margin: 0 !important; }
 
 /* job */
 .hm-title { display: flex; flex-wrap: wrap; align-items: center; gap: .6rem .9rem; margin-bottom: 1rem; }
@@ -142,6 +150,14 @@ CSS = """
 .hm-meter-fill { display: block; height: 100%; background: var(--hm-private); }
 
 @media (max-width: 640px) {
+  .hm-brand { font-size: 0; }
+  .hm-facts { grid-template-columns: 1fr 1fr; }
+  .hm-table thead { display: none; }
+  .hm-table tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--border-color-primary) !important; }
+  .hm-table tbody th, .hm-table td { display: flex; justify-content: space-between; gap: 1rem; border: 0;
+    padding: .15rem 0; }
+  .hm-table td:empty { display: none; }
+  .hm-table td::before { content: attr(data-label); color: var(--body-text-color-subdued); }
   .hm-header h1, .hm-title h1 { font-size: 1.3rem; }
   .hm-stages { grid-auto-flow: row; grid-auto-columns: auto; gap: .1rem; }
   .hm-stages li { border-top: 0; border-left: 4px solid var(--border-color-primary); padding: .15rem 0 .15rem .6rem; }

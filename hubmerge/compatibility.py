@@ -1,0 +1,226 @@
+"""What forbids a merge of some models, and what a user should know though it does not: by headers and configs alone.
+
+Every function returns all that it finds, in the recipe's order; nothing is raised here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hubmerge.dtypes import FLOAT_DTYPES
+from hubmerge.errors import IncompatibleError, Problem
+from hubmerge.sources.base import FileInfo, Model
+from hubmerge.tying import Tensors
+
+NAMED_AT_MOST = 5  # tensors spelled out per problem
+_SHOWN_CHARACTERS = 80  # of a value from a stranger's config
+_SHAPING_KEYS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+)
+_BEHAVIOUR_KEYS = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "rms_norm_eps",
+    "hidden_act",
+    "sliding_window",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+)
+
+
+def base_problems(base: Model, tensors: Tensors) -> list[Problem]:
+    """Why this base cannot be merged into, whatever the agents."""
+    problems = _quantized(base)
+    unsupported = [n for n, t in tensors.items() if _is_unsupported(t.entry.dtype)]
+    if unsupported:
+        problems.append(_dtype_problem(base, [f"{n} ({tensors[n].entry.dtype})" for n in unsupported]))
+    elif not any(t.entry.dtype in FLOAT_DTYPES for t in tensors.values()):
+        problems.append(
+            _problem("nothing to merge: no tensor of floating point numbers", where=str(base.ref), got="integers only")
+        )
+    return problems
+
+
+def repeated(base: Model, agents: Sequence[Model]) -> list[Problem]:
+    """Agents that are the base itself or stand twice, as far as commits and file hashes show it."""
+    problems = []
+    for k, agent in enumerate(agents):
+        if same := _same_weights(base, agent):
+            problems.append(
+                _problem(
+                    "an agent is the base itself",
+                    where=str(agent.ref),
+                    got=same,
+                    next_step="Remove it: it changes nothing.",
+                )
+            )
+        for other in agents[:k]:
+            if same := _same_weights(other, agent):
+                problems.append(
+                    _problem(
+                        "the same agent stands twice",
+                        where=str(agent.ref),
+                        got=same,
+                        next_step="Remove one; use `weight` to count it more.",
+                    )
+                )
+    return problems
+
+
+def _same_weights(a: Model, b: Model) -> str | None:
+    """How headers show that two models hold the same weights, None when they do not show it."""
+    if (a.ref.kind, a.ref.id, a.ref.sha) == (b.ref.kind, b.ref.id, b.ref.sha):
+        return "the same repo at the same commit"
+    hashes_a = {a.files[s].sha256 for s in a.shards}
+    hashes_b = {b.files[s].sha256 for s in b.shards}
+    if None not in hashes_a and hashes_a == hashes_b:
+        return f"shards with the same sha256 as {a.ref}"
+    return None
+
+
+def agent_problems(base: Model, base_tensors: Tensors, agent: Model, tensors: Tensors) -> list[Problem]:
+    """What forbids a merge of this agent with this base."""
+    where = str(agent.ref)
+    remove = f"Remove {agent.ref.id} or choose another base."
+    if architecture(base) != architecture(agent):
+        # everything else would follow from this one
+        return [
+            _problem(
+                "another architecture",
+                where=where,
+                expected=architecture(base),
+                got=architecture(agent),
+                next_step=f"Remove {agent.ref.id} or choose its own base.",
+            )
+        ]
+    problems = _quantized(agent)
+    for key in _SHAPING_KEYS:
+        if base.config.get(key) != agent.config.get(key) and key in base.config and key in agent.config:
+            problems.append(
+                _problem(
+                    f"another {key}",
+                    where=f"config.json of {where}",
+                    expected=_shown(base.config[key]),
+                    got=_shown(agent.config[key]),
+                    next_step=remove,
+                )
+            )
+    missing = [n for n in base_tensors if n not in tensors]
+    if missing:
+        problems.append(
+            _problem("missing tensors", where=where, expected=_named(missing), got="not stored", next_step=remove)
+        )
+    extra = [n for n in tensors if n not in base_tensors]
+    if extra:
+        problems.append(
+            _problem("tensors that the base does not have", where=where, got=_named(extra), next_step=remove)
+        )
+    common = [n for n in base_tensors if n in tensors]
+    shapes = [
+        f"{n}: {_dims(base_tensors[n].entry.shape)} → {_dims(tensors[n].entry.shape)}"
+        for n in common
+        if base_tensors[n].entry.shape != tensors[n].entry.shape
+    ]
+    if shapes:
+        vocabulary = any("embed" in s or s.startswith("lm_head") for s in shapes)
+        problems.append(
+            _problem(
+                "another vocabulary size or shape" if vocabulary else "other shapes",
+                where=where,
+                expected="the base's shapes",
+                got=_named(shapes),
+                next_step=remove,
+            )
+        )
+    dtypes = [
+        f"{n} ({tensors[n].entry.dtype})"
+        for n in common
+        if not _dtypes_meet(base_tensors[n].entry.dtype, tensors[n].entry.dtype)
+    ]
+    if dtypes:
+        problems.append(_dtype_problem(agent, dtypes))
+    return problems
+
+
+def _quantized(model: Model) -> list[Problem]:
+    if not model.config.get("quantization_config"):
+        return []
+    return [
+        _problem(
+            "quantized weights, which stand for others than they store",
+            where=f"config.json of {model.ref}",
+            expected="no quantization_config",
+            got=_shown(model.config["quantization_config"]),
+            next_step="Use the model before quantization.",
+        )
+    ]
+
+
+def _dtype_problem(model: Model, named: Sequence[str]) -> Problem:
+    return _problem(
+        "tensors of a dtype that cannot be merged",
+        where=str(model.ref),
+        expected=f"{', '.join(FLOAT_DTYPES)}, or integers as in the base",
+        got=_named(named),
+    )
+
+
+def _dtypes_meet(base: str, agent: str) -> bool:
+    if base in FLOAT_DTYPES or agent in FLOAT_DTYPES:
+        return base in FLOAT_DTYPES and agent in FLOAT_DTYPES
+    return base == agent
+
+
+def _is_unsupported(dtype: str) -> bool:
+    return dtype.startswith("F") and dtype not in FLOAT_DTYPES
+
+
+def differences(base: Model, agent: Model) -> list[str]:
+    """What a user should know, though it does not forbid the merge."""
+    notes = [
+        f"{agent.ref.id}: {key} in config.json differs from the base ({_shown(base.config.get(key))} → "
+        f"{_shown(agent.config.get(key))}); the merge keeps the base's"
+        for key in _BEHAVIOUR_KEYS
+        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
+    ]
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        a, b = base.files.get(name), agent.files.get(name)
+        if (a is None) != (b is None) or (a and b and not _may_be_equal(a, b)):
+            notes.append(f"{agent.ref.id}: {name} differs from the base's; the merge keeps the base's")
+    return notes
+
+
+def _may_be_equal(a: FileInfo, b: FileInfo) -> bool:
+    return a.size == b.size and (a.sha256 is None or b.sha256 is None or a.sha256 == b.sha256)
+
+
+def architecture(model: Model) -> str:
+    """The model's class, as its config names it."""
+    names = model.config.get("architectures") or [model.config.get("model_type", "unknown")]
+    return str(names[0])[:100] if isinstance(names, list) and names else "unknown"
+
+
+def _problem(what: str, *, where: str = "", expected: str = "", got: str = "", next_step: str = "") -> Problem:
+    return Problem(IncompatibleError.code, what, where, expected, got, next_step)
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return "×".join(str(n) for n in shape) or "scalar"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
+
+
+def _named(listed: Sequence[str]) -> str:
+    more = f" and {len(listed) - NAMED_AT_MOST} more" if len(listed) > NAMED_AT_MOST else ""
+    return ", ".join(listed[:NAMED_AT_MOST]) + more

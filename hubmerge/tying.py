@@ -1,0 +1,103 @@
+"""Tied output heads: one tensor, merged and counted once, however many models happen to store it twice.
+
+Where config.json ties the head to the embedding, a checkpoint may store the head, as a copy, or leave it out;
+both load to the same model. So models are compared by a view of their tensors in which that choice is undone:
+
+    base tied                head left out of every view; an agent with a head of its own cannot be merged
+    base untied, agent tied  the agent's embedding is what it uses as a head, and stands in for it
+
+When `tie_word_embeddings` is absent, a class's default applies, which config.json does not show; then a model
+that stores no head must be tied, and an agent ties as its base does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hubmerge.errors import IncompatibleError, Problem
+from hubmerge.sources.base import Model, StoredTensor
+
+_HEADS = ("lm_head.weight", "embed_out.weight")
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight")
+
+Tensors = Mapping[str, StoredTensor]
+
+
+@dataclass(frozen=True)
+class Untied:
+    """The tensors of base and agents as they are merged, and what was found on the way."""
+
+    base: Tensors
+    agents: tuple[Tensors, ...]
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def untie(base: Model, agents: Sequence[Model]) -> Untied:
+    """Views of all models in which a tied head stands, or is missing, alike."""
+    stored = Untied(base.tensors, tuple(a.tensors for a in agents))
+    head = next((h for m in (base, *agents) if (h := _only(m.tensors, _HEADS))), None)
+    embedding = _only(base.tensors, _EMBEDDINGS)
+    if head is None or embedding is None:
+        return stored
+    says = _says_tied(base)
+    base_tied = head not in base.tensors if says is None else says
+    if base_tied:
+        return _without_head(base, agents, head, embedding)
+    if head not in base.tensors:
+        return stored  # an agent's head is a tensor too many, which the comparison tells
+    views: list[Tensors] = []
+    warnings = []
+    for agent in agents:
+        view = dict(agent.tensors)
+        if head not in view and embedding in view and _says_tied(agent) is not False:
+            view[head] = view[embedding]
+            warnings.append(
+                f"{agent.ref.id}: {head} is tied to {embedding}, which is read in its place; the base has a head of "
+                "its own, and so has the merge"
+            )
+        views.append(MappingProxyType(view))
+    return Untied(base.tensors, tuple(views), (), tuple(warnings))
+
+
+def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: str) -> Untied:
+    problems = []
+    warnings = []
+    for model in (base, *agents):
+        if head not in model.tensors:
+            continue
+        if model is not base and _says_tied(model) is False:
+            problems.append(
+                Problem(
+                    IncompatibleError.code,
+                    "an output head of its own, where the base ties it to the embedding",
+                    where=str(model.ref),
+                    expected=f"no {head}, or tie_word_embeddings: true",
+                    got="tie_word_embeddings: false",
+                    next_step=f"Remove {model.ref.id} or choose the base it was trained from.",
+                )
+            )
+            continue
+        warnings.append(f"{model.ref.id}: the stored {head} is tied to {embedding}; it is merged once, as the latter")
+
+    def view(model: Model) -> Tensors:
+        return MappingProxyType({name: t for name, t in model.tensors.items() if name != head})
+
+    return Untied(view(base), tuple(view(a) for a in agents), tuple(problems), tuple(warnings))
+
+
+def _says_tied(model: Model) -> bool | None:
+    """`tie_word_embeddings` of a config, None where it does not say."""
+    text = model.config.get("text_config")
+    for table in (model.config, text if isinstance(text, dict) else {}):
+        if isinstance(table.get("tie_word_embeddings"), bool):
+            return bool(table["tie_word_embeddings"])
+    return None
+
+
+def _only(tensors: Tensors, names: Sequence[str]) -> str | None:
+    """The one tensor with one of these last names; None when there is none or more than one."""
+    found = [n for n in tensors if any(n == end or n.endswith("." + end) for end in names)]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,233 @@
+"""The whole line against the embedded Hub, through the command line as a user would run it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi, hf_hub_download
+
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.report import Report
+
+REPO = Path(__file__).resolve().parents[2]
+RECIPE = "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent, zoo/mem-agent]\nmethod: {method}\n"
+FILES = {
+    ".gitattributes",
+    "README.md",
+    "config.json",
+    "figures/density_by_layer.png",
+    "figures/overlap.png",
+    "figures/pairs.png",
+    "generation_config.json",
+    "hubmerge.json",
+    "model.safetensors",
+    "recipe.yaml",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+
+
+@pytest.fixture(scope="module")
+def zoo_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    with LocalHubProcess(tmp_path_factory.mktemp("zoo"), zoo=True) as hub:
+        yield hub
+
+
+class Shell:
+    """`python -m hubmerge` as user ada of an embedded Hub."""
+
+    def __init__(self, hub: LocalHubProcess, folder: Path) -> None:
+        self.hub = hub
+        self.folder = folder
+        self.api = HfApi(endpoint=hub.endpoint, token=hub.tokens["ada"])
+        self.environment = {
+            **os.environ,
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_TOKEN": hub.tokens["ada"],
+            "HUBMERGE_DATA": str(folder / "data"),
+        }
+
+    def recipe(self, text: str) -> str:
+        path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:8]}.yaml"
+        path.write_text(text)
+        return str(path)
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "hubmerge", *arguments]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), env=self.environment, cwd=REPO, capture_output=True, text=True, check=False
+        )
+
+    def commits(self, repo: str) -> list[str]:
+        return [c.title for c in self.api.list_repo_commits(repo)]
+
+    def fetch(self, repo: str, name: str) -> bytes:
+        path = hf_hub_download(
+            repo, name, endpoint=self.hub.endpoint, token=self.hub.tokens["ada"], cache_dir=self.folder / "cache"
+        )
+        return Path(path).read_bytes()
+
+
+@pytest.fixture
+def shell(zoo_hub: LocalHubProcess, tmp_path: Path) -> Shell:
+    return Shell(zoo_hub, tmp_path)
+
+
+def test_run_publishes_a_complete_model_in_one_commit_and_again_is_the_same_commit(shell: Shell) -> None:
+    recipe = shell.recipe(RECIPE.format(method="ram_plus"))
+    first = shell.run("run", recipe, "--to", "ada/complete")
+    assert first.returncode == 0, first.stderr
+    assert set(shell.api.list_repo_files("ada/complete")) == FILES
+    titles = shell.commits("ada/complete")
+    assert len(titles) == 2  # the Hub's initial one and ours
+    report = Report.from_json(json.loads(shell.fetch("ada/complete", "hubmerge.json")))
+    assert report.identity[:16] in titles[0]
+    weights = shell.fetch("ada/complete", "model.safetensors")
+    assert hashlib.sha256(weights).hexdigest() == report.files[0].sha256
+    assert report.result["nonfinite"] == 0
+    again = shell.run("run", recipe, "--to", "ada/complete")
+    assert again.returncode == 0
+    assert again.stdout.split()[-1] == first.stdout.split()[-1]
+    assert shell.commits("ada/complete") == titles
+
+
+def test_the_card_links_its_parents_to_this_hub_and_pins_them(shell: Shell) -> None:
+    recipe = shell.recipe(RECIPE.format(method="ram"))
+    assert shell.run("run", recipe, "--to", "ada/card").returncode == 0
+    card = shell.fetch("ada/card", "README.md").decode()
+    info = shell.api.model_info("ada/card")
+    assert info.card_data is not None
+    assert info.card_data.to_dict()["base_model"] == ["zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent"]
+    assert "base_model:merge:zoo/math-agent" in (info.tags or [])
+    for name in ("base", "math-agent", "tool-agent", "mem-agent"):
+        sha = shell.api.model_info(f"zoo/{name}").sha
+        assert f"{shell.hub.endpoint}/zoo/{name}/tree/{sha}" in card
+    assert 'model_id = "ada/card"' in card
+
+
+def test_merge_to_a_folder_gives_the_bytes_that_run_publishes(shell: Shell) -> None:
+    recipe = shell.recipe(RECIPE.format(method="ram_plus"))
+    assert shell.run("run", recipe, "--to", "ada/bytes").returncode == 0
+    out = shell.folder / "out"
+    merged = shell.run("merge", recipe, "--out", str(out), "--chunk-elements", "5000", "--threads", "1")
+    assert merged.returncode == 0, merged.stderr
+    assert (out / "model.safetensors").read_bytes() == shell.fetch("ada/bytes", "model.safetensors")
+    assert not (out / ".hubmerge").exists()
+    published = shell.run("publish", str(out), "ada/bytes-by-hand")
+    assert published.returncode == 0, published.stderr
+    assert set(shell.api.list_repo_files("ada/bytes-by-hand")) == FILES
+
+
+def test_kill_9_anywhere_and_the_same_command_again_give_one_commit_and_the_same_bytes(shell: Shell) -> None:
+    recipe = shell.recipe(RECIPE.format(method="ram_plus"))
+    started = time.monotonic()
+    assert shell.run("run", recipe, "--to", "ada/undisturbed").returncode == 0
+    whole = time.monotonic() - started
+    kills = 0
+    for moment in (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 100.0):  # shares of an undisturbed run; the last one ends
+        process = subprocess.Popen(
+            shell.command("run", recipe, "--to", "ada/killed"),
+            env=shell.environment,
+            cwd=REPO,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            process.wait(moment * whole)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+        assert process.returncode in (0, -signal.SIGKILL)
+    assert kills >= 1
+    assert process.returncode == 0
+    assert len(shell.commits("ada/killed")) == 2
+    assert shell.fetch("ada/killed", "model.safetensors") == shell.fetch("ada/undisturbed", "model.safetensors")
+
+
+def test_progress_as_json_lines_names_the_stages_in_order(shell: Shell) -> None:
+    recipe = shell.recipe(RECIPE.format(method="ram_plus"))
+    done = shell.run("run", recipe, "--to", "ada/progress", "--log-json")
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["stage"] for line in lines if line["type"] == "stage"] == [
+        "resolve",
+        "fetch",
+        "merge",
+        "card",
+        "publish",
+    ]
+    last = {line["stage"]: line for line in lines if line["type"] == "progress"}
+    assert all(line["done"] == line["total"] for line in last.values())
+
+
+def test_a_target_of_somebody_else_or_with_other_content_is_refused_before_any_download(shell: Shell) -> None:
+    recipe = shell.recipe(RECIPE.format(method="ram"))
+    for target, code in (("bob/mine", "E_PERMISSION"), ("zoo/base", "E_TARGET_EXISTS"), ("plain", "E_TARGET_EXISTS")):
+        before = shell.commits(target) if target == "zoo/base" else []
+        done = shell.run("run", recipe, "--to", target)
+        assert done.returncode == 1
+        assert code in done.stderr
+        if before:
+            assert shell.commits(target) == before
+    assert not (shell.folder / "data").exists()
+
+
+def test_every_problem_of_a_recipe_is_listed_at_once_with_exit_code_1(shell: Shell) -> None:
+    recipe = shell.recipe(
+        "base: zoo/base\nagents: [zoo/base, zoo/math-agent, zoo/math-agent, zoo/nothing]\nmethod: ram\n"
+    )
+    done = shell.run("inspect", recipe)
+    assert done.returncode == 1
+    assert "zoo/nothing" in done.stderr
+    recipe = shell.recipe("base: zoo/base\nagents: [zoo/base, zoo/math-agent, zoo/math-agent]\nmethod: ram\n")
+    done = shell.run("inspect", recipe)
+    assert done.returncode == 1
+    assert "the base itself" in done.stderr
+    assert "stands twice" in done.stderr
+
+
+def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(
+    zoo_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    from hubmerge import line
+    from hubmerge.errors import DiskError
+    from hubmerge.hub import Hub
+    from hubmerge.recipe import recipe_from_yaml
+
+    hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
+    prepared = line.prepare(recipe_from_yaml(RECIPE.format(method="ram")), hub)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10_000_000})())
+    with pytest.raises(DiskError, match="not enough disk"):
+        line.merge_to_folder(prepared, hub, tmp_path / "out", cache=tmp_path / "cache", observer=Quiet())
+    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "cache").exists()
+
+
+class Quiet:
+    def stage(self, name: str) -> None: ...
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+    def statistics(self, values: object) -> None: ...
+    def warning(self, message: str) -> None: ...
+
+
+def test_methods_and_usage_errors_have_their_exit_codes(shell: Shell) -> None:
+    assert shell.run("methods").returncode == 0
+    assert "ram_plus" in json.loads(shell.run("methods", "--json").stdout)
+    assert shell.run("merge").returncode == 2
+    assert shell.run("no-such-command").returncode == 2
+    missing = shell.run("inspect", "nowhere.yaml")
+    assert missing.returncode == 1
+    assert "E_RECIPE" in missing.stderr

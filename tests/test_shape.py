@@ -1,0 +1,72 @@
+"""The shape of the code base: who may import what, and how long a module may be."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULES = sorted([*(ROOT / "hubmerge").rglob("*.py"), *(ROOT / "workflows").rglob("*.py"), ROOT / "app.py"])
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def importers(package: str) -> set[str]:
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in MODULES
+        if any(name == package or name.startswith(package + ".") for name in imports(path))
+    }
+
+
+def test_one_door_to_the_hub() -> None:
+    assert all(path.startswith("hubmerge/hub") for path in importers("huggingface_hub"))
+
+
+def test_only_the_pages_import_gradio() -> None:
+    assert all(path.startswith("hubmerge/ui/") for path in importers("gradio"))
+
+
+def test_only_the_scheduler_imports_apscheduler() -> None:
+    assert importers("apscheduler") <= {"workflows/scheduler.py"}
+
+
+def test_the_library_does_not_import_the_bot_except_to_serve() -> None:
+    assert {path for path in importers("workflows") if path.startswith("hubmerge/")} <= {"hubmerge/cli.py"}
+
+
+def test_nothing_depends_on_the_surroundings_of_a_developer() -> None:
+    for path in MODULES:
+        text = path.read_text(encoding="utf-8")
+        assert "../shared" not in text, path
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_modules_stay_readable(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 450
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or path.name == "__init__.py"
+
+
+@pytest.mark.parametrize("command", ["methods", "localhub", "inspect"])
+def test_light_commands_do_not_import_torch_or_gradio(command: str) -> None:
+    script = (
+        "import sys\nfrom hubmerge.cli import main\n"
+        f"try:\n    main([{command!r}, '--help'] if {command!r} != 'methods' else ['methods'])\n"
+        "except SystemExit:\n    pass\n"
+        "import hubmerge.line, hubmerge.localhub.server\n"
+        "print(sorted({'torch', 'gradio', 'transformers', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.strip().splitlines()[-1] == "[]"
