@@ -2,7 +2,8 @@
 
 Decoding is exact. Encoding to 16 bits is `nearest` (ties to even, IEEE 754) or `stochastic`: up with the
 probability of the discarded fraction, hence unbiased, from draws of the counter-based generator. A value that
-the dtype can represent stays as it is under both.
+the dtype can represent stays as it is under both. NaN stays NaN, and what is too large becomes infinite: the
+caller counts both.
 """
 
 from __future__ import annotations
@@ -60,14 +61,21 @@ def _stochastic_bf16(values: Float32, draws: NDArray[np.uint64]) -> NDArray[np.u
 
 
 def _stochastic_f16(values: Float32, draws: NDArray[np.uint64]) -> NDArray[np.float16]:
+    """The float16 on either side of each value, the farther from zero with the probability of the fraction.
+
+    The fraction and the draw are taken in float64: near zero, where the gap is wide, float32 values have fractions
+    far below 2^-24. What overflows when rounded to nearest overflows here, too, so that the caller can count it.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         near = values.astype(np.float16)
-        toward_zero = np.where(
-            np.abs(near.astype(np.float32)) > np.abs(values), np.nextafter(near, np.float16(0)), near
-        ).astype(np.float16)
-        away = np.nextafter(toward_zero, np.copysign(np.float16(np.inf), values))
-        low, high = toward_zero.astype(np.float32), away.astype(np.float32)
-        fraction = (values - low) / (high - low)  # exact: the gap is a power of two
-        uniform = (draws >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+        exact = values.astype(np.float64)
+        # the limits must be float16 themselves, or the neighbours would be those of a wider dtype
+        outward = np.copysign(np.float16(np.inf), near)
+        too_far = np.abs(near.astype(np.float64)) > np.abs(exact)
+        toward_zero = np.where(too_far, np.nextafter(near, np.float16(0)), near)
+        away = np.nextafter(toward_zero, outward)
+        low, high = toward_zero.astype(np.float64), away.astype(np.float64)
+        fraction = (exact - low) / (high - low)  # exact: the gap is a power of two (or infinite: never away)
+        uniform = (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
         result = np.where(uniform < fraction, away, toward_zero)
-    return np.where(np.isfinite(values), result, near).astype(np.float16)
+        return np.where(np.isfinite(near), result, near)

@@ -22,7 +22,7 @@ from examples.zoo.evaluate import Score
 from examples.zoo.figures import ZOO_FOLDER, Figures
 from examples.zoo.train import AGENT_NAMES, BASE_NAME, RECIPES, Pretraining
 
-DATASET_ID = "zoo/eval"
+DATASET_ID = "zoo/held-out"
 # Only the Hub's dataset viewer has a say here: it calls a development split "validation".
 VIEWER_SPLITS = {"test": "test", "dev": "validation"}
 
@@ -189,7 +189,7 @@ def dataset_card() -> str:
         ],
     }
     body = f"""
-# zoo/eval
+# zoo/held-out
 
 Held-out prompts of the zoo's three domains, made by a program: {HELD_OUT_SIZES["test"]} per domain to report
 (`test`) and {HELD_OUT_SIZES["dev"]} to choose by (`validation`, in the files `dev_*.jsonl`). Every row has a

@@ -11,12 +11,13 @@ stands before all of it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
 import warnings
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar
 
 import gradio as gr
 import uvicorn
@@ -36,6 +37,7 @@ from hubmerge.ui.session import visitor_of
 from hubmerge.ui.signin import OAuthClient, use_oauth_client
 from hubmerge.ui.style import CSS, HEAD, TITLE, theme
 
+T = TypeVar("T")
 QUEUE_MAX = 64  # events that wait; one more is told that the queue is full
 CONCURRENCY = 8  # events of one kind at once, where a handler states no lower limit
 _START_TIMEOUT_S = 60.0
@@ -95,7 +97,30 @@ def build_web_app(
         raise InternalError("on a Space the platform's own OAuth client is used", where="build_web_app")
     if oauth is not None:
         use_oauth_client(oauth)
-    demo = build_app(service, settings=settings, sign_in=oauth is not None or settings.space_id is not None)
+    sign_in = oauth is not None or settings.space_id is not None
+    return in_loop(lambda: _assemble(service, settings, sign_in, routes))
+
+
+def in_loop(make: Callable[[], T]) -> T:
+    """`make()` while an event loop runs: gradio would leave a new one open for every Blocks that it builds."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        loop = asyncio.new_event_loop()
+    else:
+        return make()
+
+    async def made() -> T:
+        return make()
+
+    try:
+        return loop.run_until_complete(made())
+    finally:
+        loop.close()
+
+
+def _assemble(service: Service, settings: Settings, sign_in: bool, routes: Sequence[BaseRoute]) -> FastAPI:
+    demo = build_app(service, settings=settings, sign_in=sign_in)
     app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, openapi_url=None, routes=list(routes))
     with warnings.catch_warnings():
         # said of every app of several pages, though server-side rendering is off

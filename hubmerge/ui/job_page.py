@@ -48,7 +48,7 @@ def job_page(demo: Any, service: Service) -> None:
 def _opening(service: Service) -> Callable[..., Any]:
     def opening(request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
         job_id = str(request.query_params.get("id") or "")[:200]
-        nothing = ["", gr.skip(), gr.Accordion(visible=False)]
+        nothing = ["", gr.skip(), gr.update(visible=False)]
         if not job_id:
             hint = notice("info", "No job is named", el("p", "Open one from ", link("jobs", "your jobs"), "."))
             return ["", *nothing, *_stopped(hint)]
@@ -59,7 +59,7 @@ def _opening(service: Service) -> Callable[..., Any]:
             return [job_id, *nothing, *_refused(error)]
         text = yaml.safe_dump(dict(view.recipe), sort_keys=False, allow_unicode=True)
         again = link(f"./?job={quote(job_id, safe='')}", "Use this recipe again")
-        return [job_id, again, text, gr.Accordion(visible=True), *_shown(view, visitor, service.endpoint)]
+        return [job_id, again, text, gr.update(visible=True), *_shown(view, visitor, service.endpoint)]
 
     return opening
 
@@ -67,7 +67,7 @@ def _opening(service: Service) -> Callable[..., Any]:
 def _ticking(service: Service) -> Callable[..., Any]:
     def tick(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
         if not job_id:
-            return [*[gr.skip()] * 4, gr.Timer(active=False)]
+            return [*[gr.skip()] * 4, gr.update(active=False)]
         visitor = visitor_of(profile, token)
         try:
             return _shown(service.job(job_id, visitor), visitor, service.endpoint)
@@ -94,9 +94,9 @@ def _shown(view: JobView, visitor: Visitor | None, endpoint: str) -> list[Any]:
     return [
         head,
         warnings,
-        gr.HTML(value=statistics, visible=bool(statistics)),
-        gr.Button(visible=owner and view.state in ("queued", "running")),
-        gr.Timer(active=view.state not in TERMINAL),
+        gr.update(value=statistics, visible=bool(statistics)),
+        gr.update(visible=owner and view.state in ("queued", "running")),
+        gr.update(active=view.state not in TERMINAL),
     ]
 
 
@@ -106,4 +106,4 @@ def _refused(error: HubmergeError) -> list[Any]:
 
 
 def _stopped(message: Any) -> list[Any]:
-    return [message, "", gr.HTML(visible=False), gr.Button(visible=False), gr.Timer(active=False)]
+    return [message, "", gr.update(visible=False), gr.update(visible=False), gr.update(active=False)]

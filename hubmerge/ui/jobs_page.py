@@ -31,14 +31,17 @@ def _listing(service: Service) -> Callable[..., Any]:
     def show(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
         visitor = visitor_of(profile, token)
         if visitor is None:
-            return [notice("info", "Nobody is signed in", el("p", "Sign in to see your jobs.")), gr.Timer(active=False)]
+            return [
+                notice("info", "Nobody is signed in", el("p", "Sign in to see your jobs.")),
+                gr.update(active=False),
+            ]
         try:
             views = service.jobs(visitor)
         except HubmergeError as error:
-            return [problems_panel(error, "Your jobs cannot be listed"), gr.Timer(active=error.retryable)]
+            return [problems_panel(error, "Your jobs cannot be listed"), gr.update(active=error.retryable)]
         if not views:
             start = notice("info", "No jobs yet", el("p", link("./", "Start your first merge"), "."))
-            return [start, gr.Timer(active=False)]
-        return [job_list(views), gr.Timer(active=any(v.state not in TERMINAL for v in views))]
+            return [start, gr.update(active=False)]
+        return [job_list(views), gr.update(active=any(v.state not in TERMINAL for v in views))]
 
     return show

@@ -201,10 +201,10 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
     method = str(recipe.get("method") or "")
     given = recipe.get("parameters")
     updates = [
-        gr.Dropdown(value=base, choices=[base] if base else []),
-        gr.Dropdown(value=names, choices=names),
+        gr.update(value=base, choices=[base] if base else []),
+        gr.update(value=names, choices=names),
         *weight_updates(names, dict(pairs)),
-        gr.Dropdown(value=method) if method in registry() else gr.skip(),
+        gr.update(value=method) if method in registry() else gr.skip(),
     ]
     for m in registry().values():
         fields = fields_of(m)
@@ -228,8 +228,8 @@ def _name_and_weight(agent: Any) -> tuple[str, float]:
 
 def weight_updates(names: Sequence[str], weights: Mapping[str, float]) -> list[Any]:
     """One number per agent, labelled with it; the others are hidden."""
-    shown = [gr.Number(label=_short(name), value=weights.get(name, 1.0), visible=True) for name in names]
-    return [*shown, *(gr.Number(value=1.0, visible=False) for _ in range(MAX_AGENTS - len(names)))]
+    shown = [gr.update(label=_short(name), value=weights.get(name, 1.0), visible=True) for name in names]
+    return [*shown, *(gr.update(value=1.0, visible=False) for _ in range(MAX_AGENTS - len(names)))]
 
 
 def _short(name: str) -> str:
@@ -247,4 +247,4 @@ def show_method(name: str) -> list[Any]:
     """The method's description, and which group of parameters is visible."""
     methods = registry()
     about = method_panel(methods[name]) if name in methods else ""
-    return [about, *(gr.Row(visible=m.name == name and bool(fields_of(m))) for m in methods.values())]
+    return [about, *(gr.update(visible=m.name == name and bool(fields_of(m))) for m in methods.values())]

@@ -95,7 +95,7 @@ def _searching(service: Service) -> Callable[..., Any]:
         except HubmergeError:
             return gr.skip()  # suggestions are a help; whatever is typed can be inspected all the same
         kept = current if isinstance(current, list) else [current] if current else []
-        return gr.Dropdown(choices=list(dict.fromkeys([*found, *kept])))
+        return gr.update(choices=list(dict.fromkeys([*found, *kept])))
 
     return search
 
@@ -182,8 +182,8 @@ def _opening(service: Service) -> Callable[..., Any]:
         owner = target.get("namespace")
         return [
             "" if signed_in else el("p", "Inspecting needs no account. Sign in to start a merge.", cls="hm-dim"),
-            gr.Button(interactive=signed_in),
-            gr.Dropdown(choices=list(namespaces), value=owner if owner in namespaces else next(iter(namespaces), None)),
+            gr.update(interactive=signed_in),
+            gr.update(choices=list(namespaces), value=owner if owner in namespaces else next(iter(namespaces), None)),
             gr.skip() if not target.get("name") else str(target["name"])[:96],
             gr.update(value=target["visibility"]) if target.get("visibility") in VISIBILITIES else gr.skip(),
             gr.update(value=target["license"]) if target.get("license") in (*KNOWN, "other") else gr.skip(),

@@ -1,0 +1,111 @@
+"""Draws are a function of seed, purpose, tensor and index, the same on every machine, and look random."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from hubmerge.counter_rng import Key, draws, make_key
+
+MASK = 2**64 - 1
+
+
+def splitmix(x: int) -> int:
+    """One mixing round, in Python's own integers."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & MASK
+    return x ^ (x >> 31)
+
+
+def reference(key: Key, index: int) -> int:
+    return splitmix(splitmix((index * 0x9E3779B97F4A7C15 + key.first) & MASK) ^ key.second)
+
+
+def test_a_round_is_splitmix64_as_published():
+    # the first outputs of SplitMix64 seeded with 0, as in the reference implementation's test vectors
+    state, outputs = 0, []
+    for _ in range(3):
+        state = (state + 0x9E3779B97F4A7C15) & MASK
+        outputs.append(splitmix(state))
+    assert outputs == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+def test_the_key_is_a_digest_of_seed_and_identity():
+    digest = hashlib.blake2b(b"(7, 'rounding', 'w')", digest_size=16, person=b"hubmerge-rng").digest()
+    assert make_key(7, "rounding", "w") == Key(
+        int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+    )
+
+
+def test_these_draws_never_change():
+    # a published merge can be made again only while they stay
+    assert draws(make_key(0, "rounding", "model.norm.weight"), 0, 4).tolist() == [
+        0xAE7B6C19F11B2B7F,
+        0x54EEF3807CB2B6A1,
+        0x6E940261388FF461,
+        0xD60253D2FE4854C7,
+    ]
+
+
+@pytest.mark.parametrize("start", [0, 1, 2**32 - 2, 2**40 - 3])
+def test_draws_are_the_reference_at_every_index(start: int):
+    key = make_key(3, "drop", "agent", "w")
+    assert draws(key, start, 5).tolist() == [reference(key, start + i) for i in range(5)]
+
+
+def test_a_part_is_the_part_of_the_whole():
+    key = make_key(0, "x")
+    whole = draws(key, 0, 1000)
+    assert np.array_equal(draws(key, 317, 100), whole[317:417])
+    assert draws(key, 5, 0).size == 0
+
+
+def test_identities_that_join_alike_have_other_keys():
+    keys = [
+        make_key(0),
+        make_key(0, ""),
+        make_key(0, "a"),
+        make_key(0, "a", "b"),
+        make_key(0, "ab"),
+        make_key(0, "a', 'b"),
+        make_key(0, "b", "a"),
+        make_key(1, "a", "b"),
+        make_key(-1, "a", "b"),
+        make_key(10, "a"),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_neighbouring_keys_and_indices_draw_nothing_alike():
+    names = [f"model.layers.{i}.mlp.up_proj.weight" for i in range(32)]
+    blocks = [draws(make_key(seed, "rounding", name), 0, 2000) for seed in (0, 1) for name in names]
+    together = np.concatenate(blocks)
+    assert np.unique(together).size == together.size  # by chance with probability 5e-10
+
+
+def test_no_sequence_is_a_shift_of_another():
+    a = set(draws(make_key(0, "w"), 0, 50_000).tolist())
+    b = set(draws(make_key(0, "v"), 25_000, 50_000).tolist())
+    assert not a & b
+
+
+def test_every_bit_is_set_half_of_the_time_and_neighbours_are_independent():
+    count = 200_000
+    values = draws(make_key(0, "w"), 0, count)
+    sigma = 0.5 / count**0.5
+    for bit in range(64):
+        ones = (values >> np.uint64(bit)) & np.uint64(1)
+        assert abs(ones.mean() - 0.5) < 5 * sigma, bit
+        assert abs((ones[1:] ^ ones[:-1]).mean() - 0.5) < 5 * sigma, bit
+
+
+def test_draws_are_uniform():
+    count, bins = 2**20, 1024
+    values = draws(make_key(5, "w"), 0, count)
+    counts = np.bincount((values >> np.uint64(54)).astype(np.int64), minlength=bins)
+    expected = count / bins
+    chi_squared = float(((counts - expected) ** 2 / expected).sum())
+    # mean bins − 1, standard deviation sqrt(2·(bins − 1))
+    assert abs(chi_squared - (bins - 1)) < 5 * (2 * (bins - 1)) ** 0.5

@@ -1,0 +1,439 @@
+"""The plan finds everything that forbids a merge at once, and lays out files that the reference reader accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import T, f32, llama_config, llama_shapes, random_base, sparse_agent, tensor, write_model
+from safetensors import deserialize
+
+from hubmerge.errors import IncompatibleError
+from hubmerge.hub import Hub
+from hubmerge.plan import Plan, make_plan
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
+from hubmerge.sources.header import TensorEntry, parse_header
+from hubmerge.sources.open import open_models
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+
+NOWHERE = Hub("http://127.0.0.1:9")
+SHAPES = {"model.embed_tokens.weight": (8, 4), "model.layers.0.mlp.up_proj.weight": (6, 4), "model.norm.weight": (4,)}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4,
+    "vocab_size": 8,
+    "num_hidden_layers": 1,
+    "tie_word_embeddings": True,
+}
+SIZE = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+
+
+def model(
+    name: str,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    dtypes: Mapping[str, str] | None = None,
+    config: Mapping[str, Any] | None = None,
+    sha256: str | None = None,
+    files: Mapping[str, FileInfo] | None = None,
+) -> Model:
+    """A model of a Hub that exists only as its headers."""
+    position = 64
+    tensors = {}
+    for tensor_name, shape in (SHAPES if shapes is None else shapes).items():
+        dtype = (dtypes or {}).get(tensor_name, "BF16")
+        count = 1
+        for n in shape:
+            count *= n
+        size = SIZE[dtype] * count
+        tensors[tensor_name] = StoredTensor(
+            "model.safetensors", TensorEntry(tensor_name, dtype, shape, position, position + size)
+        )
+        position += size
+    shard = FileInfo("model.safetensors", position, sha256 or name.encode().hex().ljust(64, "0"))
+    return Model(
+        ModelRef("hub", name, name.encode().hex().ljust(40, "0"), "main"),
+        CONFIG if config is None else config,
+        {"model.safetensors": shard, **(files or {})},
+        tensors,
+    )
+
+
+def plan(base: Model, *agents: Model, max_shard_bytes: int = 2**31, **recipe: Any) -> Plan:
+    content = {"base": base.ref.id, "agents": [a.ref.id for a in agents], "method": "ram", **recipe}
+    return make_plan(recipe_from_dict(content), base, agents, max_shard_bytes=max_shard_bytes)
+
+
+def problems(base: Model, *agents: Model, **recipe: Any) -> list[str]:
+    with pytest.raises(IncompatibleError) as caught:
+        plan(base, *agents, **recipe)
+    assert all(p.code == "E_INCOMPATIBLE" for p in caught.value.problems)
+    return [str(p) for p in caught.value.problems]
+
+
+BASE, A, B = model("org/base"), model("org/a"), model("org/b")
+
+
+def without(name: str) -> dict[str, tuple[int, ...]]:
+    return {n: s for n, s in SHAPES.items() if n != name}
+
+
+# --- incompatibilities -------------------------------------------------------------------------------------------
+
+NORM = "model.norm.weight"
+BAD: dict[str, tuple[Callable[[], Model], str]] = {
+    "architecture": (
+        lambda: model("org/x", config={**CONFIG, "architectures": ["QwenForCausalLM"]}),
+        "another architecture in org/x@6f72672f7800: expected LlamaForCausalLM, got QwenForCausalLM",
+    ),
+    "config size": (
+        lambda: model("org/x", config={**CONFIG, "num_hidden_layers": 2}),
+        "another num_hidden_layers in config.json of org/x@6f72672f7800: expected 1, got 2",
+    ),
+    "vocabulary": (
+        lambda: model("org/x", {**SHAPES, "model.embed_tokens.weight": (9, 4)}),
+        "another vocabulary size or shape in org/x@6f72672f7800: expected the base's shapes, "
+        "got model.embed_tokens.weight: 8×4 → 9×4",
+    ),
+    "shape": (
+        lambda: model("org/x", {**SHAPES, NORM: (5,)}),
+        "other shapes in org/x@6f72672f7800: expected the base's shapes, got model.norm.weight: 4 → 5",
+    ),
+    "transposed": (
+        lambda: model("org/x", {**SHAPES, "model.layers.0.mlp.up_proj.weight": (4, 6)}),
+        "got model.layers.0.mlp.up_proj.weight: 6×4 → 4×6",
+    ),
+    "missing": (lambda: model("org/x", without(NORM)), "missing tensors in org/x@6f72672f7800: expected model.norm"),
+    "extra": (
+        lambda: model("org/x", {**SHAPES, "model.extra": (2,)}),
+        "tensors that the base does not have in org/x@6f72672f7800: expected nothing, got model.extra",
+    ),
+    "dtype": (lambda: model("org/x", dtypes={NORM: "F64"}), "got model.norm.weight (F64)"),
+    "integers": (lambda: model("org/x", dtypes={NORM: "I32"}), "got model.norm.weight (I32)"),
+    "quantized": (
+        lambda: model("org/x", config={**CONFIG, "quantization_config": {"quant_method": "gptq"}}),
+        "quantized weights",
+    ),
+    "the base's commit": (lambda: BASE, "an agent is the base itself in org/base"),
+    "the base's bytes": (
+        lambda: model("org/x", sha256=BASE.files["model.safetensors"].sha256),
+        "an agent is the base itself in org/x@6f72672f7800: expected nothing, got shards with the same sha256",
+    ),
+    "another agent's bytes": (
+        lambda: model("org/x", sha256=A.files["model.safetensors"].sha256),
+        "the same agent stands twice in org/x",
+    ),
+    "another agent": (lambda: A, "the same agent stands twice in org/a"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_agent_that_does_not_fit_is_named_with_its_reason(name: str):
+    build, words = BAD[name]
+    (problem,) = problems(BASE, A, B, build())
+    assert words in problem
+    assert "Remove" in problem or "dtype" in problem or "quantization" in problem
+
+
+def test_all_problems_of_all_agents_are_listed_together():
+    bad = [build() for name, (build, _) in BAD.items() if name not in ("the base's commit", "another agent")]
+    for number, agent in enumerate(bad):
+        object.__setattr__(agent, "ref", ModelRef("hub", f"org/bad-{number}", f"{number:040x}"))
+    listed = problems(BASE, A, *bad)
+    for number in range(len(bad)):
+        assert any(f"org/bad-{number}@" in text for text in listed), (number, listed)
+
+
+def test_one_agent_can_have_several_problems():
+    shapes = {**without(NORM), "model.layers.0.mlp.up_proj.weight": (7, 4), "x": (1,)}
+    listed = problems(BASE, A, model("org/x", shapes, config={**CONFIG, "hidden_size": 5}))
+    assert [text.split(" in ")[0] for text in listed] == [
+        "E_INCOMPATIBLE: another hidden_size",
+        "E_INCOMPATIBLE: missing tensors",
+        "E_INCOMPATIBLE: tensors that the base does not have",
+        "E_INCOMPATIBLE: other shapes",
+    ]
+
+
+def test_a_merge_needs_two_agents():
+    assert "at least two agents" in problems(BASE, A)[0]
+
+
+def test_the_method_may_refuse_the_weights():
+    agents = [{"model": "org/a", "weight": 1}, {"model": "org/b", "weight": -1}]
+    (problem,) = problems(BASE, A, B, method="linear", agents=agents)
+    assert "add up to 0" in problem
+
+
+def test_a_base_of_float64_is_refused_with_its_tensors():
+    dtypes = {NORM: "F64"}
+    agents = (model("org/a", dtypes=dtypes), model("org/b", dtypes=dtypes))
+    (problem,) = problems(model("org/base", dtypes=dtypes), *agents)
+    assert "model.norm.weight (F64)" in problem
+
+
+def test_a_base_of_integers_alone_is_refused():
+    dtypes = dict.fromkeys(SHAPES, "I32")
+    (problem,) = problems(*(model(n, dtypes=dtypes) for n in ("org/base", "org/a", "org/b")))
+    assert "nothing to merge" in problem
+
+
+def test_many_tensors_are_counted_rather_than_all_named():
+    shapes = {**SHAPES, **{f"extra.{i}": (1,) for i in range(12)}}
+    (problem,) = problems(BASE, A, model("org/x", shapes))
+    assert "extra.4 and 7 more" in problem
+    assert "extra.5" not in problem
+
+
+def test_a_hostile_config_does_not_flood_the_message():
+    (problem,) = problems(BASE, A, model("org/x", config={**CONFIG, "hidden_size": ["x" * 10_000]}))
+    assert len(problem) < 500
+
+
+def test_floats_of_several_dtypes_can_be_merged():
+    made = plan(BASE, model("org/a", dtypes=dict.fromkeys(SHAPES, "F32")), model("org/b", dtypes={NORM: "F16"}))
+    assert {t.dtype for t in made.tensors()} == {"BF16"}
+    assert [i.entry.dtype for t in made.tensors() if t.name == NORM for i in t.inputs] == ["BF16", "F32", "F16"]
+
+
+def test_what_does_not_forbid_a_merge_is_a_warning():
+    tokenizer = FileInfo("tokenizer.json", 10, "a" * 64)
+    base = model("org/base", files={"tokenizer.json": tokenizer})
+    same = model("org/a", files={"tokenizer.json": tokenizer})
+    other = model(
+        "org/b",
+        config={**CONFIG, "rope_theta": 1e6},
+        files={"tokenizer.json": FileInfo("tokenizer.json", 10, "b" * 64)},
+    )
+    warnings = plan(base, same, other).warnings
+    assert [w.split(" in config.json")[0].split(" differs")[0] for w in warnings] == [
+        "org/b: rope_theta",
+        "org/b: tokenizer.json",
+    ]
+
+
+# --- layout ------------------------------------------------------------------------------------------------------
+
+
+def assert_laid_out(made: Plan) -> None:
+    """Every shard is its header and its tensors without a gap, and both parsers read it."""
+    for shard in made.shards:
+        content = shard.header + bytes(shard.size - len(shard.header))
+        position = len(shard.header)
+        for planned in shard.tensors:
+            assert planned.begin == position
+            assert planned.end - planned.begin == planned.elements * SIZE[planned.dtype]
+            assert planned.begin % SIZE[planned.dtype] == 0, "torch views the bytes in place"
+            position = planned.end
+        assert position == shard.size == len(content)
+        header = parse_header(shard.header[8:], shard.size, shard.filename)
+        assert [(e.name, e.dtype, e.shape, e.begin, e.end) for e in header.tensors] == [
+            (t.name, t.dtype, t.shape, t.begin, t.end) for t in shard.tensors
+        ]
+        assert dict(header.metadata) == {"format": "pt"}
+        assert {n: (v["dtype"], tuple(v["shape"])) for n, v in deserialize(content)} == {
+            t.name: (t.dtype, t.shape) for t in shard.tensors
+        }
+
+
+def test_one_shard_holds_every_tensor_of_the_base_in_its_order():
+    made = plan(BASE, A, B)
+    assert_laid_out(made)
+    (shard,) = made.shards
+    assert shard.filename == "model.safetensors"
+    assert [t.name for t in shard.tensors] == list(SHAPES)
+    assert made.elements == 32 + 24 + 4
+    assert made.output_bytes == len(shard.header) + 2 * 60
+    assert [i.entry.name for i in shard.tensors[0].inputs] == ["model.embed_tokens.weight"] * 3
+
+
+def test_shards_are_cut_by_size_and_a_tensor_above_it_stands_alone():
+    made = plan(BASE, A, B, max_shard_bytes=56)
+    assert_laid_out(made)
+    assert [[t.name for t in s.tensors] for s in made.shards] == [
+        ["model.embed_tokens.weight"],
+        ["model.layers.0.mlp.up_proj.weight", "model.norm.weight"],
+    ]
+    assert [s.filename for s in made.shards] == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    alone = plan(BASE, A, B, max_shard_bytes=1)
+    assert [len(s.tensors) for s in alone.shards] == [1, 1, 1]
+    assert_laid_out(alone)
+
+
+def test_mixed_dtypes_are_laid_out_so_that_every_tensor_is_aligned():
+    shapes = {"flags": (3,), "w": (3, 3), "scale": (1,), "n": (5,), "empty": (0, 4), "one": ()}
+    dtypes = {"flags": "BOOL", "w": "BF16", "scale": "F32", "n": "I64", "one": "F16"}
+    names = ("org/base", "org/a", "org/b")
+    made = plan(*(model(n, shapes, dtypes=dtypes) for n in names))
+    assert_laid_out(made)
+    assert [t.name for t in made.tensors()] == ["n", "scale", "w", "empty", "one", "flags"]
+
+
+@pytest.mark.parametrize(("name", "stored"), [("float32", "F32"), ("bfloat16", "BF16"), ("float16", "F16")])
+def test_the_recipe_decides_the_dtype_of_floats(name: str, stored: str):
+    dtypes = {NORM: "I64"}
+    models = [model(n, dtypes=dtypes) for n in ("org/base", "org/a", "org/b")]
+    made = plan(*models, dtype=name)
+    assert {t.name: (t.dtype, t.action) for t in made.tensors()} == {
+        "model.embed_tokens.weight": (stored, "merge"),
+        "model.layers.0.mlp.up_proj.weight": (stored, "merge"),
+        NORM: ("I64", "copy"),
+    }
+    assert_laid_out(made)
+
+
+def test_rounding_is_the_methods_default_and_written_out():
+    made = plan(BASE, A, B, method="ram_plus")
+    assert made.rounding == made.recipe.rounding == "stochastic"
+    assert plan(BASE, A, B, method="ram_plus", dtype="float32").rounding == "nearest"
+    assert plan(BASE, A, B, method="ram").rounding == "nearest"
+    assert plan(BASE, A, B, method="ram_plus", rounding="nearest").rounding == "nearest"
+    assert made.identity == plan(BASE, A, B, method="ram_plus", rounding="stochastic").identity
+    assert made.identity != plan(BASE, A, B, method="ram_plus", rounding="nearest").identity
+
+
+def test_every_model_is_pinned():
+    made = plan(BASE, A, B)
+    assert [str(m) for m in (made.recipe.base, *(a.model for a in made.recipe.agents))] == [
+        f"{m.ref.id}@{m.ref.sha}" for m in (BASE, A, B)
+    ]
+
+
+def test_agents_of_one_name_get_labels_that_differ():
+    first = model("org/agent")
+    second = model("lab/agent")
+    tagged = model("lab/agent", sha256="f" * 64)
+    object.__setattr__(tagged, "ref", ModelRef("hub", "lab/agent", "f" * 40))
+    assert plan(BASE, A, first).labels == ("a", "agent")
+    assert plan(BASE, first, second).labels == ("org/agent", "lab/agent")
+    labels = plan(BASE, first, second, tagged).labels
+    assert labels == ("org/agent", f"lab/agent@{second.ref.sha[:12]}", "lab/agent@ffffffffffff")
+
+
+# --- tied heads --------------------------------------------------------------------------------------------------
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+WITH_HEAD = {**SHAPES, HEAD: (8, 4)}
+TIED, UNTIED = CONFIG, {**CONFIG, "tie_word_embeddings": False}
+SILENT = {k: v for k, v in CONFIG.items() if k != "tie_word_embeddings"}
+
+
+def names_of(made: Plan) -> list[str]:
+    return [t.name for t in made.tensors()]
+
+
+def head_inputs(made: Plan) -> list[str]:
+    return [i.entry.name for t in made.tensors() if t.name == HEAD for i in t.inputs]
+
+
+def test_an_agents_stored_copy_of_a_tied_head_is_ignored():
+    made = plan(BASE, A, model("org/b", WITH_HEAD))
+    assert names_of(made) == list(SHAPES)
+    assert made.warnings == (
+        "org/b: the stored lm_head.weight is tied to model.embed_tokens.weight; it is merged once, as the latter",
+    )
+
+
+def test_a_tied_head_that_the_base_stores_is_counted_once():
+    base = model("org/base", WITH_HEAD)
+    for agents in ((A, B), (A, model("org/b", WITH_HEAD)), (model("org/a", WITH_HEAD), model("org/b", WITH_HEAD))):
+        made = plan(base, *agents)
+        assert names_of(made) == list(SHAPES)
+        assert made.elements == 60
+        assert "org/base: the stored lm_head.weight" in made.warnings[0]
+        assert_laid_out(made)
+
+
+def test_a_tied_agents_embedding_stands_for_its_missing_head():
+    base = model("org/base", WITH_HEAD, config=UNTIED)
+    made = plan(base, model("org/a", WITH_HEAD, config=UNTIED), model("org/b", SHAPES, config=TIED))
+    assert head_inputs(made) == [HEAD, HEAD, EMBEDDING]
+    assert "org/b: lm_head.weight is tied to model.embed_tokens.weight, which is read in its place" in made.warnings[0]
+    assert_laid_out(made)
+
+
+def test_a_config_that_says_nothing_ties_where_no_head_is_stored():
+    silent = model("org/base", SHAPES, config=SILENT)
+    assert names_of(plan(silent, A, model("org/b", WITH_HEAD, config=SILENT))) == list(SHAPES)
+    storing = model("org/base", WITH_HEAD, config=SILENT)
+    made = plan(storing, model("org/a", WITH_HEAD, config=SILENT), model("org/b", SHAPES, config=SILENT))
+    assert head_inputs(made) == [HEAD, HEAD, EMBEDDING]
+
+
+def test_the_config_of_the_language_model_inside_counts():
+    nested = {**SILENT, "text_config": {"tie_word_embeddings": True}}
+    made = plan(model("org/base", WITH_HEAD, config=nested), A, B)
+    assert names_of(made) == list(SHAPES)
+
+
+def test_a_head_of_its_own_does_not_fit_a_tied_base():
+    (problem,) = problems(BASE, A, model("org/b", WITH_HEAD, config=UNTIED))
+    assert "an output head of its own" in problem
+
+
+def test_an_untied_head_that_is_missing_is_missing():
+    base = model("org/base", WITH_HEAD, config=UNTIED)
+    (problem,) = problems(base, model("org/a", WITH_HEAD, config=UNTIED), model("org/b", SHAPES, config=UNTIED))
+    assert "missing tensors" in problem
+    assert HEAD in problem
+
+
+def test_an_untied_base_without_a_head_takes_no_head():
+    base = model("org/base", SHAPES, config=UNTIED)
+    (problem,) = problems(base, model("org/a", SHAPES, config=UNTIED), model("org/b", WITH_HEAD, config=UNTIED))
+    assert "tensors that the base does not have" in problem
+
+
+def test_two_embeddings_leave_it_open_what_the_head_is_tied_to():
+    shapes = {**WITH_HEAD, "encoder.embed_tokens.weight": (8, 4)}
+    names = ("org/base", "org/a", "org/b")
+    made = plan(*(model(n, shapes, config=TIED) for n in names))
+    assert names_of(made) == list(shapes)
+
+
+def test_an_embedding_that_stands_for_a_head_must_have_its_shape():
+    base = model("org/base", {**SHAPES, HEAD: (9, 4)}, config=UNTIED)
+    listed = problems(base, model("org/a", {**SHAPES, HEAD: (9, 4)}, config=UNTIED), model("org/b", config=TIED))
+    assert "lm_head.weight: 9×4 → 8×4" in listed[0]
+
+
+def test_the_reader_takes_the_bytes_of_the_embedding_for_a_tied_head(tmp_path: Path):
+    base: dict[str, T] = random_base(0)
+    first = sparse_agent(base, 0.1, 1)
+    tied = {n: t for n, t in sparse_agent(base, 0.1, 2).items() if n != HEAD}
+    folders = [write_model(tmp_path / "base", base), write_model(tmp_path / "a", first)]
+    folders.append(write_model(tmp_path / "b", tied, config=llama_config(tied, tie_word_embeddings=True)))
+    recipe = recipe_from_dict({"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "ram"})
+    opened, agents = open_models(recipe, NOWHERE, allow_local=True)
+    made = make_plan(recipe, opened, agents)
+    (head,) = (t for t in made.tensors() if t.name == HEAD)
+    with TensorReader(made.models, LocalOrFetched(NOWHERE, tmp_path)) as reader:
+        raw = reader.raw(2, head.inputs[2], 0, head.elements)
+    assert raw.tobytes() == tied[EMBEDDING].raw.tobytes()
+
+
+def test_a_plan_of_real_files_agrees_with_them(tmp_path: Path):
+    base = {**random_base(0, sizes=llama_shapes(layers=1)), "rotary.steps": tensor([1, 2, 3], "I64")}
+    base["scalar"] = tensor(0.5, "F32")
+    base["empty"] = tensor(f32(tensor([])).reshape(0, 3))
+    agents = [sparse_agent(base, 0.2, seed) for seed in (1, 2)]
+    folders = [write_model(tmp_path / str(k), tensors, shards=k + 1) for k, tensors in enumerate((base, *agents))]
+    recipe = recipe_from_dict({"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "linear"})
+    opened, models = open_models(recipe, NOWHERE, allow_local=True)
+    made = make_plan(recipe, opened, models, max_shard_bytes=1500)
+    assert len(made.shards) > 2
+    assert_laid_out(made)
+    assert sorted(names_of(made)) == sorted(base)
+    assert made.elements == sum(t.raw.size for t in base.values())
+    assert {t.name for t in made.tensors() if t.action == "copy"} == {"rotary.steps"}
+    with TensorReader(made.models, LocalOrFetched(NOWHERE, tmp_path)) as reader:
+        for planned in made.tensors():
+            for k, tensors in enumerate((base, *agents)):
+                raw = reader.raw(k, planned.inputs[k], 0, planned.elements)
+                assert raw.tobytes() == tensors[planned.name].raw.tobytes()
+            if planned.elements > 3:
+                part = reader.raw(1, planned.inputs[1], 2, planned.elements - 3)
+                assert part.tobytes() == agents[0][planned.name].raw.reshape(-1)[2:-1].tobytes()

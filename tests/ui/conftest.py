@@ -1,0 +1,111 @@
+"""The pages under test: one app with a service in memory, sessions signed like gradio's, and a headless Chromium."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio.oauth
+import itsdangerous
+import pytest
+from pages_fake import FakeService
+
+from hubmerge.settings import Settings
+from hubmerge.ui.app import RunningApp, launch_app
+from hubmerge.ui.signin import OAuthClient
+
+CLIENT = OAuthClient("http://127.0.0.1:9", "pages-under-test", "a-secret-of-this-test-run")
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+
+
+def session_cookie(user: str, *, secret: str = CLIENT.client_secret, expires_in_s: int = 3600) -> str:
+    """The signed session that gradio would have set after a sign-in."""
+    info = {
+        "access_token": f"token-of-{user}",
+        "scope": "openid",
+        "expires_at": int(time.time()) + expires_in_s,
+        "userinfo": {
+            "name": user,
+            "preferred_username": user,
+            "profile": "",
+            "picture": "",
+            "orgs": [{"sub": "1", "name": "zoo", "roleInOrg": "admin"}],
+        },
+    }
+    key = hashlib.sha256(f"{secret}-v4".encode()).hexdigest()
+    payload = base64.b64encode(json.dumps({"oauth_info": info}).encode())
+    return itsdangerous.TimestampSigner(key).sign(payload).decode()
+
+
+@pytest.fixture(scope="package")
+def gradio_oauth() -> Iterator[None]:
+    """gradio.oauth as it was, once these tests are over."""
+    names = ("OAUTH_CLIENT_ID", "OAUTH_CLIENT_SECRET", "OAUTH_SCOPES", "OPENID_PROVIDER_URL", "get_space")
+    before = {name: getattr(gradio.oauth, name) for name in names}
+    yield
+    for name, value in before.items():
+        setattr(gradio.oauth, name, value)
+
+
+@dataclass(frozen=True)
+class Pages:
+    service: FakeService
+    running: RunningApp
+
+    @property
+    def url(self) -> str:
+        return self.running.url
+
+
+@pytest.fixture(scope="package")
+def served(gradio_oauth: None) -> Iterator[Pages]:
+    service = FakeService()
+    with launch_app(service, Settings(endpoint=service.endpoint), port=0, oauth=CLIENT) as running:
+        yield Pages(service, running)
+
+
+@pytest.fixture
+def pages(served: Pages) -> Pages:
+    """The running app with an empty job store."""
+    served.service.__init__(served.service.endpoint)
+    return served
+
+
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Any]:
+    if not Path(CHROMIUM).exists():
+        pytest.skip("no chromium on this machine")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as runtime:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = runtime.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(chromium: Any) -> Iterator[Any]:
+    """open_page(url, user=None, width=1280): a page in a profile of its own, signed in as `user`."""
+    contexts = []
+
+    def opened(url: str, user: str | None = None, width: int = 1280) -> Any:
+        context = chromium.new_context(viewport={"width": width, "height": 900})
+        contexts.append(context)
+        context.set_default_timeout(20_000)
+        if user:
+            cookie = {"name": "session", "value": session_cookie(user), "domain": "127.0.0.1", "path": "/"}
+            context.add_cookies([{**cookie, "secure": True, "sameSite": "None", "httpOnly": True}])
+        page = context.new_page()
+        page.goto(url, wait_until="domcontentloaded")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()

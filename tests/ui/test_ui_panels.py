@@ -1,0 +1,137 @@
+"""The panels: numbers by hand, strangers' text escaped, and what is missing left out."""
+
+from __future__ import annotations
+
+import pytest
+from pages_fake import HOSTILE, STATISTICS, FakeService, job_view, model
+
+from hubmerge.errors import IncompatibleError, Problem
+from hubmerge.methods import registry
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.ui.format import bytes_text, count_text, duration_text, el, link, percent_text, time_text
+from hubmerge.ui.job_panels import job_list, job_panel, stage_track
+from hubmerge.ui.panels import license_panel, method_panel, plan_panel, problems_panel
+
+RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
+
+
+def stages(panel: str) -> dict[str, str]:
+    """Stage → its class."""
+    items = panel.split("<li ")[1:]
+    return {i.split('data-stage="')[1].split('"')[0]: i.split('class="hm-')[1].split('"')[0] for i in items}
+
+
+def test_text_and_attributes_are_escaped() -> None:
+    assert el("p", HOSTILE).startswith("<p>&lt;img src=x onerror=&#34;")
+    assert el("p", "x", title='"><script>') == '<p title="&#34;&gt;&lt;script&gt;">x</p>'
+
+
+@pytest.mark.parametrize("href", ["javascript:alert(1)", "data:text/html,x", "//evil.example/x"])
+def test_a_link_leads_only_to_this_site_or_the_web(href: str) -> None:
+    assert link(href, "text") == "text"
+
+
+def test_numbers_are_shown_with_three_digits_and_their_unit() -> None:
+    assert [bytes_text(n) for n in (0, 999, 1000, 65_664, 14_960_000_000)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "65.7 kB",
+        "15.0 GB",
+    ]
+    assert [count_text(n) for n in (7, 1_543_714_304, 494_032_768)] == ["7", "1.54 G", "494 M"]
+    assert [duration_text(s) for s in (0.4, 65, 3725)] == ["0 s", "1 min 5 s", "1 h 2 min"]
+    assert [percent_text(p) for p in (0, 0.0001, 0.1234, 0.9999, 1)] == [
+        "0.0 %",
+        "< 0.1 %",
+        "12.3 %",
+        "> 99.9 %",
+        "100.0 %",
+    ]
+    assert time_text("2026-01-31T15:05:00+01:00") == "2026-01-31 14:05 UTC"
+    assert time_text("soon") == "unknown"
+
+
+def test_every_problem_is_listed_with_its_code_and_next_step() -> None:
+    problems = [Problem("E_INCOMPATIBLE", f"what {k}", "where", "a", "b", f"do {k}") for k in range(3)]
+    panel = problems_panel(IncompatibleError("no", problems=problems))
+    assert "3 things must change first" in panel
+    assert panel.count("E_INCOMPATIBLE") == 3
+    assert all(f"what {k}" in panel and f"do {k}" in panel for k in range(3))
+
+
+def test_a_plan_tells_sizes_licenses_and_access() -> None:
+    panel = plan_panel(FakeService().inspect(RECIPE, None), "https://hub.example")
+    # 512·64 + 64 elements of two bytes, in three models
+    assert "32.8 k in 2 tensors" in panel
+    assert "197 kB" in panel  # 3 · 65,728 bytes to download
+    assert f"https://hub.example/zoo/base/tree/{'a' * 40}" in panel
+    assert "License: your choice is needed" in panel  # TRL's "license"
+    assert "Gated or private: secret/gated-agent." in panel
+
+
+def test_parents_that_state_one_license_need_no_choice() -> None:
+    panel = license_panel([model("a/b", "a", license="mit"), model("a/c", "b", license="apache-2.0")])
+    assert "<strong>apache-2.0</strong>" in panel
+
+
+def test_the_stage_at_which_a_job_failed_is_marked() -> None:
+    marked = stages(stage_track(job_view(state="failed", stage="download")))
+    assert marked == {
+        **dict.fromkeys(("resolve", "plan"), "passed"),
+        "download": "broken",
+        **dict.fromkeys(("probe", "merge", "card", "publish"), "ahead"),
+    }
+
+
+def test_a_job_that_waits_has_no_stage_behind_it_and_one_that_is_done_has_all() -> None:
+    assert set(stages(stage_track(job_view())).values()) == {"ahead"}
+    assert set(stages(stage_track(job_view(state="done", stage="publish"))).values()) == {"passed"}
+
+
+def test_only_methods_with_statistics_show_the_measuring_stage() -> None:
+    recipe = recipe_from_dict({**RECIPE, "method": "linear"}).to_dict()
+    assert "probe" not in stages(stage_track(job_view(recipe=recipe)))
+
+
+def test_progress_tells_throughput_and_remaining_time() -> None:
+    progress = {"stage": "merge", "done": 312e6, "total": 988e6, "unit": "bytes", "per_second": 41e6}
+    head, _, _ = job_panel(job_view(state="running", stage="merge", progress=progress), "https://hub.example")
+    assert "31.6 %" in head
+    assert "312 MB of 988 MB · 41 MB/s · about 16 s left" in head  # 676 / 41 = 16.49
+
+
+def test_statistics_are_shown_as_soon_as_they_are_known() -> None:
+    running = job_view(state="running", stage="merge", statistics=STATISTICS)
+    _, _, panel = job_panel(running, "https://hub.example")
+    assert "494 M parameters counted so far" in panel
+    assert "21.4 %" in panel  # math-agent's density
+    assert "∞" in panel  # mem-agent shares everything
+    assert job_panel(job_view(state="running"), "")[2] == ""
+
+
+@pytest.mark.parametrize("values", [{}, {"elements": 5}, {"elements": 5, "agents": [{}], "shares": {"private": "x"}}])
+def test_statistics_that_are_half_there_do_no_harm(values: dict[str, object]) -> None:
+    job_panel(job_view(state="running", statistics=values, progress={"done": "x", "total": None}), "")
+
+
+def test_text_of_strangers_stays_text_in_every_field_of_a_job() -> None:
+    statistics = {**STATISTICS, "agents": [{"agent": HOSTILE, "density": 0.1}], "pairs": [{"agents": [HOSTILE]}]}
+    problem = {"code": HOSTILE, "what": HOSTILE, "where": HOSTILE, "got": HOSTILE, "next_step": HOSTILE}
+    texts = {"user": HOSTILE, "state": HOSTILE, "stage": HOSTILE, "target": HOSTILE, "created": HOSTILE}
+    view = job_view(
+        **{**texts, "recipe": {"method": HOSTILE}, "statistics": statistics, "warnings": (HOSTILE,), "started": HOSTILE}
+    )
+    failed = job_view(**{**texts, "state": "failed"}, error={"problems": [problem], "message": HOSTILE})
+    done = job_view(**{**texts, "state": "done"}, result={"repo": HOSTILE, "url": HOSTILE, "commit": HOSTILE})
+    for shown in (view, failed, done):
+        html = "".join(job_panel(shown, "https://hub.example")) + job_list([shown])
+        assert "<img" not in html
+        assert 'href="javascript' not in html
+
+
+@pytest.mark.parametrize("method", list(registry().values()), ids=lambda m: m.name)
+def test_a_method_shows_its_formula_and_every_paper(method: object) -> None:
+    panel = method_panel(method)  # type: ignore[arg-type]
+    assert el("div", method.formula, cls="hm-formula") in panel  # type: ignore[attr-defined]
+    assert all(f"https://arxiv.org/abs/{p.arxiv}" in panel for p in method.papers)  # type: ignore[attr-defined]
