@@ -155,6 +155,14 @@ def _mix(x):
 
 
 @njit(**_STRICT, cache=True)
+def _draw_uniform(first, second, index, n, out):
+    """counter_rng.uniform."""
+    for i in range(n):
+        x = (np.uint64(index) + np.uint64(i)) * np.uint64(0x9E3779B97F4A7C15) + first
+        out[i] = np.float32(_mix(_mix(x) ^ second) >> np.uint64(40)) * np.float32(2.0**-24)
+
+
+@njit(**_STRICT, cache=True)
 def _round_bf16(exact, n, stochastic, first, second, index, stored, out):
     """exact[n] float32 → BF16 bits in out[n] and their values in stored[n] (dtypes.encode, decode)."""
     bits, back = exact[:n].view(np.uint32), stored[:n].view(np.uint32)
@@ -234,7 +242,7 @@ _MERGE = types.void(
     types.float32[::1], types.boolean, types.boolean, types.boolean, types.boolean, types.boolean,
     types.uint64, types.uint64, types.int64, types.int64[::1], types.int64[::1], types.int64[::1],
     types.float64[::1], types.float64[:, ::1], types.int64[::1], types.float64[:, ::1],
-    types.uint16[::1], types.float32[::1],
+    types.uint16[::1], types.float32[::1], types.uint64[:, ::1], types.float32[:, ::1],
 )  # fmt: skip
 
 
@@ -243,10 +251,13 @@ _MERGE = types.void(
 def _merge_pass(
     apply, raw16, raw32, n, epsilon, per_agent, constants, count_inputs, to_bf16, base_to_bf16, stochastic, has_other,
     first, second, index, histogram, identical, nonfinite, max_abs, in_sums, counts, out_sums, out16, out32,
+    uniform_keys, sensitivities,
 ):  # fmt: skip
     agents = per_agent.shape[0]
     values = np.empty((agents + 1, BLOCK), np.float32)
-    deltas = np.empty((agents, BLOCK), np.float32)
+    draws = uniform_keys.shape[0]
+    inputs = np.empty((agents + draws + sensitivities.shape[0], BLOCK), np.float32)
+    deltas = inputs[:agents]
     pattern = np.empty(BLOCK, np.uint16)
     delta, exact = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     stored, other = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
@@ -262,7 +273,11 @@ def _merge_pass(
         base = values[0]
         if count_inputs:
             _count_inputs(values, deltas, pattern, m, histogram, identical, nonfinite, max_abs, in_sums[:, block])
-        apply(deltas, per_agent, constants, m, delta)
+        for k in range(draws):
+            _draw_uniform(uniform_keys[k, 0], uniform_keys[k, 1], index + start, m, inputs[agents + k])
+        for k in range(sensitivities.shape[0]):
+            inputs[agents + draws + k, :m] = sensitivities[k, start:stop]
+        apply(inputs, per_agent, constants, m, delta)
         for i in range(m):
             exact[i] = base[i] if delta[i] == np.float32(0) else base[i] + delta[i]
         if to_bf16:
@@ -283,15 +298,15 @@ def _merge_pass(
 
 
 @cache
-def _apply(kernel: Callable[..., Any], agents: int, columns: int, constants: int) -> Callable[..., Any]:
+def _apply(kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int) -> Callable[..., Any]:
     """A loop over elements around `kernel`. Generated, so that the values of an element and the scalars are named
     and the compiler sees no array of pointers: only then is the loop vectorised."""
-    rows = "; ".join(f"r{k} = deltas[{k}]" for k in range(agents))
-    element = ", ".join(f"r{k}[i]" for k in range(agents))
+    rows = "; ".join(f"r{k} = inputs[{k}]" for k in range(inputs))
+    element = ", ".join(f"r{k}[i]" for k in range(inputs))
     scalars = ", ".join("(" + "".join(f"per_agent[{k}, {c}], " for c in range(columns)) + ")" for k in range(agents))
     shared = "".join(f"constants[{c}], " for c in range(constants))
     source = (
-        f"def loop(deltas, per_agent, constants, n, out):\n"
+        f"def loop(inputs, per_agent, constants, n, out):\n"
         f"    {rows}\n"
         f"    scalars = ({scalars},)\n"
         f"    shared = ({shared})\n"
@@ -299,7 +314,7 @@ def _apply(kernel: Callable[..., Any], agents: int, columns: int, constants: int
         f"        out[i] = kernel(({element},), scalars, shared)\n"
     )
     scope: dict[str, Any] = {"kernel": njit(**_STRICT)(kernel)}
-    exec(source, scope)  # noqa: S102 (the text is made above from three integers)
+    exec(source, scope)  # noqa: S102 (the text is made above from four integers)
     return njit(_APPLY, **_STRICT)(scope["loop"])
 
 
@@ -380,12 +395,16 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
     out32 = np.empty(0 if to_bf16 else n, dtype=np.float32)
     per_agent = np.array(rule.per_agent, dtype=np.float32)
     constants = np.array(rule.constants, dtype=np.float32)
+    keys = np.array([(k.first, k.second) for k in chunk.uniform_keys], dtype=np.uint64).reshape(-1, 2)
+    sensitivities = np.empty((0, n), dtype=np.float32)
+    if chunk.sensitivities:
+        sensitivities = np.stack(chunk.sensitivities)
     _merge_pass(
-        _apply(rule.kernel, agents, per_agent.shape[1], len(constants)),
+        _apply(rule.kernel, agents, agents * (1 + len(rule.extras)), per_agent.shape[1], len(constants)),
         raw16, raw32, n, np.float32(rule.epsilon), per_agent, constants, with_inputs, to_bf16,
         to_bf16 and chunk.dtypes[0] != dtype, rule.rounding == "stochastic", rule.both_roundings and to_bf16,
         np.uint64(key.first), np.uint64(key.second), chunk.start, into.histogram, into.identical, into.nonfinite,
-        into.max_abs, into.sums, counts, sums, out16, out32,
+        into.max_abs, into.sums, counts, sums, out16, out32, keys, sensitivities,
     )  # fmt: skip
     zero = zero_result(agents)
     tally = replace(zero, elements=n, changed=int(counts[0]), rounded=int(counts[1]), nonfinite=int(counts[2]))

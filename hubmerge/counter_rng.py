@@ -37,6 +37,11 @@ def draws(key: Key, start: int, count: int) -> NDArray[np.uint64]:
         return _mix(_mix(x) ^ np.uint64(key.second))
 
 
+def uniform(key: Key, start: int, count: int) -> NDArray[np.float32]:
+    """[count] float32 in [0, 1), multiples of 2⁻²⁴: the upper bits of `draws`."""
+    return (draws(key, start, count) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+
+
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * _MIX1
     x = (x ^ (x >> np.uint64(27))) * _MIX2

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.counter_rng import Key, draws
+from hubmerge.counter_rng import Key, draws, uniform
 from hubmerge.counting import Counted, Float32, activity, count_inputs, count_result
 from hubmerge.dtypes import Rounding, decode, encode
 from hubmerge.statistics import ResultTally, Tally
@@ -22,9 +22,10 @@ Raw = NDArray[Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """How one merge turns the elements of K agents into one; the same for every chunk."""
+    """How the elements of K agents become one; the same for every chunk of a tensor."""
 
     kernel: Callable[..., Any]  # methods.base.Method.kernel
+    extras: tuple[str, ...]  # methods.base.Method.extras
     per_agent: tuple[tuple[np.float32, ...], ...]
     constants: tuple[np.float32, ...]
     epsilon: float  # an update is active above it
@@ -39,6 +40,8 @@ class ChunkInputs:
     raws: tuple[Raw, ...]  # K+1 × [n], as stored (dtypes.STORAGE)
     dtypes: tuple[str, ...]  # safetensors' names
     start: int  # the chunk's first element within its tensor, a multiple of BLOCK
+    uniform_keys: tuple[Key, ...] = ()  # per agent, when the method draws
+    sensitivities: tuple[Float32, ...] = ()  # K × [n], when the method weighs by them
 
 
 @dataclass(frozen=True)
@@ -50,17 +53,17 @@ class ChunkOutput:
 
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
     """Count one chunk of the inputs."""
-    base, agents, deltas = _decoded(chunk)
+    base, agents, deltas = decoded(chunk)
     with np.errstate(all="ignore"):  # NaN and Inf are counted, not warned about
         return count_inputs(base, agents, deltas, activity(deltas, epsilon))
 
 
 def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
     """Merge and count one chunk into `dtype`; `key` is of the rounding draws."""
-    base, agents, deltas = _decoded(chunk)
+    base, agents, deltas = decoded(chunk)
     act = activity(deltas, rule.epsilon)
     with np.errstate(all="ignore"):
-        delta = rule.kernel(deltas, rule.per_agent, rule.constants)
+        delta = rule.kernel((*deltas, *_extras(chunk, rule)), rule.per_agent, rule.constants)
         # θ0 + 0 would turn −0 into +0; an unchanged element keeps the base's bits
         exact = np.where(delta == 0, base, base + delta)
 
@@ -80,7 +83,18 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
         return ChunkOutput(raw, inputs, count_result(base, deltas, act, delta, exact, stored, other, stored_base))
 
 
-def _decoded(chunk: ChunkInputs) -> tuple[Float32, Sequence[Float32], list[Float32]]:
+def _extras(chunk: ChunkInputs, rule: Rule) -> list[Float32]:
+    found: list[Float32] = []
+    for name in rule.extras:
+        if name == "uniform":
+            found += [uniform(key, chunk.start, len(chunk.raws[0])) for key in chunk.uniform_keys]
+        else:
+            found += chunk.sensitivities
+    return found
+
+
+def decoded(chunk: ChunkInputs) -> tuple[Float32, Sequence[Float32], list[Float32]]:
+    """The base, the agents and their deltas, [n] float32 each."""
     values = [decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True)]
     with np.errstate(all="ignore"):
         return values[0], values[1:], [agent - values[0] for agent in values[1:]]

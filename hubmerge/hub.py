@@ -65,14 +65,14 @@ class Hub:
     ) -> None:
         self.endpoint = endpoint.rstrip("/")
         self._token: str | bool = token or False  # False: never fall back to a token lying on this machine
-        self._patience = patience or Patience()
+        self.patience = patience or Patience()
         from huggingface_hub import HfApi, constants
 
         if Settings(endpoint=self.endpoint).is_loopback:
             constants.HF_HUB_DISABLE_XET = True  # the embedded Hub speaks plain LFS
         _limit_waiting()
         self._api = HfApi(endpoint=self.endpoint, token=self._token, library_name="hubmerge")
-        self._bytes = HubBytes(self.endpoint, self._token, self._patience)
+        self._bytes = HubBytes(self.endpoint, self._token, self.patience)
 
     def __repr__(self) -> str:
         return f"Hub({self.endpoint!r}, token={'set' if self._token else 'none'})"
@@ -91,7 +91,7 @@ class Hub:
                 orgs = [o for o in answer.get("orgs", []) if o.get("roleInOrg") in roles]
                 return Identity(answer["name"], (answer["name"], *(o["name"] for o in orgs)))
 
-        return self._patience.repeat(ask)
+        return self.patience.repeat(ask)
 
     def repo_state(self, repo_id: str, revision: str | None = None) -> RepoState:
         """The repo at `revision` (default branch if None), its files with sizes and LFS hashes."""
@@ -102,7 +102,7 @@ class Hub:
             with translated(where, pinned=pinned):
                 return self._api.model_info(repo_id, revision=revision, files_metadata=True)
 
-        info = self._patience.repeat(ask)
+        info = self.patience.repeat(ask)
         if not info.sha or not _SHA.fullmatch(info.sha) or not is_hub_id(info.id):
             raise HubUnavailableError("the Hub states no commit", where=where, got=ascii((info.id, info.sha))[:120])
         if pinned and info.sha != revision:
@@ -143,7 +143,7 @@ class Hub:
 
         return [
             RepoSummary(m.id, m.downloads or 0, m.likes or 0, tuple(m.tags or ()), str(m.last_modified or ""))
-            for m in self._patience.repeat(ask)
+            for m in self.patience.repeat(ask)
         ]
 
     def read_range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
@@ -170,7 +170,7 @@ class Hub:
             with translated(repo_id, writing=True):
                 self._api.create_repo(repo_id, private=private, exist_ok=True)
 
-        self._patience.repeat(ask)
+        self.patience.repeat(ask)
 
     def preupload(self, repo_id: str, path: Path, name: str) -> Any:
         """Upload one file's bytes ahead of the commit; returns the operation that the commit takes.
@@ -214,7 +214,7 @@ class Hub:
                         return str(commit.commit_id)
             return None
 
-        return self._patience.repeat(ask)
+        return self.patience.repeat(ask)
 
     def url(self, repo_id: str) -> str:
         return f"{self.endpoint}/{repo_id}"

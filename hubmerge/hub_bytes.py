@@ -213,7 +213,8 @@ def _refuse_failure(response: Any) -> None:
 
 def _capped(response: Any, cap: int, where: str) -> Iterator[bytes]:
     size = 0
-    for part in response.iter_raw(COPY_BYTES):
+    # parts as they come from the network: gathering larger ones would lose the last when the line breaks
+    for part in response.iter_raw():
         size += len(part)
         if size > cap:
             raise FormatError(

@@ -12,6 +12,7 @@ left to the job, which stays queued.
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -63,16 +64,17 @@ class Patience:
                 failures += 1
                 self.pause(failures, error)
 
-    def pause(self, failures: int, error: TransientHubError) -> None:
+    def pause(self, failures: int, error: HubUnavailableError) -> None:
         """Wait after so many failures in a row; raises `error` when that is enough."""
-        if failures >= self.tries or (error.after_s or 0.0) > self.longest_pause_s:
+        after_s = error.after_s if isinstance(error, TransientHubError) else None
+        if failures >= self.tries or (after_s or 0.0) > self.longest_pause_s:
             raise error
-        if error.after_s is None:
+        if after_s is None:
             pause_s = min(self.longest_pause_s, self.first_pause_s * 2 ** (failures - 1))
             self.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311  (spreads clients, hides nothing)
         else:
             # a second more: servers count in whole ones
-            self.sleep(error.after_s + random.uniform(0.0, 1.0))  # noqa: S311
+            self.sleep(after_s + random.uniform(0.0, 1.0))  # noqa: S311
 
 
 def asked_pause_s(headers: Mapping[str, str]) -> float | None:
@@ -182,5 +184,6 @@ def _unreachable(error: Exception, where: str) -> TransientHubError:
 
 
 def _reason(error: Exception) -> str:
-    message = getattr(error, "server_message", None) or str(error).strip().split("\n")[0]
-    return str(message)[:200]
+    """The first line of what the server or the client says, without the queries of URLs: they can hold signatures."""
+    message = str(getattr(error, "server_message", None) or str(error).strip()).split("\n")[0]
+    return re.sub(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*", r"\1?…", message)[:200]

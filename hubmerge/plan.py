@@ -137,6 +137,8 @@ class Plan:
 def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard_bytes: int = MAX_SHARD_BYTES) -> Plan:
     """The plan of a merge; IncompatibleError carries every problem that headers can tell."""
     method = get_method(recipe.method)
+    if recipe.dtype is None and (dtype := method.default_dtype(method.parse_parameters(recipe.parameters))):
+        recipe = recipe.model_copy(update={"dtype": dtype})
     views = untie(base, agents)
     problems = [*_unfit(recipe, agents), *base_problems(base, views.base), *repeated(base, agents), *views.problems]
     warnings = list(views.warnings)
@@ -163,6 +165,13 @@ def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
             expected="2 or more",
             got=str(len(agents)),
             next_step="Add an agent.",
+        )
+    if "sensitivity" in method.extras:
+        yield Problem(
+            IncompatibleError.code,
+            f"{method.name} needs a sensitivity of every agent",
+            where="the recipe",
+            next_step="Choose a method without calibration data.",
         )
     if reason := method.check(method.parse_parameters(recipe.parameters), recipe.weights):
         yield Problem(IncompatibleError.code, reason, where=f"the parameters of {method.name}")

@@ -14,16 +14,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hubmerge.errors import (
-    HubmergeError,
+    FormatError,
     HubUnavailableError,
     PermissionDeniedError,
+    RecipeError,
     SourceNotFoundError,
     TargetExistsError,
 )
 from hubmerge.hub import Hub
+from hubmerge.hub_errors import BranchMovedError
 from hubmerge.sink import MANIFEST
+from hubmerge.sources.base import is_hub_id
 
 _COMMIT_TRIES = 5
+_MAX_MANIFEST_BYTES = 16_000_000
 _INITIAL_FILES = {".gitattributes"}  # what a repo holds that was just created
 
 
@@ -49,13 +53,13 @@ class TargetState:
 
 
 def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
-    """May this merge be published there? TargetExistsError or PermissionDeniedError when not."""
+    """May this merge be published there? RecipeError, TargetExistsError or PermissionDeniedError when not."""
     namespace, _, name = target.repo.partition("/")
-    if not name:
-        raise TargetExistsError(
-            "the target is not complete",
+    if not name or not is_hub_id(target.repo):
+        raise RecipeError(
+            "the target is not a repo's name",
             expected="namespace/name",
-            got=target.repo,
+            got=ascii(target.repo)[1:-1][:120],
             next_step="Give the name of a new repo.",
         )
     if namespace not in (allowed := hub.whoami().namespaces):
@@ -76,6 +80,14 @@ def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
             expected="a new or empty repo",
             got=", ".join(foreign[:3]) + (" …" if len(foreign) > 3 else ""),
             next_step="Choose another name; nothing was changed.",
+        )
+    if target.private and not state.private:
+        raise TargetExistsError(
+            "the target is public, and a private one was asked for",
+            where=target.repo,
+            expected="a private repo",
+            got="a public one",
+            next_step="Make it private or choose another name; nothing was changed.",
         )
     return TargetState("empty", state.sha)
 
@@ -99,6 +111,8 @@ def publish(
     if state.state == "missing":
         hub.create_repo(target.repo, private=target.private)
         state = check_target(hub, target, identity)
+        if state.state == "missing":
+            raise HubUnavailableError("a repo that was just created is not there", where=target.repo)
     total = sum(p.stat().st_size for p in shards)
     done = 0
     operations: list[Any] = []
@@ -106,8 +120,8 @@ def publish(
         operations.append(hub.preupload(target.repo, path, path.name))
         done += path.stat().st_size
         uploaded(done, total)
-    last: HubmergeError | None = None
-    for _ in range(_COMMIT_TRIES):
+    failures = 0
+    while True:
         try:
             commit = hub.commit(
                 target.repo,
@@ -119,13 +133,15 @@ def publish(
             )
             return Published(target.repo, commit, hub.url(target.repo))
         except HubUnavailableError as error:
-            last = error
-        # the answer may be lost and the commit there, or the branch may have moved
-        state = check_target(hub, target, identity)
-        if state.state == "ours":
-            return _published(hub, target, identity, state.head)
-    assert last is not None
-    raise last
+            failures += 1
+            # the answer may be lost and the commit there, or the branch may have moved
+            state = check_target(hub, target, identity)
+            if state.state == "ours":
+                return _published(hub, target, identity, state.head)
+            if failures == _COMMIT_TRIES or state.state == "missing":
+                raise
+            if not isinstance(error, BranchMovedError):
+                hub.patience.pause(failures, error)
 
 
 def _published(hub: Hub, target: Target, identity: str, head: str) -> Published:
@@ -135,7 +151,7 @@ def _published(hub: Hub, target: Target, identity: str, head: str) -> Published:
 
 def _identity(hub: Hub, repo: str, sha: str) -> str | None:
     try:
-        manifest = json.loads(hub.read_file(repo, sha, MANIFEST))
-    except ValueError:
-        return None
+        manifest = json.loads(hub.read_file(repo, sha, MANIFEST, _MAX_MANIFEST_BYTES))
+    except (ValueError, RecursionError, FormatError):
+        return None  # not written by us
     return manifest.get("identity") if isinstance(manifest, dict) else None

@@ -11,6 +11,7 @@ from typing import Any
 
 from hubmerge import __version__
 from hubmerge.methods import get_method
+from hubmerge.methods.base import Scope
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
 from hubmerge.statistics import summarize
@@ -112,7 +113,7 @@ def make_report(
     labels = statistics.agents
     total = statistics.total
     result = merged.total
-    scales = method.scales(parameters, plan.recipe.weights, total)
+    scales = method.scales(Scope(parameters, plan.recipe.weights, model=total))
     return Report(
         schema=SCHEMA,
         hubmerge=__version__,

@@ -95,6 +95,7 @@ class Journal:
         self._path = folder / WORK / _JOURNAL
         self._identity = identity
         self.statistics: Mapping[str, Tally] | None = None
+        self.thresholds: Mapping[str, tuple[float, ...]] | None = None
         self.shards: dict[str, FinishedShard] = {}
 
     @classmethod
@@ -127,6 +128,10 @@ class Journal:
     def add_statistics(self, tensors: Mapping[str, Tally]) -> None:
         self.statistics = dict(tensors)
         self._append({"event": "probe", "tensors": _dump(tensors)})
+
+    def add_thresholds(self, thresholds: Mapping[str, tuple[float, ...]]) -> None:
+        self.thresholds = dict(thresholds)
+        self._append({"event": "thresholds", "tensors": {n: list(v) for n, v in thresholds.items()}})
 
     def add_shard(self, shard: FinishedShard) -> None:
         self.shards[shard.filename] = shard
@@ -169,6 +174,8 @@ class Journal:
                 )
             if line["event"] == "probe":
                 self.statistics = {n: Tally.from_json(t) for n, t in line["tensors"].items()}
+            if line["event"] == "thresholds":
+                self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
             if line["event"] == "shard":
                 path = folder / line["filename"]
                 if not path.is_file() or path.stat().st_size != line["size"]:

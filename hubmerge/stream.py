@@ -21,12 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge import eager
-from hubmerge.counter_rng import make_key
+from hubmerge.counter_rng import Key, make_key
 from hubmerge.counting import BLOCK, Counted, fold_inputs, fold_result
 from hubmerge.errors import IncompatibleError, NonFiniteError
 from hubmerge.methods import get_method
-from hubmerge.methods.base import EPSILON
+from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.plan import Plan, PlannedShard, PlannedTensor
+from hubmerge.selection import Magnitudes, select
 from hubmerge.sink import FinishedShard, Journal, ShardWriter
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
@@ -34,6 +35,7 @@ from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zer
 DEFAULT_CHUNK = 256 * 1024  # elements: large enough to hide the cost per chunk, a few MB per thread
 
 Backend = Literal["auto", "eager"]
+Thresholds = Mapping[str, tuple[float, ...]]  # tensor → one per agent
 
 
 class Observer(Protocol):
@@ -121,7 +123,7 @@ def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Ob
     module = _module(options.backend, len(plan.agents), "F32")
 
     def count(chunk: _Chunk) -> _Done:
-        return _Done(chunk, b"", module.probe_chunk(_read(reader, chunk), epsilon), None)
+        return _Done(chunk, b"", module.probe_chunk(_read(plan, reader, chunk), epsilon), None)
 
     for tensor in plan.tensors():
         if tensor.action == "merge":
@@ -160,11 +162,14 @@ def merge(
             journal.add_statistics(probe(plan, reader, options, observer).tensors)
         assert journal.statistics is not None
         statistics = Statistics(plan.labels, _epsilon(plan), journal.statistics)
+    if journal.thresholds is None:
+        journal.add_thresholds(find_thresholds(plan, reader, options, observer))
+    thresholds = journal.thresholds or {}
     done = sum(t.elements for s in plan.shards if s.filename in journal.shards for t in s.tensors)
     for shard in plan.shards:
         finished = journal.shards.get(shard.filename)
         if finished is None:
-            finished = _merge_shard(plan, reader, shard, folder, options, observer, statistics, done)
+            finished = _merge_shard(plan, reader, shard, folder, options, observer, statistics, thresholds, done)
             journal.add_shard(finished)
             done += sum(t.elements for t in shard.tensors)
         shard_done(finished)
@@ -183,6 +188,7 @@ def _merge_shard(
     options: StreamOptions,
     observer: Observer,
     statistics: Statistics | None,
+    thresholds: Thresholds,
     done: int,
 ) -> FinishedShard:
     k = len(plan.agents)
@@ -190,7 +196,7 @@ def _merge_shard(
     inputs = {t.name: zero_tally(k) for t in merged} if statistics is None else None
     result = {t.name: zero_result(k) for t in merged}
     counted = zero_tally(k)
-    work = _Work(plan, reader, options, statistics)
+    work = _Work(plan, reader, options, statistics, thresholds)
     total = plan.elements
     with ShardWriter(folder, shard) as writer:
         chunks = (c for t in shard.tensors for c in _chunks(t, options.chunk))
@@ -222,37 +228,33 @@ def _merge_shard(
 class _Work:
     """One chunk from bytes to bytes; called from several threads, holds nothing that changes."""
 
-    def __init__(self, plan: Plan, reader: TensorReader, options: StreamOptions, statistics: Statistics | None) -> None:
-        method = get_method(plan.recipe.method)
-        parameters = method.parse_parameters(plan.recipe.parameters)
-        weights = plan.recipe.weights
-        total = None if statistics is None else statistics.total
-        per_agent = method.per_agent(parameters, weights, total)
+    def __init__(
+        self,
+        plan: Plan,
+        reader: TensorReader,
+        options: StreamOptions,
+        statistics: Statistics | None,
+        thresholds: Thresholds,
+    ) -> None:
         self._plan = plan
         self._reader = reader
         self._backend = options.backend
         self._with_inputs = statistics is None
-        self._rule = eager.Rule(
-            kernel=method.kernel,
-            per_agent=tuple(tuple(np.float32(v) for v in row) for row in per_agent),
-            constants=tuple(np.float32(v) for v in method.constants(parameters, weights)),
-            epsilon=_epsilon(plan),
-            rounding=plan.rounding,
-            both_roundings=method.rescales,
-        )
+        self._rules = _rules(plan, statistics, thresholds)
 
     def __call__(self, chunk: _Chunk) -> _Done:
         tensor = chunk.tensor
         if tensor.action == "copy":
             return _Done(chunk, _bytes(self._copied(chunk)), None, None)
-        inputs = _read(self._reader, chunk)
+        inputs = _read(self._plan, self._reader, chunk)
         key = make_key(self._plan.recipe.seed, "rounding", tensor.name)
         module = _module(self._backend, len(inputs.raws) - 1, tensor.dtype)
-        out = module.merge_chunk(inputs, self._rule, tensor.dtype, key, with_inputs=self._with_inputs)
+        rule = self._rules[tensor.name]
+        out = module.merge_chunk(inputs, rule, tensor.dtype, key, with_inputs=self._with_inputs)
         return _Done(chunk, _bytes(out.raw), out.inputs, out.result)
 
     def _copied(self, chunk: _Chunk) -> NDArray[np.generic]:
-        raws = _read(self._reader, chunk).raws
+        raws = _read(self._plan, self._reader, chunk).raws
         for model, raw in zip(self._plan.agents, raws[1:], strict=True):
             if not np.array_equal(raw, raws[0]):
                 raise IncompatibleError(
@@ -263,10 +265,70 @@ class _Work:
         return raws[0]
 
 
-def _read(reader: TensorReader, chunk: _Chunk) -> eager.ChunkInputs:
-    inputs = chunk.tensor.inputs
-    raws = tuple(reader.raw(k, stored, chunk.start, chunk.count) for k, stored in enumerate(inputs))
-    return eager.ChunkInputs(raws, tuple(t.entry.dtype for t in inputs), chunk.start)
+def _rules(plan: Plan, statistics: Statistics | None, thresholds: Thresholds) -> dict[str, eager.Rule]:
+    """The rule of every merged tensor; its scalars are computed in float64 and rounded to float32 here."""
+    method = get_method(plan.recipe.method)
+    parameters = method.parse_parameters(plan.recipe.parameters)
+    model = None if statistics is None else statistics.total
+    rules = {}
+    for tensor in plan.tensors():
+        if tensor.action != "merge":
+            continue
+        counted = None if statistics is None else statistics.tensors[tensor.name]
+        scope = Scope(parameters, plan.recipe.weights, model, counted, thresholds.get(tensor.name, ()))
+        rules[tensor.name] = eager.Rule(
+            kernel=method.kernel,
+            extras=method.extras,
+            per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
+            constants=tuple(np.float32(v) for v in method.constants(scope)),
+            epsilon=_epsilon(plan),
+            rounding=plan.rounding,
+            both_roundings=method.rescales,
+        )
+    return rules
+
+
+def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
+    """The exact order statistics that the method asks for, per tensor and agent; empty when it asks for none."""
+    method = get_method(plan.recipe.method)
+    wanted = method.threshold(method.parse_parameters(plan.recipe.parameters))
+    if wanted is None:
+        return {}
+    magnitudes = Magnitudes(wanted, _epsilon(plan))
+    merged = [t for t in plan.tensors() if t.action == "merge"]
+    groups = [merged] if wanted.scope == "model" else [[t] for t in merged]
+    done, total = 0, 2 * sum(t.elements for t in merged)
+    found: dict[str, tuple[float, ...]] = {}
+    for group in groups:
+
+        def passes(
+            count: Callable[[eager.ChunkInputs], NDArray[np.int64]], group: list[PlannedTensor] = group
+        ) -> Iterator[NDArray[np.int64]]:
+            nonlocal done
+            chunks = (c for t in group for c in _chunks(t, options.chunk))
+
+            def work(chunk: _Chunk) -> tuple[int, NDArray[np.int64]]:
+                with np.errstate(all="ignore"):
+                    return chunk.count, count(_read(plan, reader, chunk))
+
+            for elements, counted in _in_order(chunks, work, options.workers):
+                done += elements
+                observer.progress("select", done, total)
+                yield counted
+
+        values = select(magnitudes, len(plan.agents), passes)
+        found |= {t.name: values for t in group}
+    return found
+
+
+def _read(plan: Plan, reader: TensorReader, chunk: _Chunk) -> eager.ChunkInputs:
+    tensor = chunk.tensor
+    raws = tuple(reader.raw(k, stored, chunk.start, chunk.count) for k, stored in enumerate(tensor.inputs))
+    keys: tuple[Key, ...] = ()
+    if "uniform" in get_method(plan.recipe.method).extras:
+        seed = plan.recipe.seed
+        keys = tuple(make_key(seed, "uniform", str(k), tensor.name) for k in range(len(plan.agents)))
+    return eager.ChunkInputs(raws, tuple(t.entry.dtype for t in tensor.inputs), chunk.start, keys)
 
 
 def _module(backend: Backend, agents: int, dtype: str) -> Any:

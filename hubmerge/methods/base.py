@@ -4,23 +4,24 @@ A method declares data about itself (name, paper, parameters, what it needs) and
 expression over one chunk, free of state, from which every backend is derived. An element of the result depends
 on the same element of the inputs only, so chunks, processes and devices cannot change it.
 
-    kernel(deltas, per_agent, constants) → merged delta
+    kernel(inputs, per_agent, constants) → merged delta
 
-    deltas     K arrays [n], float32: δk = θk − θ0, in recipe order
+    inputs     K arrays [n], float32: δk = θk − θ0, in recipe order; then K arrays for each of `extras`:
+               "uniform" draws in [0, 1), keyed by (seed, agent, tensor, element); "sensitivity" Fk ≥ 0
     per_agent  K tuples of float32 scalars: what `per_agent` computed for each agent
     constants  float32 scalars: what `constants` computed
     returns    [n], float32: δ*
 
-Scalars are computed once per merge in float64 from the parameters, the agents' weights and the global
-statistics, and rounded to float32.
+Scalars are computed once per tensor in float64 from the parameters, the agents' weights, the statistics and the
+exact thresholds that the method asks for, and rounded to float32.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -39,11 +40,38 @@ class Paper:
 class Parameters(BaseModel):
     """Base of every method's parameters: frozen, ranges checked, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True, serialize_by_alias=True
+    )
 
 
 class EpsilonParameters(Parameters):
     epsilon: float = Field(default=EPSILON, ge=0.0, le=1.0, description="an update is active above it, absolute")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """An order statistic of magnitudes that a method needs before it can merge; exact, by streaming selection.
+
+    of: "delta" |δk|; "dropped" |δk| after the method's random drop; "private" |δ| where one agent alone is active.
+    scope: over each "tensor" or over the whole "model".
+    """
+
+    of: Literal["delta", "dropped", "private"]
+    scope: Literal["tensor", "model"]
+    rank: Callable[[int], int]  # n values → 1-based rank from the largest
+    drop: float = 0.0  # probability of the random drop
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What scalars are computed from: one tensor within one merge."""
+
+    parameters: Any  # of the method's own type
+    weights: Sequence[float]
+    model: Tally | None = None  # counts of the whole model, when `needs_statistics`
+    tensor: Tally | None = None  # … and of this tensor
+    thresholds: tuple[float, ...] = ()  # per agent, when the method asks for a threshold
 
 
 class Method(ABC):
@@ -55,7 +83,8 @@ class Method(ABC):
     formula: ClassVar[str]  # δ* in one line, for the card and the docs
     papers: ClassVar[tuple[Paper, ...]] = ()
     parameters: ClassVar[type[Parameters]] = Parameters
-    needs_statistics: ClassVar[bool] = False  # global counts, hence a pass before the merge
+    extras: ClassVar[tuple[Literal["uniform", "sensitivity"], ...]] = ()
+    needs_statistics: ClassVar[bool] = False  # counts before the merge, hence a pass of their own
     rescales: ClassVar[bool] = False  # has a λ per agent that nearest rounding to 16 bits can lose
     permutation_invariant: ClassVar[bool] = True  # up to float32 summation order
 
@@ -72,23 +101,29 @@ class Method(ABC):
             raise ValueError(f"parameters of {self.name}: {issues}; it knows {known}") from None
 
     @abstractmethod
-    def per_agent(
-        self, parameters: Any, weights: Sequence[float], statistics: Tally | None
-    ) -> tuple[tuple[float, ...], ...]:
-        """K tuples of scalars. `statistics`: the whole model's counts when `needs_statistics`."""
+    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
+        """K tuples of scalars."""
 
-    @abstractmethod
-    def constants(self, parameters: Any, weights: Sequence[float]) -> tuple[float, ...]:
+    def constants(self, scope: Scope) -> tuple[float, ...]:
         """Scalars that all agents share."""
+        return ()
 
     @staticmethod
     @abstractmethod
-    def kernel(deltas: Any, per_agent: Any, constants: Any) -> Any:
+    def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
         """δ* of one chunk; see the module's docstring."""
 
-    def scales(self, parameters: Any, weights: Sequence[float], statistics: Tally | None) -> tuple[float, ...]:
+    def threshold(self, parameters: Any) -> Threshold | None:
+        """The order statistic that this method needs, if any."""
+        return None
+
+    def scales(self, scope: Scope) -> tuple[float, ...]:
         """λt per agent on its unique region, as the method intends it (1 without rescaling)."""
-        return tuple(1.0 for _ in weights)
+        return tuple(1.0 for _ in scope.weights)
+
+    def default_dtype(self, parameters: Any) -> str | None:
+        """The output's dtype where the recipe names none; None: as the base stores it."""
+        return None
 
     def check(self, parameters: Any, weights: Sequence[float]) -> str | None:
         """A reason why these values cannot be merged, or None."""

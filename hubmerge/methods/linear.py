@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hubmerge.methods.base import Method, Paper, Parameters
-from hubmerge.statistics import Tally
+from hubmerge.methods.base import Method, Paper, Parameters, Scope
 
 
 class Linear(Method):
@@ -24,17 +23,15 @@ class Linear(Method):
     def check(self, parameters: Parameters, weights: Sequence[float]) -> str | None:
         return "the weights add up to 0, so their mean does not exist" if sum(weights) == 0 else None
 
-    def per_agent(
-        self, parameters: Parameters, weights: Sequence[float], statistics: Tally | None
-    ) -> tuple[tuple[float, ...], ...]:
-        return tuple((w,) for w in weights)
+    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
+        return tuple((w,) for w in scope.weights)
 
-    def constants(self, parameters: Parameters, weights: Sequence[float]) -> tuple[float, ...]:
-        return (sum(weights),)
+    def constants(self, scope: Scope) -> tuple[float, ...]:
+        return (sum(scope.weights),)
 
     @staticmethod
-    def kernel(deltas: Any, per_agent: Any, constants: Any) -> Any:
-        total = deltas[0] * per_agent[0][0]
-        for k in range(1, len(deltas)):
-            total = total + deltas[k] * per_agent[k][0]
+    def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
+        total = inputs[0] * per_agent[0][0]
+        for k in range(1, len(per_agent)):
+            total = total + inputs[k] * per_agent[k][0]
         return total / constants[0]

@@ -7,25 +7,23 @@ Deviations: an agent's weight multiplies its update after masking.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from hubmerge.methods.base import EpsilonParameters, Method, Paper
+from hubmerge.methods.base import EpsilonParameters, Method, Paper, Scope
 from hubmerge.methods.ops import absolute, where
-from hubmerge.statistics import Tally
 
 RAM_PAPER = "Behavior Knowledge Merge in Reinforced Agentic Models"
 
 
-def ram_kernel(deltas: Any, per_agent: Any, constants: Any) -> Any:
+def ram_kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
     """Eq. 7. per_agent: (weight, λt); constants: (ε, 0, 1), as scalars of the arrays' dtype."""
     epsilon, zero, one = constants
-    count = deltas[0] * zero
-    shared = deltas[0] * zero
-    unique = deltas[0] * zero
-    for k in range(len(deltas)):
-        active = absolute(deltas[k]) > epsilon
-        weighted = deltas[k] * per_agent[k][0]
+    count = inputs[0] * zero
+    shared = inputs[0] * zero
+    unique = inputs[0] * zero
+    for k in range(len(per_agent)):
+        active = absolute(inputs[k]) > epsilon
+        weighted = inputs[k] * per_agent[k][0]
         count = count + where(active, one, zero)
         shared = shared + where(active, weighted, zero)
         unique = unique + where(active, weighted * per_agent[k][1], zero)
@@ -41,12 +39,10 @@ class Ram(Method):
     papers = (Paper(RAM_PAPER, "2601.13572", "Eq. 1, 7 with λₜ = 1"),)
     parameters = EpsilonParameters
 
-    def per_agent(
-        self, parameters: EpsilonParameters, weights: Sequence[float], statistics: Tally | None
-    ) -> tuple[tuple[float, ...], ...]:
-        return tuple((w, 1.0) for w in weights)
+    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
+        return tuple((w, 1.0) for w in scope.weights)
 
-    def constants(self, parameters: EpsilonParameters, weights: Sequence[float]) -> tuple[float, ...]:
-        return (parameters.epsilon, 0.0, 1.0)
+    def constants(self, scope: Scope) -> tuple[float, ...]:
+        return (scope.parameters.epsilon, 0.0, 1.0)
 
     kernel = staticmethod(ram_kernel)

@@ -2,25 +2,40 @@
 
 Source: Yuan et al. 2026, arXiv:2601.13572, Eq. 2 (ρt), Eq. 6 (λt), Eq. 7 (merge).
 ρt = shared_t / unique_t over the whole model;  λt = 1 + r·clip(ρt, 0, α).
-Deviations: none in the formula; unique_t = 0 gives ρt = ∞, clipped to α (nothing is scaled then). Output of 16
-bits is rounded stochastically by default, since nearest rounding can swallow (λt − 1)·δt, which is often less
-than half a unit in the last place.
+Deviations: none in the formula of `preset: paper`; unique_t = 0 gives ρt = ∞, clipped to α (nothing is scaled then).
+Output of 16 bits is rounded stochastically by default, since nearest rounding can swallow (λt − 1)·δt, which is
+often less than half a unit in the last place.
+`preset: reference` is the rule of the authors' released code: λt = 1 + 0.2·min(1, ρt), saved in float32.
+`scope: tensor` takes ρt from each tensor; with alpha 0.2 it is mergekit's `ramplus_tl`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from hubmerge.methods.base import EpsilonParameters, Method, Paper
+from hubmerge.methods.base import EpsilonParameters, Method, Paper, Scope
 from hubmerge.methods.ram import RAM_PAPER, ram_kernel
-from hubmerge.statistics import Tally
+
+_REFERENCE = {"r": 0.2, "alpha": 1.0}
 
 
 class RamPlusParameters(EpsilonParameters):
     r: float = Field(default=0.1, ge=0.0, le=10.0, description="strength of the rescaling (Eq. 6)")
     alpha: float = Field(default=2.0, ge=0.0, le=1000.0, description="upper bound of ρt (Eq. 6)")
+    scope: Literal["model", "tensor"] = Field(default="model", description="where ρt is counted")
+    preset: Literal["paper", "reference"] = Field(
+        default="paper", description="reference: r = 0.2, alpha = 1, float32, as in the authors' released code"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reference_values(cls, values: Any) -> Any:
+        """The preset fills in what was not given."""
+        if isinstance(values, dict) and values.get("preset") == "reference":
+            return {**_REFERENCE, **values}
+        return values
 
 
 class RamPlus(Method):
@@ -33,18 +48,18 @@ class RamPlus(Method):
     needs_statistics = True
     rescales = True
 
-    def scales(
-        self, parameters: RamPlusParameters, weights: Sequence[float], statistics: Tally | None
-    ) -> tuple[float, ...]:
-        assert statistics is not None
-        return tuple(1.0 + parameters.r * min(max(rho, 0.0), parameters.alpha) for rho in statistics.rho)
+    def scales(self, scope: Scope) -> tuple[float, ...]:
+        counted = scope.tensor if scope.parameters.scope == "tensor" and scope.tensor is not None else scope.model
+        assert counted is not None
+        return tuple(1.0 + scope.parameters.r * min(rho, scope.parameters.alpha) for rho in counted.rho)
 
-    def per_agent(
-        self, parameters: RamPlusParameters, weights: Sequence[float], statistics: Tally | None
-    ) -> tuple[tuple[float, ...], ...]:
-        return tuple(zip(weights, self.scales(parameters, weights, statistics), strict=True))
+    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
+        return tuple(zip(scope.weights, self.scales(scope), strict=True))
 
-    def constants(self, parameters: RamPlusParameters, weights: Sequence[float]) -> tuple[float, ...]:
-        return (parameters.epsilon, 0.0, 1.0)
+    def constants(self, scope: Scope) -> tuple[float, ...]:
+        return (scope.parameters.epsilon, 0.0, 1.0)
+
+    def default_dtype(self, parameters: RamPlusParameters) -> str | None:
+        return "float32" if parameters.preset == "reference" else None
 
     kernel = staticmethod(ram_kernel)

@@ -5,18 +5,14 @@ Source: Ilharco et al. 2023, arXiv:2212.04089, Sec. 2. Deviations: λ defaults t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from hubmerge.methods.base import Method, Paper, Parameters
-from hubmerge.statistics import Tally
+from hubmerge.methods.base import Method, Paper, Parameters, Scope
 
 
 class TaskArithmeticParameters(Parameters):
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
     lam: float | None = Field(
         default=None, ge=-10.0, le=10.0, alias="lambda", description="λ, the factor on the sum; 1/K when absent"
     )
@@ -30,17 +26,15 @@ class TaskArithmetic(Method):
     papers = (Paper("Editing Models with Task Arithmetic", "2212.04089", "Sec. 2"),)
     parameters = TaskArithmeticParameters
 
-    def per_agent(
-        self, parameters: TaskArithmeticParameters, weights: Sequence[float], statistics: Tally | None
-    ) -> tuple[tuple[float, ...], ...]:
-        return tuple((w,) for w in weights)
+    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
+        return tuple((w,) for w in scope.weights)
 
-    def constants(self, parameters: TaskArithmeticParameters, weights: Sequence[float]) -> tuple[float, ...]:
-        return (1.0 / len(weights) if parameters.lam is None else parameters.lam,)
+    def constants(self, scope: Scope) -> tuple[float, ...]:
+        return (1.0 / len(scope.weights) if scope.parameters.lam is None else scope.parameters.lam,)
 
     @staticmethod
-    def kernel(deltas: Any, per_agent: Any, constants: Any) -> Any:
-        total = deltas[0] * per_agent[0][0]
-        for k in range(1, len(deltas)):
-            total = total + deltas[k] * per_agent[k][0]
+    def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
+        total = inputs[0] * per_agent[0][0]
+        for k in range(1, len(per_agent)):
+            total = total + inputs[k] * per_agent[k][0]
         return constants[0] * total

@@ -71,7 +71,8 @@ def _top(demo: Any, settings: Settings, sign_in: bool) -> None:
             gr.HTML(el("span", "Sign-in is not set up here.", cls="hm-dim"), js_on_load=None)
             return
         value = "Sign in to the local Hub" if settings.is_loopback else "Sign in with Hugging Face"
-        button = gr.LoginButton(value, logout_value="Sign out ({})", size="sm", scale=0, min_width=220)
+        logo = {"icon": None} if settings.is_loopback else {}
+        button = gr.LoginButton(value, logout_value="Sign out ({})", size="sm", scale=0, min_width=220, **logo)
     # gradio's own check of the session fails on claims that hold a list, such as the user's organisations
     button.load_event_to_attach = None
 

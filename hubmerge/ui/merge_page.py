@@ -26,7 +26,9 @@ from hubmerge.ui.submission import checked_recipe, submission
 
 EMPTY = el("p", "Choose a base and agents, then inspect them: only headers are read.", cls="hm-dim hm-empty")
 _GO = """(id) => { if (id) window.location.assign("job?id=" + encodeURIComponent(id)); }"""
-_KEEP = "(...values) => ({ values })"
+# A browser may refuse storage inside a frame; the form then works without memory.
+_KEEP = """(...values) => { try { localStorage.setItem("hubmerge-form", JSON.stringify(values)); } catch { } }"""
+_KEPT = """() => { try { return [JSON.parse(localStorage.getItem("hubmerge-form"))]; } catch { return [null]; } }"""
 _FORGET_QUERY = '() => { if (window.location.search) window.history.replaceState(null, "", "./"); }'
 
 
@@ -47,7 +49,7 @@ def merge_page(demo: Any, service: Service) -> None:
             hint = gr.HTML("", js_on_load=None, elem_id="hint")
             outcome = gr.HTML(EMPTY, js_on_load=None, elem_id="outcome", elem_classes="hm-card hm-outcome")
     go = gr.Textbox(value="", visible=False)
-    draft = gr.BrowserState(None, storage_key="hubmerge-form", secret="hubmerge-form")  # noqa: S106  (form contents)
+    draft = gr.JSON(value=None, visible=False)
 
     _wire_form(form, service)
     private = {"api_visibility": "private"}
@@ -64,10 +66,12 @@ def merge_page(demo: Any, service: Service) -> None:
     show.click(_as_yaml, form.recipe_inputs, [text, outcome], **private)
     load.click(_from_yaml, [text], [outcome, *form.filled], **private)
     kept = [*form.recipe_inputs, *form.target_inputs]
-    gr.on([c.input for c in kept], None, kept, [draft], js=_KEEP, queue=False, **private)
-    demo.load(
-        _opening(service), [draft], [hint, start, *form.target_inputs, outcome, *form.filled], queue=False, **private
-    ).then(None, None, None, js=_FORGET_QUERY, **private)
+    # a text that was pasted changes the box without an input event
+    gr.on([*(c.input for c in kept), form.name.change], None, kept, None, js=_KEEP, queue=False, **private)
+    opened = [hint, start, *form.target_inputs, outcome, *form.filled]
+    demo.load(_opening(service), [draft], opened, js=_KEPT, queue=False, **private).then(
+        None, None, None, js=_FORGET_QUERY, **private
+    )
 
 
 def _wire_form(form: MergeForm, service: Service) -> None:
@@ -204,14 +208,13 @@ def _asked_for(
     if base := str(query.get("base") or ""):
         named = {"base": base, "agents": query_list(query, "agent"), "method": str(query.get("method") or "")}
         return named, {}
-    values = draft.get("values") if isinstance(draft, Mapping) else None
-    if not isinstance(values, list) or len(values) < 4:
+    if not isinstance(draft, list) or len(draft) < 4:
         return {}, {}
     try:
-        recipe = recipe_of(values[:-4])
+        recipe = recipe_of(draft[:-4])
     except (RecipeError, ValueError, StopIteration, RuntimeError, TypeError):
         return {}, {}  # kept by another version of the form
-    return recipe, dict(zip(("namespace", "name", "visibility", "license"), values[-4:], strict=True))
+    return recipe, dict(zip(("namespace", "name", "visibility", "license"), draft[-4:], strict=True))
 
 
 def query_list(query: Any, key: str) -> list[str]:

@@ -1,26 +1,47 @@
-"""Naive whole-model references: one element at a time or one array at a time, no chunks, no shared code.
+"""Naive whole-model references: one element at a time, no chunks, no shared code.
 
-They read like the formulas of docs/methods.md. Arithmetic is float32 as the promise says, sums in float64.
+They read like the formulas of docs/methods.md. Arithmetic is float32 as the promise says. Order statistics come from
+sorting, random draws from SplitMix64 written with Python's integers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 F = np.float32
 Model = Mapping[str, np.ndarray]  # name → float32 array
+_MASK = (1 << 64) - 1
+
+
+@dataclass
+class Element:
+    """One element of a merge and everything that a rule may look at."""
+
+    deltas: list[F]
+    weights: list[float]
+    parameters: Mapping[str, Any]
+    scales: list[float]  # λt of the RAM family
+    thresholds: list[F]  # of trims and quantiles
+    draws: list[F] = field(default_factory=list)
+    sensitivities: list[F] = field(default_factory=list)
+
+    @property
+    def active(self) -> list[int]:
+        return [t for t, d in enumerate(self.deltas) if abs(d) > F(self.parameters.get("epsilon", 1e-5))]
 
 
 def deltas(base: Model, agents: Sequence[Model]) -> dict[str, list[np.ndarray]]:
     return {name: [(agent[name] - value).astype(F) for agent in agents] for name, value in base.items()}
 
 
-def ratios(base: Model, agents: Sequence[Model], epsilon: float = 1e-5) -> list[float]:
-    """RAM Eq. 2 over the whole model."""
+def counts(base: Model, agents: Sequence[Model], epsilon: float = 1e-5) -> tuple[list[int], list[int]]:
+    """Shared and unique elements per agent over the whole model (RAM Eq. 2)."""
     shared, unique = [0] * len(agents), [0] * len(agents)
     for columns in deltas(base, agents).values():
         for element in zip(*(c.ravel() for c in columns), strict=True):
@@ -30,37 +51,149 @@ def ratios(base: Model, agents: Sequence[Model], epsilon: float = 1e-5) -> list[
                     shared[t] += 1
                 elif is_active:
                     unique[t] += 1
+    return shared, unique
+
+
+def ratios(base: Model, agents: Sequence[Model], epsilon: float = 1e-5) -> list[float]:
+    shared, unique = counts(base, agents, epsilon)
     return [s / u if u else (math.inf if s else 0.0) for s, u in zip(shared, unique, strict=True)]
 
 
-def _linear(element: Sequence[F], weights: Sequence[float], scales: Any, parameters: Mapping[str, Any]) -> F:
-    total = element[0] * F(weights[0])
-    for d, w in zip(element[1:], weights[1:], strict=True):
-        total = total + d * F(w)
-    return total / F(sum(weights))
+def uniform(seed: int, agent: int, tensor: str, index: int) -> F:
+    """The draw of one element: two rounds of SplitMix64 over a counter, 24 bits."""
+    text = repr((seed, "uniform", str(agent), tensor)).encode()
+    digest = hashlib.blake2b(text, digest_size=16, person=b"hubmerge-rng").digest()
+    first, second = int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+
+    def mix(x: int) -> int:
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+        return x ^ (x >> 31)
+
+    x = (index * 0x9E3779B97F4A7C15 + first) & _MASK
+    return F((mix(mix(x) ^ second) >> 40) * 2.0**-24)
 
 
-def _task_arithmetic(element: Sequence[F], weights: Sequence[float], scales: Any, parameters: Mapping[str, Any]) -> F:
-    total = element[0] * F(weights[0])
-    for d, w in zip(element[1:], weights[1:], strict=True):
-        total = total + d * F(w)
-    return F(parameters.get("lambda", 1 / len(element))) * total
+def _sum(values: Sequence[F]) -> F:
+    total = F(0)
+    for value in values:
+        total = F(total + value)
+    return total
 
 
-def _ram(element: Sequence[F], weights: Sequence[float], scales: Sequence[float], parameters: Mapping[str, Any]) -> F:
-    active = [t for t, d in enumerate(element) if abs(d) > F(parameters.get("epsilon", 1e-5))]
+def _weighted(e: Element) -> list[F]:
+    return [F(d * F(w)) for d, w in zip(e.deltas, e.weights, strict=True)]
+
+
+def _linear(e: Element) -> F:
+    return _sum(_weighted(e)) / F(sum(e.weights))
+
+
+def _task_arithmetic(e: Element) -> F:
+    return F(e.parameters.get("lambda", 1 / len(e.deltas))) * _sum(_weighted(e))
+
+
+def _ram(e: Element) -> F:
+    active = e.active
     if not active:
         return F(0)
     if len(active) == 1:
         t = active[0]
-        return element[t] * F(weights[t]) * F(scales[t])
-    total = F(0)
-    for t in active:
-        total = total + element[t] * F(weights[t])
-    return total / F(len(active))
+        return _weighted(e)[t] * F(e.scales[t])
+    return _sum([_weighted(e)[t] for t in active]) / F(len(active))
 
 
-_RULES = {"linear": _linear, "task_arithmetic": _task_arithmetic, "ram": _ram, "ram_plus": _ram}
+def _ram_quantile(e: Element) -> F:
+    active = [
+        t
+        for t, d in enumerate(e.deltas)
+        if abs(d) >= e.thresholds[t] and (d != 0 or e.parameters.get("literal", False))
+    ]
+    if len(active) >= 2:
+        return _sum(_weighted(e)) / F(len(e.deltas))
+    return _weighted(e)[active[0]] * F(e.parameters.get("lambda", 1.5)) if active else F(0)
+
+
+def _elect(e: Element, values: Sequence[F]) -> F:
+    kept = [F(v * F(w)) if abs(v) >= t else F(0) for v, w, t in zip(values, e.weights, e.thresholds, strict=True)]
+    positive = _sum(kept) >= 0
+    agreeing = [v for v in kept if v != 0 and (v > 0) == positive]
+    return F(e.parameters.get("lambda", 1.0)) * (_sum(agreeing) / F(max(1, len(agreeing))))
+
+
+def _ties(e: Element) -> F:
+    return _elect(e, e.deltas)
+
+
+def _dropped(e: Element) -> list[F]:
+    p = e.parameters.get("p", 0.5)
+    return [F(d * F(1 / (1 - p))) if u >= F(p) else F(0) for d, u in zip(e.deltas, e.draws, strict=True)]
+
+
+def _dare_linear(e: Element) -> F:
+    total = _sum([F(d * F(w)) for d, w in zip(_dropped(e), e.weights, strict=True)])
+    return F(e.parameters.get("lambda", 1 / len(e.deltas))) * total
+
+
+def _dare_ties(e: Element) -> F:
+    return _elect(e, _dropped(e))
+
+
+def _fisher(e: Element) -> F:
+    information = [F(s * F(w)) for s, w in zip(e.sensitivities, e.weights, strict=True)]
+    lam = F(e.parameters.get("lambda", 1.0))
+    if _sum(information) == 0:
+        return lam * _linear(e)
+    return lam * (_sum([F(d * f) for d, f in zip(e.deltas, information, strict=True)]) / _sum(information))
+
+
+def _sar(e: Element) -> F:
+    lam, p = F(e.parameters.get("lambda", 1.0)), e.parameters.get("p", 0.2)
+    active = e.active
+    if not active:
+        return F(0)
+    if len(active) == 1:
+        t = active[0]
+        update = e.deltas[t]
+        if abs(update) <= e.thresholds[t]:  # the weaker half of the private updates
+            update = F(update * F(1 / (1 - p))) if e.draws[t] >= F(p) else F(0)
+        return lam * F(update * F(e.weights[t]))
+    best = active[0]
+    for t in active[1:]:
+        if e.sensitivities[t] >= e.sensitivities[best]:  # ties to the later agent
+            best = t
+    return lam * _sum([_weighted(e)[t] for t in active if (e.deltas[t] > 0) == (e.deltas[best] > 0)])
+
+
+RULES: Mapping[str, Callable[[Element], F]] = {
+    "linear": _linear,
+    "task_arithmetic": _task_arithmetic,
+    "ram": _ram,
+    "ram_plus": _ram,
+    "ram_plus_soft": _ram,
+    "ram_quantile": _ram_quantile,
+    "ties": _ties,
+    "dare_linear": _dare_linear,
+    "dare_ties": _dare_ties,
+    "fisher": _fisher,
+    "sar": _sar,
+}
+
+
+def _scales(method: str, base: Model, agents: Sequence[Model], parameters: Mapping[str, Any]) -> list[float]:
+    r = parameters.get("r", 0.1)
+    epsilon = parameters.get("epsilon", 1e-5)
+    if method == "ram_plus":
+        return [1 + r * min(rho, parameters.get("alpha", 2.0)) for rho in ratios(base, agents, epsilon)]
+    if method == "ram_plus_soft":
+        shared, unique = counts(base, agents, epsilon)
+        return [1 + r * (s / (s + u) if s + u else 0.0) for s, u in zip(shared, unique, strict=True)]
+    return [1.0] * len(agents)
+
+
+def _largest(values: np.ndarray, rank: int) -> F:
+    """The value of `rank` (1 is the largest), by sorting."""
+    return F(np.sort(values.ravel())[::-1][rank - 1]) if values.size else F(0)
 
 
 def merge(
@@ -69,23 +202,80 @@ def merge(
     agents: Sequence[Model],
     weights: Sequence[float] | None = None,
     parameters: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    sensitivities: Sequence[Model] = (),
 ) -> dict[str, np.ndarray]:
     """θ0 + δ* in float32, before the final rounding; an element with δ* = 0 keeps the base's bits."""
     parameters = parameters or {}
-    weights = weights or [1.0] * len(agents)
-    scales = [1.0] * len(agents)
-    if method == "ram_plus":
-        r, alpha = parameters.get("r", 0.1), parameters.get("alpha", 2.0)
-        scales = [1 + r * min(rho, alpha) for rho in ratios(base, agents, parameters.get("epsilon", 1e-5))]
+    k = len(agents)
+    weights = list(weights or [1.0] * k)
+    scales = _scales(method, base, agents, parameters)
+    drawing = method in ("dare_linear", "dare_ties", "sar")
+    columns = {name: [c.ravel() for c in value] for name, value in deltas(base, agents).items()}
+    draws = {
+        name: [[uniform(seed, t, name, i) for i in range(flat[t].size)] if drawing else [] for t in range(k)]
+        for name, flat in columns.items()
+    }
+    magnitudes: dict[str, list[np.ndarray]] = {}
+    for name, flat in columns.items():
+        rows = []
+        for t in range(k):
+            if method == "dare_ties":
+                p = parameters.get("p", 0.5)
+                keep = np.array(draws[name][t], dtype=F) >= F(p)
+                rows.append(np.abs(np.where(keep, flat[t] * F(1 / (1 - p)), F(0))))
+            else:
+                rows.append(np.abs(flat[t]))
+        magnitudes[name] = rows
+
+    def thresholds(name: str) -> list[F]:
+        if method in ("ties", "dare_ties"):
+            density = parameters.get("density", 0.2)
+            whole = parameters.get("trim_scope", "model") == "model"
+            found = []
+            for t in range(k):
+                values = np.concatenate([m[t] for m in magnitudes.values()]) if whole else magnitudes[name][t]
+                found.append(_largest(values, max(1, int(density * values.size))))
+            return found
+        if method == "ram_quantile":
+            q = parameters.get("q", 0.9)
+            n = columns[name][0].size
+            return [_largest(m, n - math.ceil(q * (n - 1))) if n else F(0) for m in magnitudes[name]]
+        if method == "sar":
+            epsilon = F(parameters.get("epsilon", 1e-5))
+            flat = columns[name]
+            private = []
+            for element in zip(*flat, strict=True):
+                active = [abs(d) for d in element if abs(d) > epsilon]
+                private += active if len(active) == 1 else []
+            ordered = sorted(private)
+            return [ordered[(len(ordered) - 1) // 2] if ordered else F(0)] * k
+        return [F(0)] * k
+
     out = {}
-    for name, columns in deltas(base, agents).items():
-        flat = [c.ravel() for c in columns]
+    for name, flat in columns.items():
+        limits = thresholds(name)
         star = np.array(
-            [_RULES[method]([c[i] for c in flat], weights, scales, parameters) for i in range(flat[0].size)], dtype=F
+            [
+                RULES[method](
+                    Element(
+                        [c[i] for c in flat],
+                        weights,
+                        parameters,
+                        scales,
+                        limits,
+                        [d[i] for d in draws[name]] if drawing else [],
+                        [s[name].ravel()[i] for s in sensitivities],
+                    )
+                )
+                for i in range(flat[0].size)
+            ],
+            dtype=F,
         ).reshape(base[name].shape)
         out[name] = np.where(star == 0, base[name], base[name] + star).astype(F)
     return out
 
 
 def known() -> tuple[str, ...]:
-    return tuple(_RULES)
+    return tuple(RULES)

@@ -52,12 +52,12 @@ def write_family(
 
 
 def plan_of(
-    folder: Path, method: str, *, agents: int = 3, max_shard_bytes: int = MAX_SHARD_BYTES, **fields: Any
+    folder: Path, method: str, *, agents: int | list[Any] = 3, max_shard_bytes: int = MAX_SHARD_BYTES, **fields: Any
 ) -> Plan:
     recipe = recipe_from_dict(
         {
             "base": str(folder / "base"),
-            "agents": [str(folder / f"agent{i}") for i in range(agents)],
+            "agents": [str(folder / f"agent{i}") for i in range(agents)] if isinstance(agents, int) else agents,
             "method": method,
             **fields,
         }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from hubmerge.counter_rng import make_key
 from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
 from hubmerge.dtypes import decode, encode
 from hubmerge.methods import get_method, registry
+from hubmerge.methods.base import Scope
 from hubmerge.statistics import zero_tally
 
 SIZES = [1, 63, BLOCK - 1, BLOCK, 3 * BLOCK + 65]
@@ -24,7 +27,19 @@ def chunk_of(agents: int, n: int, dtypes: tuple[str, ...], start: int = 0) -> ea
         moved = rng.random(n) < 0.1 + 0.8 * k / agents
         values.append(np.where(moved, base * np.float32(1 + 2.0**-7) + np.float32(1e-4), base).astype(np.float32))
     raws = tuple(encode(v, d, "nearest", None) for v, d in zip(values, dtypes, strict=True))
-    return eager.ChunkInputs(raws, dtypes, start)
+    keys = tuple(make_key(5, "uniform", str(k)) for k in range(agents))
+    sensitivities = tuple(rng.random(n).astype(np.float32) for _ in range(agents))
+    return eager.ChunkInputs(raws, dtypes, start, keys, sensitivities)
+
+
+def for_method(chunk: eager.ChunkInputs, method: str) -> eager.ChunkInputs:
+    """Only the extras that the method declares."""
+    extras = get_method(method).extras
+    return replace(
+        chunk,
+        uniform_keys=chunk.uniform_keys if "uniform" in extras else (),
+        sensitivities=chunk.sensitivities if "sensitivity" in extras else (),
+    )
 
 
 def rule_of(method_name: str, chunk: eager.ChunkInputs, rounding: str) -> eager.Rule:
@@ -35,13 +50,15 @@ def rule_of(method_name: str, chunk: eager.ChunkInputs, rounding: str) -> eager.
     weights = [1.0 + 0.25 * k for k in range(len(deltas))]
     counted = count_inputs(values[0], values[1:], deltas, activity(deltas, 1e-5))
     tally = fold_inputs(zero_tally(len(deltas)), counted)
+    scope = Scope(parameters, weights, tally, tally, tuple(0.001 + 0.001 * k for k in range(len(deltas))))
     return eager.Rule(
-        method.kernel,
-        tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(parameters, weights, tally)),
-        tuple(np.float32(v) for v in method.constants(parameters, weights)),
-        1e-5,
-        rounding,
-        True,
+        kernel=method.kernel,
+        extras=method.extras,
+        per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
+        constants=tuple(np.float32(v) for v in method.constants(scope)),
+        epsilon=1e-5,
+        rounding=rounding,
+        both_roundings=True,
     )
 
 
@@ -57,7 +74,7 @@ def test_compiled_and_eager_agree_bit_for_bit(
     dtypes = tuple(["F32", "BF16", "F16"][k % 3] if stored == "mixed" else stored for k in range(agents + 1))
     assert compiled.supports(agents, output)
     for n in SIZES:
-        chunk = chunk_of(agents, n, dtypes, start=7 * BLOCK)
+        chunk = for_method(chunk_of(agents, n, dtypes, start=7 * BLOCK), method)
         rule = rule_of(method, chunk, rounding)
         key = make_key(3, "rounding", method)
         slow = eager.merge_chunk(chunk, rule, output, key, with_inputs=True)
@@ -75,7 +92,7 @@ def test_compiled_and_eager_agree_bit_for_bit(
 
 
 def test_nan_and_infinity_are_counted_alike_and_stay_what_they_are() -> None:
-    chunk = chunk_of(2, 5000, ("F32", "F32", "F32"))
+    chunk = for_method(chunk_of(2, 5000, ("F32", "F32", "F32")), "linear")
     chunk.raws[0][3], chunk.raws[1][4], chunk.raws[2][4999] = np.nan, np.inf, -np.inf
     for rounding in ("nearest", "stochastic"):
         rule = rule_of("linear", chunk_of(2, 5000, ("F32", "F32", "F32")), rounding)

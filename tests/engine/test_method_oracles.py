@@ -7,6 +7,7 @@ import pytest
 
 from hubmerge.counting import activity, count_inputs, fold_inputs
 from hubmerge.methods import get_method, registry
+from hubmerge.methods.base import Scope
 from hubmerge.statistics import zero_tally
 
 # three agents, six elements: changed by nobody, by agent 0, by agents 0 and 1, by all (with a conflict),
@@ -23,8 +24,9 @@ def apply(name: str, parameters: dict | None = None, weights: tuple[float, ...] 
     values = method.parse_parameters(parameters or {})
     base = np.zeros(6, dtype=np.float32)
     tally = fold_inputs(zero_tally(3), count_inputs(base, DELTAS, DELTAS, activity(DELTAS, 1e-5)))
-    per_agent = tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(values, weights, tally))
-    constants = tuple(np.float32(v) for v in method.constants(values, weights))
+    scope = Scope(values, weights, tally, tally)
+    per_agent = tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope))
+    constants = tuple(np.float32(v) for v in method.constants(scope))
     return [float(x) for x in method.kernel(DELTAS, per_agent, constants)]
 
 

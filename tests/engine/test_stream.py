@@ -20,7 +20,7 @@ from hubmerge.errors import HubmergeError, NonFiniteError, TargetExistsError
 from hubmerge.methods import registry
 from hubmerge.sink import WORK
 
-METHODS = list(registry())
+METHODS = [m.name for m in registry().values() if "sensitivity" not in m.extras]
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
 
 
@@ -37,7 +37,40 @@ def test_merged_bytes_equal_the_naive_reference_rounded_once(tmp_path: Path, met
         assert got[name].tobytes() == value.astype(DTYPES[dtype]).tobytes(), name
 
 
-@pytest.mark.parametrize("method", METHODS)
+VARIANTS = [
+    ("ram_plus", {"r": 0.3, "alpha": 0.5, "epsilon": 0.001}),
+    ("task_arithmetic", {"lambda": 0.7}),
+    ("ram_plus_soft", {"r": 1.5}),
+    ("ram_quantile", {"q": 0.5, "lambda": 2.0}),
+    ("ram_quantile", {"literal": True}),
+    ("ties", {"density": 0.05, "lambda": 1.3}),
+    ("ties", {"density": 0.3, "trim_scope": "tensor"}),
+    ("ties", {"density": 1.0}),
+    ("dare_linear", {"p": 0.8, "lambda": 1.0}),
+    ("dare_linear", {"p": 0.0}),
+    ("dare_ties", {"p": 0.3, "density": 1.0}),
+    ("dare_ties", {"p": 0.6, "density": 0.1, "trim_scope": "tensor"}),
+]
+
+
+@pytest.mark.parametrize(("method", "parameters"), VARIANTS, ids=lambda v: str(v))
+def test_parameters_weights_and_seed_mean_what_the_reference_says(
+    tmp_path: Path, method: str, parameters: dict
+) -> None:
+    base, agents = write_family(tmp_path, dtype="F32")
+    weights = [1.0, 0.5, 2.0]
+    expected = merge_reference.merge(
+        method, values_of(base), [values_of(a) for a in agents], weights, parameters, seed=5
+    )
+    specs = [{"model": str(tmp_path / f"agent{i}"), "weight": w} for i, w in enumerate(weights)]
+    fields = {"agents": specs, "rounding": "nearest", "parameters": parameters, "seed": 5}
+    plan = plan_of(tmp_path, method, **fields)
+    run(plan, tmp_path / "out")
+    for name, value in tensors_of(tmp_path / "out", plan).items():
+        assert value.tobytes() == expected[name].tobytes(), name
+
+
+@pytest.mark.parametrize("method", list(registry()))
 def test_every_registered_method_has_a_reference(method: str) -> None:
     assert method in merge_reference.known()
 
@@ -102,7 +135,7 @@ def test_agents_equal_to_the_base_give_the_base_bit_for_bit(tmp_path: Path, meth
             assert got[tensor_name].tobytes() == stored.raw.tobytes(), tensor_name
 
 
-@pytest.mark.parametrize("method", [m.name for m in registry().values() if m.permutation_invariant])
+@pytest.mark.parametrize("method", [m for m in METHODS if registry()[m].permutation_invariant])
 def test_the_order_of_two_agents_changes_nothing(tmp_path: Path, method: str) -> None:
     write_family(tmp_path, densities=(0.1, 0.4))
     forward = plan_of(tmp_path, method, agents=2)
@@ -310,7 +343,7 @@ def test_the_journal_holds_plain_json_lines(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, "ram_plus")
     run(plan, tmp_path / "out")
     lines = (tmp_path / "out" / WORK / "journal.jsonl").read_text().splitlines()
-    assert [json.loads(line)["event"] for line in lines] == ["plan", "probe", "shard"]
+    assert [json.loads(line)["event"] for line in lines] == ["plan", "probe", "thresholds", "shard"]
 
 
 def test_sizes_cover_scalar_empty_and_63_elements() -> None:

@@ -1,0 +1,52 @@
+"""DARE with task arithmetic: drop each element of each update at random, rescale the rest, add up.
+
+Source: Yu et al. 2024, arXiv:2311.03099, Eq. 2–4: m ~ Bernoulli(p), δ̂ = (1 − m)·δ / (1 − p); then δ* = λ Σ wk δ̂k.
+Deviations: λ defaults to 1/K, as for task arithmetic; the draw for an element is a function of (seed, agent, tensor,
+element), not of a stream.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from hubmerge.methods.base import Method, Paper, Parameters, Scope
+from hubmerge.methods.ops import where
+
+DARE_PAPER = Paper("Language Models are Super Mario", "2311.03099", "Eq. 2-4")
+
+
+class DareParameters(Parameters):
+    p: float = Field(default=0.5, ge=0.0, lt=1.0, description="probability that an element is dropped")
+    lam: float | None = Field(
+        default=None, ge=-10.0, le=10.0, alias="lambda", description="λ, the factor on the sum; 1/K when absent"
+    )
+
+
+class DareLinear(Method):
+    name = "dare_linear"
+    title = "DARE + task arithmetic"
+    summary = "Drops elements of each update at random, rescales the rest, adds up."
+    formula = "δ* = λ·Σₖ wₖ·δₖ·1[uₖ ≥ p] / (1 − p)"
+    papers = (DARE_PAPER,)
+    parameters = DareParameters
+    extras = ("uniform",)
+    permutation_invariant = False  # the draws belong to the agent's place in the recipe
+
+    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
+        return tuple((w,) for w in scope.weights)
+
+    def constants(self, scope: Scope) -> tuple[float, ...]:
+        lam = 1.0 / len(scope.weights) if scope.parameters.lam is None else scope.parameters.lam
+        return (lam, scope.parameters.p, 1.0 / (1.0 - scope.parameters.p), 0.0)
+
+    @staticmethod
+    def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
+        lam, p, rescale, zero = constants
+        agents = len(per_agent)
+        total = inputs[0] * zero
+        for k in range(agents):
+            kept = where(inputs[agents + k] >= p, inputs[k] * rescale, zero)
+            total = total + kept * per_agent[k][0]
+        return lam * total

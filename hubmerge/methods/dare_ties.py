@@ -1,0 +1,59 @@
+"""DARE with TIES: drop at random and rescale, then trim, elect and average as TIES does.
+
+Sources: Yu et al. 2024, arXiv:2311.03099; Yadav et al. 2023, arXiv:2306.01708. The trim looks at the dropped and
+rescaled updates. Deviations: as for `dare_linear` and `ties`; with density 1 nothing is trimmed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from hubmerge.methods.base import Method, Paper, Scope, Threshold
+from hubmerge.methods.dare_linear import DARE_PAPER
+from hubmerge.methods.ops import absolute, where
+from hubmerge.methods.ties import TiesParameters, top_share
+
+
+class DareTiesParameters(TiesParameters):
+    p: float = Field(default=0.5, ge=0.0, lt=1.0, description="probability that an element is dropped")
+
+
+class DareTies(Method):
+    name = "dare_ties"
+    title = "DARE + TIES"
+    summary = "Drops elements of each update at random and rescales the rest, then merges as TIES does."
+    formula = "TIES of δₖ·1[uₖ ≥ p] / (1 − p)"
+    papers = (DARE_PAPER, Paper("TIES-Merging", "2306.01708", "Algorithm 1"))
+    parameters = DareTiesParameters
+    extras = ("uniform",)
+    permutation_invariant = False
+
+    def threshold(self, parameters: DareTiesParameters) -> Threshold:
+        return Threshold("dropped", parameters.trim_scope, top_share(parameters.density), parameters.p)
+
+    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
+        return tuple(zip(scope.weights, scope.thresholds, strict=True))
+
+    def constants(self, scope: Scope) -> tuple[float, ...]:
+        return (scope.parameters.lam, scope.parameters.p, 1.0 / (1.0 - scope.parameters.p), 0.0, 1.0)
+
+    @staticmethod
+    def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
+        lam, p, rescale, zero, one = constants
+        agents = len(per_agent)
+        total = inputs[0] * zero
+        for k in range(agents):
+            dropped = where(inputs[agents + k] >= p, inputs[k] * rescale, zero)
+            total = total + where(absolute(dropped) >= per_agent[k][1], dropped * per_agent[k][0], zero)
+        sign = where(total >= zero, one, -one)
+        agreeing = inputs[0] * zero
+        count = inputs[0] * zero
+        for k in range(agents):
+            dropped = where(inputs[agents + k] >= p, inputs[k] * rescale, zero)
+            kept = where(absolute(dropped) >= per_agent[k][1], dropped * per_agent[k][0], zero)
+            agrees = kept * sign > zero
+            agreeing = agreeing + where(agrees, kept, zero)
+            count = count + where(agrees, one, zero)
+        return lam * (agreeing / where(count > one, count, one))

@@ -1,0 +1,63 @@
+"""TIES: trim each update to its largest elements, elect a sign, average those that agree.
+
+Source: Yadav et al. 2023, arXiv:2306.01708, Sec. 3, Algorithm 1.
+Trim: |δk| at least the magnitude of rank max(1, ⌊density·n⌋), over the whole model (as in the original) or per tensor
+(as in mergekit). Elect: the sign of Σ trimmed wk δk; 0 counts as +. Merge: mean of the agreeing, times λ.
+Deviations: elements that tie with the threshold are all kept, since which of them a sort drops is no property of
+the model; the original resolves a sum of exactly 0 by the majority of the whole model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from hubmerge.methods.base import Method, Paper, Parameters, Scope, Threshold
+from hubmerge.methods.ops import absolute, where
+
+
+class TiesParameters(Parameters):
+    density: float = Field(default=0.2, gt=0.0, le=1.0, description="share of each update that is kept")
+    lam: float = Field(default=1.0, ge=-10.0, le=10.0, alias="lambda", description="λ on the merged update")
+    trim_scope: Literal["model", "tensor"] = Field(default="model", description="where the largest are sought")
+
+
+def top_share(density: float) -> Any:
+    """n values → the rank of the smallest one that is kept."""
+    return lambda n: max(1, int(density * n))
+
+
+class Ties(Method):
+    name = "ties"
+    title = "TIES"
+    summary = "Keeps the largest part of each update, elects a sign per element, averages what agrees with it."
+    formula = "δ* = λ·mean{δ̂ₖ : sgn δ̂ₖ = sgn Σⱼ δ̂ⱼ}, δ̂ₖ the top density of δₖ"
+    papers = (Paper("TIES-Merging: Resolving Interference When Merging Models", "2306.01708", "Algorithm 1"),)
+    parameters = TiesParameters
+
+    def threshold(self, parameters: TiesParameters) -> Threshold:
+        return Threshold("delta", parameters.trim_scope, top_share(parameters.density))
+
+    def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
+        return tuple(zip(scope.weights, scope.thresholds, strict=True))
+
+    def constants(self, scope: Scope) -> tuple[float, ...]:
+        return (scope.parameters.lam, 0.0, 1.0)
+
+    @staticmethod
+    def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
+        lam, zero, one = constants
+        total = inputs[0] * zero
+        for k in range(len(per_agent)):
+            kept = where(absolute(inputs[k]) >= per_agent[k][1], inputs[k] * per_agent[k][0], zero)
+            total = total + kept
+        sign = where(total >= zero, one, -one)
+        agreeing = inputs[0] * zero
+        count = inputs[0] * zero
+        for k in range(len(per_agent)):
+            kept = where(absolute(inputs[k]) >= per_agent[k][1], inputs[k] * per_agent[k][0], zero)
+            agrees = kept * sign > zero
+            agreeing = agreeing + where(agrees, kept, zero)
+            count = count + where(agrees, one, zero)
+        return lam * (agreeing / where(count > one, count, one))

@@ -1,0 +1,74 @@
+"""Streaming selection against sorting, for every rank and any chunking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hubmerge.eager import ChunkInputs
+from hubmerge.methods.base import Threshold
+from hubmerge.selection import Counts, Magnitudes, select
+
+F = np.float32
+
+
+def chunks_of(base: np.ndarray, agents: list[np.ndarray], size: int) -> list[ChunkInputs]:
+    return [
+        ChunkInputs(tuple(x[start : start + size] for x in (base, *agents)), ("F32",) * (1 + len(agents)), start)
+        for start in range(0, len(base), size)
+    ]
+
+
+def selected(threshold: Threshold, base: np.ndarray, agents: list[np.ndarray], size: int) -> tuple[float, ...]:
+    chunks = chunks_of(base, agents, size)
+
+    def passes(count: Callable[[ChunkInputs], Counts]) -> Iterator[Counts]:
+        return (count(c) for c in chunks)
+
+    return select(Magnitudes(threshold, 1e-5), len(agents), passes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(
+        st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 1.0, 1e-45]),
+        min_size=1,
+        max_size=200,
+    ),
+    share=st.floats(0.001, 1.0),
+    size=st.sampled_from([1, 7, 64, 1000]),
+)
+def test_the_selected_magnitude_is_the_one_that_sorting_finds(values: list[float], share: float, size: int) -> None:
+    deltas = np.array(values, dtype=F)
+    rank = max(1, int(share * len(values)))
+    got = selected(
+        Threshold("delta", "tensor", lambda n: max(1, int(share * n))), np.zeros_like(deltas), [deltas], size
+    )
+    assert got == (float(np.sort(np.abs(deltas))[::-1][rank - 1]),)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 499, 500, 501, 999, 1000])
+def test_every_rank_and_every_agent_has_its_own_value(rank: int) -> None:
+    rng = np.random.default_rng(rank)
+    base = np.zeros(1000, dtype=F)
+    agents = [rng.normal(size=1000).astype(F), (rng.normal(size=1000) * 1e-3).astype(F)]
+    got = selected(Threshold("delta", "tensor", lambda n: rank), base, agents, 128)
+    assert got == tuple(float(np.sort(np.abs(a))[::-1][rank - 1]) for a in agents)
+
+
+def test_private_magnitudes_of_all_agents_are_ranked_together() -> None:
+    base = np.zeros(6, dtype=F)
+    a = np.array([1.0, 0.0, 5.0, 3.0, 0.0, 0.0], dtype=F)
+    b = np.array([0.0, 2.0, 5.0, 0.0, 4.0, 0.0], dtype=F)
+    # private: 1, 2, 3, 4 (element 2 is shared, element 5 unchanged); the lower median is 2
+    got = selected(Threshold("private", "tensor", lambda n: n - (n - 1) // 2), base, [a, b], 2)
+    assert got == (2.0, 2.0)
+
+
+def test_nothing_to_rank_gives_zero() -> None:
+    base = np.zeros(5, dtype=F)
+    assert selected(Threshold("private", "tensor", lambda n: 1), base, [base, base], 2) == (0.0, 0.0)

@@ -1,0 +1,302 @@
+"""What surrounds the weights is copied by an allow-list: nothing that runs code or names code comes along."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import llama_config, llama_shapes, random_base, sparse_agent, tokenizer_files, write_model
+
+from hubmerge.assemble import companion_files, merged_config, write_folder
+from hubmerge.hub import Hub
+from hubmerge.plan import Plan, make_plan
+from hubmerge.recipe import recipe_from_dict, recipe_from_yaml
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_models
+
+NOWHERE = Hub("http://127.0.0.1:9")
+BASE = random_base(0, sizes=llama_shapes(layers=1))
+AGENTS = (sparse_agent(BASE, 0.1, 1), sparse_agent(BASE, 0.1, 2))
+
+
+def plan_of(
+    folder: Path,
+    *,
+    base_files: Mapping[str, bytes] | None = None,
+    agent_files: Mapping[str, bytes] | None = None,
+    agent_names: tuple[str, str] = ("a", "b"),
+    config: Mapping[str, Any] | None = None,
+    max_shard_bytes: int = 2**31,
+) -> Plan:
+    base = write_model(folder / "base", BASE, config=config, files=base_files)
+    agents = [write_model(folder / n, t, files=agent_files) for n, t in zip(agent_names, AGENTS, strict=True)]
+    recipe = recipe_from_dict({"base": str(base), "agents": [str(a) for a in agents], "method": "ram"})
+    opened, models = open_models(recipe, NOWHERE, allow_local=True)
+    return make_plan(recipe, opened, models, max_shard_bytes=max_shard_bytes)
+
+
+def read(model: Model, path: str) -> bytes | None:
+    return (Path(model.ref.id) / path).read_bytes()
+
+
+def companions(folder: Path, **more: Any) -> tuple[dict[str, bytes], list[str]]:
+    return companion_files(plan_of(folder, **more), read)
+
+
+# --- config.json -------------------------------------------------------------------------------------------------
+
+HARMLESS = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "attention_dropout": 0.0,
+    "use_cache": True,
+    "eos_token_id": [1, 2],
+    "pad_token_id": None,
+    "hidden_act": "silu",
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "long_factor": [1.0, 2.0]},
+    "layer_types": ["full_attention", "sliding_attention"],
+    "id2label": {"0": "no", "1": "yes"},
+    "transformers_version": "5.23.0",
+    "text_config": {"hidden_size": 8, "rope_parameters": {"rope_theta": 1e6}, "layer_types": ["full_attention"]},
+}
+HOSTILE = {
+    "auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"},
+    "_attn_implementation": "org/evil-kernel",
+    "attn_implementation": "org/evil-kernel",
+    "_attn_implementation_internal": "org/evil",
+    "experts_implementation": "x",
+    "custom_pipelines": {"evil": {"impl": "evil.Evil"}},
+    "custom_generate": "org/evil",
+    "trust_remote_code": True,
+    "quantization_config": {"quant_method": "x"},
+    "tokenizer_class": "EvilTokenizer",
+    "image_processor": "evil.py",
+    "template": "{{ cycler.__init__.__globals__ }}",
+    "_from_model_config": 1,
+    "__class__": 1,
+    "Upper": 1,
+    "": 1,
+    "a" * 65: 1,
+    "a-b": 1,
+    "\u202eevil": 1,
+    "unknown_table": {"x": 1},
+    "unknown_list": ["x"],
+    "nested_list": [[1]],
+    "not_a_number": float("nan"),
+    "too_large": float("inf"),
+    "device_map": {"x": 1},
+}
+
+
+def test_what_is_harmless_is_kept_as_it_is():
+    kept, dropped = merged_config(HARMLESS, ["BF16"])
+    assert kept == {**HARMLESS, "dtype": "bfloat16"}
+    assert dropped == []
+    assert list(kept)[: len(HARMLESS)] == list(HARMLESS)
+
+
+@pytest.mark.parametrize("key", HOSTILE)
+def test_what_may_name_code_is_left_out_and_named(key: str):
+    for prefix, config in (
+        ("", {**HARMLESS, key: HOSTILE[key]}),
+        ("text_config.", {"text_config": {key: HOSTILE[key]}}),
+    ):
+        kept, dropped = merged_config(config, ["BF16"])
+        assert key not in kept
+        assert key not in kept["text_config"]
+        assert len(dropped) == 1
+        assert dropped[0].isascii()
+        assert dropped[0].startswith(prefix)
+        assert len(dropped[0]) <= 80
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("architectures", ["../../evil.Evil"]),
+        ("architectures", ["https://example.org"]),
+        ("model_type", "x" * 129),
+        ("hidden_act", {"auto_map": "x"}),
+        ("rope_scaling", {"auto_map": "evil"}),
+        ("rope_scaling", {"_attn_implementation": "evil"}),
+        ("rope_scaling", {"attn_implementation": "evil"}),
+        ("rope_scaling", {"a": {"b": {"c": {"d": 1}}}}),
+        ("rope_scaling", {"factor": float("nan")}),
+        ("rope_scaling", {"path": "/etc/passwd"}),
+        ("id2label", {"0": "<script>"}),
+        ("layer_types", ["a\nb"]),
+        ("text_config", "evil.Evil"),
+    ],
+)
+def test_a_known_key_with_an_odd_value_is_left_out(key: str, value: Any):
+    kept, dropped = merged_config({key: value}, [])
+    assert kept == {}
+    assert dropped == [key]
+
+
+def test_the_dtype_is_that_of_the_output():
+    old = {"torch_dtype": "float64", "dtype": "int8", "hidden_size": 4}
+    assert merged_config(old, ["I64", "BF16", "BF16", "F32"]) == ({"hidden_size": 4, "dtype": "bfloat16"}, [])
+    assert merged_config(old, ["F32", "BF16", "F32"])[0]["dtype"] == "float32"
+    assert merged_config(old, ["I64"]) == ({"hidden_size": 4}, [])
+
+
+def test_models_within_models_are_not_followed_for_ever():
+    kept, dropped = merged_config({"text_config": {"text_config": {"x": 1}, "n": 1}}, [])
+    assert kept == {"text_config": {"n": 1}}
+    assert dropped == ["text_config.text_config"]
+
+
+def test_left_out_keys_stand_in_the_notes(tmp_path: Path):
+    config = {**llama_config(BASE), "auto_map": {"AutoModel": "evil.Evil"}, "_name_or_path": "/home/me/x"}
+    files, notes = companions(tmp_path, config=config)
+    written = json.loads(files["config.json"])
+    assert written == {k: v for k, v in llama_config(BASE).items() if k != "torch_dtype"} | {"dtype": "bfloat16"}
+    assert notes == ["config.json: auto_map left out (not on the list of what is safe to copy)"]
+
+
+# --- other files -------------------------------------------------------------------------------------------------
+
+
+def test_only_files_on_the_list_are_copied(tmp_path: Path):
+    odd = {
+        "modeling_evil.py": b"raise SystemExit",
+        "tokenization_evil.py": b"",
+        "custom_generate/generate.py": b"",
+        "requirements.txt": b"evil",
+        "training_args.bin": b"\x80\x02.",
+        "optimizer.pt": b"",
+        ".env": b"SECRET=1",
+        "chat_template.jinja": b"{{ messages }}",
+        "README.md": b"---\nlicense: mit\n---\n<script>",
+        "LICENSE.py": b"raise SystemExit",
+        "LICENSE.exe": b"",
+        "generation_config.json": b'{"temperature": 0.7}',
+    }
+    files, notes = companions(tmp_path, base_files=odd, agent_files=odd)
+    assert sorted(files) == [
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "recipe.yaml",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert files["chat_template.jinja"] == b"{{ messages }}"
+    assert files["tokenizer.json"] == tokenizer_files()["tokenizer.json"]
+    assert notes == []
+
+
+def test_code_named_in_a_tokenizers_config_is_left_out_at_any_depth(tmp_path: Path):
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "auto_map": {"AutoTokenizer": ["evil.Evil", None]},
+        "extra": [{"trust_remote_code": True, "kept": "ä"}],
+    }
+    files, notes = companions(tmp_path, base_files={"tokenizer_config.json": json.dumps(config).encode()})
+    assert json.loads(files["tokenizer_config.json"]) == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "extra": [{"kept": "ä"}],
+    }
+    assert notes == ["tokenizer_config.json: auto_map, trust_remote_code left out (names code to load)"]
+
+
+def test_a_clean_file_is_copied_byte_for_byte(tmp_path: Path):
+    content = b'{ "tokenizer_class" :  "X",\n\n "chat_template": "{% if true %}" }'
+    files, _ = companions(tmp_path, base_files={"tokenizer_config.json": content})
+    assert files["tokenizer_config.json"] == content
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"auto_map":1,"x":NaN}', b" " * 9_000_000 + b"{}"]
+)
+def test_a_file_that_cannot_be_checked_is_left_out_with_a_note(tmp_path: Path, content: bytes):
+    files, notes = companions(tmp_path, base_files={"special_tokens_map.json": content})
+    assert "special_tokens_map.json" not in files
+    assert notes == ["special_tokens_map.json: left out (too large, or not JSON)"]
+
+
+def test_the_licenses_of_all_parents_are_kept(tmp_path: Path):
+    files, notes = companions(
+        tmp_path,
+        base_files={"LICENSE": b"base", "NOTICE.txt": b"base notice", "LICENSE-MODEL.md": b"model"},
+        agent_files={"LICENSE": b"agent", "USE_POLICY.md": b"policy"},
+    )
+    found = {n: c for n, c in files.items() if "LICEN" in n or "NOTICE" in n or "POLICY" in n}
+    assert found == {
+        "LICENSE": b"base",
+        "NOTICE.txt": b"base notice",
+        "LICENSE-MODEL.md": b"model",
+        "licenses/a/LICENSE": b"agent",
+        "licenses/a/USE_POLICY.md": b"policy",
+        "licenses/b/LICENSE": b"agent",
+        "licenses/b/USE_POLICY.md": b"policy",
+    }
+    assert notes == []
+
+
+def test_labels_that_come_out_alike_do_not_overwrite_each_other(tmp_path: Path):
+    files, _ = companions(tmp_path, agent_files={"LICENSE": b"x"}, agent_names=("my agent", "my*agent"))
+    assert {n for n in files if n.startswith("licenses/")} == {
+        "licenses/my--agent/LICENSE",
+        "licenses/my--agent-2/LICENSE",
+    }
+
+
+def test_a_license_that_cannot_be_copied_is_noted(tmp_path: Path):
+    files, notes = companions(tmp_path, base_files={"LICENSE": b"x" * 1_000_001})
+    assert "LICENSE" not in files
+    assert "LICENSE could not be copied" in notes[0]
+
+
+def test_no_path_of_this_machine_becomes_a_file_name(tmp_path: Path):
+    files, _ = companions(tmp_path, agent_files={"LICENSE": b"x"})
+    assert not any(part in name for name in files for part in tmp_path.parts[1:])
+
+
+def test_the_index_names_every_tensor_with_its_shard_and_the_true_size(tmp_path: Path):
+    plan = plan_of(tmp_path, max_shard_bytes=2000)
+    files, _ = companion_files(plan, read)
+    index = json.loads(files["model.safetensors.index.json"])
+    assert len(plan.shards) > 1
+    assert index["weight_map"] == {t.name: s.filename for s in plan.shards for t in s.tensors}
+    assert index["metadata"]["total_size"] == sum(t.raw.nbytes for t in BASE.values())
+    assert set(index["weight_map"]) == set(BASE)
+
+
+def test_one_shard_needs_no_index(tmp_path: Path):
+    assert "model.safetensors.index.json" not in companions(tmp_path)[0]
+
+
+def test_the_recipe_beside_the_weights_is_the_pinned_one(tmp_path: Path):
+    plan = plan_of(tmp_path)
+    files, _ = companion_files(plan, read)
+    assert recipe_from_yaml(files["recipe.yaml"].decode()) == plan.recipe
+
+
+# --- the folder --------------------------------------------------------------------------------------------------
+
+
+def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    order: list[str] = []
+    replace = Path.replace
+
+    def watched(self: Path, target: Path) -> Path:
+        order.append(target.name)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    write_folder(tmp_path / "out", (), {"config.json": b"{}", "licenses/a/LICENSE": b"x"}, {"identity": "0"})
+    assert order == ["config.json", "LICENSE", "hubmerge.json"]
+    assert not list((tmp_path / "out").rglob("*.tmp"))
+    assert json.loads((tmp_path / "out" / "hubmerge.json").read_text()) == {"identity": "0"}
+
+
+def test_a_manifest_with_a_number_that_is_no_json_leaves_no_manifest(tmp_path: Path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_folder(tmp_path, (), {"config.json": b"{}"}, {"x": float("nan")})
+    assert not (tmp_path / "hubmerge.json").exists()

@@ -1,0 +1,202 @@
+"""The named endpoints over HTTP: who may do what, and that identity comes from the session alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import httpx
+import pytest
+from conftest import CLIENT, Pages, session_cookie
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+from pages_fake import CATALOGUE, HOSTILE, job_view
+
+from hubmerge.errors import HubUnavailableError, IncompatibleError
+
+RECIPE = {"base": CATALOGUE[0], "agents": list(CATALOGUE[1:3]), "method": "ram"}
+JOB = "1" * 64
+
+
+@pytest.fixture
+def client(pages: Pages) -> Iterator[Callable[..., Client]]:
+    """client(user=None, **headers): gradio's own client, with that user's session."""
+    made = []
+
+    def connect(user: str | None = None, cookie: str = "", **headers: str) -> Client:
+        session = cookie or (session_cookie(user) if user else "")
+        sent = {**headers, **({"Cookie": f"session={session}"} if session else {})}
+        made.append(Client(pages.url, headers=sent, verbose=False, analytics_enabled=False))
+        return made[-1]
+
+    yield connect
+    for each in made:
+        each.close()
+
+
+def refusal(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(AppError) as caught:
+        call(*args, **kwargs)
+    return str(caught.value)
+
+
+def start(client: Client, **changes: Any) -> Any:
+    return client.predict(**{"recipe": RECIPE, "target": "ada/merged", **changes}, api_name="/start_merge")
+
+
+def test_six_endpoints_are_documented_and_none_takes_an_identity(client: Callable[..., Client]) -> None:
+    endpoints = client().view_api(return_format="dict", print_info=False)["named_endpoints"]
+    assert sorted(endpoints) == [
+        *("/cancel_job", "/inspect_merge", "/job_status", "/my_jobs", "/search_models", "/start_merge"),
+    ]
+    names = {name: [p["parameter_name"] for p in e["parameters"]] for name, e in endpoints.items()}
+    assert names["/start_merge"] == ["recipe", "target", "private", "license"]
+    assert (names["/my_jobs"], names["/cancel_job"]) == ([], ["job_id"])
+    assert all(e["description"] for e in endpoints.values())
+
+
+def test_anyone_may_search_and_inspect(client: Callable[..., Client], pages: Pages) -> None:
+    found = client().predict("zoo", api_name="/search_models")
+    assert [m["id"] for m in found] == list(CATALOGUE)
+    summary = client().predict(RECIPE, api_name="/inspect_merge")
+    assert summary == json.loads(json.dumps(pages.service.inspect(RECIPE, None).summary()))
+
+
+def test_an_incompatible_merge_is_refused_with_every_problem(client: Callable[..., Client], pages: Pages) -> None:
+    recipe = {**RECIPE, "agents": [CATALOGUE[1], "other/wide-agent"]}
+    with pytest.raises(IncompatibleError) as expected:
+        pages.service.inspect(recipe, None)
+    assert len(expected.value.problems) > 1
+    assert refusal(client().predict, recipe, api_name="/inspect_merge") == str(expected.value)
+
+
+@pytest.mark.parametrize("model", ["/etc", "./data", "~root"])
+def test_a_folder_of_the_server_is_no_model(client: Callable[..., Client], pages: Pages, model: str) -> None:
+    pages.service.failure = HubUnavailableError("the service was asked")
+    assert "E_RECIPE" in refusal(client().predict, {**RECIPE, "base": model}, api_name="/inspect_merge")
+    assert "E_RECIPE" in refusal(client().predict, {**RECIPE, "agents": [{"model": model}]}, api_name="/inspect_merge")
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"base": {"id": "/etc", "local": True}},
+        {"base": {"id": "/etc", "local": False}},
+        {"agents": [{"model": {"id": "../x"}}]},
+        {"base": 5},
+        {"agents": 5},
+        {"agents": [[["x"]]]},
+        {"base": "a/b", "seed": "x" * 1000},
+        {"extra": 1},
+    ],
+    ids=str,
+)
+def test_a_malformed_recipe_is_refused_before_the_service_sees_it(
+    client: Callable[..., Client], pages: Pages, recipe: dict[str, Any]
+) -> None:
+    pages.service.failure = HubUnavailableError("the service was asked")
+    assert "E_RECIPE" in refusal(client().predict, {**RECIPE, **recipe}, api_name="/inspect_merge")
+
+
+@pytest.mark.parametrize("user", [None, "expired", "forged"])
+def test_nobody_starts_cancels_or_lists_without_a_valid_session(
+    client: Callable[..., Client], pages: Pages, user: str | None
+) -> None:
+    pages.service.put([job_view(JOB)])
+    cookies = {
+        "expired": session_cookie("ada", expires_in_s=-1),
+        "forged": session_cookie("ada", secret="another secret"),
+    }
+    anonymous = client(cookie=cookies.get(user or "", ""))
+    assert "E_LOGIN" in refusal(start, anonymous)
+    assert "E_LOGIN" in refusal(anonymous.predict, JOB, api_name="/cancel_job")
+    assert "E_LOGIN" in refusal(anonymous.predict, api_name="/my_jobs")
+    assert pages.service.requests == []
+    assert pages.service.store[JOB].state == "queued"
+
+
+def test_a_page_of_another_site_acts_as_nobody(client: Callable[..., Client], pages: Pages) -> None:
+    assert "E_LOGIN" in refusal(start, client("ada", Origin="https://evil.example"))
+    assert pages.service.requests == []
+
+
+def test_a_signed_in_user_starts_a_merge_of_their_own(client: Callable[..., Client], pages: Pages) -> None:
+    job = start(client("ada"))
+    [(request, visitor)] = pages.service.requests
+    assert (visitor.name, request.target, request.private, request.license) == ("ada", "ada/merged", True, None)
+    assert job == json.loads(json.dumps(asdict(pages.service.store[job["id"]])))
+    assert [j["id"] for j in client("ada").predict(api_name="/my_jobs")] == [job["id"]]
+    assert client("bob").predict(api_name="/my_jobs") == []
+
+
+def test_a_target_of_somebody_else_is_refused(client: Callable[..., Client], pages: Pages) -> None:
+    assert "E_PERMISSION" in refusal(start, client("bob"), target="ada/merged")
+    assert "E_RECIPE" in refusal(start, client("bob"), target="bob/../ada")
+    assert pages.service.requests == []
+
+
+def test_only_the_owner_cancels_a_job(client: Callable[..., Client], pages: Pages) -> None:
+    pages.service.put([job_view(JOB)])
+    assert "E_PERMISSION" in refusal(client("bob").predict, JOB, api_name="/cancel_job")
+    assert pages.service.store[JOB].state == "queued"
+    assert client("ada").predict(JOB, api_name="/cancel_job")["state"] == "cancelled"
+
+
+def test_a_job_with_a_private_target_is_shown_to_its_owner_only(client: Callable[..., Client], pages: Pages) -> None:
+    pages.service.put([job_view(JOB, private=True, target="ada/secret")])
+    for stranger in (client(), client("bob")):
+        assert "ada/secret" not in refusal(stranger.predict, JOB, api_name="/job_status")
+    assert client("ada").predict(JOB, api_name="/job_status")["target"] == "ada/secret"
+
+
+def test_the_hidden_handlers_of_the_pages_are_authorised_too(pages: Pages) -> None:
+    """Every event of the app is called by its number, as bob and as nobody; ada's private job stays as it is."""
+    pages.service.put([job_view(JOB, private=True, target="ada/secret")])
+    config = httpx.get(f"{pages.url}/config").json()
+    assert len(config["dependencies"]) > 15
+    for headers in ({}, {"Cookie": f"session={session_cookie('bob')}"}):
+        for event in config["dependencies"]:
+            if not event["backend_fn"]:
+                continue
+            data = [JOB] * len(event["inputs"])
+            answer = _call(pages.url, event["id"], data, headers)
+            assert "ada/secret" not in answer, event
+    assert pages.service.store[JOB].state == "queued"
+    assert pages.service.requests == []
+
+
+def _call(url: str, number: int, data: list[Any], headers: dict[str, str]) -> str:
+    body = {"data": data, "fn_index": number, "session_hash": f"s{number}"}
+    with httpx.Client(base_url=url, headers=headers, timeout=30) as http:
+        joined = http.post("/gradio_api/queue/join", json=body)
+        if joined.status_code != 200:
+            return joined.text
+        lines = []
+        with http.stream("GET", "/gradio_api/queue/data", params={"session_hash": f"s{number}"}) as stream:
+            for line in stream.iter_lines():
+                lines.append(line)
+                if '"process_completed"' in line:
+                    break
+        return "\n".join(lines)
+
+
+def test_a_failure_of_the_hub_is_told_as_it_is(client: Callable[..., Client], pages: Pages) -> None:
+    pages.service.failure = HubUnavailableError(HOSTILE, next_step="Try again later.")
+    text = refusal(client().predict, RECIPE, api_name="/inspect_merge")
+    assert text.startswith("E_HUB: ")
+    assert HOSTILE in text  # as text: gradio's client, like any other, gets it as JSON
+
+
+def test_nothing_can_be_uploaded_and_no_file_is_served(pages: Pages) -> None:
+    assert httpx.post(f"{pages.url}/gradio_api/upload", files={"files": b"x"}).status_code == 404
+    for path in ("/etc/passwd", "pyproject.toml"):
+        assert httpx.get(f"{pages.url}/gradio_api/file={path}").status_code == 403
+
+
+def test_no_token_and_no_secret_reaches_a_page(pages: Pages) -> None:
+    for path in ("/", "/jobs", "/job", "/config", "/gradio_api/info"):
+        text = httpx.get(f"{pages.url}{path}", headers={"Cookie": f"session={session_cookie('ada')}"}).text
+        assert "token-of-ada" not in text
+        assert CLIENT.client_secret not in text

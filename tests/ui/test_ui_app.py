@@ -1,0 +1,101 @@
+"""The server: other routes beside the pages, a taken port, no sign-in without a provider, and a Space as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from conftest import Pages
+from pages_fake import FakeService
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from hubmerge.errors import InternalError
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.settings import Settings
+from hubmerge.ui.app import QUEUE_MAX, build_app, in_loop, launch_app
+
+SETTINGS = Settings(endpoint="http://127.0.0.1:9")
+ON_A_SPACE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pages_fake import FakeService
+from starlette.testclient import TestClient
+from hubmerge.settings import load_settings
+from hubmerge.ui.app import build_web_app
+app = build_web_app(FakeService(), load_settings())
+answer = TestClient(app, follow_redirects=False).get("/login/huggingface?_target_url=/job?id=abc")
+print(answer.headers["location"])
+"""
+
+
+def test_other_routes_are_served_beside_the_pages_and_guarded_like_them() -> None:
+    def hook(request: object) -> PlainTextResponse:
+        return PlainTextResponse("hooked")
+
+    routes = [Route("/webhook", hook, methods=["POST"])]
+    with launch_app(FakeService(), SETTINGS, port=0, routes=routes) as running:
+        answer = httpx.post(f"{running.url}/webhook")
+        assert answer.text == "hooked"
+        assert answer.headers["content-security-policy"].startswith("frame-ancestors 'self'")
+        page = httpx.get(running.url)
+        assert page.status_code == 200
+        assert "Sign-in is not set up here." in page.text  # no provider was given
+
+
+def test_a_taken_port_is_an_error_and_not_another_port(pages: Pages) -> None:
+    port = urlsplit(pages.url).port
+    assert port is not None
+    with pytest.raises(InternalError, match="did not start"):
+        launch_app(FakeService(), SETTINGS, port=port)
+
+
+def test_the_queue_is_bounded_and_skipping_it_is_not_allowed() -> None:
+    demo = in_loop(lambda: build_app(FakeService(), settings=SETTINGS, sign_in=False))
+    assert demo._queue.max_size == QUEUE_MAX
+    assert demo.api_open is False
+    public = [fn for fn in demo.fns.values() if fn.api_visibility == "public"]
+    assert all(fn.queue for fn in public)
+    assert len(public) == 6
+
+
+def test_building_leaves_no_event_loop_open() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        in_loop(lambda: build_app(FakeService(), settings=SETTINGS, sign_in=False))
+        asyncio.run(asyncio.sleep(0))
+        gc.collect()
+
+
+def test_on_a_space_gradio_signs_in_with_the_platform_s_client(local_hub: LocalHubProcess) -> None:
+    environment = {
+        "SYSTEM": "spaces",
+        "SPACE_ID": "ada/merge",
+        "SPACE_HOST": "ada-merge.hf.space",
+        "OAUTH_CLIENT_ID": local_hub.oauth["client_id"],
+        "OAUTH_CLIENT_SECRET": local_hub.oauth["client_secret"],
+        "OAUTH_SCOPES": "openid profile contribute-repos",
+        "OPENID_PROVIDER_URL": local_hub.endpoint,
+        "HF_ENDPOINT": local_hub.endpoint,
+    }
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ON_A_SPACE, str(Path(__file__).parent)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    location = urlsplit(done.stdout.splitlines()[-1])
+    asked = parse_qs(location.query)
+    assert f"{location.scheme}://{location.netloc}{location.path}" == f"{local_hub.endpoint}/oauth/authorize"
+    assert asked["client_id"] == [local_hub.oauth["client_id"]]
+    assert asked["redirect_uri"] == ["https://ada-merge.hf.space/login/callback?_target_url=%2Fjob%3Fid%3Dabc"]

@@ -1,0 +1,290 @@
+"""The pages in a real browser: form, inspection, start, job, list; on a desk and on a phone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from conftest import CLIENT, Pages
+from pages_fake import CATALOGUE, HOSTILE, STATISTICS, job_view
+
+from hubmerge.errors import HubUnavailableError, IncompatibleError, SourceNotFoundError
+from hubmerge.recipe import recipe_from_dict, recipe_from_yaml
+from hubmerge.settings import Settings
+from hubmerge.ui.app import launch_app
+
+pytestmark = pytest.mark.browser
+JOB = "1" * 64
+RUNNING = {
+    "state": "running",
+    "stage": "merge",
+    "queue_position": None,
+    "started": "2026-01-31T14:06:00+00:00",
+    "progress": {"stage": "merge", "done": 312e6, "total": 988e6, "unit": "bytes", "per_second": 41e6},
+    "statistics": STATISTICS,
+}
+
+
+def choose(page: Any, field: str, typed: str, wanted: str) -> None:
+    page.locator(f"#{field} input").click()
+    page.keyboard.type(typed)
+    page.get_by_role("option").filter(has_text=wanted).first.click()
+
+
+def choose_models(page: Any, *agents: str) -> None:
+    choose(page, "base", "base", CATALOGUE[0])
+    for agent in agents:
+        choose(page, "agents", agent, agent)
+    page.keyboard.press("Escape")
+
+
+def shown(page: Any, selector: str, text: str) -> Any:
+    found = page.locator(selector).filter(has_text=text)
+    found.first.wait_for()
+    return found.first
+
+
+def test_from_typing_to_the_job_s_page(pages: Pages, open_page: Any) -> None:
+    page = open_page(pages.url, "ada")
+    page.locator("#start:not([disabled])").wait_for()
+    choose_models(page, "math-agent", "tool-agent")
+    page.locator("#inspect").click()
+    outcome = shown(page, "#outcome", "These models fit")
+    assert "Qwen2ForCausalLM" in outcome.inner_text()
+    page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value !== ''")
+    page.locator("#start").click()
+    page.wait_for_url("**/job?id=*")
+    shown(page, "#job", "ada/base-ram-plus")
+    [(request, visitor)] = pages.service.requests
+    assert (visitor.name, visitor.token) == ("ada", "token-of-ada")
+    assert recipe_from_dict(request.recipe) == recipe_from_dict(
+        {"base": CATALOGUE[0], "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "ram_plus"}
+    )
+    assert request.private is False  # no parent is closed
+
+
+def test_a_visitor_inspects_without_an_account_but_cannot_start(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram")
+    shown(page, "#agents", CATALOGUE[2])
+    page.locator("#inspect").click()
+    shown(page, "#outcome", "These models fit")
+    shown(page, "#hint", "Sign in to start")
+    assert page.locator("#start").is_disabled()
+
+
+def test_every_problem_is_listed(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent=other/wide-agent&method=ram")
+    shown(page, "#agents", "other/wide-agent")
+    page.locator("#inspect").click()
+    shown(page, "#outcome", "things must change first")
+    with pytest.raises(IncompatibleError) as expected:
+        pages.service.inspect(
+            {"base": CATALOGUE[0], "agents": [CATALOGUE[1], "other/wide-agent"], "method": "ram"}, None
+        )
+    told = [item.text_content() for item in page.locator("#outcome .hm-problems > li").all()]
+    assert len(told) == len(expected.value.problems) > 1
+    assert all(p.what in text and p.next_step in text for p, text in zip(expected.value.problems, told, strict=True))
+
+
+def test_an_empty_form_says_what_is_missing(pages: Pages, open_page: Any) -> None:
+    page = open_page(pages.url)
+    page.locator("#inspect").click()
+    shown(page, "#outcome .hm-code", "E_RECIPE")
+
+
+def test_automatic_visibility_is_private_when_a_parent_is_gated(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent=secret/gated-agent", "ada")
+    shown(page, "#agents", "secret/gated-agent")
+    page.locator("#inspect").click()
+    shown(page, "#outcome", "Gated or private: secret/gated-agent")
+    shown(page, "#outcome", "License: your choice is needed")
+    page.locator("#start").click()
+    page.wait_for_url("**/job?id=*")
+    assert pages.service.requests[0][0].private is True
+
+
+def test_a_chosen_method_shows_its_parameters_and_they_reach_the_recipe(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}")
+    shown(page, "#agents", CATALOGUE[2])
+    page.locator("#method input").click()
+    page.get_by_role("option", name="Task arithmetic", exact=True).click()
+    shown(page, "#about-method", "The sum of the agents' updates")
+    page.get_by_label("lambda").fill("0.4")
+    page.get_by_text("Recipe as YAML").click()
+    page.locator("#show-yaml").click()
+    text = shown(page, "#yaml .cm-content", "task_arithmetic").inner_text()
+    assert recipe_from_yaml(text).parameters == {"lambda": 0.4}
+
+
+def test_a_recipe_in_yaml_fills_the_form(pages: Pages, open_page: Any) -> None:
+    page = open_page(pages.url)
+    page.get_by_text("Recipe as YAML").click()
+    page.locator("#yaml .cm-content").fill(
+        "base: zoo/base\nagents:\n  - zoo/math-agent\n  - {model: zoo/mem-agent, weight: 0.5}\nmethod: ram\nseed: 3\n"
+    )
+    page.locator("#load-yaml").click()
+    shown(page, "#outcome", "Loaded")
+    shown(page, "#agents", "zoo/mem-agent")
+    assert page.locator("#base input").input_value() == "zoo/base"
+    assert page.locator("#method input").input_value() == "RAM"
+    page.get_by_text("Weights", exact=True).click()
+    assert page.get_by_label("zoo/mem-agent").input_value() == "0.5"
+
+
+def test_what_was_typed_survives_a_reload(pages: Pages, open_page: Any) -> None:
+    page = open_page(pages.url)
+    choose_models(page, "math-agent", "tool-agent")
+    page.locator("#target-name textarea, #target-name input").first.fill("kept")
+    page.wait_for_function("localStorage.getItem('hubmerge-form').includes('\"kept\"')")
+    page.reload(wait_until="domcontentloaded")
+    shown(page, "#agents", "zoo/tool-agent")
+    assert page.locator("#base input").input_value() == "zoo/base"
+    page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value === 'kept'")
+
+
+def test_a_job_s_recipe_can_be_used_again(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB)])
+    page = open_page(f"{pages.url}/job?id={JOB}")
+    page.get_by_text("Use this recipe again").click()
+    shown(page, "#agents", "zoo/mem-agent")
+    assert page.locator("#base input").input_value() == "zoo/base"
+
+
+def test_a_job_is_followed_without_a_reload(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB, queue_position=3)])
+    page = open_page(f"{pages.url}/job?id={JOB}")
+    shown(page, "#job", "2 ahead of it")
+    pages.service.put([job_view(JOB, **RUNNING)])
+    shown(page, "#job", "41 MB/s · about 16 s left")
+    shown(page, "#job [aria-current=step]", "Merge")
+    shown(page, "#statistics", "21.4 %")
+    result = {"repo": "ada/three-in-one", "commit": "c" * 40}
+    pages.service.put([job_view(JOB, **{**RUNNING, "state": "done", "stage": "publish"}, result=result)])
+    shown(page, "#job", "Published")
+    href = page.locator("#job .hm-result a").get_attribute("href")
+    assert href == f"{pages.service.endpoint}/ada/three-in-one"
+
+
+def test_polling_ends_with_the_job(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB, **RUNNING)])
+    page = open_page("about:blank")
+    page.clock.install()
+    page.goto(f"{pages.url}/job?id={JOB}", wait_until="domcontentloaded")
+    shown(page, "#job", "41 MB/s")
+    with page.expect_request("**/run/predict*"):
+        page.clock.fast_forward(2_500)
+    pages.service.put([job_view(JOB, state="cancelled", queue_position=None)])
+    shown(page, "#job", "Nothing was published")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.clock.fast_forward(60_000)
+    with page.expect_request("**/favicon.ico"):  # the test's own, behind any that the timer made
+        page.evaluate("fetch('favicon.ico')")
+    assert [url.rsplit("/", 1)[1] for url in asked] == ["favicon.ico"]
+
+
+def test_a_failed_job_tells_what_to_do_next(pages: Pages, open_page: Any) -> None:
+    error = SourceNotFoundError("a source is gone", where="zoo/math-agent", next_step="Pin another one.").as_dict()
+    pages.service.put([job_view(JOB, state="failed", stage="download", error=error)])
+    page = open_page(f"{pages.url}/job?id={JOB}")
+    shown(page, "#job", "Pin another one.")
+    shown(page, "#job .hm-broken", "Download")
+
+
+def test_the_owner_cancels_and_nobody_else_sees_the_button(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB, **RUNNING)])
+    for stranger in (None, "bob"):
+        page = open_page(f"{pages.url}/job?id={JOB}", stranger)
+        shown(page, "#job", "Running")
+        assert page.locator("#cancel").count() == 0
+    page = open_page(f"{pages.url}/job?id={JOB}", "ada")
+    page.locator("#cancel").click()
+    shown(page, "#job", "Nothing was published")
+    assert pages.service.store[JOB].state == "cancelled"
+
+
+def test_a_job_of_somebody_else_with_a_private_target_is_not_shown(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB, private=True, target="ada/secret")])
+    page = open_page(f"{pages.url}/job?id={JOB}", "bob")
+    shown(page, "#job", "This job cannot be shown")
+    assert "ada/secret" not in page.content()
+    shown(open_page(f"{pages.url}/job?id={JOB}", "ada"), "#job", "ada/secret")
+
+
+def test_a_restart_of_the_app_brings_the_same_page_back(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB, **RUNNING)])
+    settings = Settings(endpoint=pages.service.endpoint)
+    with launch_app(pages.service, settings, port=0, oauth=CLIENT) as first:
+        page = open_page(f"{first.url}/job?id={JOB}", "ada")
+        shown(page, "#job", "41 MB/s")
+        port = urlsplit(first.url).port
+    assert port is not None
+    pages.service.put([replace(pages.service.store[JOB], state="done", stage="publish", result={"repo": "ada/x"})])
+    with launch_app(pages.service, settings, port=port, oauth=CLIENT):
+        page.reload(wait_until="domcontentloaded")
+        shown(page, "#job", "Published")
+        shown(page, "button", "Sign out (ada)")
+
+
+def test_my_jobs_lists_the_visitor_s_own_and_links_to_them(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB), job_view("2" * 64, user="bob", target="bob/other")])
+    page = open_page(f"{pages.url}/jobs", "ada")
+    row = shown(page, "#jobs tbody tr", "ada/three-in-one")
+    assert page.locator("#jobs tbody tr").count() == 1
+    row.get_by_role("link").click()
+    page.wait_for_url(f"**/job?id={JOB}")
+    shown(open_page(f"{pages.url}/jobs"), "#jobs", "Sign in to see your jobs")
+    shown(open_page(f"{pages.url}/jobs", "carol"), "#jobs", "No jobs yet")
+
+
+def test_text_of_strangers_is_shown_as_text_everywhere(pages: Pages, open_page: Any) -> None:
+    problem = {"code": "E_X", "what": HOSTILE, "where": HOSTILE, "got": HOSTILE, "next_step": HOSTILE}
+    recipe = {"base": HOSTILE, "agents": [HOSTILE, HOSTILE], "method": "ram"}
+    view = job_view(
+        *(JOB,),
+        **{**RUNNING, "state": "failed"},
+        target=HOSTILE,
+        warnings=(HOSTILE,),
+        error={"message": HOSTILE, "problems": [problem]},
+        recipe=recipe,
+    )
+    pages.service.put([view])
+    pages.service.failure = HubUnavailableError(HOSTILE, where=HOSTILE)
+    job = open_page(f"{pages.url}/job?id={JOB}", "ada")
+    shown(job, "#job h1", HOSTILE)
+    job.locator("#recipe-card button").first.click()
+    shown(job, "#recipe", "<img src=x")
+    jobs = open_page(f"{pages.url}/jobs", "ada")
+    shown(jobs, "#jobs tbody th", HOSTILE)
+    again = open_page(f"{pages.url}/?job={JOB}", "ada")
+    shown(again, "#agents", "<img src=x")
+    inspected = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}", "ada")
+    shown(inspected, "#agents", CATALOGUE[2])
+    inspected.locator("#inspect").click()
+    shown(inspected, "#outcome .hm-what", HOSTILE)
+    for page in (job, jobs, again, inspected):
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("img[src=x]").count() == 0
+
+
+@pytest.mark.parametrize("path", ["/", "/jobs", f"/job?id={JOB}"])
+def test_a_phone_shows_every_page_without_scrolling_sideways(pages: Pages, open_page: Any, path: str) -> None:
+    pages.service.put([job_view(JOB, **RUNNING, warnings=("zoo/mem-agent: " + "x" * 80,))])
+    page = open_page(f"{pages.url}{path}", "ada", width=360)
+    shown(page, "button", "Sign out (ada)")
+    page.locator({"/": "#inspect", "/jobs": "#jobs tbody"}.get(path, "#statistics table")).first.wait_for()
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
+
+
+def test_no_page_asks_another_host_for_anything(pages: Pages, open_page: Any) -> None:
+    pages.service.put([job_view(JOB, **RUNNING)])
+    page = open_page("about:blank", "ada")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    for path in ("/", "/jobs", f"/job?id={JOB}"):
+        page.goto(pages.url + path, wait_until="domcontentloaded")
+        shown(page, "button", "Sign out (ada)")
+    hosts = {urlsplit(url).netloc for url in asked if urlsplit(url).scheme in ("http", "https")}
+    assert hosts == {urlsplit(pages.url).netloc}
