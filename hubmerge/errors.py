@@ -11,6 +11,7 @@
     ├── CorruptError              E_CORRUPT         bytes that do not match their sha256
     ├── IncompatibleError         E_INCOMPATIBLE    models that cannot be merged; carries every problem
     ├── NonFiniteError            E_NONFINITE       NaN or Inf in an input or the output
+    ├── SensitivityError          E_SENSITIVITY     calibration data or a sensitivity file that does not fit the model
     ├── DiskError                 E_DISK            not enough disk
     ├── MemoryLimitError          E_TOO_BIG         not enough memory
     ├── TargetExistsError         E_TARGET_EXISTS   the target holds something that this job did not make
@@ -133,6 +134,10 @@ class IncompatibleError(HubmergeError):
 
 class NonFiniteError(HubmergeError):
     code = "E_NONFINITE"
+
+
+class SensitivityError(HubmergeError):
+    code = "E_SENSITIVITY"
 
 
 class DiskError(HubmergeError):

@@ -27,6 +27,8 @@ class Settings(BaseModel):
     secret: SecretStr | None = None  # HUBMERGE_SECRET: encrypts tokens at rest; a Space secret
     jobs_per_user: int = Field(default=5, ge=1)  # HUBMERGE_JOBS_PER_USER: queued or running at once
     space_id: str | None = None  # SPACE_ID: set by the platform on a Space
+    oauth_client_id: str | None = None  # OAUTH_CLIENT_ID: an app registered on the Hub; a Space has its own
+    oauth_client_secret: SecretStr | None = None  # OAUTH_CLIENT_SECRET
     webhook_secret: SecretStr | None = None  # HUBMERGE_WEBHOOK_SECRET
 
     @property
@@ -51,6 +53,8 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         "secret": "HUBMERGE_SECRET",
         "jobs_per_user": "HUBMERGE_JOBS_PER_USER",
         "space_id": "SPACE_ID",
+        "oauth_client_id": "OAUTH_CLIENT_ID",
+        "oauth_client_secret": "OAUTH_CLIENT_SECRET",
         "webhook_secret": "HUBMERGE_WEBHOOK_SECRET",
     }.items():
         if env.get(variable):

@@ -63,7 +63,9 @@ def test_every_method_survives_yaml_with_its_defaults_written_out(method: str):
 
 
 def test_defaults_are_written_out():
-    assert recipe(method="ram_plus").to_dict()["parameters"] == {"epsilon": 1e-5, "r": 0.1, "alpha": 2.0}
+    assert (
+        recipe(method="ram_plus").to_dict()["parameters"].items() >= {"epsilon": 1e-5, "r": 0.1, "alpha": 2.0}.items()
+    )
     assert recipe().to_dict()["seed"] == 0
 
 

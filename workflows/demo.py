@@ -22,7 +22,6 @@ def demo(settings: Settings, *, host: str, port: int) -> int:
             HF_HUB_DISABLE_TELEMETRY="1",
             GRADIO_ANALYTICS_ENABLED="False",
             HUBMERGE_DATA=str(data / "app"),
-            OPENID_PROVIDER_URL=hub.endpoint,
             OAUTH_CLIENT_ID=hub.oauth["client_id"],
             OAUTH_CLIENT_SECRET=hub.oauth["client_secret"],
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from hubmerge.errors import LoginError
 from hubmerge.settings import Settings
 from workflows.service import MergeService
 from workflows.store import Store
@@ -74,16 +76,32 @@ class WorkerProcess:
 
 
 def serve(settings: Settings, *, host: str, port: int) -> int:
-    """The app until it is interrupted; returns the exit code."""
+    """The app until SIGTERM or Ctrl-C; returns the exit code."""
     from hubmerge.ui.app import launch_app  # gradio takes seconds to import
+    from hubmerge.ui.signin import OAuthClient
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    oauth = None
+    if settings.space_id is None:  # a Space brings its own client
+        if settings.oauth_client_id is None or settings.oauth_client_secret is None:
+            raise LoginError(
+                "nobody could sign in: there is no OAuth client",
+                next_step="Set OAUTH_CLIENT_ID and OAUTH_CLIENT_SECRET of an app registered on the Hub, "
+                "or try `hubmerge demo`.",
+            )
+        oauth = OAuthClient(
+            settings.endpoint, settings.oauth_client_id, settings.oauth_client_secret.get_secret_value()
+        )
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     store = Store(settings.data_dir, jobs_per_user=settings.jobs_per_user)
     service = MergeService(settings, store, TokenVault.from_settings(settings))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     try:
-        with WorkerProcess(settings):
-            launch_app(service, settings, host=host, port=port)
+        with WorkerProcess(settings), launch_app(service, settings, host=host, port=port, oauth=oauth) as app:
+            log.info("serving on %s", app.url)
+            stop.wait()
     finally:
         store.close()
     return 0

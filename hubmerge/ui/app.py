@@ -66,13 +66,13 @@ def _top(demo: Any, settings: Settings, sign_in: bool) -> None:
     """Navigation and the sign-in button of one page."""
     gr.Navbar(main_page_name="Merge")
     with gr.Row(elem_classes="hm-top"):
-        gr.HTML(el("div", el("b", TITLE), _PURPOSE, cls="hm-brand"), js_on_load=None)
+        gr.HTML(el("div", el("b", TITLE), _PURPOSE, cls="hm-brand"), js_on_load=None, elem_classes="hm-brand-block")
         if not sign_in:
             gr.HTML(el("span", "Sign-in is not set up here.", cls="hm-dim"), js_on_load=None)
             return
         value = "Sign in to the local Hub" if settings.is_loopback else "Sign in with Hugging Face"
         logo = {"icon": None} if settings.is_loopback else {}
-        button = gr.LoginButton(value, logout_value="Sign out ({})", size="sm", scale=0, min_width=220, **logo)
+        button = gr.LoginButton(value, logout_value="Sign out ({})", size="sm", scale=0, **logo)
     # gradio's own check of the session fails on claims that hold a list, such as the user's organisations
     button.load_event_to_attach = None
 

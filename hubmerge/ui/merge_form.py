@@ -21,10 +21,10 @@ from hubmerge.ui.forms import component_of, fields_of, parameters_of, values_of
 from hubmerge.ui.panels import method_panel
 
 DEFAULT_METHOD = "ram_plus"
-DTYPES = (("As the base stores it", ""), "bfloat16", "float16", "float32")
-ROUNDINGS = (("The method's default", ""), "nearest", "stochastic")
+DTYPES = (("as in the base", ""), "bfloat16", "float16", "float32")
+ROUNDINGS = (("by the method", ""), "nearest", "stochastic")
 VISIBILITIES = ("automatic", "public", "private")
-LICENSES = (("What the parents demand", ""), *KNOWN, "other")
+LICENSES = (("as the parents demand", ""), *KNOWN, "other")
 
 
 @dataclass(frozen=True)

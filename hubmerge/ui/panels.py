@@ -152,9 +152,13 @@ def license_panel(models: Iterable[Model]) -> Markup:
     except RecipeError as error:
         return problems_panel(error)
     if decision.needs_choice:
-        return notice("warn", "License: your choice is needed", el("p", f"{decision.reason}."))
+        return notice("warn", "License: your choice is needed", el("p", _sentence(decision.reason)))
     name = decision.id if decision.name is None else f"{decision.id} ({decision.name})"
-    return el("p", "License of the result: ", el("strong", name), f". {decision.reason}.", cls="hm-dim")
+    return el("p", "License of the result: ", el("strong", name), f". {_sentence(decision.reason)}", cls="hm-dim")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def access_panel(models: Iterable[Model]) -> Markup | None:

@@ -40,7 +40,9 @@ CSS = """
 /* frame */
 .gradio-container main, .gradio-container .contain { width: 100%; }
 .block:has(> .html-container > .prose:empty) { display: none; }
-.hm-top { align-items: center; justify-content: space-between; flex-wrap: wrap; margin-bottom: .4rem; }
+.row.hm-top { align-items: center; justify-content: space-between; flex-wrap: wrap; margin-bottom: .4rem; }
+.hm-top > .hm-brand-block { flex: 1 1 auto !important; min-width: 7.5rem !important; width: auto; }
+.hm-top > button { flex: 0 1 auto; min-width: 0 !important; padding: .4rem .9rem; white-space: nowrap; }
 .hm-brand b { font-weight: 700; font-size: 1.35rem; letter-spacing: -.015em; margin-right: .7rem; }
 .hm-brand { color: var(--body-text-color-subdued); }
 .hm-header h1, .hm-title h1 { font-size: 1.5rem; line-height: 1.2; margin: 0; letter-spacing: -.015em; }
@@ -64,7 +66,6 @@ CSS = """
   padding: .7rem .9rem; border-radius: 0 var(--radius-md) var(--radius-md) 0; margin: 0 0 .9rem; }
 .hm-notice:last-child { margin-bottom: 0; }
 .hm-notice p { margin: .25rem 0 0; }
-.hm-notice p::first-letter, .hm-notice li::first-letter { text-transform: uppercase; }
 .hm-notice ul { margin: .35rem 0 0; padding-left: 1.1rem; }
 .hm-notice.hm-good { border-color: var(--hm-good); }
 .hm-notice.hm-warn { border-color: var(--hm-warn); }
@@ -93,6 +94,7 @@ CSS = """
   border-bottom: 1px solid var(--border-color-primary); background: none; vertical-align: top; }
 .hm-table thead th { color: var(--body-text-color-subdued); font-size: .8rem; }
 .hm-table tbody th { font-weight: 550; overflow-wrap: anywhere; }
+.hm-table th a { text-align: left; }
 .hm-table td { white-space: nowrap; }
 .hm-sha { display: block; font-size: .75rem; background: none; padding: 0; border: 0;
   color: var(--body-text-color-subdued); }

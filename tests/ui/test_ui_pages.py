@@ -180,9 +180,9 @@ def test_polling_ends_with_the_job(pages: Pages, open_page: Any) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.clock.fast_forward(60_000)
-    with page.expect_request("**/favicon.ico"):  # the test's own, behind any that the timer made
-        page.evaluate("fetch('favicon.ico')")
-    assert [url.rsplit("/", 1)[1] for url in asked] == ["favicon.ico"]
+    with page.expect_request("**/robots.txt"):  # the test's own, behind any that the timer made
+        page.evaluate("fetch('robots.txt')")
+    assert [url.rsplit("/", 1)[1] for url in asked] == ["robots.txt"]
 
 
 def test_a_failed_job_tells_what_to_do_next(pages: Pages, open_page: Any) -> None:

@@ -1,0 +1,236 @@
+"""The sensitivity file: float32 tensors under the names under which the checkpoint stores its own.
+
+A safetensors file whose `__metadata__` says which weights and which pairs it was made from. It is written beside
+its name, synced and renamed, so a file under its name is complete. `as_model` shows it to a TensorReader, which
+streams it like any other source.
+
+The file belongs to weights rather than to a place: besides id and commit it carries a digest of the shards' hashes,
+so that the copy of a folder, or the same folder once published, still fits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hubmerge.dtypes import FLOAT_DTYPES
+from hubmerge.errors import DiskError, NonFiniteError, Problem, SensitivityError, SourceNotFoundError
+from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
+from hubmerge.sources.header import TensorEntry, header_length, parse_header, serialize_header
+
+FORMAT: Literal["hubmerge-sensitivity-1"] = "hubmerge-sensitivity-1"
+CHUNK_ELEMENTS = 4 * 1024 * 1024
+NAMED_AT_MOST = 8
+_COPY_BYTES = 4 * 1024 * 1024
+
+Float32 = NDArray[np.float32]
+
+
+class SensitivityMetadata(BaseModel):
+    """What the file says of itself."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["hubmerge-sensitivity-1"] = FORMAT
+    hubmerge: str = Field(max_length=64)  # versions
+    torch: str = Field(max_length=64)
+    transformers: str = Field(max_length=64)
+    model_id: str = Field(max_length=256)  # a folder's name alone
+    model_sha: str = Field(pattern=r"^[0-9a-f]{40}$")
+    model_weights: str = Field(pattern=r"^([0-9a-f]{64})?$")  # see `weights_digest`
+    data: str = Field(max_length=512)
+    data_digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    pairs: int = Field(ge=1)
+    max_tokens: int = Field(ge=2)
+    prompt: str = Field(max_length=256)  # columns
+    answer: str = Field(max_length=256)
+    dtype: Literal["float32", "bfloat16"]  # of the model while gradients were taken
+    device: str = Field(max_length=64)
+
+    def to_strings(self) -> dict[str, str]:
+        return {name: str(value) for name, value in self.model_dump().items()}
+
+
+@dataclass(frozen=True)
+class SensitivityFile:
+    """A sensitivity file by its header."""
+
+    path: Path
+    size: int  # bytes
+    metadata: SensitivityMetadata
+    tensors: Mapping[str, TensorEntry]
+
+    def as_model(self) -> Model:
+        """The file as a source of tensors for sources.reader; a reference of its own, no config."""
+        name = self.path.name
+        identity = hashlib.sha256(repr(sorted(self.metadata.to_strings().items())).encode()).hexdigest()[:40]
+        return Model(
+            ModelRef("local", str(self.path.parent), identity),
+            MappingProxyType({}),
+            {name: FileInfo(name, self.size)},
+            {n: StoredTensor(name, entry) for n, entry in self.tensors.items()},
+        )
+
+
+def read_sensitivity(path: Path) -> SensitivityFile:
+    """The file's header and metadata; values are not read. Raises SourceNotFoundError, HeaderError, SensitivityError."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = parse_header(file.read(header_length(file.read(8), path.name)), size, path.name)
+    except OSError as error:
+        raise SourceNotFoundError(
+            "a sensitivity file that cannot be read", where=str(path), got=str(error.strerror or error)
+        ) from None
+    try:
+        metadata = SensitivityMetadata.model_validate(dict(header.metadata))
+    except ValidationError as error:
+        wrong = ", ".join(".".join(map(str, issue["loc"])) for issue in error.errors(include_url=False))
+        raise SensitivityError(
+            "not a sensitivity file",
+            where=path.name,
+            expected=f"the metadata of {FORMAT}",
+            got=f"missing or wrong: {ascii(wrong)[1:-1][:200]}",
+            next_step="Make one with `hubmerge sensitivity`.",
+        ) from None
+    wrong_dtype = [t.name for t in header.tensors if t.dtype != "F32"]
+    if wrong_dtype:
+        raise SensitivityError(
+            "a sensitivity file holds float32 alone", where=path.name, expected="F32", got=named(wrong_dtype)
+        )
+    return SensitivityFile(path, size, metadata, MappingProxyType({t.name: t for t in header.tensors}))
+
+
+def check_sensitivity(file: SensitivityFile, model: Model, digest: str | None = None) -> None:
+    """Raise SensitivityError with every reason why `file` is not the sensitivity of `model` (on data `digest`).
+
+    Reads all values once: none is NaN, infinite or negative.
+    """
+    remake = f"Make it again with `hubmerge sensitivity {model.ref.id}`."
+    problems: list[Problem] = []
+
+    def add(what: str, expected: str, got: str, next_step: str = remake) -> None:
+        problems.append(Problem(SensitivityError.code, what, file.path.name, expected, got, next_step))
+
+    if not _belongs(file.metadata, model):
+        add("it belongs to another model", str(model.ref), f"{file.metadata.model_id}@{file.metadata.model_sha[:12]}")
+    if digest is not None and digest != file.metadata.data_digest:
+        add("it was made from other calibration data", digest[:16], file.metadata.data_digest[:16])
+    wanted = {n: t.entry.shape for n, t in model.tensors.items() if t.entry.dtype in FLOAT_DTYPES}
+    if missing := [n for n in wanted if n not in file.tensors]:
+        add("it lacks tensors", named(missing), "nothing")
+    if extra := [n for n in file.tensors if n not in wanted]:
+        add("it has tensors that the model does not store", "none", named(extra))
+    others = [n for n, shape in wanted.items() if n in file.tensors and file.tensors[n].shape != shape]
+    if others:
+        shapes = [f"{n}: {list(wanted[n])} → {list(file.tensors[n].shape)}" for n in others]
+        add("it has other shapes", "the model's", named(shapes))
+    if not problems:
+        broken = _bad_values(file)
+        if broken:
+            add("values that no squared gradient has", "finite and at least 0", named(broken))
+    if problems:
+        raise SensitivityError("the sensitivity file does not fit", problems=problems)
+
+
+def weights_digest(model: Model) -> str:
+    """sha256 (hex) over the shards' own sha256 in the order of their names; empty where the Hub states none."""
+    total = hashlib.sha256()
+    for shard in sorted(model.shards):
+        known = model.files[shard].sha256
+        if known is None:
+            if model.ref.kind == "hub":
+                return ""
+            with (Path(model.ref.id).expanduser() / shard).open("rb") as file:
+                known = hashlib.file_digest(file, "sha256").hexdigest()
+        total.update(bytes.fromhex(known))
+    return total.hexdigest()
+
+
+def write_tensors(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str], parts: Iterable[tuple[str, Float32]]
+) -> None:
+    """A safetensors file of float32 tensors, in the order of `shapes`; durable under its name or not there.
+
+    `parts` gives (name, elements) in that order, a tensor in one piece or several. NonFiniteError names a tensor
+    with a value that is not finite, DiskError: it does not fit.
+    """
+    header, places = serialize_header(((name, "F32", shape) for name, shape in shapes.items()), metadata)
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(header)
+            for name, values in parts:
+                if not np.isfinite(values).all():
+                    raise NonFiniteError(
+                        "a squared gradient is NaN or infinite",
+                        where=name,
+                        next_step="Check the model; with bfloat16, try --dtype float32.",
+                    )
+                assert places[name][0] <= file.tell() <= places[name][1] - values.nbytes, name
+                file.write(memoryview(np.ascontiguousarray(values, dtype="<f4")).cast("B"))
+            assert file.tell() == len(header) + 4 * sum(prod(s) for s in shapes.values())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DiskError(
+            "a sensitivity file cannot be written",
+            where=str(path),
+            got=str(error.strerror or error),
+            next_step="Free some disk and resume.",
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def each_chunk(file: SensitivityFile, entry: TensorEntry, use: Callable[[Float32], None]) -> None:
+    """Call `use` with the values of one tensor, some million at a time."""
+    with file.path.open("rb") as source:
+        source.seek(entry.begin)
+        left = entry.end - entry.begin
+        while left:
+            raw = source.read(min(left, 4 * CHUNK_ELEMENTS))
+            if not raw:
+                raise SensitivityError("the file became shorter", where=file.path.name)
+            left -= len(raw)
+            use(np.frombuffer(raw, dtype="<f4"))
+
+
+def named(listed: list[str]) -> str:
+    """The first few of a list."""
+    more = f" and {len(listed) - NAMED_AT_MOST} more" if len(listed) > NAMED_AT_MOST else ""
+    return ", ".join(listed[:NAMED_AT_MOST]) + more
+
+
+def _belongs(metadata: SensitivityMetadata, model: Model) -> bool:
+    if metadata.model_sha == model.ref.sha:
+        return True
+    return bool(metadata.model_weights) and metadata.model_weights == weights_digest(model)
+
+
+def _bad_values(file: SensitivityFile) -> list[str]:
+    bad: list[str] = []
+
+    for name, entry in file.tensors.items():
+        found = 0
+
+        def count(values: Float32) -> None:
+            nonlocal found
+            # NaN is not >= 0 either
+            found += values.size - int(np.count_nonzero((values >= 0) & np.isfinite(values)))
+
+        each_chunk(file, entry, count)
+        if found:
+            bad.append(f"{name} ({found})")
+    return bad

@@ -1,0 +1,180 @@
+"""A stranger's checkpoint made fit for transformers: shards as they are, everything else by an allow-list.
+
+transformers sees a folder of ours, never the repo: the safetensors shards that the headers were read from (Hub
+shards fetched and verified by hub.py), the index as it was validated, config.json by the allow-list of assemble.py,
+and tokenizer files without the keys that name code to load. No network is used and no code of the repo can run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hubmerge.assemble import _without_code, merged_config
+from hubmerge.errors import FormatError, MemoryLimitError, SensitivityError
+from hubmerge.hub import Hub
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import INDEX, SINGLE
+from hubmerge.sources.reader import LocalOrFetched
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+)
+_PARSED = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_MAX_FILE_BYTES = 64 * 1024 * 1024
+
+
+def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
+    """config.json and the tokenizer; SensitivityError for what cannot be differentiated or has no tokenizer."""
+    if model.config.get("quantization_config"):
+        raise SensitivityError(
+            "quantized weights, which have no gradients",
+            where=str(model.ref),
+            expected="no quantization_config",
+            next_step="Use the model before quantization.",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    config, _ = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    found = [name for name in _TOKENIZER_FILES if name in model.files]
+    if not found:
+        raise SensitivityError("no tokenizer", where=str(model.ref), expected=", ".join(_TOKENIZER_FILES[:3]))
+    for name in found:
+        content = _small_file(model, hub, name)
+        if name in _PARSED:
+            clean, _ = _without_code(content)
+            if clean is None:
+                raise FormatError("not valid JSON", where=f"{name} in {model.ref}")
+            content = clean
+        (folder / name).write_bytes(content)
+
+
+def stage_weights(model: Model, hub: Hub, folder: Path, cache: Path, fetched: Callable[[int], None]) -> None:
+    """Links to the shards, and the index; Hub shards are fetched into `cache`, `fetched` is told the bytes."""
+    store = LocalOrFetched(hub, cache, lambda _, count: fetched(count))
+    for shard in model.shards:
+        link = folder / shard
+        link.unlink(missing_ok=True)
+        link.symlink_to(store.path(model, shard).resolve())
+    if model.shards != (SINGLE,):
+        index = {"metadata": {}, "weight_map": {name: t.shard for name, t in model.tensors.items()}}
+        (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+
+
+def load_tokenizer(folder: Path, where: str) -> Any:
+    """The staged tokenizer."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise FormatError("a tokenizer that transformers cannot read", where=where, got=_first_line(error)) from None
+
+
+def load_config(folder: Path, where: str) -> Any:
+    """The staged config."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FormatError("a model that transformers does not know", where=where, got=_first_line(error)) from None
+
+
+def load_model(folder: Path, where: str, *, dtype: str, device: str, weight_bytes: int, memory_bytes: int | None) -> Any:
+    """The staged model for gradients: eval mode, floating parameters only, eager attention.
+
+    `weight_bytes` are the weights in `dtype`; what exceeds `memory_bytes` on `device` (default: what is free there,
+    less room for the gradients) Accelerate keeps in main memory and on disk. Eager attention, because the backward
+    passes of the fused kernels add in no fixed order on some devices.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    budget = _budget(device) if memory_bytes is None else memory_bytes
+    placement: dict[str, Any] = {"device_map": {"": device}}
+    if weight_bytes > budget:
+        limits: dict[str | int, int] = {"cpu": budget}
+        if device != "cpu":
+            limits = {torch.device(device).index or 0: budget, "cpu": _budget("cpu")}
+        placement = {"device_map": "auto", "max_memory": limits, "offload_folder": str(folder / "offload")}
+    try:
+        with _quiet():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                attn_implementation="eager",
+                output_loading_info=True,
+                **placement,
+            )
+    except torch.OutOfMemoryError:
+        raise MemoryLimitError("the model does not fit", where=where, next_step="Lower --max-memory.") from None
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
+        raise FormatError("a model that transformers cannot load", where=where, got=_first_line(error)) from None
+    wrong = {kind: report[kind] for kind in ("missing_keys", "mismatched_keys", "error_msgs") if report.get(kind)}
+    if wrong:
+        listed = "; ".join(f"{kind}: {', '.join(sorted(map(str, keys))[:5])}" for kind, keys in wrong.items())
+        raise SensitivityError(
+            "the checkpoint does not fit its own config.json",
+            where=where,
+            expected="a tensor for every parameter of the architecture",
+            got=ascii(listed)[1:-1][:400],
+        )
+    model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    return model
+
+
+def _budget(device: str) -> int:
+    """Bytes of weights that `device` can hold beside one gradient and the activations."""
+    if device == "cpu":
+        import psutil
+
+        return int(psutil.virtual_memory().available * 0.7)
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(torch.device(device))
+    return int(free * 0.7)
+
+
+def _small_file(model: Model, hub: Hub, name: str) -> bytes:
+    if model.files[name].size > _MAX_FILE_BYTES:
+        raise FormatError("a file is too large", where=f"{name} in {model.ref}", expected=f"{_MAX_FILE_BYTES} bytes")
+    if model.ref.kind == "local":
+        return (Path(model.ref.id).expanduser() / name).read_bytes()
+    return hub.read_file(model.ref.id, model.ref.sha, name, _MAX_FILE_BYTES)
+
+
+def _first_line(error: Exception) -> str:
+    return ascii((str(error).strip() or type(error).__name__).split("\n")[0])[1:-1][:300]
+
+
+class _quiet:  # noqa: N801  # used as a word in a with statement
+    """transformers' own progress bars off, and back to what they were."""
+
+    def __enter__(self) -> None:
+        from transformers.utils import logging
+
+        self._shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        from transformers.utils import logging
+
+        if self._shown:
+            logging.enable_progress_bar()
