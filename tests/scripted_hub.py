@@ -11,10 +11,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Event, Thread
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
@@ -58,6 +57,7 @@ class ScriptedHub:
         self.announced: dict[str, str] = {}  # path → sha256 other than the true one
         self.bend: Callable[[Request], Answer | None] = lambda request: None
         self.requests: list[Request] = []
+        self.hung_up = Event()  # a reader had seen enough before the end
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -74,8 +74,10 @@ class ScriptedHub:
                     self.send_header("Content-Length", str(len(answer.body)))
                 self.send_header("Connection", "close")
                 self.end_headers()
-                with suppress(BrokenPipeError, ConnectionResetError):  # a reader that has seen enough hangs up
+                try:
                     self.wfile.write(answer.body[: answer.sent])
+                except (BrokenPipeError, ConnectionResetError):
+                    hub.hung_up.set()
 
             def log_message(self, format: str, *args: object) -> None:
                 pass

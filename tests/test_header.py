@@ -76,6 +76,7 @@ HOSTILE: dict[str, tuple[str | bytes, int]] = {
     "an integer of 5000 digits": ('{"a":' + entry(shape=f"[{'9' * 5000}]") + "}", 8),
     "an integer of 2^64": ('{"a":' + entry(shape="[0]", offsets=f"[0,{2**64}]") + "}", 8),
     "a repeated tensor": ('{"a":' + entry() + ',"a":' + entry(offsets="[8,16]") + "}", 16),
+    "a repeated tensor at the same place": ('{"a":' + entry() + ',"a":' + entry() + "}", 8),
     "a repeated field": ('{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', 8),
     "three fields, one twice": ('{"a":{"shape":[2],"shape":[2],"data_offsets":[0,8]}}', 8),
     "repeated metadata": ('{"__metadata__":{},"__metadata__":{},"a":' + entry() + "}", 8),

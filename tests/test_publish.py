@@ -172,6 +172,7 @@ def test_a_branch_that_moved_harmlessly_is_followed(hub: Watched, ada: HfApi, na
     hub.before_commit = race
     done = send(hub, name, shards)
     assert hub.commits == 2
+    assert hub.pauses == []
     assert done.commit == ada.model_info(name).sha
     assert sum("hubmerge" in t for t in titles(ada, name)) == 1
     assert hub.read_file(name, done.commit, ".gitattributes") == b"*.bin filter=lfs\n"

@@ -285,6 +285,7 @@ def test_a_pinned_recipe_names_every_hub_model_at_its_sha():
             "d: &d [*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e]",
             "alias",
         ),
+        ("base: &b org/base\nagents: [org/a]\nmethod: ram", "alias"),
         ("base: !!python/object/apply:os.system ['true']", "tags"),
         ("base: !!str org/base", "tags"),
         ("base: org/base\nbase: org/other\nagents: [org/a]\nmethod: ram", "twice"),

@@ -129,9 +129,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     die_with_parent(os.getppid())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the token
-    events = _move_stdout_away()
+    commands, events = _move_pipes_away()
     guarded = options.guard_seconds is not None
-    spec = JobSpec.model_validate_json(sys.stdin.buffer.readline() if guarded else sys.stdin.buffer.read())
+    with open(commands, "rb", closefd=False) as document:
+        spec = JobSpec.model_validate_json(document.readline() if guarded else document.read())
     spec.workdir.mkdir(parents=True, exist_ok=True)
     scrubber = Scrubber(spec.token)
     cancellation = Cancellation()
@@ -145,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             channel.send(Failure.model_validate({**busy.as_dict(), "retryable": True}))
             return 1
         if guarded:
-            start_guardian(sys.stdin.fileno(), options.guard_seconds, close=(events,))
+            start_guardian(commands, options.guard_seconds, close=(events,))
         with suppress(OSError):  # not every sandbox has the file
             Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -159,12 +160,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _move_stdout_away() -> int:
-    """A private descriptor of the real stdout; what writes to number 1 now writes to stderr."""
+def _move_pipes_away() -> tuple[int, int]:
+    """Private descriptors of the real stdin and stdout, which no program that the job starts inherits.
+
+    What reads number 0 now reads nothing, and what writes to number 1 writes to stderr.
+    """
     sys.stdout.flush()
-    events = os.dup(1)  # not inherited by programs that the job starts
+    commands, events = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     os.dup2(2, 1)
-    return events
+    return commands, events
 
 
 def _load(name: str) -> Pipeline:

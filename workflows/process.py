@@ -43,7 +43,6 @@ class ChildProcess:
         self._scrubber = Scrubber(spec.token)
         self._lines: queue.Queue[Line] = queue.Queue(_QUEUE_LINES)
         self._abandoned = threading.Event()
-        self._sending = threading.Lock()
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -57,17 +56,18 @@ class ChildProcess:
         assert self._process.stdin
         assert self._process.stdout
         assert self._process.stderr
-        self._stdin = self._process.stdin.fileno()
+        self._stdin = self._process.stdin
         log = spec.workdir / LOG_NAME
         self._readers = (
             self._start(self._read_events, self._process.stdout),
             self._start(self._read_log, self._process.stderr, log),
         )
-        self._start(self._send, spec.to_line())  # longer than a pipe holds, and the child may be slow to read
+        # In a thread, because the document can be longer than a pipe holds and the child slow to read.
+        self._sender = self._start(self._send, spec.to_line())
 
     def beat(self) -> None:
         """Tell the guardian that the lease goes on."""
-        if not self._sending.locked():
+        if not self._sender.is_alive():  # never before the document, nor into its middle
             self._send(b"\n")
 
     def lines(self, wait_s: float) -> list[Line]:
@@ -101,9 +101,9 @@ class ChildProcess:
             rest += self.lines(0.02)
         self._abandoned.set()  # only a process that left the group can still hold a pipe
         rest += self.lines(0.0)
-        with self._sending, suppress(OSError):
-            assert self._process.stdin
-            self._process.stdin.close()
+        self._sender.join(_DRAIN_S)
+        if not self._sender.is_alive():  # else the descriptor's number could be another file's when it writes
+            self._stdin.close()
         return code, rest
 
     def _start(self, target: Callable[..., None], *arguments: object) -> threading.Thread:
@@ -113,9 +113,9 @@ class ChildProcess:
 
     def _send(self, data: bytes) -> None:
         rest = memoryview(data)
-        with self._sending, suppress(OSError):  # a child that died is noticed by its exit
+        with suppress(OSError):  # a child that died is noticed by its exit
             while rest:
-                rest = rest[os.write(self._stdin, rest) :]
+                rest = rest[os.write(self._stdin.fileno(), rest) :]
 
     def _signal(self, signum: int) -> None:
         with suppress(ProcessLookupError):

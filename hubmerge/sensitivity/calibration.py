@@ -205,6 +205,8 @@ def _hub_rows(spec: CalibrationSpec, endpoint: str, token: str | None, cache: Pa
             got=datasets.config.HF_ENDPOINT,
             next_step="Set HF_ENDPOINT before hubmerge starts.",
         )
+    shown = not datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
     try:
         rows = datasets.load_dataset(
             spec.data,
@@ -217,9 +219,12 @@ def _hub_rows(spec: CalibrationSpec, endpoint: str, token: str | None, cache: Pa
         raise SourceNotFoundError(
             "the dataset cannot be read",
             where=f"{spec.label}, split {spec.split}",
-            got=str(error).strip().split("\n")[0][:200],
+            got=str(error).strip().split("\n")[0][:200].rstrip("."),
             next_step="Check its id, revision and split, and sign in if it is private.",
         ) from None
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
     if len(rows) > MAX_ROWS:
         raise SensitivityError(
             "the split has too many rows",
@@ -228,7 +233,10 @@ def _hub_rows(spec: CalibrationSpec, endpoint: str, token: str | None, cache: Pa
             got=str(len(rows)),
             next_step=f"Take a part: --split '{spec.split}[:10000]'.",
         )
-    columns = [name for name in (spec.prompt, spec.answer) if name in rows.column_names]
-    if len(columns) == len({spec.prompt, spec.answer}):
-        rows = rows.select_columns(columns)  # images or audio beside them need not be decoded
-    return rows  # type: ignore[no-any-return]
+    columns = list(dict.fromkeys((spec.prompt, spec.answer)))
+    missing = [name for name in columns if name not in rows.column_names]
+    if missing:
+        raise SensitivityError(
+            "a column is missing", where=spec.label, expected=", ".join(missing), got=", ".join(rows.column_names)[:200]
+        )
+    return rows.select_columns(columns)  # type: ignore[no-any-return]  # others may be images, which need decoding

@@ -83,7 +83,10 @@ class SensitivityFile:
 
 
 def read_sensitivity(path: Path) -> SensitivityFile:
-    """The file's header and metadata; values are not read. Raises SourceNotFoundError, HeaderError, SensitivityError."""
+    """The file by its header and metadata; values are not read.
+
+    Raises SourceNotFoundError, HeaderError, SensitivityError.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -178,7 +181,7 @@ def write_tensors(
                         next_step="Check the model; with bfloat16, try --dtype float32.",
                     )
                 assert places[name][0] <= file.tell() <= places[name][1] - values.nbytes, name
-                file.write(memoryview(np.ascontiguousarray(values, dtype="<f4")).cast("B"))
+                file.write(np.ascontiguousarray(values, dtype="<f4").data)
             assert file.tell() == len(header) + 4 * sum(prod(s) for s in shapes.values())
             file.flush()
             os.fsync(file.fileno())

@@ -76,7 +76,9 @@ def map_names(network: Any, model: Model) -> NameMap:
         members.setdefault(apply_converters(name, converters)[0], []).append(name)
 
     wanted = {n: t.entry.shape for n, t in model.tensors.items() if t.entry.dtype in FLOAT_DTYPES}
-    others = [f"{n} ({t.entry.dtype})" for n, t in model.tensors.items() if t.entry.dtype.startswith("F") and n not in wanted]
+    others = [
+        f"{n} ({t.entry.dtype})" for n, t in model.tensors.items() if t.entry.dtype.startswith("F") and n not in wanted
+    ]
     found: dict[str, tuple[int, ...]] = {}
     groups = []
     for parameters in members.values():

@@ -8,7 +8,9 @@ and tokenizer files without the keys that name code to load. No network is used 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +94,9 @@ def load_config(folder: Path, where: str) -> Any:
         raise FormatError("a model that transformers does not know", where=where, got=_first_line(error)) from None
 
 
-def load_model(folder: Path, where: str, *, dtype: str, device: str, weight_bytes: int, memory_bytes: int | None) -> Any:
+def load_model(
+    folder: Path, where: str, *, dtype: str, device: str, weight_bytes: int, memory_bytes: int | None
+) -> Any:
     """The staged model for gradients: eval mode, floating parameters only, eager attention.
 
     `weight_bytes` are the weights in `dtype`; what exceeds `memory_bytes` on `device` (default: what is free there,
@@ -137,6 +141,10 @@ def load_model(folder: Path, where: str, *, dtype: str, device: str, weight_byte
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(parameter.is_floating_point())
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            # a padding row gets no gradient, though the token may stand in a pair (where it is also the EOS, say)
+            module.padding_idx = None
     return model
 
 
@@ -164,17 +172,19 @@ def _first_line(error: Exception) -> str:
     return ascii((str(error).strip() or type(error).__name__).split("\n")[0])[1:-1][:300]
 
 
-class _quiet:  # noqa: N801  # used as a word in a with statement
-    """transformers' own progress bars off, and back to what they were."""
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers' progress bars and Accelerate's remark about offloading off, and back to what they were."""
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-    def __enter__(self) -> None:
-        from transformers.utils import logging
-
-        self._shown = logging.is_progress_bar_enabled()
-        logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        from transformers.utils import logging
-
-        if self._shown:
-            logging.enable_progress_bar()
+    shown = is_progress_bar_enabled()
+    accelerate = logging.getLogger("accelerate.big_modeling")
+    level = accelerate.level
+    disable_progress_bar()
+    accelerate.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        accelerate.setLevel(level)
+        if shown:
+            enable_progress_bar()

@@ -73,7 +73,7 @@ class SquareSums:
         return torch.from_numpy(self.values(name)).reshape(self._shapes[name])
 
     def add(self, name: str, gradient: torch.Tensor) -> None:
-        """Add the squares of one gradient of any float dtype, on any device; chunk by chunk, so that no copy is made."""
+        """Add the squares of one gradient, of any float dtype and device; in chunks, so that no copy of it is made."""
         import torch
 
         target = self.tensor(name).reshape(-1)
@@ -102,12 +102,13 @@ class SquareSums:
             return 0
         with path.open("rb") as file:
             try:
-                header = parse_header(
-                    file.read(header_length(file.read(8), path.name)), path.stat().st_size, path.name
-                )
+                header = parse_header(file.read(header_length(file.read(8), path.name)), path.stat().st_size, path.name)
             except HeaderError as error:
                 raise SensitivityError(
-                    "the checkpoint is damaged", where=str(path), got=error.what, next_step="Start again with --restart."
+                    "the checkpoint is damaged",
+                    where=str(path),
+                    got=error.what,
+                    next_step="Start again with --restart.",
                 ) from None
             if header.metadata.get("identity") != self._identity:
                 raise TargetExistsError(

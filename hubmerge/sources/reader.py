@@ -61,10 +61,10 @@ class TensorReader:
         self._lock = threading.Lock()
 
     def raw(self, model: int, tensor: StoredTensor, start: int, count: int) -> NDArray[np.generic]:
-        """[count] elements of `tensor` from `start`, as stored (BF16 as uint16); a copy."""
+        """[count] elements of `tensor` from `start`, as stored (BF16 as uint16, other dtypes as their bits); a copy."""
         entry = tensor.entry
         width = DTYPE_BYTES[entry.dtype]
-        dtype = STORAGE.get(entry.dtype, np.dtype(f"V{width}") if width not in (1, 2, 4, 8) else np.dtype(f"<u{width}"))
+        dtype = STORAGE.get(entry.dtype, np.dtype(f"<u{width}"))
         begin = entry.begin + start * width
         view = self._map(model, tensor.shard)
         values = np.frombuffer(view, dtype=dtype, count=count, offset=begin).copy()
@@ -80,8 +80,13 @@ class TensorReader:
             if key not in self._maps:
                 source = self._models[model]
                 path = self._store.path(source, shard)
-                with open(path, "rb") as file:
-                    mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                try:
+                    with open(path, "rb") as file:
+                        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                except (OSError, ValueError) as error:  # gone, unreadable, or empty, which cannot be mapped
+                    raise SourceChangedError(
+                        "a shard can no longer be read", where=f"{shard} of {source.ref}", got=str(error)
+                    ) from None
                 if len(mapped) != source.files[shard].size:
                     mapped.close()
                     raise SourceChangedError("a shard changed its size", where=f"{shard} of {source.ref}")

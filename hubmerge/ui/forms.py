@@ -9,6 +9,7 @@ means the default.
 from __future__ import annotations
 
 import html
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -17,13 +18,13 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import gradio as gr
-import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from hubmerge.errors import Problem, RecipeError
 from hubmerge.methods import Method
+from hubmerge.plain_yaml import load_plain_yaml
 
 Kind = Literal["number", "integer", "switch", "choice", "text", "yaml"]
 _SIGNS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}
@@ -128,10 +129,8 @@ def parameters_of(fields: Sequence[ParameterField], values: Sequence[Any]) -> di
 
 def _from_yaml(field: ParameterField, text: Any) -> Any:
     try:
-        if re.search(r"[&*]", str(text)):  # an alias can expand to gigabytes
-            raise yaml.YAMLError
-        return yaml.safe_load(str(text))
-    except (yaml.YAMLError, RecursionError):
+        return load_plain_yaml(str(text))
+    except ValueError:
         problem = Problem(RecipeError.code, "not a YAML value", field.name, "a number or a list", repr(text)[:80])
         raise RecipeError("a parameter is not YAML", problems=[problem]) from None
 
@@ -149,7 +148,7 @@ def _plain(value: Any) -> str:
     """A value as a recipe writes it."""
     if isinstance(value, float):
         return re.sub(r"e([+-])0*", lambda m: "e" + m[1].strip("+"), f"{value:g}")
-    return str(yaml.safe_dump(value, default_flow_style=True, allow_unicode=True)).removesuffix("...\n").strip()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | tuple | dict | bool) else str(value)
 
 
 def plain_markdown(text: str) -> str:

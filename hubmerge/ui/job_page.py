@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import quote
 
 import gradio as gr
-import yaml
 
 from hubmerge.errors import HubmergeError
+from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.ui.format import el, join, link
 from hubmerge.ui.job_panels import TERMINAL, job_panel
 from hubmerge.ui.panels import notice, problems_panel
@@ -57,7 +57,7 @@ def _opening(service: Service) -> Callable[..., Any]:
             view = service.job(job_id, visitor)
         except HubmergeError as error:
             return [job_id, *nothing, *_refused(error)]
-        text = yaml.safe_dump(dict(view.recipe), sort_keys=False, allow_unicode=True)
+        text = dump_plain_yaml(dict(view.recipe))
         again = link(f"./?job={quote(job_id, safe='')}", "Use this recipe again")
         return [job_id, again, text, gr.update(visible=True), *_shown(view, visitor, service.endpoint)]
 

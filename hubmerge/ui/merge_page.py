@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gradio as gr
-import yaml
 
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.licenses import KNOWN
+from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.plan import Plan
 from hubmerge.recipe import MAX_RECIPE_BYTES, recipe_from_yaml
 from hubmerge.ui.format import el, link
@@ -29,7 +29,11 @@ _GO = """(id) => { if (id) window.location.assign("job?id=" + encodeURIComponent
 # A browser may refuse storage inside a frame; the form then works without memory.
 _KEEP = """(...values) => { try { localStorage.setItem("hubmerge-form", JSON.stringify(values)); } catch { } }"""
 _KEPT = """() => { try { return [JSON.parse(localStorage.getItem("hubmerge-form"))]; } catch { return [null]; } }"""
-_FORGET_QUERY = '() => { if (window.location.search) window.history.replaceState(null, "", "./"); }'
+# Kept first, then taken out of the address: after signing in the form must come from what was kept.
+_KEEP_OPENED = f"""(...values) => {{
+  ({_KEEP})(...values);
+  if (window.location.search) window.history.replaceState(null, "", "./");
+}}"""
 
 
 def merge_page(demo: Any, service: Service) -> None:
@@ -44,8 +48,8 @@ def merge_page(demo: Any, service: Service) -> None:
                     load = gr.Button("Load the YAML into the form", size="sm", elem_id="load-yaml")
         with gr.Column(scale=2, min_width=320, elem_classes="hm-side"):
             with gr.Row():
-                inspect = gr.Button("Inspect", variant="secondary", elem_id="inspect")
-                start = gr.Button("Start merge", variant="primary", elem_id="start")
+                inspect = gr.Button("Inspect", variant="secondary", interactive=False, elem_id="inspect")
+                start = gr.Button("Start merge", variant="primary", interactive=False, elem_id="start")
             hint = gr.HTML("", js_on_load=None, elem_id="hint")
             outcome = gr.HTML(EMPTY, js_on_load=None, elem_id="outcome", elem_classes="hm-card hm-outcome")
     go = gr.Textbox(value="", visible=False)
@@ -64,14 +68,20 @@ def merge_page(demo: Any, service: Service) -> None:
         _starting(service), [*form.target_inputs, *form.recipe_inputs], [outcome, go], concurrency_limit=4, **private
     ).then(None, [go], None, js=_GO, **private)
     show.click(_as_yaml, form.recipe_inputs, [text, outcome], **private)
-    load.click(_from_yaml, [text], [outcome, *form.filled], **private)
     kept = [*form.recipe_inputs, *form.target_inputs]
+    load.click(_from_yaml, [text], [outcome, *form.filled], **private).then(None, kept, None, js=_KEEP, **private)
     # a text that was pasted changes the box without an input event
     gr.on([*(c.input for c in kept), form.name.change], None, kept, None, js=_KEEP, queue=False, **private)
-    opened = [hint, start, *form.target_inputs, outcome, *form.filled]
-    demo.load(_opening(service), [draft], opened, js=_KEPT, queue=False, **private).then(
-        None, None, None, js=_FORGET_QUERY, **private
-    )
+    opened = [hint, *form.target_inputs, outcome, *form.filled]
+    loaded = demo.load(_opening(service), [draft], opened, js=_KEPT, queue=False, **private)
+    loaded.then(None, kept, None, js=_KEEP_OPENED, **private)
+    # a click before the form is filled would read it empty, so the buttons come last
+    loaded.then(_ready, [form.namespace], [inspect, start], queue=False, show_progress="hidden", **private)
+
+
+def _ready(namespace: str | None) -> list[Any]:
+    """Anyone may inspect; starting needs a namespace to write to, hence a visitor whom the Hub knows."""
+    return [gr.update(interactive=True), gr.update(interactive=bool(namespace))]
 
 
 def _wire_form(form: MergeForm, service: Service) -> None:
@@ -154,7 +164,7 @@ def _starting(service: Service) -> Callable[..., Any]:
 
 def _as_yaml(*values: Any) -> list[Any]:
     try:
-        return [yaml.safe_dump(recipe_of(values), sort_keys=False, allow_unicode=True), gr.skip()]
+        return [dump_plain_yaml(recipe_of(values)), gr.skip()]
     except HubmergeError as error:
         return [gr.skip(), problems_panel(error)]
 
@@ -186,7 +196,6 @@ def _opening(service: Service) -> Callable[..., Any]:
         owner = target.get("namespace")
         return [
             "" if signed_in else el("p", "Inspecting needs no account. Sign in to start a merge.", cls="hm-dim"),
-            gr.update(interactive=signed_in),
             gr.update(choices=list(namespaces), value=owner if owner in namespaces else next(iter(namespaces), None)),
             gr.skip() if not target.get("name") else str(target["name"])[:96],
             gr.update(value=target["visibility"]) if target.get("visibility") in VISIBILITIES else gr.skip(),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hubmerge.errors import PermissionDeniedError, RecipeError
-from hubmerge.recipe import ModelName, Recipe, recipe_from_dict
+from hubmerge.recipe import Recipe, recipe_from_dict
 from hubmerge.ui.service import MergeRequest, Visitor
 
 _REPO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
@@ -15,40 +15,16 @@ _REPO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
 
 def checked_recipe(content: Mapping[str, Any]) -> Recipe:
     """A valid recipe of Hub models. Folders are the command line's: over the web they would be this server's."""
-    if isinstance(content, Mapping):
-        # before the recipe is parsed, since parsing asks whether a folder of that name exists
-        _refuse_folders(content)
     recipe = recipe_from_dict(content)
-    for model in (recipe.base, *(a.model for a in recipe.agents)):
-        # a recipe may spell a model as a table, which skips the reading of its name
-        if model.local or not _is_hub_name(model):
-            raise RecipeError(
-                "only models on the Hub can be merged here",
-                where="the recipe",
-                expected="org/name or org/name@revision",
-                got=str(model)[:100],
-            )
+    folders = [model.id for model in (recipe.base, *(a.model for a in recipe.agents)) if model.local]
+    if folders:
+        raise RecipeError(
+            "a folder, where only models on the Hub can be merged",
+            where="the recipe",
+            expected="org/name or org/name@revision",
+            got=", ".join(folders)[:200],
+        )
     return recipe
-
-
-def _refuse_folders(content: Mapping[str, Any]) -> None:
-    agents = content.get("agents")
-    for model in (content.get("base"), *(agents if isinstance(agents, list | tuple) else ())):
-        name = model.get("model") if isinstance(model, Mapping) else model
-        if isinstance(name, str) and name.strip().startswith((".", "/", "~")):
-            raise RecipeError(
-                "a folder, where only models on the Hub can be merged",
-                where="the recipe",
-                expected="org/name or org/name@revision",
-                got=name[:100],
-            )
-
-
-def _is_hub_name(model: ModelName) -> bool:
-    try:
-        return ModelName.parse(str(model)) == model
-    except ValueError:
-        return False
 
 
 def submission(

@@ -173,7 +173,7 @@ def test_progress_as_json_lines_names_the_stages_in_order(shell: Shell) -> None:
 
 def test_a_target_of_somebody_else_or_with_other_content_is_refused_before_any_download(shell: Shell) -> None:
     recipe = shell.recipe(RECIPE.format(method="ram"))
-    for target, code in (("bob/mine", "E_PERMISSION"), ("zoo/base", "E_TARGET_EXISTS"), ("plain", "E_TARGET_EXISTS")):
+    for target, code in (("bob/mine", "E_PERMISSION"), ("zoo/base", "E_TARGET_EXISTS"), ("plain", "E_RECIPE")):
         before = shell.commits(target) if target == "zoo/base" else []
         done = shell.run("run", recipe, "--to", target)
         assert done.returncode == 1

@@ -102,6 +102,7 @@ def merge_page(demo: Demo, method: str) -> str:
 def start(page: Any, name: str) -> str:
     """Fill in the name, start, and return the job's id."""
     page.locator("#start:not([disabled])").wait_for()
+    page.locator("#agents").filter(has_text="zoo/mem-agent").wait_for()
     page.locator("#inspect").click()
     page.locator("#outcome").filter(has_text="These models fit").wait_for()
     field = page.locator("#target-name textarea, #target-name input").first

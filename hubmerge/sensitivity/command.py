@@ -1,0 +1,80 @@
+"""`hubmerge sensitivity MODEL --data FILE --prompt COLUMN --answer COLUMN --out FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hubmerge.errors import Problem, SensitivityError
+from hubmerge.sensitivity.calibration import CalibrationSpec, load_pairs
+from hubmerge.sensitivity.compute import CHECKPOINT_EVERY, Progress, compute_sensitivity
+from hubmerge.settings import Settings
+
+_DEFAULTS = CalibrationSpec.model_fields
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments, on its own parser."""
+    parser.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
+    parser.add_argument("--data", required=True, help="a JSONL file, or the id of a dataset on the Hub")
+    parser.add_argument("--prompt", required=True, metavar="COLUMN")
+    parser.add_argument("--answer", required=True, metavar="COLUMN")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="*.safetensors")
+    parser.add_argument("--split", default=_DEFAULTS["split"].default, help="of a Hub dataset")
+    parser.add_argument("--revision", help="of a Hub dataset")
+    parser.add_argument("--max-pairs", type=int, default=_DEFAULTS["max_pairs"].default)
+    parser.add_argument("--max-tokens", type=int, default=_DEFAULTS["max_tokens"].default, help="per pair")
+    parser.add_argument("--seed", type=int, default=_DEFAULTS["seed"].default, help="which pairs")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the gradients")
+    parser.add_argument("--max-memory", type=float, metavar="GB", help="of weights on the device; more is offloaded")
+    parser.add_argument("--checkpoint-every", type=int, default=CHECKPOINT_EVERY, metavar="PAIRS")
+    parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
+
+
+def run_cli(arguments: Any, settings: Settings, progress: Progress | None = None) -> int:
+    """Run the command; errors are raised for the caller to print."""
+    from hubmerge.hub import Hub
+
+    spec = _spec(arguments)
+    token = settings.token.get_secret_value() if settings.token else None
+    pairs = load_pairs(spec, endpoint=settings.endpoint, token=token)
+    file = compute_sensitivity(
+        arguments.model,
+        pairs,
+        arguments.out,
+        spec=spec,
+        hub=Hub(settings.endpoint, token),
+        device=arguments.device,
+        dtype=arguments.dtype,
+        progress=progress or (lambda stage, done, total, unit: None),
+        resume=not arguments.restart,
+        checkpoint_every=max(1, arguments.checkpoint_every),
+        memory_bytes=None if arguments.max_memory is None else int(arguments.max_memory * 1e9),
+    )
+    sys.stdout.write(
+        f"{file.path}: {len(file.tensors)} tensors from {file.metadata.pairs} pairs, "
+        f"data {file.metadata.data_digest[:16]}\n"
+    )
+    return 0
+
+
+def _spec(arguments: Any) -> CalibrationSpec:
+    values = {name: getattr(arguments, name) for name in _DEFAULTS}
+    try:
+        return CalibrationSpec.model_validate(values)
+    except ValidationError as error:
+        problems = [
+            Problem(
+                SensitivityError.code,
+                issue["msg"],
+                "--" + str(issue["loc"][0]).replace("_", "-"),
+                got=str(issue["input"])[:80],
+            )
+            for issue in error.errors(include_url=False)
+        ]
+        raise SensitivityError("the calibration data is not well described", problems=problems) from None

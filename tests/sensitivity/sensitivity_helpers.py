@@ -1,0 +1,71 @@
+"""Tiny models, pairs, and the naive Fisher: one torch.autograd.grad per pair, everything in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from builders import llama_shapes, random_base, tokenizer_files, write_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hubmerge.sensitivity import CalibrationSpec, Pair
+
+SPEC = CalibrationSpec(data="./pairs.jsonl", prompt="question", answer="answer", max_pairs=8, max_tokens=32)
+PAIRS = (
+    Pair("w3 w4 w5", "w6 w7", 1),
+    Pair("w9", "w8 w8 w3", 2),
+    Pair("w10 w11 w12 w13", "w14", 3),
+    Pair("w3 w30", "w31 w32 w33", 4),
+    Pair("w20 w21 w5", "w39 w4", 5),
+)
+
+
+def llama(folder: Path, *, tied: bool = False, seed: int = 0, **changes: Any) -> Path:
+    """A two-layer Llama in bfloat16 with weights large enough for gradients of all sizes."""
+    tensors = random_base(seed, sizes=llama_shapes(tied=tied), scale=0.3)
+    return write_model(folder, tensors, **changes)
+
+
+def save(network: Any, folder: Path, vocab: int = 40) -> Path:
+    """A transformers model as save_pretrained stores it, with the word-level tokenizer."""
+    network.save_pretrained(folder)
+    for name, content in tokenizer_files(vocab).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    return network, AutoTokenizer.from_pretrained(folder)
+
+
+def naive_fisher(
+    network: Any, tokenizer: Any, pairs: Sequence[Pair], *, eos: bool = True, prompt_too: bool = False
+) -> dict[str, torch.Tensor]:
+    """Mean over pairs of the squared gradient of the answer's log-likelihood, by parameter name.
+
+    `prompt_too` counts the prompt's tokens as well, which is wrong on purpose.
+    """
+    parameters = dict(network.named_parameters())
+    sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    for pair in pairs:
+        prompt = tokenizer(pair.prompt).input_ids
+        answer = tokenizer(pair.answer, add_special_tokens=False).input_ids
+        ids = torch.tensor([prompt + answer + ([tokenizer.eos_token_id] if eos else [])])
+        counted = ids.shape[1] - (1 if prompt_too else len(prompt))
+        logits = network(input_ids=ids).logits[0, -counted - 1 : -1]
+        loss = torch.nn.functional.cross_entropy(logits, ids[0, -counted:], reduction="sum")
+        for name, gradient in zip(
+            parameters, torch.autograd.grad(loss, list(parameters.values()), allow_unused=True), strict=True
+        ):
+            if gradient is not None:
+                sums[name] += gradient * gradient
+    return {name: total / len(pairs) for name, total in sums.items()}

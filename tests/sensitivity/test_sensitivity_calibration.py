@@ -1,0 +1,228 @@
+"""Which pairs are chosen, what their digest is about, and every way in which data can be wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi
+from pydantic import ValidationError
+from sensitivity_helpers import write_rows
+
+from hubmerge.errors import SensitivityError, SourceNotFoundError
+from hubmerge.sensitivity import CalibrationSpec, Pair, digest, load_pairs
+
+ROWS = [{"q": f"question {n}", "a": f"answer {n % 7}", "other": n} for n in range(40)]
+
+
+def spec(path: Path | str, **changes) -> CalibrationSpec:
+    return CalibrationSpec(**{"data": str(path), "prompt": "q", "answer": "a", **changes})
+
+
+def texts(pairs) -> list[tuple[str, str]]:
+    return [(p.prompt, p.answer) for p in pairs]
+
+
+def test_the_pairs_do_not_depend_on_the_order_of_the_rows(tmp_path):
+    pairs = load_pairs(spec(write_rows(tmp_path / "a.jsonl", ROWS), max_pairs=10))
+    shuffled = ROWS[:]
+    random.Random(1).shuffle(shuffled)
+    again = load_pairs(spec(write_rows(tmp_path / "b.jsonl", shuffled), max_pairs=10))
+    assert len(pairs) == 10
+    assert pairs == again
+    assert digest(pairs) == digest(again)
+
+
+def test_the_pairs_are_those_with_the_smallest_hashes_in_that_order(tmp_path):
+    def key(row: dict) -> bytes:
+        parts = [text.encode() for text in ("5", row["q"], row["a"])]
+        return hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest()
+
+    expected = [(row["q"], row["a"]) for row in sorted(ROWS, key=key)[:10]]
+    assert texts(load_pairs(spec(write_rows(tmp_path / "a.jsonl", ROWS), max_pairs=10, seed=5))) == expected
+
+
+def test_a_row_that_is_not_chosen_changes_nothing(tmp_path):
+    few = load_pairs(spec(write_rows(tmp_path / "a.jsonl", ROWS), max_pairs=10))
+    left = [row for row in ROWS if (row["q"], row["a"]) in texts(few) or row["other"] % 2]
+    assert len(left) < len(ROWS)
+    assert load_pairs(spec(write_rows(tmp_path / "b.jsonl", left), max_pairs=10)) == few
+
+
+def test_another_seed_takes_other_pairs(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", ROWS)
+    assert set(load_pairs(spec(path, max_pairs=10))) != set(load_pairs(spec(path, max_pairs=10, seed=1)))
+
+
+def test_a_row_that_stands_twice_counts_twice(tmp_path):
+    rows = [*ROWS[:3], ROWS[0]]
+    pairs = load_pairs(spec(write_rows(tmp_path / "a.jsonl", rows)))
+    assert sorted(texts(pairs)) == sorted((row["q"], row["a"]) for row in rows)
+
+
+def test_a_pair_knows_its_row(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n" + json.dumps({"q": "x", "a": "y"}) + "\n\n")
+    assert [p.row for p in load_pairs(spec(tmp_path / "a.jsonl"))] == [2]
+
+
+def test_the_digest_is_over_the_exact_texts_in_their_order():
+    framed = b"".join(len(t).to_bytes(8, "big") + t for t in (b"a", b"bc", "ü".encode(), b""))
+    assert digest([Pair("a", "bc", 7), Pair("ü", "", 9)]) == hashlib.sha256(framed).hexdigest()
+    different = [
+        [Pair("a", "bc")],
+        [Pair("ab", "c")],
+        [Pair("a", "bc ")],
+        [Pair("a", "bc"), Pair("d", "e")],
+        [Pair("d", "e"), Pair("a", "bc")],
+        [],
+    ]
+    assert len({digest(pairs) for pairs in different}) == len(different)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"q": "x"}', "a column is missing in row 2 of a.jsonl: expected a, got q"),
+        ('{"q": "x", "a": 3}', "column 'a' is no text in row 2 of a.jsonl: expected text, got int"),
+        ('{"q": null, "a": "y"}', "column 'q' is no text in row 2 of a.jsonl: expected text, got NoneType"),
+        ('["x", "y"]', "a row that is no table in row 2 of a.jsonl"),
+        ('{"q": "x", "a": "\\ud800"}', "column 'a' is no valid text in row 2 of a.jsonl"),
+        ('{"q": "x", "a"', "a row is not valid JSON in row 2 of a.jsonl"),
+        ("[" * 100_000, "a row is not valid JSON in row 2 of a.jsonl"),
+    ],
+)
+def test_a_row_that_is_no_pair_is_named(tmp_path, row, message):
+    (tmp_path / "a.jsonl").write_text('{"q": "x", "a": "y"}\n' + row + "\n")
+    with pytest.raises(SensitivityError) as caught:
+        load_pairs(spec(tmp_path / "a.jsonl"))
+    assert message in str(caught.value)
+    assert caught.value.code == "E_SENSITIVITY"
+
+
+def test_several_bad_rows_are_listed_together_and_not_without_end(tmp_path):
+    with pytest.raises(SensitivityError) as caught:
+        load_pairs(spec(write_rows(tmp_path / "a.jsonl", ROWS), answer="nope"))
+    assert len(caught.value.problems) == 10
+    assert "row 1 of" in str(caught.value)
+    assert "row 10 of" in str(caught.value)
+
+
+def test_empty_data_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n\n")
+    with pytest.raises(SensitivityError, match="the calibration data is empty"):
+        load_pairs(spec(tmp_path / "a.jsonl"))
+
+
+def test_a_line_without_end_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("hubmerge.sensitivity.calibration.MAX_LINE_BYTES", 100)
+    write_rows(tmp_path / "a.jsonl", [{"q": "x", "a": "y" * 200}])
+    with pytest.raises(SensitivityError, match=r"row 1 of a\.jsonl: expected at most 100 bytes"):
+        load_pairs(spec(tmp_path / "a.jsonl"))
+
+
+def test_a_file_that_is_not_there_and_a_file_that_may_not_be_read_are_told(tmp_path):
+    with pytest.raises(SourceNotFoundError, match="No such file"):
+        load_pairs(spec(tmp_path / "nope.jsonl"))
+    path = write_rows(tmp_path / "a.jsonl", ROWS)
+    with pytest.raises(SourceNotFoundError, match="local files cannot be used here"):
+        load_pairs(spec(path), allow_local=False)
+
+
+@pytest.mark.parametrize(
+    ("data", "is_file"),
+    [
+        ("org/data", False),
+        ("data", False),
+        ("./data", True),
+        ("/tmp/data", True),
+        ("~/data", True),
+        ("data.jsonl", True),
+        ("folder/data.jsonl", True),
+        ("a/b/c", True),
+    ],
+)
+def test_what_a_text_means_does_not_depend_on_which_files_exist(data, is_file):
+    assert spec(data).is_file is is_file
+
+
+@pytest.mark.parametrize("data", ["https:data", "a/../b", "a b", "-x"])
+def test_what_is_no_dataset_id_is_refused_without_a_request(data):
+    with pytest.raises(SourceNotFoundError, match="not a dataset id"):
+        load_pairs(spec(data), endpoint="http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_pairs": 0}, {"max_tokens": 1}, {"seed": -1}, {"answer": ""}, {"shuffle": True}]
+)
+def test_a_spec_that_makes_no_sense_is_refused(changes):
+    with pytest.raises(ValidationError):
+        spec("org/data", **changes)
+
+
+_CHILD = """
+import json, sys, warnings
+warnings.simplefilter("error")
+from pathlib import Path
+from hubmerge.errors import HubmergeError
+from hubmerge.sensitivity import CalibrationSpec, load_pairs
+out = []
+for changes in json.loads(sys.argv[3]):
+    spec = CalibrationSpec(**{"prompt": "q", "answer": "a", "max_pairs": 10, **changes})
+    try:
+        pairs = load_pairs(spec, endpoint=sys.argv[1], cache=Path(sys.argv[2]))
+        out.append([[p.prompt, p.answer] for p in pairs])
+    except HubmergeError as error:
+        out.append(str(error))
+print(json.dumps(out))
+"""
+
+
+def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_hub, tmp_path):
+    path = write_rows(tmp_path / "train.jsonl", ROWS)
+    api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+    api.create_repo("ada/calibration", repo_type="dataset")
+    first = api.upload_file(
+        path_or_fileobj=path.read_bytes(), path_in_repo="train.jsonl", repo_id="ada/calibration", repo_type="dataset"
+    )
+    api.upload_file(
+        path_or_fileobj=write_rows(tmp_path / "later.jsonl", ROWS[:20]).read_bytes(),
+        path_in_repo="train.jsonl",
+        repo_id="ada/calibration",
+        repo_type="dataset",
+    )
+    data = {"data": "ada/calibration"}
+    asked = [
+        {**data, "revision": first.oid},
+        data,
+        {**data, "split": "train[:5]"},
+        {**data, "split": "nope"},
+        {**data, "answer": "nope"},
+        {"data": "ada/not-there"},
+    ]
+    # the datasets library reads the endpoint when it is imported, hence a process of its own
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD, local_hub.endpoint, str(tmp_path / "cache"), json.dumps(asked)],
+        env={**os.environ, "HF_ENDPOINT": local_hub.endpoint, "HF_HOME": str(tmp_path / "home")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    pinned, newest, five, no_split, no_column, nothing = json.loads(child.stdout)
+    assert [tuple(p) for p in pinned] == texts(load_pairs(spec(path, max_pairs=10)))
+    assert [tuple(p) for p in newest] == texts(load_pairs(spec(tmp_path / "later.jsonl", max_pairs=10)))
+    assert sorted(map(tuple, five)) == [(row["q"], row["a"]) for row in ROWS[:5]]
+    assert no_split.startswith("E_SOURCE: the dataset cannot be read in ada/calibration, split nope")
+    assert no_column == "E_SENSITIVITY: a column is missing in ada/calibration: expected nope, got q, a, other."
+    assert nothing.startswith("E_SOURCE: the dataset cannot be read in ada/not-there")
+    assert child.stderr == ""
+
+
+def test_another_hub_than_the_library_talks_to_is_not_asked():
+    with pytest.raises(SourceNotFoundError, match="talks to another Hub"):
+        load_pairs(spec("org/data"), endpoint="http://127.0.0.1:9")

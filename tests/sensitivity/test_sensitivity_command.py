@@ -1,0 +1,58 @@
+"""The command: arguments to file, errors before work, and a module that costs nothing to import."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+
+import pytest
+from sensitivity_helpers import PAIRS, llama, write_rows
+
+from hubmerge.errors import SensitivityError
+from hubmerge.sensitivity import add_arguments, digest, load_pairs, read_sensitivity, run_cli
+from hubmerge.sensitivity.calibration import CalibrationSpec
+from hubmerge.settings import load_settings
+
+
+def run(*words: str, **options) -> int:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return run_cli(parser.parse_args([str(w) for w in words]), load_settings({}), **options)
+
+
+def test_the_command_writes_the_file_and_tells_what_it_is(tmp_path, capsys):
+    folder = llama(tmp_path / "agent")
+    data = write_rows(tmp_path / "data.jsonl", [{"q": p.prompt, "a": p.answer} for p in PAIRS])
+    out = tmp_path / "s.safetensors"
+    seen: list[tuple[str, int, int, str]] = []
+    words = (folder, "--data", data, "--prompt", "q", "--answer", "a", "--out", out, "--max-pairs", 3, "--seed", 2)
+    assert run(*words, progress=lambda *told: seen.append(told)) == 0
+    pairs = load_pairs(CalibrationSpec(data=str(data), prompt="q", answer="a", max_pairs=3, seed=2))
+    said = read_sensitivity(out).metadata
+    assert (said.pairs, said.data_digest) == (3, digest(pairs))
+    assert seen == [("sensitivity", n, 3, "pairs") for n in range(4)]
+    assert capsys.readouterr().out == f"{out}: 21 tensors from 3 pairs, data {digest(pairs)[:16]}\n"
+    before = out.stat().st_mtime_ns
+    assert run(*words) == 0
+    assert out.stat().st_mtime_ns == before
+    assert run(*words, "--restart") == 0
+    assert out.stat().st_mtime_ns != before
+
+
+def test_arguments_that_make_no_sense_are_listed_together(tmp_path):
+    words = ("x/y", "--data", "d", "--prompt", "q", "--answer", "", "--out", tmp_path / "s", "--max-pairs", 0)
+    with pytest.raises(SensitivityError) as caught:
+        run(*words)
+    assert len(caught.value.problems) == 2
+    assert "--answer" in str(caught.value)
+    assert "--max-pairs" in str(caught.value)
+
+
+def test_importing_the_package_loads_neither_torch_nor_transformers():
+    code = (
+        "import sys, hubmerge.sensitivity\n"
+        "print({'torch', 'transformers', 'datasets', 'accelerate', 'huggingface_hub'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

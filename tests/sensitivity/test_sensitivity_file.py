@@ -1,0 +1,304 @@
+"""The file: what it says of itself, when it fits a model, and models that can have none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import T, llama_config, llama_shapes, random_base, tensor, write_model
+from huggingface_hub import HfApi
+from safetensors.numpy import load_file, save_file
+from sensitivity_helpers import PAIRS, SPEC, llama
+
+from hubmerge.errors import FormatError, SensitivityError, SourceNotFoundError
+from hubmerge.hub import Hub
+from hubmerge.recipe import ModelName
+from hubmerge.sensitivity import (
+    SensitivityFile,
+    check_sensitivity,
+    compute_sensitivity,
+    digest,
+    read_sensitivity,
+)
+from hubmerge.sensitivity.names import map_names, verify
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_model
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama(tmp_path_factory.mktemp("model") / "agent")
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> SensitivityFile:
+    return compute_sensitivity(str(folder), PAIRS, tmp_path_factory.mktemp("made") / "s.safetensors", spec=SPEC)
+
+
+def opened(folder: Path) -> Model:
+    return open_model(ModelName.parse(str(folder)), Hub(), allow_local=True)
+
+
+def rewritten(made: SensitivityFile, path: Path, change=lambda tensors: None, **metadata: str) -> SensitivityFile:
+    """A copy with other tensors or metadata, by the reference writer."""
+    tensors = load_file(made.path)
+    change(tensors)
+    save_file(tensors, path, metadata={**made.metadata.to_strings(), **metadata})
+    return read_sensitivity(path)
+
+
+def test_the_metadata_says_what_it_was_made_from(made, folder):
+    model = opened(folder)
+    said = made.metadata
+    assert said.model_id == "agent"  # no path of this machine
+    assert said.model_sha == model.ref.sha
+    assert said.data == "pairs.jsonl"
+    assert said.data_digest == digest(PAIRS)
+    assert (said.pairs, said.max_tokens, said.prompt, said.answer) == (5, 32, "question", "answer")
+    assert (said.dtype, said.device, said.format) == ("float32", "cpu", "hubmerge-sensitivity-1")
+    assert str(folder.parent).encode() not in made.path.read_bytes()[:4000]
+
+
+def test_the_file_fits_its_model_and_data(made, folder):
+    check_sensitivity(made, opened(folder))
+    check_sensitivity(made, opened(folder), digest(PAIRS))
+
+
+def test_it_fits_a_copy_of_the_folder_whose_identity_is_another(made, folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    os.utime(copy / "model.safetensors", ns=(1, 1))
+    assert opened(copy).ref.sha != opened(folder).ref.sha
+    check_sensitivity(made, opened(copy))
+
+
+def test_it_does_not_fit_another_model(made, tmp_path):
+    with pytest.raises(SensitivityError, match="it belongs to another model"):
+        check_sensitivity(made, opened(llama(tmp_path / "other", seed=1)))
+
+
+def test_it_does_not_fit_other_data(made, folder):
+    with pytest.raises(SensitivityError, match="other calibration data"):
+        check_sensitivity(made, opened(folder), digest(PAIRS[:1]))
+
+
+def test_missing_extra_and_misshapen_tensors_are_listed_together(made, folder, tmp_path):
+    def change(tensors):
+        del tensors["model.norm.weight"]
+        tensors["model.other.weight"] = np.zeros(3, dtype=np.float32)
+        tensors["lm_head.weight"] = tensors["lm_head.weight"].T.copy()
+
+    with pytest.raises(SensitivityError) as caught:
+        check_sensitivity(rewritten(made, tmp_path / "s.safetensors", change), opened(folder))
+    text = str(caught.value)
+    assert "it lacks tensors in s.safetensors: expected model.norm.weight" in text
+    assert "the model does not store in s.safetensors: expected none, got model.other.weight" in text
+    assert "lm_head.weight: [40, 16] → [16, 40]" in text
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize("value", [-1e-30, float("nan"), float("inf"), float("-inf")])
+def test_values_that_no_square_has_are_counted_by_tensor(made, folder, tmp_path, value):
+    def change(tensors):
+        tensors["model.norm.weight"][[3, 7]] = value
+
+    file = rewritten(made, tmp_path / "s.safetensors", change)
+    with pytest.raises(SensitivityError, match=r"got model\.norm\.weight \(2\)"):
+        check_sensitivity(file, opened(folder))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"format": "hubmerge-sensitivity-2"},
+        {"pairs": "0"},
+        {"pairs": "many"},
+        {"data_digest": "abc"},
+        {"model_sha": "../../etc"},
+        {"surprise": "yes"},
+        {"model_id": "x" * 1000},
+    ],
+)
+def test_metadata_of_another_kind_is_refused(made, tmp_path, metadata):
+    with pytest.raises(SensitivityError, match="not a sensitivity file"):
+        rewritten(made, tmp_path / "s.safetensors", **metadata)
+
+
+def test_a_file_of_another_dtype_is_refused(made, tmp_path):
+    def change(tensors):
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float16)
+
+    with pytest.raises(SensitivityError, match="float32 alone"):
+        rewritten(made, tmp_path / "s.safetensors", change)
+
+
+def test_a_checkpoint_is_no_sensitivity_file_and_a_missing_file_is_told(folder, tmp_path):
+    with pytest.raises(SensitivityError, match="not a sensitivity file"):
+        read_sensitivity(folder / "model.safetensors")
+    with pytest.raises(SourceNotFoundError):
+        read_sensitivity(tmp_path / "nope")
+
+
+def test_it_is_read_like_any_other_source(made):
+    source = made.as_model()
+    values = load_file(made.path)
+    with TensorReader([source], LocalOrFetched(Hub(), made.path.parent)) as reader:
+        for name, stored in source.tensors.items():
+            flat = values[name].reshape(-1)
+            half = flat.size // 2
+            np.testing.assert_array_equal(reader.raw(0, stored, half, flat.size - half), flat[half:])
+
+
+def test_a_model_from_the_hub_is_fetched_and_named_by_its_commit(folder, made, local_hub, tmp_path):
+    api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+    api.create_repo("ada/sensitive-agent")
+    commit = api.upload_folder(repo_id="ada/sensitive-agent", folder_path=folder)
+    hub = Hub(local_hub.endpoint)
+    seen: list[tuple[str, int, int]] = []
+    file = compute_sensitivity(
+        "ada/sensitive-agent",
+        PAIRS,
+        tmp_path / "s.safetensors",
+        spec=SPEC,
+        hub=hub,
+        progress=lambda stage, done, total, unit: seen.append((stage, done, total)),
+    )
+    assert (file.metadata.model_id, file.metadata.model_sha) == ("ada/sensitive-agent", commit.oid)
+    size = (folder / "model.safetensors").stat().st_size
+    assert ("fetch", size, size) in seen
+    own, local = load_file(file.path), load_file(made.path)
+    assert all(np.array_equal(own[n], local[n]) for n in local)
+    # the weights are the same, so each file fits both places
+    online = open_model(ModelName.parse("ada/sensitive-agent"), hub, allow_local=False)
+    check_sensitivity(made, online)
+    check_sensitivity(file, opened(folder))
+
+
+# --- models that cannot have one -----------------------------------------------------------------------------
+
+
+def refused(folder: Path, tmp_path: Path, **options) -> str:
+    begun: list[int] = []
+
+    def progress(stage, done, total, unit):
+        begun.append(done)
+
+    with pytest.raises((SensitivityError, FormatError)) as caught:
+        compute_sensitivity(
+            str(folder),
+            options.pop("pairs", PAIRS),
+            tmp_path / "s.safetensors",
+            spec=options.pop("spec", SPEC),
+            progress=progress,
+            **options,
+        )
+    assert begun == []  # nothing was computed
+    assert not (tmp_path / "s.safetensors").exists()
+    return str(caught.value)
+
+
+def base(**more: T) -> dict[str, T]:
+    return {**random_base(0, sizes=llama_shapes(), scale=0.3), **more}
+
+
+def test_stored_tensors_without_a_parameter_are_listed(tmp_path):
+    tensors = base(**{"model.layers.0.extra.weight": tensor([1.0, 2.0]), "adapter.scale": tensor(1.0)})
+    text = refused(write_model(tmp_path / "model", tensors, config=llama_config(base())), tmp_path)
+    assert "stored tensors that stand for no parameter" in text
+    assert "model.layers.0.extra.weight" in text
+    assert "adapter.scale" in text
+
+
+def test_stored_integers_have_no_sensitivity(tmp_path):
+    tensors = base(**{"model.counter": tensor([1, 2, 3], "I64")})
+    folder = write_model(tmp_path / "model", tensors, config=llama_config(base()))
+    file = compute_sensitivity(str(folder), PAIRS, tmp_path / "s.safetensors", spec=SPEC)
+    assert file.tensors.keys() == base().keys()
+    check_sensitivity(file, opened(folder))
+
+
+def test_missing_tensors_are_listed(tmp_path):
+    tensors = base()
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    text = refused(write_model(tmp_path / "model", tensors, config=llama_config(base())), tmp_path)
+    assert "model.layers.1.mlp.up_proj.weight" in text
+
+
+def test_tensors_of_other_shapes_than_the_config_says_are_refused(tmp_path):
+    folder = write_model(tmp_path / "model", base(), config=llama_config(base(), vocab_size=41))
+    refused(folder, tmp_path)
+
+
+def test_a_quantized_model_is_refused(tmp_path):
+    config = llama_config(base(), quantization_config={"quant_method": "fp8"})
+    assert "quantized" in refused(write_model(tmp_path / "model", base(), config=config), tmp_path)
+
+
+def test_a_model_that_needs_its_own_code_is_refused_and_the_code_not_run(tmp_path):
+    config = llama_config(
+        base(), model_type="mine", architectures=["Mine"], auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"}
+    )
+    marker = tmp_path / "ran"
+    code = f"open({str(marker)!r}, 'w')".encode()
+    folder = write_model(tmp_path / "model", base(), config=config, files={"modeling_mine.py": code})
+    refused(folder, tmp_path)
+    assert not marker.exists()
+
+
+def test_a_tokenizer_cannot_bring_code(tmp_path):
+    marker = tmp_path / "ran"
+    config = b'{"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "</s>", "auto_map": '
+    config += b'{"AutoTokenizer": ["tokenization_mine.Mine", null]}}'
+    code = f"open({str(marker)!r}, 'w')".encode()
+    files = {"tokenizer_config.json": config, "tokenization_mine.py": code}
+    folder = write_model(tmp_path / "model", base(), files=files)
+    compute_sensitivity(str(folder), PAIRS[:1], tmp_path / "s.safetensors", spec=SPEC)
+    assert not marker.exists()
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path):
+    folder = llama(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    assert "no tokenizer" in refused(folder, tmp_path)
+
+
+def test_a_nan_in_the_weights_is_found_before_the_first_pair(tmp_path):
+    tensors = base()
+    tensors["model.norm.weight"].raw[3] = 0x7FC0
+    text = refused(write_model(tmp_path / "model", tensors), tmp_path)
+    assert "loaded weights are not the stored ones" in text
+    assert "model.norm.weight" in text
+
+
+def test_weights_that_come_back_in_another_order_are_noticed(folder):
+    from sensitivity_helpers import load
+
+    network, _ = load(folder)
+    model = opened(folder)
+    names = map_names(network, model)
+    verify(names, network, model, folder)
+    norm = network.model.norm.weight.data
+    norm[:2] = norm[:2].flip(0) + 1
+    with pytest.raises(SensitivityError, match=r"model\.norm\.weight"):
+        verify(names, network, model, folder)
+
+
+def test_no_pairs_unknown_models_and_devices_are_refused(folder, tmp_path):
+    assert "no calibration pairs" in refused(folder, tmp_path, pairs=())
+    assert "no such device" in refused(folder, tmp_path, device="abacus")
+    with pytest.raises(SensitivityError, match="not a model"):
+        compute_sensitivity("https://example.org/x", PAIRS, tmp_path / "s", spec=SPEC)
+    with pytest.raises(SourceNotFoundError, match="local folders"):
+        compute_sensitivity(str(folder), PAIRS, tmp_path / "s", spec=SPEC, allow_local=False)
+
+
+def test_a_pair_longer_than_the_models_context_names_row_and_lengths(folder, tmp_path):
+    from hubmerge.sensitivity import Pair
+
+    pairs = [*PAIRS, Pair("w3", "w4 " * 70, 6)]
+    text = refused(folder, tmp_path, pairs=pairs, spec=SPEC.model_copy(update={"max_tokens": 1000}))
+    assert "row 6: expected at most 64 tokens (the model's context), got 72: prompt 1, answer 71" in text

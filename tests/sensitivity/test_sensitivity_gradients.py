@@ -1,0 +1,178 @@
+"""One pair's gradients: networks small enough to be differentiated by hand, and what is alive when."""
+
+from __future__ import annotations
+
+from math import exp
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sensitivity_helpers import PAIRS, llama, load
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from hubmerge.errors import NonFiniteError
+from hubmerge.sensitivity.gradients import PairGradients
+from hubmerge.sensitivity.sums import SquareSums
+
+
+class Bigram(torch.nn.Module):
+    """logits(next) = head · embedding(token), with one hidden unit and two tokens."""
+
+    def __init__(self, embedding: list[float], head: list[float] | None) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(2, 1)
+        self.head = torch.nn.Linear(1, 2, bias=False)
+        self.embedding.weight = torch.nn.Parameter(torch.tensor(embedding)[:, None])
+        self.head.weight = self.embedding.weight if head is None else torch.nn.Parameter(torch.tensor(head)[:, None])
+
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        return self.embedding
+
+    def forward(self, input_ids, attention_mask, use_cache):
+        assert attention_mask.all()
+        assert not use_cache
+        return SimpleNamespace(logits=self.head(self.embedding(input_ids)))
+
+
+def squares(network, owner, tokens, answer_tokens):
+    found: dict[str, list[float]] = {}
+
+    def add(name, gradient):
+        assert name not in found
+        found[name] = gradient.square().flatten().tolist()
+
+    value = PairGradients(network, owner, add).add_pair(tokens, answer_tokens, "row 1")
+    return value, found
+
+
+APART = {"embedding.weight": "embedding.weight", "head.weight": "head.weight"}
+TIED = {"embedding.weight": "embedding.weight", "head.weight": "embedding.weight"}
+
+
+def test_only_the_answers_tokens_are_in_the_likelihood():
+    # head 0: both tokens have probability 1/2 everywhere, and d log p/d head_v = ([v = next] - 1/2) · embedding
+    value, found = squares(Bigram([1.0, 2.0], [0.0, 0.0]), APART, (0, 1, 0), 1)
+    assert value == pytest.approx(-0.6931472)
+    assert found == {"head.weight": [1.0, 1.0], "embedding.weight": [0.0, 0.0]}
+
+
+def test_the_prompt_mask_decides_what_counts():
+    # with both transitions in the answer: (-1/2 + 1, 1/2 - 1); the gradient is summed before it is squared
+    _, found = squares(Bigram([1.0, 2.0], [0.0, 0.0]), APART, (0, 1, 0), 2)
+    assert found["head.weight"] == [0.25, 0.25]
+
+
+def test_a_tied_parameters_uses_are_summed_before_they_are_squared():
+    # logits (1, 2), p = probability of token 0 = 1/(1 + e): as head (-p, p), as embedding (-p·1 + p·2, 0)
+    p = 1 / (1 + exp(1))
+    _, found = squares(Bigram([1.0, 2.0], None), TIED, (0, 1), 1)
+    assert found["embedding.weight"] == pytest.approx([0.0, p * p])
+
+
+def test_a_parameter_that_no_pair_touches_adds_nothing():
+    network = Bigram([1.0, 2.0], [0.0, 0.0])
+    network.unused = torch.nn.Linear(1, 1)
+    _, found = squares(network, {**APART, "unused.weight": "unused.weight", "unused.bias": "unused.bias"}, (0, 1), 1)
+    assert found.keys() == {"head.weight", "embedding.weight"}
+
+
+def test_a_likelihood_that_is_not_finite_adds_nothing_and_names_the_row():
+    with pytest.raises(NonFiniteError, match="row 1"):
+        squares(Bigram([1.0, float("inf")], [0.0, 0.0]), APART, (0, 1, 0), 1)
+
+
+def test_gradients_are_taken_where_a_library_has_turned_them_off():
+    with torch.no_grad():
+        _, found = squares(Bigram([1.0, 2.0], [0.0, 0.0]), APART, (0, 1, 0), 1)
+    assert found["head.weight"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_at_no_time_is_more_than_one_gradient_alive(tmp_path, tied):
+    network, tokenizer = load(llama(tmp_path / "model", tied=tied))
+    first: dict[int, str] = {}
+    owner = {n: first.setdefault(id(p), n) for n, p in network.named_parameters(remove_duplicate=False)}
+    assert len(first) == len(owner) - tied
+    storages: dict[str, StorageWeakRef] = {}
+
+    def add(name, gradient):
+        # a gradient that was given out before has been freed, and no parameter keeps one
+        assert [n for n, storage in storages.items() if not storage.expired()] == []
+        assert [n for n, p in network.named_parameters() if p.grad is not None] == []
+        storages[name] = StorageWeakRef(gradient.untyped_storage())
+
+    gradients = PairGradients(network, owner, add)
+    for pair in PAIRS:
+        storages.clear()
+        ids = tokenizer(pair.prompt + " " + pair.answer).input_ids
+        gradients.add_pair(tuple(ids), 2, "row")
+        assert storages.keys() == set(owner.values())
+        assert list(storages)[-1] == "model.embed_tokens.weight"  # from the loss to the input, tied or not
+
+
+def test_offloaded_weights_leave_the_device_layer_by_layer(tmp_path):
+    from hubmerge.hub import Hub
+    from hubmerge.recipe import ModelName
+    from hubmerge.sensitivity import staging
+    from hubmerge.sensitivity.names import map_names
+    from hubmerge.sources.open import open_model
+
+    model = open_model(ModelName.parse(str(llama(tmp_path / "model"))), Hub(), allow_local=True)
+    staging.stage_small_files(model, Hub(), tmp_path / "staged")
+    staging.stage_weights(model, Hub(), tmp_path / "staged", tmp_path, lambda _: None)
+    network = staging.load_model(
+        tmp_path / "staged", "test", dtype="float32", device="cpu", weight_bytes=2, memory_bytes=1
+    )
+    assert {p.device.type for p in network.parameters()} == {"meta"}
+    weights: dict[str, list[StorageWeakRef]] = {}
+    alive: list[set[str]] = []
+
+    def add(name, gradient):
+        alive.append({n for n, copies in weights.items() if not all(c.expired() for c in copies)})
+
+    gradients = PairGradients(network, map_names(network, model).owner, add)
+    for name, module in network.named_modules():
+        if hasattr(module, "_hf_hook"):
+            hook = module._hf_hook
+            placed = hook.pre_forward
+
+            def watched(module, *args, _name=name, _placed=placed, **kwargs):
+                result = _placed(module, *args, **kwargs)
+                copies = [StorageWeakRef(p.untyped_storage()) for p in module.parameters(recurse=False)]
+                weights.setdefault(_name, []).extend(copies)
+                return result
+
+            hook.pre_forward = watched
+    gradients.add_pair((3, 4, 5, 6), 2, "row")
+    layers = [{n.split(".")[2] for n in names if n.startswith("model.layers.")} for names in alive]
+    assert len(alive) == len(model.tensors)
+    assert {"0"} in layers
+    assert {"1"} in layers
+    assert {"0", "1"} not in layers  # never the weights of both
+
+
+def test_squares_and_sums_are_rounded_to_float32_one_after_the_other(tmp_path):
+    sums = SquareSums(tmp_path, {"a": (2, 3), "b": ()}, "identity")
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.zeros(2, 3)
+    for _ in range(5):
+        gradient = torch.randn(2, 3, generator=generator)
+        sums.add("a", gradient)
+        expected = expected + gradient * gradient
+    sums.add("b", torch.tensor(3.0))
+    assert torch.equal(sums.tensor("a"), expected)
+    assert sums.tensor("b").item() == 9.0
+
+
+def test_a_gradient_larger_than_a_chunk_is_added_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("hubmerge.sensitivity.sums.CHUNK_ELEMENTS", 4)
+    sums = SquareSums(tmp_path, {"a": (3, 5)}, "identity")
+    gradient = torch.arange(15, dtype=torch.float32).reshape(3, 5)
+    sums.add("a", gradient)
+    sums.add("a", gradient)
+    assert torch.equal(sums.tensor("a"), 2 * gradient.square())
+    sums.save(2)
+    again = SquareSums(tmp_path, {"a": (3, 5)}, "identity")
+    assert again.tensor("a").count_nonzero() == 0
+    assert again.restore() == 2
+    assert torch.equal(again.tensor("a"), 2 * gradient.square())

@@ -1,0 +1,206 @@
+"""Kills, cancels and resumes: the same bytes, no pair twice, nothing under the final name before it is complete."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sensitivity_helpers import PAIRS, SPEC, llama
+
+from hubmerge.errors import CancelledError, DiskError, NonFiniteError, SensitivityError, TargetExistsError
+from hubmerge.sensitivity import SensitivityFile, compute_sensitivity
+from hubmerge.sensitivity.sums import SquareSums
+
+
+def compute(folder: Path, out: Path, **options) -> SensitivityFile:
+    return compute_sensitivity(str(folder), options.pop("pairs", PAIRS), out, spec=SPEC, **options)
+
+
+def cancel_at(pairs: int):
+    def progress(stage, done, total, unit):
+        if stage == "sensitivity" and done == pairs:
+            raise CancelledError("the user cancelled")
+
+    return progress
+
+
+def begun_at(seen: list[int]):
+    return lambda stage, done, total, unit: seen.append(done) if stage == "sensitivity" else None
+
+
+@pytest.mark.parametrize("cancelled_at", [0, 1, 3, 5])
+def test_a_cancelled_computation_goes_on_where_it_was(tmp_path, cancelled_at):
+    folder = llama(tmp_path / "model")
+    whole = compute(folder, tmp_path / "whole.safetensors")
+    out = tmp_path / "s.safetensors"
+    with pytest.raises(CancelledError):
+        compute(folder, out, progress=cancel_at(cancelled_at))
+    assert not out.exists()
+    seen: list[int] = []
+    compute(folder, out, progress=begun_at(seen))
+    assert seen == list(range(cancelled_at, 6))
+    assert out.read_bytes() == whole.path.read_bytes()
+    assert not out.with_name("s.safetensors.work").exists()
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("additions", [0, 30, 55, 80])  # 21 parameters per pair: in the middle of pairs 1, 2, 3, 4
+def test_a_kill_in_the_middle_of_a_pair_costs_what_came_after_the_checkpoint(tmp_path, monkeypatch, every, additions):
+    folder = llama(tmp_path / "model")
+    whole = compute(folder, tmp_path / "whole.safetensors")
+    out = tmp_path / "s.safetensors"
+    real, left = SquareSums.add, [additions]
+
+    def add(self, name, gradient):
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        real(self, name, gradient)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SquareSums, "add", add)
+        with pytest.raises(Killed):
+            compute(folder, out, checkpoint_every=every)
+    seen: list[int] = []
+    compute(folder, out, checkpoint_every=every, progress=begun_at(seen))
+    assert seen[0] == additions // 21 // every * every
+    assert out.read_bytes() == whole.path.read_bytes()
+
+
+_CHILD = """
+import os, signal, sys, torch
+sys.path[:0] = [sys.argv[3]]
+from pathlib import Path
+from sensitivity_helpers import PAIRS, SPEC
+from hubmerge.sensitivity import compute_sensitivity
+torch.set_num_threads(1)
+def progress(stage, done, total, unit):
+    if stage == "sensitivity" and done == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+compute_sensitivity(sys.argv[1], PAIRS, Path(sys.argv[2]), spec=SPEC, checkpoint_every=2, progress=progress)
+"""
+
+
+def test_a_killed_process_leaves_what_another_finishes_with_the_same_bytes(tmp_path):
+    folder = llama(tmp_path / "model")
+    whole = compute(folder, tmp_path / "whole.safetensors")
+    out = tmp_path / "s.safetensors"
+    here = Path(__file__).parent
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD, str(folder), str(out), str(here)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), str(here.parents[1])])},
+        capture_output=True,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    assert not out.exists()
+    seen: list[int] = []
+    compute(folder, out, checkpoint_every=2, progress=begun_at(seen))
+    assert seen[0] == 2
+    assert out.read_bytes() == whole.path.read_bytes()
+
+
+def test_the_checkpoint_interval_changes_no_byte(tmp_path):
+    folder = llama(tmp_path / "model")
+    files = [compute(folder, tmp_path / f"{n}.safetensors", checkpoint_every=n).path.read_bytes() for n in (1, 2, 99)]
+    assert files[0] == files[1] == files[2]
+
+
+def test_a_finished_file_is_returned_as_it_is(tmp_path):
+    folder = llama(tmp_path / "model")
+    first = compute(folder, tmp_path / "s.safetensors")
+    before = first.path.stat().st_mtime_ns
+    seen: list[int] = []
+    assert compute(folder, first.path, progress=begun_at(seen)) == first
+    assert not seen
+    assert first.path.stat().st_mtime_ns == before
+
+
+def test_without_resume_everything_is_made_again(tmp_path):
+    folder = llama(tmp_path / "model")
+    out = tmp_path / "s.safetensors"
+    with pytest.raises(CancelledError):
+        compute(folder, out, progress=cancel_at(2))
+    seen: list[int] = []
+    first = compute(folder, out, resume=False, progress=begun_at(seen)).path.read_bytes()
+    assert seen[0] == 0
+    seen.clear()
+    assert compute(folder, out, resume=False, progress=begun_at(seen)).path.read_bytes() == first
+    assert seen[0] == 0
+
+
+def test_an_unfinished_computation_on_other_pairs_is_not_taken_up(tmp_path):
+    folder = llama(tmp_path / "model")
+    out = tmp_path / "s.safetensors"
+    with pytest.raises(CancelledError):
+        compute(folder, out, progress=cancel_at(2))
+    with pytest.raises(TargetExistsError, match="unfinished"):
+        compute(folder, out, pairs=PAIRS[::-1])
+    compute(folder, out)
+
+
+def test_a_file_of_another_computation_is_never_overwritten(tmp_path):
+    folder = llama(tmp_path / "model")
+    out = compute(folder, tmp_path / "s.safetensors").path
+    before = out.read_bytes()
+    for resume in (True, False):
+        with pytest.raises(TargetExistsError, match="data_digest"):
+            compute(folder, out, pairs=PAIRS[1:], resume=resume)
+    (tmp_path / "text").write_text("something else entirely")
+    with pytest.raises(TargetExistsError, match="another file is here"):
+        compute(folder, tmp_path / "text", resume=False)
+    assert out.read_bytes() == before
+    assert (tmp_path / "text").read_text() == "something else entirely"
+
+
+def test_two_processes_do_not_write_one_file(tmp_path):
+    folder = llama(tmp_path / "model")
+    work = tmp_path / "s.safetensors.work"
+    work.mkdir()
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TargetExistsError, match="another process"):
+            compute(folder, tmp_path / "s.safetensors")
+    compute(folder, tmp_path / "s.safetensors")
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    folder = llama(tmp_path / "model")
+    out = tmp_path / "s.safetensors"
+    with pytest.raises(CancelledError):
+        compute(folder, out, progress=cancel_at(2))
+    checkpoint = out.with_name("s.safetensors.work") / "checkpoint.safetensors"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-4])
+    with pytest.raises(SensitivityError, match="damaged"):
+        compute(folder, out)
+
+
+def test_a_disk_that_is_too_small_is_told_before_the_first_pair(tmp_path, monkeypatch):
+    folder = llama(tmp_path / "model")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000))
+    seen: list[int] = []
+    with pytest.raises(DiskError, match="not enough disk"):
+        compute(folder, tmp_path / "s.safetensors", progress=begun_at(seen))
+    assert not seen
+
+
+def test_a_square_that_overflows_names_its_tensor(tmp_path, monkeypatch):
+    folder = llama(tmp_path / "model")
+    real = SquareSums.add
+
+    def add(self, name, gradient):
+        real(self, name, gradient * 1e30 if name == "model.norm.weight" else gradient)
+
+    monkeypatch.setattr(SquareSums, "add", add)
+    with pytest.raises(NonFiniteError, match=r"model\.norm\.weight"):
+        compute(folder, tmp_path / "s.safetensors")
+    assert not (tmp_path / "s.safetensors").exists()
