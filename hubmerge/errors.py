@@ -48,8 +48,9 @@ class Problem:
         text = self.what
         if self.where:
             text += f" in {self.where}"
-        if self.expected or self.got:
-            text += f": expected {self.expected or 'nothing'}, got {self.got or 'nothing'}"
+        found = [f"expected {self.expected}"] * bool(self.expected) + [f"got {self.got}"] * bool(self.got)
+        if found:
+            text += ": " + ", ".join(found)
         text += "."
         if self.next_step:
             text += f" {self.next_step}"

@@ -5,13 +5,16 @@ Who is asking comes as a `Visitor`, made from a proven sign-in; every action che
 
 from __future__ import annotations
 
+import hashlib
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import SecretStr
 
 from hubmerge.errors import LoginError, PermissionDeniedError
-from hubmerge.hub import Hub, RepoSummary
+from hubmerge.hub import Hub, Identity, RepoSummary
 from hubmerge.line import prepare
 from hubmerge.plan import Plan
 from hubmerge.publish import Target
@@ -23,6 +26,7 @@ from workflows.store import Store
 from workflows.tokens import TokenVault
 
 _EVENTS_READ = 1000
+_IDENTITY_S = 60.0
 
 
 class MergeService:
@@ -32,13 +36,28 @@ class MergeService:
         self.endpoint = settings.endpoint
         self._store = store
         self._vault = vault
+        self._identities: dict[bytes, tuple[float, Identity]] = {}
+        self._lock = threading.Lock()
 
     def visitor(self, name: str, token: str) -> Visitor:
         """The token decides who it is; a name that does not fit it is refused."""
-        identity = self._hub(token).whoami()
+        identity = self._identity(token)
         if identity.name != name:
             raise LoginError("the sign-in does not belong to its token", expected=identity.name, got=name)
         return Visitor(identity.name, token, identity.namespaces)
+
+    def _identity(self, token: str) -> Identity:
+        """Asked of the Hub at most once a minute per token; only the token's digest is kept."""
+        key = hashlib.sha256(token.encode()).digest()
+        now = time.monotonic()
+        with self._lock:
+            self._identities = {k: v for k, v in self._identities.items() if v[0] > now}
+            if key in self._identities:
+                return self._identities[key][1]
+        identity = self._hub(token).whoami()
+        with self._lock:
+            self._identities[key] = (now + _IDENTITY_S, identity)
+        return identity
 
     def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]:
         return self._hub(visitor.token if visitor else None).search_models(text, limit)

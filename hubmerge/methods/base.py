@@ -41,7 +41,12 @@ class Parameters(BaseModel):
     """Base of every method's parameters: frozen, ranges checked, unknown keys refused."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True, serialize_by_alias=True
+        frozen=True,
+        strict=True,  # true is no number, "1" neither
+        extra="forbid",
+        allow_inf_nan=False,
+        populate_by_name=True,
+        serialize_by_alias=True,
     )
 
 

@@ -1,4 +1,4 @@
-"""One thread for torch: tiny products are slower with more, and sums get one order."""
+"""One thread for torch: tiny products are slower with more, and another number may sum them in another order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
