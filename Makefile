@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 7860
 
-.PHONY: setup chromium demo test check conformance bench clean
+.PHONY: setup chromium demo test check conformance bench docs clean
 
 setup: $(STAMP)
 
@@ -40,6 +40,10 @@ conformance: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.merge_speed
+
+# the pages that are generated from the code
+docs: setup
+	$(BIN)/python -m hubmerge.methods_page > docs/methods.md
 
 clean:
 	rm -rf data out .cache .pytest_cache .mypy_cache .ruff_cache

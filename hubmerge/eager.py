@@ -31,6 +31,7 @@ class Rule:
     epsilon: float  # an update is active above it
     rounding: Rounding
     both_roundings: bool  # also measure what the other rounding mode would have stored
+    whole: bool = False  # the kernel takes a whole tensor at once, so only the eager path can run it
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from hubmerge import eager
 from hubmerge.counter_rng import Key, make_key
-from hubmerge.counting import BLOCK, Counted, fold_inputs, fold_result
+from hubmerge.counting import BLOCK, Counted, Float32, fold_inputs, fold_result
 from hubmerge.errors import IncompatibleError, NonFiniteError
-from hubmerge.methods import get_method
+from hubmerge.methods import Method, get_method
 from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.selection import Magnitudes, select
@@ -199,8 +199,9 @@ def _merge_shard(
     work = _Work(plan, reader, options, statistics, thresholds)
     total = plan.elements
     with ShardWriter(folder, shard) as writer:
-        chunks = (c for t in shard.tensors for c in _chunks(t, options.chunk))
-        for item in _in_order(chunks, work, options.workers):
+        chunks = (c for t in shard.tensors for c in _chunks(t, work.chunk_of(t, options.chunk)))
+        # a whole tensor is large: no more than two at a time
+        for item in _in_order(chunks, work, 1 if work.takes_wholes else options.workers):
             name = item.chunk.tensor.name
             writer.write(item.data)
             if inputs is not None and item.inputs is not None:
@@ -241,6 +242,12 @@ class _Work:
         self._backend = options.backend
         self._with_inputs = statistics is None
         self._rules = _rules(plan, statistics, thresholds)
+        self.takes_wholes = any(rule.whole for rule in self._rules.values())
+
+    def chunk_of(self, tensor: PlannedTensor, elements: int) -> int:
+        """How much of a tensor is one chunk."""
+        whole = tensor.action == "merge" and self._rules[tensor.name].whole
+        return max(tensor.elements, 1) if whole else elements
 
     def __call__(self, chunk: _Chunk) -> _Done:
         tensor = chunk.tensor
@@ -248,8 +255,8 @@ class _Work:
             return _Done(chunk, _bytes(self._copied(chunk)), None, None)
         inputs = _read(self._plan, self._reader, chunk)
         key = make_key(self._plan.recipe.seed, "rounding", tensor.name)
-        module = _module(self._backend, len(inputs.raws) - 1, tensor.dtype)
         rule = self._rules[tensor.name]
+        module = eager if rule.whole else _module(self._backend, len(inputs.raws) - 1, tensor.dtype)
         out = module.merge_chunk(inputs, rule, tensor.dtype, key, with_inputs=self._with_inputs)
         return _Done(chunk, _bytes(out.raw), out.inputs, out.result)
 
@@ -276,8 +283,10 @@ def _rules(plan: Plan, statistics: Statistics | None, thresholds: Thresholds) ->
             continue
         counted = None if statistics is None else statistics.tensors[tensor.name]
         scope = Scope(parameters, plan.recipe.weights, model, counted, thresholds.get(tensor.name, ()))
+        whole = method.needs_whole(tensor.name, tensor.shape)
         rules[tensor.name] = eager.Rule(
-            kernel=method.kernel,
+            kernel=_whole(method, tensor, scope) if whole else method.kernel,
+            whole=whole,
             extras=method.extras,
             per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
             constants=tuple(np.float32(v) for v in method.constants(scope)),
@@ -286,6 +295,16 @@ def _rules(plan: Plan, statistics: Statistics | None, thresholds: Thresholds) ->
             both_roundings=method.rescales,
         )
     return rules
+
+
+def _whole(method: Method, tensor: PlannedTensor, scope: Scope) -> Callable[..., Float32]:
+    """A whole-tensor merge in the form of a kernel over one chunk that is the tensor."""
+
+    def kernel(inputs: Sequence[Float32], per_agent: Any, constants: Any) -> Float32:
+        deltas = [d.reshape(tensor.shape) for d in inputs[: len(per_agent)]]
+        return np.ascontiguousarray(method.merge_whole(deltas, scope)).reshape(-1)
+
+    return kernel
 
 
 def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:

@@ -23,8 +23,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from hubmerge.errors import InternalError
 from hubmerge.statistics import Tally
 
 EPSILON = 1e-5  # RAM Sec. 3.1: two parameters are equal when they differ by at most this, absolute
@@ -117,6 +120,14 @@ class Method(ABC):
     @abstractmethod
     def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
         """δ* of one chunk; see the module's docstring."""
+
+    def needs_whole(self, name: str, shape: tuple[int, ...]) -> bool:
+        """True where δ* of a tensor cannot be computed element by element; `merge_whole` is called then."""
+        return False
+
+    def merge_whole(self, deltas: Sequence[NDArray[np.float32]], scope: Scope) -> NDArray[np.float32]:
+        """δ* of a whole tensor from K deltas of its shape; only where `needs_whole`."""
+        raise InternalError("an element-wise method has no whole-tensor form", where=self.name)
 
     def threshold(self, parameters: Any) -> Threshold | None:
         """The order statistic that this method needs, if any."""

@@ -277,5 +277,21 @@ def merge(
     return out
 
 
+def wudi(deltas: Sequence[np.ndarray], steps: int, lr: float) -> np.ndarray:
+    """Adam on the loss itself, in float64; the gradient by the chain rule through each product."""
+    taus = [d.astype(np.float64) for d in deltas]
+    merged = np.sum(taus, axis=0)
+    m, v = np.zeros_like(merged), np.zeros_like(merged)
+    for step in range(1, steps + 1):
+        gradient = np.zeros_like(merged)
+        for tau in taus:
+            product = np.einsum("ij,kj->ik", merged - tau, tau)  # (δ* − δk) δkᵀ
+            gradient += np.einsum("ik,kj->ij", 2 * product / np.einsum("ij,ij->", tau, tau), tau)
+        m = 0.9 * m + 0.1 * gradient
+        v = 0.999 * v + 0.001 * gradient**2
+        merged = merged - lr * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-8)
+    return merged
+
+
 def known() -> tuple[str, ...]:
-    return tuple(RULES)
+    return (*RULES, "wudi")

@@ -1,0 +1,52 @@
+"""WUDI against a float64 reference, its optimum and the tensors that it leaves to the mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import merge_reference
+import numpy as np
+import pytest
+from stream_helpers import plan_of, run, tensors_of, values_of, write_family
+
+from hubmerge.methods import get_method
+from hubmerge.methods.base import Scope
+
+F = np.float32
+
+
+@pytest.mark.parametrize("shape", [(24, 8), (8, 24), (16, 16)])
+def test_the_descent_follows_the_reference(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    deltas = [(rng.normal(size=shape) * (rng.random(shape) < 0.5) * 0.01).astype(F) for _ in range(3)]
+    method = get_method("wudi")
+    scope = Scope(method.parse_parameters({"steps": 50, "lr": 1e-4}), [1.0] * 3)
+    expected = merge_reference.wudi(deltas, 50, 1e-4)
+    moved = np.abs(expected - sum(deltas)).max()
+    assert moved > 1e-3  # the descent does something
+    assert np.abs(method.merge_whole(deltas, scope) - expected).max() < 1e-3 * moved
+
+
+def test_agents_in_orthogonal_rows_keep_their_sum_which_is_the_optimum() -> None:
+    a, b = np.zeros((4, 4), dtype=F), np.zeros((4, 4), dtype=F)
+    a[:, :2], b[:, 2:] = 0.5, -0.25  # what one responds to, the other does not touch
+    method = get_method("wudi")
+    out = method.merge_whole([a, b], Scope(method.parse_parameters({}), [1.0, 1.0]))
+    assert np.allclose(out, a + b, atol=1e-6)
+
+
+def test_linear_weights_are_optimised_and_everything_else_is_averaged(tmp_path: Path) -> None:
+    base, agents = write_family(tmp_path, dtype="F32")
+    values = values_of(base)
+    deltas = merge_reference.deltas(values, [values_of(a) for a in agents])
+    plan = plan_of(tmp_path, "wudi", parameters={"steps": 20, "lr": 1e-3})
+    run(plan, tmp_path / "out", threads=3)
+    got = tensors_of(tmp_path / "out", plan)
+    for name, columns in deltas.items():
+        if name.endswith(("q_proj.weight", "up_proj.weight")):
+            expected = values[name] + merge_reference.wudi(columns, 20, 1e-3)
+            assert np.abs(got[name] - expected).max() < 1e-5
+            assert np.abs(got[name] - values[name] - sum(columns)).max() > 1e-4
+        else:
+            mean = merge_reference.merge("linear", {name: values[name]}, [{name: values_of(a)[name]} for a in agents])
+            assert np.allclose(got[name], mean[name], rtol=1e-6, atol=1e-7)

@@ -1,0 +1,45 @@
+"""Documentation that is executed: the method page is current, named paths exist, examples run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hubmerge.methods import registry
+from hubmerge.methods_page import methods_page
+from hubmerge.recipe import load_recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "examples" / "zoo" / "README.md"])
+
+
+def test_the_method_page_is_the_one_that_the_registry_generates() -> None:
+    assert (ROOT / "docs" / "methods.md").read_text(encoding="utf-8") == methods_page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("name", list(registry()))
+def test_every_method_names_its_source_equations_and_deviations(name: str) -> None:
+    method = registry()[name]
+    assert method.papers
+    section = methods_page().split(f"\n## {name}\n")[1].split("\n## ")[0]
+    assert "Source" in section
+    assert "Deviations" in section
+    for field in method.parameters.model_fields.values():
+        assert field.description
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_paths_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
+        assert (page.parent / target).exists(), target
+    for named in re.findall(r"`((?:hubmerge|workflows|tests|examples|benchmarks|docs)/[\w./\-]+)`", text):
+        assert (ROOT / named).exists(), named
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "examples" / "recipes").glob("*.yaml")), ids=lambda p: p.name)
+def test_example_recipes_are_valid(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert load_recipe(recipe).agents
