@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--private", action="store_true")
     run.add_argument("--license", help="license of the result, where the parents leave it open")
     _add_stream_options(run)
+
+    sweep = add("sweep", _sweep, "several methods or a grid of parameters in one go, inputs read once")
+    sweep.add_argument("sweep", type=Path)
+    sweep.add_argument("--out", type=Path, required=True, help="a folder per variant, and the table of variants")
+    sweep.add_argument("--resume", action="store_true", help="go on with an unfinished sweep in the folder")
+    _add_stream_options(sweep)
 
     methods = add("methods", _methods, "the merge methods, their papers and parameters")
     methods.add_argument("--json", action="store_true")
@@ -214,6 +221,31 @@ def _merge(arguments: Any, settings: Settings) -> int:
     return 0
 
 
+def _sweep(arguments: Any, settings: Settings) -> int:
+    from hubmerge.line import merge_to_folders, prepare_variants
+    from hubmerge.sweep import load_sweep, sweep_table
+
+    hub = _hub(settings)
+    observer = _Terminal(arguments.log_json)
+    observer.stage("resolve")
+    variants = load_sweep(arguments.sweep).variants
+    prepared = prepare_variants([recipe for _, recipe in variants], hub, allow_local=True)
+    reports = merge_to_folders(
+        [(p, arguments.out / name) for p, (name, _) in zip(prepared, variants, strict=True)],
+        hub,
+        cache=arguments.out / ".inputs",
+        observer=observer,
+        options=_stream_options(arguments),
+        resume=arguments.resume,
+    )
+    observer.close()
+    shutil.rmtree(arguments.out / ".inputs", ignore_errors=True)
+    table = sweep_table({name: report for (name, _), report in zip(variants, reports, strict=True)})
+    (arguments.out / "sweep.md").write_text(table, encoding="utf-8")
+    print(table)
+    return 0
+
+
 def _publish(arguments: Any, settings: Settings) -> int:
     from hubmerge.line import publish_folder
     from hubmerge.publish import Target
@@ -249,8 +281,6 @@ def _run(arguments: Any, settings: Settings) -> int:
     )
     published = publish_folder(target, work / "out", hub, observer)
     observer.close()
-    import shutil
-
     shutil.rmtree(work, ignore_errors=True)
     print(f"{published.url} at {published.commit}")
     return 0

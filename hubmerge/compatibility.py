@@ -6,15 +6,13 @@ Every function returns all that it finds, in the recipe's order; nothing is rais
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from hubmerge.dtypes import FLOAT_DTYPES
-from hubmerge.errors import IncompatibleError, Problem
+from hubmerge.errors import Problem
 from hubmerge.sources.base import FileInfo, Model
 from hubmerge.tying import Tensors
+from hubmerge.wording import dims, incompatible, named, shown
 
-NAMED_AT_MOST = 5  # tensors spelled out per problem
-_SHOWN_CHARACTERS = 80  # of a value from a stranger's config
 _SHAPING_KEYS = (
     "hidden_size",
     "num_hidden_layers",
@@ -44,7 +42,9 @@ def base_problems(base: Model, tensors: Tensors) -> list[Problem]:
         problems.append(_dtype_problem(base, [f"{n} ({tensors[n].entry.dtype})" for n in unsupported]))
     elif not any(t.entry.dtype in FLOAT_DTYPES for t in tensors.values()):
         problems.append(
-            _problem("nothing to merge: no tensor of floating point numbers", where=str(base.ref), got="integers only")
+            incompatible(
+                "nothing to merge: no tensor of floating point numbers", where=str(base.ref), got="integers only"
+            )
         )
     return problems
 
@@ -55,7 +55,7 @@ def repeated(base: Model, agents: Sequence[Model]) -> list[Problem]:
     for k, agent in enumerate(agents):
         if same := _same_weights(base, agent):
             problems.append(
-                _problem(
+                incompatible(
                     "an agent is the base itself",
                     where=str(agent.ref),
                     got=same,
@@ -65,7 +65,7 @@ def repeated(base: Model, agents: Sequence[Model]) -> list[Problem]:
         for other in agents[:k]:
             if same := _same_weights(other, agent):
                 problems.append(
-                    _problem(
+                    incompatible(
                         "the same agent stands twice",
                         where=str(agent.ref),
                         got=same,
@@ -81,7 +81,8 @@ def _same_weights(a: Model, b: Model) -> str | None:
         return "the same repo at the same commit"
     hashes_a = {a.files[s].sha256 for s in a.shards}
     hashes_b = {b.files[s].sha256 for s in b.shards}
-    if None not in hashes_a and hashes_a == hashes_b:
+    # the same factors under another lora_alpha are another agent
+    if None not in hashes_a and hashes_a == hashes_b and a.adapter == b.adapter:
         return f"shards with the same sha256 as {a.ref}"
     return None
 
@@ -93,7 +94,7 @@ def agent_problems(base: Model, base_tensors: Tensors, agent: Model, tensors: Te
     if architecture(base) != architecture(agent):
         # everything else would follow from this one
         return [
-            _problem(
+            incompatible(
                 "another architecture",
                 where=where,
                 expected=architecture(base),
@@ -105,38 +106,38 @@ def agent_problems(base: Model, base_tensors: Tensors, agent: Model, tensors: Te
     for key in _SHAPING_KEYS:
         if base.config.get(key) != agent.config.get(key) and key in base.config and key in agent.config:
             problems.append(
-                _problem(
+                incompatible(
                     f"another {key}",
                     where=f"config.json of {where}",
-                    expected=_shown(base.config[key]),
-                    got=_shown(agent.config[key]),
+                    expected=shown(base.config[key]),
+                    got=shown(agent.config[key]),
                     next_step=remove,
                 )
             )
     missing = [n for n in base_tensors if n not in tensors]
     if missing:
         problems.append(
-            _problem("missing tensors", where=where, expected=_named(missing), got="not stored", next_step=remove)
+            incompatible("missing tensors", where=where, expected=named(missing), got="not stored", next_step=remove)
         )
     extra = [n for n in tensors if n not in base_tensors]
     if extra:
         problems.append(
-            _problem("tensors that the base does not have", where=where, got=_named(extra), next_step=remove)
+            incompatible("tensors that the base does not have", where=where, got=named(extra), next_step=remove)
         )
     common = [n for n in base_tensors if n in tensors]
     shapes = [
-        f"{n}: {_dims(base_tensors[n].entry.shape)} → {_dims(tensors[n].entry.shape)}"
+        f"{n}: {dims(base_tensors[n].entry.shape)} → {dims(tensors[n].entry.shape)}"
         for n in common
         if base_tensors[n].entry.shape != tensors[n].entry.shape
     ]
     if shapes:
         vocabulary = any("embed" in s or s.startswith("lm_head") for s in shapes)
         problems.append(
-            _problem(
+            incompatible(
                 "another vocabulary size or shape" if vocabulary else "other shapes",
                 where=where,
                 expected="the base's shapes",
-                got=_named(shapes),
+                got=named(shapes),
                 next_step=remove,
             )
         )
@@ -154,22 +155,22 @@ def _quantized(model: Model) -> list[Problem]:
     if not model.config.get("quantization_config"):
         return []
     return [
-        _problem(
+        incompatible(
             "quantized weights, which stand for others than they store",
             where=f"config.json of {model.ref}",
             expected="no quantization_config",
-            got=_shown(model.config["quantization_config"]),
+            got=shown(model.config["quantization_config"]),
             next_step="Use the model before quantization.",
         )
     ]
 
 
-def _dtype_problem(model: Model, named: Sequence[str]) -> Problem:
-    return _problem(
+def _dtype_problem(model: Model, tensors: Sequence[str]) -> Problem:
+    return incompatible(
         "tensors of a dtype that cannot be merged",
         where=str(model.ref),
-        expected=f"{', '.join(FLOAT_DTYPES)}, or integers as in the base",
-        got=_named(named),
+        expected=f"{', '.join(FLOAT_DTYPES)}, fp8 with its scales, or integers as in the base",
+        got=named(tensors),
     )
 
 
@@ -186,13 +187,17 @@ def _is_unsupported(dtype: str) -> bool:
 def differences(base: Model, agent: Model) -> list[str]:
     """What a user should know, though it does not forbid the merge."""
     notes = [
-        f"{agent.ref.id}: {key} in config.json differs from the base ({_shown(base.config.get(key))} → "
-        f"{_shown(agent.config.get(key))}); the merge keeps the base's"
+        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
+        f"{shown(agent.config.get(key))}); the merge keeps the base's"
         for key in _BEHAVIOUR_KEYS
         if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
     ]
+    if agent.adapter is None and "adapter_config.json" in agent.files:
+        notes.append(f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are")
     for name in ("tokenizer.json", "chat_template.jinja"):
         a, b = base.files.get(name), agent.files.get(name)
+        if b is None and agent.adapter is not None:
+            continue  # an adapter's repo need not repeat what its base has
         if (a is None) != (b is None) or (a and b and not _may_be_equal(a, b)):
             notes.append(f"{agent.ref.id}: {name} differs from the base's; the merge keeps the base's")
     return notes
@@ -206,21 +211,3 @@ def architecture(model: Model) -> str:
     """The model's class, as its config names it."""
     names = model.config.get("architectures") or [model.config.get("model_type", "unknown")]
     return str(names[0])[:100] if isinstance(names, list) and names else "unknown"
-
-
-def _problem(what: str, *, where: str = "", expected: str = "", got: str = "", next_step: str = "") -> Problem:
-    return Problem(IncompatibleError.code, what, where, expected, got, next_step)
-
-
-def _dims(shape: Sequence[int]) -> str:
-    return "×".join(str(n) for n in shape) or "scalar"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
-
-
-def _named(listed: Sequence[str]) -> str:
-    more = f" and {len(listed) - NAMED_AT_MOST} more" if len(listed) > NAMED_AT_MOST else ""
-    return ", ".join(listed[:NAMED_AT_MOST]) + more

@@ -37,7 +37,7 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.statistics import Tally, summarize
-from hubmerge.stream import MergeResult, StreamOptions, merge
+from hubmerge.stream import MergeResult, StreamOptions, Variant, layout_of, merge_variants
 
 DISK_MARGIN_BYTES = 64 * 1024 * 1024  # journal, card, database
 
@@ -76,6 +76,18 @@ def prepare(
 ) -> Prepared:
     """Pin and check everything that headers, cards and the target can tell; raises with every problem."""
     base, agents = open_models(recipe, hub, allow_local=allow_local)
+    return _checked(recipe, base, agents, hub, target, license_choice)
+
+
+def prepare_variants(recipes: Sequence[Recipe], hub: Hub, *, allow_local: bool = False) -> list[Prepared]:
+    """`prepare` for several recipes over the same models, which are opened once."""
+    base, agents = open_models(recipes[0], hub, allow_local=allow_local)
+    return [_checked(recipe, base, agents, hub, None, None) for recipe in recipes]
+
+
+def _checked(
+    recipe: Recipe, base: Model, agents: tuple[Model, ...], hub: Hub, target: Target | None, license_choice: str | None
+) -> Prepared:
     plan = make_plan(recipe, base, agents)
     _refuse_equal_folders(plan.models)
     decision = choose(strictest([m.license for m in plan.models]), license_choice)
@@ -86,11 +98,10 @@ def prepare(
             got=decision.reason,
             next_step="Name a license that every parent allows.",
         )
-    license = {"id": decision.id, "name": decision.name or "", "link": decision.link or "", "reason": decision.reason}
     identity = merge_identity(plan.recipe, base.ref, tuple(a.ref for a in agents), target.repo if target else "")
     if target is not None:
         check_target(hub, target, identity)
-    return Prepared(plan, license, target, identity)
+    return Prepared(plan, decision.as_dict(), target, identity)
 
 
 def merge_to_folder(
@@ -107,23 +118,68 @@ def merge_to_folder(
 
     Raises DiskError, NonFiniteError, CorruptError, IncompatibleError; an unfinished folder can be resumed.
     """
-    plan = prepared.plan
-    if (folder / MANIFEST).is_file():
-        return _finished(folder, prepared.identity)
+    [report] = merge_to_folders(
+        [(prepared, folder)], hub, cache=cache, observer=observer, options=options, resume=resume
+    )
+    return report
+
+
+def merge_to_folders(
+    merges: Sequence[tuple[Prepared, Path]],
+    hub: Hub,
+    *,
+    cache: Path,
+    observer: Observer,
+    options: StreamOptions | None = None,
+    resume: bool = False,
+) -> list[Report]:
+    """Merges of the same models, each into a folder of its own; inputs are read once for all that fit together."""
+    finished = {folder: _finished(folder, p.identity) for p, folder in merges if (folder / MANIFEST).is_file()}
+    left = [(p, folder) for p, folder in merges if folder not in finished]
+    for prepared, folder in left:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_disk(prepared.plan, folder, cache)
+        for warning in prepared.plan.warnings:
+            observer.warning(warning)
+    groups: dict[object, list[tuple[Prepared, Path]]] = {}
+    for prepared, folder in left:
+        groups.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
+    for group in groups.values():
+        finished |= _merge_group(group, hub, cache, observer, options or StreamOptions(), resume=resume)
+    return [finished[folder] for _, folder in merges]
+
+
+def _merge_group(
+    group: Sequence[tuple[Prepared, Path]],
+    hub: Hub,
+    cache: Path,
+    observer: Observer,
+    options: StreamOptions,
+    *,
+    resume: bool,
+) -> dict[Path, Report]:
     started = time.monotonic()
-    folder.mkdir(parents=True, exist_ok=True)
-    check_disk(plan, folder, cache)
-    for warning in plan.warnings:
-        observer.warning(warning)
-    store = LocalOrFetched(hub, cache)
-    with TensorReader(plan.models, store) as reader:
-        journal = Journal.open(folder, plan, resume=resume)
+    plan = group[0][0].plan
+    with TensorReader(plan.models, LocalOrFetched(hub, cache)) as reader:
+        variants = [Variant(p.plan, Journal.open(folder, p.plan, resume=resume), folder) for p, folder in group]
         _fetch(plan, hub, cache, observer)
         observer.stage("merge")
-        merged = merge(plan, reader, journal, folder, options or StreamOptions(), _Bridge(plan, observer))
-    _refuse_equal_to_base(plan, merged)
-    observer.statistics(summarize(merged.statistics.total, plan.labels))
+        results = merge_variants(variants, reader, options, _Bridge(plan, observer))
+    _refuse_equal_to_base(plan, results[0])
+    observer.statistics(summarize(results[0].statistics.total, plan.labels))
     observer.stage("card")
+    seconds = time.monotonic() - started
+    return {
+        variant.folder: _complete(prepared, variant, merged, hub, _environment(seconds, options))
+        for (prepared, _), variant, merged in zip(group, variants, results, strict=True)
+    }
+
+
+def _complete(
+    prepared: Prepared, variant: Variant, merged: MergeResult, hub: Hub, environment: Mapping[str, Any]
+) -> Report:
+    """Everything around the finished shards of one folder, the manifest last."""
+    plan = prepared.plan
     files, notes = companion_files(plan, lambda model, path: _small_file(hub, model, path))
     report = make_report(
         plan,
@@ -132,13 +188,13 @@ def merge_to_folder(
         target=prepared.target.repo if prepared.target else "",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         license=prepared.license,
-        environment=_environment(time.monotonic() - started, options or StreamOptions()),
+        environment=environment,
         notes=notes,
     )
     figures = render_figures(report)
     card = render_card(report, figures=figures, endpoint=hub.endpoint).encode()
-    write_folder(folder, merged.shards, {**files, **figures, "README.md": card}, report.to_json())
-    journal.close(folder)
+    write_folder(variant.folder, merged.shards, {**files, **figures, "README.md": card}, report.to_json())
+    variant.journal.close(variant.folder)
     return report
 
 

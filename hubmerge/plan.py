@@ -96,8 +96,10 @@ class Plan:
 
     @property
     def passes(self) -> int:
-        """How often the inputs are read: twice when the method needs statistics of the whole model."""
-        return 2 if get_method(self.recipe.method).needs_statistics else 1
+        """How often the inputs are read: once to merge, once for statistics, twice for an order statistic."""
+        method = get_method(self.recipe.method)
+        selects = method.threshold(method.parse_parameters(self.recipe.parameters)) is not None
+        return 1 + method.needs_statistics + 2 * selects
 
     @property
     def download_bytes(self) -> int:

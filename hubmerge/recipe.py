@@ -2,7 +2,8 @@
 
 Frozen, validated, unknown keys refused; read from and written to YAML. Its order is data: agents keep it.
 A recipe names models as the user wrote them; `PinnedRecipe` has the same with every model at a sha, and its
-digest is the identity of a merge.
+digest is the identity of a merge. A mergekit document is read too (mergekit.py); what it means differently here
+stands in the recipe's `notes`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -121,6 +123,7 @@ class Recipe(_Frozen):
     dtype: OutputDtype | None = None  # None: as the base stores each tensor
     rounding: Rounding | None = None  # None: the method's default
     seed: Annotated[int, BeforeValidator(_number)] = Field(default=0, ge=0, lt=2**63)
+    _notes: tuple[str, ...] = PrivateAttr(default=())
 
     @field_validator("agents", mode="before")
     @classmethod
@@ -148,6 +151,16 @@ class Recipe(_Frozen):
         values = get_method(info.data["method"]).parse_parameters(value)
         # every default is written out, so that the digest does not depend on a version's defaults
         return values.model_dump(mode="json", exclude_none=True)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its author should know of how it was read; no part of the merge, nor of what is written."""
+        return self._notes
+
+    def with_notes(self, notes: tuple[str, ...]) -> Recipe:
+        noted = self.model_copy()
+        noted._notes = notes
+        return noted
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -222,7 +235,9 @@ def recipe_from_dict(content: Any, where: str = "the recipe") -> Recipe:
 
 
 def recipe_from_yaml(text: str, where: str = "the recipe") -> Recipe:
-    """A recipe from YAML text; see plain_yaml.py for what YAML may be here."""
+    """A recipe from YAML text, hubmerge's own or mergekit's; see plain_yaml.py for what YAML may be here."""
+    from hubmerge.mergekit import from_mergekit, is_mergekit  # which itself makes recipes
+
     if len(text) > MAX_RECIPE_BYTES:
         raise RecipeError(
             "the recipe is too long", where=where, expected=f"at most {MAX_RECIPE_BYTES} characters", got=str(len(text))
@@ -231,6 +246,9 @@ def recipe_from_yaml(text: str, where: str = "the recipe") -> Recipe:
         content = load_plain_yaml(text)
     except ValueError as error:
         raise RecipeError("the recipe is not plain YAML", where=where, got=str(error)) from None
+    if is_mergekit(content):
+        recipe, notes = from_mergekit(content, where)
+        return recipe.with_notes(notes)
     return recipe_from_dict(content, where)
 
 

@@ -97,7 +97,27 @@ def _says_tied(model: Model) -> bool | None:
     return None
 
 
+def is_head(name: str) -> bool:
+    """Whether a tensor of this name turns hidden states into tokens."""
+    return _ends(name, _HEADS)
+
+
+def is_embedding(name: str) -> bool:
+    """Whether a tensor of this name has a row per token."""
+    return _ends(name, _EMBEDDINGS)
+
+
+def is_tied(base: Model) -> bool:
+    """Whether the base uses its embedding as the output head, as far as headers and config tell."""
+    says = _says_tied(base)
+    return not any(is_head(n) for n in base.tensors) if says is None else says
+
+
+def _ends(name: str, last_names: Sequence[str]) -> bool:
+    return any(name == end or name.endswith("." + end) for end in last_names)
+
+
 def _only(tensors: Tensors, names: Sequence[str]) -> str | None:
     """The one tensor with one of these last names; None when there is none or more than one."""
-    found = [n for n in tensors if any(n == end or n.endswith("." + end) for end in names)]
+    found = [n for n in tensors if _ends(n, names)]
     return found[0] if len(found) == 1 else None

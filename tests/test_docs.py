@@ -10,6 +10,7 @@ import pytest
 from hubmerge.methods import registry
 from hubmerge.methods_page import methods_page
 from hubmerge.recipe import load_recipe
+from hubmerge.sweep import load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "examples" / "zoo" / "README.md"])
@@ -42,4 +43,7 @@ def test_paths_that_a_page_names_exist(page: Path) -> None:
 @pytest.mark.parametrize("recipe", sorted((ROOT / "examples" / "recipes").glob("*.yaml")), ids=lambda p: p.name)
 def test_example_recipes_are_valid(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    assert load_recipe(recipe).agents
+    if "\nsweep:" in recipe.read_text(encoding="utf-8"):
+        assert load_sweep(recipe).variants
+    else:
+        assert load_recipe(recipe).agents

@@ -17,7 +17,6 @@ Merge methods read such files through `read_sensitivity` and `check_sensitivity`
 from __future__ import annotations
 
 from hubmerge.sensitivity.calibration import CalibrationSpec, Pair, digest, load_pairs
-from hubmerge.sensitivity.command import add_arguments, run_cli
 from hubmerge.sensitivity.compute import compute_sensitivity
 from hubmerge.sensitivity.file import SensitivityFile, SensitivityMetadata, check_sensitivity, read_sensitivity
 
@@ -26,11 +25,9 @@ __all__ = [
     "Pair",
     "SensitivityFile",
     "SensitivityMetadata",
-    "add_arguments",
     "check_sensitivity",
     "compute_sensitivity",
     "digest",
     "load_pairs",
     "read_sensitivity",
-    "run_cli",
 ]

@@ -74,7 +74,6 @@ class PairGradients:
 
         self._uses.clear()
         self._added.clear()
-        self._held.clear()
         with torch.enable_grad():  # some libraries turn gradients off for the whole process when imported
             self._counting = True
             try:

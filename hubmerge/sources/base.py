@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from hubmerge.sources.adapter_config import AdapterConfig
 from hubmerge.sources.header import TensorEntry
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.\-]{0,95}(?:/[A-Za-z0-9_][\w.\-]{0,95})?", re.ASCII)
@@ -33,10 +34,15 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor and the shard that holds it."""
+    """A tensor and the shard that holds it. `entry.dtype` is what a reader gives (see derived.py for computed ones)."""
 
     shard: str
     entry: TensorEntry
+
+    @property
+    def kept_dtype(self) -> str:
+        """What an output is stored as that keeps this tensor's dtype."""
+        return self.entry.dtype
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,14 @@ class Model:
     gated: bool = False
     private: bool = False
     card: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    adapter: AdapterConfig | None = None  # the tensors are LoRA factors, on a base that the recipe names
+
+    @property
+    def kind(self) -> str:
+        """What the stored tensors are."""
+        if self.adapter is not None:
+            return "LoRA adapter"
+        return "fp8 weights" if any(t.entry.dtype.startswith("F8") for t in self.tensors.values()) else "weights"
 
     @property
     def weight_bytes(self) -> int:

@@ -1,7 +1,8 @@
 """From the recipe's names to pinned models: headers first, bytes on demand.
 
 A Hub repo costs one request for its state and one per shard for its header (in parallel); no weight moves. A
-local folder is pinned by the names, sizes and headers of its shards.
+local folder is pinned by the names, sizes and headers of its shards. A repo of full weights is a model, whatever
+else it holds; one without is a LoRA adapter if it has what PEFT writes.
 """
 
 from __future__ import annotations
@@ -27,11 +28,15 @@ from hubmerge.errors import (
 from hubmerge.hub import Hub
 from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe import ModelName, Recipe
+from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
 from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER = "adapter_model.safetensors"
 _FIRST_READ_BYTES = 128 * 1024  # most headers fit, so that one request per shard is enough
 _MAX_INDEX_BYTES = 50_000_000
 _MAX_CONFIG_BYTES = 4_000_000
@@ -85,10 +90,9 @@ def open_model(name: ModelName, hub: Hub, *, allow_local: bool) -> Model:
     def read_file(path: str, most: int) -> bytes:
         return hub.read_file(state.id, state.sha, path, most)
 
-    tensors, config = _read_headers(str(ref), state.files, read_range, read_file)
-    return Model(
-        ref, config, state.files, tensors, state.license, state.gated, state.private, MappingProxyType(dict(state.card))
-    )
+    tensors, config, adapter = _read_headers(str(ref), state.files, read_range, read_file)
+    card = MappingProxyType(dict(state.card))
+    return Model(ref, config, state.files, tensors, state.license, state.gated, state.private, card, adapter)
 
 
 def _open_folder(text: str) -> Model:
@@ -109,8 +113,8 @@ def _open_folder(text: str) -> Model:
 
     try:
         files = {p.name: FileInfo(p.name, p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file()}
-        tensors, config = _read_headers(text, files, read_range, read_file)
-        digest = hashlib.sha256(read_file("config.json", _MAX_CONFIG_BYTES))
+        tensors, config, adapter = _read_headers(text, files, read_range, read_file)
+        digest = hashlib.sha256(read_file(ADAPTER_CONFIG if adapter else CONFIG, _MAX_CONFIG_BYTES))
         for shard in dict.fromkeys(t.shard for t in tensors.values()):
             prefix = read_range(shard, 0, 8)
             digest.update(f"{shard}\0{files[shard].size}\0{os.stat(folder / shard).st_mtime_ns}\0".encode())
@@ -126,6 +130,7 @@ def _open_folder(text: str) -> Model:
         tensors,
         license_name if isinstance(license_name, str) else None,
         card=MappingProxyType(card),
+        adapter=adapter,
     )
 
 
@@ -141,11 +146,21 @@ def _card_data(content: bytes) -> dict[str, Any]:
 
 def _read_headers(
     where: str, files: Mapping[str, FileInfo], read_range: ReadRange, read_file: ReadFile
-) -> tuple[Mapping[str, StoredTensor], Mapping[str, Any]]:
-    shards, weight_map = _shards(where, files, read_file)
-    if "config.json" not in files:
-        raise FormatError("no config.json", where=where, next_step="It is not a transformers model.")
-    config = _json_object(read_file("config.json", _MAX_CONFIG_BYTES), f"config.json in {where}", 100_000)
+) -> tuple[Mapping[str, StoredTensor], Mapping[str, Any], AdapterConfig | None]:
+    """The tensors of all shards, config.json, and the adapter's config instead where the tensors are one's."""
+    config: dict[str, Any] = {}
+    adapter = None
+    if is_adapter(files):
+        shards, weight_map = _adapter_shards(where, files), None
+        place = f"{ADAPTER_CONFIG} in {where}"
+        adapter = parse_adapter_config(
+            _json_object(read_file(ADAPTER_CONFIG, _MAX_CONFIG_BYTES), place, 100_000), place
+        )
+    else:
+        shards, weight_map = _shards(where, files, read_file)
+        if CONFIG not in files:
+            raise FormatError("no config.json", where=where, next_step="It is not a transformers model.")
+        config = _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), f"{CONFIG} in {where}", 100_000)
     tensors: dict[str, StoredTensor] = {}
     for shard, header in zip(shards, _all_headers(where, [files[s] for s in shards], read_range), strict=True):
         for entry in header.tensors:
@@ -165,7 +180,17 @@ def _read_headers(
         tensors = {n: t for n, t in tensors.items() if n in weight_map}
     if not tensors:
         raise FormatError("the model has no tensors", where=where)
-    return MappingProxyType(tensors), MappingProxyType(config)
+    return MappingProxyType(tensors), MappingProxyType(config), adapter
+
+
+def is_adapter(files: Mapping[str, FileInfo]) -> bool:
+    return ADAPTER_CONFIG in files and SINGLE not in files and INDEX not in files
+
+
+def _adapter_shards(where: str, files: Mapping[str, FileInfo]) -> tuple[str, ...]:
+    if ADAPTER not in files:
+        raise _no_safetensors(where, files, ADAPTER)
+    return (ADAPTER,)
 
 
 def _all_headers(where: str, files: Sequence[FileInfo], read_range: ReadRange) -> list[Header]:
@@ -200,14 +225,7 @@ def _shards(
         # transformers, too, looks for the single file first
         return (SINGLE,), None
     if INDEX not in files:
-        others = sorted(f for f in files if PurePosixPath(f).suffix in _OTHER_WEIGHTS)
-        raise FormatError(
-            "no safetensors weights",
-            where=where,
-            expected=f"{SINGLE} or {INDEX}",
-            got=", ".join(ascii(f)[1:-1] for f in others[:3]) or "neither",
-            next_step="Only safetensors is opened; ask the author to convert the model.",
-        )
+        raise _no_safetensors(where, files, f"{SINGLE} or {INDEX}")
     if files[INDEX].size > _MAX_INDEX_BYTES:
         raise IndexFileError("the index is too large", where=where, got=f"{files[INDEX].size} bytes")
     index = _json_object(read_file(INDEX, _MAX_INDEX_BYTES), f"{INDEX} in {where}", 2 * MAX_TENSORS)
@@ -227,6 +245,17 @@ def _shards(
     if len(shards) > _MAX_SHARDS:
         raise IndexFileError("the index names too many shards", where=where, got=str(len(shards)))
     return shards, weight_map
+
+
+def _no_safetensors(where: str, files: Mapping[str, FileInfo], expected: str) -> FormatError:
+    others = sorted(f for f in files if PurePosixPath(f).suffix in _OTHER_WEIGHTS)
+    return FormatError(
+        "no safetensors weights",
+        where=where,
+        expected=expected,
+        got=", ".join(ascii(f)[1:-1] for f in others[:3]) or "neither",
+        next_step="Only safetensors is opened; ask the author to convert the model.",
+    )
 
 
 def _read_header(place: str, file: FileInfo, read_range: ReadRange) -> bytes:

@@ -10,8 +10,8 @@ import pytest
 from sensitivity_helpers import PAIRS, llama, write_rows
 
 from hubmerge.errors import SensitivityError
-from hubmerge.sensitivity import add_arguments, digest, load_pairs, read_sensitivity, run_cli
-from hubmerge.sensitivity.calibration import CalibrationSpec
+from hubmerge.sensitivity import CalibrationSpec, digest, load_pairs, read_sensitivity
+from hubmerge.sensitivity_command import add_arguments, run_cli
 from hubmerge.settings import load_settings
 
 
@@ -56,3 +56,14 @@ def test_importing_the_package_loads_neither_torch_nor_transformers():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_the_defaults_in_the_help_are_those_of_the_specification():
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    text = " ".join(parser.format_help().split())
+    defaults = CalibrationSpec(data="d", prompt="q", answer="a")
+    assert f"texts ({defaults.max_pairs})" in text
+    assert f"of one pair ({defaults.max_tokens})" in text
+    assert f"chosen ({defaults.seed})" in text
+    assert f"of a Hub dataset ({defaults.split})" in text

@@ -181,6 +181,8 @@ def test_fused_experts_are_taken_apart_into_the_stored_tensors(tmp_path):
         assert torch.equal(found[f"{prefix}.w1.weight"], both[:24])
         assert torch.equal(found[f"{prefix}.w3.weight"], both[24:])
         assert torch.equal(found[f"{prefix}.w2.weight"], expected[f"{fused}.down_proj"][number])
+    offloaded = computed(folder, tmp_path / "offloaded.safetensors", memory_bytes=1)
+    assert all(torch.equal(values, found[name]) for name, values in offloaded.items())
 
 
 def test_a_checkpoint_of_the_bare_model_keeps_its_own_names(tmp_path):

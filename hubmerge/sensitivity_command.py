@@ -1,44 +1,48 @@
-"""`hubmerge sensitivity MODEL --data FILE --prompt COLUMN --answer COLUMN --out FILE`."""
+"""`hubmerge sensitivity MODEL --data FILE --prompt COLUMN --answer COLUMN --out FILE`.
+
+Apart from the package, so that building the command line's parser imports nothing.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import Problem, SensitivityError
-from hubmerge.sensitivity.calibration import CalibrationSpec, load_pairs
-from hubmerge.sensitivity.compute import CHECKPOINT_EVERY, Progress, compute_sensitivity
 from hubmerge.settings import Settings
 
-_DEFAULTS = CalibrationSpec.model_fields
+if TYPE_CHECKING:
+    from hubmerge.sensitivity import CalibrationSpec
+    from hubmerge.sensitivity.compute import Progress
+
+_SPEC = ("data", "split", "revision", "prompt", "answer", "max_pairs", "max_tokens", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's arguments, on its own parser."""
+    """The command's arguments, on its own parser; what is not given takes CalibrationSpec's default."""
     parser.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
     parser.add_argument("--data", required=True, help="a JSONL file, or the id of a dataset on the Hub")
     parser.add_argument("--prompt", required=True, metavar="COLUMN")
     parser.add_argument("--answer", required=True, metavar="COLUMN")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="*.safetensors")
-    parser.add_argument("--split", default=_DEFAULTS["split"].default, help="of a Hub dataset")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a safetensors file")
+    parser.add_argument("--split", help="of a Hub dataset (train)")
     parser.add_argument("--revision", help="of a Hub dataset")
-    parser.add_argument("--max-pairs", type=int, default=_DEFAULTS["max_pairs"].default)
-    parser.add_argument("--max-tokens", type=int, default=_DEFAULTS["max_tokens"].default, help="per pair")
-    parser.add_argument("--seed", type=int, default=_DEFAULTS["seed"].default, help="which pairs")
+    parser.add_argument("--max-pairs", type=int, help="pairs, chosen by the hash of their texts (128)")
+    parser.add_argument("--max-tokens", type=int, help="of one pair (1024)")
+    parser.add_argument("--seed", type=int, help="which pairs are chosen (0)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the gradients")
     parser.add_argument("--max-memory", type=float, metavar="GB", help="of weights on the device; more is offloaded")
-    parser.add_argument("--checkpoint-every", type=int, default=CHECKPOINT_EVERY, metavar="PAIRS")
+    parser.add_argument("--checkpoint-every", type=int, default=16, metavar="PAIRS")
     parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
 
 
 def run_cli(arguments: Any, settings: Settings, progress: Progress | None = None) -> int:
     """Run the command; errors are raised for the caller to print."""
     from hubmerge.hub import Hub
+    from hubmerge.sensitivity import compute_sensitivity, load_pairs
 
     spec = _spec(arguments)
     token = settings.token.get_secret_value() if settings.token else None
@@ -64,9 +68,13 @@ def run_cli(arguments: Any, settings: Settings, progress: Progress | None = None
 
 
 def _spec(arguments: Any) -> CalibrationSpec:
-    values = {name: getattr(arguments, name) for name in _DEFAULTS}
+    from pydantic import ValidationError
+
+    from hubmerge.sensitivity import CalibrationSpec
+
+    given = {name: getattr(arguments, name) for name in _SPEC if getattr(arguments, name) is not None}
     try:
-        return CalibrationSpec.model_validate(values)
+        return CalibrationSpec.model_validate(given)
     except ValidationError as error:
         problems = [
             Problem(

@@ -1,0 +1,220 @@
+"""The work on one chunk, and the order in which chunks are worked on.
+
+A chunk is an element range of one tensor. `Work` takes it from stored inputs to stored output in any of a few
+threads; `in_order` keeps the results in the chunks' order with at most two per thread in flight, so that memory
+does not grow with the model or its largest tensor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hubmerge import eager
+from hubmerge.counter_rng import Key, make_key
+from hubmerge.counting import BLOCK, Counted, Float32
+from hubmerge.errors import IncompatibleError
+from hubmerge.methods import Method, get_method
+from hubmerge.methods.base import EPSILON, Scope
+from hubmerge.plan import Plan, PlannedTensor
+from hubmerge.sources.reader import TensorReader
+from hubmerge.statistics import ResultTally, Statistics, Tally
+
+DEFAULT_CHUNK = 256 * 1024  # elements: large enough to hide the cost per chunk, a few MB per thread
+
+Backend = Literal["auto", "eager"]
+Thresholds = Mapping[str, tuple[float, ...]]  # tensor → one per agent
+
+
+class Observer(Protocol):
+    """Watches a stream from outside; both methods are called in the caller's thread and may raise to cancel."""
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        """`done` of `total` elements of stage "probe" or "merge"."""
+
+    def counted(self, total: Tally) -> None:
+        """The statistics of all tensors counted so far."""
+
+
+class Silent:
+    """An observer that looks away."""
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        pass
+
+    def counted(self, total: Tally) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How, never what: no field changes a bit of the result."""
+
+    chunk_elements: int = DEFAULT_CHUNK
+    threads: int = 0  # 0: one per core
+    backend: Backend = "auto"  # "eager": never compile
+
+    @property
+    def chunk(self) -> int:
+        """The chunk size, rounded up to whole blocks."""
+        return max(BLOCK, -(-self.chunk_elements // BLOCK) * BLOCK)
+
+    @property
+    def workers(self) -> int:
+        return self.threads or len(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class Chunk:
+    tensor: PlannedTensor
+    start: int
+    count: int
+
+    @property
+    def ends(self) -> bool:
+        """True for the last chunk of its tensor."""
+        return self.start + self.count == self.tensor.elements
+
+
+@dataclass(frozen=True)
+class Done:
+    """A chunk's stored output and what was counted; the counts are None where there was nothing to count."""
+
+    data: bytes | memoryview
+    inputs: Counted[Tally] | None
+    result: Counted[ResultTally] | None
+
+
+class Work:
+    """One recipe's work on a chunk; called from several threads, holds nothing that changes."""
+
+    def __init__(
+        self, plan: Plan, options: StreamOptions, statistics: Statistics | None, thresholds: Thresholds
+    ) -> None:
+        self._plan = plan
+        self._backend = options.backend
+        self._rules = rules(plan, statistics, thresholds)
+        self.takes_wholes = any(rule.whole for rule in self._rules.values())
+
+    def chunk_of(self, tensor: PlannedTensor, elements: int) -> int:
+        """How much of a tensor is one chunk."""
+        whole = tensor.action == "merge" and self._rules[tensor.name].whole
+        return max(tensor.elements, 1) if whole else elements
+
+    def __call__(self, chunk: Chunk, stored: eager.ChunkInputs, *, with_inputs: bool) -> Done:
+        tensor = chunk.tensor
+        if tensor.action == "copy":
+            return Done(_bytes(self._copied(chunk, stored)), None, None)
+        rule = self._rules[tensor.name]
+        if "uniform" in rule.extras:
+            stored = replace(stored, uniform_keys=draw_keys(self._plan, tensor))
+        module = eager if rule.whole else backend_module(self._backend, len(stored.raws) - 1, tensor.dtype)
+        key = make_key(self._plan.recipe.seed, "rounding", tensor.name)
+        out = module.merge_chunk(stored, rule, tensor.dtype, key, with_inputs=with_inputs)
+        return Done(_bytes(out.raw), out.inputs, out.result)
+
+    def _copied(self, chunk: Chunk, stored: eager.ChunkInputs) -> NDArray[np.generic]:
+        for model, raw in zip(self._plan.agents, stored.raws[1:], strict=True):
+            if not np.array_equal(raw, stored.raws[0]):
+                raise IncompatibleError(
+                    "a tensor of integers differs from the base's and cannot be merged",
+                    where=f"{chunk.tensor.name} of {model.ref}",
+                    next_step=f"Remove {model.ref.id}.",
+                )
+        return stored.raws[0]
+
+
+def rules(plan: Plan, statistics: Statistics | None, thresholds: Thresholds) -> dict[str, eager.Rule]:
+    """The rule of every merged tensor; its scalars are computed in float64 and rounded to float32 here."""
+    method = get_method(plan.recipe.method)
+    parameters = method.parse_parameters(plan.recipe.parameters)
+    model = None if statistics is None else statistics.total
+    rules = {}
+    for tensor in plan.tensors():
+        if tensor.action != "merge":
+            continue
+        counted = None if statistics is None else statistics.tensors[tensor.name]
+        scope = Scope(parameters, plan.recipe.weights, model, counted, thresholds.get(tensor.name, ()))
+        whole = method.needs_whole(tensor.name, tensor.shape)
+        rules[tensor.name] = eager.Rule(
+            kernel=_whole(method, tensor, scope) if whole else method.kernel,
+            whole=whole,
+            extras=method.extras,
+            per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
+            constants=tuple(np.float32(v) for v in method.constants(scope)),
+            epsilon=epsilon_of(plan),
+            rounding=plan.rounding,
+            both_roundings=method.rescales,
+        )
+    return rules
+
+
+def _whole(method: Method, tensor: PlannedTensor, scope: Scope) -> Callable[..., Float32]:
+    """A whole-tensor merge in the form of a kernel over one chunk that is the tensor."""
+
+    def kernel(inputs: Sequence[Float32], per_agent: Any, constants: Any) -> Float32:
+        deltas = [d.reshape(tensor.shape) for d in inputs[: len(per_agent)]]
+        return np.ascontiguousarray(method.merge_whole(deltas, scope)).reshape(-1)
+
+    return kernel
+
+
+def draw_keys(plan: Plan, tensor: PlannedTensor) -> tuple[Key, ...]:
+    """The keys of every agent's random draws in one tensor."""
+    return tuple(make_key(plan.recipe.seed, "uniform", str(k), tensor.name) for k in range(len(plan.agents)))
+
+
+def read_chunk(reader: TensorReader, chunk: Chunk) -> eager.ChunkInputs:
+    """The stored elements of a chunk."""
+    inputs = chunk.tensor.inputs
+    raws = tuple(reader.raw(k, stored, chunk.start, chunk.count) for k, stored in enumerate(inputs))
+    return eager.ChunkInputs(raws, tuple(t.entry.dtype for t in inputs), chunk.start)
+
+
+def backend_module(backend: Backend, agents: int, dtype: str) -> Any:
+    """eager or compiled; the choice changes no bit."""
+    if backend == "eager":
+        return eager
+    from hubmerge import compiled  # numba takes half a second to import
+
+    return compiled if compiled.supports(agents, dtype) else eager
+
+
+def epsilon_of(plan: Plan) -> float:
+    return float(plan.recipe.parameters.get("epsilon", EPSILON))
+
+
+def chunks_of(tensor: PlannedTensor, size: int) -> Iterator[Chunk]:
+    for start in range(0, tensor.elements, size):
+        yield Chunk(tensor, start, min(size, tensor.elements - start))
+
+
+def _bytes(raw: NDArray[np.generic]) -> memoryview:
+    return np.ascontiguousarray(raw).data.cast("B") if raw.size else memoryview(b"")
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def in_order(items: Iterable[A], work: Callable[[A], B], workers: int) -> Iterator[B]:
+    """`work` over `items` in several threads, results in the items' order, at most two per thread in flight."""
+    pending: deque[Future[B]] = deque()
+    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="hubmerge-stream") as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(work, item))
+                if len(pending) >= 2 * workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()

@@ -1,0 +1,157 @@
+"""adapter_config.json of a LoRA adapter in PEFT's format: what it says about W + s·B·A, or why it cannot be merged.
+
+    s = lora_alpha / r, or lora_alpha / √r with use_rslora (arXiv:2312.03732)
+
+A setting that changes what the adapter computes in any other way (DoRA, shared or replicated layers, an
+initialisation that also rewrites the base) is refused by its name, and so is a setting that is not known here:
+an adapter that is read by half is another model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite, sqrt
+from typing import Any, NoReturn
+
+from hubmerge.errors import FormatError
+from hubmerge.wording import named, shown
+
+_MAX_RANK = 65_536
+_MAX_PATTERNS = 10_000
+# a name, or the end of one, written as a regular expression; others are not run: they come from a stranger
+_PATTERN = re.compile(r"\^?(?:[\w\-]|\\?\.)+", re.ASCII)
+
+_READ = frozenset(
+    (
+        *("peft_type", "r", "lora_alpha", "use_rslora", "fan_in_fan_out", "rank_pattern", "alpha_pattern"),
+        *("base_model_name_or_path", "revision", "init_lora_weights"),
+    )
+)
+# how it was trained, or which modules it has, which the stored tensors show
+_NEUTRAL = frozenset(
+    (
+        *("task_type", "inference_mode", "auto_mapping", "peft_version", "runtime_config", "lora_dropout"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save", "bias"),
+        *(
+            "megatron_core",
+            "loftq_config",
+            "eva_config",
+            "qalora_group_size",
+            "ensure_weight_tying",
+            "tied_weights_keys",
+        ),
+    )
+)
+# ways to draw A and B that leave the base's weights alone
+_INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What is needed to apply a LoRA adapter."""
+
+    rank: int
+    alpha: float
+    rslora: bool = False
+    fan_in_fan_out: bool = False  # weights stored [in, out], as GPT-2's
+    rank_pattern: tuple[tuple[str, int], ...] = ()  # module name or end of one → its own rank; the first counts
+    alpha_pattern: tuple[tuple[str, float], ...] = ()
+    base_name: str | None = None  # as the author's machine called the base: a Hub id or a path
+    base_revision: str | None = None
+
+    def rank_of(self, module: str) -> int:
+        return next((rank for pattern, rank in self.rank_pattern if _matches(pattern, module)), self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """s of W + s·B·A."""
+        alpha = next((a for pattern, a in self.alpha_pattern if _matches(pattern, module)), self.alpha)
+        rank = self.rank_of(module)
+        return alpha / (sqrt(rank) if self.rslora else rank)
+
+
+def _matches(pattern: str, module: str) -> bool:
+    if pattern.startswith("^"):
+        return module == pattern[1:]
+    return module == pattern or module.endswith("." + pattern)
+
+
+def parse_adapter_config(content: Mapping[str, Any], where: str) -> AdapterConfig:
+    """The config of a LoRA adapter; FormatError names every setting that cannot be merged."""
+    if content.get("peft_type") != "LORA":
+        raise FormatError(
+            "an adapter of a kind that cannot be merged",
+            where=where,
+            expected="LORA",
+            got=shown(content.get("peft_type")),
+        )
+    refused = [
+        f"{ascii(key)[1:-1][:80]}: {shown(value)}"
+        for key, value in content.items()
+        if key not in _READ | _NEUTRAL and value not in (None, False, 0, "", [], {})
+    ]
+    initialisation = content.get("init_lora_weights", True)
+    if not any(initialisation is known or initialisation == known for known in _INITIALISATIONS):
+        refused.append(f"init_lora_weights: {shown(initialisation)} (it changes the base's weights, too)")
+    if refused:
+        raise FormatError(
+            "an adapter with settings that cannot be merged",
+            where=where,
+            expected="plain LoRA",
+            got=named(refused),
+            next_step="Merge the adapter into its base with PEFT and use the result as an agent.",
+        )
+    parser = _Fields(content, where)
+    return AdapterConfig(
+        rank=parser.rank("r", content.get("r", 8)),
+        alpha=parser.number("lora_alpha", content.get("lora_alpha", 8)),
+        rslora=parser.flag("use_rslora"),
+        fan_in_fan_out=parser.flag("fan_in_fan_out"),
+        rank_pattern=tuple((p, parser.rank("rank_pattern", v)) for p, v in parser.patterns("rank_pattern")),
+        alpha_pattern=tuple((p, parser.number("alpha_pattern", v)) for p, v in parser.patterns("alpha_pattern")),
+        base_name=parser.text("base_model_name_or_path"),
+        base_revision=parser.text("revision"),
+    )
+
+
+class _Fields:
+    """Typed reading of single fields."""
+
+    def __init__(self, content: Mapping[str, Any], where: str) -> None:
+        self._content = content
+        self._where = where
+
+    def _refuse(self, key: str, expected: str, got: Any) -> NoReturn:
+        raise FormatError(f"a wrong {key}", where=self._where, expected=expected, got=shown(got))
+
+    def rank(self, key: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MAX_RANK:
+            self._refuse(key, f"an integer from 1 to {_MAX_RANK}", value)
+        return value
+
+    def number(self, key: str, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e9 or not isfinite(value):
+            self._refuse(key, "a number", value)
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self._content.get(key, False)
+        if value is not None and not isinstance(value, bool):
+            self._refuse(key, "true or false", value)
+        return bool(value)
+
+    def text(self, key: str) -> str | None:
+        value = self._content.get(key)
+        if value is not None and not isinstance(value, str):
+            self._refuse(key, "text", value)
+        return value or None
+
+    def patterns(self, key: str) -> list[tuple[str, Any]]:
+        table = self._content.get(key) or {}
+        if not isinstance(table, dict) or len(table) > _MAX_PATTERNS:
+            self._refuse(key, f"a table of at most {_MAX_PATTERNS} entries", table)
+        for pattern in table:
+            if len(pattern) > 256 or not _PATTERN.fullmatch(pattern):
+                self._refuse(key, "names of modules or ends of names", pattern)
+        return [(pattern.replace("\\.", "."), value) for pattern, value in table.items()]

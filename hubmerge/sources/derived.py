@@ -1,0 +1,191 @@
+"""Tensors that no file holds as such: computed element range by element range from tensors that files do hold.
+
+    ScaledTensor    fp8 elements times the scale of their tensor, row or block
+    AdaptedTensor   W + s·B·A of a LoRA adapter, without a full copy of anything
+    ExtendedTensor  a base's rows, followed by the rows that an agent's vocabulary adds
+
+Their elements are float32, and every element is computed by itself, in an order of its own: which range is asked
+for changes no bit of it. Like a stored tensor, each has a name, a shape and a dtype (`entry`), so that nothing
+downstream needs to know how a tensor comes about.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hubmerge.dtypes import Float32
+from hubmerge.sources.base import StoredTensor
+
+_PANEL_ELEMENTS = 32 * 1024  # of a low-rank product at a time: sum and term stay in the second cache level
+
+
+class Elements(Protocol):
+    """The way to the elements of other tensors; `model` is 0 for the base, k for the k-th agent."""
+
+    def raw(self, model: int, tensor: StoredTensor, start: int, count: int) -> NDArray[np.generic]:
+        """[count] elements as stored."""
+
+    def values(self, model: int, tensor: StoredTensor, start: int, count: int) -> Float32:
+        """[count] elements as float32."""
+
+    def whole(self, model: int, tensor: StoredTensor) -> Float32:
+        """All elements in the tensor's shape, kept for the next call; for small tensors."""
+
+
+@dataclass(frozen=True)
+class DerivedTensor(StoredTensor, ABC):
+    """A computed tensor. `shard` and the offsets of `entry` are those of the tensor that it stands for."""
+
+    @abstractmethod
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
+        """[count] elements from `start`; `model` is the one that this tensor belongs to."""
+
+
+@dataclass(frozen=True)
+class ScaledTensor(DerivedTensor):
+    """fp8 elements times scales [⌈r/block rows⌉, ⌈c/block columns⌉]; no block: one scale for the whole tensor."""
+
+    stored: StoredTensor
+    scale: StoredTensor
+    block: tuple[int, int] | None  # rows, columns
+
+    @property
+    def kept_dtype(self) -> str:
+        return "BF16"  # an output has no scales, and fp8 without them would lose what they say
+
+    @classmethod
+    def of(cls, stored: StoredTensor, scale: StoredTensor, block: tuple[int, int] | None) -> ScaledTensor:
+        return cls(stored.shard, replace(stored.entry, dtype="F32"), stored, scale, block)
+
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
+        decoded = fp8_values(elements.raw(model, self.stored, start, count), self.stored.entry.dtype)
+        if count == 0:
+            return decoded
+        with np.errstate(all="ignore"):  # NaN and Inf are for the caller to count
+            return decoded * self._scales(elements, model, start, count)
+
+    def _scales(self, elements: Elements, model: int, start: int, count: int) -> Float32:
+        if self.block is None:
+            return elements.values(model, self.scale, 0, 1)
+        height, width = self.block
+        columns = self.entry.shape[1]
+        across = -(-columns // width)
+        first, last = start // columns, (start + count - 1) // columns
+        top, bottom = first // height, last // height
+        scales = elements.values(model, self.scale, top * across, (bottom - top + 1) * across)
+        rows = np.arange(first, last + 1) // height - top
+        spread = np.repeat(scales.reshape(-1, across), width, axis=1)[:, :columns][rows]
+        return spread.reshape(-1)[start - first * columns :][:count]
+
+
+@dataclass(frozen=True)
+class AdaptedTensor(DerivedTensor):
+    """W + s·B·A, float32; the rank dimension is summed in order, so that no range sees another sum."""
+
+    weight: StoredTensor  # W
+    weight_model: int  # whose W that is: 0 for the base's, the agent's own where its adapter brings one
+    a: StoredTensor  # [rank, in]
+    b: StoredTensor  # [out, rank]
+    scale: float
+    transposed: bool  # W is stored [in, out]: an embedding, or fan_in_fan_out
+
+    @property
+    def kept_dtype(self) -> str:
+        return self.weight.kept_dtype
+
+    @classmethod
+    def of(
+        cls,
+        weight: StoredTensor,
+        weight_model: int,
+        factors: tuple[StoredTensor, StoredTensor],
+        scale: float,
+        transposed: bool,
+    ) -> AdaptedTensor:
+        """`factors`: A and B."""
+        return cls(weight.shard, replace(weight.entry, dtype="F32"), weight, weight_model, *factors, scale, transposed)
+
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
+        weight = elements.values(self.weight_model, self.weight, start, count)
+        if count == 0:
+            return weight
+        a, b = elements.whole(model, self.a), elements.whole(model, self.b)
+        columns = self.entry.shape[1]
+        first, last = start // columns, (start + count - 1) // columns + 1
+        left, right = (a.T, b.T) if self.transposed else (b, a)
+        update = _product(left[first:last], np.ascontiguousarray(right)).reshape(-1)
+        with np.errstate(all="ignore"):
+            update *= np.float32(self.scale)
+            return weight + update[start - first * columns :][:count]
+
+
+@dataclass(frozen=True)
+class ExtendedTensor(DerivedTensor):
+    """The rows of `own`, then those of `added` beyond them."""
+
+    own: StoredTensor
+    added: StoredTensor
+    added_model: int
+
+    @property
+    def kept_dtype(self) -> str:
+        return self.own.kept_dtype
+
+    @classmethod
+    def of(cls, own: StoredTensor, added: StoredTensor, added_model: int) -> ExtendedTensor:
+        entry = replace(own.entry, dtype="F32", shape=added.entry.shape)
+        return cls(own.shard, entry, own, added, added_model)
+
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
+        end = self.own.entry.elements
+        inside = max(0, min(count, end - start))
+        parts = []
+        if inside:
+            parts.append(elements.values(model, self.own, start, inside))
+        if inside < count:
+            parts.append(elements.values(self.added_model, self.added, start + inside, count - inside))
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+
+def _product(left: Float32, right: Float32) -> Float32:
+    """left [n, rank] · right [rank, m] → [n, m]: term by term in the order of the ranks, each rounded to float32.
+
+    A matrix product of a library adds in an order that depends on the shapes; this one does not.
+    """
+    total = np.zeros((left.shape[0], right.shape[1]), np.float32)
+    height = max(1, _PANEL_ELEMENTS // max(1, right.shape[1]))
+    term = np.empty((height, right.shape[1]), np.float32)
+    with np.errstate(all="ignore"):
+        for top in range(0, left.shape[0], height):
+            panel, rows = total[top : top + height], left[top : top + height]
+            for k in range(right.shape[0]):
+                np.multiply(rows[:, k : k + 1], right[k], out=term[: len(panel)])
+                panel += term[: len(panel)]
+    return total
+
+
+def fp8_values(raw: NDArray[Any], dtype: str) -> Float32:
+    """fp8 bits (uint8) → float32, exact."""
+    return _TABLES[dtype][raw]
+
+
+def _e4m3() -> Float32:
+    """All 256 values of E4M3 (arXiv:2209.05433): bias 7, no infinity, NaN where all bits below the sign are set."""
+    bits = np.arange(256)
+    exponent, fraction = (bits >> 3) & 15, bits & 7
+    magnitude = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10.0))
+    magnitude = np.where((bits & 127) == 127, np.nan, magnitude)
+    return np.copysign(magnitude, np.where(bits & 128, -1.0, 1.0)).astype(np.float32)
+
+
+def _e5m2() -> Float32:
+    """All 256 values of E5M2: the upper byte of a float16."""
+    return (np.arange(256, dtype=np.uint16) << np.uint16(8)).view(np.float16).astype(np.float32)
+
+
+_TABLES = {"F8_E4M3": _e4m3(), "F8_E5M2": _e5m2()}

@@ -1,0 +1,114 @@
+"""fp8 checkpoints: which scale belongs to which tensor, and what is refused.
+
+Every writer stores W ≈ q·s beside each other, whatever the name of s says about an inverse:
+
+    weight_scale_inv    [⌈r/128⌉, ⌈c/128⌉], one per block (config.json may say another block), or one for all
+    weight_scale        one for all, or [r, 1], one per row
+
+Scales are no tensors of the model: they are folded into what they scale. Scales of activations serve a kernel
+that the merge's output does not have, and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from hubmerge.dtypes import FLOAT_DTYPES
+from hubmerge.errors import Problem
+from hubmerge.sources.base import Model, StoredTensor
+from hubmerge.sources.derived import ScaledTensor
+from hubmerge.wording import dims, incompatible, named
+
+FP8 = ("F8_E4M3", "F8_E5M2")
+_BLOCK = (128, 128)
+_SCALES = ("_scale_inv", "_scale")
+_ACTIVATIONS = ("input_scale", "activation_scale")  # in place of a weight's last name
+_METHODS = ("fp8", "fbgemm_fp8")  # of quantization_config, with nothing but fp8 in it
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A model as the merge sees it: what its stored tensors stand for."""
+
+    model: Model
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def with_scales(model: Model) -> Seen:
+    """The model with every fp8 tensor times its scale; what has no scale, or a strange one, is left as it is."""
+    tensors = dict(model.tensors)
+    strange: list[str] = []
+    unused: list[str] = []
+    for name, tensor in model.tensors.items():
+        if tensor.entry.dtype not in FP8:
+            continue
+        scales = [name + end for end in _SCALES if name + end in model.tensors]
+        if not scales:
+            continue  # its dtype is refused later, by name
+        scale = model.tensors[scales[0]]
+        block = _block(tensor, scale, model.config)
+        if len(scales) > 1 or block is None or scale.entry.dtype not in FLOAT_DTYPES:
+            found = " and ".join(f"{model.tensors[s].entry.dtype} {dims(model.tensors[s].entry.shape)}" for s in scales)
+            strange.append(f"{name} {dims(tensor.entry.shape)} with {found}")
+            continue
+        tensors[name] = ScaledTensor.of(tensor, scale, block if block != tensor.entry.shape else None)
+        del tensors[scales[0]]
+        for end in _ACTIVATIONS:
+            other = name.removesuffix("weight") + end
+            if other in tensors:
+                del tensors[other]
+                unused.append(other)
+    problems = []
+    if strange:
+        problems.append(
+            incompatible(
+                "fp8 tensors whose scales are of an unknown form",
+                where=str(model.ref),
+                expected="one scale, one per row, or one per block of 128×128",
+                got=named(strange),
+                next_step="Convert the model to bfloat16.",
+            )
+        )
+    if not any(isinstance(t, ScaledTensor) for t in tensors.values()):
+        return Seen(model, tuple(problems))
+    config = dict(model.config)
+    if _is_plain_fp8(config.get("quantization_config")):
+        del config["quantization_config"]
+    warnings = []
+    if unused:
+        warnings.append(f"{model.ref.id}: scales of activations are left out: {named(unused)}")
+    seen = replace(model, tensors=MappingProxyType(tensors), config=MappingProxyType(config))
+    return Seen(seen, tuple(problems), tuple(warnings))
+
+
+def _block(tensor: StoredTensor, scale: StoredTensor, config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Rows and columns that share a scale; the tensor's own shape if all do, None if the shapes fit nothing."""
+    shape, scales = tensor.entry.shape, scale.entry.shape
+    if scale.entry.elements == 1:
+        return shape
+    if len(shape) != 2:
+        return None
+    if scales in ((shape[0], 1), (shape[0],)):
+        return (1, shape[1])
+    block = _stated_block(config) or _BLOCK
+    blocks = tuple(-(-size // part) for size, part in zip(shape, block, strict=True))
+    return block if scales == blocks else None
+
+
+def _stated_block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    table = config.get("quantization_config")
+    block = table.get("weight_block_size") if isinstance(table, dict) else None
+    if isinstance(block, list) and len(block) == 2 and all(type(n) is int and 0 < n < 2**31 for n in block):
+        return (block[0], block[1])
+    return None
+
+
+def _is_plain_fp8(table: Any) -> bool:
+    if not isinstance(table, dict):
+        return False
+    method = table.get("quant_method")
+    return method in _METHODS or (method == "compressed-tensors" and table.get("format") == "float-quantized")

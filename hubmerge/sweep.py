@@ -1,0 +1,136 @@
+"""Sweeps: one base, the same agents, several methods or a grid of parameters, merged in one go.
+
+    base: org/base
+    agents: [org/a, org/b]
+    sweep:
+      - method: linear
+      - {method: ram_plus, parameters: {r: [0.0, 0.05, 0.1]}, rounding: [nearest, stochastic]}
+
+Every list stands for a choice; an entry expands to all combinations, in the order in which they are written. The
+variants share one probe, and those with the same output dtype and ε are merged in one pass over the inputs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hubmerge.errors import Problem, RecipeError
+from hubmerge.plain_yaml import load_plain_yaml
+from hubmerge.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
+from hubmerge.report import Report
+
+MAX_VARIANTS = 64
+_SHARED = ("base", "agents", "dtype", "seed")
+_OWN = ("method", "parameters", "rounding")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The variants of a sweep: a name that is fit for a folder, and the recipe."""
+
+    variants: tuple[tuple[str, Recipe], ...]
+
+
+def is_sweep(document: Any) -> bool:
+    return isinstance(document, Mapping) and "sweep" in document
+
+
+def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sweep:
+    """Every variant, validated; RecipeError lists all problems of all variants."""
+    unknown = sorted(set(document) - {*_SHARED, "sweep"})
+    entries = document["sweep"]
+    if unknown or not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
+        raise RecipeError(
+            "a sweep has base, agents, dtype, seed and a list of entries",
+            where=where,
+            expected="sweep: [{method: …, parameters: {…}}, …]",
+            got=", ".join(map(str, unknown)) or type(entries).__name__,
+        )
+    shared = {key: document[key] for key in _SHARED if key in document}
+    variants: list[tuple[str, Recipe]] = []
+    problems: list[Problem] = []
+    expanded = 0
+    for number, entry in enumerate(entries):
+        for choice, name in _expanded(entry, f"{where} → sweep → {number}"):
+            expanded += 1
+            if expanded > MAX_VARIANTS:
+                raise RecipeError("too many variants", where=where, expected=f"at most {MAX_VARIANTS}")
+            try:
+                variants.append((name, recipe_from_dict({**shared, **choice}, f"{where} → {name}")))
+            except RecipeError as error:
+                problems.extend(error.problems)
+    names = [name for name, _ in variants]
+    for name in dict.fromkeys(n for n in names if names.count(n) > 1):
+        problems.append(Problem(RecipeError.code, "two variants are the same", f"{where} → {name}"))
+    if problems:
+        raise RecipeError("the sweep has errors", problems=tuple(dict.fromkeys(problems)))
+    return Sweep(tuple(variants))
+
+
+def load_sweep(path: Path) -> Sweep:
+    """Read a sweep file."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_RECIPE_BYTES + 1)
+        if len(text) > MAX_RECIPE_BYTES:
+            raise ValueError(f"more than {MAX_RECIPE_BYTES} characters")
+        document = load_plain_yaml(text)
+    except (OSError, ValueError) as error:
+        raise RecipeError("the sweep cannot be read", where=str(path), got=str(error)) from None
+    if not is_sweep(document):
+        raise RecipeError("this is no sweep", where=str(path), expected="a list under `sweep`")
+    return sweep_from_dict(document, str(path))
+
+
+def sweep_table(reports: Mapping[str, Report]) -> str:
+    """The variants side by side, as Markdown: what each kept of every agent."""
+    [labels] = {tuple(o.agent for o in r.outcomes) for r in reports.values()}
+    head = ["variant", *(f"{label}: unique, shared" for label in labels), "changed", "sha256"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name, report in reports.items():
+        kept = [f"{_figure(o.effective_scale)}, {_figure(o.kept_shared)}" for o in report.outcomes]
+        changed = f"{report.result['changed'] / max(report.result['elements'], 1):.2%}"
+        lines.append("| " + " | ".join([f"`{name}`", *kept, changed, f"`{report.files[0].sha256[:12]}`"]) + " |")
+    return (
+        "What each variant kept of an agent: its unique updates as stored (effective λ), and its shared ones "
+        "before rounding.\n\n" + "\n".join(lines) + "\n"
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "—" if value is None else f"{value:.3f}"
+
+
+def _expanded(entry: Any, where: str) -> list[tuple[dict[str, Any], str]]:
+    if not isinstance(entry, Mapping) or "method" not in entry or set(entry) - set(_OWN):
+        raise RecipeError("an entry of a sweep has method, parameters and rounding", where=where, got=repr(entry)[:120])
+    parameters = entry.get("parameters", {})
+    if not isinstance(parameters, Mapping):
+        raise RecipeError("parameters are a table", where=where, got=repr(parameters)[:120])
+    axes: list[tuple[str, list[Any]]] = [("method", _choices(entry["method"]))]
+    axes += [(f"parameters.{key}", _choices(value)) for key, value in parameters.items()]
+    if "rounding" in entry:
+        axes.append(("rounding", _choices(entry["rounding"])))
+    found = []
+    for values in itertools.product(*(choices for _, choices in axes)):
+        chosen = dict(zip((key for key, _ in axes), values, strict=True))
+        variant: dict[str, Any] = {"method": chosen.pop("method")}
+        words = [str(variant["method"])]
+        if "rounding" in chosen:
+            variant["rounding"] = chosen.pop("rounding")
+        variant["parameters"] = {key.removeprefix("parameters."): value for key, value in chosen.items()}
+        words += [f"{key}={value}" for key, value in variant["parameters"].items()]
+        words += [str(variant["rounding"])] if "rounding" in variant else []
+        found.append((variant, re.sub(r"[^\w.=\-]+", "_", ",".join(words)).replace("=", "-")))
+    return found
+
+
+def _choices(value: Any) -> list[Any]:
+    if isinstance(value, list) and not value:
+        return [None]
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,132 @@
+"""Sweeps: what they expand to, that variants equal single merges, and that inputs are read once for all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from stream_helpers import NOWHERE, StopAfter, bytes_of, plan_of, run, write_family
+
+from hubmerge.errors import InternalError, RecipeError
+from hubmerge.plan import Plan
+from hubmerge.sink import Journal
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.stream import MergeResult, Observer, Silent, StreamOptions, Variant, merge_variants
+from hubmerge.sweep import MAX_VARIANTS, sweep_from_dict
+
+MODELS = {"base": "org/base", "agents": ["org/a", "org/b"]}
+MIXED = [
+    ("linear", {}),
+    ("ram_plus", {"parameters": {"r": 0.3}}),
+    ("ram_plus", {"rounding": "nearest"}),
+    ("ties", {}),
+    ("dare_ties", {"parameters": {"p": 0.3}}),
+    ("wudi", {"parameters": {"steps": 5}}),
+]
+
+
+def test_lists_expand_to_every_combination_in_the_order_written() -> None:
+    sweep = sweep_from_dict(
+        {
+            **MODELS,
+            "sweep": [
+                {"method": ["linear", "ram"]},
+                {
+                    "method": "ram_plus",
+                    "parameters": {"r": [0.1, 0.2], "alpha": 1.0},
+                    "rounding": ["nearest", "stochastic"],
+                },
+            ],
+        }
+    )  # fmt: skip
+    assert [name for name, _ in sweep.variants] == [
+        "linear",
+        "ram",
+        "ram_plus_r-0.1_alpha-1.0_nearest",
+        "ram_plus_r-0.1_alpha-1.0_stochastic",
+        "ram_plus_r-0.2_alpha-1.0_nearest",
+        "ram_plus_r-0.2_alpha-1.0_stochastic",
+    ]
+    assert [recipe.rounding for _, recipe in sweep.variants[2:4]] == ["nearest", "stochastic"]
+    assert sweep.variants[5][1].parameters["r"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("entries", "word"),
+    [
+        ([], "list of entries"),
+        ([{"parameters": {}}], "method"),
+        ([{"method": "ram", "dtype": "float32"}], "method, parameters and rounding"),
+        ([{"method": "ram"}, {"method": "ram"}], "the same"),
+        ([{"method": "nonsense"}], "nonsense"),
+        ([{"method": "ram_plus", "parameters": {"r": list(range(MAX_VARIANTS + 1))}}], "too many"),
+    ],
+)
+def test_a_wrong_sweep_says_what_is_wrong(entries: list, word: str) -> None:
+    with pytest.raises(RecipeError, match=word):
+        sweep_from_dict({**MODELS, "sweep": entries})
+
+
+def test_problems_of_all_variants_are_listed_together() -> None:
+    with pytest.raises(RecipeError) as caught:
+        sweep_from_dict({**MODELS, "sweep": [{"method": "ram_plus", "parameters": {"r": [-1.0, 0.1, 99.0]}}]})
+    assert len(caught.value.problems) == 2
+
+
+class CountingReader(TensorReader):
+    calls = 0
+
+    def raw(self, *arguments: object) -> object:  # type: ignore[override]
+        CountingReader.calls += 1
+        return super().raw(*arguments)  # type: ignore[arg-type]
+
+
+def run_variants(
+    plans: list[Plan], out: Path, *, resume: bool = False, observer: Observer | None = None
+) -> list[MergeResult]:
+    folders = [out / str(number) for number in range(len(plans))]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    with CountingReader(plans[0].models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
+        variants = [Variant(p, Journal.open(f, p, resume=resume), f) for p, f in zip(plans, folders, strict=True)]
+        return merge_variants(variants, reader, StreamOptions(4096, 2), observer or Silent())
+
+
+def test_every_variant_has_the_bytes_and_statistics_of_a_merge_of_its_own(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plans = [plan_of(tmp_path, method, max_shard_bytes=12_000, **fields) for method, fields in MIXED]
+    results = run_variants(plans, tmp_path / "sweep")
+    for number, (plan, result) in enumerate(zip(plans, results, strict=True)):
+        alone = run(plan, tmp_path / f"alone{number}")
+        assert bytes_of(tmp_path / "sweep" / str(number), plan) == bytes_of(tmp_path / f"alone{number}", plan)
+        assert result.total.to_json() == alone.total.to_json()
+        assert result.statistics.total.to_json() == alone.statistics.total.to_json()
+
+
+def test_inputs_are_read_once_for_all_variants(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    one = [plan_of(tmp_path, "ram")]
+    CountingReader.calls = 0
+    run_variants(one, tmp_path / "one")
+    single = CountingReader.calls
+    CountingReader.calls = 0
+    run_variants([plan_of(tmp_path, m) for m in ("ram", "linear", "task_arithmetic", "dare_linear")], tmp_path / "four")
+    assert CountingReader.calls == single > 0
+
+
+@pytest.mark.parametrize("stop_at", [3, 12, 18])
+def test_a_sweep_broken_off_resumes_to_the_same_bytes(tmp_path: Path, stop_at: int) -> None:
+    write_family(tmp_path)
+    plans = [plan_of(tmp_path, m, max_shard_bytes=12_000) for m in ("ram_plus", "linear")]
+    run_variants(plans, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run_variants(plans, tmp_path / "broken", observer=StopAfter(stop_at))
+    run_variants(plans, tmp_path / "broken", resume=True)
+    for number, plan in enumerate(plans):
+        assert bytes_of(tmp_path / "broken" / str(number), plan) == bytes_of(tmp_path / "whole" / str(number), plan)
+
+
+def test_variants_of_another_layout_are_refused_in_one_pass(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    with pytest.raises(InternalError, match="one pass"):
+        run_variants([plan_of(tmp_path, "ram"), plan_of(tmp_path, "ram", dtype="float32")], tmp_path / "out")
