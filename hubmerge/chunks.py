@@ -24,12 +24,14 @@ from hubmerge.errors import IncompatibleError
 from hubmerge.methods import Method, get_method
 from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.plan import Plan, PlannedTensor
+from hubmerge.sources.base import StoredTensor
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import ResultTally, Statistics, Tally
 
 DEFAULT_CHUNK = 256 * 1024  # elements: large enough to hide the cost per chunk, a few MB per thread
 
 Backend = Literal["auto", "eager"]
+Sensitivities = Mapping[str, StoredTensor]  # tensor → where its sensitivity lies
 Thresholds = Mapping[str, tuple[float, ...]]  # tensor → one per agent
 
 
@@ -115,6 +117,8 @@ class Work:
         rule = self._rules[tensor.name]
         if "uniform" in rule.extras:
             stored = replace(stored, uniform_keys=draw_keys(self._plan, tensor))
+        if "sensitivity" not in rule.extras:
+            stored = replace(stored, sensitivities=())
         module = eager if rule.whole else backend_module(self._backend, len(stored.raws) - 1, tensor.dtype)
         key = make_key(self._plan.recipe.seed, "rounding", tensor.name)
         out = module.merge_chunk(stored, rule, tensor.dtype, key, with_inputs=with_inputs)
@@ -171,11 +175,22 @@ def draw_keys(plan: Plan, tensor: PlannedTensor) -> tuple[Key, ...]:
     return tuple(make_key(plan.recipe.seed, "uniform", str(k), tensor.name) for k in range(len(plan.agents)))
 
 
-def read_chunk(reader: TensorReader, chunk: Chunk) -> eager.ChunkInputs:
-    """The stored elements of a chunk."""
+def read_chunk(reader: TensorReader, chunk: Chunk, sensitivities: Sequence[Sensitivities] = ()) -> eager.ChunkInputs:
+    """The stored elements of a chunk, and what the agents' sensitivity files say of them."""
     inputs = chunk.tensor.inputs
     raws = tuple(reader.raw(k, stored, chunk.start, chunk.count) for k, stored in enumerate(inputs))
-    return eager.ChunkInputs(raws, tuple(t.entry.dtype for t in inputs), chunk.start)
+    measured: tuple[Any, ...] = ()
+    if sensitivities and chunk.tensor.action == "merge":
+        measured = tuple(
+            reader.raw(len(inputs) + k, file[_name_in(chunk.tensor, k, file)], chunk.start, chunk.count)
+            for k, file in enumerate(sensitivities)
+        )
+    return eager.ChunkInputs(raws, tuple(t.entry.dtype for t in inputs), chunk.start, sensitivities=measured)
+
+
+def _name_in(tensor: PlannedTensor, agent: int, file: Sensitivities) -> str:
+    """A sensitivity file has the names that the agent's checkpoint stores."""
+    return tensor.inputs[agent + 1].entry.name if tensor.name not in file else tensor.name
 
 
 def backend_module(backend: Backend, agents: int, dtype: str) -> Any:

@@ -82,6 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--resume", action="store_true", help="go on with an unfinished sweep in the folder")
     _add_stream_options(sweep)
 
+    from hubmerge.sensitivity_command import add_arguments
+
+    add_arguments(add("sensitivity", _sensitivity, "the diagonal Fisher of an agent on calibration pairs"))
+
     methods = add("methods", _methods, "the merge methods, their papers and parameters")
     methods.add_argument("--json", action="store_true")
 
@@ -244,6 +248,16 @@ def _sweep(arguments: Any, settings: Settings) -> int:
     (arguments.out / "sweep.md").write_text(table, encoding="utf-8")
     print(table)
     return 0
+
+
+def _sensitivity(arguments: Any, settings: Settings) -> int:
+    from hubmerge.sensitivity_command import run_cli
+
+    observer = _Terminal(arguments.log_json)
+    try:
+        return run_cli(arguments, settings, observer.progress)
+    finally:
+        observer.close()
 
 
 def _publish(arguments: Any, settings: Settings) -> int:

@@ -193,7 +193,9 @@ def differences(base: Model, agent: Model) -> list[str]:
         if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
     ]
     if agent.adapter is None and "adapter_config.json" in agent.files:
-        notes.append(f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are")
+        notes.append(
+            f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are"
+        )
     for name in ("tokenizer.json", "chat_template.jinja"):
         a, b = base.files.get(name), agent.files.get(name)
         if b is None and agent.adapter is not None:

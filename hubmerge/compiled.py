@@ -3,11 +3,14 @@
 A chunk is worked through block by block, so that everything between the stored inputs and the stored output
 stays in the first two cache levels. The method's kernel is the very function that runs eagerly: called with one
 scalar per agent inside a generated loop, it is vectorised; the pass around it is the same for all methods and
-kept on disk. Floating point is strict (no fast-math,
-no contraction), which is why the bits agree.
+kept on disk. Floating point is strict (no fast-math, no contraction), which is why the bits agree.
 
 Counting by pattern: bit k of an element's pattern says that agent k is active, bit K + k that its update is
 positive. A histogram of patterns holds every count across agents at once. It has 4^K bins, hence MAX_AGENTS.
+
+Counting magnitudes: the non-zero patterns of a block are packed together first, so that a sparse agent costs no
+more than the scan; then one 64-bit addition per element adds 1 to a bin's count (upper 24 bits) and the element's
+offset to the bin's sum (lower 40). `_FLUSH` blocks fit before either half can overflow.
 """
 
 from __future__ import annotations
@@ -26,10 +29,14 @@ from hubmerge.counter_rng import Key
 from hubmerge.counting import BLOCK, LANES, Counted
 from hubmerge.dtypes import decode
 from hubmerge.eager import ChunkInputs, ChunkOutput, Rule
+from hubmerge.histogram import BINS, LAST, LOW_BITS, Histogram
 from hubmerge.methods import ops
 from hubmerge.statistics import ResultTally, Tally, zero_result, zero_tally
 
 MAX_AGENTS = 6
+_FLUSH = 512  # blocks; 2^21 elements of offsets below 2^18 stay below 2^40
+_COUNT_SHIFT = 40
+_COPIES = 4  # of the histogram of patterns: most elements share one bin, and each addition waits for the last one
 _STRICT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 
 
@@ -89,16 +96,58 @@ def _dot(x, y, n):
 
 
 @njit(**_STRICT, cache=True)
-def _sum_abs(x, n):
-    lanes = np.zeros(LANES)
+def _powers(x, n, lanes, out):
+    """Σ|x|, Σx, Σx³, Σx⁴ and Σx² of one block into out[5], in _dot's order; lanes[5, LANES] is scratch."""
+    lanes[:] = 0.0
+    size, first, third, fourth, second = lanes[0], lanes[1], lanes[2], lanes[3], lanes[4]
     rows = n // LANES
     for row in range(rows):
         part = x[row * LANES : (row + 1) * LANES]
         for lane in range(LANES):
-            lanes[lane] += np.float64(abs(part[lane]))
+            d = np.float64(part[lane])
+            square = d * d
+            size[lane] += abs(d)
+            first[lane] += d
+            third[lane] += square * d
+            fourth[lane] += square * square
+            second[lane] += square
     for i in range(rows * LANES, n):
-        lanes[i - rows * LANES] += np.float64(abs(x[i]))
-    return _tree(lanes)
+        d = np.float64(x[i])
+        square = d * d
+        lane = i - rows * LANES
+        size[lane] += abs(d)
+        first[lane] += d
+        third[lane] += square * d
+        fourth[lane] += square * square
+        second[lane] += square
+    for power in range(5):
+        out[power] = _tree(lanes[power])
+
+
+@njit(**_STRICT, cache=True)
+def _count_magnitudes(delta, n, kept, packed):
+    """Adds the non-zero magnitudes of one block to packed[BINS]; kept[BLOCK] is scratch."""
+    bits = delta[:n].view(np.uint32)
+    found = np.int64(0)
+    for i in range(n):
+        magnitude = bits[i] & np.uint32(0x7FFFFFFF)
+        kept[found] = magnitude
+        found += np.int64(magnitude != 0)
+    one = np.uint64(1 << _COUNT_SHIFT)
+    for i in range(found):
+        packed[kept[i] >> np.uint32(LOW_BITS)] += one + np.uint64(kept[i] & np.uint32(LAST))
+
+
+@njit(**_STRICT, cache=True)
+def _flush(packed, magnitudes):
+    """Moves packed[K, BINS] into magnitudes[2, K, BINS]: counts and offsets."""
+    for k in range(packed.shape[0]):
+        for i in range(packed.shape[1]):
+            both = packed[k, i]
+            if both != 0:
+                magnitudes[0, k, i] += np.int64(both >> np.uint64(_COUNT_SHIFT))
+                magnitudes[1, k, i] += np.int64(both & np.uint64((1 << _COUNT_SHIFT) - 1))
+                packed[k, i] = 0
 
 
 @njit(**_STRICT, cache=True)
@@ -122,11 +171,17 @@ def _nonfinite(x, n):
 
 
 @njit(**_STRICT, cache=True)
-def _count_inputs(values, deltas, pattern, n, histogram, identical, nonfinite, max_abs, sums):
+def _count_inputs(values, deltas, pattern, n, histogram, identical, nonfinite, max_abs, packed, sums):
     """Counts and sums of one block of the inputs; `sums` in the order of counting.count_inputs."""
     agents = deltas.shape[0]
-    for i in range(n):
-        histogram[pattern[i]] += 1
+    kept = np.empty(BLOCK, np.uint32)
+    lanes, powers, squares = np.empty((5, LANES)), np.empty(5), np.empty(agents)
+    whole = n - n % _COPIES
+    for i in range(0, whole, _COPIES):
+        for copy in range(_COPIES):
+            histogram[copy, pattern[i + copy]] += 1
+    for i in range(whole, n):
+        histogram[0, pattern[i]] += 1
     for k in range(agents + 1):
         nonfinite[k] += _nonfinite(values[k], n)
     for k in range(agents):
@@ -139,11 +194,15 @@ def _count_inputs(values, deltas, pattern, n, histogram, identical, nonfinite, m
             largest = max(largest, abs(delta[i]))
         identical[k] += same
         max_abs[k] = max(max_abs[k], np.float64(largest))
-        sums[k] = _sum_abs(delta, n)
-    row = agents
+        _count_magnitudes(delta, n, kept, packed[k])
+        _powers(delta, n, lanes, powers)
+        for power in range(4):
+            sums[power * agents + k] = powers[power]
+        squares[k] = powers[4]
+    row = 4 * agents
     for a in range(agents):
         for b in range(a, agents):
-            sums[row] = _dot(deltas[a], deltas[b], n)
+            sums[row] = squares[a] if a == b else _dot(deltas[a], deltas[b], n)
             row += 1
 
 
@@ -221,16 +280,21 @@ def _count_result(
 
 
 @njit(**_STRICT, cache=True)
-def _probe_pass(raw16, raw32, n, epsilon, agents, histogram, identical, nonfinite, max_abs, sums):
+def _probe_pass(raw16, raw32, n, epsilon, agents, histogram, identical, nonfinite, max_abs, magnitudes, sums):
     values = np.empty((agents + 1, BLOCK), np.float32)
     deltas = np.empty((agents, BLOCK), np.float32)
     pattern = np.empty(BLOCK, np.uint16)
+    packed = np.zeros((agents, BINS), np.uint64)
     for block in range((n + BLOCK - 1) // BLOCK):
         start = block * BLOCK
         stop = min(n, start + BLOCK)
+        m = stop - start
         _load(raw16, raw32, start, stop, values)
-        _differences(values, stop - start, epsilon, deltas, pattern)
-        _count_inputs(values, deltas, pattern, stop - start, histogram, identical, nonfinite, max_abs, sums[:, block])
+        _differences(values, m, epsilon, deltas, pattern)
+        _count_inputs(values, deltas, pattern, m, histogram, identical, nonfinite, max_abs, packed, sums[:, block])
+        if (block + 1) % _FLUSH == 0:
+            _flush(packed, magnitudes)
+    _flush(packed, magnitudes)
 
 
 _APPLY = types.void(
@@ -240,8 +304,8 @@ _MERGE = types.void(
     types.FunctionType(_APPLY),
     types.uint16[:, ::1], types.float32[:, ::1], types.int64, types.float32, types.float32[:, ::1],
     types.float32[::1], types.boolean, types.boolean, types.boolean, types.boolean, types.boolean,
-    types.uint64, types.uint64, types.int64, types.int64[::1], types.int64[::1], types.int64[::1],
-    types.float64[::1], types.float64[:, ::1], types.int64[::1], types.float64[:, ::1],
+    types.uint64, types.uint64, types.int64, types.int64[:, ::1], types.int64[::1], types.int64[::1],
+    types.float64[::1], types.int64[:, :, ::1], types.float64[:, ::1], types.int64[::1], types.float64[:, ::1],
     types.uint16[::1], types.float32[::1], types.uint64[:, ::1], types.float32[:, ::1],
 )  # fmt: skip
 
@@ -250,7 +314,7 @@ _MERGE = types.void(
 @njit(_MERGE, **_STRICT, cache=True)
 def _merge_pass(
     apply, raw16, raw32, n, epsilon, per_agent, constants, count_inputs, to_bf16, base_to_bf16, stochastic, has_other,
-    first, second, index, histogram, identical, nonfinite, max_abs, in_sums, counts, out_sums, out16, out32,
+    first, second, index, histogram, identical, nonfinite, max_abs, magnitudes, in_sums, counts, out_sums, out16, out32,
     uniform_keys, sensitivities,
 ):  # fmt: skip
     agents = per_agent.shape[0]
@@ -264,6 +328,7 @@ def _merge_pass(
     own, unused = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint16)
     stored_base = np.empty(BLOCK, np.float32)
     step, other_step = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
+    packed = np.zeros((agents if count_inputs else 0, BINS), np.uint64)
     for block in range((n + BLOCK - 1) // BLOCK):
         start = block * BLOCK
         stop = min(n, start + BLOCK)
@@ -272,7 +337,11 @@ def _merge_pass(
         _differences(values, m, epsilon, deltas, pattern)
         base = values[0]
         if count_inputs:
-            _count_inputs(values, deltas, pattern, m, histogram, identical, nonfinite, max_abs, in_sums[:, block])
+            _count_inputs(
+                values, deltas, pattern, m, histogram, identical, nonfinite, max_abs, packed, in_sums[:, block]
+            )
+            if (block + 1) % _FLUSH == 0:
+                _flush(packed, magnitudes)
         for k in range(draws):
             _draw_uniform(uniform_keys[k, 0], uniform_keys[k, 1], index + start, m, inputs[agents + k])
         for k in range(sensitivities.shape[0]):
@@ -295,6 +364,7 @@ def _merge_pass(
             base, stored_base, deltas, pattern, delta, exact, stored, other, m, has_other, counts,
             out_sums[:, block], own, step, other_step,
         )  # fmt: skip
+    _flush(packed, magnitudes)
 
 
 @cache
@@ -322,11 +392,12 @@ class _InputCounters:
     def __init__(self, agents: int, elements: int) -> None:
         blocks = -(-elements // BLOCK)
         self.elements = elements
-        self.histogram = np.zeros(4**agents, dtype=np.int64)
+        self.histogram = np.zeros((_COPIES, 4**agents), dtype=np.int64)
         self.identical = np.zeros(agents, dtype=np.int64)
         self.nonfinite = np.zeros(agents + 1, dtype=np.int64)
         self.max_abs = np.zeros(agents)
-        self.sums = np.zeros((agents + agents * (agents + 1) // 2, blocks))
+        self.magnitudes = np.zeros((2, agents, BINS), dtype=np.int64)
+        self.sums = np.zeros((4 * agents + agents * (agents + 1) // 2, blocks))
 
     def counted(self) -> Counted[Tally]:
         return Counted(_tally(self), self.sums)
@@ -339,7 +410,7 @@ def _tally(counters: _InputCounters) -> Tally:
     active = [(bins >> a) & 1 for a in range(k)]
     positive = [(bins >> (k + a)) & 1 for a in range(k)]
     c = sum(active, start=np.zeros_like(bins))
-    h = counters.histogram
+    h = counters.histogram.sum(axis=0)
     up = sum((a & p for a, p in zip(active, positive, strict=True)), start=np.zeros_like(bins))
     return replace(
         zero_tally(k),
@@ -358,6 +429,7 @@ def _tally(counters: _InputCounters) -> Tally:
         conflict=int(h[(up > 0) & (up < c)].sum()),
         nonfinite=counters.nonfinite,
         max_abs=counters.max_abs,
+        histogram=Histogram.from_dense(counters.magnitudes[0], counters.magnitudes[1]),
     )
 
 
@@ -377,7 +449,7 @@ def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
     into = _InputCounters(agents, len(chunk.raws[0]))
     _probe_pass(
         raw16, raw32, into.elements, np.float32(epsilon), agents, into.histogram, into.identical, into.nonfinite,
-        into.max_abs, into.sums,
+        into.max_abs, into.magnitudes, into.sums,
     )  # fmt: skip
     return into.counted()
 
@@ -404,7 +476,7 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
         raw16, raw32, n, np.float32(rule.epsilon), per_agent, constants, with_inputs, to_bf16,
         to_bf16 and chunk.dtypes[0] != dtype, rule.rounding == "stochastic", rule.both_roundings and to_bf16,
         np.uint64(key.first), np.uint64(key.second), chunk.start, into.histogram, into.identical, into.nonfinite,
-        into.max_abs, into.sums, counts, sums, out16, out32, keys, sensitivities,
+        into.max_abs, into.magnitudes, into.sums, counts, sums, out16, out32, keys, sensitivities,
     )  # fmt: skip
     zero = zero_result(agents)
     tally = replace(zero, elements=n, changed=int(counts[0]), rounded=int(counts[1]), nonfinite=int(counts[2]))

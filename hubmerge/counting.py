@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hubmerge.histogram import histogram_of
 from hubmerge.statistics import Counts, ResultTally, Sums, Tally, zero_result, zero_tally
 
 BLOCK = 4096  # elements; chunks are multiples of it
@@ -59,7 +60,7 @@ def block_sums(values: Sums) -> Sums:
     if missing:
         values = np.concatenate([values, np.zeros(missing)])
     rows = values.reshape(-1, BLOCK // LANES, LANES)
-    lanes = rows[:, 0].copy()
+    lanes = rows[:, 0] + 0.0  # a sum begins at +0, so that no block of −0 sums to −0
     for row in range(1, BLOCK // LANES):
         lanes += rows[:, row]
     while (half := lanes.shape[1] // 2) > 0:
@@ -68,7 +69,8 @@ def block_sums(values: Sums) -> Sums:
 
 
 def count_inputs(base: Float32, agents: Sequence[Float32], deltas: Sequence[Float32], act: Activity) -> Counted[Tally]:
-    """One chunk of the inputs; all arrays [n], float32. Sums: l1 per agent, then dot for every a ≤ b."""
+    """One chunk of the inputs; all arrays [n], float32. Sums: l1 per agent, moments per power and agent, then dot for
+    every a ≤ b."""
     k = len(agents)
     masks, count = act.masks, act.count
     positive = [d > 0 for d in deltas]
@@ -84,7 +86,11 @@ def count_inputs(base: Float32, agents: Sequence[Float32], deltas: Sequence[Floa
             by_overlap[a, c] = np.count_nonzero(at & masks[a])
     pair_active, pair_agree = np.zeros((k, k), dtype=np.int64), np.zeros((k, k), dtype=np.int64)
     wide = [d.astype(np.float64) for d in deltas]
+    squares = [w * w for w in wide]
     sums = [block_sums(np.abs(w)) for w in wide]
+    sums += [block_sums(w) for w in wide]
+    sums += [block_sums(s * w) for s, w in zip(squares, wide, strict=True)]
+    sums += [block_sums(s * s) for s in squares]
     for a, b in _pairs(k):
         both = masks[a] & masks[b]
         pair_active[a, b] = pair_active[b, a] = np.count_nonzero(both)
@@ -103,6 +109,7 @@ def count_inputs(base: Float32, agents: Sequence[Float32], deltas: Sequence[Floa
         conflict=int(np.count_nonzero(any_positive & any_negative)),
         nonfinite=_array(_nonfinite(x) for x in (base, *agents)),
         max_abs=np.array([float(np.max(np.abs(d), initial=0.0)) for d in deltas]),
+        histogram=histogram_of(deltas),
     )
     return Counted(tally, np.stack(sums))
 
@@ -110,12 +117,12 @@ def count_inputs(base: Float32, agents: Sequence[Float32], deltas: Sequence[Floa
 def fold_inputs(running: Tally, chunk: Counted[Tally]) -> Tally:
     """`running` plus the tensor's next chunk."""
     k = running.agents
-    start = np.concatenate([running.l1, [running.dot[a, b] for a, b in _pairs(k)]])
+    start = np.concatenate([running.l1, running.moments.reshape(-1), [running.dot[a, b] for a, b in _pairs(k)]])
     total = _in_order(start, chunk.sums)
     dot = np.zeros((k, k))
-    for (a, b), value in zip(_pairs(k), total[k:], strict=True):
+    for (a, b), value in zip(_pairs(k), total[4 * k :], strict=True):
         dot[a, b] = dot[b, a] = value
-    return replace(running + chunk.tally, l1=total[:k], dot=dot)
+    return replace(running + chunk.tally, l1=total[:k], moments=total[k : 4 * k].reshape(3, k), dot=dot)
 
 
 def count_result(

@@ -74,6 +74,11 @@ class Hub:
         self._api = HfApi(endpoint=self.endpoint, token=self._token, library_name="hubmerge")
         self._bytes = HubBytes(self.endpoint, self._token, self.patience)
 
+    @property
+    def token(self) -> str | None:
+        """For libraries that speak to the Hub by themselves (datasets)."""
+        return self._token if isinstance(self._token, str) else None
+
     def __repr__(self) -> str:
         return f"Hub({self.endpoint!r}, token={'set' if self._token else 'none'})"
 

@@ -28,10 +28,12 @@ from hubmerge.errors import DiskError, IncompatibleError, Problem, RecipeError, 
 from hubmerge.figures import render_figures
 from hubmerge.hub import Hub
 from hubmerge.licenses import choose, strictest
+from hubmerge.methods import get_method
 from hubmerge.plan import Plan, make_plan
 from hubmerge.publish import Published, Target, check_target, publish
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.report import Report, make_report
+from hubmerge.sensitivity.of_plan import sensitivities_of
 from hubmerge.sink import MANIFEST, WORK, Journal
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
@@ -64,6 +66,7 @@ class Prepared:
     license: Mapping[str, str]
     target: Target | None
     identity: str  # over the pinned inputs, the recipe and the target
+    allow_local: bool = False  # whether paths of this machine may be read
 
 
 def prepare(
@@ -76,17 +79,23 @@ def prepare(
 ) -> Prepared:
     """Pin and check everything that headers, cards and the target can tell; raises with every problem."""
     base, agents = open_models(recipe, hub, allow_local=allow_local)
-    return _checked(recipe, base, agents, hub, target, license_choice)
+    return _checked(recipe, base, agents, hub, target, license_choice, allow_local)
 
 
 def prepare_variants(recipes: Sequence[Recipe], hub: Hub, *, allow_local: bool = False) -> list[Prepared]:
     """`prepare` for several recipes over the same models, which are opened once."""
     base, agents = open_models(recipes[0], hub, allow_local=allow_local)
-    return [_checked(recipe, base, agents, hub, None, None) for recipe in recipes]
+    return [_checked(recipe, base, agents, hub, None, None, allow_local) for recipe in recipes]
 
 
 def _checked(
-    recipe: Recipe, base: Model, agents: tuple[Model, ...], hub: Hub, target: Target | None, license_choice: str | None
+    recipe: Recipe,
+    base: Model,
+    agents: tuple[Model, ...],
+    hub: Hub,
+    target: Target | None,
+    license_choice: str | None,
+    allow_local: bool,
 ) -> Prepared:
     plan = make_plan(recipe, base, agents)
     _refuse_equal_folders(plan.models)
@@ -101,7 +110,7 @@ def _checked(
     identity = merge_identity(plan.recipe, base.ref, tuple(a.ref for a in agents), target.repo if target else "")
     if target is not None:
         check_target(hub, target, identity)
-    return Prepared(plan, decision.as_dict(), target, identity)
+    return Prepared(plan, decision.as_dict(), target, identity, allow_local)
 
 
 def merge_to_folder(
@@ -145,7 +154,9 @@ def merge_to_folders(
     for prepared, folder in left:
         groups.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
     for group in groups.values():
-        finished |= _merge_group(group, hub, cache, observer, options or StreamOptions(), resume=resume)
+        finished |= _merge_group(
+            group, hub, cache, observer, options or StreamOptions(), resume=resume, local=left[0][0].allow_local
+        )
     return [finished[folder] for _, folder in merges]
 
 
@@ -157,11 +168,18 @@ def _merge_group(
     options: StreamOptions,
     *,
     resume: bool,
+    local: bool,
 ) -> dict[Path, Report]:
     started = time.monotonic()
     plan = group[0][0].plan
-    with TensorReader(plan.models, LocalOrFetched(hub, cache)) as reader:
-        variants = [Variant(p.plan, Journal.open(folder, p.plan, resume=resume), folder) for p, folder in group]
+    weighing = [p.plan for p, _ in group if "sensitivity" in get_method(p.plan.recipe.method).extras]
+    files = sensitivities_of(weighing[0], hub, cache / "sensitivity", observer, local) if weighing else ()
+    measured = tuple(file.as_model() for file in files)
+    with TensorReader((*plan.models, *measured), LocalOrFetched(hub, cache)) as reader:
+        variants = [
+            Variant(p.plan, Journal.open(folder, p.plan, resume=resume), folder, tuple(m.tensors for m in measured))
+            for p, folder in group
+        ]
         _fetch(plan, hub, cache, observer)
         observer.stage("merge")
         results = merge_variants(variants, reader, options, _Bridge(plan, observer))

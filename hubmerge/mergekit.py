@@ -77,7 +77,8 @@ def from_mergekit(document: Mapping[str, Any], where: str = "the recipe") -> tup
         },
         where,
     )
-    return recipe, (f"Read as a mergekit document: `{method}` is `{meaning.method}` here.", *notes)
+    renamed = "" if meaning.method == method else f"; its `{method}` is `{meaning.method}` here"
+    return recipe, (f"Read as a mergekit document{renamed}.", *notes)
 
 
 @dataclass(frozen=True)

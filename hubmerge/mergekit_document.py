@@ -80,7 +80,7 @@ class Reading:
                 self.refuse("a key that mergekit does not know", str(key)[:80], expected=", ".join(_KEYS))
         dtypes = [self._dtype("dtype", (*_DTYPES, "float64")), self._dtype("out_dtype", _DTYPES)]
         self.output_dtype = dtypes[1] or dtypes[0]
-        if self.output_dtype == "float64":
+        if self.output_dtype == "float64" and dtypes[1] is None:
             self.refuse("an output of 64 bits", "dtype", expected=", ".join(_DTYPES), next_step="Add an `out_dtype`.")
         self._check_parameters(self.document.get("parameters"), (), shared=True)
         self._check_tokenizer()
@@ -161,11 +161,11 @@ class Reading:
             is_base = name is not None and name == base_name
             table = entry.get("parameters")
             self._check_parameters(table, ("models", place), shared=False, base=is_base)
-            if name is not None:
-                found = Input(name, place, table if isinstance(table, Mapping) else {})
-                if any(found.name == other.name for other in (*bases, *agents)):
-                    self.refuse("the same model stands twice", "models", place, "model", got=name)
-                (bases if is_base else agents).append(found)
+            if name is not None and any(name == other.name for other in (*bases, *agents)):
+                self.refuse("the same model stands twice", "models", place, "model", got=name)
+            # one with a name that was refused stays, so that its parameters are read too
+            found = Input(name or f"model {place}", place, table if isinstance(table, Mapping) else {})
+            (bases if is_base else agents).append(found)
         if base_name is None:
             return None, ()
         if not agents and not self.problems:
@@ -205,6 +205,7 @@ class Reading:
             return default
         if value not in (*_TRUE, *_FALSE):
             self.refuse("true or false is needed", "parameters", key, got=value)
+            return default
         return value in _TRUE
 
     def per_model(self, key: str, model: Input, default: float | None = None) -> float:
@@ -226,8 +227,9 @@ class Reading:
 
     def same(self, key: str, agents: tuple[Input, ...], default: float | None, why: str) -> float:
         """A parameter on which all agents agree."""
+        known = len(self.problems)
         values = [self.per_model(key, agent, default) for agent in agents]
-        if any(value != values[0] for value in values):
+        if len(self.problems) == known and any(value != values[0] for value in values):
             self.refuse(
                 f"models with different `{key}`", "models", expected=f"one {key} for all", got=values, next_step=why
             )
@@ -243,12 +245,14 @@ class Reading:
         if isinstance(setting, list) and setting and not isinstance(setting[0], Mapping):
             if any(value != setting[0] for value in setting):
                 self.refuse("a value per layer is not supported", *path, expected="one value", got=setting)
+                return 1  # stands in, so that reading goes on to the next problem
             return self._constant(setting[0], *path)
         if isinstance(setting, list):  # of conditions: the first that holds decides
             return self._constant(setting[0], *path) if setting else None
         if isinstance(setting, Mapping):
             if setting.get("filter") not in (None, "*"):
                 self.refuse("a value per tensor name is not supported", *path, "filter", got=setting["filter"])
+                return 1
             return self._constant(setting.get("value"), *path)
         if setting is None:
             self.refuse("a value is missing", *path)

@@ -18,6 +18,9 @@ from hubmerge.methods import get_method
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
+from hubmerge.sources.lora import resident_bytes
+from hubmerge.sources.reader import KEPT_TENSORS
+from hubmerge.sources.views import views_of
 from hubmerge.tying import Untied, untie
 
 MAX_SHARD_BYTES = 2 * 1024**3  # a resumed merge repeats at most one shard; the Hub likes files below 5 GB
@@ -110,6 +113,11 @@ class Plan:
         """The most that lies on disk at once: fetched inputs and the output."""
         return self.download_bytes + self.output_bytes
 
+    @property
+    def resident_bytes(self) -> int:
+        """What stays in memory beside the chunks in flight: the factors of adapters."""
+        return sum(resident_bytes(m, KEPT_TENSORS) for m in self.models)
+
     def tensors(self) -> Iterator[PlannedTensor]:
         for shard in self.shards:
             yield from shard.tensors
@@ -120,6 +128,7 @@ class Plan:
             "method": self.recipe.method,
             "base": str(self.base.ref),
             "agents": [str(a.ref) for a in self.agents],
+            "kinds": [m.kind for m in self.models],
             "architecture": architecture(self.base),
             "parameters": self.elements,
             "tensors": sum(1 for _ in self.tensors()),
@@ -130,6 +139,7 @@ class Plan:
             "input_bytes": self.input_bytes,
             "download_bytes": self.download_bytes,
             "disk_bytes": self.disk_bytes,
+            "resident_bytes": self.resident_bytes,
             "passes": self.passes,
             "identity": self.identity,
             "warnings": list(self.warnings),
@@ -141,12 +151,18 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     method = get_method(recipe.method)
     if recipe.dtype is None and (dtype := method.default_dtype(method.parse_parameters(recipe.parameters))):
         recipe = recipe.model_copy(update={"dtype": dtype})
-    views = untie(base, agents)
-    problems = [*_unfit(recipe, agents), *base_problems(base, views.base), *repeated(base, agents), *views.problems]
-    warnings = list(views.warnings)
-    for agent, tensors in zip(agents, views.agents, strict=True):
-        problems += agent_problems(base, views.base, agent, tensors)
-        warnings += differences(base, agent)
+    seen = views_of(base, agents)
+    problems = [*_unfit(recipe, agents), *seen.problems]
+    if base.adapter is not None:  # everything else would follow from this
+        raise IncompatibleError("these models cannot be merged", problems=tuple(problems))
+    views = untie(seen.base, seen.agents)
+    problems += [*base_problems(seen.base, views.base), *repeated(base, agents), *views.problems]
+    warnings = [*seen.warnings, *views.warnings]
+    if recipe.dtype is None and base.kind == "fp8 weights":
+        warnings.append(f"{base.ref.id}: fp8 weights are stored as bfloat16, since the recipe names no dtype")
+    for agent, tensors in zip(seen.agents, views.agents, strict=True):
+        problems += agent_problems(seen.base, views.base, agent, tensors)
+        warnings += differences(seen.base, agent)
     if problems:
         raise IncompatibleError("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
     shards = _lay_out(recipe, views, max_shard_bytes)
@@ -169,12 +185,15 @@ def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
             next_step="Add an agent.",
         )
     if "sensitivity" in method.extras:
-        yield Problem(
-            IncompatibleError.code,
-            f"{method.name} needs a sensitivity of every agent",
-            where="the recipe",
-            next_step="Choose a method without calibration data.",
-        )
+        for agent in recipe.agents:
+            if agent.sensitivity is None and agent.calibration is None and recipe.calibration is None:
+                yield Problem(
+                    IncompatibleError.code,
+                    f"{method.name} needs the sensitivity of every agent",
+                    where=str(agent.model),
+                    expected="`calibration` of the recipe or the agent, or a `sensitivity` file",
+                    next_step="Name calibration data (data, prompt, answer), or choose a method without.",
+                )
     if reason := method.check(method.parse_parameters(recipe.parameters), recipe.weights):
         yield Problem(IncompatibleError.code, reason, where=f"the parameters of {method.name}")
 
@@ -218,5 +237,5 @@ def _lay_out(recipe: Recipe, views: Untied, max_shard_bytes: int) -> tuple[Plann
 
 def _output_dtype(recipe: Recipe, tensor: StoredTensor) -> str:
     if tensor.entry.dtype not in FLOAT_DTYPES or recipe.dtype is None:
-        return tensor.entry.dtype
+        return tensor.kept_dtype
     return NAMES[recipe.dtype]

@@ -27,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.dtypes import Rounding
 from hubmerge.errors import Problem, RecipeError
 from hubmerge.methods import get_method
@@ -107,6 +108,20 @@ class AgentSpec(_Frozen):
     model: _WrittenModel
     weight: Annotated[float, BeforeValidator(_number)] = Field(default=1.0, allow_inf_nan=False, ge=-100.0, le=100.0)
 
+    sensitivity: str | None = Field(default=None, max_length=4096)  # a file of `hubmerge sensitivity`
+    calibration: CalibrationSpec | None = None  # what its sensitivity is taken on; default: the recipe's
+
+    def to_data(self) -> Any:
+        """The agent as users write it: a bare text where only the model is given."""
+        data: dict[str, Any] = {"model": str(self.model)}
+        if self.weight != 1.0:
+            data["weight"] = self.weight
+        if self.sensitivity is not None:
+            data["sensitivity"] = self.sensitivity
+        if self.calibration is not None:
+            data["calibration"] = self.calibration.model_dump(exclude_none=True)
+        return data if len(data) > 1 else data["model"]
+
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
@@ -123,6 +138,7 @@ class Recipe(_Frozen):
     dtype: OutputDtype | None = None  # None: as the base stores each tensor
     rounding: Rounding | None = None  # None: the method's default
     seed: Annotated[int, BeforeValidator(_number)] = Field(default=0, ge=0, lt=2**63)
+    calibration: CalibrationSpec | None = None  # for methods that weigh by sensitivity
     _notes: tuple[str, ...] = PrivateAttr(default=())
 
     @field_validator("agents", mode="before")
@@ -168,15 +184,15 @@ class Recipe(_Frozen):
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe in the form in which users write it."""
-        agents: list[Any] = [
-            str(a.model) if a.weight == 1.0 else {"model": str(a.model), "weight": a.weight} for a in self.agents
-        ]
+        agents = [agent.to_data() for agent in self.agents]
         result: dict[str, Any] = {"base": str(self.base), "agents": agents, "method": self.method}
         if self.parameters:
             result["parameters"] = dict(self.parameters)
         for key in ("dtype", "rounding"):
             if getattr(self, key) is not None:
                 result[key] = getattr(self, key)
+        if self.calibration is not None:
+            result["calibration"] = self.calibration.model_dump(exclude_none=True)
         result["seed"] = self.seed
         return result
 
@@ -189,7 +205,7 @@ class Recipe(_Frozen):
             ModelName(id=r.id, revision=r.sha if r.kind == "hub" else None, local=r.kind == "local")
             for r in (base, *agents)
         )
-        specs = tuple(AgentSpec(model=n, weight=a.weight) for n, a in zip(names[1:], self.agents, strict=True))
+        specs = tuple(a.model_copy(update={"model": n}) for n, a in zip(names[1:], self.agents, strict=True))
         return self.model_copy(update={"base": names[0], "agents": specs})
 
 
@@ -200,7 +216,7 @@ def merge_identity(recipe: Recipe, base: ModelRef, agents: tuple[ModelRef, ...],
         # a folder is what it holds, wherever it lies
         return f"{ref.id}@{ref.sha}" if ref.kind == "hub" else ref.sha
 
-    content = {
+    content: dict[str, Any] = {
         "base": pin(base),
         "agents": [[pin(ref), agent.weight] for ref, agent in zip(agents, recipe.agents, strict=True)],
         "method": recipe.method,
@@ -210,6 +226,10 @@ def merge_identity(recipe: Recipe, base: ModelRef, agents: tuple[ModelRef, ...],
         "seed": recipe.seed,
         "target": target,
     }
+    specs = [a.calibration or recipe.calibration for a in recipe.agents]
+    files = [a.sensitivity for a in recipe.agents]
+    if any(specs) or any(files):
+        content["sensitivity"] = [[f, c and c.model_dump()] for f, c in zip(files, specs, strict=True)]
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

@@ -17,7 +17,7 @@ from hubmerge.sources.base import Model
 from hubmerge.statistics import summarize
 from hubmerge.stream import MergeResult
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 `Tally` holds the counts of some elements across the inputs, `ResultTally` those of the output. Both are monoids:
 tensors, layers, module types, whole models and processes are combined with `+` in plan order. Counts are
 integers. Real sums are float64 over aligned blocks of elements (counting.py), each summed as a halving tree, blocks
-added in order; a sum therefore has the same bits for every chunk size and on every device.
+added in order; a sum therefore has the same bits for every chunk size and on every device. Order statistics come
+from a histogram of magnitudes with a bound of its own (histogram.py).
 
 Sources: density, unique/shared and ρ: RAM (arXiv:2601.13572) Eq. 1, 2; conflict/overlap/private: SAR
 (arXiv:2606.18521) Eq. 12, Fig. 7; signal kept: the papers' "signal dilution" (1/K for a unique update that is
-averaged over K agents).
+averaged over K agents); L0 sparsity, Gini, kurtosis, top mass: the 70B paper, section 2.2.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-SCHEMA = 1  # version of the JSON form
+from hubmerge.histogram import Estimate, Histogram, empty_histogram
+
+SCHEMA = 2  # version of the JSON form
+
+L0_FRACTION = 0.01  # of max|δ|; an element below it counts as near zero (70B paper, Eq. 2)
+_LEAST_SPREAD = 1e-4  # variance per mean square below which raw moments no longer tell the fourth central one
 
 Counts = NDArray[np.int64]
 Sums = NDArray[np.float64]
@@ -40,20 +46,24 @@ class _Addable:
         return type(self)(**values)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            f.name: (v.tolist() if isinstance(v := getattr(self, f.name), np.ndarray) else v)
-            for f in fields(self)  # type: ignore[arg-type]
-        }
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         sums = cls.SUMS  # type: ignore[attr-defined]
-        return cls(
-            **{
-                name: (np.array(v, dtype=np.float64 if name in sums else np.int64) if isinstance(v, list) else v)
-                for name, v in data.items()
-            }
-        )
+
+        def value(name: str, plain: Any) -> Any:
+            if isinstance(plain, list):
+                return np.array(plain, dtype=np.float64 if name in sums else np.int64)
+            return Histogram.from_json(plain) if isinstance(plain, dict) else plain
+
+        return cls(**{name: value(name, plain) for name, plain in data.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value.to_json() if isinstance(value, Histogram) else value
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +82,11 @@ class Tally(_Addable):
     dot: Sums  # [K, K] Σ δk·δl over all elements
     l1: Sums  # [K] Σ |δk|
     max_abs: Sums  # [K] max |δk|
+    moments: Sums  # [3, K] Σ δk, Σ δk³, Σ δk⁴
+    histogram: Histogram  # |δk| of every agent
 
     MAXIMA = ("max_abs",)
-    SUMS = ("dot", "l1", "max_abs")
+    SUMS = ("dot", "l1", "max_abs", "moments")
 
     @property
     def agents(self) -> int:
@@ -93,6 +105,35 @@ class Tally(_Addable):
     @property
     def density(self) -> tuple[float, ...]:
         return tuple(int(c) / max(self.elements, 1) for c in self.changed)
+
+    def l0_sparsity(self, k: int) -> Estimate | None:
+        """Share of the elements with |δk| < 0.01·max|δk| (70B paper, Eq. 2); None where max|δk| is 0."""
+        return self.histogram.of(k, self.elements).below(L0_FRACTION * float(self.max_abs[k]))
+
+    def gini(self, k: int) -> Estimate | None:
+        """Gini coefficient of |δk|, zeros included; None where all are zero."""
+        return self.histogram.of(k, self.elements).gini()
+
+    def top_mass(self, k: int, percent: int) -> Estimate | None:
+        """Share of Σ|δk| in its largest `percent` % of elements; None where all are zero."""
+        return self.histogram.of(k, self.elements).top_mass(percent)
+
+    def kurtosis(self, k: int) -> float | None:
+        """Excess kurtosis of δk, zeros included: m4/m2² − 3, central moments of the population.
+
+        None where the deltas are all but equal: a spread below 1 % of their root mean square is lost in rounding.
+        """
+        n = max(self.elements, 1)
+        mean, cube, fourth = (float(m) / n for m in self.moments[:, k])
+        square = float(self.dot[k, k]) / n
+        variance = square - mean * mean
+        if variance <= _LEAST_SPREAD * square:
+            return None
+        # in units of the root mean square, so that no power of a tiny delta underflows
+        unit = float(np.sqrt(square))
+        mean, cube, fourth = mean / unit, cube / unit / square, fourth / square / square
+        central = fourth - 4 * mean * cube + 6 * mean * mean - 3 * mean**4
+        return central / (1 - mean * mean) ** 2 - 3
 
     @property
     def rho(self) -> tuple[float, ...]:
@@ -187,6 +228,8 @@ def zero_tally(agents: int) -> Tally:
         np.zeros((k, k)),
         np.zeros(k),
         np.zeros(k),
+        np.zeros((3, k)),
+        empty_histogram(),
     )
 
 
@@ -259,6 +302,7 @@ def summarize(tally: Tally, labels: Sequence[str]) -> dict[str, Any]:
             "agent": label,
             "changed": int(tally.changed[k]),
             "density": tally.density[k],
+            "sparsity": 1 - tally.density[k],
             "identical": int(tally.identical[k]),
             "unique": int(tally.unique[k]),
             "unique_share": int(tally.unique[k]) / max(int(tally.changed[k]), 1),
@@ -268,6 +312,8 @@ def summarize(tally: Tally, labels: Sequence[str]) -> dict[str, Any]:
             "l1": float(tally.l1[k]),
             "l2": float(np.sqrt(tally.dot[k, k])),
             "max": float(tally.max_abs[k]),
+            "kurtosis": tally.kurtosis(k),
+            **_concentration(tally, k),
         }
         for k, label in enumerate(labels)
     ]
@@ -290,6 +336,18 @@ def summarize(tally: Tally, labels: Sequence[str]) -> dict[str, Any]:
         "agents": agents,
         "pairs": pairs,
     }
+
+
+def _concentration(tally: Tally, k: int) -> dict[str, Any]:
+    """The order statistics of one agent, and how far each may be off."""
+    estimates = {
+        "l0_sparsity": tally.l0_sparsity(k),
+        "gini": tally.gini(k),
+        "top_1_mass": tally.top_mass(k, 1),
+        "top_5_mass": tally.top_mass(k, 5),
+    }
+    values = {name: None if e is None else e.value for name, e in estimates.items()}
+    return {**values, "error": {name: None if e is None else e.error for name, e in estimates.items()}}
 
 
 def _finite(value: float) -> float | str:

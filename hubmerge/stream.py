@@ -24,6 +24,7 @@ from hubmerge.chunks import (
     Chunk,
     Done,
     Observer,
+    Sensitivities,
     Silent,
     StreamOptions,
     Thresholds,
@@ -76,11 +77,16 @@ class MergeResult:
 
 @dataclass(frozen=True)
 class Variant:
-    """One of several merges of the same models: its plan, its journal, its folder."""
+    """One of several merges of the same models: its plan, its journal, its folder.
+
+    `sensitivities`: per agent the tensors of its sensitivity file, for methods that weigh by them; the reader's
+    models are the plan's followed by those files.
+    """
 
     plan: Plan
     journal: Journal
     folder: Path
+    sensitivities: tuple[Sensitivities, ...] = ()
 
 
 def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
@@ -224,11 +230,12 @@ def _merge_shard(
     inputs = {name: zero_tally(agents) for name in merged} if statistics is None else None
     results = [{name: zero_result(agents) for name in merged} for _ in variants]
     counted = zero_tally(agents)
+    measured = next((v.sensitivities for v, _ in variants if v.sensitivities), ())
     works = [Work(v.plan, options, statistics, t) for v, t in variants]
     whole = any(work.takes_wholes for work in works)
 
     def run(chunk: Chunk) -> tuple[Chunk, list[Done]]:
-        stored = read_chunk(reader, chunk)
+        stored = read_chunk(reader, chunk, measured)
         # the inputs are counted once, with the first variant
         return chunk, [w(chunk, stored, with_inputs=inputs is not None and i == 0) for i, w in enumerate(works)]
 

@@ -45,6 +45,8 @@ def summary(labels: Sequence[str], elements: int, seed: int) -> dict[str, Any]:
                 "agent": label, "changed": changed, "density": changed / n, "identical": elements - changed,
                 "unique": unique, "unique_share": unique / max(changed, 1), "shared": changed - unique,
                 "shared_with": shared_with, "rho": rho, "l1": 1.0, "l2": 1.0, "max": 0.5,
+                "sparsity": 1 - changed / n, "kurtosis": None, "l0_sparsity": None, "gini": None, "top_1_mass": None,
+                "top_5_mass": None, "error": dict.fromkeys(("l0_sparsity", "gini", "top_1_mass", "top_5_mass")),
             }
         )  # fmt: skip
     pairs = [

@@ -16,7 +16,8 @@ Merge methods read such files through `read_sensitivity` and `check_sensitivity`
 
 from __future__ import annotations
 
-from hubmerge.sensitivity.calibration import CalibrationSpec, Pair, digest, load_pairs
+from hubmerge.calibration_spec import CalibrationSpec
+from hubmerge.sensitivity.calibration import Pair, digest, load_pairs
 from hubmerge.sensitivity.compute import compute_sensitivity
 from hubmerge.sensitivity.file import SensitivityFile, SensitivityMetadata, check_sensitivity, read_sensitivity
 

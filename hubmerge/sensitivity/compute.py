@@ -22,12 +22,13 @@ from typing import Any, Literal
 import numpy as np
 
 from hubmerge import __version__
+from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import DiskError, HubmergeError, MemoryLimitError, SensitivityError, TargetExistsError
 from hubmerge.hub import Hub
 from hubmerge.recipe import ModelName
 from hubmerge.sensitivity import staging
-from hubmerge.sensitivity.calibration import CalibrationSpec, Pair, digest
+from hubmerge.sensitivity.calibration import Pair, digest
 from hubmerge.sensitivity.file import (
     Float32,
     SensitivityFile,

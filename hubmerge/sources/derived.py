@@ -1,12 +1,13 @@
 """Tensors that no file holds as such: computed element range by element range from tensors that files do hold.
 
+    BorrowedTensor  another model's tensor, as it is: what an adapter leaves to its base
     ScaledTensor    fp8 elements times the scale of their tensor, row or block
     AdaptedTensor   W + s·B·A of a LoRA adapter, without a full copy of anything
     ExtendedTensor  a base's rows, followed by the rows that an agent's vocabulary adds
 
-Their elements are float32, and every element is computed by itself, in an order of its own: which range is asked
-for changes no bit of it. Like a stored tensor, each has a name, a shape and a dtype (`entry`), so that nothing
-downstream needs to know how a tensor comes about.
+What is computed is float32, every element by itself, in an order of its own: which range is asked for changes no
+bit of it. Like a stored tensor, each has a name, a shape and a dtype (`entry`), so that nothing downstream needs
+to know how a tensor comes about. They nest: an adapter's W may be fp8.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from hubmerge.dtypes import Float32
 from hubmerge.sources.base import StoredTensor
 
+BASE = 0  # the base's place among the models of a merge
 _PANEL_ELEMENTS = 32 * 1024  # of a low-rank product at a time: sum and term stay in the second cache level
 
 
@@ -42,8 +44,27 @@ class DerivedTensor(StoredTensor, ABC):
     """A computed tensor. `shard` and the offsets of `entry` are those of the tensor that it stands for."""
 
     @abstractmethod
-    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
-        """[count] elements from `start`; `model` is the one that this tensor belongs to."""
+    def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
+        """[count] elements from `start`, as `entry.dtype` is stored; `model` is the one that this tensor belongs to."""
+
+
+@dataclass(frozen=True)
+class BorrowedTensor(DerivedTensor):
+    """A tensor of the model `owner`, seen as part of another one."""
+
+    tensor: StoredTensor
+    owner: int
+
+    @property
+    def kept_dtype(self) -> str:
+        return self.tensor.kept_dtype
+
+    @classmethod
+    def of(cls, tensor: StoredTensor, owner: int) -> BorrowedTensor:
+        return cls(tensor.shard, tensor.entry, tensor, owner)
+
+    def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
+        return elements.raw(self.owner, self.tensor, start, count)
 
 
 @dataclass(frozen=True)
@@ -88,7 +109,6 @@ class AdaptedTensor(DerivedTensor):
     """W + s·B·A, float32; the rank dimension is summed in order, so that no range sees another sum."""
 
     weight: StoredTensor  # W
-    weight_model: int  # whose W that is: 0 for the base's, the agent's own where its adapter brings one
     a: StoredTensor  # [rank, in]
     b: StoredTensor  # [out, rank]
     scale: float
@@ -100,18 +120,12 @@ class AdaptedTensor(DerivedTensor):
 
     @classmethod
     def of(
-        cls,
-        weight: StoredTensor,
-        weight_model: int,
-        factors: tuple[StoredTensor, StoredTensor],
-        scale: float,
-        transposed: bool,
+        cls, weight: StoredTensor, a: StoredTensor, b: StoredTensor, scale: float, *, transposed: bool
     ) -> AdaptedTensor:
-        """`factors`: A and B."""
-        return cls(weight.shard, replace(weight.entry, dtype="F32"), weight, weight_model, *factors, scale, transposed)
+        return cls(weight.shard, replace(weight.entry, dtype="F32"), weight, a, b, scale, transposed)
 
     def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
-        weight = elements.values(self.weight_model, self.weight, start, count)
+        weight = elements.values(model, self.weight, start, count)
         if count == 0:
             return weight
         a, b = elements.whole(model, self.a), elements.whole(model, self.b)
@@ -130,16 +144,14 @@ class ExtendedTensor(DerivedTensor):
 
     own: StoredTensor
     added: StoredTensor
-    added_model: int
 
     @property
     def kept_dtype(self) -> str:
         return self.own.kept_dtype
 
     @classmethod
-    def of(cls, own: StoredTensor, added: StoredTensor, added_model: int) -> ExtendedTensor:
-        entry = replace(own.entry, dtype="F32", shape=added.entry.shape)
-        return cls(own.shard, entry, own, added, added_model)
+    def of(cls, own: StoredTensor, added: StoredTensor) -> ExtendedTensor:
+        return cls(own.shard, replace(own.entry, dtype="F32", shape=added.entry.shape), own, added)
 
     def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
         end = self.own.entry.elements
@@ -148,7 +160,7 @@ class ExtendedTensor(DerivedTensor):
         if inside:
             parts.append(elements.values(model, self.own, start, inside))
         if inside < count:
-            parts.append(elements.values(self.added_model, self.added, start + inside, count - inside))
+            parts.append(elements.values(model, self.added, start + inside, count - inside))
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
 
@@ -171,7 +183,7 @@ def _product(left: Float32, right: Float32) -> Float32:
 
 def fp8_values(raw: NDArray[Any], dtype: str) -> Float32:
     """fp8 bits (uint8) → float32, exact."""
-    return _TABLES[dtype][raw]
+    return np.asarray(_TABLES[dtype][raw])
 
 
 def _e4m3() -> Float32:

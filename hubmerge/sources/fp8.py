@@ -50,12 +50,13 @@ def with_scales(model: Model) -> Seen:
         if not scales:
             continue  # its dtype is refused later, by name
         scale = model.tensors[scales[0]]
-        block = _block(tensor, scale, model.config)
-        if len(scales) > 1 or block is None or scale.entry.dtype not in FLOAT_DTYPES:
+        whole = scale.entry.elements == 1
+        block = None if whole else _block(tensor, scale, model.config)
+        if len(scales) > 1 or not (whole or block) or scale.entry.dtype not in FLOAT_DTYPES:
             found = " and ".join(f"{model.tensors[s].entry.dtype} {dims(model.tensors[s].entry.shape)}" for s in scales)
             strange.append(f"{name} {dims(tensor.entry.shape)} with {found}")
             continue
-        tensors[name] = ScaledTensor.of(tensor, scale, block if block != tensor.entry.shape else None)
+        tensors[name] = ScaledTensor.of(tensor, scale, block)
         del tensors[scales[0]]
         for end in _ACTIVATIONS:
             other = name.removesuffix("weight") + end
@@ -85,11 +86,9 @@ def with_scales(model: Model) -> Seen:
     return Seen(seen, tuple(problems), tuple(warnings))
 
 
-def _block(tensor: StoredTensor, scale: StoredTensor, config: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Rows and columns that share a scale; the tensor's own shape if all do, None if the shapes fit nothing."""
+def _block(tensor: StoredTensor, scale: StoredTensor, config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Rows and columns that share a scale; None if the shapes fit nothing."""
     shape, scales = tensor.entry.shape, scale.entry.shape
-    if scale.entry.elements == 1:
-        return shape
     if len(shape) != 2:
         return None
     if scales in ((shape[0], 1), (shape[0],)):

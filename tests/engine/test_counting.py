@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubmerge.counting import BLOCK, activity, block_sums, count_inputs, count_result, fold_inputs, fold_result
-from hubmerge.statistics import ResultTally, Statistics, Tally, layer_of, module_of, summarize, zero_result, zero_tally
+from hubmerge.statistics import (
+    SCHEMA,
+    ResultTally,
+    Statistics,
+    Tally,
+    layer_of,
+    module_of,
+    summarize,
+    zero_result,
+    zero_tally,
+)
 
 
 def random_inputs(seed: int, n: int, k: int = 3) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -144,6 +155,15 @@ def test_grouping_by_layer_and_module_loses_nothing() -> None:
     assert list(statistics.by_layer()) == [0, 1]
     assert set(statistics.by_module()) == {"embedding", "mlp", "attention", "norm"}
     assert summarize(statistics.total, statistics.agents)["agents"][0]["changed"] == 4 * int(tally.changed[0])
+
+
+def test_the_page_on_statistics_names_every_field_and_the_schema() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "statistics.md").read_text(encoding="utf-8")
+    base, agents = random_inputs(6, 100)
+    group = summarize(count(base, agents, BLOCK), ["a", "b", "c"])
+    fields = {*group, *group["shares"], *group["agents"][0], *group["pairs"][0], *group["agents"][0]["error"]}
+    assert [f for f in sorted(fields - {"agent"}) if f"`{f}`" not in page and f"[].{f}`" not in page] == []
+    assert f"`schema` {SCHEMA}." in page
 
 
 @pytest.mark.parametrize(

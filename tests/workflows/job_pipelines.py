@@ -152,3 +152,9 @@ def floods(_spec: JobSpec, emit: Emit) -> None:
         emit(Notice(message=f"notice {number}"))
         emit(Progress(stage="stream", done=number + 1, total=5000))
     emit(Result(values={}))
+
+
+def reads_stdin(spec: JobSpec, emit: Emit) -> None:
+    """A helper that asks for input gets none, and takes no heartbeat."""
+    helper = subprocess.run(["cat"], capture_output=True, timeout=20, check=True)
+    emit(Result(values={"read": helper.stdout.decode(), "length": len(spec.payload["long"])}))

@@ -312,6 +312,11 @@ def test_a_child_sees_no_secret_of_the_space(tmp_path: Path, live: Store, monkey
     assert child_environment({}, "http://hub")["HF_ENDPOINT"] == "http://hub"
 
 
+def test_a_long_document_arrives_whole_and_a_helper_reads_none_of_what_follows(tmp_path: Path, live: Store) -> None:
+    job = run_one(tmp_path, live, "reads_stdin", long="x" * 250_000)  # longer than a pipe holds
+    assert job.result == {"read": "", "length": 250_000}
+
+
 def test_folders_of_jobs_that_ended_meanwhile_are_swept(tmp_path: Path, live: Store) -> None:
     for name in ("cancelled", "waiting", "failed"):
         live.submit(new_job(name))

@@ -1,0 +1,36 @@
+"""Which question-answer pairs a sensitivity is taken on; part of a recipe, read by hubmerge.sensitivity."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_PAIRS = 100_000
+MAX_TOKENS = 1_000_000
+
+
+class CalibrationSpec(BaseModel):
+    """Which pairs of which data."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: str = Field(min_length=1, max_length=4096)  # a JSONL file, or a dataset's id on the Hub
+    split: str = Field(default="train", min_length=1, max_length=256)  # of a Hub dataset; `train[:1000]` works
+    revision: str | None = Field(default=None, max_length=255)  # of a Hub dataset
+    prompt: str = Field(min_length=1, max_length=256)  # column
+    answer: str = Field(min_length=1, max_length=256)  # column
+    max_pairs: int = Field(default=128, ge=1, le=MAX_PAIRS)
+    max_tokens: int = Field(default=1024, ge=2, le=MAX_TOKENS)  # of prompt, answer and EOS together
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+    @property
+    def is_file(self) -> bool:
+        return self.data.startswith((".", "/", "~")) or self.data.count("/") > 1 or self.data.endswith(".jsonl")
+
+    @property
+    def label(self) -> str:
+        """The data's name without the folders of this machine."""
+        if self.is_file:
+            return Path(self.data).name
+        return f"{self.data}@{self.revision}" if self.revision else self.data

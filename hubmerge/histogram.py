@@ -1,0 +1,191 @@
+"""Order statistics of |δ| from one pass: a histogram that adds up exactly, and what follows from it, with bounds.
+
+A bin holds the magnitudes whose float32 patterns agree in the exponent and the first MANTISSA_BITS of the mantissa:
+it is narrower than RELATIVE_WIDTH = 2⁻⁵ of any normal value in it. Zero has no bin; zeros are what the bins leave
+over. Per bin two integers are kept: the number of elements, and the sum of their offsets (pattern − the bin's first
+pattern). The patterns of a bin are equally spaced, so the two give its L1 mass exactly; and integers add up in any
+order, so chunks, tensors and processes cannot change a result.
+
+What stays open is how the elements lie within a bin. Every statistic is therefore an interval over all elements
+that fit the bins: the estimate is its midpoint, and the error, given with it, half its width. Where bin i holds the
+shares nᵢ of the elements and mᵢ of the mass:
+
+    Gini             error ≤ 2⁻⁵/8 · Σ nᵢ·mᵢ ≤ 2⁻⁸   a bin's mean difference is 0 at least; at most its mean lies
+                                                     halfway between elements at both ends
+    mass of the top  error ≤ 2⁻⁵/8 · mᵢ ≤ 2⁻⁸         open in the one bin i that the rank falls into
+    L0 sparsity      error ≤ nᵢ/2                     open in the one bin i that the limit falls into
+
+The bounds of the first two are for normal floats (from 2⁻¹²⁶); the error that comes with an estimate always holds.
+It is 0 where the elements of a bin all sit at its lower end, as differences of a few bf16 ulps do. Double rounding
+comes on top of all this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+MANTISSA_BITS = 5
+LOW_BITS = 23 - MANTISSA_BITS  # of a pattern, within a bin
+LAST = (1 << LOW_BITS) - 1  # the largest offset in a bin
+BINS = 1 << (8 + MANTISSA_BITS)
+RELATIVE_WIDTH = 2.0**-MANTISSA_BITS
+MAX_ERROR = RELATIVE_WIDTH / 8  # of Gini and top mass
+
+Counts = NDArray[np.int64]
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The true value lies within `error` of `value`."""
+
+    value: float
+    error: float
+
+    @classmethod
+    def between(cls, low: float, high: float) -> Self:
+        return cls((low + high) / 2, (high - low) / 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """The non-zero magnitudes of K agents by bin; bins that hold nothing are left out."""
+
+    keys: Counts  # agent · BINS + bin, ascending
+    counts: Counts  # elements in the bin
+    offsets: Counts  # Σ of their patterns − the bin's first pattern
+
+    @classmethod
+    def from_dense(cls, counts: Counts, offsets: Counts) -> Self:
+        """From arrays [K, BINS]."""
+        flat = counts.reshape(-1)
+        keys = np.flatnonzero(flat).astype(np.int64)
+        return cls(keys, flat[keys], offsets.reshape(-1)[keys])
+
+    def __add__(self, other: Self) -> Self:
+        keys, place = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
+        counts, offsets = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+        mine, theirs = place[: len(self.keys)], place[len(self.keys) :]
+        counts[mine] += self.counts
+        counts[theirs] += other.counts
+        offsets[mine] += self.offsets
+        offsets[theirs] += other.offsets
+        return type(self)(keys, counts, offsets)
+
+    def of(self, agent: int, elements: int) -> Magnitudes:
+        """One agent's magnitudes among `elements`, zeros included."""
+        first, end = np.searchsorted(self.keys, [agent * BINS, (agent + 1) * BINS])
+        part = slice(first, end)
+        return Magnitudes(elements, self.keys[part] - agent * BINS, self.counts[part], self.offsets[part])
+
+    def to_json(self) -> dict[str, list[int]]:
+        """Keys as gaps, which are short."""
+        return {
+            "gaps": np.diff(self.keys, prepend=0).tolist(),
+            "counts": self.counts.tolist(),
+            "offsets": self.offsets.tolist(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        gaps, counts, offsets = (np.array(data[name], dtype=np.int64) for name in ("gaps", "counts", "offsets"))
+        return cls(np.cumsum(gaps), counts, offsets)
+
+
+def empty_histogram() -> Histogram:
+    return Histogram(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+
+
+def histogram_of(deltas: Sequence[NDArray[np.float32]]) -> Histogram:
+    """K arrays [n], float32; n below 2^35, so that the sums of offsets are exact in float64."""
+    counts = np.zeros((len(deltas), BINS), dtype=np.int64)
+    offsets = np.zeros_like(counts)
+    for k, delta in enumerate(deltas):
+        patterns = np.abs(delta).view(np.uint32)
+        patterns = patterns[patterns != 0]
+        bins = patterns >> LOW_BITS
+        counts[k] = np.bincount(bins, minlength=BINS)
+        offsets[k] = np.bincount(bins, weights=patterns & LAST, minlength=BINS)
+    return Histogram.from_dense(counts, offsets)
+
+
+@dataclass(frozen=True, eq=False)
+class Magnitudes:
+    """|δ| of one agent over some elements; every method is None where no element is non-zero."""
+
+    elements: int
+    bins: Counts  # ascending
+    counts: Counts
+    offsets: Counts
+
+    @cached_property
+    def _ulp(self) -> Float64:
+        """The distance of neighbouring patterns in each bin."""
+        return np.asarray(np.ldexp(1.0, np.maximum(self.bins >> MANTISSA_BITS, 1) - 150))
+
+    @cached_property
+    def _low(self) -> Float64:
+        """Each bin's first value."""
+        return np.asarray((self.bins << LOW_BITS).astype(np.uint32).view(np.float32), dtype=np.float64)
+
+    @cached_property
+    def mass(self) -> Float64:
+        """Σ|δ| of each bin."""
+        return self.counts * self._low + self.offsets * self._ulp
+
+    @property
+    def _zeros(self) -> int:
+        return self.elements - int(self.counts.sum())
+
+    def gini(self) -> Estimate | None:
+        """Σ_ij |x_i − x_j| / (2 n² x̄) of all elements; 0 where all are equal, (n − 1)/n where one alone is non-zero."""
+        if not len(self.bins):
+            return None
+        n, mass = self.elements, float(self.mass.sum())
+        smaller = self._zeros + np.cumsum(self.counts) - self.counts
+        between = float((self.mass * (2 * smaller + self.counts - n)).sum()) / (n * mass)
+        mean = self.offsets / self.counts
+        spread = self.counts * self.counts.astype(np.float64) * mean * (LAST - mean) / LAST * self._ulp
+        return Estimate.between(between, between + float(spread.sum()) / (n * mass))
+
+    def top_mass(self, percent: int) -> Estimate | None:
+        """Share of Σ|δ| in the largest ⌈percent·n/100⌉ elements."""
+        if not len(self.bins):
+            return None
+        wanted = -(-self.elements * percent // 100)
+        above = np.cumsum(self.counts[::-1])[::-1]  # elements in this bin and higher ones
+        total = float(self.mass.sum())
+        if wanted >= above[0]:
+            return Estimate(1.0, 0.0)
+        place = int(np.flatnonzero(above > wanted)[-1])
+        taken = wanted - int(above[place] - self.counts[place])
+        count, offset = int(self.counts[place]), int(self.offsets[place])
+        # of count patterns that sum to offset, the largest `taken` sum to at least their mean's share
+        least, most = taken * offset / count, min(taken * LAST, offset)
+        certain = float(self.mass[place + 1 :].sum()) + taken * float(self._low[place])
+        ulp = float(self._ulp[place])
+        return Estimate.between((certain + least * ulp) / total, (certain + most * ulp) / total)
+
+    def below(self, limit: float) -> Estimate | None:
+        """Share of the elements with |δ| < limit, in exact arithmetic; limit > 0."""
+        if not len(self.bins):
+            return None
+        single = np.float32(limit)
+        if float(single) < limit:
+            single = np.nextafter(single, np.float32(np.inf))
+        pattern = int(single.view(np.uint32))  # |δ| < limit ⇔ its pattern is below this one
+        place, inside = pattern >> LOW_BITS, pattern & LAST
+        certain = self._zeros + int(self.counts[self.bins < place].sum())
+        least = most = 0
+        if inside and (at := np.flatnonzero(self.bins == place)).size:
+            count, offset = int(self.counts[at[0]]), int(self.offsets[at[0]])
+            # z elements with offsets of at most inside − 1 and the others of at least inside must sum to `offset`
+            least = max(0, count - offset // inside)
+            most = min(count, (count * LAST - offset) // (LAST - inside + 1))
+        return Estimate.between((certain + least) / self.elements, (certain + most) / self.elements)

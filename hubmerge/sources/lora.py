@@ -1,0 +1,227 @@
+"""LoRA adapters as agents: W + s·B·A on the base's tensors, each computed when it is read.
+
+PEFT (arXiv:2106.09685) stores, below `base_model.model.` and the module's name,
+
+    lora_A.weight [r, in], lora_B.weight [out, r]            linear; W is [out, in], with fan_in_fan_out [in, out]
+    lora_embedding_A [r, tokens], lora_embedding_B [dim, r]  embeddings; W is [tokens, dim]
+    weight, bias                                             full tensors (modules_to_save, bias) for the base's
+    base_layer.weight                                        the same for a layer that is adapted, too
+
+What an adapter does not name is the base's. Its base is the recipe's: another one is refused where the names show
+it. On a tied base neither embedding nor head can be adapted: training saw two tensors where a checkpoint has one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from hubmerge.dtypes import FLOAT_DTYPES
+from hubmerge.errors import Problem
+from hubmerge.sources.adapter_config import AdapterConfig
+from hubmerge.sources.base import Model, StoredTensor, is_hub_id
+from hubmerge.sources.derived import BASE, AdaptedTensor, BorrowedTensor
+from hubmerge.sources.fp8 import Seen
+from hubmerge.sources.prefixes import renaming
+from hubmerge.tying import is_embedding, is_head, is_tied
+from hubmerge.wording import dims, incompatible, named
+
+_WRAPPER = "base_model.model."
+_LINEAR = re.compile(r"(.+)\.lora_([AB])\.weight", re.ASCII)
+_EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])", re.ASCII)
+_WRAPPED = re.compile(r"\.(?:base_layer|modules_to_save)\.", re.ASCII)
+
+
+@dataclass
+class _Parts:
+    """The adapter's tensors by what they are; `factors` by the name of the weight that they change."""
+
+    factors: dict[str, dict[str, StoredTensor]] = field(default_factory=dict)
+    embeddings: set[str] = field(default_factory=set)
+    full: dict[str, StoredTensor] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+
+
+def attached(base: Model, agent: Model) -> Seen:
+    """The adapter `agent` as a model of its own: the base's tensors, changed.
+
+    `base` and its tensors are those that the merge sees.
+    """
+    config = agent.adapter
+    assert config is not None
+    where = str(agent.ref)
+    parts = _sorted(agent)
+    problems, warnings = [*_strangers(parts, where)], []
+    hints, notes = _base_hint(base, agent, config)
+    problems += hints
+    warnings += notes
+    targets = {*parts.factors, *parts.full}
+    renamed = renaming(targets, base.tensors, lambda names: all(n in base.tensors for n in names))
+    names: Mapping[str, str] = {n: n for n in targets}
+    if renamed is not None:
+        words, names = renamed
+        warnings.append(f"{agent.ref.id}: {words}")
+    tensors: dict[str, StoredTensor] = {n: BorrowedTensor.of(t, BASE) for n, t in base.tensors.items()}
+    tensors |= {names[n]: t for n, t in parts.full.items()}
+    problems += _tied_problems(base, [names[n] for n in sorted(targets)], where)
+    missing = [names[n] for n in parts.factors if names[n] not in tensors]
+    if missing:
+        problems.append(
+            incompatible(
+                "an adapter of tensors that the base does not have",
+                where=where,
+                expected=f"tensors of {base.ref.id}",
+                got=named(missing),
+                next_step=_other_base(config, base, agent),
+            )
+        )
+    unfit: list[str] = []
+    adapted: dict[str, AdaptedTensor] = {}
+    for name, pair in parts.factors.items():
+        if names[name] in missing:
+            continue
+        made = _adapted(name, pair, tensors[names[name]], config, name in parts.embeddings)
+        if isinstance(made, str):
+            unfit.append(made)
+        else:
+            adapted[names[name]] = made
+    unfit += _mixed_orientation(adapted, config, {names[n] for n in parts.embeddings})
+    if unfit:
+        problems.append(
+            incompatible(
+                "adapter tensors that do not fit the base",
+                where=where,
+                expected=f"A and B for the shapes of {base.ref.id}",
+                got=named(unfit),
+                next_step=_other_base(config, base, agent),
+            )
+        )
+    seen = replace(agent, config=base.config, tensors=MappingProxyType({**tensors, **adapted}))
+    return Seen(seen, tuple(problems), tuple(warnings))
+
+
+def resident_bytes(model: Model, kept: int) -> int:
+    """The most that the reader keeps of an adapter's factors: the `kept` largest, in float32."""
+    if model.adapter is None:
+        return 0
+    sizes = (4 * t.entry.elements for n, t in model.tensors.items() if ".lora_" in n)
+    return sum(sorted(sizes, reverse=True)[:kept])
+
+
+def _sorted(agent: Model) -> _Parts:
+    parts = _Parts()
+    for stored, tensor in agent.tensors.items():
+        name = stored.removeprefix(_WRAPPER)
+        if match := _LINEAR.fullmatch(name) or _EMBEDDING.fullmatch(name):
+            weight = f"{match[1]}.weight"
+            parts.factors.setdefault(weight, {})[match[2]] = tensor
+            if ".lora_embedding_" in name:
+                parts.embeddings.add(weight)
+        elif "lora_" in name:
+            parts.unknown.append(stored)
+        else:
+            plain = _WRAPPED.sub(".", name)
+            if plain in parts.full:
+                parts.unknown.append(stored)
+            parts.full[plain] = tensor
+    return parts
+
+
+def _strangers(parts: _Parts, where: str) -> Iterator[Problem]:
+    half = [f"{n} (no {'B' if 'A' in pair else 'A'})" for n, pair in parts.factors.items() if len(pair) != 2]
+    if parts.unknown or half:
+        yield incompatible(
+            "an adapter with tensors that cannot be merged",
+            where=where,
+            expected="pairs of lora_A and lora_B, and full tensors",
+            got=named([*parts.unknown, *half]),
+            next_step="Merge the adapter into its base with PEFT and use the result as an agent.",
+        )
+    elif not parts.factors:
+        yield incompatible("an adapter without a pair of lora_A and lora_B", where=where, next_step="Remove it.")
+
+
+def _base_hint(base: Model, agent: Model, config: AdapterConfig) -> tuple[list[Problem], list[str]]:
+    """What the adapter's own word for its base tells: a Hub id, or a path on its author's machine."""
+    name = config.base_name
+    if name == base.ref.id:
+        if config.base_revision and config.base_revision not in (base.ref.sha, base.ref.requested):
+            revision = ascii(config.base_revision)[1:-1][:80]
+            note = f"{agent.ref.id}: it was trained on {base.ref.id} at {revision}, and is applied to {base.ref}"
+            return [], [note]
+        return [], []
+    told = "no base" if name is None else ascii(name)[1:-1][:120]
+    note = f"{agent.ref.id}: its adapter_config.json names {told}; it is applied to {base.ref.id}"
+    if name is None or base.ref.kind != "hub" or "/" not in name or not is_hub_id(name):
+        return [], [note]
+    if name.lower().rsplit("/")[-1] == base.ref.id.lower().rsplit("/")[-1]:
+        return [], [note]  # a copy of the same model under another owner
+    problem = incompatible(
+        "an adapter of another model",
+        where=str(agent.ref),
+        expected=base.ref.id,
+        got=told,
+        next_step=f"Choose {told} as the base; if both are the same weights, correct base_model_name_or_path.",
+    )
+    return [problem], []
+
+
+def _other_base(config: AdapterConfig, base: Model, agent: Model) -> str:
+    if config.base_name and config.base_name != base.ref.id:
+        return f"Choose the adapter's own base, {ascii(config.base_name)[1:-1][:120]}, or remove {agent.ref.id}."
+    return f"Remove {agent.ref.id} or choose the base it was trained from."
+
+
+def _tied_problems(base: Model, targets: list[str], where: str) -> Iterator[Problem]:
+    touched = [n for n in targets if is_head(n) or is_embedding(n)]
+    if touched and is_tied(base):
+        yield incompatible(
+            "an adapter of an embedding that the base ties to its head",
+            where=where,
+            expected="an adapter of other layers",
+            got=named(touched),
+            next_step="Merge the adapter into its base with PEFT and use the result as an agent.",
+        )
+
+
+def _adapted(
+    name: str,
+    pair: Mapping[str, StoredTensor],
+    weight: StoredTensor,
+    config: AdapterConfig,
+    embedding: bool,
+) -> AdaptedTensor | str:
+    """W + s·B·A, or what does not fit."""
+    if len(pair) != 2:
+        return f"{name} (half a pair)"
+    a, b = pair["A"], pair["B"]
+    shapes = f"{name}: A {dims(a.entry.shape)}, B {dims(b.entry.shape)}, W {dims(weight.entry.shape)}"
+    if len(a.entry.shape) != 2 or len(b.entry.shape) != 2 or a.entry.shape[0] != b.entry.shape[1]:
+        return shapes
+    if any(t.entry.dtype not in FLOAT_DTYPES for t in (a, b, weight)):
+        return f"{name}: A {a.entry.dtype}, B {b.entry.dtype}, W {weight.entry.dtype}"
+    module = name.removesuffix(".weight")
+    rank = a.entry.shape[0]
+    if rank != config.rank_of(module):
+        return f"{name}: rank {rank}, where adapter_config.json says {config.rank_of(module)}"
+    plain = (b.entry.shape[0], a.entry.shape[1])
+    if weight.entry.shape not in (plain, plain[::-1]) or (embedding and weight.entry.shape != plain[::-1]):
+        return shapes
+    # a shape that is not square tells how W is stored, whatever the config says
+    square = plain[0] == plain[1]
+    transposed = embedding or (config.fan_in_fan_out if square else weight.entry.shape != plain)
+    return AdaptedTensor.of(weight, a, b, config.scale_of(module), transposed=transposed)
+
+
+def _mixed_orientation(adapted: Mapping[str, AdaptedTensor], config: AdapterConfig, embeddings: set[str]) -> list[str]:
+    """Square tensors of which nobody can say how they are stored, since others contradict fan_in_fan_out."""
+    linear = {n: t for n, t in adapted.items() if n not in embeddings}
+    if all(t.transposed == config.fan_in_fan_out for t in linear.values()):
+        return []
+    return [
+        f"{n}: square, and fan_in_fan_out is not what others show"
+        for n, t in linear.items()
+        if t.entry.shape[0] == t.entry.shape[1]
+    ]

@@ -1,0 +1,62 @@
+"""What the stored tensors of base and agents stand for, before anything is compared.
+
+In this order: fp8 elements get their scales, adapters become models on their base, and names that differ by a
+known prefix are brought to the base's. Each step is a pure function of headers and small files, and hands on
+models of which the rest of the plan need not know how their tensors come about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hubmerge.errors import Problem
+from hubmerge.sources.base import Model
+from hubmerge.sources.fp8 import Seen, with_scales
+from hubmerge.sources.lora import attached
+from hubmerge.sources.prefixes import aligned
+from hubmerge.wording import incompatible
+
+
+@dataclass(frozen=True)
+class Views:
+    """Base and agents as the merge sees them, and what was found on the way."""
+
+    base: Model
+    agents: tuple[Model, ...]
+    problems: tuple[Problem, ...]
+    warnings: tuple[str, ...]
+
+
+def views_of(base: Model, agents: Sequence[Model]) -> Views:
+    """Every model by the tensors that it stands for; problems in the recipe's order."""
+    if base.adapter is not None:
+        problem = incompatible(
+            "the base is an adapter",
+            where=str(base.ref),
+            expected="a model with weights of its own",
+            got="LoRA adapter",
+            next_step="Choose the adapter's base, and the adapter as an agent.",
+        )
+        return Views(base, tuple(agents), (problem,), ())
+    steps = [with_scales(base)]
+    seen_base = steps[0].model
+    seen_agents = []
+    for agent in agents:
+        steps.append(_seen(seen_base, agent))
+        seen_agents.append(steps[-1].model)
+    warnings = [w for s in steps for w in s.warnings]
+    return Views(seen_base, tuple(seen_agents), tuple(p for s in steps for p in s.problems), tuple(warnings))
+
+
+def _seen(base: Model, agent: Model) -> Seen:
+    if agent.adapter is not None:
+        return attached(base, agent)
+    scaled = with_scales(agent)
+    named = aligned(base, scaled.model)
+    notes = []
+    if agent.kind != base.kind and "fp8" in agent.kind:
+        notes.append(
+            f"{agent.ref.id}: its weights are fp8, so its update includes the error of rounding them to 8 bits"
+        )
+    return Seen(named.model, scaled.problems, (*scaled.warnings, *named.warnings, *notes))

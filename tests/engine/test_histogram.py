@@ -1,0 +1,298 @@
+"""Order statistics from the histogram against sorted full arrays: never further off than the error they state."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hubmerge import compiled, eager
+from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
+from hubmerge.histogram import BINS, LAST, MAX_ERROR, Estimate, Histogram, empty_histogram, histogram_of
+from hubmerge.statistics import Tally, summarize, zero_tally
+
+ROUNDING = 1e-12  # of float64 sums, on both sides of a comparison
+SMALLEST_NORMAL = np.float32(2.0**-126)
+
+
+def naive_gini(delta: np.ndarray) -> float:
+    x = np.sort(np.abs(delta.astype(np.float64)))
+    n = len(x)
+    ranks = np.arange(1, n + 1)
+    return math.fsum((2 * ranks - n - 1) * x) / (n * math.fsum(x))
+
+
+def naive_top_mass(delta: np.ndarray, percent: int) -> float:
+    x = np.sort(np.abs(delta.astype(np.float64)))[::-1]
+    return math.fsum(x[: math.ceil(len(x) * percent / 100)]) / math.fsum(x)
+
+
+def naive_l0_sparsity(delta: np.ndarray) -> float:
+    x = np.abs(delta.astype(np.float64))
+    return float(np.mean(x < 0.01 * x.max()))
+
+
+def naive_kurtosis(delta: np.ndarray) -> float:
+    x = delta.astype(np.float64)
+    x = x / np.abs(x).max()
+    centred = x - math.fsum(x) / len(x)
+    return math.fsum(centred**4) / len(x) / (math.fsum(centred**2) / len(x)) ** 2 - 3
+
+
+def tally_of(*deltas: np.ndarray, chunk: int = 1000 * BLOCK) -> Tally:
+    """Agents of a base of zeros."""
+    base = np.zeros(len(deltas[0]), dtype=np.float32)
+    running = zero_tally(len(deltas))
+    for start in range(0, len(base), chunk):
+        parts = [d[start : start + chunk] for d in deltas]
+        counted = count_inputs(base[start : start + chunk], parts, parts, activity(parts, 1e-5))
+        running = fold_inputs(running, counted)
+    return running
+
+
+def within(estimate: Estimate | None, true: float) -> bool:
+    assert estimate is not None
+    assert estimate.error >= 0
+    return abs(estimate.value - true) <= estimate.error + ROUNDING
+
+
+def distribution(kind: str, rng: np.random.Generator, n: int) -> np.ndarray:
+    sparse = rng.random(n) < rng.choice([0.01, 0.1, 0.5, 1.0])
+    values = {
+        "normal": rng.normal(size=n) * 1e-3,
+        "cauchy": np.clip(rng.standard_cauchy(size=n), -1e30, 1e30),
+        "log-normal": rng.choice([-1, 1], n) * np.exp(rng.normal(size=n) * 6),
+        "uniform": rng.uniform(-1, 1, n),
+        "one bin": 1 + rng.random(n) / 33,
+        "ends of a bin": rng.choice([1.0, 1 + LAST * 2.0**-23], n),
+        "bf16 ulps": rng.integers(-3, 4, n) * 2.0 ** rng.integers(-16, -9, n),
+        "subnormal": rng.integers(-40, 40, n) * 2.0**-149,
+        "near subnormal": rng.normal(size=n) * 2.0**-126,
+        "huge": rng.normal(size=n) * 1e37,
+    }[kind]
+    delta = np.where(sparse, values, 0).astype(np.float32)
+    delta[rng.integers(n)] = np.float32(values[values != 0][0] if values.any() else 2.0**-149)
+    return delta
+
+
+KINDS = ["normal", "cauchy", "log-normal", "uniform", "one bin", "ends of a bin", "bf16 ulps", "subnormal",
+         "near subnormal", "huge"]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), n=st.sampled_from([1, 2, 3, 50, 101, 3000, BLOCK + 1]))
+def test_no_estimate_is_further_off_than_its_error(kind: str, seed: int, n: int) -> None:
+    delta = distribution(kind, np.random.default_rng(seed), n)
+    tally = tally_of(delta)
+    assert within(tally.gini(0), naive_gini(delta))
+    assert within(tally.top_mass(0, 1), naive_top_mass(delta, 1))
+    assert within(tally.top_mass(0, 5), naive_top_mass(delta, 5))
+    assert within(tally.l0_sparsity(0), naive_l0_sparsity(delta))
+
+
+@settings(max_examples=200, deadline=None)
+@given(kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), n=st.sampled_from([1, 2, 50, 3000]))
+def test_the_errors_keep_the_bounds_that_the_module_states(kind: str, seed: int, n: int) -> None:
+    delta = distribution(kind, np.random.default_rng(seed), n)
+    delta = np.where(np.abs(delta) < SMALLEST_NORMAL, SMALLEST_NORMAL * (delta != 0), delta).astype(np.float32)
+    tally = tally_of(delta)
+    magnitudes = tally.histogram.of(0, n)
+    limit = 0.01 * float(np.abs(delta).max())
+    patterns = np.abs(delta).view(np.uint32)
+    straddled = np.count_nonzero((patterns != 0) & (patterns >> 18 == int(np.float32(limit).view(np.uint32)) >> 18)) / n
+    for estimate, bound in [
+        (magnitudes.gini(), MAX_ERROR),
+        (magnitudes.top_mass(1), MAX_ERROR),
+        (magnitudes.top_mass(5), MAX_ERROR),
+        (magnitudes.below(limit), straddled / 2),
+    ]:
+        assert estimate is not None
+        assert estimate.error <= bound + ROUNDING
+
+
+def test_the_worst_bin_comes_close_to_the_stated_bound() -> None:
+    """Half of the elements at each end of the widest bin, relative to its values."""
+    delta = np.repeat(np.array([1.0, 1 + LAST * 2.0**-23], dtype=np.float32), 1000)
+    gini = tally_of(delta).gini(0)
+    assert gini is not None
+    assert 0.95 * MAX_ERROR < gini.error <= MAX_ERROR
+    assert gini.value + gini.error == pytest.approx(naive_gini(delta), abs=ROUNDING)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_updates_of_a_few_bf16_ulps_are_measured_without_error(seed: int) -> None:
+    delta = distribution("bf16 ulps", np.random.default_rng(seed), 20_000)
+    tally = tally_of(delta)
+    for estimate, true in [
+        (tally.gini(0), naive_gini(delta)),
+        (tally.top_mass(0, 1), naive_top_mass(delta, 1)),
+        (tally.top_mass(0, 5), naive_top_mass(delta, 5)),
+        (tally.l0_sparsity(0), naive_l0_sparsity(delta)),
+    ]:
+        assert estimate is not None
+        assert estimate.error == 0
+        assert estimate.value == pytest.approx(true, rel=1e-12)
+
+
+def test_statistics_of_four_elements_are_those_computed_by_hand() -> None:
+    tally = tally_of(np.array([0.0, 1.0, -1.0, 2.0], dtype=np.float32))
+    gini = tally.gini(0)
+    assert gini is not None
+    # |x_i − x_j| over all ordered pairs: 2·(1 + 1 + 2 + 0 + 1 + 1) = 12; 2·16·1 = 32
+    assert gini.value == 12 / 32
+    assert tally.top_mass(0, 1) == tally.top_mass(0, 5) == Estimate(2 / 4, 0.0)
+    assert tally.top_mass(0, 50) == Estimate(3 / 4, 0.0)
+    assert tally.top_mass(0, 75) == tally.top_mass(0, 100) == Estimate(1.0, 0.0)
+    assert tally.l0_sparsity(0) == Estimate(1 / 4, 0.0)
+    # mean 1/2, deviations −1/2, 1/2, −3/2, 3/2: m2 = 5/4, m4 = (2/16 + 2·81/16)/4 = 41/16
+    assert tally.kurtosis(0) == pytest.approx(41 / 16 / (25 / 16) - 3)
+
+
+def test_l0_sparsity_counts_what_is_strictly_below_a_hundredth_of_the_maximum() -> None:
+    below = np.nextafter(np.float32(0.5), np.float32(0))
+    assert tally_of(np.array([50, 0.5, below, 0], dtype=np.float32)).l0_sparsity(0) == Estimate(2 / 4, 0.0)
+
+
+def test_equal_magnitudes_are_perfectly_even() -> None:
+    tally = tally_of(np.full(1000, 0.3, dtype=np.float32))
+    gini, top = tally.gini(0), tally.top_mass(0, 5)
+    assert gini is not None
+    assert top is not None
+    assert within(gini, 0.0)
+    assert within(top, 0.05)
+    assert tally.l0_sparsity(0) == Estimate(0.0, 0.0)
+    assert tally.kurtosis(0) is None
+
+
+def test_one_element_alone_holds_everything() -> None:
+    delta = np.zeros(1000, dtype=np.float32)
+    delta[7] = 0.1
+    tally = tally_of(delta)
+    assert within(tally.gini(0), 0.999)
+    top, sparsity = tally.top_mass(0, 1), tally.l0_sparsity(0)
+    assert top is not None
+    assert top.value == pytest.approx(1)
+    assert sparsity is not None
+    assert sparsity.value == 0.999
+    # p = 1/1000 of a Bernoulli variable: (1 − 6p(1 − p))/(p(1 − p))
+    assert tally.kurtosis(0) == pytest.approx((1 - 6 * 0.001 * 0.999) / (0.001 * 0.999))
+
+
+def test_a_single_element_is_its_own_maximum() -> None:
+    tally = tally_of(np.array([-0.1], dtype=np.float32))
+    assert within(tally.gini(0), 0)
+    assert tally.top_mass(0, 1) == Estimate(1.0, 0.0)
+    assert tally.l0_sparsity(0) == Estimate(0.0, 0.0)
+    assert tally.kurtosis(0) is None
+
+
+@pytest.mark.parametrize("n", [0, 1, 5000])
+def test_an_agent_that_changed_nothing_has_no_order_statistics(n: int) -> None:
+    (agent,) = summarize(tally_of(np.zeros(n, dtype=np.float32)), ["a"])["agents"]
+    assert agent["sparsity"] == 1
+    for name in ("l0_sparsity", "gini", "top_1_mass", "top_5_mass"):
+        assert agent[name] is None
+        assert agent["error"][name] is None
+    assert agent["kurtosis"] is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS), seed=st.integers(0, 2**32), n=st.integers(2, 5000), shift=st.sampled_from([0, 0.5, 3])
+)
+def test_kurtosis_is_that_of_the_full_array(kind: str, seed: int, n: int, shift: float) -> None:
+    delta = distribution(kind, np.random.default_rng(seed), n)
+    delta = (delta + np.float32(shift) * np.std(delta.astype(np.float64))).astype(np.float32)
+    kurtosis = tally_of(delta).kurtosis(0)
+    wide = delta.astype(np.float64) / float(np.abs(delta).max() or 1)
+    if np.var(wide) > 2e-4 * np.mean(wide**2):
+        assert kurtosis == pytest.approx(naive_kurtosis(delta), rel=1e-6, abs=1e-6)
+
+
+def test_a_spread_that_raw_moments_cannot_resolve_gives_no_kurtosis() -> None:
+    nearly = (1 + np.random.default_rng(0).normal(size=1000) * 1e-3).astype(np.float32)
+    assert tally_of(nearly).kurtosis(0) is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), blocks=st.integers(1, 4), kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3)
+)
+def test_chunks_give_the_same_bits(seed: int, blocks: int, kinds: list[str]) -> None:
+    rng = np.random.default_rng(seed)
+    deltas = [distribution(kind, rng, 4 * BLOCK + 65) for kind in kinds]
+    labels = [str(k) for k in range(len(kinds))]
+    whole, parts = tally_of(*deltas), tally_of(*deltas, chunk=blocks * BLOCK)
+    assert parts.to_json() == whole.to_json()
+    assert summarize(parts, labels) == summarize(whole, labels)
+
+
+def test_the_histogram_of_a_model_is_that_of_its_tensors_in_any_order() -> None:
+    rng = np.random.default_rng(3)
+    tensors = [[distribution(kind, rng, 500) for _ in range(2)] for kind in KINDS]
+    parts = [histogram_of(deltas) for deltas in tensors]
+    whole = histogram_of([np.concatenate([t[k] for t in tensors]) for k in range(2)])
+    forward, backward = empty_histogram(), empty_histogram()
+    for part in parts:
+        forward, backward = forward + part, part + backward
+    assert forward.to_json() == backward.to_json() == whole.to_json()
+
+
+def test_every_element_is_in_the_bin_of_its_exponent_and_five_bits() -> None:
+    values = np.array([0, -0.0, 2.0**-149, 1, 1 + 2.0**-6, 1 + 2.0**-5, -1.5, 3.4e38], dtype=np.float32)
+    histogram = histogram_of([values[:2], values])
+    assert histogram.of(0, 2).bins.tolist() == []
+    magnitudes = histogram.of(1, 8)
+    assert magnitudes.bins.tolist() == [0, 127 * 32, 127 * 32 + 1, 127 * 32 + 16, 254 * 32 + 31]
+    assert magnitudes.counts.tolist() == [1, 2, 1, 1, 1]
+    assert magnitudes.offsets.tolist()[:4] == [1, 2**17, 0, 0]
+    assert histogram.keys.max() < 2 * BINS
+
+
+def test_the_mass_of_the_bins_is_the_l1_norm() -> None:
+    assert histogram_of([np.full(7, -3.1, dtype=np.float32)]).of(0, 7).mass.tolist() == [7 * float(np.float32(3.1))]
+    for kind in KINDS:
+        delta = distribution(kind, np.random.default_rng(5), 10_000)
+        mass = histogram_of([delta]).of(0, len(delta)).mass.sum()
+        assert float(mass) == pytest.approx(math.fsum(np.abs(delta.astype(np.float64))), rel=1e-13)
+
+
+def test_a_histogram_survives_json_and_stays_small() -> None:
+    rng = np.random.default_rng(6)
+    deltas = [distribution(kind, rng, 50_000) for kind in ("bf16 ulps", "normal")]
+    histogram = histogram_of(deltas)
+    text = json.dumps(histogram.to_json())
+    again = Histogram.from_json(json.loads(text))
+    assert again.to_json() == histogram.to_json()
+    assert again.keys.dtype == again.counts.dtype == again.offsets.dtype == np.int64
+    assert len(json.dumps(histogram_of(deltas[:1]).to_json())) < 2000
+    assert empty_histogram().to_json() == Histogram.from_json(empty_histogram().to_json()).to_json()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_compiled_pass_counts_the_same_magnitudes(kind: str) -> None:
+    rng = np.random.default_rng(8)
+    n = 3 * BLOCK + 65
+    deltas = [distribution(kind, rng, n), np.zeros(n, dtype=np.float32), distribution("normal", rng, n)]
+    base = np.zeros(n, dtype=np.float32)
+    base[5:9] = -0.0
+    deltas[1][:20] = -0.0
+    chunk = eager.ChunkInputs((base, *deltas), ("F32",) * 4, 0)
+    fast, slow = compiled.probe_chunk(chunk, 1e-5), eager.probe_chunk(chunk, 1e-5)
+    assert fast.tally.to_json() == slow.tally.to_json()
+    assert fast.sums.tobytes() == slow.sums.tobytes()
+
+
+def test_the_compiled_pass_does_not_overflow_in_a_long_chunk() -> None:
+    """More elements than packed counts and offsets have room for, all at the upper end of one bin."""
+    n = 1100 * BLOCK
+    delta = np.full(n, 1 + LAST * 2.0**-23, dtype=np.float32)
+    base = np.zeros(n, dtype=np.float32)
+    counted = compiled.probe_chunk(eager.ChunkInputs((base, delta), ("F32", "F32"), 0), 1e-5)
+    magnitudes = counted.tally.histogram.of(0, n)
+    assert magnitudes.counts.tolist() == [n]
+    assert magnitudes.offsets.tolist() == [n * LAST]

@@ -1,0 +1,328 @@
+"""A mergekit document becomes the recipe that means the same, says what it means differently, or is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hubmerge.errors import RecipeError
+from hubmerge.mergekit import from_mergekit, is_mergekit
+from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
+from hubmerge.recipe import Recipe, load_recipe, merge_identity, recipe_from_yaml
+from hubmerge.sources.base import ModelRef
+
+FLOAT32 = "dtype: float32\n"
+BASE = "base_model: org/base@v1\n"
+
+
+def models(a: str = "", b: str = "", base: str | None = None) -> str:
+    """Two agents, and the base where it is listed; the arguments are their parameters."""
+    listed = [("org/base@v1", base)] if base is not None else []
+    lines = [f"  - {{model: {n}, parameters: {{{p}}}}}" for n, p in (*listed, ("org/a", a), ("org/b@main", b))]
+    return "models:\n" + "\n".join(lines) + "\n"
+
+
+def document(method: str, agents: str | None = None, more: str = FLOAT32) -> str:
+    return f"merge_method: {method}\n{BASE}{models() if agents is None else agents}{more}"
+
+
+WEIGHED = models("weight: 0.6", "weight: 0.2")
+ALIKE = models("weight: 0.5, density: 0.25", "weight: 0.5, density: 0.25")
+TIES = document("ties", ALIKE)
+
+# the document; then method, weights and parameters of the recipe
+MEANINGS = {
+    "linear, base of no weight": (
+        document("linear", models("weight: 0.6", "weight: 0.2", base="weight: 0")),
+        ("linear", (0.6, 0.2), {}),
+    ),
+    "linear, the base takes part": (
+        document("linear", models("weight: 0.6", "weight: 0.2", base="weight: 1.2")),
+        ("task_arithmetic", (0.6, 0.2), {"lambda": 0.5}),
+    ),
+    "linear, one weight for all models": (
+        document("linear", models(), FLOAT32 + "parameters: {weight: 2}\n"),
+        ("task_arithmetic", (2.0, 2.0), {"lambda": 1 / 6}),
+    ),
+    "linear, not normalized": (
+        document(
+            "linear",
+            models("weight: 0.5", "weight: 0.25", base="weight: 0.25"),
+            FLOAT32 + "parameters: {normalize: false}\n",
+        ),
+        ("task_arithmetic", (0.5, 0.25), {"lambda": 1.0}),
+    ),
+    "task_arithmetic": (document("task_arithmetic", WEIGHED), ("task_arithmetic", (0.6, 0.2), {"lambda": 1.0})),
+    "task_arithmetic, normalized": (
+        document("task_arithmetic", WEIGHED, FLOAT32 + "parameters: {normalize: true, lambda: 0.4}\n"),
+        ("task_arithmetic", (0.6, 0.2), {"lambda": 0.5}),
+    ),
+    "ties": (TIES, ("ties", (1.0, 1.0), {"density": 0.25, "trim_scope": "tensor", "lambda": 1.0})),
+    "ties, density above 1": (
+        document("ties", models("weight: 3", "weight: 3"), FLOAT32 + "parameters: {density: 1.5, lambda: 0.7}\n"),
+        ("ties", (1.0, 1.0), {"density": 1.0, "trim_scope": "tensor", "lambda": 0.7}),
+    ),
+    "dare_linear": (
+        document(
+            "dare_linear", models("weight: 0.6, density: 0.3", "weight: 0.2"), FLOAT32 + "parameters: {density: 0.3}\n"
+        ),
+        ("dare_linear", (0.6, 0.2), {"p": 0.7, "lambda": 1.0}),
+    ),
+    "dare_linear, not rescaled": (
+        document(
+            "dare_linear",
+            ALIKE,
+            FLOAT32 + "parameters: {rescale: false, normalize: true, lambda: 0.5}\n",
+        ),
+        ("dare_linear", (0.5, 0.5), {"p": 0.75, "lambda": 0.125}),
+    ),
+    "dare_ties": (
+        document("dare_ties", ALIKE, FLOAT32 + "parameters: {normalize: true, lambda: 0.9}\n"),
+        ("dare_ties", (1.0, 1.0), {"p": 0.75, "density": 1.0, "trim_scope": "tensor", "lambda": 0.9}),
+    ),
+    "ram": (document("ram", more=FLOAT32 + "parameters: {epsilon: 1e-4}\n"), ("ram", (1.0, 1.0), {"epsilon": 1e-4})),
+    "ramplus_tl": (
+        document("ramplus_tl"),
+        ("ram_plus", (1.0, 1.0), {"r": 0.1, "alpha": 0.2, "epsilon": 1e-5, "scope": "tensor"}),
+    ),
+    "ramplus_tl, its parameters": (
+        document("ramplus_tl", more=FLOAT32 + "parameters: {r: 0.5, alpha: 1}\n"),
+        ("ram_plus", (1.0, 1.0), {"r": 0.5, "alpha": 1.0, "epsilon": 1e-5, "scope": "tensor"}),
+    ),
+}
+
+
+def refused(text: str) -> RecipeError:
+    with pytest.raises(RecipeError) as caught:
+        recipe_from_yaml(text, "m.yaml")
+    assert all(problem.code == "E_RECIPE" for problem in caught.value.problems)
+    assert all(problem.where.startswith("m.yaml") for problem in caught.value.problems)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", MEANINGS)
+def test_a_document_becomes_the_recipe_that_means_the_same(name: str):
+    text, (method, weights, parameters) = MEANINGS[name]
+    recipe = recipe_from_yaml(text)
+    assert (recipe.method, recipe.weights) == (method, weights)
+    assert {k: v for k, v in recipe.parameters.items() if k in parameters} == pytest.approx(parameters)
+    assert (str(recipe.base), [str(a.model) for a in recipe.agents]) == ("org/base@v1", ["org/a", "org/b@main"])
+    assert (recipe.dtype, recipe.rounding) == ("float32", "nearest")
+
+
+@pytest.mark.parametrize("name", MEANINGS)
+def test_the_recipe_of_a_document_survives_yaml(name: str):
+    recipe = recipe_from_yaml(MEANINGS[name][0])
+    again = recipe_from_yaml(recipe.to_yaml())
+    assert again.to_dict() == recipe.to_dict()
+    assert again.notes == ()
+
+
+def test_a_method_that_mergekit_names_otherwise_says_so():
+    assert recipe_from_yaml(document("ramplus_tl")).notes[0].endswith("its `ramplus_tl` is `ram_plus` here.")
+    assert recipe_from_yaml(document("ram")).notes == ("Read as a mergekit document.",)
+
+
+def test_the_base_is_no_agent_whether_listed_or_not():
+    listed = document("task_arithmetic", models("weight: 1", "weight: 2", base=""))
+    plain = document("task_arithmetic", models("weight: 1", "weight: 2"))
+    assert recipe_from_yaml(listed).to_dict() == recipe_from_yaml(plain).to_dict()
+
+
+def test_a_model_s_own_parameter_comes_before_the_document_s():
+    text = document("task_arithmetic", models("weight: 0.25", ""), FLOAT32 + "parameters: {weight: 4}\n")
+    assert recipe_from_yaml(text).weights == (0.25, 4.0)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "0.25",
+        "[0.25]",
+        "[0.25, 0.25]",
+        "{value: 0.25}",
+        "[{filter: '*', value: [0.25]}]",
+        "[{value: 0.25}, {value: 3}]",
+    ],
+)
+def test_a_setting_that_is_one_value_however_written_is_that_value(setting: str):
+    text = document("task_arithmetic", models(f"weight: {setting}", "weight: 1"))
+    assert recipe_from_yaml(text).weights == (0.25, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "stored"),
+    [
+        ("dtype: bfloat16", "bfloat16"),
+        ("dtype: torch.float16", "float16"),
+        ("dtype: float32\nout_dtype: bfloat16", "bfloat16"),
+        ("dtype: float64\nout_dtype: float32", "float32"),
+        ("out_dtype: float16", "float16"),
+        ("", None),
+    ],
+)
+def test_the_output_is_stored_as_the_document_says(dtypes: str, stored: str | None):
+    assert recipe_from_yaml(document("ram", more=dtypes + "\n")).dtype == stored
+
+
+@pytest.mark.parametrize("flag", ["true", "1", "yes", "on", "True"])
+def test_flags_are_read_as_mergekit_reads_them(flag: str):
+    text = document("task_arithmetic", WEIGHED, FLOAT32 + f"parameters: {{normalize: {flag}}}\n")
+    assert recipe_from_yaml(text).parameters["lambda"] == pytest.approx(1.25)
+
+
+DRAWN = document("dare_linear", ALIKE)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (TIES, ["Trimming: "]),
+        (TIES.replace("0.25", "1"), []),
+        (DRAWN, ["DARE: what survives", "DARE: which elements"]),
+        (DRAWN + "parameters: {rescale: false}\n", ["DARE: which elements"]),
+        (DRAWN.replace("0.25", "1"), []),
+        (document("ram", more=""), ["Precision: without `dtype`"]),
+        (document("ram", more="dtype: bfloat16\n"), ["Precision: mergekit converts every input"]),
+        (document("ram") + "tokenizer_source: base\n", ["Tokenizer: "]),
+        (document("ram") + "tokenizer: {source: org/base@v1}\n", ["Tokenizer: "]),
+        (document("ram", WEIGHED), ["Without effect, here as in mergekit: `models → 0 → parameters → weight`, `mod"]),
+        (document("ram") + "parameters: {lambda: 2}\n", ["Without effect, here as in mergekit: `parameters → lambda`"]),
+        (
+            document("ties", models("weight: 1, normalize: false", "weight: 1", base="weight: 9")),
+            ["Without effect, here as in mergekit: `models → 0 → parameters → weight`, `models → 1 → parameters → nor"],
+        ),
+    ],
+)
+def test_what_a_document_means_differently_is_told_and_nothing_else(text: str, told: list[str]):
+    _, *notes = recipe_from_yaml(text).notes
+    assert len(notes) == len(told)
+    assert all(note.startswith(start) for note, start in zip(notes, told, strict=True))
+
+
+SLICES = "slices:\n  - sources:\n      - {model: org/a, layer_range: [0, 8]}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        (document("slerp"), "merge_method", "without a counterpart"),
+        ("merge_method: [ties]\n" + BASE + models(), "merge_method", "without a counterpart"),
+        ("merge_method: sar\n" + BASE + models(), "merge_method", "without a counterpart"),
+        ("merge_method: ties\n" + BASE + SLICES, "slices", "not supported"),
+        ("merge_method: ties\n" + BASE + "modules: {default: {}}\n", "modules", "not supported"),
+        (document("ram") + "chat_template: auto\n", "chat_template", "not supported"),
+        (document("ram") + "agents: [org/c]\n", "agents", "does not know"),
+        (document("ram") + "seed: 1\n", "seed", "does not know"),
+        ("merge_method: ram\n" + models(), "base_model", "no base"),
+        ("merge_method: ram\n" + BASE, "models", "no list of models"),
+        ("merge_method: ram\n" + BASE + "models: [{model: org/base@v1}]\n", "models", "no model besides the base"),
+        ("merge_method: ram\n" + BASE + "models: [org/a]\n", "models → 0", "a model is a table"),
+        (document("ram").replace("org/a", "org/b@main"), "models → 1 → model", "stands twice"),
+        (document("ram").replace("org/a", "org/a+org/lora"), "models → 0 → model", "LoRA"),
+        (document("ram").replace("org/a", "org/a@b@c"), "models → 0 → model", "revision"),
+        (document("ram").replace("org/a", "./folder@main"), "models → 0 → model", "revision"),
+        (document("ram").replace("org/a", "{path: org/a}"), "models → 0 → model", "as text"),
+        (document("ram").replace("model: org/a", "model: org/a, layer_range: [0, 2]"), "layer_range", "a key that a"),
+        (document("ram").replace("org/a", "org/a b"), "agents → 0 → model", "no Hub id"),
+        (document("ram", more="dtype: int8\n"), "dtype", "unsupported dtype"),
+        (document("ram", more="dtype: float64\n"), "dtype", "64 bits"),
+        (document("ram", more="out_dtype: float64\n"), "out_dtype", "unsupported dtype"),
+        (document("ram") + "tokenizer_source: union\n", "tokenizer_source", "another tokenizer"),
+        (document("ram") + "tokenizer_source: org/a\n", "tokenizer_source", "another tokenizer"),
+        (document("ram") + "tokenizer: {}\n", "tokenizer → source", "another tokenizer"),
+        (document("ram") + "tokenizer: {source: base, pad_to_multiple_of: 8}\n", "pad_to_multiple_of", "not supported"),
+        (document("ram") + "parameters: [1]\n", "parameters", "a table"),
+        (document("ram") + "parameters: {epsilon: small}\n", "parameters → epsilon", "a number"),
+        (document("ram") + "parameters: {epsilon: true}\n", "parameters → epsilon", "a number"),
+        (document("ram") + "parameters: {epsilon: .inf}\n", "parameters → epsilon", "a number"),
+        (document("ram") + "parameters: {epsilon: null}\n", "parameters → epsilon", "missing"),
+        (document("ram") + "parameters: {epsilonn: 1}\n", "parameters → epsilonn", "unknown parameter"),
+        (
+            document("ties", models("weight: 1, gamma: 1", "weight: 1")),
+            "models → 0 → parameters → gamma",
+            "unknown parameter",
+        ),
+        (document("task_arithmetic", models("", "weight: 1")), "models → 0", "no `weight` for org/a"),
+        (document("linear", WEIGHED), "base_model", "no `weight` for org/base@v1"),
+        (
+            document("linear", models("weight: 1", "weight: -1", base="weight: 0")),
+            "models",
+            "add up to 0",
+        ),
+        (
+            document("linear", models("weight: 1", "weight: 1", base="weight: 0"), "parameters: {normalize: false}\n"),
+            "parameters → normalize",
+            "scale the base",
+        ),
+        (document("ties", models("weight: [0, 1]", "weight: 1")), "models → 0 → parameters → weight", "per layer"),
+        (
+            document("ties", models("weight: [{filter: mlp, value: 1}, {value: 0}]", "weight: 1")),
+            "models → 0 → parameters → weight → filter",
+            "per tensor name",
+        ),
+        (document("ties", models("weight: 1", "weight: 2")), "models", "different `weight`"),
+        (document("ties", models("weight: -1", "weight: -1")), "models", "turns every update"),
+        (TIES.replace("0.25", "0.5", 1), "models", "different `density`"),
+        (TIES.replace("0.25", "0"), "models", "keeps nothing"),
+        (TIES + "parameters: {normalize: false}\n", "parameters → normalize", "only their mean"),
+        (TIES + "parameters: {normalize: maybe}\n", "parameters → normalize", "true or false"),
+        (TIES + "parameters: {rescale: true}\n", "parameters → rescale", "rescaling"),
+        (DRAWN.replace("0.25", "0.5", 1), "models", "different `density`"),
+        (DRAWN.replace("0.25", "0"), "models", "drops everything"),
+        (document("dare_ties", ALIKE), "parameters → normalize", "only their mean"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_its_key(text: str, place: str, said: str):
+    (problem,) = refused(text).problems
+    assert problem.where.endswith(place)
+    assert said in problem.what
+
+
+def test_everything_without_a_counterpart_is_told_at_once():
+    text = document(
+        "dare_ties",
+        models("weight: [0, 1], density: 0.5", "weight: 1, density: 0.4").replace("org/a", "org/a+org/lora"),
+        "dtype: int8\ntokenizer_source: union\nparameters: {frob: 1}\n",
+    )
+    told = str(refused(text))
+    for key in ("weight", "density", "normalize", "model", "dtype", "tokenizer_source", "frob"):
+        assert f"→ {key}" in told or f"different `{key}`" in told
+
+
+def test_values_out_of_range_are_refused_by_the_recipe():
+    assert "lambda" in str(refused(document("task_arithmetic", WEIGHED) + "parameters: {lambda: 1000}\n"))
+
+
+def test_a_recipe_of_our_own_is_none_of_mergekit_s():
+    own = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram"}
+    assert not is_mergekit(own)
+    assert not is_mergekit(["merge_method"])
+    assert is_mergekit(load_plain_yaml(TIES))
+    assert recipe_from_yaml(dump_plain_yaml(own)).notes == ()
+
+
+def test_a_document_is_read_from_a_file(tmp_path: Path):
+    path = tmp_path / "m.yaml"
+    path.write_text(TIES)
+    recipe, notes = from_mergekit(load_plain_yaml(TIES))
+    assert load_recipe(path).to_dict() == recipe.to_dict()
+    assert load_recipe(path).notes == notes
+
+
+def test_notes_stay_with_the_recipe_and_out_of_what_it_means():
+    read: Recipe = recipe_from_yaml(TIES)
+    own = recipe_from_yaml(read.to_yaml())
+    base, *agents = (ModelRef("hub", f"org/{name}", f"{i:040x}") for i, name in enumerate(("base", "a", "b")))
+    assert read.pinned(base, tuple(agents)).notes == read.notes != ()
+    assert merge_identity(read, base, tuple(agents)) == merge_identity(own, base, tuple(agents))
+    assert not any(note in read.to_yaml() for note in read.notes)
+
+
+def test_notes_cannot_be_written_into_a_recipe():
+    content: dict[str, Any] = {"base": "org/base", "agents": ["org/a"], "method": "ram"}
+    for key in ("notes", "_notes"):
+        with pytest.raises(RecipeError):
+            recipe_from_yaml(dump_plain_yaml({**content, key: ["trust me"]}))

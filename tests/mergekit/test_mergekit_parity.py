@@ -1,0 +1,231 @@
+"""Where the definitions coincide, a document gives what mergekit gives; where they differ, exactly in the way told.
+
+The naive reference stands in for mergekit, so that this runs without it; where mergekit is installed it is held
+against the real one too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mergekit_reference as reference
+import numpy as np
+import pytest
+from builders import T, f32, llama_shapes, tensor, write_model
+from numpy.typing import NDArray
+
+from benchmarks.mergekit_parity import (
+    CASES,
+    PYTHON,
+    Case,
+    Difference,
+    compare,
+    make_family,
+    read,
+    run_hubmerge,
+    run_mergekit,
+    write_families,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = ROOT / PYTHON
+needs_mergekit = pytest.mark.skipif(
+    not INSTALLED.exists(), reason="mergekit is not installed in .cache/mergekit (tests/mergekit/install.sh)"
+)
+IN_FLOAT32 = [case for case in CASES if case.stored == "float32" and case.out_dtype is None]
+MOST_ULPS = 4.0  # of float32, from another order of the same operations
+
+Array = NDArray[np.float64]
+
+
+def expected(case: Case, base: Array, agents: Array) -> Array:
+    """What mergekit's definition gives for one tensor, flat."""
+    values: Mapping[str, Any] = dict(case.parameters)
+    deltas = agents - base
+    if case.method == "linear":
+        assert case.weights is not None
+        assert case.base_weight is not None
+        models = np.stack([base, *agents])
+        return reference.linear(models, (case.base_weight, *case.weights), values.get("normalize", True))
+    if case.method in ("ram", "ramplus_tl"):
+        scale = (values.get("r", 0.1), values.get("alpha", 0.2)) if case.method == "ramplus_tl" else (0.0, 0.0)
+        return base + reference.ram(deltas, values.get("epsilon", 1e-5), *scale)
+    assert case.weights is not None
+    trimmed = np.stack([reference.trim(d, case.density or 1.0) for d in deltas])
+    if case.method.endswith("ties"):
+        normalize = values.get("normalize", case.method == "ties")
+        return base + reference.consensus(trimmed, case.weights, values.get("lambda", 1.0), normalize)
+    normalize = values.get("normalize", False)
+    return base + reference.task_arithmetic(trimmed, case.weights, values.get("lambda", 1.0), normalize)
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("families")
+    write_families(folder)
+    return folder
+
+
+@pytest.mark.parametrize("case", IN_FLOAT32, ids=lambda case: case.name)
+def test_a_document_gives_what_mergekit_s_definition_gives(case: Case, families: Path, tmp_path: Path):
+    base, agents = make_family()
+    ours = run_hubmerge(case.document(families), tmp_path / "out")
+    theirs = {
+        name: expected(case, value.astype(np.float64).ravel(), np.stack([a[name].ravel() for a in agents], dtype=float))
+        .astype(np.float32)
+        .reshape(value.shape)
+        for name, value in base.items()
+    }
+    difference = Difference.between(ours, theirs, [base, *agents], bits=24)
+    assert difference.largest_ulps <= MOST_ULPS
+
+
+def test_the_models_have_one_answer_to_a_trim_and_sums_of_exactly_zero():
+    base, agents = make_family()
+    for name, value in base.items():
+        deltas = [(agent[name] - value).ravel() for agent in agents]
+        assert (sum(deltas) == 0)[deltas[0] != 0].any()
+        for delta in deltas:
+            magnitudes = np.sort(np.abs(delta))[::-1]
+            k = max(1, int(0.3 * delta.size))
+            assert magnitudes[k - 1] > magnitudes[k] or magnitudes[k - 1] == 0
+
+
+@needs_mergekit
+def test_a_document_gives_what_mergekit_gives(tmp_path: Path):
+    versions, found = compare(CASES, tmp_path, INSTALLED)
+    assert versions["mergekit"] == "0.1.5"
+    for case in IN_FLOAT32:
+        assert found[case.name].largest_ulps <= MOST_ULPS, case.name
+    assert found["ram, stored as bfloat16"].largest_ulps <= 1.0
+    recorded = {row["case"]: row for row in recorded_figures()["cases"]}
+    for name, difference in found.items():
+        assert recorded[name]["max_abs_difference"] == pytest.approx(difference.largest, rel=1e-6), name
+
+
+def recorded_figures() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((ROOT / "docs/data/mergekit_parity.json").read_text(encoding="utf-8"))
+    return content
+
+
+def test_the_documentation_shows_the_recorded_figures():
+    recorded = recorded_figures()
+    text = (ROOT / "docs/mergekit.md").read_text(encoding="utf-8")
+    assert [row["case"] for row in recorded["cases"]] == [case.name for case in CASES]
+    for row in recorded["cases"]:
+        line = f"| {row['case']} | {row['max_abs_difference']:.2g} | {row['max_ulps']:g} | {row['different']:,} |"
+        assert line in text
+
+
+# --- where the definitions differ ---
+
+STEP = 2.0**-7  # on a base of zeros every δ = ±STEP is exact, and all tie
+
+
+def write_tied_models(folder: Path) -> tuple[dict[str, T], list[dict[str, T]]]:
+    """A base of zeros; two agents that moved 60 % and 40 % of every tensor by the same magnitude."""
+    rng = np.random.default_rng(5)
+    shapes = llama_shapes()
+    base = {name: tensor(np.zeros(shape), "F32") for name, shape in shapes.items()}
+    agents = [
+        {n: tensor(STEP * rng.choice((-1, 1), s) * (rng.random(s) < share), "F32") for n, s in shapes.items()}
+        for share in (0.6, 0.4)
+    ]
+    for name, tensors in (("base", base), ("a", agents[0]), ("b", agents[1])):
+        write_model(folder / name, tensors)
+    return base, agents
+
+
+def tied_document(folder: Path, method: str, models: tuple[str, ...], own: str, parameters: str = "{}") -> str:
+    listed = "".join(f"  - {{model: {folder / name}, parameters: {own}}}\n" for name in models)
+    head = f"merge_method: {method}\nbase_model: {folder / 'base'}\nmodels:\n{listed}"
+    return f"{head}dtype: float32\nparameters: {parameters}\n"
+
+
+TRIMMED = ("ties", ("a", "b"), "{weight: 1, density: 0.25}")
+
+
+def test_a_trim_keeps_every_element_that_ties_where_mergekit_keeps_its_share(tmp_path: Path):
+    _, agents = write_tied_models(tmp_path)
+    ours = run_hubmerge(tied_document(tmp_path, *TRIMMED), tmp_path / "out")
+    more = 0
+    for name, value in ours.items():
+        deltas = np.stack([f32(agent[name]).ravel() for agent in agents]).astype(np.float64)
+        trimmed = np.stack([reference.trim(d, 0.25) for d in deltas])
+        assert (np.count_nonzero(trimmed, axis=1) == max(1, int(0.25 * value.size))).all()
+        # all of them tie, so none is trimmed
+        np.testing.assert_array_equal(value.ravel(), reference.consensus(deltas, (1, 1), 1.0, True))
+        more += np.count_nonzero(value) - np.count_nonzero(reference.consensus(trimmed, (1, 1), 1.0, True))
+    assert more > 0
+
+
+DROPPED_SHARE = 0.4
+DROPPED = ("dare_linear", ("a", "b"), f"{{weight: 1, density: {DROPPED_SHARE}}}")
+
+
+def test_dare_divides_by_the_density_where_mergekit_keeps_the_sum_of_magnitudes(tmp_path: Path):
+    base, agents = write_apart(tmp_path)
+    ours = run_hubmerge(tied_document(tmp_path, *DROPPED), tmp_path / "out")
+    factors = []
+    for name, value in ours.items():
+        merged = value.astype(np.float64)
+        for agent in agents:
+            delta = f32(agent[name]).astype(np.float64) - f32(base[name])
+            own = delta != 0  # no other agent moved these
+            kept = own & (merged != 0)
+            np.testing.assert_allclose(merged[kept], delta[kept] / DROPPED_SHARE, rtol=1e-6)
+            theirs = reference.rescaled_drop(delta.ravel(), kept.ravel()).reshape(delta.shape)
+            if kept.any():
+                # one factor for all of the tensor
+                ratios = theirs[kept] / merged[kept]
+                np.testing.assert_allclose(ratios, ratios[0], rtol=1e-6)
+                factors.append((own.sum(), ratios[0]))
+    assert all(abs(f - 1) < 0.3 for n, f in factors if n >= 200)
+    assert max(abs(f - 1) for _, f in factors) > 0.3  # norms of 16 elements
+
+
+def test_dare_without_rescaling_leaves_the_survivors_as_they_are(tmp_path: Path):
+    base, agents = write_apart(tmp_path)
+    ours = run_hubmerge(tied_document(tmp_path, *DROPPED, parameters="{rescale: false}"), tmp_path / "out")
+    for name, value in ours.items():
+        delta = sum(f32(agent[name]).astype(np.float64) - f32(base[name]) for agent in agents)
+        np.testing.assert_allclose(value[value != 0], delta[value != 0], rtol=1e-6)
+
+
+def write_apart(folder: Path) -> tuple[dict[str, T], list[dict[str, T]]]:
+    """A base of zeros; one agent moved the first half of every tensor, the other the second, by various amounts."""
+    rng = np.random.default_rng(6)
+    shapes = llama_shapes()
+    base = {name: tensor(np.zeros(shape), "F32") for name, shape in shapes.items()}
+    agents: list[dict[str, T]] = [{}, {}]
+    for name, shape in shapes.items():
+        values = rng.lognormal(-5.0, 1.0, shape) * rng.choice((-1, 1), shape)
+        first = np.arange(values.size).reshape(shape) < values.size // 2
+        agents[0][name] = tensor(np.where(first, values, 0.0), "F32")
+        agents[1][name] = tensor(np.where(first, 0.0, values), "F32")
+    for name, tensors in (("base", base), ("a", agents[0]), ("b", agents[1])):
+        write_model(folder / name, tensors)
+    return base, agents
+
+
+@needs_mergekit
+def test_the_reference_of_the_differences_is_mergekit_s_behaviour(tmp_path: Path):
+    tied, apart = tmp_path / "tied", tmp_path / "apart"
+    _, tied_agents = write_tied_models(tied)
+    _, apart_agents = write_apart(apart)
+    trimmed = ("ties", ("a",), "{weight: 1, density: 0.25}")  # one agent, so that counts can be seen
+    documents = [
+        (tied_document(tied, *trimmed), tmp_path / "trimmed"),
+        (tied_document(apart, "dare_linear", ("a",), "{weight: 1, density: 0.4}"), tmp_path / "dropped"),
+    ]
+    run_mergekit(documents, tmp_path, INSTALLED)
+    for name, value in read(tmp_path / "trimmed").items():
+        share = reference.trim(f32(tied_agents[0][name]).ravel().astype(np.float64), 0.25)
+        assert np.count_nonzero(value) == np.count_nonzero(share)
+    for name, value in read(tmp_path / "dropped").items():
+        delta = f32(apart_agents[0][name]).astype(np.float64)
+        expected_values = reference.rescaled_drop(delta.ravel(), value.ravel() != 0).reshape(delta.shape)
+        np.testing.assert_allclose(value, expected_values, rtol=1e-5)

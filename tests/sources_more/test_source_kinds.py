@@ -1,0 +1,375 @@
+"""What stands in fp8, in an adapter or under other names is understood, or refused by its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from builders import T, f32, llama_config, random_base, sparse_agent, tensor, write_model, write_shard
+
+from hubmerge.errors import FormatError, IncompatibleError
+from hubmerge.hub import Hub
+from hubmerge.plan import Plan, make_plan
+from hubmerge.recipe import ModelName, recipe_from_dict
+from hubmerge.sources.derived import fp8_values
+from hubmerge.sources.open import open_model, open_models
+
+NOWHERE = Hub("http://127.0.0.1:9")
+Q = "model.layers.0.self_attn.q_proj"
+BASE = random_base(0)
+TIED = {n: t for n, t in BASE.items() if n != "lm_head.weight"}
+
+
+def plan_of(base: Path, *agents: Path, **fields: Any) -> Plan:
+    recipe = recipe_from_dict({"base": str(base), "agents": [str(a) for a in agents], "method": "ram", **fields})
+    opened, rest = open_models(recipe, NOWHERE, allow_local=True)
+    return make_plan(recipe, opened, rest)
+
+
+def refused(base: Path, *agents: Path) -> list[str]:
+    with pytest.raises(IncompatibleError) as caught:
+        plan_of(base, *agents)
+    return [str(p) for p in caught.value.problems]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "base", BASE)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "other", sparse_agent(BASE, 0.1, 9))
+
+
+# --- fp8 ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "oracle"), [("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2")])
+def test_every_fp8_value_is_decoded_exactly(dtype: str, oracle: str):
+    bits = np.arange(256, dtype=np.uint8)
+    expected = bits.view(getattr(ml_dtypes, oracle)).astype(np.float32)
+    assert np.array_equal(fp8_values(bits, dtype), expected, equal_nan=True)
+    assert np.array_equal(np.signbit(fp8_values(bits, dtype)), np.signbit(expected))
+
+
+def fp8_agent(folder: Path, extra: Mapping[str, T], config: Any = None) -> Path:
+    tensors = {**BASE, f"{Q}.weight": tensor(f32(BASE[f"{Q}.weight"]), "F8_E4M3"), **extra}
+    return write_model(folder, tensors, config=llama_config(BASE, quantization_config=config))
+
+
+SCALE = tensor(0.5, "F32")
+BAD_FP8: dict[str, tuple[dict[str, T], str]] = {
+    "no scale": ({}, f"dtype that cannot be merged in {{}}: expected F32, BF16, F16, fp8 with its scales, or integers "
+                 f"as in the base, got {Q}.weight (F8_E4M3)"),
+    "another shape": ({f"{Q}.weight_scale_inv": tensor(np.ones((2, 1)), "F32")},
+                      f"one per block of 128×128, got {Q}.weight 16×16 with F32 2×1"),
+    "no matrix of scales": ({f"{Q}.weight_scale": tensor(np.ones((1, 2, 3)), "F32")}, "16×16 with F32 1×2×3"),
+    "integer scales": ({f"{Q}.weight_scale": tensor([3], "U8")}, f"{Q}.weight 16×16 with U8 1"),
+    "two scales": ({f"{Q}.weight_scale": SCALE, f"{Q}.weight_scale_inv": SCALE}, "with F32 scalar and F32 scalar"),
+    "a scale of nothing": ({"model.norm.weight_scale": SCALE, f"{Q}.weight_scale": SCALE},
+                           "tensors that the base does not have in {}: got model.norm.weight_scale"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_FP8)
+def test_fp8_that_is_not_understood_is_refused_with_its_names(name: str, tmp_path: Path, base: Path, other: Path):
+    extra, words = BAD_FP8[name]
+    agent = fp8_agent(tmp_path / "agent", extra)
+    listed = refused(base, agent, other)
+    pin = str(open_model(ModelName.parse(str(agent)), NOWHERE, allow_local=True).ref)
+    assert any(words.format(pin) in text for text in listed), listed
+
+
+PLAIN_FP8 = [
+    {"quant_method": "fp8", "weight_block_size": [8, 4]},
+    {"quant_method": "fbgemm_fp8"},
+    {"quant_method": "compressed-tensors", "format": "float-quantized"},
+]
+
+
+@pytest.mark.parametrize("config", PLAIN_FP8, ids=lambda c: c["quant_method"])
+def test_configs_of_plain_fp8_are_accepted(tmp_path: Path, base: Path, other: Path, config: Any):
+    shape = (2, 4) if "weight_block_size" in config else (16, 1)
+    agent = fp8_agent(tmp_path / "agent", {f"{Q}.weight_scale": tensor(np.ones(shape), "F32")}, config)
+    plan = plan_of(base, agent, other)
+    assert {t.dtype for t in plan.tensors()} == {"BF16"}
+    assert not [t.name for t in plan.tensors() if "scale" in t.name]
+    assert plan.summary()["kinds"] == ["weights", "fp8 weights", "weights"]
+
+
+@pytest.mark.parametrize("config", [{"quant_method": "gptq"}, {"quant_method": "compressed-tensors"}, {"x": 1}, "fp8"])
+def test_a_quantization_beside_fp8_is_refused(tmp_path: Path, base: Path, other: Path, config: Any):
+    agent = fp8_agent(tmp_path / "agent", {f"{Q}.weight_scale": SCALE}, config)
+    assert "quantized weights" in refused(base, agent, other)[0]
+
+
+def test_scales_of_activations_are_left_out_and_said_to_be(tmp_path: Path, base: Path, other: Path):
+    extra = {f"{Q}.weight_scale": SCALE, f"{Q}.input_scale": SCALE}
+    plan = plan_of(base, fp8_agent(tmp_path / "agent", extra), other)
+    assert any(f"scales of activations are left out: {Q}.input_scale" in w for w in plan.warnings)
+
+
+def test_an_fp8_base_becomes_bfloat16_unless_a_dtype_is_named(tmp_path: Path, other: Path):
+    base = fp8_agent(tmp_path / "fp8", {f"{Q}.weight_scale": SCALE, "model.norm.weight": tensor(np.ones(16), "F32")})
+    agents = (write_model(tmp_path / "a", sparse_agent(BASE, 0.2, 3)), other)
+    plan = plan_of(base, *agents)
+    assert {t.name: t.dtype for t in plan.tensors()}["model.norm.weight"] == "F32"
+    assert {t.dtype for t in plan.tensors() if t.name != "model.norm.weight"} == {"BF16"}
+    assert any("fp8 weights are stored as bfloat16" in w for w in plan.warnings)
+    plan = plan_of(base, *agents, dtype="float16")
+    assert {t.dtype for t in plan.tensors()} == {"F16"}
+    assert not any("stored as bfloat16" in w for w in plan.warnings)
+
+
+# --- adapters ----------------------------------------------------------------------------------------------------
+
+
+def factors(module: str = Q, rank: int = 4, rows: int = 16, columns: int = 16, seed: int = 0) -> dict[str, T]:
+    rng = np.random.default_rng(seed)
+    return {
+        f"base_model.model.{module}.lora_A.weight": tensor(rng.normal(0, 1, (rank, columns)), "F32"),
+        f"base_model.model.{module}.lora_B.weight": tensor(rng.normal(0, 1, (rows, rank)), "F32"),
+    }
+
+
+def adapter(folder: Path, tensors: Mapping[str, T], **config: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, **config}
+    (folder / "adapter_config.json").write_text(json.dumps(content))
+    write_shard(folder / "adapter_model.safetensors", tensors)
+    return folder
+
+
+def format_error(path: Path) -> str:
+    with pytest.raises(FormatError) as caught:
+        open_model(ModelName.parse(str(path)), NOWHERE, allow_local=True)
+    return str(caught.value)
+
+
+BAD_SETTINGS: dict[str, dict[str, Any]] = {
+    "expected LORA, got 'LOHA'": {"peft_type": "LOHA"},
+    "use_dora: True": {"use_dora": True},
+    "lora_bias: True": {"lora_bias": True},
+    "use_qalora: True": {"use_qalora": True},
+    "target_parameters: ['experts.down_proj']": {"target_parameters": ["experts.down_proj"]},
+    "layer_replication: [[0, 4], [2, 5]]": {"layer_replication": [[0, 4], [2, 5]]},
+    "trainable_token_indices: [1]": {"trainable_token_indices": [1]},
+    "alora_invocation_tokens: [5]": {"alora_invocation_tokens": [5]},
+    "megatron_config: {'a': 1}": {"megatron_config": {"a": 1}},
+    "init_lora_weights: 'pissa' (it changes the base's weights, too)": {"init_lora_weights": "pissa"},
+    "init_lora_weights: 'loftq'": {"init_lora_weights": "loftq"},
+    "init_lora_weights: 1": {"init_lora_weights": [1]},
+    "something_new: 'x'": {"something_new": "x"},
+    "use_dora: True, lora_bias: True": {"use_dora": True, "lora_bias": True},
+    "a wrong r": {"r": 0},
+    "a wrong r in adapter_config.json": {"r": True},
+    "a wrong lora_alpha": {"lora_alpha": "8"},
+    "a wrong lora_alpha in": {"lora_alpha": float("nan")},
+    "a wrong use_rslora": {"use_rslora": 1},
+    "a wrong rank_pattern": {"rank_pattern": {"(a+)+": 2}},
+    "a wrong rank_pattern in": {"rank_pattern": {"q_proj": 1.5}},
+    "a wrong alpha_pattern": {"alpha_pattern": ["q_proj"]},
+    "a wrong base_model_name_or_path": {"base_model_name_or_path": 3},
+}
+
+
+@pytest.mark.parametrize("words", BAD_SETTINGS)
+def test_an_adapter_that_is_not_plain_lora_is_refused_with_its_settings(tmp_path: Path, words: str):
+    expected = "init_lora_weights: [1]" if words == "init_lora_weights: 1" else words
+    assert expected in format_error(adapter(tmp_path / "a", factors(), **BAD_SETTINGS[words]))
+
+
+def test_a_pickled_adapter_is_refused_and_not_opened(tmp_path: Path):
+    folder = adapter(tmp_path / "a", factors())
+    (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    text = format_error(folder)
+    assert text.startswith("E_FORMAT")
+    assert "expected adapter_model.safetensors, got adapter_model.bin" in text
+
+
+DORA = {f"base_model.model.{Q}.lora_magnitude_vector": tensor(np.ones(16), "F32")}
+A_ALONE = {n: t for n, t in factors().items() if "lora_A" in n}
+BAD_ADAPTERS: dict[str, tuple[dict[str, T], dict[str, Any]]] = {
+    f"got base_model.model.{Q}.lora_magnitude_vector": ({**factors(), **DORA}, {}),
+    f"got base_model.model.{Q}.lora_A.other.weight": ({f"base_model.model.{Q}.lora_A.other.weight": SCALE}, {}),
+    f"got {Q}.weight (no B)": (A_ALONE, {}),
+    "without a pair of lora_A and lora_B": ({"base_model.model.lm_head.weight": BASE["lm_head.weight"]}, {}),
+    "tensors that the base does not have": (factors("model.layers.9.mlp.up_proj"), {}),
+    f"{Q}.weight: A 4×15, B 16×4, W 16×16": (factors(columns=15), {}),
+    f"{Q}.weight: rank 2, where adapter_config.json says 4": (factors(rank=2), {}),
+    f"{Q}.weight: rank 4, where adapter_config.json says 3": (factors(), {"rank_pattern": {"self_attn.q_proj": 3}}),
+    f"{Q}.weight: square, and fan_in_fan_out is not what others show": (
+        {**factors(), **factors("model.layers.0.mlp.up_proj", rows=24)},
+        {"fan_in_fan_out": True},
+    ),
+    "model.norm.weight: A 4×16, B 16×4, W 16": (factors("model.norm"), {}),
+    "other shapes": ({**factors(), "base_model.model.model.norm.weight": tensor(np.ones(3), "F32")}, {}),
+    "does not have in": ({**factors(), f"base_model.model.{Q}.bias": tensor(np.ones(16), "F32")}, {}),
+}
+
+
+@pytest.mark.parametrize("words", BAD_ADAPTERS)
+def test_adapter_tensors_that_fit_nothing_are_refused_with_their_names(
+    tmp_path: Path, base: Path, other: Path, words: str
+):
+    tensors, config = BAD_ADAPTERS[words]
+    listed = refused(base, adapter(tmp_path / "a", tensors, **config), other)
+    assert any(words in text for text in listed), listed
+
+
+def test_integer_factors_are_refused(tmp_path: Path, base: Path, other: Path):
+    tensors = {n: tensor(np.ones(t.shape), "I32") for n, t in factors().items()}
+    assert f"{Q}.weight: A I32, B I32, W BF16" in refused(base, adapter(tmp_path / "a", tensors), other)[0]
+
+
+@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens"])
+def test_an_adapter_of_tied_embeddings_is_refused(tmp_path: Path, name: str):
+    base, other = write_model(tmp_path / "base", TIED), write_model(tmp_path / "other", sparse_agent(TIED, 0.1, 2))
+    full = {f"base_model.model.{name}.weight": BASE["lm_head.weight"]}
+    listed = refused(base, adapter(tmp_path / "a", {**factors(), **full}), other)
+    assert any("an embedding that the base ties to its head" in t and f"{name}.weight" in t for t in listed), listed
+
+
+def test_an_adapter_is_no_base(tmp_path: Path, base: Path, other: Path):
+    (problem,) = refused(adapter(tmp_path / "a", factors()), base, other)
+    assert "the base is an adapter" in problem
+
+
+def test_the_same_adapter_twice_is_refused_but_not_under_another_alpha(tmp_path: Path, base: Path):
+    first, second = adapter(tmp_path / "a", factors()), adapter(tmp_path / "b", factors(), lora_alpha=16)
+    assert plan_of(base, first, second).agents[1].adapter != plan_of(base, first, second).agents[0].adapter
+    assert "the same agent stands twice" in refused(base, first, first)[0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "scale"),
+    [("q_proj", 1.5), (f"^{Q}", 1.5), (r"self_attn\.q_proj", 1.5), ("^q_proj", 2.0), ("proj", 2.0)],
+)
+def test_alpha_patterns_match_whole_names_at_the_end(
+    tmp_path: Path, base: Path, other: Path, pattern: str, scale: float
+):
+    plan = plan_of(base, adapter(tmp_path / "a", factors(), alpha_pattern={pattern: 6}), other)
+    (tensor_,) = (t for t in plan.tensors() if t.name == f"{Q}.weight")
+    assert tensor_.inputs[1].scale == scale  # type: ignore[attr-defined]
+
+
+def test_full_weights_go_before_an_adapter_beside_them(tmp_path: Path, base: Path, other: Path):
+    (other / "adapter_config.json").write_text("{}")
+    plan = plan_of(base, write_model(tmp_path / "x", sparse_agent(BASE, 0.3, 4)), other)
+    assert any("an adapter lies beside full weights" in w for w in plan.warnings)
+    assert plan.agents[1].kind == "weights"
+
+
+def on_hub(path: Path, name: str, sha: str) -> Any:
+    """A folder's model as if it lay on the Hub under `name`."""
+    from dataclasses import replace
+
+    from hubmerge.sources.base import ModelRef
+
+    return replace(
+        open_model(ModelName.parse(str(path)), NOWHERE, allow_local=True), ref=ModelRef("hub", name, sha * 40)
+    )
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        ("org/base", None),
+        ("mirror/BASE", "org/a: its adapter_config.json names mirror/BASE; it is applied to org/base"),
+        (None, "names no base"),
+        ("/home/someone/model", "names /home/someone/model"),
+    ],
+)
+def test_the_adapters_word_for_its_base_is_a_hint(tmp_path: Path, base: Path, other: Path, hint: Any, words: Any):
+    folder = adapter(tmp_path / "a", factors(), base_model_name_or_path=hint)
+    models = on_hub(base, "org/base", "1"), on_hub(folder, "org/a", "2"), on_hub(other, "org/b", "3")
+    recipe = recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram"})
+    plan = make_plan(recipe, models[0], models[1:])
+    assert [w for w in plan.warnings if "org/a" in w] == (
+        [] if words is None else [w for w in plan.warnings if words in w]
+    )
+    assert words is None or any(words in w for w in plan.warnings)
+
+
+def test_an_adapter_of_another_model_is_refused_with_both_names(tmp_path: Path, base: Path, other: Path):
+    folder = adapter(tmp_path / "a", factors(), base_model_name_or_path="org/instruct")
+    models = on_hub(base, "org/base", "1"), on_hub(folder, "org/a", "2"), on_hub(other, "org/b", "3")
+    recipe = recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram"})
+    with pytest.raises(IncompatibleError) as caught:
+        make_plan(recipe, models[0], models[1:])
+    assert "an adapter of another model in org/a@222222222222: expected org/base, got org/instruct" in str(caught.value)
+
+
+def test_a_local_adapter_is_pinned_by_its_config_too(tmp_path: Path):
+    def pin(path: Path) -> str:
+        return open_model(ModelName.parse(str(path)), NOWHERE, allow_local=True).ref.sha
+
+    folder = adapter(tmp_path / "a", factors())
+    first = pin(folder)
+    config = json.loads((folder / "adapter_config.json").read_text()) | {"lora_alpha": 9}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    assert pin(folder) != first
+
+
+# --- prefixes ----------------------------------------------------------------------------------------------------
+
+
+def renamed(tensors: Mapping[str, T], old: str, new: str) -> dict[str, T]:
+    return {new + n.removeprefix(old): t for n, t in tensors.items()}
+
+
+def test_a_bare_model_gets_its_prefix(tmp_path: Path):
+    base, agent = write_model(tmp_path / "base", TIED), renamed(sparse_agent(TIED, 0.2, 1), "model.", "")
+    other = write_model(tmp_path / "other", sparse_agent(TIED, 0.1, 2))
+    bare = write_model(tmp_path / "bare", agent, config=llama_config(TIED))
+    plan = plan_of(base, bare, other)
+    assert any("the prefix 'model.' is put before its tensors' names" in w for w in plan.warnings)
+    assert [t.inputs[1].entry.name for t in plan.tensors()] == [t.name.removeprefix("model.") for t in plan.tensors()]
+
+
+def test_a_head_beside_a_prefixed_body_keeps_its_name(tmp_path: Path):
+    bodies = renamed(TIED, "model.", "")
+    base = write_model(
+        tmp_path / "base", {**bodies, "lm_head.weight": BASE["lm_head.weight"]}, config=llama_config(BASE)
+    )
+    agents = [write_model(tmp_path / f"a{k}", sparse_agent(BASE, 0.2, k)) for k in range(2)]
+    plan = plan_of(base, *agents)
+    assert any("'model.' is taken off those of its tensors that have it" in w for w in plan.warnings)
+    assert "lm_head.weight" in [t.inputs[1].entry.name for t in plan.tensors()]
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", "model.model.", "module.module."])
+def test_other_prefixes_are_refused_with_the_names(tmp_path: Path, base: Path, other: Path, prefix: str):
+    agent = write_model(tmp_path / "a", renamed(sparse_agent(BASE, 0.2, 1), "", prefix), config=llama_config(BASE))
+    listed = refused(base, agent, other)
+    assert any("missing tensors" in t and "model.embed_tokens.weight" in t for t in listed)
+    assert any("does not have" in t and f"{prefix}model.embed_tokens.weight" in t for t in listed)
+
+
+def test_a_prefix_does_not_hide_a_missing_tensor(tmp_path: Path, base: Path, other: Path):
+    short = {n: t for n, t in BASE.items() if n != "model.norm.weight"}
+    agent = write_model(tmp_path / "a", renamed(short, "", "module."), config=llama_config(BASE))
+    assert any("missing tensors" in t for t in refused(base, agent, other))
+
+
+def test_a_prefix_that_would_make_two_names_one_is_not_taken_off(tmp_path: Path, base: Path, other: Path):
+    agent = {**renamed(BASE, "", "module."), "model.norm.weight": BASE["model.norm.weight"]}
+    folder = write_model(tmp_path / "a", agent, config=llama_config(BASE))
+    assert any("missing tensors" in t for t in refused(base, folder, other))
+
+
+def test_an_adapter_trained_on_a_wrapped_model_finds_its_tensors(tmp_path: Path, base: Path, other: Path):
+    plan = plan_of(base, adapter(tmp_path / "a", factors(f"_orig_mod.{Q}")), other)
+    assert any("the prefix '_orig_mod.' is taken off" in w for w in plan.warnings)
+    assert [t.name for t in plan.tensors() if type(t.inputs[1]).__name__ == "AdaptedTensor"] == [f"{Q}.weight"]
+
+
+def test_what_was_opened_tells_its_kind(tmp_path: Path):
+    model = open_model(ModelName.parse(str(adapter(tmp_path / "a", factors()))), NOWHERE, allow_local=True)
+    assert (model.kind, model.shards, dict(model.config)) == ("LoRA adapter", ("adapter_model.safetensors",), {})
