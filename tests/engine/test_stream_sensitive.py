@@ -1,0 +1,135 @@
+"""Fisher and SAR on the stream: the reference's bytes, with sensitivities streamed like any other source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import merge_reference
+import ml_dtypes
+import numpy as np
+import pytest
+from builders import tensor, write_model
+from stream_helpers import NOWHERE, SIZES, bytes_of, plan_of, tensors_of, values_of, write_family
+
+from hubmerge.cli import main
+from hubmerge.errors import IncompatibleError
+from hubmerge.plan import Plan
+from hubmerge.recipe import ModelName
+from hubmerge.sink import Journal
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_model
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge_variants
+
+ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
+CALIBRATION = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"}
+
+
+def write_sensitivities(folder: Path) -> tuple[list[dict[str, np.ndarray]], list[Model]]:
+    rng = np.random.default_rng(3)
+    values, models = [], []
+    for k in range(3):
+        table = {name: tensor(rng.random(shape) ** 4, "F32") for name, shape in SIZES.items()}
+        path = write_model(folder / f"fisher{k}", table, config={"architectures": ["LlamaForCausalLM"]})
+        values.append(values_of(table))
+        models.append(open_model(ModelName.parse(str(path)), NOWHERE, allow_local=True))
+    return values, models
+
+
+def run(plan: Plan, out: Path, measured: list[Model], chunk: int = 4096, threads: int = 2) -> MergeResult:
+    out.mkdir(parents=True)
+    with TensorReader((*plan.models, *measured), LocalOrFetched(NOWHERE, out / "cache")) as reader:
+        journal = Journal.open(out, plan, resume=False)
+        variant = Variant(plan, journal, out, tuple(m.tensors for m in measured))
+        return merge_variants([variant], reader, StreamOptions(chunk, threads), Silent())[0]
+
+
+@pytest.mark.parametrize("method", ["fisher", "sar"])
+@pytest.mark.parametrize("dtype", ["BF16", "F32"])
+def test_merged_bytes_equal_the_reference_for_every_chunk_size(tmp_path: Path, method: str, dtype: str) -> None:
+    base, agents = write_family(tmp_path, dtype=dtype)
+    values, measured = write_sensitivities(tmp_path)
+    expected = merge_reference.merge(
+        method, values_of(base), [values_of(a) for a in agents], seed=0, sensitivities=values
+    )
+    plan = plan_of(tmp_path, method, calibration=CALIBRATION)
+    stored = {"BF16": ml_dtypes.bfloat16, "F32": np.float32}[dtype]
+    outcomes = []
+    for number, (chunk, threads) in enumerate([(4096, 1), (8192, 2), (10**9, 3)]):
+        out = tmp_path / f"out{number}"
+        run(plan, out, measured, chunk, threads)
+        outcomes.append(bytes_of(out, plan))
+    for name, value in tensors_of(tmp_path / "out0", plan).items():
+        assert value.tobytes() == expected[name].astype(stored).tobytes(), name
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+
+
+@pytest.mark.parametrize("method", ["fisher", "sar"])
+def test_a_method_that_weighs_is_refused_without_data_for_every_agent(tmp_path: Path, method: str) -> None:
+    write_family(tmp_path)
+    with pytest.raises(IncompatibleError) as caught:
+        plan_of(tmp_path, method)
+    assert len([p for p in caught.value.problems if "needs the sensitivity" in p.what]) == 3
+
+
+def zoo_recipe(tmp_path: Path, **changes: str) -> str:
+    agents = [
+        {
+            "model": str(ZOO / name),
+            "calibration": {
+                "data": str(ZOO / "eval" / f"dev_{name}.jsonl"),
+                "prompt": changes.get("prompt", "prompt"),
+                "answer": "answer",
+                "max_pairs": 4,
+            },
+        }
+        for name in ("math", "tool")
+    ]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps({"base": str(ZOO / "base"), "agents": agents, "method": "sar"}))
+    return str(path)
+
+
+def test_the_command_line_measures_the_agents_and_merges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = zoo_recipe(tmp_path)
+    assert main(["merge", recipe, "--out", str(tmp_path / "a"), "--log-json"]) == 0
+    stages = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith("{")]
+    assert "sensitivity" in [line.get("stage") for line in stages]
+    assert main(["merge", recipe, "--out", str(tmp_path / "b")]) == 0
+    weights = [(tmp_path / out / "model.safetensors").read_bytes() for out in ("a", "b")]
+    assert weights[0] == weights[1]
+
+
+def test_a_sensitivity_file_is_used_and_one_of_another_model_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {}
+    for name in ("math", "tool"):
+        files[name] = str(tmp_path / f"{name}.safetensors")
+        data = str(ZOO / "eval" / f"dev_{name}.jsonl")
+        arguments = ["--data", data, "--prompt", "prompt", "--answer", "answer", "--max-pairs", "4"]
+        assert main(["sensitivity", str(ZOO / name), *arguments, "--out", files[name]]) == 0
+    assert main(["merge", zoo_recipe(tmp_path), "--out", str(tmp_path / "computed")]) == 0
+
+    def with_files(**named: str) -> str:
+        agents = [{"model": str(ZOO / n), "sensitivity": f} for n, f in named.items()]
+        path = tmp_path / f"{len(named)}{'x' if named['math'] != files['math'] else ''}.yaml"
+        path.write_text(json.dumps({"base": str(ZOO / "base"), "agents": agents, "method": "sar"}))
+        return str(path)
+
+    assert main(["merge", with_files(**files), "--out", str(tmp_path / "named")]) == 0
+    computed = (tmp_path / "computed" / "model.safetensors").read_bytes()
+    assert (tmp_path / "named" / "model.safetensors").read_bytes() == computed
+    capsys.readouterr()
+    swapped = with_files(math=files["tool"], tool=files["math"])
+    assert main(["merge", swapped, "--out", str(tmp_path / "swapped")]) == 1
+    assert "another model" in capsys.readouterr().err
+    assert not list((tmp_path / "swapped").glob("*.safetensors"))
+
+
+def test_calibration_data_without_the_named_columns_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["merge", zoo_recipe(tmp_path, prompt="question"), "--out", str(tmp_path / "out")]) == 1
+    assert "question" in capsys.readouterr().err
