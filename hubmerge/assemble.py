@@ -36,6 +36,8 @@ _COPIED = (
     "chat_template.json",
     "preprocessor_config.json",
 )
+# these come from the agent that adds tokens, where one does
+_TOKENIZER = frozenset(_COPIED) - {"generation_config.json", "preprocessor_config.json"}
 _PARSED = frozenset(name for name in _COPIED if name.endswith(".json")) - {"tokenizer.json", "vocab.json"}
 _LICENSES = re.compile(
     r"(LICENSE|LICENCE|NOTICE|COPYING|USE_POLICY)([-_][\w\-]{1,40})?(\.(md|txt|rst))?", re.IGNORECASE
@@ -119,15 +121,16 @@ def _is_plain(value: Any, depth: int = 0) -> bool:
 
 def companion_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str]]:
     """Every file besides weights, card and manifest: path → content; and what the user should know."""
-    config, dropped = merged_config(plan.base.config, [t.dtype for t in plan.tensors()])
+    config, dropped = merged_config(plan.config, [t.dtype for t in plan.tensors()])
     files: dict[str, bytes] = {"config.json": _json(config)}
     notes = [f"config.json: {', '.join(dropped)} left out (not on the list of what is safe to copy)"] if dropped else []
     for name in _COPIED:
-        info = plan.base.files.get(name)
+        source = plan.tokenizer if name in _TOKENIZER else plan.base
+        info = source.files.get(name)
         if info is None:
             continue
         most = _MAX_PARSED_BYTES if name in _PARSED else _MAX_COPIED_BYTES
-        content = read(plan.base, name) if info.size <= most else None
+        content = read(source, name) if info.size <= most else None
         clean, removed = (content, []) if content is None or name not in _PARSED else _without_code(content)
         if clean is None:
             notes.append(f"{name}: left out (too large, or not JSON)")

@@ -184,8 +184,8 @@ def _is_unsupported(dtype: str) -> bool:
     return dtype.startswith("F") and dtype not in FLOAT_DTYPES
 
 
-def differences(base: Model, agent: Model) -> list[str]:
-    """What a user should know, though it does not forbid the merge."""
+def differences(base: Model, agent: Model, keeper: Model) -> list[str]:
+    """What a user should know, though it does not forbid the merge; `keeper` is the model whose tokenizer is kept."""
     notes = [
         f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
         f"{shown(agent.config.get(key))}); the merge keeps the base's"
@@ -197,11 +197,12 @@ def differences(base: Model, agent: Model) -> list[str]:
             f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are"
         )
     for name in ("tokenizer.json", "chat_template.jinja"):
-        a, b = base.files.get(name), agent.files.get(name)
+        a, b = keeper.files.get(name), agent.files.get(name)
         if b is None and agent.adapter is not None:
             continue  # an adapter's repo need not repeat what its base has
         if (a is None) != (b is None) or (a and b and not _may_be_equal(a, b)):
-            notes.append(f"{agent.ref.id}: {name} differs from the base's; the merge keeps the base's")
+            kept = "the base's" if keeper.ref == base.ref else f"{keeper.ref.id}'s"
+            notes.append(f"{agent.ref.id}: {name} differs from {kept}; the merge keeps {kept}")
     return notes
 
 

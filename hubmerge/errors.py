@@ -20,7 +20,8 @@
     ├── CancelledError            E_CANCELLED       the user cancelled
     ├── QuotaError                E_QUOTA           too many jobs for one user
     ├── LoginError                E_LOGIN           no usable token
-    └── InternalError             E_INTERNAL        a bug in hubmerge
+    ├── InternalError             E_INTERNAL        a bug in hubmerge
+    └── in workflows/jobs.py: StaleFenceError E_FENCE, JobNotFoundError E_JOB, DatabaseBusyError E_BUSY
 
 A message says what, where, expected and got, and what to do next. `retryable` says whether the same call
 can succeed later without a change by the user.

@@ -35,15 +35,15 @@ _KEYS = ("merge_method", "base_model", "models", "parameters", "dtype", "out_dty
 _UNSUPPORTED = {
     "slices": "List whole models under `models`.",
     "modules": "List whole models under `models`.",
-    "chat_template": "Remove it: the result has the base's chat template; set another one in the published repo.",
+    "chat_template": "Remove it: the result keeps its tokenizer's template; set another one in the published repo.",
 }
 _DTYPES = ("float32", "bfloat16", "float16")
 _TRUE = (True, 1, "true", "yes", "on")  # as mergekit reads words and 0 or 1
 _FALSE = (False, 0, "false", "no", "off")
 
 _TOKENIZER = (
-    "Tokenizer: the base's tokenizer is copied and embeddings keep all their rows; with a tokenizer source mergekit "
-    "cuts or pads them to the tokenizer's vocabulary."
+    "Tokenizer: embeddings keep all their rows, and the tokenizer is the base's, or that of the one agent that adds "
+    "tokens to it; with a tokenizer source mergekit cuts or pads the rows to that tokenizer's vocabulary."
 )
 
 
@@ -131,7 +131,7 @@ class Reading:
                     *path,
                     expected="base",
                     got=source,
-                    next_step="The result has the base's tokenizer; agents must share its vocabulary.",
+                    next_step="Remove it: the result has the base's, or that of the one agent that adds tokens.",
                 )
 
     def inputs(self) -> tuple[Input | None, tuple[Input, ...]]:

@@ -7,7 +7,7 @@ same numbers. All incompatibilities are found here and raised together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from hubmerge.sources.header import DTYPE_BYTES, serialize_header
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
 from hubmerge.sources.views import views_of
+from hubmerge.sources.vocabulary import Vocabulary, with_vocab_size
 from hubmerge.tying import Untied, untie
 
 MAX_SHARD_BYTES = 2 * 1024**3  # a resumed merge repeats at most one shard; the Hub likes files below 5 GB
@@ -66,6 +67,19 @@ class Plan:
     shards: tuple[PlannedShard, ...]
     rounding: Rounding  # what None in the recipe means here
     warnings: tuple[str, ...]
+    vocabulary: Vocabulary | None = None  # rows that an agent adds to the base's
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The config.json that the output is described by, before it is made safe to copy: the base's."""
+        if self.vocabulary is None:
+            return self.base.config
+        return with_vocab_size(self.base.config, self.vocabulary.rows)
+
+    @property
+    def tokenizer(self) -> Model:
+        """The model whose tokenizer the output has: the base, or the agent that adds rows to its vocabulary."""
+        return self.models[self.vocabulary.donor if self.vocabulary else 0]
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -160,9 +174,10 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     warnings = [*seen.warnings, *views.warnings]
     if recipe.dtype is None and base.kind == "fp8 weights":
         warnings.append(f"{base.ref.id}: fp8 weights are stored as bfloat16, since the recipe names no dtype")
+    keeper = (base, *agents)[seen.vocabulary.donor if seen.vocabulary else 0]
     for agent, tensors in zip(seen.agents, views.agents, strict=True):
         problems += agent_problems(seen.base, views.base, agent, tensors)
-        warnings += differences(seen.base, agent)
+        warnings += differences(seen.base, agent, keeper)
     if problems:
         raise IncompatibleError("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
     shards = _lay_out(recipe, views, max_shard_bytes)
@@ -170,7 +185,7 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     rounding: Rounding = recipe.rounding or ("stochastic" if method.rescales and sixteen_bits else "nearest")
     # like every default, the rounding is written out: a version with another default makes another merge
     pinned = recipe.pinned(base.ref, tuple(a.ref for a in agents)).model_copy(update={"rounding": rounding})
-    return Plan(pinned, base, tuple(agents), shards, rounding, tuple(dict.fromkeys(warnings)))
+    return Plan(pinned, base, tuple(agents), shards, rounding, tuple(dict.fromkeys(warnings)), seen.vocabulary)
 
 
 def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:

@@ -76,6 +76,7 @@ class Model:
     private: bool = False
     card: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     adapter: AdapterConfig | None = None  # the tensors are LoRA factors, on a base that the recipe names
+    tokens: Mapping[str, int] | None = None  # token → row; read only where vocabularies differ in size
 
     @property
     def kind(self) -> str:

@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
@@ -31,6 +32,7 @@ from hubmerge.recipe import ModelName, Recipe
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
 from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
+from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, tokens_of
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -65,7 +67,26 @@ def open_models(recipe: Recipe, hub: Hub, *, allow_local: bool) -> tuple[Model, 
         # what a retry cannot mend decides the kind of the whole
         leading = next((e for e in errors if not e.retryable), errors[0])
         raise type(leading)(leading.what, problems=problems)
+    if rows_differ(models[0], models[1:]):
+        models = [_with_tokens(model, hub) for model in models]
     return models[0], tuple(models[1:])
+
+
+def _with_tokens(model: Model, hub: Hub) -> Model:
+    """The model with the tokens of its tokenizer.json; without them where that cannot tell."""
+    if TOKENIZER not in model.files or model.files[TOKENIZER].size > MAX_TOKENIZER_BYTES:
+        return model
+    if model.ref.kind == "local":
+        try:
+            raw = (Path(model.ref.id).expanduser() / TOKENIZER).read_bytes()
+        except OSError as error:
+            raise SourceNotFoundError(
+                "a file that cannot be read", where=f"{TOKENIZER} in {model.ref}", got=str(error)
+            ) from None
+    else:
+        raw = hub.read_file(model.ref.id, model.ref.sha, TOKENIZER, MAX_TOKENIZER_BYTES)
+    content = _json_object(raw, f"{TOKENIZER} in {model.ref}", MAX_TOKENIZER_VALUES)
+    return replace(model, tokens=tokens_of(content))
 
 
 def open_model(name: ModelName, hub: Hub, *, allow_local: bool) -> Model:

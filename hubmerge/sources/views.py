@@ -1,8 +1,9 @@
 """What the stored tensors of base and agents stand for, before anything is compared.
 
-In this order: fp8 elements get their scales, adapters become models on their base, and names that differ by a
-known prefix are brought to the base's. Each step is a pure function of headers and small files, and hands on
-models of which the rest of the plan need not know how their tensors come about.
+In this order: fp8 elements get their scales, adapters become models on their base, names that differ by a known
+prefix are brought to the base's, and all get the rows that one agent's vocabulary adds. Each step is a pure
+function of headers and small files, and hands on models of which the rest of the plan need not know how their
+tensors come about.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.fp8 import Seen, with_scales
 from hubmerge.sources.lora import attached
 from hubmerge.sources.prefixes import aligned
+from hubmerge.sources.vocabulary import Vocabulary, with_added_rows
 from hubmerge.wording import incompatible
 
 
@@ -26,6 +28,7 @@ class Views:
     agents: tuple[Model, ...]
     problems: tuple[Problem, ...]
     warnings: tuple[str, ...]
+    vocabulary: Vocabulary | None = None
 
 
 def views_of(base: Model, agents: Sequence[Model]) -> Views:
@@ -45,8 +48,10 @@ def views_of(base: Model, agents: Sequence[Model]) -> Views:
     for agent in agents:
         steps.append(_seen(seen_base, agent))
         seen_agents.append(steps[-1].model)
-    warnings = [w for s in steps for w in s.warnings]
-    return Views(seen_base, tuple(seen_agents), tuple(p for s in steps for p in s.problems), tuple(warnings))
+    grown = with_added_rows(seen_base, seen_agents)
+    problems = (*(p for s in steps for p in s.problems), *grown.problems)
+    warnings = (*(w for s in steps for w in s.warnings), *grown.warnings)
+    return Views(grown.base, grown.agents, problems, warnings, grown.vocabulary)
 
 
 def _seen(base: Model, agent: Model) -> Seen:

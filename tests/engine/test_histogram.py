@@ -157,6 +157,16 @@ def test_l0_sparsity_counts_what_is_strictly_below_a_hundredth_of_the_maximum() 
     assert tally_of(np.array([50, 0.5, below, 0], dtype=np.float32)).l0_sparsity(0) == Estimate(2 / 4, 0.0)
 
 
+def test_a_hundredth_that_no_float32_holds_is_not_rounded_to_one() -> None:
+    maxima = np.arange(1000, 1100, dtype=np.float32)
+    limits = (0.01 * maxima.astype(np.float64)).astype(np.float32)  # to nearest: below the true limit, or above it
+    below = limits.astype(np.float64) < 0.01 * maxima.astype(np.float64)
+    assert below.any()
+    assert not below.all()
+    for maximum, limit, counts in zip(maxima, limits, below, strict=True):
+        assert tally_of(np.array([maximum, limit])).l0_sparsity(0) == Estimate(int(counts) / 2, 0.0)
+
+
 def test_equal_magnitudes_are_perfectly_even() -> None:
     tally = tally_of(np.full(1000, 0.3, dtype=np.float32))
     gini, top = tally.gini(0), tally.top_mass(0, 5)
@@ -277,10 +287,9 @@ def test_a_histogram_survives_json_and_stays_small() -> None:
 def test_the_compiled_pass_counts_the_same_magnitudes(kind: str) -> None:
     rng = np.random.default_rng(8)
     n = 3 * BLOCK + 65
-    deltas = [distribution(kind, rng, n), np.zeros(n, dtype=np.float32), distribution("normal", rng, n)]
+    deltas = [distribution(kind, rng, n), np.full(n, -0.0, dtype=np.float32), distribution("normal", rng, n)]
     base = np.zeros(n, dtype=np.float32)
     base[5:9] = -0.0
-    deltas[1][:20] = -0.0
     chunk = eager.ChunkInputs((base, *deltas), ("F32",) * 4, 0)
     fast, slow = compiled.probe_chunk(chunk, 1e-5), eager.probe_chunk(chunk, 1e-5)
     assert fast.tally.to_json() == slow.tally.to_json()

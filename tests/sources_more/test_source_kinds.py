@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hubmerge.errors import FormatError, IncompatibleError
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
 from hubmerge.recipe import ModelName, recipe_from_dict
+from hubmerge.sources.base import ModelRef
 from hubmerge.sources.derived import fp8_values
 from hubmerge.sources.open import open_model, open_models
 
@@ -242,9 +245,19 @@ def test_an_adapter_is_no_base(tmp_path: Path, base: Path, other: Path):
 
 
 def test_the_same_adapter_twice_is_refused_but_not_under_another_alpha(tmp_path: Path, base: Path):
-    first, second = adapter(tmp_path / "a", factors()), adapter(tmp_path / "b", factors(), lora_alpha=16)
-    assert plan_of(base, first, second).agents[1].adapter != plan_of(base, first, second).agents[0].adapter
-    assert "the same agent stands twice" in refused(base, first, first)[0]
+    def agent(name: str, sha: str, alpha: int) -> Any:
+        folder = adapter(tmp_path / name, factors(), lora_alpha=alpha, base_model_name_or_path="org/base")
+        model = on_hub(folder, f"org/{name}", sha)
+        files = {
+            n: replace(f, sha256=hashlib.sha256((folder / n).read_bytes()).hexdigest()) for n, f in model.files.items()
+        }
+        return replace(model, files=files)
+
+    recipe = recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram"})
+    model, first = on_hub(base, "org/base", "1"), agent("a", "2", 8)
+    assert len(make_plan(recipe, model, (first, agent("b", "3", 16))).agents) == 2
+    with pytest.raises(IncompatibleError, match="the same agent stands twice in org/b"):
+        make_plan(recipe, model, (first, agent("b", "3", 8)))
 
 
 @pytest.mark.parametrize(
@@ -268,10 +281,6 @@ def test_full_weights_go_before_an_adapter_beside_them(tmp_path: Path, base: Pat
 
 def on_hub(path: Path, name: str, sha: str) -> Any:
     """A folder's model as if it lay on the Hub under `name`."""
-    from dataclasses import replace
-
-    from hubmerge.sources.base import ModelRef
-
     return replace(
         open_model(ModelName.parse(str(path)), NOWHERE, allow_local=True), ref=ModelRef("hub", name, sha * 40)
     )

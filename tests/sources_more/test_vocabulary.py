@@ -1,0 +1,183 @@
+"""An agent that added tokens is merged where all have rows, and brings its rows, its tokenizer and its vocab_size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
+
+from hubmerge.assemble import companion_files
+from hubmerge.errors import FormatError, IncompatibleError
+from hubmerge.hub import Hub
+from hubmerge.plan import Plan, make_plan
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.sources.open import open_models
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.sources.tokens import tokens_of
+
+NOWHERE = Hub("http://127.0.0.1:9")
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+BASE = random_base(0)  # 40 rows
+
+
+def grown(tensors: dict[str, T], rows: int, seed: int = 0) -> dict[str, T]:
+    """The tensors with rows added to embedding and head."""
+    rng = np.random.default_rng(seed)
+    return {
+        n: tensor(np.concatenate([f32(t), rng.normal(0, 1, (rows, t.shape[1])).astype(np.float32)]), t.dtype)
+        if n in (EMBED, HEAD)
+        else t
+        for n, t in tensors.items()
+    }
+
+
+def tokenizer(vocab: int = 40, added: dict[str, int] | None = None, **words: int) -> bytes:
+    content = json.loads(tokenizer_files(vocab)["tokenizer.json"])
+    content["model"]["vocab"].update(words)
+    content["added_tokens"] = [{"content": t, "id": i, "special": True} for t, i in (added or {}).items()]
+    return json.dumps(content).encode()
+
+
+def agent(folder: Path, seed: int, rows: int = 0, added: dict[str, int] | None = None, **more: Any) -> Path:
+    tensors = grown(sparse_agent(BASE, 0.3, seed), rows, seed)
+    files = {"tokenizer.json": tokenizer(added=added), "chat_template.jinja": b"agent", **more.pop("files", {})}
+    return write_model(folder, tensors, files=files, config=llama_config(tensors, **more))
+
+
+def plan_of(*folders: Path, **fields: Any) -> Plan:
+    recipe = recipe_from_dict(
+        {"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "ram", **fields}
+    )
+    base, agents = open_models(recipe, NOWHERE, allow_local=True)
+    return make_plan(recipe, base, agents)
+
+
+def refused(*folders: Path) -> list[str]:
+    with pytest.raises(IncompatibleError) as caught:
+        plan_of(*folders)
+    return [str(p) for p in caught.value.problems]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "base", BASE, files={"chat_template.jinja": b"base"})
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    return agent(tmp_path / "plain", 8)
+
+
+ADDED = {"<think>": 40, "</think>": 41}
+
+
+def test_added_rows_shape_config_and_tokenizer_come_from_the_agent_that_has_them(
+    tmp_path: Path, base: Path, plain: Path
+):
+    plan = plan_of(base, plain, agent(tmp_path / "donor", 1, 3, ADDED))
+    assert (
+        {t.name: t.shape for t in plan.tensors()}[EMBED] == (43, 16) == {t.name: t.shape for t in plan.tensors()}[HEAD]
+    )
+    assert {t.dtype for t in plan.tensors()} == {"BF16"}
+    files, _ = companion_files(plan, lambda model, path: (Path(model.ref.id) / path).read_bytes())
+    assert json.loads(files["config.json"])["vocab_size"] == 43
+    assert files["tokenizer.json"] == (tmp_path / "donor" / "tokenizer.json").read_bytes()
+    assert files["chat_template.jinja"] == b"agent"
+    (rule,) = (w for w in plan.warnings if "its vocabulary has 3 more rows than the base's 40" in w)
+    assert "'<think>', '</think>'" in rule
+    assert not any("donor: tokenizer.json differs" in w for w in plan.warnings)
+    assert any("plain: tokenizer.json differs from" in w and "donor's" in w for w in plan.warnings)
+
+
+def test_every_model_reads_the_donors_rows_beyond_its_own(tmp_path: Path, base: Path, plain: Path):
+    donor = agent(tmp_path / "donor", 1, 3, ADDED)
+    plan = plan_of(base, plain, donor)
+    own = [f32(BASE[EMBED]), f32(sparse_agent(BASE, 0.3, 8)[EMBED])]
+    theirs = f32(grown(sparse_agent(BASE, 0.3, 1), 3, 1)[EMBED])
+    (planned,) = (t for t in plan.tensors() if t.name == EMBED)
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
+        for k, expected in enumerate([*(np.concatenate([o, theirs[40:]]) for o in own), theirs]):
+            flat = expected.reshape(-1)
+            for start, count in ((0, 688), (0, 640), (640, 48), (630, 20), (687, 1), (640, 0)):
+                got = reader.values(k, planned.inputs[k], start, count)
+                assert got.tobytes() == flat[start : start + count].tobytes(), (k, start, count)
+
+
+def test_a_tied_agent_brings_its_rows_for_both(tmp_path: Path, base: Path, plain: Path):
+    tensors = grown({n: t for n, t in BASE.items() if n != HEAD}, 2)
+    donor = write_model(tmp_path / "donor", tensors, files={"tokenizer.json": tokenizer(added=ADDED)})
+    assert any("another vocabulary size or shape" in text for text in refused(base, plain, donor))
+    untied = {n: t for n, t in BASE.items() if n != HEAD}
+    base2, plain2 = write_model(tmp_path / "b2", untied), write_model(tmp_path / "p2", sparse_agent(untied, 0.2, 3))
+    assert {t.name: t.shape for t in plan_of(base2, plain2, donor).tensors()}[EMBED] == (42, 16)
+
+
+def test_two_agents_that_add_rows_are_refused_with_their_tokens(tmp_path: Path, base: Path):
+    first = agent(tmp_path / "first", 1, 1, {"<a>": 40})
+    listed = refused(base, first, agent(tmp_path / "second", 2, 1, {"<b>": 40}))
+    assert any("two agents add rows" in t and "first '<a>'" in t and "second '<b>'" in t for t in listed), listed
+
+
+def test_tokens_that_moved_are_refused_with_their_ids(tmp_path: Path, base: Path, plain: Path):
+    files = {"tokenizer.json": tokenizer(w7=8, w8=7)}
+    listed = refused(base, plain, agent(tmp_path / "donor", 1, 1, files=files))
+    assert any("tokens of the base that have another id" in t and "'w7' (7 → 8), 'w8' (8 → 7)" in t for t in listed)
+    files = {"tokenizer.json": tokenizer(39)}
+    listed = refused(base, plain, agent(tmp_path / "short", 1, 1, files=files))
+    assert any("'w39' (39 → none)" in t for t in listed)
+
+
+@pytest.mark.parametrize("content", [b'{"model": {}}', tokenizer(added={"<far>": 99}), tokenizer(added={"<x>": -1})])
+def test_rows_without_a_tokenizer_that_tells_them_are_refused(tmp_path: Path, base: Path, plain: Path, content: bytes):
+    listed = refused(base, plain, agent(tmp_path / "donor", 1, 1, files={"tokenizer.json": content}))
+    assert any("another vocabulary size or shape" in t and "40×16 → 41×16" in t for t in listed)
+
+
+def test_a_missing_tokenizer_is_refused_and_a_broken_one_is_named(tmp_path: Path, base: Path, plain: Path):
+    donor = agent(tmp_path / "donor", 1, 1)
+    (donor / "tokenizer.json").unlink()
+    assert any("another vocabulary size or shape" in t for t in refused(base, plain, donor))
+    (donor / "tokenizer.json").write_bytes(b"{")
+    with pytest.raises(FormatError, match=r"tokenizer\.json"):
+        plan_of(base, plain, donor)
+
+
+def test_fewer_rows_than_the_base_are_refused_as_before(tmp_path: Path, base: Path, plain: Path):
+    small = {n: tensor(f32(t)[:39], t.dtype) if n in (EMBED, HEAD) else t for n, t in BASE.items()}
+    listed = refused(base, plain, write_model(tmp_path / "small", small))
+    assert any("another vocab_size" in t for t in listed)
+
+
+def test_an_agent_of_fewer_rows_gets_none_from_another(tmp_path: Path, base: Path):
+    small = {n: tensor(f32(t)[:39], t.dtype) if n in (EMBED, HEAD) else t for n, t in BASE.items()}
+    folder = write_model(tmp_path / "small", small, config=llama_config(small, vocab_size=None))
+    listed = refused(base, folder, agent(tmp_path / "donor", 1, 3, ADDED))
+    assert any("small@" in t and f"{EMBED}: 43×16 → 39×16" in t for t in listed), listed
+
+
+def test_tokens_in_rows_that_the_base_has_are_said_to_be_merged(tmp_path: Path, plain: Path):
+    base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(38)})
+    donor = agent(tmp_path / "donor", 1, 1, {"<x>": 40})
+    assert any("'w38', 'w39' have rows that the base has, too" in w for w in plan_of(base, plain, donor).warnings)
+
+
+@pytest.mark.parametrize(
+    ("content", "tokens"),
+    [
+        ({"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"content": "c", "id": 2}]}, {"a": 0, "b": 1, "c": 2}),
+        ({"model": {"vocab": [["a", -1.0], ["b", -2.0]]}}, {"a": 0, "b": 1}),
+        ({"model": {"vocab": [["a", -1.0], "b"]}}, None),
+        ({"model": {"vocab": {"a": "0"}}}, None),
+        ({"model": {"vocab": {"a": True}}}, None),
+        ({"model": {"vocab": {"a": 0}}, "added_tokens": [3]}, None),
+        ({"model": {"vocab": {"a": 0}}, "added_tokens": {"c": 1}}, None),
+        ({"model": 3}, None),
+        ({}, None),
+    ],
+)
+def test_tokens_are_read_as_the_tokenizers_library_writes_them(content: Any, tokens: Any):
+    assert tokens_of(content) == tokens
