@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Self
 
 from hubmerge.errors import DiskError, TargetExistsError
 from hubmerge.plan import Plan, PlannedShard
-from hubmerge.statistics import ResultTally, Tally
+from hubmerge.statistics import SCHEMA, ResultTally, Tally
 
 MANIFEST = "hubmerge.json"
 WORK = ".hubmerge"  # inside the output folder, gone when it is complete
@@ -192,7 +192,8 @@ class Journal:
 
 def plan_identity(plan: Plan) -> str:
     """What a resumed merge must agree on: inputs, recipe, rounding and the layout of the shards."""
-    digest = hashlib.sha256(f"{plan.identity}\0{plan.rounding}".encode())
+    # the journal holds tallies, so those of another schema are another merge's
+    digest = hashlib.sha256(f"{plan.identity}\0{plan.rounding}\0{SCHEMA}".encode())
     for shard in plan.shards:
         digest.update(shard.filename.encode() + b"\0" + shard.header)
     return digest.hexdigest()
