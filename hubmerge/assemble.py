@@ -37,7 +37,10 @@ _COPIED = (
     "preprocessor_config.json",
 )
 # these come from the agent that adds tokens, where one does
-_TOKENIZER = frozenset(_COPIED) - {"generation_config.json", "preprocessor_config.json"}
+# the chat template stays the base's, whoever brings the tokens
+_TOKENIZER = frozenset(
+    n for n in _COPIED if n.startswith(("tokenizer", "special_tokens", "added_tokens", "vocab", "merges"))
+)
 _PARSED = frozenset(name for name in _COPIED if name.endswith(".json")) - {"tokenizer.json", "vocab.json"}
 _LICENSES = re.compile(
     r"(LICENSE|LICENCE|NOTICE|COPYING|USE_POLICY)([-_][\w\-]{1,40})?(\.(md|txt|rst))?", re.IGNORECASE
@@ -131,7 +134,7 @@ def companion_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[
             continue
         most = _MAX_PARSED_BYTES if name in _PARSED else _MAX_COPIED_BYTES
         content = read(source, name) if info.size <= most else None
-        clean, removed = (content, []) if content is None or name not in _PARSED else _without_code(content)
+        clean, removed = (content, []) if content is None or name not in _PARSED else without_code(content)
         if clean is None:
             notes.append(f"{name}: left out (too large, or not JSON)")
             continue
@@ -159,7 +162,7 @@ def companion_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[
     return files, notes
 
 
-def _without_code(content: bytes) -> tuple[bytes | None, list[str]]:
+def without_code(content: bytes) -> tuple[bytes | None, list[str]]:
     """A JSON file less every key that names code to load, at any depth, and those keys; None if it is no JSON."""
     try:
         data = json.loads(content)

@@ -80,6 +80,8 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("sweep", type=Path)
     sweep.add_argument("--out", type=Path, required=True, help="a folder per variant, and the table of variants")
     sweep.add_argument("--resume", action="store_true", help="go on with an unfinished sweep in the folder")
+    sweep.add_argument("--to", metavar="REPO", help="publish every variant as REPO-<variant>")
+    sweep.add_argument("--private", action="store_true")
     _add_stream_options(sweep)
 
     from hubmerge.sensitivity_command import add_arguments
@@ -226,7 +228,8 @@ def _merge(arguments: Any, settings: Settings) -> int:
 
 
 def _sweep(arguments: Any, settings: Settings) -> int:
-    from hubmerge.line import merge_to_folders, prepare_variants
+    from hubmerge.line import merge_to_folders, prepare_variants, publish_folder
+    from hubmerge.publish import Target, check_target
     from hubmerge.sweep import load_sweep, sweep_table
 
     hub = _hub(settings)
@@ -234,6 +237,10 @@ def _sweep(arguments: Any, settings: Settings) -> int:
     observer.stage("resolve")
     variants = load_sweep(arguments.sweep).variants
     prepared = prepare_variants([recipe for _, recipe in variants], hub, allow_local=True)
+    targets = {name: Target(f"{arguments.to}-{name}", arguments.private) for name, _ in variants if arguments.to}
+    for (name, _), one in zip(variants, prepared, strict=True):
+        if name in targets:  # before anything is fetched
+            check_target(hub, targets[name], one.identity)
     reports = merge_to_folders(
         [(p, arguments.out / name) for p, (name, _) in zip(prepared, variants, strict=True)],
         hub,
@@ -242,6 +249,8 @@ def _sweep(arguments: Any, settings: Settings) -> int:
         options=_stream_options(arguments),
         resume=arguments.resume,
     )
+    for name, target in targets.items():
+        print(publish_folder(target, arguments.out / name, hub, observer).url)
     observer.close()
     shutil.rmtree(arguments.out / ".inputs", ignore_errors=True)
     table = sweep_table({name: report for (name, _), report in zip(variants, reports, strict=True)})

@@ -313,10 +313,14 @@ def _refuse_equal_folders(models: Sequence[Model]) -> None:
     local = [m for m in models if m.ref.kind == "local"]
     for i, a in enumerate(local):
         for b in local[i + 1 :]:
-            if a.shards == b.shards and all(
-                a.files[s].size == b.files[s].size
-                and filecmp.cmp(Path(a.ref.id).expanduser() / s, Path(b.ref.id).expanduser() / s, shallow=False)
-                for s in a.shards
+            if (
+                a.shards == b.shards
+                and a.adapter == b.adapter
+                and all(
+                    a.files[s].size == b.files[s].size
+                    and filecmp.cmp(Path(a.ref.id).expanduser() / s, Path(b.ref.id).expanduser() / s, shallow=False)
+                    for s in a.shards
+                )
             ):
                 what = "an agent is the base itself" if a is models[0] else "the same agent stands twice"
                 problems.append(

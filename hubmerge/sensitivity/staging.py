@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hubmerge.assemble import _without_code, merged_config
+from hubmerge.assemble import merged_config, without_code
 from hubmerge.errors import FormatError, MemoryLimitError, SensitivityError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model
@@ -55,7 +55,7 @@ def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
     for name in found:
         content = _small_file(model, hub, name)
         if name in _PARSED:
-            clean, _ = _without_code(content)
+            clean, _ = without_code(content)
             if clean is None:
                 raise FormatError("not valid JSON", where=f"{name} in {model.ref}")
             content = clean

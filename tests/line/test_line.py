@@ -231,3 +231,17 @@ def test_methods_and_usage_errors_have_their_exit_codes(shell: Shell) -> None:
     missing = shell.run("inspect", "nowhere.yaml")
     assert missing.returncode == 1
     assert "E_RECIPE" in missing.stderr
+
+
+def test_a_sweep_publishes_every_variant_in_one_commit_each(shell: Shell) -> None:
+    sweep = shell.recipe(
+        "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent]\n"
+        "sweep:\n  - {method: [ram, linear]}\n  - {method: task_arithmetic, parameters: {lambda: [0.5]}}\n"
+    )
+    done = shell.run("sweep", sweep, "--out", str(shell.folder / "sweep"), "--to", "ada/sweep")
+    assert done.returncode == 0, done.stderr
+    for variant in ("ram", "linear", "task_arithmetic_lambda-0.5"):
+        assert len(shell.commits(f"ada/sweep-{variant}")) == 2
+        stored = (shell.folder / "sweep" / variant / "model.safetensors").read_bytes()
+        assert shell.fetch(f"ada/sweep-{variant}", "model.safetensors") == stored
+    assert "task_arithmetic_lambda-0.5" in (shell.folder / "sweep" / "sweep.md").read_text()

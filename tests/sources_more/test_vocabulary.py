@@ -86,7 +86,7 @@ def test_added_rows_shape_config_and_tokenizer_come_from_the_agent_that_has_them
     files, _ = companion_files(plan, lambda model, path: (Path(model.ref.id) / path).read_bytes())
     assert json.loads(files["config.json"])["vocab_size"] == 43
     assert files["tokenizer.json"] == (tmp_path / "donor" / "tokenizer.json").read_bytes()
-    assert files["chat_template.jinja"] == b"agent"
+    assert files["chat_template.jinja"] == b"base"
     (rule,) = (w for w in plan.warnings if "its vocabulary has 3 more rows than the base's 40" in w)
     assert "'<think>', '</think>'" in rule
     assert not any("donor: tokenizer.json differs" in w for w in plan.warnings)
