@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 7860
 
-.PHONY: setup chromium demo test check conformance bench docs clean
+.PHONY: setup chromium demo test check conformance bench docs mergekit clean
 
 setup: $(STAMP)
 
@@ -37,6 +37,12 @@ check: setup chromium
 # the Hub client's own test suite against the embedded Hub
 conformance: setup
 	$(BIN)/python tests/conformance/run.py
+
+# mergekit in its own environment, the same documents through both, and the tests that need it
+mergekit: setup
+	PYTHON=$(PYTHON) tests/mergekit/install.sh
+	$(BIN)/python -m benchmarks.mergekit_parity
+	$(BIN)/python -m pytest -q tests/mergekit
 
 bench: setup
 	$(BIN)/python -m benchmarks.merge_speed

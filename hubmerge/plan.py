@@ -171,7 +171,7 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
         raise IncompatibleError("these models cannot be merged", problems=tuple(problems))
     views = untie(seen.base, seen.agents)
     problems += [*base_problems(seen.base, views.base), *repeated(base, agents), *views.problems]
-    warnings = [*seen.warnings, *views.warnings]
+    warnings = [*recipe.notes, *seen.warnings, *views.warnings]
     if recipe.dtype is None and base.kind == "fp8 weights":
         warnings.append(f"{base.ref.id}: fp8 weights are stored as bfloat16, since the recipe names no dtype")
     keeper = (base, *agents)[seen.vocabulary.donor if seen.vocabulary else 0]

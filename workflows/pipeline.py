@@ -44,9 +44,14 @@ class _Emitter:
         self._emit = emit
         self._stage_began = time.monotonic()
         self._stage = ""
-        self._statistics_at = 0.0
+        self._done_before = 0
+        self._statistics_at = -STATISTICS_EVERY_S
+        self._held: dict[str, Any] | None = None
 
     def stage(self, name: str) -> None:
+        if self._held is not None:  # the last figures of a stage are never lost to the limit on their rate
+            self._emit(Statistics(values=self._held))
+            self._held = None
         self._emit(StageStarted(stage=name))
 
     def progress(self, stage: str, done: int, total: int, unit: str) -> None:
@@ -59,9 +64,11 @@ class _Emitter:
 
     def statistics(self, values: Mapping[str, Any]) -> None:
         now = time.monotonic()
+        self._held = dict(values)
         if now - self._statistics_at >= STATISTICS_EVERY_S:
             self._statistics_at = now
-            self._emit(Statistics(values=dict(values)))
+            self._emit(Statistics(values=self._held))
+            self._held = None
 
     def warning(self, message: str) -> None:
         self._emit(Notice(message=message))

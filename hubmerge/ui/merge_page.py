@@ -171,10 +171,12 @@ def _as_yaml(*values: Any) -> list[Any]:
 
 def _from_yaml(text: str) -> list[Any]:
     try:
-        recipe = checked_recipe(recipe_from_yaml((text or "")[: MAX_RECIPE_BYTES + 1]).to_dict())
+        read = recipe_from_yaml((text or "")[: MAX_RECIPE_BYTES + 1])
+        recipe = checked_recipe(read.to_dict())
     except HubmergeError as error:
         return [problems_panel(error, "This recipe cannot be loaded"), *[gr.skip()] * (len(fill({})))]
-    return [notice("good", "Loaded", el("p", "The form shows this recipe now.")), *fill(recipe.to_dict())]
+    told = [el("p", text) for text in ("The form shows this recipe now.", *read.notes)]
+    return [notice("good", "Loaded", *told), *fill(recipe.to_dict())]
 
 
 def _opening(service: Service) -> Callable[..., Any]:

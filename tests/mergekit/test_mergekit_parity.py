@@ -29,6 +29,9 @@ from benchmarks.mergekit_parity import (
     run_mergekit,
     write_families,
 )
+from hubmerge.hub import Hub
+from hubmerge.line import prepare
+from hubmerge.recipe import recipe_from_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ROOT / PYTHON
@@ -60,6 +63,14 @@ def expected(case: Case, base: Array, agents: Array) -> Array:
         return base + reference.consensus(trimmed, case.weights, values.get("lambda", 1.0), normalize)
     normalize = values.get("normalize", False)
     return base + reference.task_arithmetic(trimmed, case.weights, values.get("lambda", 1.0), normalize)
+
+
+def test_the_plan_of_a_document_warns_of_what_it_means_differently(families: Path):
+    case = next(case for case in CASES if case.name == "ties")
+    recipe = recipe_from_yaml(case.document(families))
+    plan = prepare(recipe, Hub("http://127.0.0.1:9"), license_choice="apache-2.0", allow_local=True).plan
+    assert recipe.notes
+    assert plan.warnings[: len(recipe.notes)] == recipe.notes
 
 
 @pytest.fixture(scope="module")
