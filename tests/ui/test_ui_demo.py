@@ -125,7 +125,7 @@ def test_sign_in_merge_the_zoo_with_ram_plus_and_find_it_published(demo: Demo, o
     wait_for_state(page, "done")
     page.reload(wait_until="domcontentloaded")  # the page is addressed by its URL
     wait_for_state(page, "done")
-    page.locator("#job").filter(has_text="171.8 k parameters counted").first.wait_for()  # all of them
+    page.get_by_text("172 k parameters counted").first.wait_for()  # all of them
     files = demo.hub.list_repo_files("ada/first-merge")
     assert {"README.md", "hubmerge.json", "model.safetensors", "figures/overlap.png"} <= set(files)
     [merged, _] = demo.hub.list_repo_commits("ada/first-merge")
