@@ -47,12 +47,6 @@ def test_the_library_does_not_import_the_bot_except_to_serve() -> None:
     assert {path for path in importers("workflows") if path.startswith("hubmerge/")} <= {"hubmerge/cli.py"}
 
 
-def test_nothing_depends_on_the_surroundings_of_a_developer() -> None:
-    for path in MODULES:
-        text = path.read_text(encoding="utf-8")
-        assert "../shared" not in text, path
-
-
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_modules_stay_readable(path: Path) -> None:
     # compiled.py stays one file: numba does not notice changes to functions that it cached from another one
