@@ -191,7 +191,7 @@ class Store:
             try:
                 yield db
                 db.execute("COMMIT")
-            except BaseException:
+            except BaseException:  # whatever ended the block, nothing of it may stay
                 db.execute("ROLLBACK")
                 raise
             finally:

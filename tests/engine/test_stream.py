@@ -177,6 +177,10 @@ def test_a_torn_journal_line_is_repeated_and_a_missing_shard_made_again(tmp_path
     (tmp_path / "out" / plan.shards[0].filename).unlink()
     run(plan, tmp_path / "out", resume=True)
     assert bytes_of(tmp_path / "out", plan) == expected
+    # what was appended after the torn line can be read again
+    assert all(json.loads(line) for line in journal.read_text().splitlines())
+    run(plan, tmp_path / "out", resume=True)
+    assert bytes_of(tmp_path / "out", plan) == expected
 
 
 def test_an_unfinished_merge_is_not_overwritten_and_another_is_not_resumed(tmp_path: Path) -> None:
