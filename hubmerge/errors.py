@@ -12,6 +12,9 @@
     ├── IncompatibleError         E_INCOMPATIBLE    models that cannot be merged; carries every problem
     ├── NonFiniteError            E_NONFINITE       NaN or Inf in an input or the output
     ├── SensitivityError          E_SENSITIVITY     calibration data or a sensitivity file that does not fit the model
+    ├── EvaluationError           E_EVALUATION      a model, dataset or task that cannot be evaluated
+    ├── ResultError               E_RESULT          an evaluation result that is malformed or not credible
+    ├── RuleError                 E_RULE            a watcher's rule that is wrong or matches too much
     ├── DiskError                 E_DISK            not enough disk
     ├── MemoryLimitError          E_TOO_BIG         not enough memory
     ├── TargetExistsError         E_TARGET_EXISTS   the target holds something that this job did not make
@@ -140,6 +143,18 @@ class NonFiniteError(HubmergeError):
 
 class SensitivityError(HubmergeError):
     code = "E_SENSITIVITY"
+
+
+class EvaluationError(HubmergeError):
+    code = "E_EVALUATION"
+
+
+class ResultError(HubmergeError):
+    code = "E_RESULT"
+
+
+class RuleError(HubmergeError):
+    code = "E_RULE"
 
 
 class DiskError(HubmergeError):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hubmerge.errors import GatedError, HubUnavailableError, LoginError, SourceNotFoundError
 from hubmerge.hub_bytes import HubBytes
@@ -19,6 +19,7 @@ from hubmerge.hub_errors import Patience, translated
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
 from hubmerge.sources.base import FileInfo, is_hub_id
 
+RepoType = Literal["model", "dataset"]
 SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; nothing that is no weight is larger
 _CONNECT_TIMEOUT_S = 30.0
 _ANSWER_TIMEOUT_S = 300.0  # a commit of many files is answered when it is done
@@ -50,6 +51,19 @@ class RepoSummary:
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A model that a search by lineage found, at the head of its main branch."""
+
+    id: str
+    sha: str
+    author: str
+    tags: tuple[str, ...]
+    last_modified: str  # ISO 8601
+    private: bool
+    gated: bool
+
+
+@dataclass(frozen=True)
 class Identity:
     """Who a token belongs to, and where it may write."""
 
@@ -58,12 +72,18 @@ class Identity:
 
 
 class Hub:
-    """A Hub at `endpoint`, seen with `token` (None: anonymously)."""
+    """The repos of one type on a Hub at `endpoint`, seen with `token` (None: anonymously)."""
 
     def __init__(
-        self, endpoint: str = DEFAULT_ENDPOINT, token: str | None = None, *, patience: Patience | None = None
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        token: str | None = None,
+        *,
+        patience: Patience | None = None,
+        repo_type: RepoType = "model",
     ) -> None:
         self.endpoint = endpoint.rstrip("/")
+        self.repo_type: RepoType = repo_type
         self._token: str | bool = token or False  # False: never fall back to a token lying on this machine
         self.patience = patience or Patience()
         from huggingface_hub import HfApi, constants
@@ -72,7 +92,12 @@ class Hub:
             constants.HF_HUB_DISABLE_XET = True  # the embedded Hub speaks plain LFS
         _limit_waiting()
         self._api = HfApi(endpoint=self.endpoint, token=self._token, library_name="hubmerge")
-        self._bytes = HubBytes(self.endpoint, self._token, self.patience)
+        self._bytes = HubBytes(self.endpoint, self._token, self.patience, repo_type)
+
+    @property
+    def datasets(self) -> Hub:
+        """The same Hub with the same token, for dataset repos."""
+        return Hub(self.endpoint, self.token, patience=self.patience, repo_type="dataset")
 
     @property
     def token(self) -> str | None:
@@ -105,7 +130,7 @@ class Hub:
 
         def ask() -> Any:
             with translated(where, pinned=pinned):
-                return self._api.model_info(repo_id, revision=revision, files_metadata=True)
+                return self._api.repo_info(repo_id, revision=revision, repo_type=self.repo_type, files_metadata=True)
 
         info = self.patience.repeat(ask)
         if not info.sha or not _SHA.fullmatch(info.sha) or not is_hub_id(info.id):
@@ -151,6 +176,35 @@ class Hub:
             for m in self.patience.repeat(ask)
         ]
 
+    def find_models(self, *, tags: Sequence[str] = (), author: str | None = None, limit: int = 1000) -> list[Candidate]:
+        """Models that carry all `tags` (`base_model:finetune:org/base`, for instance), last changed first."""
+
+        def ask() -> Any:
+            with translated("the search"):
+                return list(
+                    self._api.list_models(
+                        filter=list(tags) or None,
+                        author=author,
+                        sort="last_modified",
+                        limit=limit,
+                        expand=["sha", "lastModified", "tags", "private", "gated", "author"],
+                    )
+                )
+
+        return [
+            Candidate(
+                id=m.id,
+                sha=m.sha or "",
+                author=m.author or m.id.partition("/")[0],
+                tags=tuple(m.tags or ()),
+                last_modified=m.last_modified.isoformat() if m.last_modified else "",
+                private=bool(m.private),
+                gated=bool(m.gated),
+            )
+            for m in self.patience.repeat(ask)
+            if is_hub_id(m.id)
+        ]
+
     def read_range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
         """Bytes start … end−1 of a file; 206 with that very range is required, never more is read."""
         return self._bytes.range(repo_id, sha, path, start, end)
@@ -173,7 +227,7 @@ class Hub:
 
         def ask() -> None:
             with translated(repo_id, writing=True):
-                self._api.create_repo(repo_id, private=private, exist_ok=True)
+                self._api.create_repo(repo_id, private=private, repo_type=self.repo_type, exist_ok=True)
 
         self.patience.repeat(ask)
 
@@ -186,7 +240,7 @@ class Hub:
 
         operation = CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path))
         with translated(repo_id, writing=True):
-            self._api.preupload_lfs_files(repo_id, additions=[operation], free_memory=False)
+            self._api.preupload_lfs_files(repo_id, additions=[operation], repo_type=self.repo_type, free_memory=False)
         return operation
 
     def commit(
@@ -205,7 +259,12 @@ class Hub:
         additions = [*operations, *(CommitOperationAdd(name, content) for name, content in small)]
         with translated(repo_id, writing=True):
             info = self._api.create_commit(
-                repo_id, additions, commit_message=message, commit_description=description, parent_commit=parent
+                repo_id,
+                additions,
+                commit_message=message,
+                commit_description=description,
+                parent_commit=parent,
+                repo_type=self.repo_type,
             )
         return str(info.oid)
 
@@ -214,7 +273,7 @@ class Hub:
 
         def ask() -> str | None:
             with translated(repo_id):
-                for commit in self._api.list_repo_commits(repo_id):
+                for commit in self._api.list_repo_commits(repo_id, repo_type=self.repo_type):
                     if needle in commit.title:
                         return str(commit.commit_id)
             return None
@@ -222,7 +281,7 @@ class Hub:
         return self.patience.repeat(ask)
 
     def url(self, repo_id: str) -> str:
-        return f"{self.endpoint}/{repo_id}"
+        return f"{self.endpoint}/{'datasets/' if self.repo_type == 'dataset' else ''}{repo_id}"
 
 
 @cache

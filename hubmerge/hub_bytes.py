@@ -35,9 +35,10 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # leads to any IPv4 address, priv
 
 
 class HubBytes:
-    """Reads files of model repos at `endpoint` with `token` (False: anonymously)."""
+    """Reads files of repos of one type at `endpoint` with `token` (False: anonymously)."""
 
-    def __init__(self, endpoint: str, token: str | bool, patience: Patience) -> None:
+    def __init__(self, endpoint: str, token: str | bool, patience: Patience, repo_type: str = "model") -> None:
+        self._repo_type = repo_type
         self._endpoint = endpoint
         self._origin = _origin(endpoint)
         self._loopback = Settings(endpoint=endpoint).is_loopback
@@ -148,7 +149,7 @@ class HubBytes:
         from huggingface_hub.utils._headers import build_hf_headers
         from huggingface_hub.utils._http import get_session
 
-        url = hf_hub_url(repo_id, path, revision=sha, endpoint=self._endpoint)
+        url = hf_hub_url(repo_id, path, revision=sha, repo_type=self._repo_type, endpoint=self._endpoint)
         plain = {"Accept-Encoding": "identity", **headers}
         own = build_hf_headers(token=self._token, library_name="hubmerge") | plain
         with translated(where, pinned=True):

@@ -1,0 +1,204 @@
+"""One evaluation run as a typed value, and the only way to read one from bytes that nobody vouches for.
+
+A result file says what was measured (model at a commit, suite at a version, split), on what (dataset revisions,
+versions, hardware, seed), how it ended, and what the model is (`ModelFacts`, read from its repo when it was
+evaluated), so that the leaderboard can be rebuilt from result files alone. A run that failed has a status and an
+error and no scores: a missing number is never a zero.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from hubmerge.errors import ResultError
+
+SCHEMA = 1
+MAX_RESULT_BYTES = 1024 * 1024
+MAX_TEXT = 2000
+
+Split = Literal["test", "dev"]
+_SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # a commit, or a local folder's digest
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Count = Annotated[int, Field(ge=0)]
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+Name = Annotated[str, Field(min_length=1, max_length=300)]
+
+
+class _Frozen(BaseModel):
+    # strict: the text "0.9" is no number and true is no 1, wherever a file comes from
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _no_control_characters(cls, value: Any) -> Any:
+        if isinstance(value, str) and _CONTROL.search(value):
+            raise ValueError("control or direction-changing characters are not allowed")
+        return value
+
+
+class TaskScore(_Frozen):
+    """The score of one task: the mean over `samples` prompts of a metric between 0 and 1."""
+
+    task: Name
+    domain: Name  # math, instruction, code, tool, memory, search, …
+    metric: Name
+    value: Share
+    stderr: Annotated[float, Field(ge=0.0, le=1.0)] | None  # of the mean; None: not known
+    samples: Annotated[int, Field(ge=1)]
+    few_shot: Count
+    task_version: Count
+    dataset: Name  # repo id
+    dataset_revision: Name  # commit sha
+
+
+class ParentFacts(_Frozen):
+    """One input of a merge, pinned."""
+
+    role: Literal["base", "agent"]
+    id: Name
+    sha: Text
+    weight: float = 1.0
+
+
+class ModelFacts(_Frozen):
+    """What the model is, as its repo said when it was evaluated; the merge's figures are None for other models."""
+
+    author: Text
+    license: Text | None = None
+    parameters: Count | None = None  # elements
+    size_bytes: Count | None = None  # of the weight files
+    created: Text | None = None  # ISO 8601, of the evaluated commit
+    parents: tuple[ParentFacts, ...] = ()  # in the recipe's order, the base first; empty when not a merge of ours
+    method: Text | None = None
+    method_parameters: Mapping[str, Any] = Field(default_factory=dict)
+    recipe: Annotated[str, Field(max_length=65536)] | None = None  # YAML, every model pinned
+    density: Share | None = None  # share of parameters that any agent changed
+    overlap: Share | None = None  # share of those that two or more changed
+    conflict: Share | None = None  # share of those shared whose signs differ
+    effective_scales: tuple[float | None, ...] = ()  # measured λ of each agent, in the recipe's order
+
+    @field_validator("parents", "effective_scales", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @property
+    def is_merge(self) -> bool:
+        return bool(self.parents)
+
+
+class RunEnvironment(_Frozen):
+    """What ran: versions and hardware, for a reader who wants to repeat it."""
+
+    hubmerge: Text
+    lighteval: Text
+    transformers: Text
+    torch: Text
+    backend: Literal["transformers", "vllm"]
+    device: Text
+    dtype: Text
+    seed: Count
+    seconds: Annotated[float, Field(ge=0.0)]
+
+
+class RunError(_Frozen):
+    """Why a run has no scores."""
+
+    code: Name
+    message: Text
+
+
+class EvaluationResult(_Frozen):
+    """One run of one suite on one model at one commit."""
+
+    schema_version: Literal[1]
+    model: Name  # repo id
+    sha: str
+    suite: Name
+    suite_version: Name  # changes with tasks, limits and dataset revisions
+    split: Split
+    status: Literal["done", "failed"]
+    error: RunError | None = None
+    tasks: tuple[TaskScore, ...] = ()
+    facts: ModelFacts
+    environment: RunEnvironment
+    created: Text  # UTC, ISO 8601
+
+    @field_validator("tasks", mode="before")
+    @classmethod
+    def _lists_are_tuples(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("sha")
+    @classmethod
+    def _is_a_sha(cls, value: str) -> str:
+        if not _SHA.fullmatch(value):
+            raise ValueError("a commit sha of 40, or a folder's digest of 64, lowercase hex digits is needed")
+        return value
+
+    @model_validator(mode="after")
+    def _ends_one_way(self) -> EvaluationResult:
+        if self.status == "done" and (not self.tasks or self.error is not None):
+            raise ValueError("a run that is done has scores and no error")
+        if self.status == "failed" and (self.tasks or self.error is None):
+            raise ValueError("a run that failed has an error and no scores")
+        names = [t.task for t in self.tasks]
+        if len(set(names)) != len(names):
+            raise ValueError("a task stands twice")
+        return self
+
+    @property
+    def domains(self) -> Mapping[str, float]:
+        """The mean of its tasks' values, per domain, in the order of the tasks."""
+        values: dict[str, list[float]] = {}
+        for task in self.tasks:
+            values.setdefault(task.domain, []).append(task.value)
+        return {domain: math.fsum(v) / len(v) for domain, v in values.items()}
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=1) + "\n"
+
+
+def result_path(result: EvaluationResult) -> str:
+    """Where a result lies in the results dataset: by model, commit, suite at its version, and split."""
+    return f"results/{result.model}/{result.sha}/{result.suite}-{result.suite_version}-{result.split}.json"
+
+
+def parse_result(data: bytes, *, where: str) -> EvaluationResult:
+    """The result in a file's bytes; ResultError says what is wrong with it.
+
+    `where` names the file. A file that lies at another path than `result_path` of its content is the caller's to
+    refuse.
+    """
+    if len(data) > MAX_RESULT_BYTES:
+        raise ResultError(
+            "a result file is too long",
+            where=where,
+            expected=f"at most {MAX_RESULT_BYTES} bytes",
+            got=f"{len(data)} bytes",
+            next_step="It is left out of the board.",
+        )
+    try:
+        return EvaluationResult.model_validate(json.loads(data))
+    except (ValueError, RecursionError) as error:
+        raise ResultError(
+            "a result file cannot be read",
+            where=where,
+            got=_first_reason(error),
+            next_step="It is left out of the board.",
+        ) from error
+
+
+def _first_reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
+    return str(error)[:300]
