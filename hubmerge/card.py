@@ -112,6 +112,8 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "parents": [(p, _parent_link(p, endpoint), _revision(p, endpoint)) for p in report.parents],
         "total": statistics["total"],
         "labels": labels,
+        "concentrated": [a for a in statistics["total"]["agents"] if a.get("gini") is not None],
+        "concentration_error": _largest_error(statistics["total"]["agents"]),
         "epsilon": f"{statistics['epsilon']:g}",
         "modules": statistics["modules"],
         "layers": statistics["layers"],
@@ -144,6 +146,11 @@ def _parent_link(parent: Parent, endpoint: str) -> Markdown:
     if parent.kind == "hub" and HUB_ID.fullmatch(parent.id):
         return link(parent.id, f"{endpoint}/{parent.id}")
     return code(parent.label)
+
+
+def _largest_error(agents: Sequence[Mapping[str, Any]]) -> float:
+    """How far any of the shares taken from a histogram may be off."""
+    return max((error or 0.0 for a in agents for error in (a.get("error") or {}).values()), default=0.0)
 
 
 def _revision(parent: Parent, endpoint: str) -> Markdown:

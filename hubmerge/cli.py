@@ -220,6 +220,7 @@ def _merge(arguments: Any, settings: Settings) -> int:
         cache=arguments.out / WORK / "inputs",
         observer=observer,
         options=_stream_options(arguments),
+        sensitivities=settings.data_dir / "sensitivity",
         resume=arguments.resume,
     )
     observer.close()
@@ -247,6 +248,7 @@ def _sweep(arguments: Any, settings: Settings) -> int:
         cache=arguments.out / ".inputs",
         observer=observer,
         options=_stream_options(arguments),
+        sensitivities=settings.data_dir / "sensitivity",
         resume=arguments.resume,
     )
     for name, target in targets.items():
@@ -300,6 +302,7 @@ def _run(arguments: Any, settings: Settings) -> int:
         cache=work / "inputs",
         observer=observer,
         options=_stream_options(arguments),
+        sensitivities=settings.data_dir / "sensitivity",
         resume=True,
     )
     published = publish_folder(target, work / "out", hub, observer)

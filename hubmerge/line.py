@@ -33,6 +33,7 @@ from hubmerge.plan import Plan, make_plan
 from hubmerge.publish import Published, Target, check_target, publish
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.report import Report, make_report
+from hubmerge.sensitivity.kept import KeptSensitivities
 from hubmerge.sensitivity.of_plan import sensitivities_of
 from hubmerge.sink import MANIFEST, WORK, Journal
 from hubmerge.sources.base import Model
@@ -122,13 +123,22 @@ def merge_to_folder(
     observer: Observer,
     options: StreamOptions | None = None,
     resume: bool = False,
+    sensitivities: Path | None = None,
 ) -> Report:
     """The merge with all that belongs to it, complete in `folder`; its manifest is written last.
+
+    Sensitivities that had to be computed are kept in the folder `sensitivities` for the next merge.
 
     Raises DiskError, NonFiniteError, CorruptError, IncompatibleError; an unfinished folder can be resumed.
     """
     [report] = merge_to_folders(
-        [(prepared, folder)], hub, cache=cache, observer=observer, options=options, resume=resume
+        [(prepared, folder)],
+        hub,
+        cache=cache,
+        observer=observer,
+        options=options,
+        resume=resume,
+        sensitivities=sensitivities,
     )
     return report
 
@@ -141,6 +151,7 @@ def merge_to_folders(
     observer: Observer,
     options: StreamOptions | None = None,
     resume: bool = False,
+    sensitivities: Path | None = None,
 ) -> list[Report]:
     """Merges of the same models, each into a folder of its own; inputs are read once for all that fit together."""
     finished = {folder: _finished(folder, p.identity) for p, folder in merges if (folder / MANIFEST).is_file()}
@@ -155,7 +166,14 @@ def merge_to_folders(
         groups.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
     for group in groups.values():
         finished |= _merge_group(
-            group, hub, cache, observer, options or StreamOptions(), resume=resume, local=left[0][0].allow_local
+            group,
+            hub,
+            cache,
+            observer,
+            options or StreamOptions(),
+            resume=resume,
+            local=left[0][0].allow_local,
+            kept=KeptSensitivities(sensitivities),
         )
     return [finished[folder] for _, folder in merges]
 
@@ -169,11 +187,12 @@ def _merge_group(
     *,
     resume: bool,
     local: bool,
+    kept: KeptSensitivities,
 ) -> dict[Path, Report]:
     started = time.monotonic()
     plan = group[0][0].plan
     weighing = [p.plan for p, _ in group if "sensitivity" in get_method(p.plan.recipe.method).extras]
-    files = sensitivities_of(weighing[0], hub, cache / "sensitivity", observer, local) if weighing else ()
+    files = sensitivities_of(weighing[0], hub, cache / "sensitivity", observer, local, kept) if weighing else ()
     measured = tuple(file.as_model() for file in files)
     with TensorReader((*plan.models, *measured), LocalOrFetched(hub, cache)) as reader:
         variants = [

@@ -4,7 +4,7 @@ Read as mergekit 0.1.5 reads it (mergekit_document.py). The methods' definitions
 
     linear           base with weight 0 → linear; with weight w0 → task_arithmetic, λ = 1 / (w0 + Σ wk)
     task_arithmetic  λ; divided by Σ wk with `normalize`
-    ties             trimmed per tensor; the mean of the agreeing, so every weight alike
+    ties             trimmed per tensor; the weighted mean of the agreeing, or their sum without `normalize`
     dare_linear      p = 1 − density; λ as for task_arithmetic, times the density without `rescale`
     dare_ties        p = 1 − density, and no trimming; the rest as for ties
     ram, ramplus_tl  ε; r and α with ρ counted per tensor
@@ -125,8 +125,14 @@ def _ties(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
         reading.refuse("rescaling after the trim is not supported", "parameters", "rescale", next_step="Remove it.")
     if density <= 0:
         reading.refuse("a density that keeps nothing", "models", expected="above 0", got=density)
-    parameters = {"density": min(density, 1.0), "trim_scope": "tensor", "lambda": reading.number("lambda", 1.0)}
-    return _Meaning("ties", _mean_of_agreeing(reading, agents, True), parameters, (_TRIM,) if density < 1 else ())
+    parameters = {
+        "density": min(density, 1.0),
+        "trim_scope": "tensor",
+        "lambda": reading.number("lambda", 1.0),
+        "disjoint": _disjoint(reading, True),
+    }
+    weights = [reading.per_model("weight", agent) for agent in agents]
+    return _Meaning("ties", weights, parameters, (_TRIM,) if density < 1 else ())
 
 
 def _dare_linear(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
@@ -137,8 +143,14 @@ def _dare_linear(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _M
 
 def _dare_ties(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
     p, kept, notes = _drop(reading, agents)
-    parameters = {"p": p, "density": 1.0, "trim_scope": "tensor", "lambda": kept * reading.number("lambda", 1.0)}
-    return _Meaning("dare_ties", _mean_of_agreeing(reading, agents, False), parameters, notes)
+    parameters = {
+        "p": p,
+        "density": 1.0,
+        "trim_scope": "tensor",
+        "lambda": kept * reading.number("lambda", 1.0),
+        "disjoint": _disjoint(reading, False),
+    }
+    return _Meaning("dare_ties", [reading.per_model("weight", agent) for agent in agents], parameters, notes)
 
 
 def _ram(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
@@ -173,21 +185,8 @@ def _drop(reading: Reading, agents: tuple[Input, ...]) -> tuple[float, float, tu
     return round(1.0 - density, 12), 1.0 if rescale else density, (*((_RESCALE,) if rescale else ()), _DRAW)
 
 
-def _mean_of_agreeing(reading: Reading, agents: tuple[Input, ...], default: bool) -> list[float]:
-    """Weights for TIES. mergekit divides by the weights of the agreeing, which for equal ones is their mean."""
-    weight = reading.same("weight", agents, None, "TIES takes the mean of the agreeing agents; make the weights equal.")
-    if weight <= 0:
-        reading.refuse("a weight that turns every update off or round", "models", expected="above 0", got=weight)
-    if not reading.flag("normalize", default):
-        reading.refuse(
-            "the sum of the agreeing agents, where there is only their mean",
-            "parameters",
-            "normalize",
-            expected="true",
-            got=False,
-            next_step="Set normalize: true for the mean.",
-        )
-    return [1.0 for _ in agents]
+def _disjoint(reading: Reading, default: bool) -> str:
+    return "mean" if reading.flag("normalize", default) else "sum"
 
 
 _METHODS: Mapping[str, Callable[[Reading, Input, tuple[Input, ...]], _Meaning]] = {

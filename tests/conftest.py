@@ -19,6 +19,7 @@ os.environ.update(
 )
 _home = tempfile.TemporaryDirectory(prefix="hubmerge-tests-")
 os.environ["HF_HOME"] = _home.name
+os.environ["HUBMERGE_DATA"] = f"{_home.name}/data"  # what commands keep does not land in the checkout
 for _name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"):
     os.environ.pop(_name, None)
 

@@ -31,7 +31,15 @@ def run(spec: JobSpec, emit: Emit) -> None:
     observer.stage("resolve")
     prepared = prepare(recipe_from_dict(payload["recipe"]), hub, target=target, license_choice=payload.get("license"))
     folder, cache = spec.workdir / "out", spec.workdir / "inputs"
-    merge_to_folder(prepared, hub, folder, cache=cache, observer=observer, resume=True)
+    merge_to_folder(
+        prepared,
+        hub,
+        folder,
+        cache=cache,
+        observer=observer,
+        resume=True,
+        sensitivities=spec.shared / "sensitivity",
+    )
     shutil.rmtree(cache, ignore_errors=True)
     published = publish_folder(target, folder, hub, observer)
     emit(Result(values={"repo": published.repo, "commit": published.commit, "url": published.url}))

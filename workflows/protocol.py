@@ -34,6 +34,7 @@ class JobSpec(Frozen):
     payload: dict[str, Any]
     token: SecretStr | None = None
     workdir: Path  # the job's own; what an earlier attempt left there is still there
+    shared: Path  # of all jobs: what costs more to make again than to keep
     endpoint: str
 
     def to_line(self) -> bytes:

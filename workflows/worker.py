@@ -111,6 +111,7 @@ class Worker:
             payload=job.payload,
             token=token,
             workdir=self.workdir(job.id),
+            shared=self._data_dir / "shared",
             endpoint=self._settings.endpoint,  # never the payload's: it would decide where the token goes
         )
         guard_s = self._store.lease_s * _GUARD_SHARE

@@ -37,11 +37,12 @@ class DareTies(Method):
         return tuple(zip(scope.weights, scope.thresholds, strict=True))
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
-        return (scope.parameters.lam, scope.parameters.p, 1.0 / (1.0 - scope.parameters.p), 0.0, 1.0)
+        p, mean = scope.parameters.p, 1.0 if scope.parameters.disjoint == "mean" else 0.0
+        return (scope.parameters.lam, mean, p, 1.0 / (1.0 - p), 0.0, 1.0)
 
     @staticmethod
     def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
-        lam, p, rescale, zero, one = constants
+        lam, mean, p, rescale, zero, one = constants
         agents = len(per_agent)
         total = inputs[0] * zero
         for k in range(agents):
@@ -49,11 +50,12 @@ class DareTies(Method):
             total = total + where(absolute(dropped) >= per_agent[k][1], dropped * per_agent[k][0], zero)
         sign = where(total >= zero, one, -one)
         agreeing = inputs[0] * zero
-        count = inputs[0] * zero
+        weights = inputs[0] * zero
         for k in range(agents):
             dropped = where(inputs[agents + k] >= p, inputs[k] * rescale, zero)
             kept = where(absolute(dropped) >= per_agent[k][1], dropped * per_agent[k][0], zero)
             agrees = kept * sign > zero
             agreeing = agreeing + where(agrees, kept, zero)
-            count = count + where(agrees, one, zero)
-        return lam * (agreeing / where(count > one, count, one))
+            weights = weights + where(agrees, per_agent[k][0], zero)
+        divisor = mean * weights + (one - mean)
+        return lam * (agreeing / where(divisor == zero, one, divisor))

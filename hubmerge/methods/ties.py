@@ -2,7 +2,8 @@
 
 Source: Yadav et al. 2023, arXiv:2306.01708, Sec. 3, Algorithm 1.
 Trim: |δk| at least the magnitude of rank max(1, ⌊density·n⌋), over the whole model (as in the original) or per tensor
-(as in mergekit). Elect: the sign of Σ trimmed wk δk; 0 counts as +. Merge: mean of the agreeing, times λ.
+(as in mergekit). Elect: the sign of Σ trimmed wk δk; 0 counts as +. Merge: of the agreeing, Σ wk δk / Σ wk, times λ;
+`disjoint: sum` leaves out the division, one of the original code's choices and mergekit's `normalize: false`.
 Deviations: elements that tie with the threshold are all kept, since which of them a sort drops is no property of
 the model; the original resolves a sum of exactly 0 by the majority of the whole model.
 """
@@ -21,6 +22,7 @@ class TiesParameters(Parameters):
     density: float = Field(default=0.2, gt=0.0, le=1.0, description="share of each update that is kept")
     lam: float = Field(default=1.0, ge=-10.0, le=10.0, alias="lambda", description="λ on the merged update")
     trim_scope: Literal["model", "tensor"] = Field(default="model", description="where the largest are sought")
+    disjoint: Literal["mean", "sum"] = Field(default="mean", description="what is taken of those that agree")
 
 
 def top_share(density: float) -> Any:
@@ -43,21 +45,22 @@ class Ties(Method):
         return tuple(zip(scope.weights, scope.thresholds, strict=True))
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
-        return (scope.parameters.lam, 0.0, 1.0)
+        return (scope.parameters.lam, 1.0 if scope.parameters.disjoint == "mean" else 0.0, 0.0, 1.0)
 
     @staticmethod
     def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
-        lam, zero, one = constants
+        lam, mean, zero, one = constants
         total = inputs[0] * zero
         for k in range(len(per_agent)):
             kept = where(absolute(inputs[k]) >= per_agent[k][1], inputs[k] * per_agent[k][0], zero)
             total = total + kept
         sign = where(total >= zero, one, -one)
         agreeing = inputs[0] * zero
-        count = inputs[0] * zero
+        weights = inputs[0] * zero
         for k in range(len(per_agent)):
             kept = where(absolute(inputs[k]) >= per_agent[k][1], inputs[k] * per_agent[k][0], zero)
             agrees = kept * sign > zero
             agreeing = agreeing + where(agrees, kept, zero)
-            count = count + where(agrees, one, zero)
-        return lam * (agreeing / where(count > one, count, one))
+            weights = weights + where(agrees, per_agent[k][0], zero)
+        divisor = mean * weights + (one - mean)
+        return lam * (agreeing / where(divisor == zero, one, divisor))

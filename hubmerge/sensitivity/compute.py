@@ -157,6 +157,8 @@ def _known_device(device: str) -> str:
 def _metadata(
     model: Model, pairs: Sequence[Pair], spec: CalibrationSpec, device: str, dtype: Dtype
 ) -> SensitivityMetadata:
+    import torch
+
     return SensitivityMetadata(
         hubmerge=__version__,
         torch=version("torch"),
@@ -172,6 +174,7 @@ def _metadata(
         answer=spec.answer,
         dtype=dtype,
         device=device.partition(":")[0],
+        threads=torch.get_num_threads() if device == "cpu" else 0,
     )
 
 

@@ -56,6 +56,7 @@ class SensitivityMetadata(BaseModel):
     answer: str = Field(max_length=256)
     dtype: Literal["float32", "bfloat16"]  # of the model while gradients were taken
     device: str = Field(max_length=64)
+    threads: int = Field(default=0, ge=0)  # of the CPU's matrix products, whose low bits depend on them; 0: not said
 
     def to_strings(self) -> dict[str, str]:
         return {name: str(value) for name, value in self.model_dump().items()}

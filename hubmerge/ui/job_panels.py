@@ -176,6 +176,7 @@ def statistics_panel(view: JobView) -> Markup | None:
         el("p", f"{count_text(elements)} parameters {counted}.", cls="hm-dim"),
         _share_bar(values.get("shares") or {}),
         table(("Agent", "Changed", "of it unique", "of it shared", "Shared / unique"), [_agent_row(a) for a in agents]),
+        _concentration_table(agents),
         _overlap_table(values.get("overlap_share") or (), len(agents)),
         table(("Pair", "Jaccard", "Cosine", "Same sign"), [_pair_row(p) for p in pairs]) if pairs else None,
     )
@@ -208,6 +209,24 @@ def _agent_row(agent: Mapping[str, Any]) -> Sequence[object]:
         percent_text(unique) if unique is not None and changed else "–",
         percent_text(1 - unique) if unique is not None and changed else "–",
         "∞" if rho == "inf" else f"{rho:.3g}" if isinstance(rho, int | float) else "–",
+    )
+
+
+def _concentration_table(agents: Sequence[Mapping[str, Any]]) -> Markup | None:
+    """How unevenly each update is spread; nothing before it was counted."""
+    rows = [_concentration_row(a) for a in agents if number_of(a, "gini") is not None]
+    head = ("Concentration", "Gini of |δ|", "|δ| in the top 1 %", "in the top 5 %", "L0 sparsity", "Kurtosis")
+    return table(head, rows) if rows else None
+
+
+def _concentration_row(agent: Mapping[str, Any]) -> Sequence[object]:
+    shares = [number_of(agent, key) for key in ("top_1_mass", "top_5_mass", "l0_sparsity")]
+    gini, kurtosis = number_of(agent, "gini"), number_of(agent, "kurtosis")
+    return (
+        str(agent.get("agent", "")),
+        "–" if gini is None else f"{gini:.3f}",
+        *("–" if s is None else percent_text(s) for s in shares),
+        "–" if kurtosis is None else f"{kurtosis:.3g}",
     )
 
 

@@ -118,7 +118,7 @@ def plan_panel(plan: Plan, endpoint: str) -> Markup:
     rows = [
         (
             join(repo_link(endpoint, m.ref.id, m.ref.sha), el("code", m.ref.sha[:12], cls="hm-sha")),
-            "base" if weight is None else f"agent × {weight:g}",
+            ("base" if weight is None else f"agent × {weight:g}") + ("" if m.kind == "weights" else f", {m.kind}"),
             bytes_text(m.weight_bytes),
             m.license or "not stated",
         )

@@ -117,8 +117,9 @@ def _ram_quantile(e: Element) -> F:
 def _elect(e: Element, values: Sequence[F]) -> F:
     kept = [F(v * F(w)) if abs(v) >= t else F(0) for v, w, t in zip(values, e.weights, e.thresholds, strict=True)]
     positive = _sum(kept) >= 0
-    agreeing = [v for v in kept if v != 0 and (v > 0) == positive]
-    return F(e.parameters.get("lambda", 1.0)) * (_sum(agreeing) / F(max(1, len(agreeing))))
+    agreeing = [k for k, v in enumerate(kept) if v != 0 and (v > 0) == positive]
+    divisor = _sum([F(e.weights[k]) for k in agreeing]) if e.parameters.get("disjoint", "mean") == "mean" else F(1)
+    return F(e.parameters.get("lambda", 1.0)) * (_sum([kept[k] for k in agreeing]) / (divisor or F(1)))
 
 
 def _ties(e: Element) -> F:

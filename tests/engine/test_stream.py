@@ -46,6 +46,7 @@ VARIANTS = [
     ("ties", {"density": 0.05, "lambda": 1.3}),
     ("ties", {"density": 0.3, "trim_scope": "tensor"}),
     ("ties", {"density": 1.0}),
+    ("ties", {"density": 0.3, "disjoint": "sum"}),
     ("dare_linear", {"p": 0.8, "lambda": 1.0}),
     ("dare_linear", {"p": 0.0}),
     ("dare_ties", {"p": 0.3, "density": 1.0}),

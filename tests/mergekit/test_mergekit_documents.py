@@ -59,10 +59,14 @@ MEANINGS = {
         document("task_arithmetic", WEIGHED, FLOAT32 + "parameters: {normalize: true, lambda: 0.4}\n"),
         ("task_arithmetic", (0.6, 0.2), {"lambda": 0.5}),
     ),
-    "ties": (TIES, ("ties", (1.0, 1.0), {"density": 0.25, "trim_scope": "tensor", "lambda": 1.0})),
+    "ties": (TIES, ("ties", (0.5, 0.5), {"density": 0.25, "trim_scope": "tensor", "lambda": 1.0, "disjoint": "mean"})),
+    "ties, summed": (
+        document("ties", WEIGHED, FLOAT32 + "parameters: {normalize: false}\n"),
+        ("ties", (0.6, 0.2), {"density": 1.0, "trim_scope": "tensor", "lambda": 1.0, "disjoint": "sum"}),
+    ),
     "ties, density above 1": (
         document("ties", models("weight: 3", "weight: 3"), FLOAT32 + "parameters: {density: 1.5, lambda: 0.7}\n"),
-        ("ties", (1.0, 1.0), {"density": 1.0, "trim_scope": "tensor", "lambda": 0.7}),
+        ("ties", (3.0, 3.0), {"density": 1.0, "trim_scope": "tensor", "lambda": 0.7}),
     ),
     "dare_linear": (
         document(
@@ -79,8 +83,12 @@ MEANINGS = {
         ("dare_linear", (0.5, 0.5), {"p": 0.75, "lambda": 0.125}),
     ),
     "dare_ties": (
-        document("dare_ties", ALIKE, FLOAT32 + "parameters: {normalize: true, lambda: 0.9}\n"),
-        ("dare_ties", (1.0, 1.0), {"p": 0.75, "density": 1.0, "trim_scope": "tensor", "lambda": 0.9}),
+        document("dare_ties", ALIKE, FLOAT32 + "parameters: {lambda: 0.9}\n"),
+        ("dare_ties", (0.5, 0.5), {"p": 0.75, "density": 1.0, "lambda": 0.9, "disjoint": "sum"}),
+    ),
+    "dare_ties, normalized": (
+        document("dare_ties", ALIKE, FLOAT32 + "parameters: {normalize: true, rescale: false}\n"),
+        ("dare_ties", (0.5, 0.5), {"p": 0.75, "density": 1.0, "lambda": 0.25, "disjoint": "mean"}),
     ),
     "ram": (document("ram", more=FLOAT32 + "parameters: {epsilon: 1e-4}\n"), ("ram", (1.0, 1.0), {"epsilon": 1e-4})),
     "ramplus_tl": (
@@ -263,16 +271,12 @@ SLICES = "slices:\n  - sources:\n      - {model: org/a, layer_range: [0, 8]}\n"
             "models → 0 → parameters → weight → filter",
             "per tensor name",
         ),
-        (document("ties", models("weight: 1", "weight: 2")), "models", "different `weight`"),
-        (document("ties", models("weight: -1", "weight: -1")), "models", "turns every update"),
         (TIES.replace("0.25", "0.5", 1), "models", "different `density`"),
         (TIES.replace("0.25", "0"), "models", "keeps nothing"),
-        (TIES + "parameters: {normalize: false}\n", "parameters → normalize", "only their mean"),
         (TIES + "parameters: {normalize: maybe}\n", "parameters → normalize", "true or false"),
         (TIES + "parameters: {rescale: true}\n", "parameters → rescale", "rescaling"),
         (DRAWN.replace("0.25", "0.5", 1), "models", "different `density`"),
         (DRAWN.replace("0.25", "0"), "models", "drops everything"),
-        (document("dare_ties", ALIKE), "parameters → normalize", "only their mean"),
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_its_key(text: str, place: str, said: str):
@@ -288,7 +292,7 @@ def test_everything_without_a_counterpart_is_told_at_once():
         "dtype: int8\ntokenizer_source: union\nparameters: {frob: 1}\n",
     )
     told = str(refused(text))
-    for key in ("weight", "density", "normalize", "model", "dtype", "tokenizer_source", "frob"):
+    for key in ("weight", "density", "model", "dtype", "tokenizer_source", "frob"):
         assert f"→ {key}" in told or f"different `{key}`" in told
 
 

@@ -28,6 +28,7 @@ def spec(workdir: Path, **payload: Any) -> JobSpec:
         payload=payload,
         token=SecretStr(TOKEN),
         workdir=workdir,
+        shared=workdir.parent,
         endpoint="http://localhost",
     )
 

@@ -1,0 +1,79 @@
+"""An agent whose weights no file holds as such, written out in full for the one step that needs a network.
+
+Merging reads LoRA adapters, fp8 weights and added vocabulary rows chunk by chunk; gradients need the whole model in
+transformers. So such an agent is written as float32 in the names and shapes of the merge: 4 bytes per parameter of
+disk, for as long as its sensitivity is computed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+from hubmerge.assemble import companion_files
+from hubmerge.chunks import chunks_of
+from hubmerge.dtypes import FLOAT_DTYPES, Float32
+from hubmerge.hub import Hub
+from hubmerge.plan import Plan
+from hubmerge.recipe import ModelName
+from hubmerge.sensitivity.file import write_tensors
+from hubmerge.sources.base import Model
+from hubmerge.sources.derived import DerivedTensor
+from hubmerge.sources.open import SINGLE, open_model
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+
+_CHUNK = 1024 * 1024
+_NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
+_ALSO = ("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt")
+
+
+def is_derived(plan: Plan, agent: int) -> bool:
+    """True when any tensor of agent `agent` (from 0) is computed rather than stored."""
+    return any(isinstance(t.inputs[agent + 1], DerivedTensor) for t in plan.tensors())
+
+
+def dense_identity(plan: Plan, agent: int) -> str:
+    """What decides the written values: the agent, and the base that it stands on."""
+    models = [(m.ref.id, m.ref.sha) for m in (plan.base, plan.agents[agent])]
+    names = [(t.name, t.shape) for t in plan.tensors()]
+    return hashlib.sha256(json.dumps([models, names]).encode()).hexdigest()
+
+
+def write_dense(plan: Plan, agent: int, hub: Hub, folder: Path, cache: Path) -> Model:
+    """Agent `agent` (from 0) as float32 in `folder`, opened as a local model; its reference keeps the agent's id.
+
+    Integer tensors are left out: they have no gradients. Raises DiskError, NonFiniteError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    store = LocalOrFetched(hub, cache)
+
+    def read(model: Model, path: str) -> bytes | None:
+        if path not in model.files:
+            return None
+        if model.ref.kind == "local":
+            return (Path(model.ref.id).expanduser() / path).read_bytes()
+        return hub.read_file(model.ref.id, model.ref.sha, path)
+
+    files, _ = companion_files(plan, read)
+    for name in (*_NEEDED, *_ALSO):
+        if name in files:
+            (folder / name).write_bytes(files[name])
+    merged = [t for t in plan.tensors() if t.inputs[agent + 1].entry.dtype in FLOAT_DTYPES]
+    with TensorReader(plan.models, store) as reader:
+
+        def parts() -> Iterator[tuple[str, Float32]]:
+            for tensor in merged:
+                for chunk in chunks_of(tensor, _CHUNK):
+                    yield (
+                        tensor.name,
+                        reader.values(agent + 1, tensor.inputs[agent + 1], chunk.start, chunk.count),
+                    )
+
+        shapes = {t.name: t.shape for t in merged}
+        assert all(prod(shape) == t.elements for t, shape in zip(merged, shapes.values(), strict=True))
+        if not (folder / SINGLE).exists():
+            write_tensors(folder / SINGLE, shapes, {"format": "pt"}, parts())
+    return open_model(ModelName(id=str(folder), local=True), hub, allow_local=True)

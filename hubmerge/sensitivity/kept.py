@@ -1,0 +1,72 @@
+"""Sensitivities that outlive the merge that computed them, so that an agent's is computed once per data.
+
+A folder of finished files, named by what decides their content. Who takes one gets a hard link of his own (a copy
+across file systems): what is pruned here is still there for a merge that reads it. The least recently taken go
+first when the folder grows over its budget.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+DEFAULT_BUDGET_BYTES = 50_000_000_000
+
+
+class KeptSensitivities:
+    """The files in `folder`; None keeps nothing. Safe to use from several processes at once."""
+
+    def __init__(self, folder: Path | None, budget_bytes: int = DEFAULT_BUDGET_BYTES) -> None:
+        self._folder = folder
+        self._budget = budget_bytes
+
+    def take(self, name: str, into: Path) -> bool:
+        """Bring the file called `name` to the path `into`; False when it is not kept."""
+        if self._folder is None:
+            return False
+        source = self._folder / name
+        try:
+            os.utime(source)
+            _link(source, into)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def keep(self, file: Path) -> None:
+        """Keep the finished `file` under its name, then prune to the budget; a full disk keeps nothing."""
+        if self._folder is None:
+            return
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _link(file, self._folder / file.name)
+            self._prune(file.name)
+
+    def _prune(self, newest: str) -> None:
+        assert self._folder is not None
+        entries = sorted(
+            ((p.stat().st_mtime_ns, p.stat().st_size, p) for p in self._folder.glob("*.safetensors")),
+            key=lambda entry: (entry[2].name != newest, -entry[0]),
+        )
+        total = 0
+        for _, size, path in entries:
+            total += size
+            if total > self._budget:
+                path.unlink(missing_ok=True)
+
+
+def _link(source: Path, target: Path) -> None:
+    """`target` becomes `source`'s content in one step."""
+    temporary = Path(tempfile.mkdtemp(prefix=".taking-", dir=target.parent))
+    try:
+        try:
+            os.link(source, temporary / target.name)
+        except FileNotFoundError:
+            raise
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(source, temporary / target.name)
+        os.replace(temporary / target.name, target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
