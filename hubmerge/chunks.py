@@ -28,7 +28,8 @@ from hubmerge.sources.base import StoredTensor
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import ResultTally, Statistics, Tally
 
-DEFAULT_CHUNK = 256 * 1024  # elements: large enough to hide the cost per chunk, a few MB per thread
+LARGEST_CHUNK = 1024 * 1024  # elements: enough to hide the cost per chunk, which is about 0.7 ms of bookkeeping
+CHUNK_BYTES = 192 * 1024 * 1024  # of all threads' chunks together, so that memory does not grow with cores or agents
 
 Backend = Literal["auto", "eager"]
 Sensitivities = Mapping[str, StoredTensor]  # tensor → where its sensitivity lies
@@ -59,14 +60,18 @@ class Silent:
 class StreamOptions:
     """How, never what: no field changes a bit of the result."""
 
-    chunk_elements: int = DEFAULT_CHUNK
+    chunk_elements: int = 0  # 0: as many as CHUNK_BYTES allows
     threads: int = 0  # 0: one per core
     backend: Backend = "auto"  # "eager": never compile
 
-    @property
-    def chunk(self) -> int:
-        """The chunk size, rounded up to whole blocks."""
-        return max(BLOCK, -(-self.chunk_elements // BLOCK) * BLOCK)
+    def chunk(self, plan: Plan) -> int:
+        """The chunk size in elements, a multiple of BLOCK."""
+        wanted = self.chunk_elements
+        if not wanted:
+            # per element and thread: each input and its float32 form, and up to two outputs that wait to be written
+            per_element = 4 * (len(plan.models) + 2)
+            wanted = min(LARGEST_CHUNK, CHUNK_BYTES // (per_element * self.workers) // BLOCK * BLOCK)
+        return max(BLOCK, -(-wanted // BLOCK) * BLOCK)
 
     @property
     def workers(self) -> int:
@@ -132,7 +137,7 @@ class Work:
                     where=f"{chunk.tensor.name} of {model.ref}",
                     next_step=f"Remove {model.ref.id}.",
                 )
-        return stored.raws[0]
+        return stored.raws[0].copy()  # it is written after this thread has read the next chunk
 
 
 def rules(plan: Plan, statistics: Statistics | None, thresholds: Thresholds) -> dict[str, eager.Rule]:
@@ -176,16 +181,25 @@ def draw_keys(plan: Plan, tensor: PlannedTensor) -> tuple[Key, ...]:
 
 
 def read_chunk(reader: TensorReader, chunk: Chunk, sensitivities: Sequence[Sensitivities] = ()) -> eager.ChunkInputs:
-    """The stored elements of a chunk, and what the agents' sensitivity files say of them."""
+    """The stored elements of a chunk, and what the agents' sensitivity files say of them.
+
+    They may lie in a buffer of this thread and are valid until it reads the next chunk.
+    """
     inputs = chunk.tensor.inputs
-    raws = tuple(reader.raw(k, stored, chunk.start, chunk.count) for k, stored in enumerate(inputs))
+    stacked = reader.stacked(inputs, chunk.start, chunk.count)
+    raws = (
+        tuple(reader.raw(k, stored, chunk.start, chunk.count) for k, stored in enumerate(inputs))
+        if stacked is None
+        else tuple(stacked)
+    )
     measured: tuple[Any, ...] = ()
     if sensitivities and chunk.tensor.action == "merge":
         measured = tuple(
             reader.raw(len(inputs) + k, file[_name_in(chunk.tensor, k, file)], chunk.start, chunk.count)
             for k, file in enumerate(sensitivities)
         )
-    return eager.ChunkInputs(raws, tuple(t.entry.dtype for t in inputs), chunk.start, sensitivities=measured)
+    dtypes = tuple(t.entry.dtype for t in inputs)
+    return eager.ChunkInputs(raws, dtypes, chunk.start, sensitivities=measured, stacked=stacked)
 
 
 def _name_in(tensor: PlannedTensor, agent: int, file: Sensitivities) -> str:

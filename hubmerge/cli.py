@@ -121,9 +121,9 @@ def _positive(text: str) -> int:
 
 
 def _stream_options(arguments: Any) -> Any:
-    from hubmerge.stream import DEFAULT_CHUNK, StreamOptions
+    from hubmerge.stream import StreamOptions
 
-    return StreamOptions(arguments.chunk_elements or DEFAULT_CHUNK, arguments.threads or 0)
+    return StreamOptions(arguments.chunk_elements or 0, arguments.threads or 0)
 
 
 def _hub(settings: Settings) -> Any:

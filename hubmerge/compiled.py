@@ -174,7 +174,7 @@ def _nonfinite(x, n):
 def _count_inputs(values, deltas, pattern, n, histogram, identical, nonfinite, max_abs, packed, sums):
     """Counts and sums of one block of the inputs; `sums` in the order of counting.count_inputs."""
     agents = deltas.shape[0]
-    kept = np.empty(BLOCK, np.uint32)
+    kept, largest = np.empty(BLOCK, np.uint32), np.zeros(1, np.uint32)
     lanes, powers, squares = np.empty((5, LANES)), np.empty(5), np.empty(agents)
     whole = n - n % _COPIES
     for i in range(0, whole, _COPIES):
@@ -187,13 +187,17 @@ def _count_inputs(values, deltas, pattern, n, histogram, identical, nonfinite, m
     for k in range(agents):
         delta = deltas[k]
         same = np.int32(0)
-        largest = np.float32(0)
+        largest[0] = 0
         for i in range(n):
             same += np.int32(delta[i] == np.float32(0))
+        # as integers: the order of non-negative floats is that of their patterns, and only this is vectorised
+        magnitudes = delta[:n].view(np.uint32)
+        most = np.uint32(0)
         for i in range(n):
-            largest = max(largest, abs(delta[i]))
+            most = max(most, magnitudes[i] & np.uint32(0x7FFFFFFF))
+        largest[0] = most
         identical[k] += same
-        max_abs[k] = max(max_abs[k], np.float64(largest))
+        max_abs[k] = max(max_abs[k], np.float64(largest.view(np.float32)[0]))
         _count_magnitudes(delta, n, kept, packed[k])
         _powers(delta, n, lanes, powers)
         for power in range(4):
@@ -244,8 +248,40 @@ def _round_bf16(exact, n, stochastic, first, second, index, stored, out):
 
 
 @njit(**_STRICT, cache=True)
+def _sum_regions(update, pattern, delta, step, other_step, active, bit, n, has_other, lanes, out):
+    """The six sums of ResultTally.SUMS of one agent and block into out[6], each in _dot's order."""
+    lanes[:] = 0.0
+    unique_norm, unique_kept, unique_stored, unique_other, shared_norm, shared_kept = (
+        lanes[0], lanes[1], lanes[2], lanes[3], lanes[4], lanes[5],
+    )  # fmt: skip
+    for row in range((n + LANES - 1) // LANES):
+        first, last = row * LANES, min(n, (row + 1) * LANES)
+        updates, patterns = update[first:last], pattern[first:last]
+        merged, steps = delta[first:last], step[first:last]
+        for i in range(last - first):
+            mask = patterns[i] & active
+            own, result = np.float64(updates[i]), np.float64(merged[i])
+            alone = own if mask == bit else 0.0
+            several = own if (mask & bit) != 0 and mask != bit else 0.0
+            unique_norm[i] += alone * alone
+            unique_kept[i] += alone * result
+            unique_stored[i] += alone * steps[i]
+            shared_norm[i] += several * several
+            shared_kept[i] += several * result
+        if has_other:
+            others = other_step[first:last]
+            for i in range(last - first):
+                alone = np.float64(updates[i]) if (patterns[i] & active) == bit else 0.0
+                unique_other[i] += alone * others[i]
+    for number in range(6):
+        out[number] = _tree(lanes[number])
+    if not has_other:
+        out[3] = out[2]
+
+
+@njit(**_STRICT, cache=True)
 def _count_result(
-    base, stored_base, deltas, pattern, delta, exact, stored, other, n, has_other, counts, sums, own, step, other_step
+    base, stored_base, deltas, pattern, delta, exact, stored, other, n, has_other, counts, sums, step, other_step
 ):
     """Counts and sums of one block of the output; `sums` in the order of ResultTally.SUMS, K rows each."""
     agents = deltas.shape[0]
@@ -263,20 +299,12 @@ def _count_result(
         for i in range(n):
             other_step[i] = np.float64(other[i]) - np.float64(base[i])
     active = np.uint16((1 << agents) - 1)
+    lanes = np.empty((6, LANES))
     for k in range(agents):
-        bit = np.uint16(1 << k)
-        update = deltas[k]
-        for i in range(n):
-            own[i] = update[i] if (pattern[i] & active) == bit else np.float32(0)
-        sums[k] = _dot(own, own, n)
-        sums[agents + k] = _dot(own, delta, n)
-        sums[2 * agents + k] = _dot(own, step, n)
-        sums[3 * agents + k] = _dot(own, other_step, n) if has_other else sums[2 * agents + k]
-        for i in range(n):
-            mask = pattern[i] & active
-            own[i] = update[i] if (mask & bit) != 0 and mask != bit else np.float32(0)
-        sums[4 * agents + k] = _dot(own, own, n)
-        sums[5 * agents + k] = _dot(own, delta, n)
+        _sum_regions(
+            deltas[k], pattern, delta, step, other_step, active, np.uint16(1 << k), n, has_other, lanes,
+            sums[k::agents],
+        )  # fmt: skip
 
 
 @njit(**_STRICT, cache=True)
@@ -325,7 +353,7 @@ def _merge_pass(
     pattern = np.empty(BLOCK, np.uint16)
     delta, exact = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     stored, other = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    own, unused = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.uint16)
+    unused = np.empty(BLOCK, np.uint16)
     stored_base = np.empty(BLOCK, np.float32)
     step, other_step = np.empty(BLOCK, np.float64), np.empty(BLOCK, np.float64)
     packed = np.zeros((agents if count_inputs else 0, BINS), np.uint64)
@@ -362,7 +390,7 @@ def _merge_pass(
             stored_base[:m] = base[:m]
         _count_result(
             base, stored_base, deltas, pattern, delta, exact, stored, other, m, has_other, counts,
-            out_sums[:, block], own, step, other_step,
+            out_sums[:, block], step, other_step,
         )  # fmt: skip
     _flush(packed, magnitudes)
 
@@ -485,7 +513,14 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
 
 def _stacked(chunk: ChunkInputs) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
     """The stored elements as one array [K+1, n]: BF16 throughout as it is, anything else as float32."""
-    if set(chunk.dtypes) == {"BF16"}:
-        return np.stack(chunk.raws), np.empty((0, 0), dtype=np.float32)
+    kinds = set(chunk.dtypes)
+    if kinds == {"BF16"}:
+        return _rows(chunk), np.empty((0, 0), dtype=np.float32)
+    if kinds == {"F32"}:
+        return np.empty((0, 0), dtype=np.uint16), _rows(chunk)
     values = [decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True)]
     return np.empty((0, 0), dtype=np.uint16), np.stack(values)
+
+
+def _rows(chunk: ChunkInputs) -> NDArray[Any]:
+    return np.stack(chunk.raws) if chunk.stacked is None else chunk.stacked

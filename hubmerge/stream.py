@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from hubmerge import eager
 from hubmerge.chunks import (
-    DEFAULT_CHUNK,
     Chunk,
     Done,
     Observer,
@@ -46,7 +45,6 @@ from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
 
 __all__ = [
-    "DEFAULT_CHUNK",
     "MergeResult",
     "Observer",
     "Silent",
@@ -101,7 +99,7 @@ def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Ob
     def count(chunk: Chunk) -> tuple[Chunk, Done]:
         return chunk, Done(b"", module.probe_chunk(read_chunk(reader, chunk), epsilon), None)
 
-    chunks = (c for t in merged for c in chunks_of(t, options.chunk))
+    chunks = (c for t in merged for c in chunks_of(t, options.chunk(plan)))
     for chunk, item in in_order(chunks, count, options.workers):
         name = chunk.tensor.name
         assert item.inputs is not None
@@ -132,7 +130,7 @@ def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, ob
             count: Callable[[eager.ChunkInputs], NDArray[np.int64]], group: list[PlannedTensor] = group
         ) -> Iterator[NDArray[np.int64]]:
             nonlocal done
-            chunks = (c for t in group for c in chunks_of(t, options.chunk))
+            chunks = (c for t in group for c in chunks_of(t, options.chunk(plan)))
 
             def work(chunk: Chunk) -> tuple[int, NDArray[np.int64]]:
                 stored = read_chunk(reader, chunk)
@@ -241,7 +239,9 @@ def _merge_shard(
 
     with ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(v.folder, v.plan.shards[number])) for v, _ in variants]
-        chunks = (c for t in shard.tensors for c in chunks_of(t, max(w.chunk_of(t, options.chunk) for w in works)))
+        chunks = (
+            c for t in shard.tensors for c in chunks_of(t, max(w.chunk_of(t, options.chunk(plan)) for w in works))
+        )
         # a whole tensor is large: no more than two at a time
         for chunk, items in in_order(chunks, run, 1 if whole else options.workers):
             name = chunk.tensor.name

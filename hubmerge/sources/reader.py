@@ -1,13 +1,14 @@
 """The way to bytes: any element range of any input tensor, without keeping what was read.
 
-Shards are memory-mapped; after a chunk was copied out its pages are released, so that resident memory stays at
-a few chunks however large the shard. Where a shard lies is the shard store's business. Tensors that are computed
-(derived.py) are read through the same door, as float32.
+Files are read with `pread` into buffers that each thread keeps: nothing is mapped, so that resident memory stays at
+a few chunks however large the shard, and nothing is allocated per chunk (a fresh buffer's page faults cost more than
+the reading). Where a shard lies is the shard store's business. Tensors that are computed (derived.py) are read
+through the same door, as float32.
 """
 
 from __future__ import annotations
 
-import mmap
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -25,7 +26,6 @@ from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import DerivedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 
-PAGE = mmap.PAGESIZE
 KEPT_TENSORS = 16  # small tensors that stay in memory: chunks in flight belong to few tensors
 
 
@@ -61,9 +61,10 @@ class TensorReader:
     def __init__(self, models: Sequence[Model], store: ShardStore) -> None:
         self._models = tuple(models)
         self._store = store
-        self._maps: dict[tuple[int, str], mmap.mmap] = {}
+        self._files: dict[tuple[int, str], int] = {}  # open descriptors
         self._kept: OrderedDict[tuple[int, StoredTensor], Float32] = OrderedDict()
         self._lock = threading.Lock()
+        self._scratch = threading.local()
 
     def raw(self, model: int, tensor: StoredTensor, start: int, count: int) -> NDArray[np.generic]:
         """[count] elements of `tensor` from `start`, as `entry.dtype` is stored (BF16 as uint16, others as their bits).
@@ -72,17 +73,42 @@ class TensorReader:
         """
         if isinstance(tensor, DerivedTensor):
             return tensor.read(self, model, start, count)
-        entry = tensor.entry
-        width = DTYPE_BYTES[entry.dtype]
-        dtype = STORAGE.get(entry.dtype, np.dtype(f"<u{width}"))
-        begin = entry.begin + start * width
-        view = self._map(model, tensor.shard)
-        values = np.frombuffer(view, dtype=dtype, count=count, offset=begin).copy()
-        # madvise takes whole pages; a page shared with the next chunk is simply read again
-        low, high = begin // PAGE * PAGE, (begin + count * width) // PAGE * PAGE
-        if high > low:
-            view.madvise(mmap.MADV_DONTNEED, low, high - low)
+        values = np.empty(count, dtype=_storage(tensor.entry.dtype))
+        self._fill(model, tensor, start, values)
         return values
+
+    def stacked(self, tensors: Sequence[StoredTensor], start: int, count: int) -> NDArray[np.generic] | None:
+        """[len(tensors), count] elements from `start` of tensor m of model m, as stored; None unless all are stored
+        alike.
+
+        The array is this thread's own and valid until the thread asks for the next one.
+        """
+        dtype = tensors[0].entry.dtype
+        if any(isinstance(t, DerivedTensor) or t.entry.dtype != dtype for t in tensors):
+            return None
+        storage = _storage(dtype)
+        needed = len(tensors) * count * storage.itemsize
+        buffer: NDArray[np.uint8] | None = getattr(self._scratch, "buffer", None)
+        if buffer is None or buffer.size < needed:
+            buffer = self._scratch.buffer = np.empty(needed, dtype=np.uint8)
+        rows = buffer[:needed].view(storage).reshape(len(tensors), count)
+        for model, tensor in enumerate(tensors):
+            self._fill(model, tensor, start, rows[model])
+        return rows
+
+    def _fill(self, model: int, tensor: StoredTensor, start: int, out: NDArray[np.generic]) -> None:
+        """Read `out.size` elements from `start` into `out`, which is contiguous."""
+        offset = tensor.entry.begin + start * out.itemsize
+        file = self._open(model, tensor.shard)
+        left = memoryview(out.view(np.uint8)) if out.size else memoryview(b"")
+        while left:
+            try:
+                got = os.preadv(file, [left], offset)
+            except OSError as error:
+                raise self._changed(model, tensor.shard, error.strerror or str(error)) from None
+            if not got:
+                raise self._changed(model, tensor.shard, "it ends early")
+            left, offset = left[got:], offset + got
 
     def values(self, model: int, tensor: StoredTensor, start: int, count: int) -> Float32:
         """[count] elements of a tensor of floats as float32."""
@@ -103,29 +129,34 @@ class TensorReader:
                 self._kept.popitem(last=False)
         return values
 
-    def _map(self, model: int, shard: str) -> mmap.mmap:
+    def _open(self, model: int, shard: str) -> int:
         key = (model, shard)
         with self._lock:
-            if key not in self._maps:
+            if key not in self._files:
                 source = self._models[model]
                 path = self._store.path(source, shard)
                 try:
-                    with open(path, "rb") as file:
-                        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-                except (OSError, ValueError) as error:  # gone, unreadable, or empty, which cannot be mapped
-                    raise SourceChangedError(
-                        "a shard can no longer be read", where=f"{shard} of {source.ref}", got=str(error)
-                    ) from None
-                if len(mapped) != source.files[shard].size:
-                    mapped.close()
-                    raise SourceChangedError("a shard changed its size", where=f"{shard} of {source.ref}")
-                self._maps[key] = mapped
-            return self._maps[key]
+                    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    raise self._changed(model, shard, error.strerror or str(error)) from None
+                if os.fstat(file).st_size != source.files[shard].size:
+                    os.close(file)
+                    raise self._changed(model, shard, "it changed its size")
+                self._files[key] = file
+            return self._files[key]
+
+    def _changed(self, model: int, shard: str, why: str) -> SourceChangedError:
+        return SourceChangedError(
+            "a shard can no longer be read",
+            where=f"{shard} of {self._models[model].ref}",
+            got=why,
+            next_step="Resume when it is there again.",
+        )
 
     def close(self) -> None:
-        for mapped in self._maps.values():
-            mapped.close()
-        self._maps.clear()
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
         self._kept.clear()
 
     def __enter__(self) -> Self:
@@ -135,3 +166,7 @@ class TensorReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _storage(dtype: str) -> np.dtype[np.generic]:
+    return STORAGE.get(dtype) or np.dtype(f"<u{DTYPE_BYTES[dtype]}")
