@@ -4,8 +4,7 @@ The header holds only what matches the Hub's own patterns; everything else that 
 the body through the escaping of markdown.py. The text is the template's, the figures are the report's: what the card
 says in words (kept, lost, doubtful) is decided here from numbers, by the thresholds below.
 
-A row of `report.evaluations` is a mapping with `task`, `metric` and `value`, and optionally `stderr`, `samples` and
-`model`: a parent's label, or nothing for the merge itself.
+The scores are in card_scores.py, with what a row of `report.evaluations` is.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from hubmerge.card_scores import model_index, scores_view
 from hubmerge.licenses import KNOWN, UNDECIDED
 from hubmerge.markdown import Markdown, code, duration, environment, factor, link, size
 from hubmerge.report import AgentOutcome, Parent, Report
@@ -27,11 +27,9 @@ from hubmerge.settings import DEFAULT_ENDPOINT
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
 _SHA = re.compile(r"[0-9a-f]{40}")
 _ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
-_MERGE = "this merge"
 
 LOST_AT_LEAST = 0.01  # of λ − 1: what rounding may take of a rescaling before the card calls it lost
 DENSE_FROM = 0.5  # an agent that changed more than this is no sparse update, and most of it meets others
-CONFIDENCE_95 = 1.96  # standard errors
 
 _SNIPPET = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -68,6 +66,9 @@ def metadata(report: Report) -> dict[str, Any]:
         data |= {"base_model": list(dict.fromkeys(bases)), "base_model_relation": "merge"}
     data |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
     data["tags"] = list(dict.fromkeys(("merge", "hubmerge", _slug(str(report.method["name"])))))
+    name = report.target.rpartition("/")[2] or _slug(str(report.method["name"]))
+    if HUB_ID.fullmatch(name) and (index := model_index(name, report.evaluations)):
+        data["model-index"] = index
     stated = str(report.license.get("id", "unknown"))
     if stated in KNOWN or stated in UNDECIDED - {"other"}:
         return data | {"license": stated}
@@ -138,7 +139,7 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         if target
         else "hubmerge merge recipe.yaml --out merged",
         "has_local": any(p.kind != "hub" for p in report.parents),
-        "evaluation": _evaluation(report.evaluations),
+        "evaluation": scores_view(report.evaluations, report.parents),
     }
 
 
@@ -248,28 +249,3 @@ def _environment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
             text = str(value)
         rows.append((_HARDWARE_NAMES.get(key, key.capitalize()), text))
     return rows
-
-
-def _evaluation(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """A table: a line for each task and metric, a column for the merge and each parent that was evaluated."""
-    if not rows:
-        return None
-    models = list(dict.fromkeys([_MERGE, *(str(r.get("model") or _MERGE) for r in rows)]))
-    lines: dict[tuple[str, str], dict[str, str]] = {}
-    for row in rows:
-        line = lines.setdefault((str(row.get("task", "—")), str(row.get("metric", "—"))), {})
-        line[str(row.get("model") or _MERGE)] = _score(row)
-    return {
-        "models": models,
-        "lines": [(task, metric, [line.get(m, "—") for m in models]) for (task, metric), line in lines.items()],
-    }
-
-
-def _score(row: Mapping[str, Any]) -> str:
-    value, error, samples = row.get("value"), row.get("stderr"), row.get("samples")
-    if not isinstance(value, int | float):
-        return "failed" if value is None else str(value)
-    text = factor(value)
-    if isinstance(error, int | float):
-        text += f" ± {factor(CONFIDENCE_95 * error)}"
-    return f"{text} (n = {samples:,})" if isinstance(samples, int) else text

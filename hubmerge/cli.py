@@ -70,10 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     publish.add_argument("--private", action="store_true")
 
     run = add("run", _run, "the whole line: check, merge, publish; run again to go on after a kill")
-    run.add_argument("recipe", type=Path)
-    run.add_argument("--to", required=True, metavar="REPO")
-    run.add_argument("--private", action="store_true")
-    run.add_argument("--license", help="license of the result, where the parents leave it open")
+    from hubmerge import run_command
+
+    run_command.add_arguments(run)
     _add_stream_options(run)
 
     sweep = add("sweep", _sweep, "several methods or a grid of parameters in one go, inputs read once")
@@ -88,6 +87,16 @@ def _parser() -> argparse.ArgumentParser:
 
     add_arguments(add("sensitivity", _sensitivity, "the diagonal Fisher of an agent on calibration pairs"))
 
+    from hubmerge.evaluation import command as evaluation_command
+    from hubmerge.leaderboard_command import add_arguments as add_leaderboard_arguments
+
+    evaluation_command.add_arguments(add("evaluate", _evaluate, "measure a model with a suite of tasks"))
+    add_leaderboard_arguments(add("leaderboard", _leaderboard, "the table of merges and what they kept"))
+
+    watch = add("watch", _watch, "merge new agents as they appear on the Hub, by rules")
+    from workflows.watchers.command import add_arguments as add_watch_arguments
+
+    add_watch_arguments(watch)
     methods = add("methods", _methods, "the merge methods, their papers and parameters")
     methods.add_argument("--json", action="store_true")
 
@@ -283,33 +292,35 @@ def _publish(arguments: Any, settings: Settings) -> int:
 
 
 def _run(arguments: Any, settings: Settings) -> int:
-    from hubmerge.line import merge_to_folder, prepare, publish_folder
-    from hubmerge.publish import Target
-    from hubmerge.recipe import load_recipe
+    from hubmerge.run_command import run_cli
 
-    hub = _hub(settings)
-    observer = _Terminal(arguments.log_json)
-    target = Target(arguments.to, arguments.private)
-    observer.stage("resolve")
-    prepared = prepare(
-        load_recipe(arguments.recipe), hub, target=target, license_choice=arguments.license, allow_local=True
-    )
-    work = settings.data_dir / "runs" / prepared.identity
-    merge_to_folder(
-        prepared,
-        hub,
-        work / "out",
-        cache=work / "inputs",
-        observer=observer,
-        options=_stream_options(arguments),
-        sensitivities=settings.data_dir / "sensitivity",
-        resume=True,
-    )
-    published = publish_folder(target, work / "out", hub, observer)
-    observer.close()
-    shutil.rmtree(work, ignore_errors=True)
-    print(f"{published.url} at {published.commit}")
-    return 0
+    terminal = _Terminal(arguments.log_json)
+    try:
+        return run_cli(arguments, settings, terminal, _stream_options(arguments))
+    finally:
+        terminal.close()
+
+
+def _evaluate(arguments: Any, settings: Settings) -> int:
+    from hubmerge.evaluation.command import run_cli
+
+    terminal = _Terminal(arguments.log_json)
+    try:
+        return run_cli(arguments, settings, terminal)
+    finally:
+        terminal.close()
+
+
+def _leaderboard(arguments: Any, settings: Settings) -> int:
+    from hubmerge.leaderboard_command import run_cli
+
+    return run_cli(arguments, settings)
+
+
+def _watch(arguments: Any, settings: Settings) -> int:
+    from workflows.watchers.command import run_cli
+
+    return int(run_cli(arguments, settings))
 
 
 def _methods(arguments: Any, settings: Settings) -> int:

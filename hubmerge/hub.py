@@ -64,6 +64,16 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class TreeFile:
+    """A file as a commit's tree names it."""
+
+    path: str
+    size: int  # bytes
+    oid: str  # git blob id; of the pointer where the content is in LFS
+    sha256: str | None  # of the content, where it is in LFS
+
+
+@dataclass(frozen=True)
 class Identity:
     """Who a token belongs to, and where it may write."""
 
@@ -154,6 +164,31 @@ class Hub:
             license=license_name if isinstance(license_name, str) else None,
             card=card,
         )
+
+    def head(self, repo_id: str) -> str:
+        """The commit that main stands at, and nothing else of the repo."""
+
+        def ask() -> Any:
+            with translated(repo_id):
+                return self._api.repo_info(repo_id, repo_type=self.repo_type, expand="sha")
+
+        sha = self.patience.repeat(ask).sha
+        if not sha or not _SHA.fullmatch(sha):
+            raise HubUnavailableError("the Hub states no commit", where=repo_id, got=ascii(sha)[:120])
+        return str(sha)
+
+    def tree(self, repo_id: str, sha: str) -> Mapping[str, TreeFile]:
+        """Every file of a commit by path; for repos of many small files, which `repo_state` lists slowly."""
+
+        def ask() -> Any:
+            with translated(f"{repo_id}@{sha}", pinned=True):
+                found = self._api.list_repo_tree(repo_id, recursive=True, revision=sha, repo_type=self.repo_type)
+                return [entry for entry in found if hasattr(entry, "blob_id")]
+
+        return {
+            f.path: TreeFile(f.path, f.size, f.blob_id, f.lfs.sha256 if f.lfs else None)
+            for f in self.patience.repeat(ask)
+        }
 
     def exists(self, repo_id: str) -> bool:
         try:
@@ -284,11 +319,19 @@ class Hub:
         return f"{self.endpoint}/{'datasets/' if self.repo_type == 'dataset' else ''}{repo_id}"
 
 
+def eval_results(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The content of an `.eval_results/*.yaml` file; the entries have the client's names (`EvalResultEntry`)."""
+    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+    return eval_result_entries_to_yaml([EvalResultEntry(**entry) for entry in entries])
+
+
 @cache
 def _limit_waiting() -> None:
     """The client waits for ever by default; a job must not. Set once, since it closes what is open."""
     import httpx2
     from huggingface_hub import set_client_factory
+    from huggingface_hub.utils.tqdm import disable_progress_bars
     from huggingface_hub.utils._http import default_client_factory
 
     def client() -> httpx2.Client:
@@ -297,3 +340,4 @@ def _limit_waiting() -> None:
         return made
 
     set_client_factory(client)
+    disable_progress_bars()  # how far it is, our own observers tell

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -31,6 +32,7 @@ COPY_BYTES = 1024 * 1024
 _ERROR_BODY_BYTES = 64 * 1024
 _MAX_REDIRECTS = 4
 _TIMEOUT_S = 60.0  # without a single byte
+_DIGEST = re.compile(r'(?:W/)?"?([0-9a-f]{40}|[0-9a-f]{64})"?')
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # leads to any IPv4 address, private ones too
 
 
@@ -51,12 +53,14 @@ class HubBytes:
         return self._patience.repeat(lambda: b"".join(self._range(repo_id, sha, path, start, end, where)))
 
     def file(self, repo_id: str, sha: str, path: str, max_bytes: int) -> bytes:
-        """A whole file; FormatError above `max_bytes`."""
+        """A whole file; FormatError above `max_bytes`, CorruptError when it is not what the Hub's ETag names."""
         where = _where(repo_id, sha, path)
 
         def read() -> bytes:
-            with self._open(repo_id, sha, path, {}, where) as response:
-                return b"".join(_capped(response, max_bytes, where))
+            with self._open(repo_id, sha, path, {}, where) as (response, etag):
+                content = b"".join(_capped(response, max_bytes, where))
+            _verify(content, etag, where)
+            return content
 
         return self._patience.repeat(read)
 
@@ -124,7 +128,7 @@ class HubBytes:
     ) -> Generator[bytes, None, None]:
         if start >= end:
             return
-        with self._open(repo_id, sha, path, {"Range": f"bytes={start}-{end - 1}"}, where) as response:
+        with self._open(repo_id, sha, path, {"Range": f"bytes={start}-{end - 1}"}, where) as (response, _):
             wanted = f"bytes {start}-{end - 1}/"
             got = response.headers.get("content-range", "")
             if response.status_code != 206 or not got.startswith(wanted):
@@ -144,13 +148,17 @@ class HubBytes:
             )
 
     @contextmanager
-    def _open(self, repo_id: str, sha: str, path: str, headers: Mapping[str, str], where: str) -> Iterator[Any]:
+    def _open(
+        self, repo_id: str, sha: str, path: str, headers: Mapping[str, str], where: str
+    ) -> Iterator[tuple[Any, str]]:
+        """The answer to a download, and the ETag that the endpoint itself states for the file."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils._headers import build_hf_headers
         from huggingface_hub.utils._http import get_session
 
         url = hf_hub_url(repo_id, path, revision=sha, repo_type=self._repo_type, endpoint=self._endpoint)
         plain = {"Accept-Encoding": "identity", **headers}
+        etag = ""
         own = build_hf_headers(token=self._token, library_name="hubmerge") | plain
         with translated(where, pinned=True):
             for _ in range(_MAX_REDIRECTS + 1):
@@ -159,6 +167,9 @@ class HubBytes:
                 with get_session().stream(
                     "GET", url, headers=sent, follow_redirects=False, timeout=_TIMEOUT_S
                 ) as response:
+                    if sent is own:  # storage elsewhere has ETags of its own making
+                        stated = response.headers
+                        etag = stated.get("x-linked-etag") or stated.get("etag") or etag
                     if response.is_redirect:
                         url = urljoin(url, response.headers["location"])
                         continue
@@ -169,7 +180,7 @@ class HubBytes:
                             where=where,
                             got=response.headers["content-encoding"][:40],
                         )
-                    yield response
+                    yield response, etag
                     return
             raise HubUnavailableError("too many redirects", where=where, got=f"more than {_MAX_REDIRECTS}")
 
@@ -210,6 +221,26 @@ def _refuse_failure(response: Any) -> None:
             response.status_code, headers=headers, content=body[:_ERROR_BODY_BYTES], request=response.request
         )
     )
+
+
+def _verify(content: bytes, etag: str, where: str) -> None:
+    """CorruptError unless `content` is what the ETag names: a git blob or, for large files, a sha256."""
+    match = _DIGEST.fullmatch(etag)
+    if match is None:
+        return
+    stated = match[1]
+    if len(stated) == 64:
+        digest = hashlib.sha256(content).hexdigest()
+    else:
+        digest = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    if digest != stated:
+        raise CorruptError(
+            "a file does not match the digest that the Hub states",
+            where=where,
+            expected=f"{stated[:16]}…",
+            got=f"{digest[:16]}…",
+            next_step="Run again; if it stays, the repo is damaged.",
+        )
 
 
 def _capped(response: Any, cap: int, where: str) -> Iterator[bytes]:

@@ -137,6 +137,12 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
         if error.filename is not None:
             raise  # a local file, not the network
         raise _unreachable(error, where) from None
+    except RuntimeError as error:
+        # the client wraps whatever stops an upload; hubmerge's own have no such cause
+        if not isinstance(error.__cause__, httpx2.HTTPError | OSError):
+            raise
+        with translated(where, writing=writing, pinned=pinned):
+            raise error.__cause__ from None
     except (ValueError, KeyError, TypeError) as error:
         # the client reads the answer without checking it: HTML for JSON, a missing field
         raise HubUnavailableError(

@@ -131,16 +131,20 @@ def publish(
                 description=f"hubmerge job {identity}",
                 parent=state.head,
             )
+            if commit == state.head:  # the client found nothing to change, so what we saw of the target was old
+                raise BranchMovedError("the target is not at the commit that it stated", where=target.repo, got=commit)
             return Published(target.repo, commit, hub.url(target.repo))
         except HubUnavailableError as error:
             failures += 1
+            parent = state.head
             # the answer may be lost and the commit there, or the branch may have moved
             state = check_target(hub, target, identity)
             if state.state == "ours":
                 return _published(hub, target, identity, state.head)
             if failures == _COMMIT_TRIES or state.state == "missing":
                 raise
-            if not isinstance(error, BranchMovedError):
+            # a branch that moved is followed at once, unless the Hub still shows it where it was
+            if not isinstance(error, BranchMovedError) or state.head == parent:
                 hub.patience.pause(failures, error)
 
 

@@ -15,6 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 
+# where programs and libraries lie, and how the machine is shared; nothing of these is a secret
+_INHERITED = (
+    *("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"),
+    *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
+)
+# the way out; a proxy's address can hold a password, so that only those get it who need it
+_WAY_OUT = (
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+)
+
 
 class Settings(BaseModel):
     """What the surroundings decide; immutable after `load_settings`."""
@@ -30,6 +41,9 @@ class Settings(BaseModel):
     oauth_client_id: str | None = None  # OAUTH_CLIENT_ID: an app registered on the Hub; a Space has its own
     oauth_client_secret: SecretStr | None = None  # OAUTH_CLIENT_SECRET
     webhook_secret: SecretStr | None = None  # HUBMERGE_WEBHOOK_SECRET
+    results_repo: str | None = None  # HUBMERGE_RESULTS: the dataset that scores are recorded in; None: no leaderboard
+    rules_dir: Path | None = None  # HUBMERGE_RULES: a folder of watcher rules
+    suite: str | None = None  # HUBMERGE_SUITE: what merges made at the form are evaluated with; None: they are not
 
     @property
     def is_loopback(self) -> bool:
@@ -56,8 +70,17 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         "oauth_client_id": "OAUTH_CLIENT_ID",
         "oauth_client_secret": "OAUTH_CLIENT_SECRET",
         "webhook_secret": "HUBMERGE_WEBHOOK_SECRET",
+        "results_repo": "HUBMERGE_RESULTS",
+        "rules_dir": "HUBMERGE_RULES",
+        "suite": "HUBMERGE_SUITE",
     }.items():
         if env.get(variable):
             values[field] = env[variable]
     values["endpoint"] = (env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
     return Settings.model_validate(values)
+
+
+def evaluation_environment(environ: Mapping[str, str] | None = None, *, network: bool) -> dict[str, str]:
+    """What an evaluating process inherits of `environ` (default: the process environment), by an allow-list."""
+    env = os.environ if environ is None else environ
+    return {name: env[name] for name in (*_INHERITED, *(_WAY_OUT if network else ())) if name in env}

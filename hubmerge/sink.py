@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +39,20 @@ class FinishedShard:
     result: Mapping[str, ResultTally]
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """DiskError for what the disk refuses while `path` is written."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            "the output cannot be written",
+            where=str(path),
+            got=str(error.strerror or error),
+            next_step="Free some disk and resume.",
+        ) from None
+
+
 class ShardWriter:
     """Writes one shard front to back. Leaves nothing under the final name unless `finish` is reached."""
 
@@ -50,10 +65,15 @@ class ShardWriter:
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
-        self._temporary.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self._temporary, "wb", buffering=0)
-        self._reserve()
-        self.write(self._shard.header)
+        try:
+            with writing(self._final):
+                self._temporary.parent.mkdir(parents=True, exist_ok=True)
+                self._file = open(self._temporary, "wb", buffering=0)
+                self._reserve()
+            self.write(self._shard.header)
+        except DiskError:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def _reserve(self) -> None:
@@ -63,17 +83,7 @@ class ShardWriter:
             os.posix_fallocate(self._file.fileno(), 0, self._shard.size)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                self._file.close()
-                self._temporary.unlink(missing_ok=True)
-                raise self._full(error) from None  # other file systems than these cannot reserve; they write as well
-
-    def _full(self, error: OSError) -> DiskError:
-        return DiskError(
-            "the output cannot be written",
-            where=str(self._final),
-            got=str(error.strerror),
-            next_step="Free some disk and resume.",
-        )
+                raise  # what other errors say is that this file system cannot reserve; it can be written
 
     def write(self, data: bytes | memoryview) -> None:
         """The next bytes, in file order; DiskError when the disk is full."""
@@ -81,19 +91,18 @@ class ShardWriter:
         view = memoryview(data).cast("B")
         self._digest.update(view)
         self._written += len(view)
-        try:
+        with writing(self._final):
             while view:
                 view = view[self._file.write(view) :]
-        except OSError as error:
-            raise self._full(error) from None
 
     def finish(self) -> tuple[int, str]:
         """Make the file durable under its name; returns its size in bytes and its sha256."""
         assert self._file is not None
         assert self._written == self._shard.size, (self._written, self._shard.size)
-        os.fsync(self._file.fileno())
-        self._file.close()
-        os.replace(self._temporary, self._final)
+        with writing(self._final):
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self._temporary, self._final)
         return self._written, self._digest.hexdigest()
 
     def __exit__(
@@ -110,6 +119,7 @@ class Journal:
     def __init__(self, folder: Path, identity: str) -> None:
         self._path = folder / WORK / _JOURNAL
         self._identity = identity
+        self._begun = False
         self.statistics: Mapping[str, Tally] | None = None
         self.thresholds: Mapping[str, tuple[float, ...]] | None = None
         self.shards: dict[str, FinishedShard] = {}
@@ -137,7 +147,9 @@ class Journal:
                     where=str(folder),
                     next_step="Choose another folder; nothing was touched.",
                 )
-            path.parent.mkdir(parents=True, exist_ok=True)
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+        if not journal._begun:
             journal._append({"event": "plan", "identity": journal._identity})
         return journal
 
@@ -167,7 +179,7 @@ class Journal:
         shutil.rmtree(folder / WORK, ignore_errors=True)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        with open(self._path, "a", encoding="utf-8") as file:
+        with writing(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -180,6 +192,7 @@ class Journal:
                 file.truncate(len(raw) - len(torn))
         for text in complete.splitlines():
             line = json.loads(text)
+            self._begun = True  # the plan comes first
             if line["event"] == "plan" and line["identity"] != self._identity:
                 raise TargetExistsError(
                     "another merge is unfinished here",

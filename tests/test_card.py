@@ -300,8 +300,9 @@ def test_a_card_without_evaluation_says_so_plainly() -> None:
 
 
 def test_scores_stand_beside_the_parents_with_their_interval() -> None:
-    # 1.96 · 0.0125 = 0.0245
-    assert "| 0.412 ± 0.025 (n = 1,319) | 0.398 ± 0.025 (n = 1,319) | failed |" in render_card(report())
+    # Wilson with z² = 3.8415: centre (0.412 + 0.001456) / 1.002912, half width 0.02651
+    wanted = "| 0.412 (0.386 to 0.439, n = 1,319) | 0.398 (0.372 to 0.425, n = 1,319) | failed |"
+    assert wanted in render_card(report())
 
 
 def outcome(**values: Any) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ def run(spec: JobSpec, emit: Emit) -> None:
     payload = spec.payload
     hub = Hub(spec.endpoint, spec.token.get_secret_value() if spec.token else None)
     target = Target(payload["target"], bool(payload["private"]))
-    observer = _Emitter(emit)
+    observer = StageEmitter(emit)
     observer.stage("resolve")
     prepared = prepare(recipe_from_dict(payload["recipe"]), hub, target=target, license_choice=payload.get("license"))
     folder, cache = spec.workdir / "out", spec.workdir / "inputs"
@@ -45,7 +45,7 @@ def run(spec: JobSpec, emit: Emit) -> None:
     emit(Result(values={"repo": published.repo, "commit": published.commit, "url": published.url}))
 
 
-class _Emitter:
+class StageEmitter:
     """The line's observer as the child's events."""
 
     def __init__(self, emit: Emit) -> None:

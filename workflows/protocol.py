@@ -35,6 +35,7 @@ class JobSpec(Frozen):
     token: SecretStr | None = None
     workdir: Path  # the job's own; what an earlier attempt left there is still there
     shared: Path  # of all jobs: what costs more to make again than to keep
+    results: str | None = None  # the results dataset
     endpoint: str
 
     def to_line(self) -> bytes:

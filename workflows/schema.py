@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import JSON, Connection, Engine, ForeignKey, Index, create_engine, event, text
+from sqlalchemy import JSON, Connection, Engine, ForeignKey, Index, UniqueConstraint, create_engine, event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -23,7 +23,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from hubmerge.errors import DiskError, InternalError
 from workflows.jobs import DatabaseBusyError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: the watchers' tables; all that 1 has stayed as it was
 BUSY_TIMEOUT_S = 10
 
 
@@ -84,8 +84,73 @@ class TokenRow(Base):
     expires_at: Mapped[str | None]
 
 
+class DeliveryRow(Base):
+    """A webhook's delivery, kept until a tick has handled it, and after that so that a replay is known."""
+
+    __tablename__ = "deliveries"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    repo: Mapped[str]
+    ref: Mapped[str]
+    sha: Mapped[str]
+    received: Mapped[str]
+    handled: Mapped[str | None]
+
+    __table_args__ = (UniqueConstraint("repo", "ref", "sha"), Index("deliveries_unhandled", "handled", "id"))
+
+
+class WatchedModelRow(Base):
+    """What a rule last read of a model at a commit, so that a poll re-reads only what has changed."""
+
+    __tablename__ = "watched_models"
+
+    rule: Mapped[str] = mapped_column(primary_key=True)
+    model: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str]  # commit, base's commit and visibility: what the facts depend on
+    facts: Mapped[dict[str, Any]]
+
+
+class WatchedSetRow(Base):
+    """A set of models that a rule has merged (`job_id`) or that was refused (`code`)."""
+
+    __tablename__ = "watched_sets"
+
+    rule: Mapped[str] = mapped_column(primary_key=True)
+    set_id: Mapped[str] = mapped_column(primary_key=True)
+    weights_id: Mapped[str]
+    time: Mapped[str]
+    target: Mapped[str]
+    members: Mapped[dict[str, Any]]  # base, agents, recipe: see ledger.py
+    job_id: Mapped[str | None]
+    code: Mapped[str | None]
+    text: Mapped[str | None]
+
+
+class SkipRow(Base):
+    """Why a rule left a model, or a whole set, out."""
+
+    __tablename__ = "watched_skips"
+
+    rule: Mapped[str] = mapped_column(primary_key=True)
+    subject: Mapped[str] = mapped_column(primary_key=True)
+    sha: Mapped[str] = mapped_column(primary_key=True)
+    code: Mapped[str]
+    text: Mapped[str]
+    private: Mapped[bool]  # the subject's name is not for everyone
+    time: Mapped[str]
+
+
+class WatcherStateRow(Base):
+    __tablename__ = "watchers"
+
+    rule: Mapped[str] = mapped_column(primary_key=True)
+    polled: Mapped[str]
+    code: Mapped[str | None]  # of what went wrong in the last turn
+    text: Mapped[str | None]
+
+
 def open_engine(path: Path) -> Engine:
-    """The database at `path`, made with its tables where there is none."""
+    """The database at `path`, made with its tables where there is none, and brought up from an earlier version."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     engine = create_engine(f"sqlite:///{path}", pool_size=8, max_overflow=56, hide_parameters=True)
     event.listen(engine, "connect", _configure)
@@ -95,7 +160,7 @@ def open_engine(path: Path) -> Engine:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # the WAL takes over the mode
         with reading(engine) as connection:
             version = connection.execute(text("PRAGMA user_version")).scalar_one()
-        if version not in (0, SCHEMA_VERSION):
+        if not 0 <= version <= SCHEMA_VERSION:
             engine.dispose()
             raise InternalError(
                 "the job database was written by another version",
@@ -107,7 +172,8 @@ def open_engine(path: Path) -> Engine:
         if version == 0:
             with closing(sqlite3.connect(path)) as raw:
                 raw.execute("PRAGMA journal_mode=WAL")
-            with writing(engine) as connection:
+        if version < SCHEMA_VERSION:
+            with writing(engine) as connection:  # every version so far only added tables
                 Base.metadata.create_all(connection)
                 connection.execute(text(f"PRAGMA user_version = {SCHEMA_VERSION}"))
     return engine

@@ -32,7 +32,7 @@ from workflows.tokens import TokenVault
 
 log = logging.getLogger(__name__)
 
-PIPELINES: Mapping[str, str] = {"merge": DEFAULT_PIPELINE}
+PIPELINES: Mapping[str, str] = {"merge": DEFAULT_PIPELINE, "evaluate": "workflows.evaluation_pipeline:run"}
 CHILD = (sys.executable, "-m", "workflows.child")
 _GUARD_SHARE = 0.8  # the guardian gives up before the lease does
 
@@ -112,6 +112,7 @@ class Worker:
             token=token,
             workdir=self.workdir(job.id),
             shared=self._data_dir / "shared",
+            results=self._settings.results_repo,
             endpoint=self._settings.endpoint,  # never the payload's: it would decide where the token goes
         )
         guard_s = self._store.lease_s * _GUARD_SHARE

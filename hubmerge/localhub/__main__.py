@@ -1,4 +1,4 @@
-"""Run the local Hub: `python -m hubmerge.localhub --port 0 --data DIR [--zoo] [--users FILE]`."""
+"""Run the local Hub: `python -m hubmerge.localhub --port 0 --data DIR [--zoo] [--users FILE] [--faults]`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,20 @@ def main() -> int:
         help="large files above this size are uploaded in parts",
     )
     parser.add_argument("--part-bytes", type=int, default=defaults.part_bytes, help="size of such a part")
+    parser.add_argument("--faults", action="store_true", help="with the route that switches faults on, for tests")
     parser.add_argument("--parent", type=int, help="stop when the parent process with this id is gone")
     args = parser.parse_args()
     limits = Limits(multipart_bytes=args.multipart_bytes, part_bytes=args.part_bytes)
     try:
-        serve(args.port, args.data, zoo=args.zoo, users=args.users, limits=limits, parent=args.parent)
+        serve(
+            args.port,
+            args.data,
+            zoo=args.zoo,
+            users=args.users,
+            limits=limits,
+            parent=args.parent,
+            with_faults=args.faults,
+        )
     except HubmergeError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -33,7 +33,7 @@ from hubmerge.localhub.patterns import decide, ignore_rules, lfs_rules
 from hubmerge.localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, parse_json, text_of
 from hubmerge.localhub.repos import refresh
 from hubmerge.localhub.store import Store, git_blob_sha1
-from hubmerge.localhub.tree import MAIN, Entry, File, Tree, check_path, folders
+from hubmerge.localhub.tree import MAIN, Entry, File, Fixed, Tree, check_path, folders
 from hubmerge.localhub.users import Identity
 
 router = Router()
@@ -183,13 +183,15 @@ def apply(
     description: str = "",
     endpoint: str,
     announce: bool = True,
+    fixed: Fixed | None = None,
 ) -> str:
     """Commit operations on top of `head`; one that changes nothing makes no commit."""
     changes = _changes(hub.trees.at(repo.id, head), operations)
     if not changes:
         return head
+    author = me.user.name
     sha = hub.trees.commit(
-        db, repo.id, changes, ref=ref, parent=head, title=title, description=description, author=me.user.name
+        db, repo.id, changes, ref=ref, parent=head, title=title, description=description, author=author, fixed=fixed
     )
     if ref == MAIN:
         refresh(hub, db, repo.id)

@@ -3,7 +3,7 @@
 An upload URL holds a random id and needs no token, because the client sends none there. The bytes are
 hashed on their way into DATA/tmp; only content whose sha256 is the promised one becomes an object, and an
 object belongs to the repos to which it was uploaded. So nobody can commit, by its digest alone, what they
-never had.
+never had. A URL takes its content again, so that a client whose answer was lost can repeat itself.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def batch(call: Call) -> Response:
 def _upload(call: Call) -> Any:
     row = call.store.row("SELECT * FROM uploads WHERE id = ?", call.parts["upload"])
     if row is None:
-        raise not_found("This upload is unknown or complete")
+        raise not_found("This upload is unknown")
     return row
 
 
@@ -113,7 +113,6 @@ def _keep(call: Call, upload: Any, temporary: Path, sha256: str, size: int) -> N
         repo = int(call.parts["repo"])
         if db.execute("SELECT 1 FROM repos WHERE id = ?", (repo,)).fetchone():
             db.execute("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", (repo, sha256))
-        db.execute("DELETE FROM uploads WHERE id = ?", (upload["id"],))
 
 
 @router.on("PUT", "/lfs-uploads/{repo}/{upload}", body="stream")
@@ -147,6 +146,9 @@ async def put_part(call: Call) -> Response:
 def complete(call: Call) -> Response:
     """Join the parts in order and check the whole."""
     upload, body = _upload(call), call.json()
+    held = "SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?"
+    if call.store.row(held, call.parts["repo"], upload["sha256"]):  # the answer was lost and this is the second try
+        return JSONResponse({}, media_type=MEDIA_TYPE)
     count = -(-upload["size"] // upload["part_size"]) if upload["part_size"] else 0
     numbers = [item.get("partNumber") for item in items_of(body, "parts")]
     parts = [call.store.part(upload["id"], number) for number in range(1, count + 1)]

@@ -28,7 +28,7 @@ from hubmerge.localhub.http_errors import bad_request, conflict, forbidden
 from hubmerge.localhub.patterns import initial_gitattributes
 from hubmerge.localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, text_of
 from hubmerge.localhub.store import REPO_TABLES, now
-from hubmerge.localhub.tree import MAIN, File
+from hubmerge.localhub.tree import MAIN, File, Fixed
 from hubmerge.localhub.users import Identity
 
 router = Router()
@@ -52,6 +52,7 @@ def add_repo(
     endpoint: str,
     visibility: str | None = None,
     sdk: str | None = None,
+    fixed: Fixed | None = None,
 ) -> Repo:
     """A new repo with its first commit, inside the caller's transaction."""
     owner = hub.users.namespace(namespace)
@@ -87,7 +88,9 @@ def add_repo(
     if repo_type == "space":
         files["README.md"] = f"---\ntitle: {name}\nsdk: {sdk}\npinned: false\n---\n".encode()
     changes = {path: File(hub.store.put_git(content), len(content)) for path, content in files.items()}
-    hub.trees.commit(db, row["id"], changes, ref=MAIN, parent=None, title="initial commit", author=me.user.name)
+    hub.trees.commit(
+        db, row["id"], changes, ref=MAIN, parent=None, title="initial commit", author=me.user.name, fixed=fixed
+    )
     refresh(hub, db, row["id"])
     repo = get_repo(db, row["id"])
     webhooks.queue(hub, db, repo, "create", "repo", endpoint=endpoint)

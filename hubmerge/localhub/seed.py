@@ -2,6 +2,10 @@
 
 Seeding is idempotent: a file whose content is already at the head is no change, and a commit without
 changes is not made. Files that the head has and the folder lacks stay.
+
+Datasets have the ids of their originals and, on a fresh Hub, the same shas on every machine, so that two runs of
+one suite name the same revisions. Their organisations belong to a user who has no token: nobody's own list of
+namespaces grows by them.
 """
 
 from __future__ import annotations
@@ -18,13 +22,22 @@ from hubmerge.localhub.patterns import decide, initial_gitattributes, lfs_rules
 from hubmerge.localhub.protocol import Hub
 from hubmerge.localhub.repos import add_repo
 from hubmerge.localhub.store import git_blob_sha1
-from hubmerge.localhub.tree import MAIN, File, check_path
-from hubmerge.localhub.users import Identity
+from hubmerge.localhub.tree import MAIN, File, Fixed, check_path
+from hubmerge.localhub.users import Identity, Org, User, Users
 
 _SAMPLE_BYTES = 512
 ZOO_OWNER = "ada"
 ZOO_MODELS = {"zoo/base": "base", "zoo/math-agent": "math", "zoo/tool-agent": "tool", "zoo/mem-agent": "mem"}
 ZOO_DATASET, ZOO_DATA = "zoo/held-out", "eval"
+
+MIRROR = "mirror"
+# dataset id → its folder in examples/datasets, and who commits it
+DATASETS = {
+    "openai/gsm8k": ("gsm8k", MIRROR),
+    "openai/openai_humaneval": ("humaneval", MIRROR),
+    "zoo/facts": ("facts", ZOO_OWNER),
+}
+_SEEDED = "2025-01-01T00:00:00.000Z"
 
 
 def seed_folder(
@@ -38,11 +51,12 @@ def seed_folder(
     extra_files: Mapping[str, bytes] | None = None,
     tags: Sequence[str] = (),
     endpoint: str = "",
+    stable: bool = False,
 ) -> str:
     """Commit the files of a folder to a repo, made if need be, and return the head of main.
 
     `extra_files` are added by path; git tags named in `tags` that do not exist yet are set on the head. Hidden
-    files are left out.
+    files are left out. The shas of a `stable` repo follow from its content alone, and its commits have a fixed date.
     """
     user = hub.users.user(author)
     if user is None or not folder.is_dir():
@@ -51,15 +65,17 @@ def seed_folder(
         )
     me = Identity(user, "write")
     namespace, _, name = repo_id.partition("/")
+    fixed = Fixed(f"{repo_type}s/{repo_id}", _SEEDED) if stable else None
+    sdk = "gradio" if repo_type == "space" else None
     with hub.store.write() as db:
         repo = find_repo(hub.store, repo_type, repo_id) or add_repo(
-            hub, db, me, repo_type, namespace, name, endpoint=endpoint, sdk="gradio" if repo_type == "space" else None
+            hub, db, me, repo_type, namespace, name, endpoint=endpoint, sdk=sdk, fixed=fixed
         )
         operations = [Operation(check_path(path), _keep(hub, repo, path, folder / path)) for path in _files(folder)]
         for path, content in (extra_files or {}).items():
             operations.append(Operation(check_path(path), File(hub.store.put_git(content), len(content))))
         head = hub.trees.resolve(repo.id, "main")
-        sha = apply(hub, db, repo, me, operations, ref=MAIN, head=head, title=message, endpoint=endpoint)
+        sha = apply(hub, db, repo, me, operations, ref=MAIN, head=head, title=message, endpoint=endpoint, fixed=fixed)
         db.executemany(
             "INSERT OR IGNORE INTO refs VALUES (?, ?, ?, NULL)", [(repo.id, f"refs/tags/{tag}", sha) for tag in tags]
         )
@@ -112,5 +128,36 @@ def seed_zoo(hub: Hub, zoo_dir: Path, *, endpoint: str = "") -> dict[str, str]:
         author=ZOO_OWNER,
         message="Add the held-out questions",
         endpoint=endpoint,
+        stable=True,
     )
     return heads
+
+
+def seed_datasets(hub: Hub, datasets_dir: Path, *, endpoint: str = "") -> dict[str, str]:
+    """The datasets that tasks read, each with the head of its main branch; `with_mirrors` made room for them."""
+    return {
+        repo_id: seed_folder(
+            hub,
+            repo_id,
+            "dataset",
+            datasets_dir / folder,
+            author=author,
+            message="Add the data",
+            endpoint=endpoint,
+            stable=True,
+        )
+        for repo_id, (folder, author) in DATASETS.items()
+    }
+
+
+def with_mirrors(users: Users) -> Users:
+    """`users`, and the owners of the datasets' namespaces where nobody has that name."""
+    missing: dict[str, Org] = {}
+    for repo_id, (_, author) in DATASETS.items():
+        namespace = repo_id.partition("/")[0]
+        if author == MIRROR and users.namespace(namespace) is None:
+            missing[namespace] = Org(name=namespace, members={MIRROR: "admin"})
+    if not missing:
+        return users
+    mirror = () if users.user(MIRROR) else (User(name=MIRROR, fullname="Copies of public datasets"),)
+    return users.model_copy(update={"users": (*users.users, *mirror), "orgs": (*users.orgs, *missing.values())})

@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as CatchAll
@@ -44,14 +45,16 @@ from hubmerge.localhub import (
     spaces,
     webhooks,
 )
+from hubmerge.localhub.fault_rules import ADMIN_PATH
+from hubmerge.localhub.faults import Faults
 from hubmerge.localhub.protocol import Hub, Limits, Route, answer, open_hub
-from hubmerge.localhub.seed import seed_zoo
+from hubmerge.localhub.seed import seed_datasets, seed_zoo, with_mirrors
 from hubmerge.localhub.users import Users, default_users, load_users
 
 # Where two routes match, the first one wins: `listing` and `pages` hold the least specific ones.
 _MODULES = (oauth, accounts, webhooks, commits, refs, discussions, lfs, spaces, repos, files, listing, pages)
 ROUTES: list[Route] = [route for module in _MODULES for route in module.router.routes]
-_ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
+_EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def create_app(data_dir: Path, users: Users, limits: Limits | None = None) -> Starlette:
@@ -59,7 +62,7 @@ def create_app(data_dir: Path, users: Users, limits: Limits | None = None) -> St
     return app_of(open_hub(data_dir, users, limits))
 
 
-def app_of(hub: Hub) -> Starlette:
+def app_of(hub: Hub, faults: Faults | None = None) -> Starlette:
     worker = webhooks.DeliveryWorker(hub.store)
 
     @asynccontextmanager
@@ -72,10 +75,13 @@ def app_of(hub: Hub) -> Starlette:
     async def endpoint(request: Request) -> Response:
         if not is_loopback_host(request.headers.get("host", "")):
             return JSONResponse({"error": "This server answers only to loopback names"}, 421)
+        if faults is not None and request.url.path == ADMIN_PATH:
+            return await faults.answer(request)
         return await answer(hub, ROUTES, request)
 
     methods = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]
-    return Starlette(routes=[CatchAll("/{path:path}", endpoint, methods=methods)], lifespan=lifespan)
+    struck = [Middleware(faults.around)] if faults is not None else []
+    return Starlette(routes=[CatchAll("/{path:path}", endpoint, methods=methods)], lifespan=lifespan, middleware=struck)
 
 
 def is_loopback_host(host: str) -> bool:
@@ -116,9 +122,14 @@ def serve(
     users: Path | None = None,
     limits: Limits | None = None,
     parent: int | None = None,
+    with_faults: bool = False,
 ) -> None:
-    """Run until SIGTERM or SIGINT, or until the process `parent`, which started this one, is gone."""
+    """Run until SIGTERM or SIGINT, or until the process `parent`, which started this one, is gone.
+
+    `with_faults`: with the switches of faults.py.
+    """
     known = load_users(users) if users else default_users()
+    known = with_mirrors(known) if zoo else known
     # Named as TCP, since asyncio turns Nagle's algorithm off only then: without it every answer takes 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -135,14 +146,17 @@ def serve(
     hub = open_hub(data_dir, known, limits)
     endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
     if zoo:
-        seed_zoo(hub, _ZOO, endpoint=endpoint)
+        seed_zoo(hub, _EXAMPLES / "zoo", endpoint=endpoint)
+        seed_datasets(hub, _EXAMPLES / "datasets", endpoint=endpoint)
     ready = {
         "endpoint": endpoint,
         "tokens": known.first_tokens(),
         "oauth": {"client_id": known.oauth.client_id, "client_secret": known.oauth.client_secret},
     }
+    faults = Faults(hub) if with_faults else None
     config = uvicorn.Config(
-        app_of(hub),
+        app_of(hub, faults),
+        http=faults.connections.protocol() if faults else "auto",
         log_level="warning",
         access_log=False,
         lifespan="on",

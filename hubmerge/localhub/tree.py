@@ -55,6 +55,13 @@ class File(NamedTuple):
     sha256: str | None = None
 
 
+class Fixed(NamedTuple):
+    """What a commit's sha is made of in place of this data folder's number for the repo and the clock."""
+
+    repo: str
+    date: str
+
+
 Tree = Mapping[str, Entry]
 Changes = Mapping[str, File | None]
 
@@ -132,12 +139,17 @@ class Trees:
         title: str,
         description: str = "",
         author: str,
+        fixed: Fixed | None = None,
     ) -> str:
-        """Write a commit on top of `parent` and move `ref` to it, inside the caller's transaction."""
+        """Write a commit on top of `parent` and move `ref` to it, inside the caller's transaction.
+
+        The same content with the same `fixed` has the same sha in every data folder.
+        """
         tree = dict(self.at(repo, parent)) if parent else {}
-        date = now()
+        date = fixed.date if fixed else now()
         stored = {path: list(file) if file else None for path, file in changes.items()}
-        identity = json.dumps([repo, parent, title, description, author, date, stored])
+        owner = fixed.repo if fixed else repo
+        identity = json.dumps([owner, parent, title, description, author, date, stored])
         sha = hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()
         _replay(tree, changes, sha)
         row = db.execute("SELECT weight FROM commits WHERE repo = ? AND sha = ?", (repo, parent)).fetchone()

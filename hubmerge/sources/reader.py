@@ -100,7 +100,7 @@ class TensorReader:
         """Read `out.size` elements from `start` into `out`, which is contiguous."""
         offset = tensor.entry.begin + start * out.itemsize
         file = self._open(model, tensor.shard)
-        left = memoryview(out.view(np.uint8)) if out.size else memoryview(b"")
+        left = memoryview(out.data).cast("B") if out.size else memoryview(b"")
         while left:
             try:
                 got = os.preadv(file, [left], offset)

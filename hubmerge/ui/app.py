@@ -27,12 +27,16 @@ from starlette.routing import BaseRoute
 from hubmerge.errors import InternalError
 from hubmerge.settings import Settings
 from hubmerge.ui.api import add_api
+from hubmerge.ui.board_routes import board_routes
+from hubmerge.ui.board_style import BOARD_CSS
 from hubmerge.ui.format import el
 from hubmerge.ui.guard import Guard
 from hubmerge.ui.job_page import job_page
 from hubmerge.ui.jobs_page import jobs_page
+from hubmerge.ui.leaderboard_page import leaderboard_page
 from hubmerge.ui.merge_page import merge_page
-from hubmerge.ui.service import Service
+from hubmerge.ui.model_page import model_page
+from hubmerge.ui.service import BoardSource, Service
 from hubmerge.ui.session import visitor_of
 from hubmerge.ui.signin import OAuthClient, use_oauth_client
 from hubmerge.ui.style import CSS, HEAD, TITLE, theme
@@ -44,14 +48,24 @@ _START_TIMEOUT_S = 60.0
 _PURPOSE = "Merge agents that were trained from one base."
 
 
-def build_app(service: Service, *, settings: Settings, sign_in: bool = True) -> Any:
-    """The pages and the API as a gr.Blocks. `sign_in` needs a Space or `use_oauth_client`."""
+def build_app(service: Service, *, settings: Settings, sign_in: bool = True, board: BoardSource | None = None) -> Any:
+    """The pages and the API as a gr.Blocks. `sign_in` needs a Space or `use_oauth_client`.
+
+    Without `board` there is no leaderboard.
+    """
     # gradio would count every event in a data frame for a dashboard that is off
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", str(10**9))
     with gr.Blocks(title=TITLE, analytics_enabled=False) as demo:
         _top(demo, settings, sign_in)
         merge_page(demo, service)
         add_api(service)
+    if board is not None:
+        with demo.route("Leaderboard", "leaderboard"):
+            _top(demo, settings, sign_in)
+            leaderboard_page(demo, board)
+        with demo.route("Model", "model", show_in_navbar=False):
+            _top(demo, settings, sign_in)
+            model_page(demo, board, settings.endpoint)
     with demo.route("My jobs", "jobs"):
         _top(demo, settings, sign_in)
         jobs_page(demo, service)
@@ -89,6 +103,7 @@ def build_web_app(
     *,
     oauth: OAuthClient | None = None,
     routes: Sequence[BaseRoute] = (),
+    board: BoardSource | None = None,
 ) -> FastAPI:
     """A FastAPI app with `routes`, then the pages. `oauth`: the sign-in anywhere but on a Space.
 
@@ -99,7 +114,8 @@ def build_web_app(
     if oauth is not None:
         use_oauth_client(oauth)
     sign_in = oauth is not None or settings.space_id is not None
-    return in_loop(lambda: _assemble(service, settings, sign_in, routes))
+    routes = [*routes, *(board_routes(board) if board is not None else ())]
+    return in_loop(lambda: _assemble(service, settings, sign_in, routes, board))
 
 
 def in_loop(make: Callable[[], T]) -> T:
@@ -120,8 +136,10 @@ def in_loop(make: Callable[[], T]) -> T:
         loop.close()
 
 
-def _assemble(service: Service, settings: Settings, sign_in: bool, routes: Sequence[BaseRoute]) -> FastAPI:
-    demo = build_app(service, settings=settings, sign_in=sign_in)
+def _assemble(
+    service: Service, settings: Settings, sign_in: bool, routes: Sequence[BaseRoute], board: BoardSource | None
+) -> FastAPI:
+    demo = build_app(service, settings=settings, sign_in=sign_in, board=board)
     app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, openapi_url=None, routes=list(routes))
     with warnings.catch_warnings():
         # said of every app of several pages, though server-side rendering is off
@@ -131,7 +149,7 @@ def _assemble(service: Service, settings: Settings, sign_in: bool, routes: Seque
             demo,
             path="/",
             theme=theme(),
-            css=CSS,
+            css=CSS + BOARD_CSS,
             head=HEAD,
             ssr_mode=False,
             run_history=False,
@@ -209,6 +227,7 @@ def launch_app(
     port: int = 7860,
     oauth: OAuthClient | None = None,
     routes: Sequence[BaseRoute] = (),
+    board: BoardSource | None = None,
 ) -> RunningApp:
     """Build and serve the app in a thread; port 0 takes a free one."""
-    return RunningApp(build_web_app(service, settings, oauth=oauth, routes=routes), host, port).start()
+    return RunningApp(build_web_app(service, settings, oauth=oauth, routes=routes, board=board), host, port).start()

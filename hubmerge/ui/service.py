@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hubmerge.board.values import Board
 from hubmerge.hub import RepoSummary
 from hubmerge.plan import Plan
 
@@ -80,3 +81,56 @@ class Service(Protocol):
 
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         """Only the owner may."""
+
+
+@dataclass(frozen=True)
+class WatcherEvent:
+    """Something that a watcher did, or left out with its reason."""
+
+    kind: str  # merged, refused or skipped
+    time: str
+    subject: str  # the target of a merge, or what was skipped
+    sha: str = ""  # of a skipped model
+    code: str = ""
+    text: str = ""
+    agents: tuple[str, ...] = ()  # id@sha, of a merge
+    job_id: str | None = None
+    job_state: str | None = None
+
+
+@dataclass(frozen=True)
+class WatcherView:
+    """A rule as a page shows it; `problem` where its file cannot be read."""
+
+    name: str
+    owner: str = ""
+    facts: tuple[tuple[str, str], ...] = ()  # what the rule says, as name and value
+    target: str = ""
+    suite: str | None = None
+    private: bool = False
+    budget: int = 0
+    used_today: int = 0
+    polled: str | None = None
+    waiting: str = ""  # what it waits for
+    problem: Mapping[str, Any] | None = None  # code, message, problems, retryable
+    events: tuple[WatcherEvent, ...] = ()  # newest first
+
+
+class WatcherSource(Protocol):
+    """What the Watchers tab asks."""
+
+    endpoint: str
+
+    def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
+        """Every rule with its last events; one that makes private repos is shown to its owner only."""
+
+
+class BoardSource(Protocol):
+    """Where the leaderboard's pages get it from."""
+
+    @property
+    def url(self) -> str:
+        """The page of the results dataset, or nothing."""
+
+    def board(self) -> Board:
+        """The board as it is now; HubmergeError where it cannot be had."""

@@ -1,0 +1,120 @@
+"""Result files and flags as they lie in a results dataset or in a folder: bytes that nobody vouches for.
+
+    results/MODEL/SHA/SUITE-VERSION-SPLIT.json    one result each, at the path that its content says
+    flags.json                                    {"flags": [{"kind", "model", "sha"?, "reason"?}, …]}
+
+What cannot be believed is left out with the reason, file by file and flag by flag.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hubmerge.board.values import FLAG_KINDS, Flag, Refusal
+from hubmerge.errors import ResultError
+from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
+from hubmerge.sources.base import is_hub_id
+
+RESULTS = "results/"
+FLAGS = "flags.json"
+MAX_FLAGS_BYTES = 4 * 1024 * 1024
+MAX_FLAGS = 5000
+MAX_FILES = 200_000
+
+
+@dataclass(frozen=True)
+class ResultFiles:
+    """What was read, and what was not."""
+
+    results: tuple[EvaluationResult, ...]
+    flags: tuple[Flag, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+
+
+def is_result_path(path: str) -> bool:
+    return path.startswith(RESULTS) and path.endswith(".json")
+
+
+def parse_files(files: Iterable[tuple[str, bytes]]) -> ResultFiles:
+    """Results and flags out of (path, bytes); a path below `results/`, or `flags.json`."""
+    results: list[EvaluationResult] = []
+    flags: tuple[Flag, ...] = ()
+    refused: list[Refusal] = []
+    for path, data in files:
+        if path == FLAGS:
+            flags, bad = parse_flags(data)
+            refused += bad
+            continue
+        try:
+            result = parse_result(data, where=path)
+        except ResultError as error:
+            refused.append(Refusal(path, error.problems[0].got or error.what))
+            continue
+        if (belongs := result_path(result)) != path:
+            refused.append(Refusal(path, f"its content belongs at {belongs[:300]}"))
+            continue
+        results.append(result)
+    return ResultFiles(tuple(results), flags, tuple(refused))
+
+
+def parse_flags(data: bytes) -> tuple[tuple[Flag, ...], list[Refusal]]:
+    """The flags of flags.json; a broken one is refused by its place and takes no other with it."""
+    if len(data) > MAX_FLAGS_BYTES:
+        return (), [Refusal(FLAGS, f"more than {MAX_FLAGS_BYTES} bytes")]
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return (), [Refusal(FLAGS, str(error)[:200])]
+    entries = document.get("flags") if isinstance(document, dict) else None
+    if not isinstance(entries, list) or len(entries) > MAX_FLAGS:
+        return (), [Refusal(FLAGS, f'expected {{"flags": […]}} with at most {MAX_FLAGS} entries')]
+    flags, refused = [], []
+    for place, entry in enumerate(entries):
+        flag = _flag(entry)
+        if isinstance(flag, Flag):
+            flags.append(flag)
+        else:
+            refused.append(Refusal(f"{FLAGS}, entry {place + 1}", flag))
+    return tuple(flags), refused
+
+
+def _flag(entry: Any) -> Flag | str:
+    """The flag, or what is wrong with it."""
+    if not isinstance(entry, dict) or set(entry) - {"kind", "model", "sha", "reason"}:
+        return "expected kind, model, and optionally sha and reason"
+    kind = next((k for k in FLAG_KINDS if k == entry.get("kind")), None)
+    model, sha, reason = entry.get("model"), entry.get("sha"), entry.get("reason", "")
+    if kind is None:
+        return f"expected kind {' or '.join(FLAG_KINDS)}"
+    if not isinstance(model, str) or not is_hub_id(model):
+        return "its model is not a repo's name"
+    if not (sha is None or isinstance(sha, str)) or not isinstance(reason, str):
+        return "sha and reason are texts"
+    return Flag(kind, model, sha, reason[:500])
+
+
+def read_folder(folder: Path) -> ResultFiles:
+    """The results and flags below a local folder; links are not followed."""
+    refused: list[Refusal] = []
+    files: list[tuple[str, bytes]] = []
+    if not folder.is_dir():
+        raise ResultError("no such folder of results", where=str(folder), next_step="Name a folder or a dataset.")
+    for root, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(root) / name
+            relative = path.relative_to(folder).as_posix()
+            if path.is_symlink() or not (relative == FLAGS or is_result_path(relative)):
+                continue
+            limit = MAX_FLAGS_BYTES if relative == FLAGS else MAX_RESULT_BYTES
+            if (size := path.stat().st_size) > limit:
+                refused.append(Refusal(relative, f"{size} bytes, at most {limit} are read"))
+                continue
+            files.append((relative, path.read_bytes()))
+    parsed = parse_files(files)
+    return ResultFiles(parsed.results, parsed.flags, (*parsed.refused, *refused))

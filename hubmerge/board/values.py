@@ -1,0 +1,171 @@
+"""The leaderboard as frozen values: a board per suite, a row per model at a commit, a line per domain and task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hubmerge.board.intervals import Estimate
+from hubmerge.evaluation.result import ModelFacts, RunEnvironment, RunError, Split
+
+INSTRUCTION = "instruction"  # the domain whose change against the base is told
+DOMAINS = ("math", INSTRUCTION, "code", "tool", "memory", "search")  # their order; others follow by name
+
+COMBINED = "domains"  # the board that joins the suites of one domain each
+
+FlagKind = Literal["contaminated", "withdrawn"]
+FLAG_KINDS: tuple[FlagKind, ...] = ("contaminated", "withdrawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """What the keepers of the results say of a model: of one commit, or of all (`sha` None)."""
+
+    kind: FlagKind
+    model: str
+    sha: str | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFlag:
+    """A flag as it concerns a row; `inherited_from` names the ancestor that carries it, None for its own."""
+
+    kind: FlagKind
+    reason: str
+    inherited_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A result, flag or file that is left out, and why."""
+
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLine:
+    """One task's score."""
+
+    task: str
+    domain: str
+    metric: str
+    score: Estimate
+    samples: int
+    few_shot: int
+    task_version: int
+    dataset: str
+    dataset_revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class DomainLine:
+    """One domain's score, and how it stands to the same domain of the parents."""
+
+    domain: str
+    score: Estimate  # the mean over its tasks
+    rank: int | None  # None: not ranked
+    best_parent: str | None = None  # id of the best scored parent
+    retention: float | None = None  # score ÷ best parent's; None: no parent was scored, or the best has 0
+    change: Estimate | None = None  # score − best parent's
+    synergy: bool = False  # above every parent; False while one has no score
+    synergy_certain: bool = False  # and every difference is beyond chance
+
+    @property
+    def verdict(self) -> str:
+        """How it stands to the parents, in words; nothing where none was scored."""
+        if self.synergy:
+            return "above every parent" + ("" if self.synergy_certain else ", within chance")
+        if self.change is None:
+            return ""
+        if self.change.high < 0:
+            return "below the best parent"
+        return "no difference beyond chance" if self.change.low <= 0 else "above the best scored parent"
+
+
+@dataclass(frozen=True, slots=True)
+class ParentLine:
+    """A parent under the same suite, version and split."""
+
+    role: Literal["base", "agent"]
+    id: str
+    sha: str
+    weight: float
+    status: Literal["scored", "failed", "not scored"]
+    domains: Mapping[str, Estimate] = field(default_factory=dict)
+    overall: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A model at a commit. A failed one has an error and no scores."""
+
+    model: str
+    sha: str
+    status: Literal["done", "failed"]
+    error: RunError | None
+    created: str  # of the result
+    facts: ModelFacts
+    environment: RunEnvironment
+    tasks: tuple[TaskLine, ...] = ()
+    domains: tuple[DomainLine, ...] = ()
+    overall: Estimate | None = None  # the mean over the domains
+    rank: int | None = None
+    retention: float | None = None  # the mean over the domains; None where one has none
+    instruction_change: Estimate | None = None  # against the base
+    parents: tuple[ParentLine, ...] = ()
+    ancestors: tuple[str, ...] = ()  # id@sha, parents first, then theirs
+    flags: tuple[RowFlag, ...] = ()
+    failures: Mapping[str, RunError] = field(default_factory=dict)  # suite → why, on the combined board
+    superseded: bool = False  # a newer commit of the model has a result; shown because it is a parent
+
+    @property
+    def agents(self) -> int:
+        return sum(p.role == "agent" for p in self.facts.parents)
+
+    @property
+    def synergy(self) -> tuple[str, ...]:
+        return tuple(d.domain for d in self.domains if d.synergy)
+
+    @property
+    def parents_scored(self) -> bool:
+        """Every parent has a score, so that no better one can be missing."""
+        return bool(self.parents) and all(p.status == "scored" for p in self.parents)
+
+    def domain(self, name: str) -> DomainLine | None:
+        return next((d for d in self.domains if d.domain == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteBoard:
+    """The rows of one suite at one version, best first."""
+
+    suite: str
+    version: str
+    split: Split
+    versions: tuple[str, ...]  # that have results, newest first
+    domains: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def find(self, model: str, sha: str | None = None) -> Row | None:
+        """The model's row: at a commit, or its newest."""
+        rows = [r for r in self.rows if r.model == model and (sha is None or r.sha == sha)]
+        return min(rows, key=lambda r: r.superseded, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """Every suite's board, and what was left out."""
+
+    suites: tuple[SuiteBoard, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+
+    def suite(self, name: str) -> SuiteBoard | None:
+        return next((s for s in self.suites if s.suite == name), None)
+
+
+def domain_order(domain: str) -> tuple[int, str]:
+    return (DOMAINS.index(domain) if domain in DOMAINS else len(DOMAINS), domain)

@@ -1,0 +1,133 @@
+"""What two of lighteval's own tasks need before they may run in a process without network and with foreign data.
+
+IFEval downloads nltk's trained splitters when it is imported. They are replaced by nltk's rules that need no data,
+so that every machine scores alike: words by the Treebank rules without splitting sentences first, sentences by
+Punkt without trained abbreviations. Language detection is seeded, since langdetect draws at random.
+
+LiveCodeBench keeps its private tests as a pickle inside the dataset, and executes answers in a fork of the
+evaluating process, which holds the pipe to our parent. The pickle is read by a reader that builds nothing but
+plain text, and answers are graded by lighteval's own functions inside `hubmerge.sandbox`.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import importlib
+import importlib.util
+import inspect
+import io
+import json
+import pickle
+import zlib
+from functools import cache
+from typing import Any
+
+from hubmerge.errors import EvaluationError
+from hubmerge.tasks import BuiltinTask
+
+_MAX_TESTS_BYTES = 1 << 30  # of one problem, unpacked; the largest of the real ones are some hundred MB
+_TEST_S = 6  # per test, as LiveCodeBench has it
+_SLACK_S = 5
+# the parts of lighteval's grader that a program is run by; the rest forks, pools and counts
+_GRADER = frozenset(
+    (
+        *("CODE_TYPE", "TimeoutException", "Capturing", "timeout_handler", "clean_if_name", "make_function"),
+        *("call_method", "get_function", "compile_code", "convert_line_to_decimals", "get_stripped_lines"),
+        *("grade_call_based", "grade_stdio", "run_test"),
+    )
+)
+_NOT_IN_THE_SANDBOX = frozenset(("numpy", "tqdm", "lighteval"))
+
+
+def prepare_builtin(task: BuiltinTask) -> None:
+    """Make the task's module fit to be imported and used here."""
+    if task.module.endswith(".ifeval.main"):
+        _prepare_ifeval(task)
+    elif task.module.endswith(".lcb.main"):
+        _prepare_lcb(task)
+
+
+def _prepare_ifeval(task: BuiltinTask) -> None:
+    for package in ("nltk", "langdetect"):
+        if importlib.util.find_spec(package) is None:
+            raise EvaluationError(
+                "a task needs a package that is not installed",
+                where=task.name,
+                expected=package,
+                got="none",
+                next_step=f"Install it: pip install {package}",
+            )
+    langdetect: Any = importlib.import_module("langdetect")
+    nltk: Any = importlib.import_module("nltk")
+    split_words = nltk.word_tokenize
+    nltk.download = lambda *_, **__: True
+    nltk.word_tokenize = lambda text, *_, **__: split_words(text, preserve_line=True)
+    langdetect.DetectorFactory.seed = 0
+    utils: Any = importlib.import_module("lighteval.tasks.tasks.ifeval.instructions_utils")
+    utils._get_sentence_tokenizer = cache(nltk.tokenize.PunktSentenceTokenizer)
+
+
+def _prepare_lcb(task: BuiltinTask) -> None:
+    module: Any = importlib.import_module(task.module)
+    module.translate_private_test_cases = private_tests
+    module.CodegenMetric.compute = _graded
+
+
+class _TextOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise EvaluationError("a dataset's pickle names code", where="lcb", got=ascii(f"{module}.{name}")[:120])
+
+
+def private_tests(encoded: str) -> Any:
+    """A problem's private tests: JSON in a pickled string, compressed, in base 64."""
+    unpacking = zlib.decompressobj()
+    data = unpacking.decompress(base64.b64decode(encoded), _MAX_TESTS_BYTES)
+    if unpacking.unconsumed_tail:
+        raise EvaluationError("a problem's tests are too long", where="lcb", expected=f"{_MAX_TESTS_BYTES} bytes")
+    text = _TextOnly(io.BytesIO(data)).load()
+    return json.loads(text)
+
+
+def _graded(self: Any, model_response: Any, doc: Any, **_: Any) -> float:
+    from lighteval.tasks.tasks.lcb.codegen_metrics import extract_code
+
+    tests = {name: doc.specific[name] for name in ("inputs", "outputs", "fn_name")}
+    return float(passes(extract_code(model_response.final_text[0]), tests))
+
+
+def passes(code: str, tests: dict[str, Any]) -> bool:
+    """Whether a program passes all tests of its problem; it runs in the sandbox."""
+    from hubmerge.sandbox import run_python
+
+    sample = json.dumps({"input_output": json.dumps(tests)})
+    # as string literals: whatever the answer holds, it is an argument and no code of the grader's
+    check = (
+        f"import json\noutcome = run_test(json.loads({sample!a}), test={code!a}, timeout={_TEST_S})\n"
+        "assert outcome and all(passed is True for passed in outcome), outcome\n"
+    )
+    wall_s = (_TEST_S + 1) * len(tests["inputs"]) + _SLACK_S
+    return run_python(grader(), check, timeout_s=wall_s).passed
+
+
+@cache
+def grader() -> str:
+    """The source of lighteval's grading functions, without what it needs other packages for."""
+    module = importlib.import_module("lighteval.tasks.tasks.lcb.codegen_metrics")
+    kept: list[ast.stmt] = []
+    found: set[str] = set()
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            if not {name.partition(".")[0] for name in names} & _NOT_IN_THE_SANDBOX:
+                kept.append(node)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            if node.name in _GRADER:
+                found.add(node.name)
+                kept.append(node)
+        elif isinstance(node, ast.Assign):
+            kept.append(node)
+    if found != _GRADER:
+        raise EvaluationError("this lighteval grades otherwise", where="lcb", got=f"no {sorted(_GRADER - found)}")
+    # the sandbox is the guard
+    return "def reliability_guard(*_):\n    pass\n" + ast.unparse(ast.Module(kept, []))

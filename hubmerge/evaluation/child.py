@@ -1,0 +1,73 @@
+"""The second child: lighteval on a model, with no token, no network and its own limits.
+
+    python -m hubmerge.evaluation.child
+
+It is confined before anything heavy or foreign is touched. lighteval turns gradients off for the whole process,
+takes SIGALRM for itself and costs more than ten seconds to import, which is why it lives here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import random
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hubmerge.confinement import Limits, confine
+from hubmerge.evaluation.channel import Channel, run
+from hubmerge.evaluation.own_network import take_own_network
+
+_MAX_FILE_BYTES = 16 * 10**9  # journals and details; the model is read, not written
+_MAX_PROCESSES = 4096  # of the user, threads included
+_OOM_SCORE = "900"  # of 1000: the kernel, short of memory, takes this process first
+
+
+def evaluate(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
+    """Evaluate the model of the spec; see `hubmerge.evaluation.runner`."""
+    confine_child(spec)
+    os.chdir(spec["workdir"])
+    channel.stage("start lighteval")
+    import torch
+
+    from hubmerge.evaluation import lighteval_tasks, models, pipeline
+
+    random.seed(spec["seed"])
+    torch.manual_seed(spec["seed"])
+    names = lighteval_tasks.install(spec["tasks"])
+    channel.stage("load model")
+    model = models.load_model(spec)
+    dtype = str(getattr(getattr(model, "model", None), "dtype", spec["dtype"])).removeprefix("torch.")
+    line = pipeline.JournaledPipeline(names, model, spec, channel)
+    samples = line.scored()
+    tasks = []
+    for task in spec["tasks"]:
+        value, stderr = pipeline.mean(samples[task["name"]])
+        pipeline.write_details(Path(spec["details"]), task["name"], samples[task["name"]])
+        tasks.append({"task": task["name"], "value": value, "stderr": stderr, "samples": len(samples[task["name"]])})
+    versions = {name: importlib.metadata.version(name) for name in ("lighteval", "transformers", "torch")}
+    return {"tasks": tasks, "dtype": dtype, "device": models.hardware(spec["device"]), "versions": versions}
+
+
+def confine_child(spec: Mapping[str, Any]) -> None:
+    """Give up the network and take on the limits of the spec."""
+    Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    on_gpu = spec["device"] == "cuda"
+    needs_loopback = spec["backend"] == "vllm"
+    if needs_loopback:
+        take_own_network()
+    confine(
+        Limits(
+            cpu_s=spec["cpu_s"],
+            data_bytes=None if on_gpu else spec["memory_bytes"],  # CUDA reserves far more than it uses
+            file_bytes=_MAX_FILE_BYTES,
+            processes=_MAX_PROCESSES,
+        ),
+        network=needs_loopback,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(evaluate))

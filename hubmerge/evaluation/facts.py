@@ -1,0 +1,129 @@
+"""What a model is, as its own repo says: from its card, its headers and, for a merge of ours, its hubmerge.json.
+
+Anybody can put a hubmerge.json into a repo. It is believed only where the weights that it lists are, by their
+sha256, those that the repo holds; and of what it says every field stands or falls by itself, so that one that is
+malformed costs that field and not the evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hubmerge.errors import HubmergeError
+from hubmerge.evaluation.result import ModelFacts
+from hubmerge.hub import Hub
+from hubmerge.recipe import ModelName
+from hubmerge.sink import MANIFEST
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_model
+
+_MAX_REPORT_BYTES = 32 * 1024 * 1024
+
+
+def model_facts(hub: Hub, model: Model | ModelName | str, *, allow_local: bool = False) -> ModelFacts:
+    """The facts of a model that is opened already, or of one by its name. Raises only where it cannot be opened."""
+    if isinstance(model, str):
+        model = ModelName.parse(model)
+    if isinstance(model, ModelName):
+        model = open_model(model, hub, allow_local=allow_local)
+    author = model.ref.id.partition("/")[0] if model.ref.kind == "hub" else "local"
+    known = {
+        "author": author,
+        "license": model.license,
+        "parameters": sum(tensor.entry.elements for tensor in model.tensors.values()),
+        "size_bytes": model.weight_bytes,
+    }
+    return _validated({**known, **_of_report(_report(hub, model), model)}) or ModelFacts(author=author)
+
+
+def _report(hub: Hub, model: Model) -> Mapping[str, Any]:
+    """hubmerge.json as plain data; empty where there is none that can be read."""
+    info = model.files.get(MANIFEST)
+    if info is None or info.size > _MAX_REPORT_BYTES:
+        return {}
+    try:
+        if model.ref.kind == "hub":
+            content = hub.read_file(model.ref.id, model.ref.sha, MANIFEST, _MAX_REPORT_BYTES)
+        else:
+            content = (Path(model.ref.id).expanduser() / MANIFEST).read_bytes()
+        report = json.loads(content)
+    except (HubmergeError, OSError, ValueError, RecursionError):
+        return {}
+    return report if isinstance(report, dict) and _is_of(report, model) else {}
+
+
+def _is_of(report: Mapping[str, Any], model: Model) -> bool:
+    """Whether the report lists exactly the shards that the repo holds."""
+    listed = {
+        str(f.get("name")): (f.get("size"), f.get("sha256")) for f in _list(report.get("files")) if isinstance(f, dict)
+    }
+    if set(listed) != set(model.shards):
+        return False
+    return all(
+        size == model.files[name].size and model.files[name].sha256 in (None, sha256)
+        for name, (size, sha256) in listed.items()
+    )
+
+
+def _of_report(report: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    """Fields in the form of ModelFacts; not validated yet."""
+    if not report:
+        return {}
+    method = _table(report.get("method"))
+    found: dict[str, Any] = {
+        "created": report.get("created"),
+        "method": method.get("name"),
+        "method_parameters": method.get("parameters"),
+        "recipe": report.get("recipe_yaml"),
+        "parents": [
+            {name: parent.get(name) for name in ("role", "id", "sha")} | {"weight": parent.get("weight", 1.0)}
+            for parent in map(_table, _list(report.get("parents")))
+        ],
+        "effective_scales": [_table(o).get("effective_scale") for o in _list(report.get("outcomes"))],
+        **_overlap(_table(_table(_table(report.get("statistics")).get("total")).get("shares"))),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _overlap(shares: Mapping[str, Any]) -> dict[str, float]:
+    """Density, and overlap and conflict as shares of what they are part of."""
+    values = [shares.get(name) for name in ("conflict", "overlap", "private")]
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= 1 for v in values):
+        return {}
+    conflict, one_sign, private = (float(v) for v in values if v is not None)
+    several = conflict + one_sign
+    changed = several + private
+    found = {"density": min(changed, 1.0)}
+    if changed:
+        found["overlap"] = min(several / changed, 1.0)
+    if several:
+        found["conflict"] = min(conflict / several, 1.0)
+    return found
+
+
+def _validated(values: dict[str, Any]) -> ModelFacts | None:
+    """The facts without the fields that are malformed; None when even the rest is refused."""
+    for _ in range(len(values)):
+        try:
+            return ModelFacts.model_validate(values)
+        except ValidationError as error:
+            wrong = {str(e["loc"][0]) for e in error.errors(include_url=False, include_input=False) if e["loc"]}
+            if not wrong & set(values):
+                return None
+            values = {name: value for name, value in values.items() if name not in wrong}
+        except RecursionError:
+            return None
+    return None
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

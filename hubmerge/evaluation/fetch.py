@@ -1,0 +1,95 @@
+"""The first child: the rows of every task, from the Hub at pinned commits to a folder. It runs no model.
+
+    python -m hubmerge.evaluation.fetch
+
+It alone has the token and the network. The rows go through `datasets`, as any reader of the Hub would load them,
+in one of the formats that are data and nothing else; they are kept as Arrow files, which the evaluating process
+opens without the network. A task whose folder is there is not fetched again: its name holds all that it depends on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hubmerge.confinement import Limits, confine
+from hubmerge.errors import EvaluationError
+from hubmerge.evaluation.channel import Channel, run
+
+FORMATS = frozenset(("arrow", "csv", "json", "parquet", "text"))
+MAX_ROWS = 1_000_000
+_MAX_FILE_BYTES = 64 * 10**9
+
+
+def fetch(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
+    """Fetch every task of the spec; see `hubmerge.evaluation.runner`."""
+    confine(Limits(file_bytes=_MAX_FILE_BYTES), network=True)
+    import datasets
+
+    datasets.disable_progress_bars()
+    tasks = spec["tasks"]
+    for number, task in enumerate(tasks):
+        channel.progress("fetch data", number, len(tasks), "tasks")
+        folder = Path(task["folder"])
+        if not folder.is_dir():
+            _fetch_task(task, folder, spec["token"], Path(spec["cache"]), datasets)
+    channel.progress("fetch data", len(tasks), len(tasks), "tasks")
+    return {}
+
+
+def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache: Path, datasets: Any) -> None:
+    where = f"{task['repo']}@{task['revision'][:12]}"
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        for split in dict.fromkeys(s for s in (task["split"], task["few_shot_split"]) if s):
+            # the splits share one preparation in the library's cache
+            rows = _load(task, split, token, cache, datasets)
+            if not len(rows):
+                raise EvaluationError("a dataset's split is empty", where=where, got=split)
+            if len(rows) > MAX_ROWS:
+                raise EvaluationError(
+                    "a dataset is too long", where=where, expected=f"at most {MAX_ROWS} rows", got=str(len(rows))
+                )
+            # a task that builds its own questions needs all rows for them
+            if task["limit"] and split == task["split"] and not task["expands"] and split != task["few_shot_split"]:
+                rows = rows.select(range(min(task["limit"], len(rows))))
+            rows.save_to_disk(str(partial / split))
+    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise EvaluationError(
+            "a dataset cannot be read",
+            where=f"{where}, subset {task['subset']}, split {task['split']}",
+            got=text.replace(token, "…") if token else text,
+            next_step="Check that it exists with this subset and split, and that the token may read it.",
+        ) from None
+    partial.rename(folder)
+
+
+def _load(task: Mapping[str, Any], split: str, token: str | None, cache: Path, datasets: Any) -> Any:
+    files = task["data_files"]
+    builder = datasets.load_dataset_builder(
+        task["repo"],
+        name=None if files else task["subset"],
+        data_files={split: files[split]} if files else None,
+        revision=task["revision"],
+        token=token or False,
+        cache_dir=str(cache),
+    )
+    if type(builder).__module__.rpartition(".")[2] not in FORMATS:
+        raise EvaluationError(
+            "a dataset in a format that is not read",
+            where=task["repo"],
+            expected=", ".join(sorted(FORMATS)),
+            got=type(builder).__name__,
+        )
+    builder.download_and_prepare()
+    return builder.as_dataset(split=split)
+
+
+if __name__ == "__main__":
+    sys.exit(run(fetch))

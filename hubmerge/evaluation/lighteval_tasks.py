@@ -1,0 +1,161 @@
+"""Tasks as lighteval knows them. Imported in the evaluating process only: lighteval is heavy and changes the process.
+
+lighteval's registry imports every task module that it has, of which one downloads at import and another calls what
+the Hub's client no longer offers. Here its loading is replaced by exactly the tasks that are asked for: our own,
+turned into its configuration with a metric that calls `task.score`, and built-in ones from their single modules.
+Rows come from the folders that the fetching process filled, never from the network.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from lighteval.metrics.metrics_sample import SampleLevelComputation
+from lighteval.metrics.utils.metric_utils import SampleLevelMetric
+from lighteval.models.model_output import ModelResponse
+from lighteval.tasks.lighteval_task import LightevalTask, LightevalTaskConfig
+from lighteval.tasks.registry import Registry
+from lighteval.tasks.requests import Doc, SamplingMethod
+
+from hubmerge.errors import EvaluationError
+from hubmerge.evaluation.builtin import prepare_builtin
+from hubmerge.tasks import BuiltinTask, Task, get_task
+
+ASKED, EXAMPLES = "asked", "examples"  # our names for the two splits that lighteval sees
+HELD_BACK = 64  # rows that serve as examples where questions come from the same split
+
+ALLOWED_MODULES = frozenset(
+    (
+        "lighteval.tasks.tasks.gsm8k",
+        "lighteval.tasks.tasks.math_500",
+        "lighteval.tasks.tasks.aime",
+        "lighteval.tasks.tasks.ifeval.main",
+        "lighteval.tasks.tasks.lcb.main",
+    )
+)
+
+
+class TaskScorer(SampleLevelComputation):  # type: ignore[misc]  # lighteval has no types
+    """A task's own score as lighteval's metric of a sample."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def compute(self, doc: Doc, model_response: ModelResponse, **_: Any) -> float:
+        assert doc.specific is not None
+        return float(self.task.score(model_response.final_text[0], doc.specific["reference"]))
+
+
+def own_config(task: Task) -> LightevalTaskConfig:
+    """Our task in lighteval's terms."""
+
+    def prompt(row: dict[str, Any], task_name: str = "") -> Doc:
+        gold = task.gold(row)
+        return Doc(
+            task_name=task_name,
+            query=task.prompt(row),
+            choices=[gold if gold is not None else ""],
+            gold_index=0,
+            specific={"reference": task.reference(row)},
+        )
+
+    return LightevalTaskConfig(
+        name=task.name,
+        prompt_function=prompt,
+        hf_repo=task.rows.repo,
+        hf_subset=task.rows.subset or "default",
+        metrics=[
+            SampleLevelMetric(
+                metric_name=task.metric,
+                category=SamplingMethod.GENERATIVE,
+                higher_is_better=True,
+                sample_level_fn=TaskScorer(task),
+                corpus_level_fn=np.mean,
+            )
+        ],
+        hf_avail_splits=(ASKED, EXAMPLES),
+        evaluation_splits=(ASKED,),
+        few_shots_split=EXAMPLES,
+        few_shots_select="sequential",
+        generation_size=task.max_new_tokens,
+        stop_sequence=list(task.stop),
+        version=task.version,
+    )
+
+
+def builtin_config(task: BuiltinTask) -> LightevalTaskConfig:
+    """lighteval's task, reading our rows."""
+    if task.module not in ALLOWED_MODULES:
+        raise EvaluationError("a lighteval module that is not on the list", where=task.name, got=task.module)
+    prepare_builtin(task)
+    table = {config.name: config for config in importlib.import_module(task.module).TASKS_TABLE}
+    if task.name not in table:
+        raise EvaluationError("this lighteval lacks the task", where=task.name, got=task.module)
+    config = table[task.name]
+    names = {name for metric in config.metrics for name in _names(metric)}
+    if task.metric not in names or any(m.category != SamplingMethod.GENERATIVE for m in config.metrics):
+        raise EvaluationError(
+            "this lighteval measures the task otherwise", where=task.name, expected=task.metric, got=str(sorted(names))
+        )
+    config.hf_avail_splits = (ASKED, EXAMPLES)
+    config.evaluation_splits = (ASKED,)
+    config.few_shots_split = EXAMPLES
+    config.stop_sequence = list(config.stop_sequence)  # added to a list when the batch is generated
+    return config
+
+
+def _names(metric: Any) -> list[str]:
+    return metric.metric_name if isinstance(metric.metric_name, list) else [metric.metric_name]
+
+
+def install(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """Make lighteval know exactly these tasks and read their rows from disk; the tasks in its notation."""
+    configs: dict[str, LightevalTaskConfig] = {}
+    folders: dict[str, Mapping[str, Any]] = {}
+    for spec in tasks:
+        task = get_task(spec["name"])
+        build = own_config(task) if isinstance(task, Task) else builtin_config(task)
+        configs[task.name], folders[task.name] = build, spec
+    Registry.load_all_task_configs = staticmethod(lambda custom_tasks=None, load_multilingual=False: configs)
+    LightevalTask.download_dataset_worker = staticmethod(lambda task: read_rows(folders[task.name]))
+    return ",".join(f"{spec['name']}|{spec['few_shot']}" for spec in tasks)
+
+
+def read_rows(spec: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The questions of a task, built by the task where it builds its own, and the examples that may precede them.
+
+    lighteval compares a question with its examples in a way that never finds the same row twice, so where both come
+    from one split its last rows are the examples, and only those before are asked.
+    """
+    task = get_task(spec["name"])
+    folder = Path(spec["folder"])
+    asked: Sequence[Mapping[str, Any]] = list(datasets.load_from_disk(str(folder / spec["split"])))
+    examples: Sequence[Mapping[str, Any]] = ()
+    if spec["few_shot_split"] == spec["split"]:
+        asked, examples = asked[:-HELD_BACK], asked[-HELD_BACK:]
+    elif spec["few_shot_split"]:
+        examples = list(datasets.load_from_disk(str(folder / spec["few_shot_split"])))
+    if isinstance(task, Task) and task.expand is not None:
+        asked = task.expand(asked)
+    asked = asked[: spec["limit"]]
+    if not asked or len(examples) < spec["few_shot"]:
+        raise EvaluationError(
+            "a task has too few rows",
+            where=task.name,
+            expected=f"a question and {spec['few_shot']} examples",
+            got=f"{len(asked)} and {len(examples)}",
+        )
+    return {ASKED: [dict(row) for row in asked], EXAMPLES: [dict(row) for row in examples]}
+
+
+def reference_of(doc: Doc) -> str:
+    """What a sample was scored against, as JSON."""
+    own = isinstance(doc.specific, dict) and "reference" in doc.specific
+    value = doc.specific["reference"] if own else doc.get_golds()
+    return json.dumps(value, ensure_ascii=False, default=str)

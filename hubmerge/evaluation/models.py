@@ -1,0 +1,154 @@
+"""The model under evaluation as lighteval's model classes hold it. Imported in the evaluating process only.
+
+transformers fills tensors that a checkpoint lacks with random numbers and only logs it; here such a checkpoint does
+not load. Decoding is greedy and nothing else: penalties in a repo's generation_config.json are not fetched at all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from lighteval.models.transformers.transformers_model import TransformersModel, TransformersModelConfig
+from lighteval.models.utils import _get_dtype
+from lighteval.tasks.prompt_manager import PromptManager
+from lighteval.tasks.requests import Doc
+from transformers import AutoModelForCausalLM
+
+from hubmerge.errors import EvaluationError
+
+MODEL_FOLDER = "model"  # relative: lighteval builds paths from the model's name
+TEMPLATE_S = 5.0  # for one prompt
+
+
+class StrictModel(TransformersModel):  # type: ignore[misc]  # lighteval has no types
+    """lighteval's model, from a checkpoint that holds every tensor of its architecture."""
+
+    def _create_auto_model(self) -> Any:
+        parallel, max_memory, device_map = self.init_model_parallel(self.config.model_parallel)
+        self.config.model_parallel = parallel
+        model, report = AutoModelForCausalLM.from_pretrained(
+            self.config.model_name,
+            dtype=_get_dtype(self.config.dtype) or "auto",
+            max_memory=max_memory,
+            device_map=device_map,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+        wrong = {kind: sorted(map(str, report[kind])) for kind in ("missing_keys", "mismatched_keys") if report[kind]}
+        if wrong:
+            raise EvaluationError(
+                "the checkpoint does not hold the tensors of its own config.json",
+                got="; ".join(f"{kind.replace('_', ' ')}: {', '.join(keys[:5])}" for kind, keys in wrong.items()),
+                next_step="Without them the scores would be those of random numbers.",
+            )
+        return model.eval()
+
+
+def load_model(spec: Mapping[str, Any]) -> Any:
+    """The model in MODEL_FOLDER of the working directory; EvaluationError when it cannot be loaded."""
+    if spec["device"] == "cuda" and not torch.cuda.is_available():
+        raise EvaluationError("there is no CUDA device here", next_step="Evaluate on the CPU: --device cpu.")
+    try:
+        model = _vllm(spec) if spec["backend"] == "vllm" else _transformers(spec)
+        if model.tokenizer.eos_token is None:
+            raise EvaluationError("the tokenizer has no end-of-sequence token", expected="eos_token", got="none")
+    except (EvaluationError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a stranger's files: any error of the libraries means the same
+        lines = str(error).strip().splitlines() or ["no reason given"]
+        raise EvaluationError(
+            "the model does not load", got=f"{type(error).__name__}: {lines[0][:300]}", next_step="Check its files."
+        ) from error
+    return model
+
+
+def _transformers(spec: Mapping[str, Any]) -> Any:
+    config = TransformersModelConfig(
+        model_name=MODEL_FOLDER,
+        batch_size=spec["batch_size"],
+        dtype=spec["dtype"],
+        cache_dir=spec["cache"],
+        device=spec["device"],
+        generation_parameters={"temperature": 0, "seed": spec["seed"]},
+    )
+    own = config.get_transformers_config().get_text_config()
+    lengths = [getattr(own, name, None) for name in ("n_positions", "max_position_embeddings", "n_ctx")]
+    limits = [n for n in (*lengths, spec["max_model_len"]) if isinstance(n, int) and n > 0]
+    config.max_length = min(limits) if limits else None
+    return StrictModel(config)
+
+
+def _vllm(spec: Mapping[str, Any]) -> Any:
+    if importlib.util.find_spec("vllm") is None or not torch.cuda.is_available():
+        raise EvaluationError(
+            "vLLM is not at hand",
+            expected="the package vllm and a CUDA device",
+            got="no package" if importlib.util.find_spec("vllm") is None else "no CUDA device",
+            next_step="Use --backend transformers.",
+        )
+    from lighteval.models.vllm.vllm_model import VLLMModel, VLLMModelConfig
+
+    return VLLMModel(
+        VLLMModelConfig(
+            model_name=MODEL_FOLDER,
+            dtype=spec["dtype"],
+            max_model_length=spec["max_model_len"],
+            seed=spec["seed"],
+            cache_dir=spec["cache"],
+            generation_parameters={"temperature": 0, "seed": spec["seed"]},
+        )
+    )
+
+
+class RenderedPrompts(PromptManager):  # type: ignore[misc]
+    """Prompts of one task, each rendered once and within a time: a chat template is a stranger's program."""
+
+    def __init__(self, model: Any, *, chat: bool, system: str | None) -> None:
+        super().__init__(use_chat_template=chat, tokenizer=model.tokenizer, system_prompt=system)
+        self._texts: dict[str, str] = {}
+
+    def prepare_prompt(self, doc: Doc) -> str:
+        if doc.id not in self._texts:
+            with _time_limit(TEMPLATE_S):
+                self._texts[doc.id] = super().prepare_prompt(doc)
+        return self._texts[doc.id]
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        raise EvaluationError("the chat template does not come to an end", expected=f"at most {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def hardware(device: str) -> str:
+    """The device in words."""
+    if device == "cuda":
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        return ", ".join(dict.fromkeys(names)) + (f" × {len(names)}" if len(names) > 1 else "")
+    return f"CPU: {_processor()}, {torch.get_num_threads()} threads"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text(errors="replace").splitlines() if info.exists() else []:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()

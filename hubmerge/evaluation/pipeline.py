@@ -1,0 +1,210 @@
+"""lighteval's pipeline in batches: journal, progress and resume around its own generation and scoring.
+
+lighteval generates everything in one call, tells nothing meanwhile and keeps nothing when it is stopped. Here each
+task's questions are sorted by the length of their prompts and cut into batches, always the same ones; a batch that
+the journal holds is not generated again. Generation is lighteval's `greedy_until`, scoring its `_compute_metrics`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from lighteval.logging.evaluation_tracker import EvaluationTracker
+from lighteval.models.model_output import ModelResponse
+from lighteval.pipeline import ParallelismManager, Pipeline, PipelineParameters
+from lighteval.tasks.requests import Doc, SamplingMethod
+
+from hubmerge.errors import EvaluationError
+from hubmerge.evaluation.channel import Channel
+from hubmerge.evaluation.journal import Journal, answer_key
+from hubmerge.evaluation.lighteval_tasks import reference_of
+from hubmerge.evaluation.models import RenderedPrompts
+from hubmerge.tasks import BuiltinTask, Task, get_task
+
+MAX_TEXT = 16_000  # characters of a kept prompt or answer; its middle is left out above
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One question as it was asked, answered and scored."""
+
+    prompt: str
+    answer: str
+    reference: str  # JSON
+    score: float
+
+
+class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no types
+    """A lighteval pipeline over the installed tasks."""
+
+    def __init__(self, names: str, model: Any, spec: Mapping[str, Any], channel: Channel) -> None:
+        super().__init__(
+            tasks=names,
+            pipeline_parameters=PipelineParameters(launcher_type=ParallelismManager.NONE, bootstrap_iters=0),
+            evaluation_tracker=EvaluationTracker(output_dir=str(Path(spec["cache"]) / "tracker")),
+            model=model,
+        )
+        model._cache = None  # keyed by the model's name; the journal is keyed by its commit
+        self._spec = spec
+        self._channel = channel
+        self._prompts: dict[str, RenderedPrompts] = {}
+
+    def scored(self) -> dict[str, list[Sample]]:
+        """Generate and score; the samples of every task in the order of its rows."""
+        self._channel.stage("generate")
+        outputs = self._run_model()
+        self._refuse_silence(outputs[SamplingMethod.GENERATIVE])
+        self._channel.stage("score")
+        self._post_process_outputs(outputs)
+        self._compute_metrics(outputs)
+        return {task["name"]: self._samples(task) for task in self._spec["tasks"]}
+
+    def _run_model_sync(self) -> dict[SamplingMethod, list[ModelResponse]]:
+        docs = self.sampling_docs[SamplingMethod.GENERATIVE]
+        total, done = len(docs), 0
+        texts: dict[tuple[str, str], list[str]] = {}
+        for task in self._spec["tasks"]:
+            own = sorted((d for d in docs if d.task_name == _full_name(task)), key=lambda d: int(d.id))
+            for batch, answers in self._answers(task, own):
+                texts |= {(d.task_name, d.id): answer for d, answer in zip(batch, answers, strict=True)}
+                done += len(batch)
+                self._channel.progress("generate", done, total, "prompts")
+        return {SamplingMethod.GENERATIVE: [ModelResponse(text=texts[d.task_name, d.id]) for d in docs]}
+
+    def _answers(self, task: Mapping[str, Any], docs: Sequence[Doc]) -> Any:
+        """Every batch of a task with its answers, generated or from the journal."""
+        definition = get_task(task["name"])
+        manager = self._prompts[task["name"]] = self._use_prompts(definition)
+        journal = Journal(Path(self._spec["generations"]) / f"{_file_name(task['name'])}.jsonl")
+        prompts = {doc.id: manager.prepare_prompt(doc) for doc in docs}
+        self._tell_of_truncation(definition, docs, prompts)
+        ordered = sorted(docs, key=lambda d: (-len(prompts[d.id]), int(d.id)))
+        for start in range(0, len(ordered), self._spec["batch_size"]):
+            batch = ordered[start : start + self._spec["batch_size"]]
+            keys = [answer_key(self._identity(definition, doc, prompts[doc.id])) for doc in batch]
+            if not journal.holds(keys):
+                responses = self.model.greedy_until(batch)
+                journal.add(keys, [[_cut(text, definition) for text in r.text] for r in responses])
+            yield batch, [journal[key] for key in keys]
+
+    def _tell_of_truncation(
+        self, definition: Task | BuiltinTask, docs: Sequence[Doc], prompts: Mapping[str, str]
+    ) -> None:
+        """lighteval cuts the start of a prompt that leaves no room for an answer, and says so in a log only."""
+        longest = self.model.max_length
+        room = longest - min(docs[0].generation_size or 1, longest)
+        cut = sum(len(self.model.tokenizer(prompts[doc.id])["input_ids"]) > room for doc in docs)
+        if cut:
+            self._channel.warning(
+                f"{definition.name}: {cut} of {len(docs)} prompts leave too little of the model's {longest} positions "
+                "for an answer; prompt or answer is cut"
+            )
+
+    def _use_prompts(self, definition: Task | BuiltinTask) -> RenderedPrompts:
+        """Chat template and system prompt are the model's in lighteval; here they are the task's."""
+        has_template = getattr(self.model.tokenizer, "chat_template", None) is not None
+        own = definition if isinstance(definition, Task) else None
+        manager = RenderedPrompts(
+            self.model, chat=has_template and (own is None or own.chat), system=own.system if own else None
+        )
+        self.model.prompt_manager = manager
+        self.model.use_chat_template = manager.use_chat_template
+        return manager
+
+    def _identity(self, definition: Task | BuiltinTask, doc: Doc, prompt: str) -> Mapping[str, Any]:
+        return {
+            "model": self._spec["sha"],
+            "backend": self._spec["backend"],
+            "dtype": self._spec["dtype"],
+            "device": self._spec["device"],
+            "max_model_len": self._spec["max_model_len"],
+            "task": [definition.name, definition.version],
+            "prompt": prompt,
+            "chat": self.model.use_chat_template,
+            "generation_size": doc.generation_size,
+            "stop": list(doc.stop_sequences or ()),
+        }
+
+    def _refuse_silence(self, responses: Sequence[ModelResponse]) -> None:
+        if not any(text.strip() for response in responses for text in response.text):
+            raise EvaluationError(
+                "the model generates nothing",
+                expected="an answer to at least one prompt",
+                got=f"{len(responses)} empty answers",
+                next_step="A score of 0 would say that it was measured; check its end-of-sequence token and weights.",
+            )
+
+    def _samples(self, task: Mapping[str, Any]) -> list[Sample]:
+        definition = get_task(task["name"])
+        details = self.evaluation_tracker.details_logger.details[_full_name(task)]
+        prompts = self._prompts[task["name"]]
+        samples = []
+        for detail in sorted(details, key=lambda d: int(d.doc.id)):
+            score = float(detail.metric[definition.metric])
+            if not 0.0 <= score <= 1.0:
+                raise EvaluationError("a score that is none", where=task["name"], expected="0 … 1", got=str(score))
+            samples.append(
+                Sample(
+                    prompts.prepare_prompt(detail.doc),
+                    detail.model_response.final_text[0],
+                    reference_of(detail.doc),
+                    score,
+                )
+            )
+        return samples
+
+
+def _full_name(task: Mapping[str, Any]) -> str:
+    return f"{task['name']}|{task['few_shot']}"
+
+
+def _file_name(task: str) -> str:
+    return task.replace(":", "_")
+
+
+def _cut(text: str, definition: Task | BuiltinTask) -> str:
+    """With a chat template lighteval ignores stop sequences."""
+    for stop in definition.stop if isinstance(definition, Task) else ():
+        text = text.split(stop)[0]
+    return text
+
+
+def mean(samples: Sequence[Sample]) -> tuple[float, float | None]:
+    """The mean score and its standard error (None for a single sample)."""
+    n = len(samples)
+    value = math.fsum(s.score for s in samples) / n
+    if n < 2:
+        return value, None
+    variance = math.fsum((s.score - value) ** 2 for s in samples) / (n - 1)
+    return value, math.sqrt(variance / n)
+
+
+def write_details(folder: Path, task: str, samples: Sequence[Sample]) -> None:
+    """The samples of a task as parquet: prompt, answer, reference, score."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pa.table(
+        {
+            "prompt": pa.array([_shown(s.prompt) for s in samples], pa.string()),
+            "answer": pa.array([_shown(s.answer) for s in samples], pa.string()),
+            "reference": pa.array([_shown(s.reference) for s in samples], pa.string()),
+            "score": pa.array([s.score for s in samples], pa.float64()),
+        }
+    )
+    path = folder / f"{_file_name(task)}.parquet"
+    partial = path.with_suffix(".partial")
+    pq.write_table(table, partial)
+    partial.replace(path)
+
+
+def _shown(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode()  # a lone surrogate is no text
+    if len(text) <= MAX_TEXT:
+        return text
+    left_out = len(text) - MAX_TEXT
+    return f"{text[: MAX_TEXT // 2]}\n[… {left_out} characters left out …]\n{text[-MAX_TEXT // 2 :]}"

@@ -1,0 +1,383 @@
+"""One evaluation from a model's name to a result: what runs where, and what a failure means.
+
+    parent     pins the datasets, opens and checks the model, fetches its files          network, token
+    fetch      the datasets' rows to Arrow files                (hubmerge/evaluation/fetch.py)   network, token
+    child      lighteval on the model and the rows              (hubmerge/evaluation/child.py)   neither
+
+Everything lies below the run's folder: `generations/` is the journal from which a run that was cancelled, killed or
+out of time goes on, `details/` has one parquet file per task with every prompt, answer, reference and score.
+
+A model that cannot be evaluated is a finding about the model: a result with status "failed" and the reason, and
+never a score of zero. What says nothing about the model raises: an unknown suite, a dataset or Hub that does not
+answer, a backend that is not installed, a cancellation.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event as ThreadEvent
+from typing import Literal, Protocol
+
+from hubmerge import __version__
+from hubmerge.errors import (
+    CancelledError,
+    CorruptError,
+    EvaluationError,
+    FormatError,
+    HeaderError,
+    HubmergeError,
+    IndexFileError,
+    MemoryLimitError,
+)
+from hubmerge.evaluation.facts import model_facts
+from hubmerge.evaluation.model_files import check_evaluable, stage_model
+from hubmerge.evaluation.process import ChildJob, Event, plain, run_child
+from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, Split, TaskScore
+from hubmerge.evaluation.rows import fetch_rows, few_shot_split
+from hubmerge.evaluation.suites import PinnedSuite, Suite, pin
+from hubmerge.hub import Hub
+from hubmerge.recipe import ModelName
+from hubmerge.settings import Settings, evaluation_environment
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_model
+
+Backend = Literal["transformers", "vllm"]
+Cancel = Callable[[], bool] | ThreadEvent
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DETAILS = "details"
+CHILD_MODULE = "hubmerge.evaluation.child"
+# what is wrong with a model, as against what is wrong with the Hub or the request
+_ABOUT_THE_MODEL = (EvaluationError, MemoryLimitError, FormatError, HeaderError, IndexFileError, CorruptError)
+
+
+class EvaluationObserver(Protocol):
+    """Watches a run; every method may raise to end it."""
+
+    def stage(self, name: str) -> None:
+        """resolve, fetch model, fetch data, start lighteval, load model, generate, score."""
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+
+    def warning(self, message: str) -> None: ...
+
+
+class Unobserved:
+    """Nobody watches."""
+
+    def stage(self, name: str) -> None: ...
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+    def warning(self, message: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """How a run is done. Apart from `limit`, `dtype` and `backend` nothing here should move a score."""
+
+    limit: int | None = None  # rows per task; part of the suite's version
+    batch_size: int = 32  # prompts
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: str = "auto"  # auto: as stored
+    seed: int = 0
+    backend: Backend = "transformers"
+    wall_s: float = 4 * 3600.0
+    memory_bytes: int | None = None  # of the evaluating process; None: 90 % of the machine's
+    data_cache: Path | None = None  # fetched rows, to be shared between runs; None: in the run's folder
+    keep_model: bool = False  # leave the fetched weights when the run is over
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run whose model and suite are pinned."""
+
+    model: Model
+    suite: PinnedSuite
+    hub: Hub
+    workdir: Path
+    options: EvaluateOptions
+    observer: EvaluationObserver
+    cancelled: Callable[[], bool]
+
+    @property
+    def what(self) -> str:
+        return f"{self.suite.suite.name} on {self.model.ref}"
+
+
+def evaluate(
+    model: str | ModelName,
+    suite: str | Suite | PinnedSuite,
+    *,
+    hub: Hub,
+    workdir: Path,
+    split: Split = "test",
+    options: EvaluateOptions | None = None,
+    observer: EvaluationObserver | None = None,
+    cancel: Cancel | None = None,
+    allow_local: bool = False,
+) -> EvaluationResult:
+    """Measure `model` (a Hub id with an optional revision, or a folder with `allow_local`) by `suite`.
+
+    The same call over the same `workdir` goes on where an earlier one stopped. A suite that is pinned already keeps
+    its split and limits. Raises CancelledError, EvaluationError for a request that cannot be met, and the Hub's
+    errors; a model that fails gives a failed result.
+    """
+    options = options or EvaluateOptions()
+    observer = observer or Unobserved()
+    _check(options)
+    started = time.monotonic()
+    observer.stage("resolve")
+    pinned = suite if isinstance(suite, PinnedSuite) else pin(suite, hub, split, limit=options.limit)
+    name = ModelName.parse(model) if isinstance(model, str) else model
+    opened = open_model(name, hub, allow_local=allow_local)
+    workdir = workdir.absolute()
+    workdir.mkdir(parents=True, exist_ok=True)
+    options = replace(options, device=_device(options.device))
+    run = _Run(opened, pinned, hub, workdir, options, observer, _asked(cancel))
+    facts = model_facts(hub, opened)
+    try:
+        check_evaluable(opened)
+        observer.stage("fetch model")
+        for note in stage_model(opened, hub, workdir / "model", workdir / "inputs", _cancellable(run)):
+            observer.warning(note)
+    except _ABOUT_THE_MODEL as error:
+        return _failed(run, facts, error, time.monotonic() - started)
+    observer.stage("fetch data")
+    folders = fetch_rows(
+        pinned,
+        (options.data_cache or workdir / "data").absolute(),
+        token=hub.token,
+        cache=workdir / "datasets",
+        environment=_environment(run, network=True),
+        log=workdir / "fetch.log",
+        wall_s=options.wall_s,
+        on_event=_teller(observer),
+        cancelled=run.cancelled,
+    )
+    try:
+        done = run_child(_child_job(run, folders), _teller(observer), run.cancelled)
+        result = _result(run, facts, done, time.monotonic() - started)
+    except _ABOUT_THE_MODEL as error:
+        result = _failed(run, facts, error, time.monotonic() - started)
+    if not options.keep_model:
+        shutil.rmtree(workdir / "model", ignore_errors=True)
+        shutil.rmtree(workdir / "inputs", ignore_errors=True)
+    return result
+
+
+def _check(options: EvaluateOptions) -> None:
+    if options.dtype not in DTYPES:
+        raise EvaluationError("there is no such dtype", expected=", ".join(DTYPES), got=ascii(options.dtype)[1:-1][:80])
+    if options.batch_size < 1 or options.wall_s <= 0:
+        raise EvaluationError("batch size and wall limit must be positive")
+    if options.backend == "vllm":
+        missing = "the package vllm" if importlib.util.find_spec("vllm") is None else ""
+        if not missing and _device(options.device) != "cuda":
+            missing = "a CUDA device"
+        if missing:
+            raise EvaluationError(
+                "the backend vllm is not at hand",
+                expected="the package vllm and a CUDA device",
+                got=f"without {missing}",
+                next_step="Use the backend transformers.",
+            )
+
+
+def _device(asked: str) -> Literal["cpu", "cuda"]:
+    """The device to use: `auto` is CUDA where its driver is."""
+    if asked == "auto":
+        return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+    return "cuda" if asked == "cuda" else "cpu"
+
+
+def _asked(cancel: Cancel | None) -> Callable[[], bool]:
+    if cancel is None:
+        return lambda: False
+    return cancel.is_set if isinstance(cancel, ThreadEvent) else cancel
+
+
+def _cancellable(run: _Run) -> Callable[[str, int, int, str], None]:
+    """The observer's progress, which ends the run when that is asked."""
+
+    def progress(stage: str, done: int, total: int, unit: str) -> None:
+        if run.cancelled():
+            raise CancelledError("the evaluation was cancelled")
+        run.observer.progress(stage, done, total, unit)
+
+    return progress
+
+
+def _teller(observer: EvaluationObserver) -> Callable[[Event], None]:
+    """The child's events to the observer; what is malformed is left out."""
+
+    def tell(event: Event) -> None:
+        kind = event["event"]
+        if kind == "stage":
+            observer.stage(plain(event.get("stage")))
+        elif kind == "warning":
+            observer.warning(plain(event.get("message")))
+        elif kind == "progress":
+            done, total = event.get("done"), event.get("total")
+            if isinstance(done, int) and isinstance(total, int):
+                observer.progress(plain(event.get("stage")), done, total, plain(event.get("unit")))
+
+    return tell
+
+
+def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
+    options = run.options
+    memory_bytes = options.memory_bytes or int(0.9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    spec = {
+        "workdir": str(run.workdir),
+        "sha": run.model.ref.sha,
+        "cache": str(run.workdir / "lighteval" / run.model.ref.sha),
+        "generations": str(run.workdir / "generations"),
+        "details": str(run.workdir / DETAILS),
+        "batch_size": options.batch_size,
+        "device": options.device,
+        "dtype": options.dtype,
+        "seed": options.seed,
+        "backend": options.backend,
+        "max_model_len": run.suite.suite.max_model_len,
+        "memory_bytes": memory_bytes,
+        "cpu_s": math.ceil(options.wall_s * (os.cpu_count() or 1)),
+        "tasks": [
+            {
+                "name": task.name,
+                "few_shot": task.few_shot,
+                "limit": task.limit,
+                "split": task.split,
+                "few_shot_split": few_shot_split(task),
+                "folder": str(folders[task.name]),
+            }
+            for task in run.suite.tasks
+        ],
+    }
+    return ChildJob(
+        module=CHILD_MODULE,
+        spec=spec,
+        environment=_environment(run, network=False),
+        log=run.workdir / "child.log",
+        wall_s=options.wall_s,
+        what=run.what,
+    )
+
+
+def _environment(run: _Run, *, network: bool) -> dict[str, str]:
+    """What a child finds in its environment: never a token, and no cache of this user's."""
+    home = run.workdir / ("datasets" if network else "home")  # the former is removed when the rows are there
+    home.mkdir(exist_ok=True)
+    environment = {
+        **evaluation_environment(network=network),
+        "HOME": str(home),
+        "HF_HOME": str(home),
+        "HF_ENDPOINT": run.hub.endpoint,
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if Settings(endpoint=run.hub.endpoint).is_loopback:
+        environment |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1,localhost"}
+    if not network:
+        environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+        if run.options.device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+    return environment
+
+
+def _result(run: _Run, facts: ModelFacts, done: Event, seconds: float) -> EvaluationResult:
+    """The child's last words as a result, checked against what it was asked."""
+    said = done.get("tasks")
+    try:
+        if not isinstance(said, list) or [s["task"] for s in said] != [t.name for t in run.suite.tasks]:
+            raise EvaluationError("the evaluation answered other tasks than it was asked", where=run.what)
+        scores = tuple(
+            TaskScore(
+                task=task.name,
+                domain=task.task.domain,
+                metric=task.task.metric,
+                value=score["value"],
+                stderr=score["stderr"],
+                samples=score["samples"],
+                few_shot=task.few_shot,
+                task_version=task.task.version,
+                dataset=task.task.rows.repo,
+                dataset_revision=task.revision,
+            )
+            for task, score in zip(run.suite.tasks, said, strict=True)
+        )
+        versions = done["versions"]
+        environment = _run_environment(
+            run, seconds, versions=versions, device=plain(done["device"]), dtype=plain(done["dtype"])
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise EvaluationError("the evaluation's answer cannot be read", where=run.what, got=type(error).__name__) from (
+            error
+        )
+    return _record(run, facts, environment, tasks=scores)
+
+
+def _failed(run: _Run, facts: ModelFacts, error: HubmergeError, seconds: float) -> EvaluationResult:
+    """A failed run: the reason, free of this machine's paths."""
+    message = str(error).removeprefix(f"{error.code}: ").replace(str(run.workdir), "…")
+    versions = {name: _version(name) for name in ("lighteval", "transformers", "torch")}
+    environment = _run_environment(run, seconds, versions=versions, device=run.options.device, dtype=run.options.dtype)
+    reason = RunError(code=error.code, message=plain(message))
+    return _record(run, facts, environment, error=reason)
+
+
+def _record(
+    run: _Run,
+    facts: ModelFacts,
+    environment: RunEnvironment,
+    *,
+    tasks: tuple[TaskScore, ...] = (),
+    error: RunError | None = None,
+) -> EvaluationResult:
+    return EvaluationResult(
+        schema_version=1,
+        model=run.model.ref.id,
+        sha=run.model.ref.sha,
+        suite=run.suite.suite.name,
+        suite_version=run.suite.version,
+        split=run.suite.split,
+        status="failed" if error else "done",
+        error=error,
+        tasks=tasks,
+        facts=facts,
+        environment=environment,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _run_environment(
+    run: _Run, seconds: float, *, versions: Mapping[str, str], device: str, dtype: str
+) -> RunEnvironment:
+    return RunEnvironment(
+        hubmerge=__version__,
+        lighteval=versions["lighteval"],
+        transformers=versions["transformers"],
+        torch=versions["torch"],
+        backend=run.options.backend,
+        device=device,
+        dtype=dtype,
+        seed=run.options.seed,
+        seconds=round(seconds, 1),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,162 @@
+"""Suites: named lists of tasks, and the same pinned to dataset commits.
+
+A score means something only beside others that were measured the same way, so what a suite is at a moment has a
+version: a digest over its tasks with their versions, few-shot counts and limits, the datasets' commits and the
+split. Two results with the same suite version answer the same questions; when a dataset or a task changes, the
+version does, and old scores are measured again rather than compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hubmerge.errors import EvaluationError
+from hubmerge.evaluation.result import Split
+from hubmerge.tasks import BuiltinTask, Task, registry
+
+if TYPE_CHECKING:
+    from hubmerge.hub import Hub
+
+VERSION_DIGITS = 12
+
+
+@dataclass(frozen=True)
+class SuiteTask:
+    """A task in a suite. `limit` takes the first so many rows of the dataset (None: all)."""
+
+    task: str
+    few_shot: int = 0
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is measured together."""
+
+    name: str
+    title: str
+    tasks: tuple[SuiteTask, ...]
+    max_model_len: int | None = None  # tokens of prompt and answer together; the model's own limit if None
+
+
+@dataclass(frozen=True)
+class PinnedTask:
+    """A suite's task with the commit of its dataset and the split that is read."""
+
+    task: Task | BuiltinTask
+    few_shot: int
+    limit: int | None
+    revision: str  # commit of task.rows.repo
+    split: str  # of the dataset
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+
+@dataclass(frozen=True)
+class PinnedSuite:
+    """A suite whose every dataset is fixed to a commit."""
+
+    suite: Suite
+    split: Split
+    tasks: tuple[PinnedTask, ...]
+
+    @property
+    def version(self) -> str:
+        content = {
+            "suite": self.suite.name,
+            "split": self.split,
+            "max_model_len": self.suite.max_model_len,
+            "tasks": [
+                [t.name, t.task.version, t.few_shot, t.limit, t.task.rows.repo, t.revision, t.split] for t in self.tasks
+            ],
+        }
+        text = json.dumps(content, separators=(",", ":"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:VERSION_DIGITS]
+
+
+def _named(names: Sequence[str], *, limit: int | None = None) -> tuple[SuiteTask, ...]:
+    return tuple(SuiteTask(name, limit=limit) for name in names)
+
+
+_BFCL = (
+    *("simple_python", "simple_java", "simple_javascript", "multiple", "parallel", "parallel_multiple", "irrelevance"),
+    *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_irrelevance", "live_relevance"),
+)
+_LENGTHS = ("7k", "14k", "28k", "56k", "112k", "224k", "448k", "896k")
+_SHORT_LENGTHS = _LENGTHS[:3]  # what a model of 32,768 positions can read
+
+
+def _ruler(lengths: Sequence[str]) -> tuple[SuiteTask, ...]:
+    return _named([f"ruler_{kind}_{length}" for length in lengths for kind in ("single", "multi")])
+
+
+_SUITES = (
+    Suite("zoo", "The example agents' three domains", _named(("zoo_math", "zoo_tool", "zoo_mem"))),
+    Suite("math", "Mathematics", (SuiteTask("gsm8k", few_shot=5), SuiteTask("math_500"), SuiteTask("aime24"))),
+    Suite("instruction", "Instruction following", _named(("ifeval",))),
+    Suite("code", "Code", _named(("humaneval", "mbpp", "lcb:codegeneration"))),
+    Suite("tool", "Function calling", _named([f"bfcl_{category}" for category in _BFCL])),
+    Suite("memory", "Recall over long contexts, 7K to 896K tokens", _ruler(_LENGTHS)),
+    Suite("memory_short", "Recall over long contexts, 7K to 28K tokens", _ruler(_SHORT_LENGTHS)),
+    Suite("search", "Questions with given contexts", _named(("nq_context", "two_wiki_context"))),
+)
+SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in _SUITES})
+
+
+def get_suite(name: str) -> Suite:
+    """The suite called `name`; EvaluationError names those that exist."""
+    if name not in SUITES:
+        raise EvaluationError("there is no such suite", expected=", ".join(SUITES), got=ascii(name)[1:-1][:80])
+    return SUITES[name]
+
+
+def pin(suite: str | Suite, hub: Hub, split: Split = "test", *, limit: int | None = None) -> PinnedSuite:
+    """The suite with every dataset at the commit that its main branch has now, each asked for once.
+
+    `limit` lowers the limit of every task. Of split "dev" only those tasks remain that have rows to choose by.
+    EvaluationError where a task is missing or the split leaves none; the Hub's errors where a dataset cannot be read.
+    """
+    chosen = get_suite(suite) if isinstance(suite, str) else suite
+    tasks = registry()
+    missing = [t.task for t in chosen.tasks if t.task not in tasks]
+    if missing:
+        raise EvaluationError("a suite names tasks that do not exist", where=chosen.name, got=", ".join(missing))
+    if limit is not None and limit < 1:
+        raise EvaluationError("a limit of no rows measures nothing", where=chosen.name, got=str(limit))
+    pairs = [(t, tasks[t.task]) for t in chosen.tasks]
+    if split == "dev":
+        pairs = [(t, task) for t, task in pairs if task.rows.dev_split is not None]
+        if not pairs:
+            raise EvaluationError(
+                "the suite has no rows to choose by",
+                where=chosen.name,
+                expected="a task with a dev split",
+                got="none",
+                next_step="Choose on another suite.",
+            )
+    datasets = hub.datasets
+    revisions: dict[str, str] = {}
+    for _, task in pairs:
+        if task.rows.repo not in revisions:
+            revisions[task.rows.repo] = datasets.repo_state(task.rows.repo).sha
+    return PinnedSuite(
+        suite=replace(chosen, tasks=tuple(t for t, _ in pairs)),
+        split=split,
+        tasks=tuple(
+            PinnedTask(
+                task=task,
+                few_shot=t.few_shot,
+                limit=min((n for n in (t.limit, limit) if n is not None), default=None),
+                revision=revisions[task.rows.repo],
+                split=task.rows.split if split == "test" else str(task.rows.dev_split),
+            )
+            for t, task in pairs
+        ),
+    )

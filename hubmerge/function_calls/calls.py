@@ -1,0 +1,59 @@
+"""What all parsers of calls share: the call, the languages, the bounds on hostile text, and its refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Language = Literal["python", "java", "javascript"]
+
+MAX_CHARACTERS = 65536  # of an answer without its reasoning; the longest answer of the data has about 2,000
+MAX_BRACKETS = 90  # open at once; the longest answer of the data has 6
+MAX_DEPTH = 120  # of a syntax tree: no recursion here comes near the interpreter's limit
+MAX_INTEGER_BITS = 14000  # about the 4,300 digits that Python converts at most
+
+
+class NotACallError(ValueError):
+    """The text is no list of calls. Raised and caught in this package: for a score it is an answer like others."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call as it was written. `None` as a name stands for arguments without one (`f(**options)`)."""
+
+    name: str
+    arguments: Mapping[str | None, Any]
+
+
+def check_bounds(text: str) -> None:
+    """Refuse text that is too long, or nested too deep whatever its brackets mean."""
+    if len(text) > MAX_CHARACTERS:
+        raise NotACallError("longer than an answer may be")
+    depth = 0
+    for character in text:
+        if character in "([{":
+            depth += 1
+            if depth > MAX_BRACKETS:
+                raise NotACallError("nested too deep")
+        elif character in ")]}" and depth:
+            depth -= 1
+
+
+def enclosed(text: str, opening: str, closing: str, least: int = 0) -> Iterator[str]:
+    """What stands between `opening` and the next `closing` of the same line, for every pair from the left.
+
+    The meaning of the regular expression `opening(.*?)closing` (with `least` = 1: `.+?`), in linear time.
+    """
+    position = 0
+    while (start := text.find(opening, position)) >= 0:
+        start += len(opening)
+        end = text.find(closing, start + least)
+        if end < 0:
+            return
+        newline = text.find("\n", start, end)
+        if newline >= 0:
+            position = newline  # nothing that opens on this line closes on it
+            continue
+        yield text[start:end]
+        position = end + len(closing)

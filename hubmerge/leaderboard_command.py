@@ -1,0 +1,137 @@
+"""`hubmerge leaderboard [--results REPO|DIR] [--suite S] [--json | --csv]`: the board from result files alone."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hubmerge.errors import ResultError
+from hubmerge.settings import Settings
+
+if TYPE_CHECKING:
+    from hubmerge.board.intervals import Estimate
+    from hubmerge.board.values import Board, Row, SuiteBoard
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments, on its own parser."""
+    parser.add_argument(
+        "--results",
+        metavar="REPO|DIR",
+        help="a results dataset on the Hub, or a folder (./…) with results/ in it; default: the data folder's",
+    )
+    parser.add_argument("--suite", help="this suite only")
+    parser.add_argument("--suite-version", help="this version of it instead of the newest")
+    parser.add_argument("--split", choices=("test", "dev"), default="test")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="everything, see docs/leaderboard.md")
+    form.add_argument("--csv", action="store_true", help="one suite, a line per model")
+
+
+def run_cli(arguments: Any, settings: Settings) -> int:
+    """Print the board; errors are raised for the caller to print."""
+    from hubmerge.board.export import board_json, suite_csv
+
+    board = _board(arguments, settings)
+    if arguments.json:
+        sys.stdout.write(board_json(board))
+        return 0
+    if arguments.csv:
+        if len(board.suites) != 1:
+            raise ResultError(
+                "a CSV file holds one suite",
+                expected="--suite",
+                got=", ".join(s.suite for s in board.suites) or "no results",
+                next_step="Name one of them with --suite.",
+            )
+        sys.stdout.write(suite_csv(board.suites[0]))
+        return 0
+    sys.stdout.write(_text(board))
+    return 0
+
+
+def _board(arguments: Any, settings: Settings) -> Board:
+    from dataclasses import replace
+
+    from hubmerge.board.files import read_folder
+    from hubmerge.leaderboard import build_board
+
+    named = arguments.results or settings.results_repo or str(settings.data_dir / "results-dataset")
+    if _is_folder(named):
+        files = read_folder(Path(named).expanduser())
+    else:
+        from hubmerge.hub import Hub
+        from hubmerge.results_dataset import ResultsDataset
+
+        token = settings.token.get_secret_value() if settings.token else None
+        cache = settings.data_dir / "results-cache"
+        files = ResultsDataset(Hub(settings.endpoint, token), named, cache=cache).load().files
+    versions = {arguments.suite: arguments.suite_version} if arguments.suite and arguments.suite_version else None
+    board = build_board(
+        files.results,
+        files.flags,
+        suite_versions=versions,
+        split=arguments.split,
+        refused=files.refused,
+        now=datetime.now(UTC),
+    )
+    if arguments.suite is None:
+        return board
+    if (suite := board.suite(arguments.suite)) is None:
+        raise ResultError(
+            "no such suite in these results",
+            where=named,
+            expected=", ".join(s.suite for s in board.suites) or "any result",
+            got=arguments.suite,
+        )
+    return replace(board, suites=(suite,))
+
+
+def _is_folder(named: str) -> bool:
+    return named.startswith((".", "/", "~")) or Path(named).is_dir() or named.count("/") != 1
+
+
+def _text(board: Board) -> str:
+    parts = [_suite_text(suite) for suite in board.suites] or ["There are no results yet."]
+    if board.refused:
+        parts.append(f"Left out: {len(board.refused)}")
+        parts += [f"  {_printable(r.where)}: {_printable(r.reason)}" for r in board.refused[:20]]
+    return "\n".join(parts) + "\n"
+
+
+def _suite_text(suite: SuiteBoard) -> str:
+    heads = ["rank", "model", "overall", *map(_printable, suite.domains), "retention", "synergy", "method", "flags"]
+    rows = [_cells(row, suite) for row in suite.rows]
+    widths = [max(len(line[k]) for line in (heads, *rows)) for k in range(len(heads))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in (heads, *rows)]
+    title = f"{suite.suite} {suite.version}, {suite.split} split: percent, ± half of the 95 % interval"
+    return "\n".join((title, *lines, ""))
+
+
+def _cells(row: Row, suite: SuiteBoard) -> list[str]:
+    lines = [row.domain(name) for name in suite.domains]
+    overall = _percent(row.overall) if row.error is None else f"failed: {_printable(row.error.code)}"
+    return [
+        str(row.rank or "-"),
+        f"{row.model}@{row.sha[:7]}",
+        overall,
+        *(_percent(line.score if line else None) for line in lines),
+        "-" if row.retention is None else f"{row.retention:.2f}",
+        ", ".join(row.synergy) or "-",
+        _printable(row.facts.method or "-"),
+        ", ".join(f.kind for f in row.flags),
+    ]
+
+
+def _printable(text: str) -> str:
+    """Foreign text without anything that a terminal would obey."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:160])
+
+
+def _percent(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "-"
+    return f"{100 * estimate.value:.1f} ± {50 * (estimate.high - estimate.low):.1f}"

@@ -1,0 +1,208 @@
+"""What the fault switches can do, as values, and the client that sets them.
+
+A rule says which requests it is about and what befalls them:
+
+    switch = FaultSwitch(hub.endpoint)
+    rule = switch.add("/resolve/.*safetensors", Reset(at=5000))        # the first such answer ends after 5,000 bytes
+    switch.add("/api/models/.*/commit/", LostAnswer(), methods=["POST"])
+    …
+    assert switch.state(rule).fired == 1
+
+`path` is a regular expression that must be found in the unescaped path (no query). Of the requests that match, the
+first `skip` pass unharmed and the next `times` (None: all that follow) are hit. Every rule counts for itself; where
+several are due at one request, all of them apply, the first one outermost.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from hubmerge.errors import HubUnavailableError
+
+ADMIN_PATH = "/api/faults"
+KEPT_REQUESTS = 100  # per rule
+_MAX_BYTES = 2**50
+_TIMEOUT_S = 30.0
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Observe(_Value):
+    """Nothing happens; the rule counts and lists the requests."""
+
+    kind: Literal["observe"] = "observe"
+
+
+class Delay(_Value):
+    """The request waits before it is handled."""
+
+    kind: Literal["delay"] = "delay"
+    seconds: float = Field(ge=0, le=60, allow_inf_nan=False)
+
+
+class Status(_Value):
+    """The request is refused without being handled."""
+
+    kind: Literal["status"] = "status"
+    status: int = Field(ge=400, le=599)
+    message: str = Field(default="a fault that was switched on", max_length=1000)
+    retry_after: str | None = Field(default=None, max_length=100, pattern=r"^[ -~]*$")  # seconds or a date
+    rate_limit_reset_s: int | None = Field(default=None, ge=0, le=10**6)  # sent as RateLimit, with nothing left
+
+
+class Reset(_Value):
+    """The connection is reset after `at` bytes of the answer's body.
+
+    Of the request's body: once more than `at` bytes of it came, or all of it; the request is not handled.
+    """
+
+    kind: Literal["reset"] = "reset"
+    at: int = Field(ge=0, le=_MAX_BYTES)
+    of: Literal["answer", "request"] = "answer"
+
+
+class LostAnswer(_Value):
+    """The request is handled to its end, then the connection is reset without a byte of the answer."""
+
+    kind: Literal["lost_answer"] = "lost_answer"
+
+
+class WholeFile(_Value):
+    """A range is answered with 200 and the whole file."""
+
+    kind: Literal["whole_file"] = "whole_file"
+
+
+class WrongByte(_Value):
+    """The byte at offset `at` of the file, if the answer holds it, has the bits of `mask` flipped."""
+
+    kind: Literal["wrong_byte"] = "wrong_byte"
+    at: int = Field(ge=0, le=_MAX_BYTES)
+    mask: int = Field(default=0xFF, ge=1, le=0xFF)
+
+
+class StaleHead(_Value):
+    """A question about main is answered as of `commits` commits ago, or of the first one where there are fewer."""
+
+    kind: Literal["stale_head"] = "stale_head"
+    commits: int = Field(default=1, ge=1, le=10**6)
+
+
+Fault = Annotated[
+    Observe | Delay | Status | Reset | LostAnswer | WholeFile | WrongByte | StaleHead, Field(discriminator="kind")
+]
+
+
+class Rule(_Value):
+    """Which requests, and what befalls them."""
+
+    path: str = Field(min_length=1, max_length=1000)
+    fault: Fault
+    methods: tuple[Literal["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"], ...] = ()  # none: every one
+    skip: int = Field(default=0, ge=0)
+    times: int | None = Field(default=1, ge=1)
+
+    @field_validator("path")
+    @classmethod
+    def _compiles(cls, path: str) -> str:
+        try:
+            re.compile(path)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+        return path
+
+
+class Rules(_Value):
+    rules: tuple[Rule, ...]
+
+
+class SeenRequest(_Value):
+    """A request that matched a rule."""
+
+    method: str
+    path: str
+    range: str | None
+    hit: bool
+
+
+class RuleState(_Value):
+    """A rule and what came of it so far."""
+
+    id: int
+    rule: Rule
+    seen: int  # requests that matched
+    fired: int  # of those, the ones that were hit
+    requests: tuple[SeenRequest, ...]  # the last KEPT_REQUESTS
+
+
+class RuleStates(_Value):
+    rules: tuple[RuleState, ...]
+
+
+class FaultSwitch:
+    """Sets the faults of the local Hub at `endpoint`; leaving its context switches all of them off."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._address = urlsplit(endpoint).netloc
+
+    def add(
+        self,
+        path: str,
+        fault: Fault,
+        *,
+        methods: Sequence[str] = (),
+        skip: int = 0,
+        times: int | None = 1,
+    ) -> int:
+        """Switch one fault on; the number of its rule."""
+        rule = {"path": path, "fault": fault.model_dump(), "methods": [*methods], "skip": skip, "times": times}
+        return int(self._ask("POST", rule)["id"])
+
+    def states(self) -> tuple[RuleState, ...]:
+        """Every rule with its counts, in the order in which they were added."""
+        return RuleStates.model_validate_json(json.dumps(self._ask("GET"))).rules
+
+    def state(self, number: int) -> RuleState:
+        """One rule with its counts."""
+        return next(state for state in self.states() if state.id == number)
+
+    def clear(self) -> None:
+        """Switch every fault off."""
+        self._ask("DELETE")
+
+    def _ask(self, method: str, body: object = None) -> dict[str, Any]:
+        connection = http.client.HTTPConnection(self._address, timeout=_TIMEOUT_S)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request(method, ADMIN_PATH, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            text = response.read()
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise HubUnavailableError(
+                "the fault switches refuse",
+                where=self._address + ADMIN_PATH,
+                got=f"{response.status}: {text[:500].decode(errors='replace')}",
+                next_step="They exist only on a local Hub that was started with --faults.",
+            )
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()

@@ -1,0 +1,233 @@
+"""`hubmerge run`: the whole line from a recipe, or from a sweep of which the best variant is published.
+
+    run RECIPE --to REPO                            merge and publish
+    run RECIPE --to REPO --evaluate SUITE           … then measure the merge and its parents, and put it on its card
+    run --sweep SWEEP --to REPO                     every variant, published as REPO-<variant>
+    run --sweep SWEEP --pick --evaluate S --to REPO the variant that does best on the suite's development split,
+                                                    measured on its test split, which had no part in choosing
+
+Run again after a kill: merges resume from their journals, evaluations from their answers, and what is published or
+recorded is found again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hubmerge.errors import RecipeError
+from hubmerge.settings import Settings
+
+if TYPE_CHECKING:
+    from hubmerge.evaluation.result import EvaluationResult, Split
+    from hubmerge.hub import Hub
+    from hubmerge.pick import Pick
+    from hubmerge.publish import Published
+    from hubmerge.recipe import Recipe
+    from hubmerge.stream import StreamOptions
+
+
+class Terminal(Protocol):
+    """Where the line tells how far it is."""
+
+    def stage(self, name: str) -> None: ...
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+    def statistics(self, values: Mapping[str, Any]) -> None: ...
+    def warning(self, message: str) -> None: ...
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", type=Path, nargs="?")
+    parser.add_argument("--to", required=True, metavar="REPO")
+    parser.add_argument("--private", action="store_true")
+    parser.add_argument("--license", help="license of the result, where the parents leave it open")
+    parser.add_argument("--evaluate", metavar="SUITE", help="measure the merge and its parents afterwards")
+    parser.add_argument("--sweep", type=Path, metavar="SWEEP.yaml", help="several variants instead of a recipe")
+    parser.add_argument("--pick", action="store_true", help="publish only the variant that does best on dev rows")
+
+
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal, options: StreamOptions) -> int:
+    """Exit code 0, or 1 where the merge was published but could not be evaluated."""
+    from hubmerge.hub import Hub
+    from hubmerge.recipe import load_recipe
+
+    _check(arguments)
+    hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
+    line = _Line(arguments, settings, hub, terminal, options)
+    if arguments.sweep is None:
+        return line.run(load_recipe(arguments.recipe), arguments.to)
+    from hubmerge.sweep import load_sweep
+
+    variants = load_sweep(arguments.sweep).variants
+    if arguments.pick:
+        found, folder = line.pick(variants)
+        return line.run(dict(variants)[found.chosen], arguments.to, _told(found, folder))
+    return max(line.run(recipe, f"{arguments.to}-{name}") for name, recipe in variants)
+
+
+def _check(arguments: Any) -> None:
+    if (arguments.recipe is None) == (arguments.sweep is None):
+        raise RecipeError("name a recipe, or a sweep with --sweep", expected="one of them")
+    if arguments.pick and (arguments.sweep is None or arguments.evaluate is None):
+        raise RecipeError("--pick chooses among a sweep's variants by a suite", expected="--sweep and --evaluate")
+
+
+class _Line:
+    """One command's surroundings."""
+
+    def __init__(
+        self, arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, options: StreamOptions
+    ) -> None:
+        self._arguments = arguments
+        self._settings = settings
+        self._hub = hub
+        self._terminal = terminal
+        self._options = options
+        self._sensitivities = settings.data_dir / "sensitivity"
+
+    def run(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes] | None = None) -> int:
+        """Merge to `repo` with the files `extra` beside the card; then evaluate, if that was asked for."""
+        published = self._publish(recipe, repo, extra or {})
+        sys.stdout.write(f"{published.url} at {published.commit}\n")
+        if self._arguments.evaluate is None:
+            return 0
+        return self._evaluate(published)
+
+    def _publish(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes]) -> Published:
+        from hubmerge.line import merge_to_folder, prepare, publish_folder
+        from hubmerge.publish import Target
+
+        target = Target(repo, self._arguments.private)
+        self._terminal.stage("resolve")
+        prepared = prepare(recipe, self._hub, target=target, license_choice=self._arguments.license, allow_local=True)
+        work = self._settings.data_dir / "runs" / prepared.identity
+        merge_to_folder(
+            prepared,
+            self._hub,
+            work / "out",
+            cache=work / "inputs",
+            observer=self._terminal,
+            options=self._options,
+            resume=True,
+            sensitivities=self._sensitivities,
+        )
+        for name, content in extra.items():
+            (work / "out" / name).write_bytes(content)
+        published = publish_folder(target, work / "out", self._hub, self._terminal)
+        shutil.rmtree(work, ignore_errors=True)
+        return published
+
+    def _evaluate(self, published: Published) -> int:
+        """The merge and every parent on the Hub under one version of the suite; the card shows them together."""
+        from hubmerge.eval_results import publish_scores
+        from hubmerge.evaluation.command import table
+        from hubmerge.evaluation.facts import model_facts
+        from hubmerge.evaluation.suites import pin
+        from hubmerge.recipe import ModelName
+        from hubmerge.results_dataset import ResultsDataset, details_of
+        from hubmerge.sources.base import is_hub_id
+        from hubmerge.sources.open import open_model
+
+        dataset = ResultsDataset(self._hub, self._settings.results_repo) if self._settings.results_repo else None
+        suite = pin(self._arguments.evaluate, self._hub)
+        merged = ModelName(id=published.repo, revision=published.commit)
+        parents = model_facts(self._hub, open_model(merged, self._hub, allow_local=False)).parents
+        names = [merged, *(ModelName(id=p.id, revision=p.sha) for p in parents if is_hub_id(p.id))]
+        results = []
+        for name in names:
+            known = dataset.find(name.id, name.revision or "", *_key(suite)) if dataset else None
+            result = known if known is not None and known.status == "done" else self._measure(name, suite)
+            results.append(result)
+            sys.stdout.write(table(result))
+            if dataset is not None and result is not known:
+                details = details_of(result, self._workdir(name, suite))
+                dataset.publish([result], details, private=self._arguments.private)
+        publish_scores(self._hub, published.repo, results, source_url=dataset.url if dataset else "")
+        return int(results[0].status != "done")
+
+    def pick(self, variants: Sequence[tuple[str, Recipe]]) -> tuple[Pick, Path]:
+        """Merge every variant, measure each on the development split, and choose."""
+        from hubmerge.evaluation.suites import pin
+        from hubmerge.line import merge_to_folders, prepare_variants
+        from hubmerge.pick import pick, pick_table
+        from hubmerge.recipe import ModelName
+        from hubmerge.sweep import sweep_table
+
+        self._terminal.stage("resolve")
+        suite = pin(self._arguments.evaluate, self._hub, "dev")
+        prepared = prepare_variants([recipe for _, recipe in variants], self._hub, allow_local=True)
+        digest = hashlib.sha256("".join(p.identity for p in prepared).encode()).hexdigest()
+        work = self._settings.data_dir / "runs" / f"sweep-{digest[:32]}"
+        folders = {name: work / name for name, _ in variants}
+        reports = merge_to_folders(
+            list(zip(prepared, folders.values(), strict=True)),
+            self._hub,
+            cache=work / ".inputs",
+            observer=self._terminal,
+            options=self._options,
+            resume=True,
+            sensitivities=self._sensitivities,
+        )
+        results = {
+            name: self._measure(ModelName(id=str(folder.resolve()), local=True), suite)
+            for name, folder in folders.items()
+        }
+        samples = {
+            name: _scores(self._workdir(ModelName(id=str(folders[name].resolve()), local=True), suite))
+            for name, result in results.items()
+            if result.status == "done"
+        }
+        found = pick(results, samples)
+        text = pick_table(found) + "\n" + sweep_table(dict(zip(folders, reports, strict=True)))
+        (work / "pick.md").write_text(text, encoding="utf-8")
+        sys.stdout.write(text)
+        return found, work
+
+    def _measure(self, name: Any, suite: Any) -> EvaluationResult:
+        from hubmerge.evaluation.runner import EvaluateOptions, evaluate
+
+        return evaluate(
+            name,
+            suite,
+            hub=self._hub,
+            workdir=self._workdir(name, suite),
+            options=EvaluateOptions(data_cache=self._settings.data_dir / "evaluation-data"),
+            observer=self._terminal,
+            allow_local=True,
+        )
+
+    def _workdir(self, name: Any, suite: Any) -> Path:
+        key = hashlib.sha256(json.dumps([str(name), *_key(suite)]).encode()).hexdigest()[:32]
+        return self._settings.data_dir / "evaluations" / key
+
+
+def _key(suite: Any) -> tuple[str, str, Split]:
+    return suite.suite.name, suite.version, suite.split
+
+
+def _scores(workdir: Path) -> dict[str, list[float]]:
+    """Task → the score of every prompt, from a run's details."""
+    import pyarrow.parquet as pq
+
+    from hubmerge.evaluation.runner import DETAILS
+
+    return {
+        path.stem: [float(v) for v in pq.read_table(path, columns=["score"])["score"].to_pylist()]
+        for path in sorted((workdir / DETAILS).glob("*.parquet"))
+    }
+
+
+def _told(found: Pick, folder: Path) -> dict[str, bytes]:
+    """What is published of the choice: the table, and the same as data."""
+    data = {**asdict(found), "scores": [{**asdict(s), "tied": s.tied} for s in found.scores]}
+    return {
+        "pick.md": (folder / "pick.md").read_bytes(),
+        "pick.json": (json.dumps(data, indent=1) + "\n").encode(),
+    }

@@ -1,0 +1,99 @@
+"""The program in a model's answer: from a fenced block, from plain code, or as the rest of a function it was given."""
+
+from __future__ import annotations
+
+import re
+
+_FENCED = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)(?:\n?```|\Z)", re.DOTALL | re.IGNORECASE)
+_STARTS_CODE = re.compile(r"^(?:from|import|def|async def|class|@)\b|^@", re.MULTILINE)
+
+
+def without_thoughts(answer: str) -> str:
+    """What follows the model's visible reasoning; all of it where it shows none."""
+    return answer.rpartition("</think>")[2]
+
+
+def _blocks(text: str) -> list[str]:
+    fences = re.findall(r"^[ \t]*```(.*)$", text, re.MULTILINE)
+    if len(fences) % 2 and not fences[0].strip():
+        before = text.partition("```")[0]
+        if _is_continuation(before) or _STARTS_CODE.search(before):
+            return []  # the first fence closes a block that the answer never opened
+    return [str(block) for block in _FENCED.findall(text) if block.strip()]
+
+
+def defines(code: str, name: str) -> bool:
+    return re.search(rf"^\s*(?:async\s+)?(?:def|class)\s+{re.escape(name)}\b", code, re.MULTILINE) is not None
+
+
+def whole_program(answer: str) -> str:
+    """The program of an answer that is asked for all of it.
+
+    The last fenced block with a definition in it counts, else the last block, else the text from its first line
+    of code on.
+    """
+    text = without_thoughts(answer)
+    blocks = _blocks(text)
+    if blocks:
+        defining = [block for block in blocks if re.search(r"^\s*(def|class)\b", block, re.MULTILINE)]
+        return (defining or blocks)[-1]
+    code = text.partition("[DONE]")[0].partition("\n```")[0]
+    start = _STARTS_CODE.search(code)
+    return code[start.start() :] if start else code
+
+
+def completed(prompt: str, answer: str, name: str) -> str:
+    """The program that an answer makes of `prompt`, which ends inside the function `name`.
+
+    An answer that defines the function replaces it and keeps what stands before it (imports, helpers); any other
+    is taken as the function's remaining lines, up to the first line that leaves it.
+    """
+    text = without_thoughts(answer)
+    before = prompt[: _definition(prompt, name)]
+    blocks = _blocks(text)
+    for block in reversed(blocks):
+        if defines(block, name):
+            return f"{before}\n{_outdented(block)}"
+    if blocks:
+        return prompt + _body(blocks[-1])
+    text = text.partition("\n```")[0]
+    if defines(text, name) and not _is_continuation(text):
+        start = _STARTS_CODE.search(text)
+        return f"{before}\n{text[start.start() if start else 0 :]}"
+    return prompt + _body(text)
+
+
+def _is_continuation(text: str) -> bool:
+    """Whether it starts with an indented line."""
+    return re.match(r"(?:[ \t]*\r?\n)*[ \t]+\S", text) is not None
+
+
+def _definition(prompt: str, name: str) -> int:
+    """Where the last definition of `name` starts, its decorators aside."""
+    starts = [match.start() for match in re.finditer(rf"^def\s+{re.escape(name)}\b", prompt, re.MULTILINE)]
+    return starts[-1] if starts else len(prompt)
+
+
+def _outdented(block: str) -> str:
+    """A block that stands in a list is indented as a whole."""
+    lines = block.split("\n")
+    first = next(line for line in lines if line.strip())
+    margin = first[: len(first) - len(first.lstrip())]
+    if margin and all(line.startswith(margin) or not line.strip() for line in lines):
+        return "\n".join(line[len(margin) :] for line in lines)
+    return block
+
+
+def _body(text: str) -> str:
+    """The lines that belong to the function, the first one indented if it lost that on its way."""
+    lines = text.split("\n")
+    while lines and not lines[0].strip():
+        lines.pop(0)
+    if lines and not lines[0][0].isspace():
+        lines[0] = "    " + lines[0]
+    kept = []
+    for line in lines:
+        if line.strip() and not line[0].isspace():
+            break
+        kept.append(line)
+    return "\n".join(kept) + "\n"

@@ -1,0 +1,235 @@
+"""Hostile text for the decoders and the converters of values.
+
+python tests/bfcl/bfcl_fuzz.py 200000    # mutated answers through every parser; the slowest is told
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+from bfcl_damage import SOURCES, rows, variants
+
+from hubmerge.function_calls import Language, decode
+from hubmerge.function_calls.java_values import java_value
+from hubmerge.function_calls.javascript_values import javascript_value
+
+LANGUAGES: tuple[Language, ...] = ("python", "java", "javascript")
+FRAGMENTS = (
+    *"()[]{}<>,.:;=+-*/%&|^~!?@#$'\"`\\ \n\t\r\0é”\u2028\ud800",
+    *(
+        "f(",
+        "f(a=",
+        "lambda:",
+        "lambda x:",
+        "not ",
+        "await ",
+        "yield ",
+        "**",
+        "->",
+        "=>",
+        "new ",
+        "new int[]{",
+        "new A<",
+        "{{",
+    ),
+    *(
+        "'''",
+        '"""',
+        "f'{",
+        "b'",
+        "\\N{",
+        "\\x",
+        "\\u12",
+        "0x",
+        "1e999",
+        "9" * 50,
+        "//",
+        "/*",
+        "*/",
+        "#",
+        "for a in b ",
+        "if a else ",
+    ),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        '{"name": "f", "arguments": {',
+        "</think>",
+        "NaN",
+        "null",
+        "true",
+        "async ",
+        "class ",
+        "::",
+    ),
+    *(
+        "@interface ",
+        "switch ",
+        "...",
+        ":=",
+        "<<",
+        ">>>",
+        "instanceof ",
+        "import ",
+        "import(",
+        "`${",
+        "${",
+        "?.",
+        "/a/",
+        "<!--",
+    ),
+)
+# what the converters' scans look at
+TOKENS = (
+    *(
+        "new ",
+        "new  ",
+        "ArrayList<",
+        "ArrayList<String>",
+        "ArrayList<>",
+        "HashMap<",
+        "HashMap<>",
+        "HashMap<String, Object>",
+    ),
+    *(
+        "(",
+        ")",
+        "()",
+        "Arrays.asList(",
+        "))",
+        "{",
+        "}",
+        "{{",
+        "}}",
+        "{ {",
+        "} }",
+        "add(",
+        "add(1)",
+        'put("',
+        '",',
+        'put("a", 1)',
+    ),
+    *(
+        "int[]",
+        "String[]",
+        "[]",
+        "[",
+        "]",
+        "[[",
+        "]]",
+        "new Array(",
+        "Array(",
+        ",",
+        ", ",
+        ":",
+        ": ",
+        "::",
+        '"',
+        "'",
+        '"a"',
+        "'b'",
+    ),
+    *(
+        "a",
+        "1",
+        "2.5",
+        "-1",
+        "5L",
+        "1.5f",
+        "true",
+        "false",
+        "1n",
+        "nan",
+        "1_0",
+        "٣",
+        " ",
+        "  ",
+        "\n",
+        "\t",
+        ">",
+        "<",
+        ";",
+        "[1, 2]",
+    ),
+    *("{a: 1}", "{'a': 'b'}", "é", "9" * 5, "e3", "E", "f", "L", "inf"),
+)
+TYPES: dict[str, tuple[str, ...]] = {
+    "java": ("byte", "short", "integer", "long", "float", "double", "boolean", "char", "String", "any", "HashMap"),
+    "javascript": ("String", "integer", "float", "Bigint", "Boolean", "dict", "any"),
+}
+LISTS = {"java": ("Array", "ArrayList"), "javascript": ("array",)}
+
+Value = tuple[str, str, str | None, str]
+
+
+def seeds() -> list[str]:
+    texts = [text for found in SOURCES.values() for text in found]
+    for category in ("simple_python", "simple_java", "simple_javascript", "parallel_multiple", "live_multiple"):
+        row = rows(category)[1]
+        texts += [text for kind, _, text in variants(category, row) if "item" not in kind and "entry" not in kind]
+    return texts
+
+
+def mutated(random_: random.Random, texts: Sequence[str]) -> str:
+    text = random_.choice(texts)
+    for _ in range(random_.randint(1, 6)):
+        at, length = random_.randint(0, len(text)), random_.randint(0, 12)
+        match random_.randint(0, 6):
+            case 0:
+                text = text[:at] + random_.choice(FRAGMENTS) + text[at:]
+            case 1:
+                text = text[:at] + text[at + length :]
+            case 2:
+                text = text[:at] + text[at : at + length] * random_.randint(2, 40) + text[at + length :]
+            case 3:
+                text = text[:at] + random_.choice(FRAGMENTS) * random_.choice((2, 9, 80, 300, 3000)) + text[at:]
+            case 4:
+                other = random_.choice(texts)
+                text = text[:at] + other[random_.randint(0, len(other)) :]
+            case 5:
+                text = text[:at] + chr(random_.randint(0, 0x2FFF)) + text[at + 1 :]
+            case _:
+                text = text[:at] + "".join(random_.choices(FRAGMENTS, k=length)) + text[at:]
+    return text
+
+
+def values(random_: random.Random, count: int) -> Iterator[Value]:
+    """Texts that look like collections and numbers, with a type."""
+    for _ in range(count):
+        language = random_.choice(("java", "javascript"))
+        text = "".join(random_.choices(TOKENS, k=random_.randint(1, 14)))
+        if random_.random() < 0.5:
+            yield language, random_.choice(LISTS[language]), random_.choice(TYPES[language]), text
+        else:
+            yield language, random_.choice((*TYPES[language], "HashMap" if language == "java" else "dict")), None, text
+
+
+def converted(value: Value) -> str:
+    """The `repr` of what ours makes of a value, in the words of bfcl_child.py."""
+    language, declared, item, text = value
+    try:
+        return repr((java_value if language == "java" else javascript_value)(text, declared, item))
+    except (ValueError, OverflowError):
+        return "raised"
+
+
+def main() -> None:
+    faulthandler.enable()
+    runs, random_, texts = int(sys.argv[1]), random.Random(int(sys.argv[2]) if len(sys.argv) > 2 else 0), seeds()
+    slowest, decoded = (0.0, ""), 0
+    for _ in range(runs):
+        text = mutated(random_, texts)
+        start = time.perf_counter()
+        for language in LANGUAGES:
+            decoded += decode(text, language) is not None
+        slowest = max(slowest, (time.perf_counter() - start, text))
+    print(f"{runs} texts through {len(LANGUAGES)} languages, {decoded} decoded, none crashed")
+    print(f"slowest: {slowest[0]:.3f} s for {len(slowest[1])} characters: {slowest[1][:100]!r}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""CSV without formulas, JSON with everything, and the command that prints them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from board_helpers import family, result
+
+from hubmerge.board.export import board_data, board_json, suite_csv
+from hubmerge.board.values import Flag
+from hubmerge.evaluation.result import result_path
+from hubmerge.leaderboard import build_board
+from hubmerge.leaderboard_command import add_arguments, run_cli
+from hubmerge.settings import Settings
+
+FORMULAS = ("=HYPERLINK(1)", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", "  =1", "＝1")
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_no_cell_of_the_csv_begins_a_formula(text: str) -> None:
+    facts = {"author": text, "license": text, "method": text, "method_parameters": {"a": text}}
+    suite = build_board([result("org/odd", "9", {text: 0.5, "math": 0.25}, facts=facts)]).suites[0]
+    lines = list(csv.reader(io.StringIO(suite_csv(suite))))
+    cells = [cell for line in lines for cell in line]
+    assert not [c for c in cells if c.lstrip(" ")[:1] in tuple("=+-@\t\r\n＝＋－＠") and c]
+    assert f"'{text}" in lines[0]
+    assert f"'{text}" in lines[1]
+
+
+def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:
+    [merge] = [r for r in rows_of(suite_csv(build_board(family()).suites[0])) if r["model"] == "org/merge"]
+    assert float(merge["instruction_change"]) == pytest.approx(-0.05)
+    assert merge["instruction_change"].startswith("-")
+    assert (merge["math"], merge["math_retention"][:3], merge["density"]) == ("0.66", "1.1", "0.25")
+    [base] = [r for r in rows_of(suite_csv(build_board(family()).suites[0])) if r["model"] == "org/base"]
+    assert (base["retention"], base["method"], base["density"]) == ("", "", "")
+
+
+def test_a_failed_run_has_empty_scores_in_the_csv() -> None:
+    [line] = rows_of(suite_csv(build_board([result("org/x", "1"), result("org/y", "2", {"math": 0.1})]).suites[0]))[1:]
+    assert (line["status"], line["overall"], line["math"]) == ("failed", "", "")
+    assert line["error"].startswith("E_EVALUATION")
+
+
+def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
+    board = build_board([*family(), result("<b>", "1", {"math": 1.0})], [Flag("withdrawn", "org/math")])
+    data = json.loads(board_json(board))
+    assert data == json.loads(json.dumps(board_data(board)))
+    [suite] = data["suites"]
+    merge = next(r for r in suite["rows"] if r["model"] == "org/merge")
+    assert merge["flags"] == [{"kind": "withdrawn", "reason": "", "inherited_from": "org/math"}]
+    assert merge["domains"][0]["retention"] == pytest.approx(1.1)
+    assert [r["reason"] for r in data["refused"]] == ["its model is not a repo's name"]
+
+
+def arguments(*words: str) -> object:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for one in [*family(), result("org/base", "b", {"math": 0.5}, suite="other")]:
+        path = tmp_path / result_path(one)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(one.to_json())
+    return tmp_path
+
+
+def test_the_command_prints_the_board_of_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(arguments("--results", str(folder)), Settings()) == 0
+    text = capsys.readouterr().out
+    assert "org/merge@eeeeeee" in text
+    assert "61.0 ± " in text
+    assert run_cli(arguments("--results", str(folder), "--suite", "trio", "--csv"), Settings()) == 0
+    assert next(r["model"] for r in rows_of(capsys.readouterr().out)) == "org/merge"
+    assert run_cli(arguments("--results", str(folder), "--json"), Settings()) == 0
+    assert [s["suite"] for s in json.loads(capsys.readouterr().out)["suites"]] == ["other", "trio"]
+
+
+def test_the_command_says_which_suites_there_are(folder: Path) -> None:
+    with pytest.raises(Exception, match="other, trio"):
+        run_cli(arguments("--results", str(folder), "--csv"), Settings())
+    with pytest.raises(Exception, match="no such suite"):
+        run_cli(arguments("--results", str(folder), "--suite", "none"), Settings())
+
+
+def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results" / "bad\x1b[2J.json"
+    path.parent.mkdir()
+    path.write_text("{")
+    run_cli(arguments("--results", str(tmp_path)), Settings())
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_the_command_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, argparse, hubmerge.leaderboard_command as c, hubmerge.leaderboard, hubmerge.board.export\n"
+        "c.add_arguments(argparse.ArgumentParser())\n"
+        "print(sorted({'torch', 'gradio', 'pandas', 'pyarrow', 'datasets', 'huggingface_hub'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

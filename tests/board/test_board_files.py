@@ -1,0 +1,113 @@
+"""Result files and flags from strangers: what cannot be believed is refused with its reason, the rest is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from board_helpers import HOSTILE, family, result, result_data, sha, task
+
+from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, parse_flags, read_folder
+from hubmerge.board.values import Flag
+from hubmerge.errors import ResultError
+from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, result_path
+from hubmerge.leaderboard import build_board
+
+
+def stored(*results: EvaluationResult) -> list[tuple[str, bytes]]:
+    return [(result_path(r), r.to_json().encode()) for r in results]
+
+
+def hostile(**changes: Any) -> bytes:
+    return json.dumps(result_data("evil/one", "9", {"math": 0.5}) | changes).encode()
+
+
+def scored(**changes: Any) -> bytes:
+    return hostile(tasks=[{**task("math_task", "math", 0.5), **changes}])
+
+
+PLACE = f"results/evil/one/{sha('9')}/trio-1-test.json"
+ROWS = {
+    "no JSON": b"\x00\xff{",
+    "deep": b"[" * 100_000,
+    "a list": b"[]",
+    "NaN": scored().replace(b'"value": 0.5', b'"value": NaN'),
+    "infinite": scored().replace(b'"value": 0.5', b'"value": 1e999'),
+    "a number as text": scored(value="0.5"),
+    "true as a number": scored(value=True),
+    "above its maximum": scored(value=1.01),
+    "below zero": scored(value=-0.01),
+    "no samples": scored(samples=0),
+    "a foreign field": hostile(extra=1),
+    "a missing field": hostile(facts={}),
+    "another sha": hostile(sha=sha("8")),
+    "another model": hostile(model="org/base"),
+    "another suite": hostile(suite="other"),
+    "no sha": hostile(sha="main"),
+    "scores of a failed run": hostile(status="failed", error={"code": "E", "message": "m"}),
+    "done without scores": hostile(tasks=[]),
+    "a task twice": hostile(tasks=[task("a", "math", 0.5)] * 2),
+    "direction of text": hostile(facts={"author": "\u202egnp"}),
+    "a giant": hostile(facts={"author": "x", "recipe": "y" * MAX_RESULT_BYTES}),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_broken_file_is_refused_and_takes_no_other_with_it(name: str) -> None:
+    read = parse_files([(PLACE, ROWS[name]), *stored(*family())])
+    assert [r.where for r in read.refused] == [PLACE]
+    assert read.refused[0].reason
+    board = build_board(read.results, read.flags, refused=read.refused)
+    assert board.suites == build_board(family()).suites
+    assert board.refused == read.refused
+
+
+def test_foreign_html_is_text_and_refuses_nothing() -> None:
+    odd = result("org/odd", "9", {"math": 0.5}, facts={"author": HOSTILE, "license": HOSTILE, "method": HOSTILE})
+    read = parse_files(stored(odd))
+    assert read.results[0].facts.license == HOSTILE
+
+
+def test_flags_are_read_one_by_one() -> None:
+    entries = [
+        {"kind": "contaminated", "model": "org/math", "reason": HOSTILE},
+        {"kind": "withdrawn", "model": "org/base", "sha": sha("b")},
+        {"kind": "loved", "model": "org/base"},
+        {"kind": "withdrawn", "model": "<b>"},
+        {"kind": "withdrawn", "model": "org/base", "sha": 5},
+        {"kind": "withdrawn", "model": "org/base", "more": 1},
+        "withdrawn",
+    ]
+    flags, refused = parse_flags(json.dumps({"flags": entries}).encode())
+    assert flags == (Flag("contaminated", "org/math", None, HOSTILE), Flag("withdrawn", "org/base", sha("b")))
+    assert [r.where for r in refused] == [f"flags.json, entry {k}" for k in range(3, 8)]
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b"null", b'{"flags": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1)])
+def test_a_broken_flags_file_is_refused_as_a_whole(data: bytes) -> None:
+    flags, refused = parse_flags(data)
+    assert flags == ()
+    assert [r.where for r in refused] == ["flags.json"]
+
+
+def test_a_folder_is_read_without_following_links(tmp_path: Path) -> None:
+    for path, data in stored(*family()):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    (tmp_path / "flags.json").write_text('{"flags": [{"kind": "withdrawn", "model": "org/math"}]}')
+    (tmp_path / "notes.json").write_text("not a result")
+    (tmp_path / "secret").write_text("top")
+    (tmp_path / "results" / "link.json").symlink_to(tmp_path / "secret")
+    (tmp_path / "results" / "giant.json").write_bytes(b" " * (MAX_RESULT_BYTES + 1))
+    read = read_folder(tmp_path)
+    assert sorted(r.model for r in read.results) == sorted(r.model for r in family())
+    assert read.flags == (Flag("withdrawn", "org/math"),)
+    assert [r.where for r in read.refused] == ["results/giant.json"]
+    assert build_board(read.results) == build_board(family())
+
+
+def test_a_missing_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="no such folder"):
+        read_folder(tmp_path / "none")

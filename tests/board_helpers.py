@@ -1,0 +1,109 @@
+"""Results made up by hand: models, merges of them, and failed runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hubmerge.evaluation.result import EvaluationResult
+
+HOSTILE = '<img src=x onerror="window.hacked=1">=HYPERLINK("http://x")|`a`[x](javascript:alert(1))'
+ENVIRONMENT = {
+    "hubmerge": "0.1.0",
+    "lighteval": "0.13.0",
+    "transformers": "5.23.0",
+    "torch": "2.13.0",
+    "backend": "transformers",
+    "device": "cpu",
+    "dtype": "float32",
+    "seed": 0,
+    "seconds": 12.5,
+}
+
+
+def sha(letter: str) -> str:
+    return letter * 40
+
+
+def task(name: str, domain: str, value: float, samples: int = 100, **changes: Any) -> dict[str, Any]:
+    return {
+        "task": name,
+        "domain": domain,
+        "metric": "exact_match",
+        "value": value,
+        "stderr": None,
+        "samples": samples,
+        "few_shot": 0,
+        "task_version": 1,
+        "dataset": f"data/{name}",
+        "dataset_revision": "d" * 40,
+        **changes,
+    }
+
+
+def parent(name: str, letter: str, role: str = "agent") -> dict[str, Any]:
+    return {"role": role, "id": name, "sha": sha(letter), "weight": 1.0}
+
+
+def result_data(
+    model: str,
+    letter: str = "a",
+    scores: Mapping[str, float] | Sequence[Mapping[str, Any]] | None = None,
+    *,
+    samples: int = 100,
+    parents: Sequence[Mapping[str, Any]] = (),
+    created: str = "2026-01-02T00:00:00+00:00",
+    facts: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
+    """A result as it lies in a file. `scores`: domain → value, or whole tasks; None makes a failed run."""
+    tasks: list[Any] = []
+    if isinstance(scores, Mapping):
+        tasks = [task(f"{domain}_task", domain, value, samples) for domain, value in scores.items()]
+    elif scores is not None:
+        tasks = list(scores)
+    return {
+        "schema_version": 1,
+        "model": model,
+        "sha": sha(letter),
+        "suite": "trio",
+        "suite_version": "1",
+        "split": "test",
+        "status": "done" if tasks else "failed",
+        "error": None if tasks else {"code": "E_EVALUATION", "message": "it generates nothing"},
+        "tasks": tasks,
+        "facts": {"author": model.split("/")[0], "parents": list(parents), **(facts or {})},
+        "environment": ENVIRONMENT,
+        "created": created,
+        **changes,
+    }
+
+
+def result(*arguments: Any, **changes: Any) -> EvaluationResult:
+    return EvaluationResult.model_validate(result_data(*arguments, **changes))
+
+
+PARENTS = (parent("org/base", "b", "base"), parent("org/math", "c"), parent("org/code", "d"))
+
+
+def family(**merged: Any) -> list[EvaluationResult]:
+    """A base, two agents and a merge of theirs; `merged` changes the merge."""
+    facts = {
+        "method": "ram_plus",
+        "method_parameters": {"r": 0.1},
+        "density": 0.25,
+        "overlap": 0.4,
+        "conflict": 0.2,
+        "effective_scales": [1.02, 1.1],
+        "parameters": 173_000,
+        "size_bytes": 346_000,
+        "license": "apache-2.0",
+        "created": "2026-01-01T00:00:00+00:00",
+    }
+    merge = {"scores": {"math": 0.66, "instruction": 0.45, "code": 0.72}, "parents": PARENTS, "facts": facts} | merged
+    return [
+        result("org/base", "b", {"math": 0.20, "instruction": 0.50, "code": 0.30}),
+        result("org/math", "c", {"math": 0.60, "instruction": 0.40, "code": 0.25}),
+        result("org/code", "d", {"math": 0.10, "instruction": 0.30, "code": 0.80}),
+        result("org/merge", "e", **merge),
+    ]

@@ -1,0 +1,87 @@
+"""A stand-in for the evaluating process: does what the file `mode` in its run's folder says.
+
+It goes through the real start (`channel.run`), so that what the parent sees is what a real child would say.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hubmerge.errors import EvaluationError
+from hubmerge.evaluation.channel import Channel, run
+from hubmerge.evaluation.child import confine_child
+
+
+def _answer(spec: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    scores = [{"task": t["name"], "value": 0.25, "stderr": 0.125, "samples": 12} for t in spec["tasks"]]
+    versions = {"lighteval": "1", "transformers": "2", "torch": "3"}
+    return {"tasks": scores, "device": "scripted", "dtype": "float32", "versions": versions} | changes
+
+
+def play(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
+    workdir = Path(spec["workdir"])
+    mode = (workdir / "mode").read_text()
+    (workdir / "pid").write_text(str(os.getpid()))
+    channel.stage("generate")
+    channel.progress("generate", 1, 2, "prompts")
+    match mode:
+        case "answers":
+            channel.warning("mind the \x1b[31m\u202egap")
+            print("this is chatter and no event")
+        case "hangs":
+            time.sleep(600)
+        case "ignores SIGTERM with a grandchild":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+            grandchild = subprocess.Popen([sys.executable, "-c", script])
+            (workdir / "grandchild").write_text(str(grandchild.pid))
+            channel.progress("generate", 2, 2, "prompts")
+            time.sleep(600)
+        case "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "crashes":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "leaves":
+            os._exit(0)
+        case "runs out of memory":
+            confine_child({**spec, "memory_bytes": 200 * 2**20})
+            bytearray(2**30)
+        case "refuses":
+            raise EvaluationError("the model does not load", got=f"OSError: {workdir}/model\x00\u202e" + "x" * 5000)
+        case "shouts":
+            channel._send({"event": "warning", "message": "x" * (8 * 2**20)})
+        case "talks nonsense":
+            os.write(channel._descriptor, b'["no event"]\n')
+        case "answers other tasks":
+            return _answer(spec, tasks=[{"task": "other", "value": 1.0, "stderr": 0.0, "samples": 1}])
+        case "answers beyond the maximum":
+            return _answer(spec, tasks=[dict(s, value=1.5) for s in _answer(spec)["tasks"]])
+        case "answers in words":
+            return _answer(spec, tasks=[dict(s, value="0.5") for s in _answer(spec)["tasks"]])
+        case "looks around":
+            (workdir / "environment").write_text(json.dumps(dict(os.environ)))
+            confine_child(spec)
+            found = []
+            for family in (socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_UNIX):
+                try:
+                    socket.socket(
+                        family, socket.SOCK_STREAM if family != socket.AF_NETLINK else socket.SOCK_RAW
+                    ).close()
+                    found.append(family.name)
+                except OSError:
+                    pass
+            (workdir / "families").write_text(json.dumps(found))
+    return _answer(spec)
+
+
+if __name__ == "__main__":
+    sys.exit(run(play))

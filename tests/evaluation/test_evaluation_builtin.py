@@ -1,0 +1,81 @@
+"""LiveCodeBench's tests and programs, which come from strangers; and a network of one's own."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import subprocess
+import sys
+import zlib
+from typing import Any
+
+import pytest
+
+from hubmerge.errors import EvaluationError
+from hubmerge.evaluation import builtin
+
+ADD = {"inputs": ["1 2\n", "30 4\n"], "outputs": ["3\n", "34\n"], "fn_name": None}
+METHOD = {"inputs": ["[1, 2]\n2"], "outputs": ["[3, 4]"], "fn_name": "add"}
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch /tmp/evil",)
+
+
+def packed(value: object) -> str:
+    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+
+
+def test_private_tests_are_read_as_text_and_never_as_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    tests = [{"input": "1", "output": "ü"}]
+    assert builtin.private_tests(packed(json.dumps(tests))) == tests
+    with pytest.raises(EvaluationError, match="names code"):
+        builtin.private_tests(packed(Evil()))
+    monkeypatch.setattr(builtin, "_MAX_TESTS_BYTES", 1000)
+    with pytest.raises(EvaluationError, match="too long"):
+        builtin.private_tests(packed("x" * 100_000))
+
+
+@pytest.mark.parametrize(
+    ("code", "tests", "passes"),
+    [
+        ("a, b = map(int, input().split())\nprint(a + b)", ADD, True),
+        ("a, b = map(int, input().split())\nprint(3)", ADD, False),
+        ("class Solution:\n    def add(self, a, n):\n        return [x + n for x in a]", METHOD, True),
+        ("class Solution:\n    def add(self, a, n):\n        return a", METHOD, False),
+        ("", ADD, False),
+        ("def broken(:", ADD, False),
+        ("import os\nos._exit(0)", ADD, False),
+        ("import sys\nsys.exit(0)", ADD, False),
+        ("import socket\nsocket.socket()\nprint(3)", ADD, False),
+        ('"""\' + open("/etc/passwd").read() #', ADD, False),
+    ],
+)
+def test_programs_are_graded_in_the_sandbox(code: str, tests: dict[str, Any], passes: bool) -> None:
+    assert builtin.passes(code, tests) is passes
+
+
+def test_a_program_that_never_ends_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtin, "_TEST_S", 1)
+    assert builtin.passes("while True: pass", ADD) is False
+
+
+def test_an_own_network_holds_loopback_and_nothing_else() -> None:
+    script = (
+        "import socket\n"
+        "from hubmerge.errors import EvaluationError\n"
+        "from hubmerge.evaluation.own_network import take_own_network\n"
+        "try:\n    take_own_network()\n"
+        "except EvaluationError as error:\n    print('impossible', error)\n    raise SystemExit\n"
+        "server = socket.create_server(('127.0.0.1', 0))\n"
+        "socket.create_connection(server.getsockname(), timeout=5)\n"
+        "try:\n    socket.create_connection(('192.0.2.1', 80), timeout=5)\n"
+        "except OSError as error:\n    print('unreachable', [n for _, n in socket.if_nameindex()][:1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    if done.stdout.startswith("impossible"):
+        pytest.skip(f"this machine allows no namespaces: {done.stdout[:200]}")
+    assert done.stdout == "unreachable ['lo']\n"

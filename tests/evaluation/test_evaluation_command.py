@@ -1,0 +1,86 @@
+"""`hubmerge evaluate`: its arguments, the files it writes, its table and its exit code."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from hubmerge.evaluation import command, runner
+from hubmerge.evaluation.result import parse_result
+from hubmerge.evaluation.suites import SUITES
+from hubmerge.hub import Hub
+from hubmerge.settings import Settings, evaluation_environment
+
+
+def arguments(*text: str) -> Any:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(text)
+
+
+@pytest.fixture
+def settings(hub: Hub, tmp_path: Path) -> Settings:
+    return Settings(endpoint=hub.endpoint, token=SecretStr(hub.token or ""), data_dir=tmp_path / "data")
+
+
+def prepare(settings: Settings, mode: str, monkeypatch: pytest.MonkeyPatch, hub: Hub, rows: Path) -> None:
+    """Every run of the command finds `mode` in its folder and the session's rows."""
+    monkeypatch.setattr(runner, "CHILD_MODULE", "tests.evaluation.scripted_child")
+    real = runner.evaluate
+
+    def evaluate(*given: Any, workdir: Path, **more: Any) -> Any:
+        workdir.mkdir(parents=True, exist_ok=True)
+        (workdir / "mode").write_text(mode)
+        (workdir / "details").mkdir(exist_ok=True)
+        (workdir / "details" / "zoo_math.parquet").write_bytes(b"kept")
+        return real(*given, workdir=workdir, **more)
+
+    monkeypatch.setattr(runner, "evaluate", evaluate)
+
+
+def test_the_help_names_every_suite() -> None:
+    assert tuple(SUITES) == command._SUITES
+
+
+def test_a_run_writes_its_result_and_details_and_prints_a_table(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, hub: Hub, rows: Path, tmp_path: Path, capsys: Any
+) -> None:
+    prepare(settings, "answers", monkeypatch, hub, rows)
+    out = tmp_path / "made" / "result.json"
+    assert command.run_cli(arguments("zoo/base", "--suite", "zoo", "--limit", "4", "--out", str(out)), settings) == 0
+    result = parse_result(out.read_bytes(), where="x")
+    assert (result.model, result.status) == ("zoo/base", "done")
+    assert (tmp_path / "made" / "result.details" / "zoo_math.parquet").read_bytes() == b"kept"
+    printed = capsys.readouterr().out
+    assert "zoo_math   25.0 ± 12.5  exact_match, 12 prompts" in printed
+    assert result.suite_version in printed
+
+
+def test_a_failed_run_says_why_and_exits_with_1(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, hub: Hub, rows: Path, tmp_path: Path, capsys: Any
+) -> None:
+    prepare(settings, "crashes", monkeypatch, hub, rows)
+    out = tmp_path / "result.json"
+    assert command.run_cli(arguments("zoo/base", "--suite", "zoo", "--limit", "4", "--out", str(out)), settings) == 1
+    assert parse_result(out.read_bytes(), where="x").status == "failed"
+    assert "SIGSEGV" in capsys.readouterr().out
+    assert not (tmp_path / "result.details").exists()
+
+
+def test_a_limit_below_one_is_wrong_usage(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        arguments("zoo/base", "--suite", "zoo", "--limit", "0")
+
+
+def test_a_child_inherits_by_an_allow_list_and_a_proxy_only_with_the_network() -> None:
+    environment = {"PATH": "/bin", "HF_TOKEN": "t", "AWS_SECRET": "s", "HTTPS_PROXY": "http://u:p@h", "LANG": "C"}
+    assert evaluation_environment(environment, network=False) == {"PATH": "/bin", "LANG": "C"}
+    assert evaluation_environment(environment, network=True) == {
+        "PATH": "/bin",
+        "LANG": "C",
+        "HTTPS_PROXY": "http://u:p@h",
+    }

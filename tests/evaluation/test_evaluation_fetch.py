@@ -1,0 +1,122 @@
+"""The fetching process: rows as any reader of the Hub would load them, and a reason where they cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from huggingface_hub import HfApi
+
+from hubmerge.errors import EvaluationError, HubmergeError
+from hubmerge.evaluation.process import ChildJob, run_child
+from hubmerge.evaluation.rows import FETCH_MODULE
+from hubmerge.hub import Hub
+from hubmerge.localhub.process import LocalHubProcess
+
+Fetch = Callable[..., list[Mapping[str, Any]]]
+
+
+@pytest.fixture
+def fetch(hub: Hub, tmp_path: Path) -> Fetch:
+    """Fetch one task's rows in a process of its own; the rows of its split."""
+
+    def run(repo: str, revision: str, **changes: Any) -> list[Mapping[str, Any]]:
+        task = {"subset": None, "split": "test", "few_shot_split": None, "data_files": None, "limit": None}
+        folder = tmp_path / "rows"
+        spec = {**task, "expands": False, "folder": str(folder), "repo": repo, "revision": revision, **changes}
+        home = tmp_path / "home"
+        run_child(
+            ChildJob(
+                FETCH_MODULE,
+                {"token": changes.pop("token", hub.token), "cache": str(home), "tasks": [spec]},
+                {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HOME": str(home), "HF_HUB_DISABLE_XET": "1"},
+                tmp_path / "log",
+                120.0,
+                "the data",
+            ),
+            lambda event: None,
+            lambda: False,
+        )
+        with pa.memory_map(str(next((folder / spec["split"]).glob("*.arrow")))) as source:
+            rows: list[Mapping[str, Any]] = pa.ipc.open_stream(source).read_all().to_pylist()
+        state = json.loads((folder / spec["split"] / "state.json").read_text())
+        assert len(state["_data_files"]) == 1
+        return rows
+
+    return run
+
+
+@pytest.fixture
+def dataset(
+    zoo_hub: LocalHubProcess, request: pytest.FixtureRequest
+) -> Callable[[Mapping[str, bytes]], tuple[str, str]]:
+    """Publish files as a dataset of ada's; its id and commit."""
+    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
+
+    def publish(files: Mapping[str, bytes], *, private: bool = False) -> tuple[str, str]:
+        repo = f"ada/fetch-{abs(hash(request.node.name)) % 10**8}"
+        api.create_repo(repo, repo_type="dataset", private=private)
+        for path, content in files.items():
+            api.upload_file(path_or_fileobj=content, path_in_repo=path, repo_id=repo, repo_type="dataset")
+        sha = api.dataset_info(repo).sha
+        assert sha
+        return repo, sha
+
+    return publish
+
+
+LINES = b"".join(json.dumps({"n": n}).encode() + b"\n" for n in range(10))
+
+
+def test_rows_are_those_of_the_pinned_commit_and_limited(fetch: Fetch, dataset: Any, zoo_hub: LocalHubProcess) -> None:
+    repo, sha = dataset({"test.jsonl": LINES})
+    api = HfApi(zoo_hub.endpoint, token=zoo_hub.tokens["ada"])
+    api.upload_file(path_or_fileobj=b'{"n": 99}\n', path_in_repo="test.jsonl", repo_id=repo, repo_type="dataset")
+    assert [row["n"] for row in fetch(repo, sha, limit=3)] == [0, 1, 2]
+
+
+def test_a_task_that_builds_its_own_questions_gets_all_rows(fetch: Fetch, dataset: Any) -> None:
+    repo, sha = dataset({"test.jsonl": LINES})
+    assert len(fetch(repo, sha, limit=3, expands=True)) == 10
+
+
+def test_named_files_make_a_split_where_the_repo_has_none(fetch: Fetch, dataset: Any) -> None:
+    repo, sha = dataset({"a/odd.json": LINES, "train.jsonl": b'{"other": 1}\n'})
+    assert len(fetch(repo, sha, data_files={"test": "a/odd.json"}, subset="unused")) == 10
+
+
+def test_a_private_dataset_needs_the_token(fetch: Fetch, dataset: Any) -> None:
+    repo, sha = dataset({"test.jsonl": LINES}, private=True)
+    with pytest.raises(EvaluationError, match="cannot be read"):
+        fetch(repo, sha, token=None)
+    assert len(fetch(repo, sha)) == 10
+
+
+@pytest.mark.parametrize(
+    ("files", "changes", "reason"),
+    [
+        ({"test.jsonl": LINES}, {"split": "validation"}, "validation"),
+        ({"test.jsonl": LINES}, {"subset": "no-such-subset"}, "no-such-subset"),
+        ({"test.jsonl": b'{"n": 1}\n{"n": [torn'}, {}, "cannot be read"),
+        ({"notes.md": b"nothing here"}, {}, "."),
+        ({"test.txt": b""}, {}, "."),
+        ({"test/a.png": b"\x89PNG no image", "test/b.png": b"\x89PNG"}, {}, "format that is not read"),
+    ],
+    ids=["no such split", "no such subset", "torn", "no data", "empty", "images"],
+)
+def test_a_dataset_that_cannot_be_read_is_refused(
+    fetch: Fetch, dataset: Any, tmp_path: Path, files: Mapping[str, bytes], changes: Mapping[str, Any], reason: str
+) -> None:
+    repo, sha = dataset(files)
+    with pytest.raises(HubmergeError, match=reason):
+        fetch(repo, sha, **changes)
+    assert not (tmp_path / "rows").exists()
+
+
+def test_a_commit_that_does_not_exist_is_refused(fetch: Fetch) -> None:
+    with pytest.raises(EvaluationError):
+        fetch("zoo/held-out", "0" * 40, subset="math")

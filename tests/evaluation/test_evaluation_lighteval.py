@@ -1,0 +1,180 @@
+"""The real thing: lighteval on the zoo's models, against a direct count over generations of our own.
+
+Each run costs an import of lighteval, so there are three of them, and each serves several promises.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow.parquet as pq
+import pytest
+from safetensors.torch import load_file, save_file
+
+from examples.zoo.evaluate import EVAL_FOLDER, evaluate_model, read_questions
+from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
+from hubmerge.hub import Hub
+from hubmerge.localhub.process import LocalHubProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+ZOO = ROOT / "examples" / "zoo"
+LIMIT, BATCH = 72, 8  # enough batches for a kill to come before the last
+OPTIONS = {"limit": LIMIT, "batch_size": BATCH, "dtype": "float32", "device": "cpu"}
+
+
+class Killing(Unobserved):
+    """Kills the evaluating process once it has generated `at` answers."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        if stage == "generate" and done >= self.at:
+            [child] = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()[-1:]
+            os.kill(int(child), signal.SIGKILL)
+
+
+class Stages(Unobserved):
+    def __init__(self) -> None:
+        self.generated: list[int] = []
+        self.stages: list[str] = []
+
+    def stage(self, name: str) -> None:
+        self.stages.append(name)
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        if stage == "generate":
+            self.generated.append(done)
+
+
+class Runs(NamedTuple):
+    killed: EvaluationResult
+    journal_of_the_killed: bytes
+    resumed: EvaluationResult
+    workdir: Path
+    stages: Stages
+
+
+@pytest.fixture(scope="module")
+def runs(zoo_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A run that is killed after its second batch, and the same command again."""
+    workdir = tmp_path_factory.mktemp("real")
+    hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
+    options = EvaluateOptions(**OPTIONS, keep_model=True)  # type: ignore[arg-type]
+    killed = evaluate("zoo/math-agent", "zoo", hub=hub, workdir=workdir, options=options, observer=Killing(2 * BATCH))
+    journal = (workdir / "generations" / "zoo_math.jsonl").read_bytes()
+    stages = Stages()
+    resumed = evaluate("zoo/math-agent", "zoo", hub=hub, workdir=workdir, options=options, observer=stages)
+    return Runs(killed, journal, resumed, workdir, stages)
+
+
+def details(workdir: Path, task: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(workdir / "details" / f"{task}.parquet").to_pylist()
+    return rows
+
+
+@pytest.mark.slow
+def test_scores_equal_a_direct_count(runs: Runs) -> None:
+    direct = evaluate_model(str(ZOO / "math"), limit=LIMIT)
+    assert runs.resumed.status == "done"
+    assert {s.domain: round(s.value * s.samples) for s in runs.resumed.tasks} == {
+        domain: score.correct for domain, score in direct.items()
+    }
+    assert direct["math"].correct > LIMIT / 2 > direct["tool"].correct  # so that equal counts mean something
+
+
+@pytest.mark.slow
+def test_a_standard_error_is_that_of_the_mean(runs: Runs) -> None:
+    for score in runs.resumed.tasks:
+        p, n = score.value, score.samples
+        assert n == LIMIT
+        assert score.stderr == pytest.approx(math.sqrt(p * (1 - p) / (n - 1)))
+
+
+@pytest.mark.slow
+def test_a_killed_run_fails_with_a_reason_and_keeps_what_it_generated(runs: Runs) -> None:
+    assert runs.killed.status == "failed"
+    assert runs.killed.error is not None
+    assert runs.killed.error.code == "E_TOO_BIG"
+    assert len(runs.journal_of_the_killed.splitlines()) >= 2
+
+
+@pytest.mark.slow
+def test_a_resumed_run_generates_only_what_is_missing(runs: Runs) -> None:
+    journal = (runs.workdir / "generations" / "zoo_math.jsonl").read_bytes()
+    assert journal.startswith(runs.journal_of_the_killed)
+    for task in ("math", "tool", "mem"):
+        lines = (runs.workdir / "generations" / f"zoo_{task}.jsonl").read_text().splitlines()
+        assert [len(json.loads(line)) for line in lines] == [BATCH] * (LIMIT // BATCH)
+    assert runs.stages.generated == list(range(BATCH, 3 * LIMIT + 1, BATCH))
+    assert runs.stages.stages[-3:] == ["load model", "generate", "score"]
+
+
+@pytest.mark.slow
+def test_every_sample_is_kept_as_it_was_asked_answered_and_scored(runs: Runs) -> None:
+    for score in runs.resumed.tasks:
+        rows = details(runs.workdir, score.task)
+        questions = read_questions(EVAL_FOLDER / f"{score.domain}.jsonl", LIMIT)
+        assert [(row["prompt"], json.loads(row["reference"])) for row in rows] == questions
+        assert [row["score"] for row in rows] == [
+            float(row["answer"].split() == answer.split()) for row, (_, answer) in zip(rows, questions, strict=True)
+        ]
+        assert sum(row["score"] for row in rows) == pytest.approx(score.value * score.samples)
+
+
+@pytest.mark.slow
+def test_the_result_says_what_ran(runs: Runs) -> None:
+    environment = runs.resumed.environment
+    assert environment.lighteval == "0.13.0"
+    assert (environment.dtype, environment.backend, environment.device[:3]) == ("float32", "transformers", "CPU")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_without_all_its_tensors_does_not_load(tmp_path: Path, hub: Hub, rows: Path) -> None:
+    """transformers itself fills them with random numbers."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((ZOO / "math" / name).read_bytes())
+    tensors = load_file(ZOO / "math" / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    result = evaluate(
+        str(folder),
+        "zoo",
+        hub=hub,
+        workdir=tmp_path / "run",
+        options=EvaluateOptions(**OPTIONS, data_cache=rows),  # type: ignore[arg-type]
+        allow_local=True,
+    )
+    assert result.status == "failed"
+    assert result.error is not None
+    assert "model.layers.1.mlp.up_proj.weight" in result.error.message
+    assert not (tmp_path / "run" / "details").exists()
+
+
+@pytest.mark.slow
+def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.evaluation.builtin_answers", str(tmp_path)],
+        cwd=ROOT,
+        env={"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert {"gsm8k", "math_500", "aime24", "lcb:codegeneration"} <= set(said["loaded"])
+    assert said["scores"] == {
+        f"{name} {kind}": float(kind == "right") for name in said["loaded"] for kind in said["kinds"]
+    }

@@ -1,0 +1,190 @@
+"""What of a stranger's model reaches the evaluating process, and what is believed of what its repo says."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from report_helpers import report_data
+from safetensors.numpy import save_file
+
+from hubmerge.errors import EvaluationError, FormatError
+from hubmerge.evaluation.facts import model_facts
+from hubmerge.evaluation.model_files import check_evaluable, stage_model
+from hubmerge.evaluation.runner import EvaluateOptions, evaluate
+from hubmerge.hub import Hub
+from hubmerge.recipe import ModelName
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_model
+
+OFFLINE = Hub("http://127.0.0.1:9")
+CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4, "auto_map": {"a": "b.py"}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "source"
+    made.mkdir()
+    save_file({"w": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}, made / "model.safetensors")
+    (made / "config.json").write_text(json.dumps(CONFIG))
+    (made / "tokenizer.json").write_text("{}")
+    return made
+
+
+def opened(folder: Path) -> Model:
+    return open_model(ModelName.parse(str(folder)), OFFLINE, allow_local=True)
+
+
+def staged(folder: Path, tmp_path: Path) -> tuple[Path, list[str]]:
+    out = tmp_path / "staged"
+    return out, stage_model(opened(folder), OFFLINE, out, tmp_path / "inputs", lambda *_: None)
+
+
+def test_only_weights_config_and_tokenizer_are_taken(folder: Path, tmp_path: Path) -> None:
+    for name in ("pytorch_model.bin", "modeling_evil.py", "generation_config.json", "extra.safetensors", "README.md"):
+        (folder / name).write_text("{}")
+    (folder / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": "x.py"}, "eos_token": "e"}')
+    out, notes = staged(folder, tmp_path)
+    assert sorted(p.name for p in out.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert json.loads((out / "tokenizer_config.json").read_text()) == {"eos_token": "e"}
+    assert "auto_map" not in json.loads((out / "config.json").read_text())
+    assert any("auto_map" in note for note in notes)
+
+
+def test_shards_come_with_an_index_of_what_their_headers_say(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    for number, name in enumerate("wb", start=1):
+        save_file({name: np.ones(2, np.float32)}, folder / f"model-{number:05}-of-00002.safetensors")
+    weight_map = {"w": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    index = {"metadata": {"evil": "../x"}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    out, _ = staged(folder, tmp_path)
+    made = json.loads((out / "model.safetensors.index.json").read_text())
+    assert made["weight_map"] == weight_map
+    assert set(made["metadata"]) == {"total_size"}
+    assert all((out / shard).is_file() for shard in weight_map.values())
+
+
+def test_nothing_of_an_earlier_model_stays(folder: Path, tmp_path: Path) -> None:
+    out, _ = staged(folder, tmp_path)
+    (out / "chat_template.jinja").write_text("{{ of another model }}")
+    staged(folder, tmp_path)
+    assert not (out / "chat_template.jinja").exists()
+
+
+def test_a_tokenizer_config_that_is_no_json_is_refused(folder: Path, tmp_path: Path) -> None:
+    (folder / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(FormatError, match="tokenizer_config"):
+        staged(folder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda f: (f / "tokenizer.json").unlink(), "no tokenizer"),
+        (lambda f: (f / "config.json").write_text('{"quantization_config": {"quant_method": "fp8"}}'), "quantized"),
+    ],
+)
+def test_a_model_that_cannot_be_evaluated_as_it_is_stored_is_refused(
+    folder: Path, change: Callable[[Path], Any], reason: str
+) -> None:
+    change(folder)
+    with pytest.raises(EvaluationError, match=reason):
+        check_evaluable(opened(folder))
+
+
+def test_such_a_model_gets_a_failed_result_and_starts_no_process(folder: Path, hub: Hub, workdir: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    result = evaluate(str(folder), "zoo", hub=hub, workdir=workdir, options=EvaluateOptions(limit=2), allow_local=True)
+    assert result.error is not None
+    assert result.error.message.startswith("the model has no tokenizer")
+    assert not (workdir / "child.log").exists()
+
+
+# --- facts
+
+
+def merge_folder(folder: Path, **changes: Any) -> Path:
+    """The folder with a hubmerge.json of the hand-made report that lists its weights."""
+    report = copy.deepcopy(report_data())
+    size = (folder / "model.safetensors").stat().st_size
+    report["files"] = [{"name": "model.safetensors", "size": size, "sha256": "0" * 64}]
+    (folder / "hubmerge.json").write_text(json.dumps(report | changes))
+    return folder
+
+
+def facts(folder: Path) -> Any:
+    return model_facts(OFFLINE, opened(folder))
+
+
+def test_a_plain_models_facts_come_from_headers_and_card(folder: Path) -> None:
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n")
+    found = facts(folder)
+    assert (found.parameters, found.license, found.is_merge) == (10, "mit", False)
+    assert found.size_bytes == (folder / "model.safetensors").stat().st_size
+
+
+def test_the_zoos_facts_come_from_the_hub(hub: Hub) -> None:
+    found = model_facts(hub, "zoo/math-agent")
+    assert (found.author, found.license, found.parameters) == ("zoo", "apache-2.0", 171776)
+
+
+def test_a_merges_facts_come_from_its_report(folder: Path) -> None:
+    found = facts(merge_folder(folder))
+    report = report_data()
+    assert (found.method, found.method_parameters) == ("ram_plus", {"epsilon": 1e-05, "r": 0.1, "alpha": 2.0})
+    assert [(p.role, p.id, p.weight) for p in found.parents] == [
+        (p["role"], p["id"], p["weight"]) for p in report["parents"]
+    ]
+    # the report's shares: conflict 0.02, one sign 0.03, one agent 0.2
+    assert found.density == pytest.approx(0.25)
+    assert found.overlap == pytest.approx(0.05 / 0.25)
+    assert found.conflict == pytest.approx(0.02 / 0.05)
+    assert found.effective_scales == tuple(o["effective_scale"] for o in report["outcomes"])
+    assert found.recipe == report["recipe_yaml"]
+    assert found.created == "2026-01-02T03:04:05Z"
+
+
+def test_a_report_of_other_weights_is_not_believed(folder: Path) -> None:
+    other = [{"name": "model.safetensors", "size": 1, "sha256": "0" * 64}]
+    assert not facts(merge_folder(folder, files=other)).is_merge
+    assert not facts(merge_folder(folder, files=[])).is_merge
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "lost"),
+    [
+        ("method", {"name": "x" * 5000, "parameters": {"r": 1}}, "method"),
+        ("method", "ram", "method"),
+        ("method", {"name": "evil\u202e", "parameters": {}}, "method"),
+        ("created", 5, "created"),
+        ("recipe_yaml", ["a"], "recipe"),
+        ("outcomes", [{"effective_scale": "1"}], "effective_scales"),
+        ("parents", [{"role": "uncle", "id": "a/b", "sha": "c"}], "parents"),
+        ("parents", 7, "parents"),
+        ("statistics", {"total": {"shares": {"conflict": -1, "overlap": 2, "private": "x"}}}, "density"),
+        ("statistics", [], "density"),
+    ],
+)
+def test_a_malformed_field_costs_that_field_only(folder: Path, field: str, value: Any, lost: str) -> None:
+    found = facts(merge_folder(folder, **{field: value}))
+    assert not getattr(found, lost)
+    kept = {"method", "created", "recipe", "parents", "density"} - {lost}
+    assert all(getattr(found, name) for name in kept)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"[" * 200_000, b'{"files": {}}', b"\xff\xfe", b"null"])
+def test_a_report_that_is_none_leaves_the_other_facts(folder: Path, content: bytes) -> None:
+    (folder / "hubmerge.json").write_bytes(content)
+    found = facts(folder)
+    assert (found.parameters, found.is_merge) == (10, False)

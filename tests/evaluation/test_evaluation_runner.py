@@ -1,0 +1,215 @@
+"""The runner's promises with a scripted process in lighteval's place: every way to end, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hubmerge.errors import CancelledError, EvaluationError, SourceNotFoundError
+from hubmerge.evaluation import process
+from hubmerge.evaluation.result import EvaluationResult, parse_result
+from hubmerge.evaluation.runner import Unobserved, evaluate
+from hubmerge.evaluation.suites import pin
+from hubmerge.hub import Hub
+
+Scripted = Callable[..., EvaluationResult]
+
+
+class Notes(Unobserved):
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.warnings: list[str] = []
+
+    def stage(self, name: str) -> None:
+        self.stages.append(name)
+
+    def warning(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+class OnProgress(Unobserved):
+    """Calls `act` once, when the child has generated something."""
+
+    def __init__(self, act: Callable[[], Any], at: int = 1) -> None:
+        self._act, self._at = act, at
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        if stage == "generate" and done >= self._at:
+            self._act()
+
+
+def is_alive(pid: int) -> bool:
+    """Zombies are dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_run_that_ends_well_gives_a_result_that_parses_and_says_all(scripted: Scripted, hub: Hub) -> None:
+    notes = Notes()
+    result = scripted("answers", observer=notes, options={"seed": 7, "dtype": "float32"})
+    assert parse_result(result.to_json().encode(), where="x") == result
+    state = hub.datasets.repo_state("zoo/held-out")
+    assert result.status == "done"
+    assert result.sha == hub.repo_state("zoo/math-agent").sha
+    assert [(s.task, s.domain, s.value, s.stderr, s.samples) for s in result.tasks] == [
+        (f"zoo_{d}", d, 0.25, 0.125, 12) for d in ("math", "tool", "mem")
+    ]
+    assert {s.dataset_revision for s in result.tasks} == {state.sha}
+    assert result.suite_version == pin("zoo", hub, limit=4).version
+    assert (result.environment.lighteval, result.environment.seed, result.environment.dtype) == ("1", 7, "float32")
+    assert result.facts.parameters == 171776
+    assert notes.stages == ["resolve", "fetch model", "fetch data", "generate"]
+    assert notes.warnings == ["mind the  [31m gap"]  # nothing that steers a terminal
+
+
+def test_the_fetched_weights_are_gone_after_a_run_unless_they_are_kept(scripted: Scripted, workdir: Path) -> None:
+    scripted("answers")
+    assert not (workdir / "inputs").exists()
+    scripted("answers", options={"keep_model": True})
+    assert (workdir / "inputs").exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "reason"),
+    [
+        ("crashes", "E_EVALUATION", "SIGSEGV"),
+        ("leaves", "E_EVALUATION", "without a result"),
+        ("is killed", "E_TOO_BIG", "SIGKILL"),
+        ("runs out of memory", "E_TOO_BIG", "ran out of memory"),
+        ("refuses", "E_EVALUATION", "the model does not load"),
+        ("shouts", "E_EVALUATION", "a line without an end"),
+        ("talks nonsense", "E_EVALUATION", "no event"),
+        ("answers other tasks", "E_EVALUATION", "other tasks"),
+        ("answers beyond the maximum", "E_EVALUATION", "cannot be read"),
+        ("answers in words", "E_EVALUATION", "cannot be read"),
+    ],
+)
+def test_a_run_that_fails_has_its_reason_and_no_score(
+    scripted: Scripted, workdir: Path, mode: str, code: str, reason: str
+) -> None:
+    result = scripted(mode)
+    assert result.status == "failed"
+    assert result.tasks == ()
+    assert result.error is not None
+    assert result.error.code == code
+    assert reason in result.error.message
+    assert str(workdir) not in result.error.message
+    assert parse_result(result.to_json().encode(), where="x") == result
+
+
+def test_a_run_past_its_wall_limit_is_killed_and_says_so(scripted: Scripted, workdir: Path) -> None:
+    result = scripted("hangs", options={"wall_s": 3.0})
+    assert result.error is not None
+    assert "wall limit" in result.error.message
+    assert not is_alive(int((workdir / "pid").read_text()))
+
+
+def test_a_cancelled_run_ends_with_all_its_processes_even_those_that_ignore_sigterm(
+    scripted: Scripted, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "GRACE_S", 0.2)
+    cancel = threading.Event()
+    with pytest.raises(CancelledError):
+        scripted("ignores SIGTERM with a grandchild", cancel=cancel, observer=OnProgress(cancel.set, at=2))
+    assert not is_alive(int((workdir / "pid").read_text()))
+    assert not is_alive(int((workdir / "grandchild").read_text()))
+
+
+def test_cancel_may_be_a_function_and_an_observer_that_raises_ends_the_run_too(
+    scripted: Scripted, workdir: Path
+) -> None:
+    seen: list[int] = []
+    with pytest.raises(CancelledError):
+        scripted("hangs", cancel=lambda: bool(seen), observer=OnProgress(lambda: seen.append(1)))
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        scripted("hangs", observer=OnProgress(fail))
+    assert not is_alive(int((workdir / "pid").read_text()))
+
+
+def test_a_cancellation_is_heard_while_the_model_is_fetched(scripted: Scripted, workdir: Path) -> None:
+    with pytest.raises(CancelledError):
+        scripted("answers", cancel=lambda: True)
+    assert not (workdir / "pid").exists()
+
+
+def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
+    """A parent that is killed cannot clean up; the kernel does."""
+    script = (
+        "from pathlib import Path\n"
+        "from hubmerge.evaluation.process import ChildJob, run_child\n"
+        f"job = ChildJob('tests.evaluation.scripted_child', {{'workdir': {str(tmp_path)!r}, 'tasks': []}},"
+        f" {{}}, Path({str(tmp_path / 'log')!r}), 600, 'x')\n"
+        "run_child(job, lambda event: None, lambda: False)\n"
+    )
+    (tmp_path / "mode").write_text("hangs")
+    parent = os.posix_spawn(
+        process.sys.executable, [process.sys.executable, "-c", script], {"PYTHONPATH": str(process._ROOT)}
+    )
+    deadline = time.monotonic() + 60
+    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    child = int((tmp_path / "pid").read_text())
+    os.kill(parent, 9)
+    os.waitpid(parent, 0)
+    while is_alive(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_alive(child)
+
+
+def test_the_child_has_no_token_and_no_network(
+    scripted: Scripted, workdir: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    canary = "hf_CanaryInTheEnvironment0123456789"
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUBMERGE_SECRET", "OAUTH_CLIENT_SECRET", "SOME_OTHER"):
+        monkeypatch.setenv(name, canary)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://user:{canary}@127.0.0.1:9")
+    scripted("looks around")
+    environment = (workdir / "environment").read_text()
+    assert canary not in environment
+    assert str(hub.token) not in environment
+    assert json.loads(environment)["HF_HUB_OFFLINE"] == "1"
+    assert Path(json.loads(environment)["HOME"]).is_relative_to(workdir)  # no cache or login of this user's
+    assert json.loads((workdir / "families").read_text()) == ["AF_UNIX"]
+
+
+def test_a_token_leaves_no_trace_in_the_folder_of_a_run(scripted: Scripted, workdir: Path, hub: Hub) -> None:
+    scripted("answers", options={"keep_model": True})
+    assert hub.token
+    files = [path for path in workdir.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert [path for path in files if hub.token.encode() in path.read_bytes()] == []
+
+
+def test_a_backend_that_is_not_there_is_refused_before_anything_is_fetched(hub: Hub, workdir: Path) -> None:
+    from hubmerge.evaluation.runner import EvaluateOptions
+
+    with pytest.raises(EvaluationError, match="vllm"):
+        evaluate("zoo/base", "zoo", hub=hub, workdir=workdir, options=EvaluateOptions(backend="vllm"))
+    assert not workdir.exists()
+
+
+def test_a_missing_model_and_an_unknown_suite_are_refused(scripted: Scripted) -> None:
+    with pytest.raises(SourceNotFoundError):
+        scripted("answers", model="zoo/nothing-of-this-name")
+    with pytest.raises(EvaluationError, match="no such suite"):
+        scripted("answers", suite="zoology")
+
+
+def test_a_folder_is_evaluated_only_where_that_is_allowed(scripted: Scripted) -> None:
+    folder = str(process._ROOT / "examples" / "zoo" / "math")
+    with pytest.raises(SourceNotFoundError, match="local folders"):
+        scripted("answers", model=folder)
+    assert scripted("answers", model=folder, allow_local=True).facts.author == "local"

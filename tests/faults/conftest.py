@@ -1,0 +1,81 @@
+"""One embedded Hub with fault switches for all tests of this folder; every test starts with all of them off."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_line import Family, Line, unhurried_client, upload_family
+from huggingface_hub import HfApi
+
+from hubmerge.localhub.fault_rules import FaultSwitch
+from hubmerge.localhub.process import LocalHubProcess
+
+
+@pytest.fixture(scope="session")
+def faulty_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    with LocalHubProcess(tmp_path_factory.mktemp("faulty"), options=("--faults",)) as hub:
+        yield hub
+
+
+@pytest.fixture
+def switch(faulty_hub: LocalHubProcess) -> Iterator[FaultSwitch]:
+    with FaultSwitch(faulty_hub.endpoint) as switch:
+        yield switch
+
+
+@pytest.fixture
+def ada(faulty_hub: LocalHubProcess) -> HfApi:
+    return HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"])
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A repo that no other test uses."""
+    return "ada/f-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "here"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture(scope="session")
+def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("family")
+
+
+@pytest.fixture(scope="session")
+def family(faulty_hub: LocalHubProcess, family_folder: Path) -> Family:
+    api = HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"])
+    return upload_family(api, family_folder, "ada/family")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(
+    faulty_hub: LocalHubProcess, family: Family, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """What the family's merge publishes when nothing goes wrong."""
+    line = Line(faulty_hub, tmp_path_factory.mktemp("undisturbed"), family.recipe(), "ada/undisturbed")
+    made = line.merge()
+    line.run()
+    assert line.published() == made
+    return made
+
+
+@pytest.fixture
+def line(
+    faulty_hub: LocalHubProcess, folder: Path, family: Family, undisturbed: dict[str, str], name: str, switch: object
+) -> Line:
+    """The family's merge into a target of its own; `undisturbed` has run before any fault is switched on."""
+    return Line(faulty_hub, folder, family.recipe(), name)
+
+
+@pytest.fixture
+def client_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    with unhurried_client(monkeypatch) as pauses:
+        yield pauses

@@ -1,0 +1,144 @@
+"""A disk that fills at any moment: E_DISK, nothing half-made under a final name, and the next run completes it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fault_line import Line
+
+from hubmerge import sink
+from hubmerge.errors import DiskError
+
+REPO = Path(__file__).resolve().parents[2]
+MB = 1024 * 1024
+UNDER_A_LIMIT = """
+import resource, sys
+from hubmerge.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 96 MB of its own: enough for what the plan asks to be free."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "hubmerge-test", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system of its own needs the right to mount one")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path, leave: int) -> Path:
+    """Somebody else's file, which leaves so many bytes free."""
+    ballast = folder / "ballast"
+    free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+    with open(ballast, "wb") as file:
+        for _ in range((free - leave) // 65536):
+            file.write(bytes(65536))
+    return ballast
+
+
+def whole_shards(line: Line) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in (line.folder / "out").glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("stage", ["fetch", "merge"])
+@pytest.mark.parametrize("left", [0, 200_000, 700_000])
+def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(
+    line: Line, undisturbed: dict[str, str], small_disk: Path, stage: str, left: int
+) -> None:
+    line.folder = small_disk / "job"
+    line.watcher.at[stage] = lambda: fill(small_disk, left)
+    with pytest.raises(DiskError) as caught:
+        line.merge()
+    assert caught.value.code == "E_DISK"
+    assert caught.value.retryable
+    assert "No space left" in str(caught.value)
+    assert not (line.folder / "out" / "hubmerge.json").exists()
+    before = whole_shards(line)
+    if (stage, left) == ("merge", 700_000):
+        assert before, "what was finished stays"
+    (small_disk / "ballast").unlink()
+    assert line.merge() == undisturbed
+    assert before.items() <= whole_shards(line).items()
+
+
+def test_a_limit_on_file_sizes_is_an_error_with_exit_code_1_and_the_command_goes_on_without_it(
+    line: Line, undisturbed: dict[str, str]
+) -> None:
+    """Inputs come in files of some 250 kB, the output is one of 1.1 MB."""
+    (line.folder / "recipe.yaml").write_text(str(line.recipe))
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": line.process.endpoint,
+        "HF_TOKEN": line.process.tokens["ada"],
+        "HUBMERGE_DATA": str(line.folder / "data"),
+    }
+    command = ["run", str(line.folder / "recipe.yaml"), "--to", line.target, "--license", "mit"]
+
+    def run(*before: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *before, *command], env=environment, cwd=REPO, capture_output=True, text=True, check=False
+        )
+
+    refused = run("-c", UNDER_A_LIMIT, "400000")
+    assert refused.returncode == 1
+    assert "E_DISK" in refused.stderr
+    assert "File too large" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not line.api.repo_exists(line.target)
+    again = run("-m", "hubmerge")
+    assert again.returncode == 0, again.stderr
+    assert line.commits() == 2
+    published = line.published()
+    assert published["tokenizer.json"] == undisturbed["tokenizer.json"]
+    assert "model.safetensors" in published
+
+
+@pytest.mark.parametrize("call", range(12))
+def test_an_error_at_any_sync_leaves_what_can_be_gone_on_with(
+    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Where a disk may say late that it is full: each sync of the journal and of the shards in turn."""
+    synced = 0
+
+    class FullDisk:
+        def __getattr__(self, name: str) -> object:
+            return getattr(os, name)
+
+        @staticmethod
+        def fsync(descriptor: int) -> None:
+            nonlocal synced
+            synced += 1
+            if synced == call + 1:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(descriptor)
+
+    with monkeypatch.context() as context:
+        context.setattr(sink, "os", FullDisk())
+        with pytest.raises(DiskError, match="No space left"):
+            line.merge()
+    assert not list((line.folder / "out").rglob("*.tmp"))
+    assert line.merge() == undisturbed
+
+
+def test_a_journal_that_was_begun_and_not_written_is_begun_again(line: Line, undisturbed: dict[str, str]) -> None:
+    """A kill between the creation of the journal and its first line, whole or torn."""
+    journal = line.folder / "out" / ".hubmerge" / "journal.jsonl"
+    journal.parent.mkdir(parents=True)
+    journal.write_text('{"event": "pla')
+    prepared = line.prepare()
+    sink.Journal.open(line.folder / "out", prepared.plan, resume=True)
+    assert journal.read_text().count('"plan"') == 1
+    sink.Journal.open(line.folder / "out", prepared.plan, resume=True)
+    assert journal.read_text().count('"plan"') == 1
+    assert line.merge() == undisturbed

@@ -1,0 +1,178 @@
+"""What the line promises when reading goes wrong: the same bytes in the end, or a refusal that says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fault_line import SHARDS, Line
+
+from hubmerge.errors import CorruptError, HubmergeError, HubUnavailableError
+from hubmerge.localhub.fault_rules import FaultSwitch, Observe, Reset, StaleHead, Status, WholeFile, WrongByte
+from hubmerge.sources.header import header_length
+
+AGENT = "ada/family-one"
+SHARD = f"/{AGENT}/resolve/[0-9a-f]{{40}}/{SHARDS[1]}$"
+HEADERS = 1  # the first read of a shard is that of its header
+
+
+def test_the_merge_is_a_function_of_its_inputs(line: Line, undisturbed: dict[str, str]) -> None:
+    """So that the comparisons of these tests mean something."""
+    assert line.merge() == undisturbed
+    assert {"config.json", "tokenizer.json"} <= undisturbed.keys()
+    assert len([name for name in undisturbed if name.endswith(".safetensors")]) > 2
+    assert line.pauses == []
+
+
+@pytest.mark.parametrize("at", [0, 1, 100_000])
+def test_a_connection_that_drops_in_mid_shard_goes_on_at_that_byte(
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, at: int
+) -> None:
+    reads = switch.add(SHARD, Observe(), times=None)
+    switch.add(SHARD, Reset(at=at), skip=HEADERS, times=2)
+    assert line.merge() == undisturbed
+    size = line.hub.repo_state(AGENT).files[SHARDS[1]].size
+    assert [r.range for r in switch.state(reads).requests[HEADERS:]] == [
+        f"bytes={begin}-{size - 1}" for begin in (0, at, 2 * at)
+    ]
+    assert len(line.pauses) == 2
+
+
+def test_a_connection_that_keeps_dropping_is_given_up_and_the_next_run_goes_on_where_it_was(
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch
+) -> None:
+    switch.add(SHARD, Reset(at=10_000), skip=HEADERS, times=None)
+    with pytest.raises(HubUnavailableError) as caught:
+        line.merge()
+    assert caught.value.retryable
+    assert len(line.pauses) == 4
+    switch.clear()
+    reads = switch.add(SHARD, Observe(), times=None)
+    assert line.merge() == undisturbed
+    assert [r.range.split("-")[0] for r in switch.state(reads).requests[HEADERS:] if r.range] == ["bytes=50000"]
+
+
+ROUTES = [
+    "/api/whoami-v2",
+    f"/api/models/{AGENT}$",
+    SHARD,
+    f"/{AGENT}/resolve/.*/model.safetensors.index.json",
+    f"/{AGENT}/resolve/.*/config.json",
+    "/ada/family-base/resolve/.*/tokenizer.json",
+]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_trouble_on_any_reading_route_is_waited_out_as_long_as_the_hub_asks(
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, route: str
+) -> None:
+    for number, fault in enumerate(
+        (
+            Status(status=429, retry_after="7"),
+            Status(status=429, rate_limit_reset_s=9),
+            Status(status=503),
+            Reset(at=3),
+        )
+    ):
+        switch.add(route, fault, methods=["GET"], skip=number)
+    assert line.merge() == undisturbed
+    assert [state.fired for state in switch.states()] == [1, 1, 1, 1]
+    asked = sorted(line.pauses)[-2:]
+    assert 7 <= asked[0] <= 8
+    assert 9 <= asked[1] <= 10
+    assert len(line.pauses) == 4
+
+
+def test_a_pause_that_is_too_long_for_a_request_leaves_the_job_to_be_run_again(
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch
+) -> None:
+    switch.add(SHARD, Status(status=429, retry_after="3600"), skip=HEADERS)
+    with pytest.raises(HubUnavailableError) as caught:
+        line.merge()
+    assert caught.value.retryable
+    assert line.pauses == []
+    assert line.merge() == undisturbed
+
+
+@pytest.mark.parametrize("skip", [0, HEADERS], ids=["header", "shard"])
+def test_a_whole_file_in_place_of_a_range_is_refused_and_nothing_of_it_is_kept(
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, skip: int
+) -> None:
+    if skip:  # so that the range does not begin at 0
+        switch.add(SHARD, Reset(at=10_000), skip=HEADERS)
+    switch.add(SHARD, WholeFile(), skip=2 * skip)
+    with pytest.raises(HubUnavailableError, match=r"206 bytes .* got 200"):
+        line.merge()
+    partial = [p.stat().st_size for p in line.folder.rglob("*.partial")]
+    assert partial == ([10_000] if skip else [])
+    switch.clear()
+    assert line.merge() == undisturbed
+
+
+def test_a_wrong_byte_in_a_shard_is_corrupt_and_the_next_run_is_whole(
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch
+) -> None:
+    switch.add(SHARD, WrongByte(at=200_000, mask=1), skip=HEADERS)
+    with pytest.raises(CorruptError) as caught:
+        line.merge()
+    assert AGENT in str(caught.value)
+    assert SHARDS[1] in str(caught.value)
+    assert not [p for p in line.folder.rglob(SHARDS[1] + "*") if AGENT.replace("/", "--") in str(p)]
+    assert line.merge() == undisturbed
+
+
+def test_a_wrong_byte_in_a_part_that_a_resumed_download_kept_is_corrupt(
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch
+) -> None:
+    switch.add(SHARD, Reset(at=150_000), skip=HEADERS)
+    switch.add(SHARD, WrongByte(at=149_999), skip=HEADERS)
+    with pytest.raises(CorruptError):
+        line.merge()
+    assert line.merge() == undisturbed
+
+
+def test_a_wrong_byte_in_a_header_is_refused_or_changes_nothing(
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, family_folder: Path
+) -> None:
+    shard = (family_folder / "one" / SHARDS[1]).read_bytes()
+    end = 8 + header_length(shard[:8], SHARDS[1])
+    sound = line.prepare().plan.agents[0].tensors
+    refused, codes = 0, set()
+    places = [*range(8), *range(8, end, max(1, end // 40))]
+    for place in places:
+        switch.clear()
+        switch.add(SHARD, WrongByte(at=place, mask=1 << (place % 7)))
+        try:
+            planned = line.prepare()
+        except HubmergeError as error:
+            codes.add(error.code)
+            refused += 1
+        else:
+            assert planned.plan.agents[0].tensors == sound
+    assert codes <= {"E_HEADER", "E_INDEX", "E_INCOMPATIBLE", "E_FORMAT"}
+    assert refused > len(places) // 2
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_a_wrong_byte_in_a_small_file_is_corrupt(
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, file: str
+) -> None:
+    # a digit or letter into another one, so that the file stays valid JSON
+    text = line.hub.read_file("ada/family-base", line.hub.repo_state("ada/family-base").sha, file)
+    place = next(i for i, c in enumerate(text) if chr(c).isdigit()) if file == "config.json" else text.index(b"unk")
+    switch.add(f"/ada/family-base/resolve/.*/{file}$", WrongByte(at=place, mask=1))
+    with pytest.raises(CorruptError, match=file):
+        line.merge()
+    assert line.merge() == undisturbed
+
+
+def test_a_stale_head_is_pinned_and_merged_as_what_it_is(line: Line, switch: FaultSwitch) -> None:
+    """Two repos of which one is seen as it was: the report names that commit, and its files are what was merged."""
+    older = line.api.list_repo_commits(AGENT)[0].commit_id
+    line.api.upload_file(repo_id=AGENT, path_or_fileobj=b"later", path_in_repo="later.txt")
+    switch.add(f"/api/models/{AGENT}", StaleHead(), times=None)
+    prepared = line.prepare()
+    assert prepared.plan.agents[0].ref.sha == older
+    assert "later.txt" not in prepared.plan.agents[0].files
+    line.merge()
+    assert f'"{older}"' in (line.folder / "out" / "hubmerge.json").read_text()

@@ -1,0 +1,152 @@
+"""HumanEval and MBPP: gold answers pass, damaged ones fail, and a program is found in many shapes of answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hubmerge.tasks import get_task, humaneval, mbpp
+from hubmerge.tasks.base import Task
+from hubmerge.tasks.generated_code import completed, whole_program
+
+DATA = Path(__file__).resolve().parents[2] / "examples" / "datasets" / "humaneval" / "openai_humaneval" / "test.jsonl"
+ROWS: list[dict[str, Any]] = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
+
+# hand-written, in the schema of google-research-datasets/mbpp: `full`, then `sanitized`
+MBPP_ROWS: list[dict[str, Any]] = [
+    {
+        "task_id": 9001,
+        "text": "Write a function to find the largest distance between two numbers of a list.",
+        "code": "def spread(numbers):\n    return max(numbers) - min(numbers)",
+        "test_list": ["assert spread([1, 5, 2]) == 4", "assert spread([7]) == 0", "assert spread([-3, 3]) == 6"],
+        "test_setup_code": "",
+        "challenge_test_list": [],
+    },
+    {
+        "task_id": 9002,
+        "text": "Write a function to sum the values of a linked list.",
+        "code": "def total(node):\n    return 0 if node is None else node.value + total(node.rest)",
+        "test_list": ["assert total(None) == 0", "assert total(Node(2, Node(3))) == 5"],
+        "test_setup_code": (
+            "class Node:\n    def __init__(self, value, rest=None):\n        self.value, self.rest = value, rest"
+        ),
+        "challenge_test_list": [],
+    },
+    {
+        "task_id": 9003,
+        "source_file": "hand-written",
+        "prompt": "Write a python function to compute the length of a vector.",
+        "code": "import math\n\ndef length(*v):\n    return math.sqrt(sum(x * x for x in v))",
+        "test_imports": ["import math"],
+        "test_list": ["assert math.isclose(length(3, 4), 5)", "assert length() == 0"],
+    },
+]
+
+
+def scored(task: Task, row: dict[str, Any], answer: str) -> float:
+    """As the runner does it: the reference travels as JSON."""
+    return task.score(answer, json.loads(json.dumps(task.reference(row))))
+
+
+@pytest.fixture
+def humaneval_task() -> Task:
+    task = get_task("humaneval")
+    assert isinstance(task, Task)
+    return task
+
+
+@pytest.mark.slow
+def test_every_reference_solution_of_humaneval_passes(humaneval_task: Task) -> None:
+    assert len(ROWS) == 164
+    failed = [row["task_id"] for row in ROWS if scored(humaneval_task, row, str(humaneval_task.gold(row))) != 1.0]
+    assert failed == []
+
+
+def test_a_plain_continuation_and_a_lost_indent_pass_too(humaneval_task: Task) -> None:
+    for row in ROWS[::12]:
+        body = row["canonical_solution"]
+        assert scored(humaneval_task, row, body) == 1.0
+        assert scored(humaneval_task, row, body.lstrip() + "\n\ndef other():\n    return") == 1.0
+        assert scored(humaneval_task, row, f"<think>\n```python\nno\n```\n</think>\n```\n{body}```") == 1.0
+
+
+def test_damaged_solutions_of_humaneval_fail(humaneval_task: Task) -> None:
+    for row in ROWS[::6]:
+        assert scored(humaneval_task, row, "    return None\n") == 0.0
+    for answer in ("", "```python\n```", "I cannot help with that.", "```python\ndef ", "\x00"):
+        assert scored(humaneval_task, ROWS[0], answer) == 0.0
+
+
+HARM = {
+    "endless loop": "while True: pass",
+    "fork bomb": "import os\n    while True: os.fork()",
+    "file": "open('x', 'w').write('x')",
+    "network": "import socket; socket.create_connection(('127.0.0.1', 9))",
+    "process": "import subprocess; subprocess.run(['true'])",
+    "early end": "import os; os._exit(0)",
+    "exit": "raise SystemExit(0)",
+}
+
+
+@pytest.mark.parametrize("kind", HARM)
+def test_a_solution_that_does_harm_first_fails(
+    kind: str, humaneval_task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(humaneval, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(mbpp, "TIMEOUT_S", 0.5)
+    row = ROWS[0]
+    assert scored(humaneval_task, row, f"    {HARM[kind]}\n{row['canonical_solution']}") == 0.0
+    task = get_task("mbpp")
+    assert isinstance(task, Task)
+    code = MBPP_ROWS[0]["code"].replace("    return", f"    {HARM[kind]}\n    return")
+    assert scored(task, MBPP_ROWS[0], code) == 0.0
+
+
+@pytest.mark.parametrize("row", MBPP_ROWS, ids=lambda row: str(row["task_id"]))
+def test_mbpp_golds_pass_and_damaged_ones_fail(row: dict[str, Any]) -> None:
+    task = get_task("mbpp_sanitized" if "prompt" in row else "mbpp")
+    assert isinstance(task, Task)
+    assert scored(task, row, str(task.gold(row))) == 1.0
+    assert scored(task, row, f"Here it is:\n\n{row['code']}\n[DONE]\n[BEGIN]\nprint(x)") == 1.0
+    assert scored(task, row, row["code"].replace("return", "return 1 +")) == 0.0
+    assert scored(task, row, row["code"].replace("def ", "def my_")) == 0.0
+    assert scored(task, row, "") == 0.0
+    prompt = task.prompt(row)
+    assert all(test in prompt for test in row["test_list"])
+    assert row["code"] not in prompt
+
+
+PROMPT = "import math\n\ndef helper(x):\n    return x\n\ndef area(r):\n    '''Area.'''\n"
+BODY = "    return math.pi * helper(r) ** 2\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        BODY,
+        BODY.lstrip(),
+        f"\n\n{BODY}\nprint(area(2))\ndef area(r):\n    return 0",
+        f"```python\ndef area(r):\n{BODY}```",
+        f"```python\n{PROMPT}{BODY}```\nUse it so:\n```python\nprint(area(1))\n```",
+        f"```Python\r\ndef area(r):\n{BODY}",
+        f"First try:\n```python\ndef area(r):\n    return 3\n```\nBetter:\n```python\ndef area(r):\n{BODY}```",
+        f"1. Here:\n   ```python\n   def area(r):\n   {BODY}   ```",
+        f"Sure!\n\ndef area(r):\n{BODY}",
+        f"{PROMPT}{BODY}",
+    ],
+)
+def test_a_function_is_completed_from_any_usual_answer(answer: str) -> None:
+    space: dict[str, Any] = {}
+    exec(completed(PROMPT, answer, "area"), space)
+    assert space["area"](1) == pytest.approx(3.14159, abs=1e-4)
+
+
+def test_a_whole_program_is_the_last_block_that_defines_something() -> None:
+    answer = "```python\ndef f(): return 1\n```\nand\n```py\ndef f(): return 2\n```\nrun\n```python\nf()\n```"
+    assert whole_program(answer) == "def f(): return 2"
+    assert whole_program("```\nx = 1\n```") == "x = 1"
+    assert whole_program("It is:\nimport os\nx = 1\n```\nthat was it") == "import os\nx = 1"
+    assert whole_program("<think>def no(): pass</think>def yes(): pass") == "def yes(): pass"

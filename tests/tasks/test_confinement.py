@@ -1,0 +1,225 @@
+"""A confined process and its children stay within limits and off the network; in real child processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import struct
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from hubmerge import seccomp
+from hubmerge.confinement import _NO_NETWORK
+from hubmerge.errors import EvaluationError
+from hubmerge.sandbox_rules import rules
+from hubmerge.seccomp import Rule, assemble
+
+ROOT = Path(__file__).resolve().parents[2]
+ALLOW, KILL, ENOSYS, EPERM = "allow", "kill", errno.ENOSYS, errno.EPERM
+
+
+def child(code: str, *, limits: str = "", network: bool = False) -> list[str]:
+    """The lines that `code` prints after `confine(Limits(…))`."""
+    head = f"from hubmerge.confinement import Limits, confine\nconfine(Limits({limits}), network={network})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("family", ["AF_INET", "AF_INET6", "AF_NETLINK", "AF_PACKET", "AF_VSOCK"])
+def test_no_socket_opens_but_the_local_ones(family: str) -> None:
+    code = f"""
+    import errno, socket
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW):
+        try:
+            socket.socket(socket.{family}, kind)
+            print("open")
+        except OSError as error:
+            print(errno.errorcode[error.errno])
+    socket.socketpair()
+    socket.socket(socket.AF_UNIX).close()
+    """
+    assert child(code) == ["EACCES"] * 3
+
+
+def test_a_child_and_a_running_thread_inherit_the_ban() -> None:
+    code = """
+    import subprocess, sys
+    probe = "import socket\\ntry:\\n socket.socket()\\n print('open')\\nexcept PermissionError:\\n print('refused')"
+    print(subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env={}).stdout)
+    """
+    assert child(code) == ["refused"]
+    early = """
+    import socket, sys, threading
+    sys.path.insert(0, ".")
+    from hubmerge.confinement import Limits, confine
+    go = threading.Event()
+    def probe():
+        go.wait()
+        try:
+            socket.socket()
+            print("open")
+        except PermissionError:
+            print("refused")
+    thread = threading.Thread(target=probe)
+    thread.start()
+    confine(Limits(), network=False)
+    go.set()
+    thread.join()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(early)], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["refused"], done.stderr
+
+
+def test_with_the_network_a_socket_opens_and_privileges_are_given_up() -> None:
+    code = """
+    import socket
+    socket.socket().close()
+    print(open("/proc/self/status").read().split("NoNewPrivs:")[1].split()[0])
+    """
+    assert child(code, network=True) == ["1"]
+
+
+def test_the_ways_around_a_socket_ban_are_closed() -> None:
+    code = """
+    import ctypes, errno
+    from hubmerge import seccomp
+    for name in ("io_uring_setup", "ptrace", "process_vm_readv", "pidfd_getfd", "bpf", "userfaultfd", "keyctl",
+                 "mount", "unshare", "setns"):
+        result = seccomp.system_call(name, 0, 0, 0, 0, 0)
+        print(name if result != -1 or ctypes.get_errno() != errno.EPERM else "refused")
+    """
+    assert set(child(code)) == {"refused"}
+
+
+def test_multiprocessing_and_asyncio_still_work() -> None:
+    code = """
+    import asyncio, multiprocessing
+    async def three():
+        await asyncio.sleep(0)
+        return 3
+    print(asyncio.run(three()))
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        print(pool.map(abs, [-2])[0])
+    """
+    assert child(code) == ["3", "2"]
+
+
+def test_limits_bind() -> None:
+    code = """
+    import os, resource, tempfile
+    try:
+        bytearray(1 << 30)
+    except MemoryError:
+        print("memory")
+    try:
+        files = [os.open("/dev/null", os.O_RDONLY) for _ in range(100)]
+    except OSError as error:
+        print("files", error.errno)
+    os.closerange(3, 60)
+    with tempfile.TemporaryFile(buffering=0) as file:
+        print(file.write(bytes(5000)))
+    print(resource.getrlimit(resource.RLIMIT_CPU), resource.getrlimit(resource.RLIMIT_CORE))
+    """
+    limits = "cpu_s=7, memory_bytes=1 << 29, file_bytes=1000, open_files=60"
+    assert child(code, limits=limits) == ["memory", "files", str(errno.EMFILE), "1000", "(7,", "8)", "(0,", "0)"]
+
+
+def test_a_limit_is_never_raised() -> None:
+    code = """
+    import resource
+    confine(Limits(cpu_s=100, open_files=200), network=True)
+    print(resource.getrlimit(resource.RLIMIT_CPU)[0], resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    """
+    assert child(code, limits="cpu_s=7, open_files=60") == ["7", "60"]
+
+
+def test_processor_time_ends_a_process_that_ignores_the_signal() -> None:
+    code = (
+        "import signal\nfrom hubmerge.confinement import Limits, confine\nconfine(Limits(cpu_s=1), network=True)\n"
+        "signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True:\n    pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120)
+    assert done.returncode == -9
+
+
+def test_a_machine_without_seccomp_is_an_error_and_not_an_open_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(EvaluationError, match="cannot confine"):
+        seccomp.no_new_privileges()
+    monkeypatch.undo()
+    monkeypatch.setattr(seccomp, "system_call", lambda *_: -1)
+    with pytest.raises(EvaluationError, match="seccomp"):
+        seccomp.install([Rule("ptrace")])
+
+
+def verdict(program: bytes, arch: int, number: int, arguments: tuple[int, ...] = ()) -> object:
+    """What classic BPF says about a call: a naive interpreter of the kernel's description."""
+    data = struct.pack("<iIQ6Q", number, arch, 0, *(*arguments, *[0] * (6 - len(arguments))))
+    instructions = list(struct.iter_unpack("<HBBI", program))
+    at, accumulator = 0, 0
+    while True:
+        code, if_true, if_false, value = instructions[at]
+        at += 1
+        if code == 0x20:
+            accumulator = struct.unpack_from("<I", data, value)[0]
+        elif code == 0x06:
+            kind, low = value & 0xFFFF0000, value & 0xFFFF
+            return {0x7FFF0000: ALLOW, 0x80000000: KILL}.get(kind, low)
+        else:
+            holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
+            at += if_true if holds else if_false
+
+
+@pytest.mark.parametrize(("machine", "arch"), [("x86_64", 0xC000003E), ("aarch64", 0xC00000B7)])
+def test_the_filter_decides_call_by_call(machine: str, arch: int) -> None:
+    column = ("x86_64", "aarch64").index(machine)
+
+    def says(rules: tuple[Rule, ...], call: str, *arguments: int) -> object:
+        number = seccomp._CALLS[call][column]
+        assert number is not None
+        return verdict(assemble(rules, machine), arch, number, arguments)
+
+    network = {family: says(_NO_NETWORK, "socket", family) for family in range(64)}
+    assert network == {family: ALLOW if family == 1 else errno.EACCES for family in range(64)}
+    # the kernel takes an int: what stands above its 32 bits does not help
+    assert says(_NO_NETWORK, "socket", (1 << 32) + 2) == errno.EACCES
+    assert says(_NO_NETWORK, "clone3") == ENOSYS
+    assert says(_NO_NETWORK, "clone", 0x10000000) == EPERM
+    assert says(_NO_NETWORK, "clone", 0x003D0F00) == ALLOW  # a thread
+    assert says(_NO_NETWORK, "clone", 17) == ALLOW  # a fork
+    alone = rules(4711)
+    assert says(alone, "clone", 17) == EPERM
+    assert says(alone, "clone", 0x003D0F00) == ALLOW
+    assert (says(alone, "kill", 4711), says(alone, "kill", 1), says(alone, "kill", 2**64 - 1)) == (ALLOW, EPERM, EPERM)
+    assert (says(alone, "tgkill", 4711), says(alone, "tgkill", 1)) == (ALLOW, EPERM)
+    assert (says(alone, "execve"), says(alone, "execveat"), says(alone, "pidfd_send_signal")) == (EPERM,) * 3
+    assert (says(alone, "socket", 1), says(alone, "socketpair", 1)) == (errno.EACCES, ALLOW)
+    assert (says(alone, "openat", 0, 0, os.O_RDONLY | os.O_CLOEXEC), says(alone, "openat2")) == (ALLOW, ENOSYS)
+    for flag in (os.O_WRONLY, os.O_RDWR, os.O_CREAT, os.O_TRUNC, os.O_RDONLY | os.O_TRUNC):
+        assert says(alone, "openat", 0, 0, flag) == errno.EROFS
+    assert (says(alone, "prlimit64", 0), says(alone, "prlimit64", 1)) == (ALLOW, EPERM)
+    assert verdict(assemble((), machine), 0x40000003, 11) == KILL  # i386's numbering
+    if machine == "x86_64":
+        assert verdict(assemble((), machine), arch, 0x40000000 | 41) == ENOSYS  # x32's socket
+        assert (says(alone, "fork"), says(alone, "vfork"), says(alone, "open", 0, 1)) == (EPERM, EPERM, errno.EROFS)
+
+
+@pytest.mark.parametrize(("header", "column"), [("unistd_64.h", 0), ("unistd.h", 1)], ids=["x86_64", "generic numbers"])
+def test_the_numbers_are_the_kernel_headers(header: str, column: int) -> None:
+    folder = "asm" if column == 0 else "asm-generic"
+    paths = [Path("/usr/include", folder, header), *Path("/usr/include").glob(f"*-linux-gnu/{folder}/{header}")]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        pytest.skip(f"no {folder}/{header} here")
+    known = dict(re.findall(r"#define\s+__NR(?:3264)?_(\w+)\s+(\d+)", path.read_text()))
+    ours = {name: numbers[column] for name, numbers in seccomp._CALLS.items() if numbers[column] is not None}
+    assert {name: number for name, number in ours.items() if int(known.get(name, number)) != number} == {}
+    assert len(ours.keys() & known.keys()) > 60

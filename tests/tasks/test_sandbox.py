@@ -1,0 +1,199 @@
+"""What generated code can do in the sandbox: come to its end, or fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from hubmerge import landlock, sandbox
+from hubmerge.confinement import Limits
+from hubmerge.errors import EvaluationError
+from hubmerge.sandbox import run_python
+
+LIMITS = Limits(memory_bytes=1 << 29, file_bytes=1 << 20, open_files=32)
+
+
+def reason(program: str, tests: str = "", *, timeout_s: float = 10.0) -> str:
+    """Why it failed; it must not pass."""
+    outcome = run_python(program, tests, timeout_s=timeout_s, limits=LIMITS)
+    assert not outcome.passed
+    return outcome.reason
+
+
+def test_a_solution_passes_its_tests_and_nothing_else_does() -> None:
+    good = "def double(n):\n    return 2 * n\n"
+    assert run_python(good, "assert double(4) == 8").passed
+    assert reason(good, "assert double(4) == 9, 'eight'") == "AssertionError: eight"
+    assert reason("def double(n:", "pass").startswith("SyntaxError")
+    assert reason("raise KeyError('x')") == "KeyError: 'x'"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys; sys.exit(0)",
+        "import os; os._exit(0)",
+        "exit()",
+        "import atexit, os; atexit.register(os._exit, 0); raise SystemExit(0)",
+        "print('passed'); raise SystemExit",
+        "import os\nfor fd in range(3, 32):\n    try: os.write(fd, b'passed ')\n    except OSError: pass\nos._exit(0)",
+        "import threading, os\nthreading.Thread(target=os._exit, args=(0,)).start()\nwhile True: pass",
+        "tests = '''",
+        "class Quiet(AssertionError):\n    pass\nimport builtins\nbuiltins.AssertionError = Quiet",
+        "import sys\nsys.excepthook = lambda *a: None",
+        "import os\nos.write = os.read = lambda *a: b''\nos.closerange(3, 32)\nos._exit(0)",
+    ],
+)
+def test_ending_early_is_no_pass(program: str) -> None:
+    reason(program, "assert False")
+
+
+def test_a_verdict_without_the_token_is_no_pass() -> None:
+    """Code that knows the pipe's number but not what waits in the other one."""
+    forged = (
+        "import os\n"
+        "for fd in range(3, 32):\n"
+        "    try: os.write(fd, b'passed 00000000000000000000000000000000')\n"
+        "    except OSError: pass\n"
+        "os._exit(0)"
+    )
+    reason(forged, "assert False")
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("import os\nwhile True: os.fork()", "PermissionError"),
+        ("import subprocess; subprocess.run(['true'])", "PermissionError"),
+        ("import os; os.system('true') == 0 or exit('no shell')", "SystemExit: no shell"),
+        ("import os; os.execv('/bin/true', ['true'])", "PermissionError"),
+        ("import multiprocessing as m; m.get_context('fork').Process(target=print).start()", "PermissionError"),
+        ("import socket; socket.socket()", "PermissionError"),
+        ("import socket; socket.socket(socket.AF_UNIX)", "PermissionError"),
+        ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:9')", "URLError"),
+        ("import os; os.kill(os.getppid(), 0)", "PermissionError"),
+        ("import os; os.killpg(os.getpgrp(), 15)", "PermissionError"),
+        ("import os; os.setpriority(os.PRIO_PROCESS, os.getppid(), 0)", "PermissionError"),
+        ("import resource as r, os; r.prlimit(os.getppid(), r.RLIMIT_CPU)", "PermissionError"),
+        ("open('here', 'w')", "OSError: [Errno 30]"),
+        ("open('VICTIM', 'a')", "OSError: [Errno 30]"),
+        ("import os; os.mkdir('here')", "OSError: [Errno 30]"),
+        ("import os; os.unlink('VICTIM')", "OSError: [Errno 30]"),
+        ("import os; os.rename('VICTIM', 'VICTIM.x')", "OSError: [Errno 30]"),
+        ("import os; os.chmod('VICTIM', 0o777)", "OSError: [Errno 30]"),
+        (
+            "import os; os.fchmod(os.open(os.__file__, os.O_RDONLY), os.stat(os.__file__).st_mode)",
+            "OSError: [Errno 30]",
+        ),
+        ("import os; os.utime('VICTIM')", "OSError: [Errno 30]"),
+        ("import os; os.truncate('VICTIM', 0)", "OSError: [Errno 30]"),
+        ("import os; os.memfd_create('x')", "PermissionError"),
+        ("x = bytearray(1 << 32)", "MemoryError"),
+        ("import os; [os.dup(1) for _ in range(99)]", "OSError: [Errno 24]"),
+        ("while True: print('x' * 99999)", "OSError: [Errno 27]"),
+        ("import ctypes; ctypes.string_at(0)", "killed by SIGSEGV"),
+        ("import numpy", "ModuleNotFoundError"),
+        ("import hubmerge", "ModuleNotFoundError"),
+        ("def f(): f()\nf()", "RecursionError"),
+        ("class E(Exception):\n    def __str__(self): raise SystemExit\nraise E", "E"),
+    ],
+)
+def test_harm_is_refused(program: str, says: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("as it was")
+    before = victim.stat()
+    assert reason(program.replace("VICTIM", str(victim))).startswith(says)
+    assert victim.read_text() == "as it was"
+    assert (victim.stat().st_mode, victim.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+    assert list(tmp_path.iterdir()) == [victim]
+
+
+def test_an_endless_loop_ends_at_the_wall_limit() -> None:
+    assert reason("while True: pass", timeout_s=0.5) == "stopped at the wall limit of 0.5 s"
+    assert reason("import signal\nsignal.pause()", timeout_s=0.5) == "stopped at the wall limit of 0.5 s"
+    busy = run_python("while True: pass", timeout_s=30, limits=Limits(cpu_s=1))
+    assert (busy.passed, busy.reason) == (False, "killed by SIGKILL") or busy.reason.startswith("stopped at the limit")
+
+
+def test_an_endless_output_or_a_closed_pipe_ends_it_too() -> None:
+    assert "killed" in reason("import os, time\nos.closerange(3, 32)\ntime.sleep(60)")
+
+
+def test_it_sees_an_empty_folder_and_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_canary")
+    outcome = run_python(
+        "import os, sys\nprint(sorted(os.environ), sys.stdin.read() == '', sys.argv, __name__)\n"
+        "print([p for p in sys.path if 'site-packages' in p], os.getcwd())"
+    )
+    assert outcome.passed, outcome
+    first, second = outcome.stdout_tail.splitlines()
+    assert first == "['LC_ALL', 'MALLOC_ARENA_MAX', 'PYTHONHASHSEED'] True ['solution.py'] solution"
+    assert second.startswith(f"[] {tempfile.gettempdir()}")
+    assert not Path(second.split()[-1]).exists()
+
+
+@pytest.mark.skipif(not landlock.abi(), reason="this kernel has no Landlock")
+@pytest.mark.parametrize("path", ["/etc/passwd", "/proc/{parent}/environ", __file__])
+def test_it_reads_no_file_outside_of_the_library(path: str) -> None:
+    assert reason(f"print(open({path.format(parent=os.getpid())!r}).read())").startswith("PermissionError")
+
+
+def test_the_standard_library_threads_and_asyncio_work() -> None:
+    program = (
+        "import asyncio, bisect, collections, dataclasses, datetime, decimal, fractions, functools, hashlib, heapq\n"
+        "import itertools, json, math, operator, random, re, statistics, string, threading, typing, zoneinfo, secrets\n"
+        "found = []\n"
+        "thread = threading.Thread(target=found.append, args=(1,)); thread.start(); thread.join()\n"
+        "async def two(): await asyncio.sleep(0); return 2\n"
+        "found.append(asyncio.run(two()))\n"
+        "@dataclasses.dataclass\nclass P:\n    x: 'typing.ClassVar[int]' = 1\n"
+        "secrets.token_hex()\n"
+    )
+    outcome = run_python(program, "assert found == [1, 2]")
+    assert outcome.passed, outcome
+
+
+def test_the_order_of_a_set_is_the_same_in_every_run() -> None:
+    said = {run_python("print(list({'a', 'b', 'c', 'd', 'e', 'f'}))").stdout_tail for _ in range(3)}
+    assert len(said) == 1
+
+
+def test_output_is_kept_to_its_end_and_made_harmless() -> None:
+    outcome = run_python("print('x' * 9000)\nprint('\\x1b[31mred\\u202e', end='')")
+    assert outcome.stdout_tail.endswith("x\n\ufffd[31mred\ufffd")
+    assert len(outcome.stdout_tail) <= 2000
+    assert reason("raise ValueError('\\x1b[2J' + 'y' * 9000)").startswith("ValueError: \ufffd[2Jyyy")
+
+
+def test_a_process_that_cannot_be_confined_is_an_error_and_no_score(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "child.py"
+    broken.write_text("import sys; sys.exit('this machine cannot confine a process')")
+    monkeypatch.setattr(sandbox, "_CHILD", broken)
+    with pytest.raises(EvaluationError, match="cannot confine"):
+        run_python("pass")
+
+
+def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for program in ("pass", "while True: pass", "import os; os._exit(3)"):
+        run_python(program, timeout_s=0.3)
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_it_runs_inside_a_confined_process() -> None:
+    code = (
+        "from hubmerge.confinement import Limits, confine\nconfine(Limits(cpu_s=60, open_files=99), network=False)\n"
+        "from hubmerge.sandbox import run_python\nprint(run_python('x = 1', 'assert x').passed)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr

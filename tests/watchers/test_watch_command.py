@@ -1,0 +1,132 @@
+"""`hubmerge watch`: one look, one turn, and on until it is interrupted with a worker that merges for real."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from watch_helpers import Agents, rule_data
+
+from hubmerge.errors import RuleError
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.settings import Settings
+from workflows.store import Store
+from workflows.watchers.command import add_arguments, run_cli
+
+ROOT = Path(__file__).parents[2]
+RUN = (
+    "import argparse, sys\n"
+    "from hubmerge.settings import load_settings\n"
+    "from workflows.watchers.command import add_arguments, run_cli\n"
+    "parser = argparse.ArgumentParser()\n"
+    "add_arguments(parser)\n"
+    "sys.exit(run_cli(parser.parse_args(), load_settings()))\n"
+)
+
+
+def written(folder: Path, base: str, **changes: Any) -> str:
+    data = rule_data(base=base, agents={"authors": ["ada"]}, target="ada/by-command-{set}", **changes)
+    path = folder / f"{data['name']}.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return str(path)
+
+
+def run(hub: LocalHubProcess, folder: Path, *arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    settings = Settings(endpoint=hub.endpoint, token=hub.tokens["ada"], data_dir=folder / "data", secret="s")
+    return run_cli(parser.parse_args(arguments), settings)
+
+
+def test_a_dry_run_prints_the_decision_and_once_queues_it(
+    agents: Agents, local_hub: LocalHubProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = agents.base()
+    names = sorted(agents.agent(base) for _ in range(2))
+    closed = agents.agent(base)
+    agents.api.update_repo_settings(closed, private=True)
+    path = written(tmp_path, base)
+    assert run(local_hub, tmp_path, path, "--dry-run") == 0
+    told = capsys.readouterr().out
+    assert "watch would merge" in told
+    assert all(name in told for name in names)
+    assert f"left out {closed}@" in told
+    store = Store(tmp_path / "data")
+    assert store.list_jobs() == ()
+    assert run(local_hub, tmp_path, path, "--once", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    [job] = store.list_jobs()
+    assert document["job"] == job.id
+    assert document["merge"]["target"] == job.payload["target"]
+    assert [skip["code"] for skip in document["skipped"]] == ["closed"]
+    assert run(local_hub, tmp_path, path, "--once") == 0
+    assert "nothing new" in capsys.readouterr().out
+    assert len(store.list_jobs()) == 1
+    store.close()
+
+
+def test_a_turn_that_was_not_possible_is_an_exit_code(
+    local_hub: LocalHubProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(local_hub, tmp_path, written(tmp_path, "ada/never-made"), "--once") == 1
+    assert "E_SOURCE" in capsys.readouterr().out
+
+
+def test_wrong_rules_are_refused_before_anything_is_done(local_hub: LocalHubProcess, tmp_path: Path) -> None:
+    with pytest.raises(RuleError):
+        run(local_hub, tmp_path, written(tmp_path, "ada/x", budget=0), "--once")
+    path = written(tmp_path, "ada/x")
+    with pytest.raises(RuleError, match="one name"):
+        run(local_hub, tmp_path, path, path, "--once")
+    with pytest.raises(RuleError, match="cannot be read"):
+        run(local_hub, tmp_path, str(tmp_path / "missing.yaml"))
+    assert not (tmp_path / "data" / "jobs.sqlite3").exists()
+
+
+def test_a_new_agent_is_merged_and_published_unattended(
+    agents: Agents, local_hub: LocalHubProcess, tmp_path: Path
+) -> None:
+    """The command as users run it: push with the real client, and a merged repo with a card follows."""
+    base = agents.base()
+    agents.agent(base)
+    path = written(tmp_path, base, recipe={"method": "task_arithmetic"})
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": local_hub.endpoint,
+        "HF_TOKEN": local_hub.tokens["ada"],
+        "HUBMERGE_DATA": str(tmp_path / "data"),
+        "HUBMERGE_SECRET": "s",
+    }
+    with (tmp_path / "watch.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, path, "--every", "1"], env=environment, cwd=ROOT, stderr=log
+        )
+    try:
+        agents.agent(base)
+        deadline = time.monotonic() + 120
+        while True:
+            found = [m.id for m in agents.api.list_models(author="ada", search="by-command")]
+            files = agents.api.list_repo_files(found[0]) if found else []
+            if "hubmerge.json" in files:
+                break
+            assert process.poll() is None
+            assert time.monotonic() < deadline, (tmp_path / "watch.log").read_text()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert len(found) == 1
+    assert {"README.md", "model.safetensors", "recipe.yaml"} <= set(files)
+    text = (tmp_path / "watch.log").read_text()
+    assert local_hub.tokens["ada"] not in text

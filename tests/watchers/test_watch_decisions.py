@@ -1,0 +1,277 @@
+"""The decision, as a pure function: who joins, why the others do not, and never the same set twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from watch_helpers import BASE, facts, rule_of
+
+from hubmerge.recipe import recipe_from_dict
+from workflows.watchers.base import Decision, PastSet, PlannedMerge, Scores
+from workflows.watchers.engine import decide, refusal
+from workflows.watchers.facts import Facts
+
+A, B, C = facts("a"), facts("b"), facts("c")
+
+
+def past(planned: PlannedMerge, *, merged: bool = True) -> PastSet:
+    return PastSet(planned.set_id, planned.weights_id, json.loads(json.dumps(planned.members)), merged)
+
+
+def agents_of(decision: Decision) -> list[str]:
+    assert decision.merge is not None
+    return [agent.partition("@")[0].removeprefix("zoo/") for agent in decision.merge.recipe["agents"]]
+
+
+def reasons(decision: Decision) -> dict[str, str]:
+    return {skip.subject.removeprefix("zoo/"): skip.code for skip in decision.skips}
+
+
+def decided(candidates: Sequence[Facts], history: Sequence[PastSet] = (), budget: int = 3, **rule: Any) -> Decision:
+    return decide(rule_of(**rule), BASE, candidates, history, budget, Scores())
+
+
+def test_all_so_far_are_merged_by_name_and_pinned() -> None:
+    decision = decided([C, A, B])
+    assert decision.merge is not None
+    recipe = recipe_from_dict(decision.merge.recipe)
+    assert [str(agent.model) for agent in recipe.agents] == [A.pin, B.pin, C.pin]
+    assert str(recipe.base) == BASE.pin
+    # the identity of a set, by hand
+    text = json.dumps(decision.merge.recipe, sort_keys=True, separators=(",", ":"))
+    assert decision.merge.set_id == hashlib.sha256(text.encode()).hexdigest()
+    assert decision.merge.target == f"ada/watch-{decision.merge.set_id[:10]}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted", "code"),
+    [
+        ({"own": True}, {}, "own_output"),
+        ({"id": "zoo/base"}, {}, "base"),
+        ({}, {"exclude": ["zoo/x"]}, "excluded"),
+        ({"id": "eve/x"}, {}, "author"),
+        ({}, {"tags": ["rl"]}, "tag"),
+        ({"bases": ("zoo/other",)}, {}, "lineage"),
+        ({"relation": "quantized"}, {}, "lineage"),
+        ({"relation": "adapter"}, {}, "lineage"),
+        ({"weights": ""}, {}, "no_weights"),
+        ({"weights": BASE.weights}, {}, "copy"),
+        ({"license": None}, {"licenses": ["mit", "apache-2.0"]}, "license"),
+        ({"license": "cc-by-nc-4.0"}, {"licenses": ["mit", "apache-2.0"]}, "license"),
+        ({"gated": True}, {}, "closed"),
+        ({"private": True}, {}, "closed"),
+        ({"weight_bytes": 1001}, {"max_bytes": 1000}, "size"),
+        ({"parameters": 501}, {"max_parameters": 500}, "size"),
+        ({"parameters": 499}, {"min_parameters": 500}, "size"),
+        ({"code": "E_INCOMPATIBLE", "text": "another architecture"}, {}, "E_INCOMPATIBLE"),
+        ({"code": "E_SOURCE", "text": "gone", "weights": "", "bases": ()}, {}, "E_SOURCE"),
+    ],
+)
+def test_who_does_not_count_is_left_out_with_the_reason(
+    changes: dict[str, Any], wanted: dict[str, Any], code: str
+) -> None:
+    tagged = {"tags": ("rl",)} if wanted.get("tags") else {}
+    stranger = facts("x", **changes)
+    others = [facts("a", **tagged), facts("b", **tagged)]
+    decision = decided([stranger, *others], agents={"authors": ["zoo"], **wanted})
+    assert reasons(decision) == {stranger.id.removeprefix("zoo/"): code}
+    assert agents_of(decision) == ["a", "b"]
+
+
+def test_authors_are_compared_as_the_hub_does_and_licenses_without_case() -> None:
+    decision = decided(
+        [facts("Zoo/a", license="Apache-2.0"), B], agents={"authors": ["zOO"], "licenses": ["apache-2.0"]}
+    )
+    assert agents_of(decision) == ["Zoo/a", "b"]
+
+
+def test_closed_models_join_private_merges_and_where_the_owner_says_so() -> None:
+    closed = facts("a", gated=True)
+    assert agents_of(decided([closed, B], private=True)) == ["a", "b"]
+    assert agents_of(decided([closed, B], agents={"authors": ["zoo"], "closed": True})) == ["a", "b"]
+
+
+def test_too_few_agents_are_waited_for() -> None:
+    decision = decided([A], min_agents=2)
+    assert decision.merge is None
+    assert "1 of at least 2" in decision.waiting
+
+
+def test_a_copy_of_an_agent_does_not_count_twice() -> None:
+    decision = decided([A, B, facts("z", weights=A.weights)])
+    assert agents_of(decision) == ["a", "b"]
+    assert reasons(decision) == {"z": "copy"}
+
+
+def test_a_base_of_ours_is_never_merged_into() -> None:
+    decision = decide(rule_of(), facts("base", own=True, bases=()), [A, B], (), 3, Scores())
+    assert decision.merge is None
+    assert decision.skips[0].code == "base"
+
+
+def test_fixed_agents_keep_their_order_and_are_needed_all() -> None:
+    join = {"fixed": ["zoo/c", "zoo/a"]}
+    assert agents_of(decided([A, B, C], join=join, agents=None)) == ["c", "a"]
+    missing = decided([facts("a", weights=""), C], join=join, agents=None)
+    assert missing.merge is None
+    assert "zoo/a cannot join" in missing.waiting
+    assert reasons(missing) == {"a": "no_weights"}
+
+
+def test_the_best_join_and_the_order_of_scores_does_not_change_the_set() -> None:
+    rule = rule_of(join={"best": 2}, suite="zoo")
+    first = decide(rule, BASE, [A, B, C], (), 3, Scores({A.pin: 0.9, B.pin: 0.1, C.pin: 0.5}))
+    second = decide(rule, BASE, [A, B, C], (), 3, Scores({A.pin: 0.6, B.pin: 0.1, C.pin: 0.8}))
+    assert agents_of(first) == ["a", "c"]
+    assert reasons(first) == {"b": "not_best"}
+    assert first.merge == second.merge
+
+
+def test_the_best_wait_for_scores_on_their_way_but_not_for_those_that_never_come() -> None:
+    rule = rule_of(join={"best": 2}, suite="zoo")
+    scored = {A.pin: 0.9, B.pin: 0.1}
+    waiting = decide(rule, BASE, [A, B, C], (), 3, Scores(scored, frozenset({C.pin})))
+    assert waiting.merge is None
+    assert reasons(waiting) == {"c": "no_score"}
+    failed = decide(rule, BASE, [A, B, C], (), 3, Scores(scored))
+    assert agents_of(failed) == ["a", "b"]
+    assert reasons(failed) == {"c": "no_score"}
+
+
+def test_a_merged_set_is_never_merged_again() -> None:
+    first = decided([A, B])
+    assert first.merge is not None
+    again = decided([A, B], [past(first.merge)])
+    assert (again.merge, again.skips, again.waiting) == (None, (), "")
+
+
+def test_a_set_that_was_refused_today_is_not_tried_again() -> None:
+    first = decided([A, B])
+    assert first.merge is not None
+    assert decided([A, B], [past(first.merge, merged=False)]).merge is None
+
+
+def test_a_new_agent_new_weights_another_base_or_recipe_make_a_new_set() -> None:
+    first = decided([A, B])
+    assert first.merge is not None
+    history = [past(first.merge)]
+    assert agents_of(decided([A, B, C], history)) == ["a", "b", "c"]
+    assert agents_of(decided([A, facts("b", 2)], history)) == ["a", "b"]
+    moved = decide(rule_of(), facts("base", 2, bases=()), [A, B], history, 3, Scores())
+    assert moved.merge is not None
+    other = decided([A, B], history, recipe={"method": "ties"})
+    assert other.merge is not None
+    assert len({first.merge.set_id, moved.merge.set_id, other.merge.set_id}) == 3
+
+
+def test_a_commit_to_a_card_is_no_new_agent() -> None:
+    first = decided([A, B])
+    assert first.merge is not None
+    edited = A.model_copy(update={"sha": "f" * 40})
+    decision = decided([edited, B], [past(first.merge)])
+    assert decision.merge is None
+    assert [skip.code for skip in decision.skips] == ["same_weights"]
+
+
+def test_agents_that_vanish_do_not_cause_a_merge_of_the_rest() -> None:
+    first = decided([A, B, C])
+    assert first.merge is not None
+    history = [past(first.merge)]
+    gone = decided([A, B], history)
+    assert gone.merge is None
+    assert [skip.code for skip in gone.skips] == ["nothing_new"]
+    # but one that the owner excludes is another set
+    excluded = decided([A, B, C], history, agents={"authors": ["zoo"], "exclude": ["zoo/c"]})
+    assert agents_of(excluded) == ["a", "b"]
+
+
+def test_an_empty_budget_is_a_reason_and_no_end() -> None:
+    spent = decided([A, B], budget=0)
+    assert spent.merge is None
+    assert [skip.code for skip in spent.skips] == ["budget"]
+    assert "tomorrow" in spent.waiting
+    assert decided([A, B], budget=1).merge is not None
+
+
+def test_at_most_as_many_agents_join_as_a_recipe_takes() -> None:
+    many = [facts(f"a{n:02}") for n in range(40)]
+    decision = decided(many)
+    assert len(agents_of(decision)) == 32
+    assert [skip.code for skip in decision.skips] == ["too_many"] * 8
+
+
+candidate = st.builds(
+    facts,
+    st.sampled_from(["zoo/a", "zoo/b", "zoo/c", "zoo/d", "eve/x", "zoo/base"]),
+    st.integers(1, 3),
+    own=st.booleans(),
+    private=st.sampled_from([False, False, True]),
+    license=st.sampled_from(["apache-2.0", None]),
+    weights=st.sampled_from(["", "one", "two", "three", "four", "five"]),
+    code=st.sampled_from(["", "", "E_INCOMPATIBLE"]),
+)
+candidates_ = st.lists(candidate, max_size=8, unique_by=lambda f: f.id)
+rules = st.sampled_from(
+    [
+        rule_of(),
+        rule_of(private=True, agents={"authors": ["zoo", "eve"], "licenses": ["apache-2.0"]}),
+        rule_of(agents=None, join={"fixed": ["zoo/b", "zoo/a"]}),
+        rule_of(join={"best": 2}, suite="zoo"),
+        rule_of(min_agents=3),
+    ]
+)
+
+
+def scores_of(found: Sequence[Facts]) -> Scores:
+    return Scores({f.pin: len(f.weights) / 10 for f in found if f.sha.endswith(("1", "2"))})
+
+
+@settings(max_examples=300, deadline=None)
+@given(rules, candidates_, st.integers(0, 2), st.randoms())
+def test_any_decision_keeps_the_promises(rule: Any, found: list[Facts], budget: int, random: Any) -> None:
+    scores = scores_of(found)
+    decision = decide(rule, BASE, found, (), budget, scores)
+    shuffled = list(found)
+    random.shuffle(shuffled)
+    assert decide(rule, BASE, shuffled, (), budget, scores) == decision
+    refused = {f.id for f in found if refusal(rule, BASE, f)}
+    told = {skip.subject for skip in decision.skips}
+    assert refused <= told
+    if decision.merge is None:
+        return
+    assert budget > 0
+    joined = [agent.partition("@")[0] for agent in decision.merge.recipe["agents"]]
+    assert len(set(joined)) == len(joined) >= rule.min_agents
+    assert not set(joined) & (refused | told)
+    by_id = {f.id: f for f in found}
+    assert all(not by_id[name].own and by_id[name].weights for name in joined)
+    if rule.join.best is None and not rule.join.fixed:
+        assert set(joined) | told == set(by_id)  # nobody is left out in silence
+    # what was merged is history: the same look decides nothing, however full the budget
+    assert decide(rule, BASE, shuffled, [past(decision.merge)], 100, scores).merge is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(rules, st.lists(candidates_, min_size=1, max_size=6))
+def test_no_set_is_merged_twice_whatever_the_hub_shows(rule: Any, rounds: list[list[Facts]]) -> None:
+    history: list[PastSet] = []
+    for found in rounds:
+        decision = decide(rule, BASE, found, history, 5, scores_of(found))
+        if decision.merge is not None:
+            assert decision.merge.set_id not in {p.set_id for p in history}
+            assert decision.merge.weights_id not in {p.weights_id for p in history}
+            history.append(past(decision.merge))
+
+
+def test_a_past_set_that_was_only_refused_does_not_forbid_its_weights() -> None:
+    first = decided([A, B])
+    assert first.merge is not None
+    refused = replace(past(first.merge, merged=False), set_id="0" * 64)
+    assert decided([A, B], [refused]).merge is not None

@@ -1,0 +1,194 @@
+"""The Watchers tab: rules, what each did and why it skipped; strangers' text stays text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+from fastapi import FastAPI
+
+from hubmerge.errors import HubUnavailableError, RuleError
+from hubmerge.ui.app import RunningApp, in_loop
+from hubmerge.ui.service import Visitor, WatcherEvent, WatcherView
+from hubmerge.ui.style import CSS, HEAD, theme
+from hubmerge.ui.watchers_page import watchers_page, watchers_panel
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+ENDPOINT = "http://127.0.0.1:9"
+HOSTILE = "<img src=x onerror=alert(1)>"
+SHA = "0123456789abcdef" * 2 + "01234567"
+
+ZOO = WatcherView(
+    name="zoo-watch",
+    owner="ada",
+    facts=(
+        ("Base", "zoo/base"),
+        ("Agents", "authors: zoo; lineage: finetune; licenses: apache-2.0, mit"),
+        ("Joining", "all so far, at least 2"),
+        ("Method", "ram_plus"),
+    ),
+    target="ada/zoo-watch-{set}",
+    suite="zoo",
+    budget=4,
+    used_today=2,
+    polled="2030-01-02T10:05:00+00:00",
+    waiting="the day's budget of 4 is used up; tomorrow (UTC) goes on",
+    events=(
+        WatcherEvent(
+            "merged",
+            "2030-01-02T10:04:00+00:00",
+            "ada/zoo-watch-282948d5ec",
+            agents=(f"zoo/math-agent@{SHA}", f"zoo/mem-agent@{SHA}", f"zoo/tool-agent@{SHA}"),
+            job_id="a" * 64,
+            job_state="running",
+        ),
+        WatcherEvent(
+            "skipped", "2030-01-02T09:00:00+00:00", "set 1b2c3d4e5f", SHA, "budget", "the day's budget is used"
+        ),
+        WatcherEvent(
+            "skipped",
+            "2030-01-01T09:00:00+00:00",
+            "zoo/wide-agent",
+            SHA,
+            "E_INCOMPATIBLE",
+            "another hidden_size: expected 64, got 128 (and 4 more)",
+        ),
+        WatcherEvent("skipped", "2030-01-01T08:00:00+00:00", "zoo/other", SHA, "license", "its license is not stated"),
+        WatcherEvent(
+            "refused", "2030-01-01T07:00:00+00:00", "ada/zoo-watch-1111111111", "", "E_TARGET_EXISTS", "taken"
+        ),
+        WatcherEvent(
+            "merged",
+            "2029-12-31T10:00:00+00:00",
+            "ada/zoo-watch-9f8e7d6c5b",
+            agents=(f"zoo/math-agent@{SHA}", f"zoo/tool-agent@{SHA}"),
+            job_id="b" * 64,
+            job_state="done",
+        ),
+    ),
+)
+FRESH = replace(ZOO, name="zoo-trio", events=(), waiting="", polled=None, used_today=0, suite=None, private=True)
+AWAY = replace(FRESH, name="zoo-away", problem=HubUnavailableError("the Hub cannot be reached").as_dict())
+BROKEN = WatcherView(
+    "mine.yaml",
+    problem=RuleError("unknown", where="mine.yaml → colour", got=HOSTILE, next_step="Remove it.").as_dict(),
+)
+
+
+class Source:
+    endpoint = ENDPOINT
+
+    def __init__(self) -> None:
+        self.views = [ZOO, FRESH, AWAY, BROKEN]
+        self.error: Exception | None = None
+
+    def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
+        if self.error is not None:
+            raise self.error
+        return self.views
+
+
+def test_every_event_has_its_reason_and_its_link() -> None:
+    text = str(watchers_panel([ZOO], ENDPOINT))
+    assert f'href="job?id={"a" * 64}"' in text
+    assert f'href="{ENDPOINT}/zoo/wide-agent/tree/{SHA}"' in text
+    assert "E_INCOMPATIBLE" in text
+    assert "another hidden_size" in text
+    assert "2 of 4 merges" in text
+    assert "2030-01-02 10:05 UTC" in text
+
+
+def test_an_empty_list_says_how_to_begin() -> None:
+    assert "No watchers yet" in watchers_panel([], ENDPOINT)
+
+
+def test_strangers_text_stays_text() -> None:
+    events = tuple(
+        replace(e, subject=HOSTILE, code=HOSTILE, text=HOSTILE, agents=(HOSTILE,), job_state=HOSTILE, time=HOSTILE)
+        for e in ZOO.events
+    )
+    view = replace(ZOO, name=HOSTILE, owner=HOSTILE, facts=((HOSTILE, HOSTILE),), waiting=HOSTILE, events=events)
+    text = str(watchers_panel([view, BROKEN], ENDPOINT))
+    assert "<img" not in text
+    assert "&lt;img" in text
+    script = replace(ZOO.events[0], job_id=None, subject="javascript:alert(1)")
+    assert (
+        "javascript:alert" not in str(watchers_panel([replace(ZOO, events=(script,))], ENDPOINT)).partition("href")[2]
+    )
+
+
+@pytest.fixture(scope="module")
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture(scope="module")
+def served(source: Source) -> Iterator[str]:
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+
+    def build() -> FastAPI:
+        with gr.Blocks(analytics_enabled=False) as demo:
+            watchers_page(demo, source)
+        app = FastAPI()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gr.mount_gradio_app(
+                app, demo, path="/", theme=theme(), css=CSS, head=HEAD, ssr_mode=False, run_history=False
+            )
+        return app
+
+    with RunningApp(in_loop(build), "127.0.0.1", 0).start() as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    if not Path(CHROMIUM).exists():
+        pytest.skip("no chromium on this machine")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as runtime:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = runtime.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_tab_in_a_browser(served: str, source: Source, chromium: Any, width: int, tmp_path: Path) -> None:
+    page = chromium.new_page(viewport={"width": width, "height": 900})
+    page.set_default_timeout(30_000)
+    dialogs: list[Any] = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog), dialog.dismiss()))
+    page.goto(served, wait_until="domcontentloaded")
+    page.locator("#watchers article[data-rule='zoo-watch']").wait_for()
+    shown = page.locator("#watchers").inner_text()
+    for wanted in ("zoo-watch", "E_INCOMPATIBLE", "the day's budget", "This rule does not run", "Nothing has happened"):
+        assert wanted in shown
+    assert page.locator("#watchers a").filter(has_text="ada/zoo-watch-282948d5ec").get_attribute("href") == (
+        f"job?id={'a' * 64}"
+    )
+    assert HOSTILE in shown
+    assert dialogs == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width  # nothing is cut off at the side
+    page.screenshot(path=str(tmp_path / "watchers.png"), full_page=True)
+    page.close()
+
+
+@pytest.mark.browser
+def test_a_failure_of_the_source_is_told(served: str, source: Source, chromium: Any) -> None:
+    source.error = HubUnavailableError("the job database is locked")
+    try:
+        page = chromium.new_page()
+        page.goto(served, wait_until="domcontentloaded")
+        page.locator("#watchers .hm-code").filter(has_text="E_HUB").wait_for()
+        page.close()
+    finally:
+        source.error = None

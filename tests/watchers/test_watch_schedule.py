@@ -1,0 +1,423 @@
+"""The clockwork and what it schedules: ticks that survive their errors, each evaluation asked for once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from watch_helpers import Agents, FakeClock, rule_of
+
+from hubmerge.errors import EvaluationError, HubUnavailableError, InternalError, QuotaError
+from workflows.evaluations import (
+    OF_CANDIDATE,
+    OF_MERGE,
+    OF_PARENT,
+    WATCHED_MERGE,
+    EvaluationDesk,
+    ScoreKey,
+    evaluation_job,
+)
+from workflows.jobs import Job, JobError, NewJob, State
+from workflows.schedule_bot import Bot, Intervals, Scoring
+from workflows.schedule_evaluations import done_merges, schedule_evaluations
+from workflows.scheduler import Scheduler, Tick
+from workflows.schema import open_engine
+from workflows.store import Store
+from workflows.tokens import SealedToken
+
+BASE, MATH, TOOL, MEM = (f"zoo/{name}" for name in ("base", "math", "tool", "mem"))
+SHA = {name: f"{n:040x}" for n, name in enumerate((BASE, MATH, TOOL, MEM), start=1)}
+PARENTS = [f"{name}@{SHA[name]}" for name in (MATH, TOOL)]
+
+
+class FakeAccount:
+    name = "ada"
+
+    def seal(self, job_id: str) -> SealedToken:
+        return SealedToken(f"sealed for {job_id}", None)
+
+
+class Bench:
+    """A store with merges, and a desk whose leaderboard the test writes."""
+
+    def __init__(self, folder: Path, clock: FakeClock, jobs_per_user: int = 100) -> None:
+        self.store = Store(folder, clock=clock, jobs_per_user=jobs_per_user)
+        self.engine: Engine = open_engine(folder / "jobs.sqlite3")
+        self.version = "1"
+        self.known: set[ScoreKey] = set()
+        self.desk = EvaluationDesk(
+            self.engine,
+            clock,
+            FakeAccount(),
+            suite_version=lambda _: self.version,
+            known_scores=lambda: self.known,
+            jobs_per_user=jobs_per_user,
+        )
+
+    def merge(
+        self,
+        name: str,
+        agents: list[Any] | None = None,
+        *,
+        suite: str | None = "zoo",
+        state: State = State.DONE,
+        **more: Any,
+    ) -> None:
+        """A merge job in a state, finished as the pipeline finishes it."""
+        recipe = {"base": f"{BASE}@{SHA[BASE]}", "agents": agents or PARENTS, "method": "ram"}
+        payload = {"recipe": recipe, "target": f"ada/{name}", "private": False, "suite": suite, **more}
+        new = NewJob(id=hashlib.sha256(name.encode()).hexdigest(), user="ada", payload=payload, priority=10**6)
+        self.store.submit(new)
+        if state is State.QUEUED:
+            return
+        job = self.store.claim("worker", ["merge"])
+        assert job is not None
+        if state is State.DONE:
+            self.store.finish(job.id, job.fence, {"repo": f"ada/{name}", "commit": f"{len(name):040x}"})
+        else:
+            self.store.fail(job.id, job.fence, JobError(code="E_FORMAT", message="no"))
+
+    def tick(self, default_suite: str | None = None) -> int:
+        return schedule_evaluations(self.engine, self.desk, default_suite)
+
+    def evaluations(self) -> list[Job]:
+        return [job for job in self.store.list_jobs(limit=1000) if job.kind == "evaluate"]
+
+    def asked(self) -> set[tuple[str, str]]:
+        return {(job.payload["model"], job.payload["sha"]) for job in self.evaluations()}
+
+
+@pytest.fixture
+def bench(tmp_path: Path, clock: FakeClock) -> Iterator[Bench]:
+    made = Bench(tmp_path, clock)
+    yield made
+    made.engine.dispose()
+    made.store.close()
+
+
+# The clockwork.
+
+
+def test_a_tick_that_raises_stops_neither_itself_nor_the_others() -> None:
+    counts = {"bug": 0, "refused": 0, "good": 0}
+    enough = threading.Event()
+
+    def count(name: str, error: Exception | None) -> Callable[[], None]:
+        def run() -> None:
+            counts[name] += 1
+            if min(counts.values()) >= 3:
+                enough.set()
+            if error is not None:
+                raise error
+
+        return run
+
+    ticks = [
+        Tick("bug", 0.01, count("bug", ZeroDivisionError())),
+        Tick("refused", 0.01, count("refused", HubUnavailableError("away"))),
+        Tick("good", 0.01, count("good", None)),
+    ]
+    with Scheduler(ticks):
+        assert enough.wait(60)
+
+
+def test_a_tick_never_runs_twice_at_once_and_a_slow_one_holds_up_no_other() -> None:
+    release, others = threading.Event(), threading.Event()
+    running: list[int] = []
+    most: list[int] = []
+    passed: list[int] = []
+
+    def slow() -> None:
+        running.append(1)
+        most.append(len(running))
+        release.wait(60)
+        running.pop()
+
+    def quick() -> None:
+        passed.append(1)
+        if len(passed) >= 10:
+            others.set()
+
+    with Scheduler([Tick("slow", 0.01, slow), Tick("quick", 0.01, quick)]):
+        assert others.wait(60)
+        release.set()
+    assert set(most) == {1}
+
+
+def test_no_thread_is_left_after_the_end() -> None:
+    before = set(threading.enumerate())
+    ran = threading.Event()
+    scheduler = Scheduler([Tick("a", 1000, ran.set), Tick("b", 1000, lambda: None)])
+    with scheduler:
+        assert ran.wait(60)  # the first call comes at once
+        with pytest.raises(InternalError):
+            scheduler.start()
+    assert set(threading.enumerate()) <= before
+    scheduler.stop()  # a second end is none
+    with scheduler:
+        pass
+    assert set(threading.enumerate()) <= before
+
+
+def test_stopping_waits_for_a_tick_that_runs() -> None:
+    started, finished = threading.Event(), threading.Event()
+    go_on = threading.Event()
+
+    def work() -> None:
+        started.set()
+        go_on.wait(60)
+        finished.set()
+
+    scheduler = Scheduler([Tick("work", 1000, work)]).start()
+    assert started.wait(60)
+    threading.Timer(0.05, go_on.set).start()
+    scheduler.stop()
+    assert finished.is_set()
+
+
+def test_two_ticks_of_one_name_are_refused() -> None:
+    with pytest.raises(InternalError):
+        Scheduler([Tick("a", 1, lambda: None), Tick("a", 2, lambda: None)])
+
+
+# Evaluations.
+
+
+def test_the_identity_of_an_evaluation_by_hand() -> None:
+    job = evaluation_job(MATH, SHA[MATH], "zoo", "test", "ada", suite_version="v1")
+    text = json.dumps(["evaluate", MATH, SHA[MATH], "zoo", "test", "v1"])
+    assert job.id == hashlib.sha256(text.encode()).hexdigest()
+    assert job.kind == "evaluate"
+    assert job.payload == {"model": MATH, "sha": SHA[MATH], "suite": "zoo", "split": "test"}
+    ids = {
+        evaluation_job(*a, suite_version=v).id
+        for a in (
+            (MATH, SHA[MATH], "zoo", "test", "ada"),
+            (TOOL, SHA[MATH], "zoo", "test", "ada"),
+            (MATH, SHA[TOOL], "zoo", "test", "ada"),
+            (MATH, SHA[MATH], "math", "test", "ada"),
+            (MATH, SHA[MATH], "zoo", "dev", "ada"),
+        )
+        for v in ("v1", "v2")
+    }
+    assert len(ids) == 10
+    # who asks makes no difference
+    assert evaluation_job(MATH, SHA[MATH], "zoo", "test", "bob", suite_version="v1").id == job.id
+
+
+def test_a_done_merge_is_evaluated_with_its_parents_and_base_once(bench: Bench) -> None:
+    bench.merge("one")
+    bench.merge("three", [*PARENTS, {"model": f"{MEM}@{SHA[MEM]}", "weight": 0.5}])
+    for _ in range(3):
+        assert bench.tick() == 0
+    merged = {("ada/one", f"{3:040x}"), ("ada/three", f"{5:040x}")}
+    assert bench.asked() == merged | {(name, SHA[name]) for name in (BASE, MATH, TOOL, MEM)}
+    assert len(bench.evaluations()) == 6  # each parent once, not once per merge
+    assert {job.payload["suite"] for job in bench.evaluations()} == {"zoo"}
+    assert {job.user for job in bench.evaluations()} == {"ada"}
+
+
+def test_merges_come_before_evaluations_and_merged_models_before_parents(bench: Bench) -> None:
+    bench.merge("one")
+    bench.tick()
+    watched = NewJob(id="a" * 64, user="ada", payload={}, priority=WATCHED_MERGE)
+    asked = NewJob(id="b" * 64, user="bob", payload={})
+    bench.desk.request(bench.desk.key("zoo/candidate", "d" * 40, "zoo"), OF_CANDIDATE)
+    bench.store.submit(watched)
+    bench.store.submit(asked)
+    order = []
+    while (job := bench.store.claim("worker")) is not None:
+        order.append(job.payload.get("model") or job.id[0])
+    assert order == ["b", "a", "ada/one", "zoo/candidate", BASE, MATH, TOOL]
+    assert 0 > WATCHED_MERGE > OF_MERGE > OF_CANDIDATE > OF_PARENT
+
+
+@pytest.mark.parametrize("state", [State.QUEUED, State.FAILED])
+def test_a_merge_that_is_not_done_is_not_evaluated(bench: Bench, state: State) -> None:
+    bench.merge("one", state=state)
+    assert bench.tick() == 0
+    assert bench.evaluations() == []
+
+
+def test_known_scores_are_not_measured_again(bench: Bench) -> None:
+    bench.merge("one")
+    bench.known = {ScoreKey(MATH, SHA[MATH], "zoo", "1", "test"), ScoreKey(BASE, SHA[BASE], "zoo", "1", "test")}
+    bench.tick()
+    assert bench.asked() == {("ada/one", f"{3:040x}"), (TOOL, SHA[TOOL])}
+
+
+def test_another_suite_version_measures_everything_again(bench: Bench) -> None:
+    bench.merge("one")
+    bench.tick()
+    bench.known = {ScoreKey(*pair, "zoo", "1", "test") for pair in bench.asked()}
+    bench.tick()
+    assert len(bench.evaluations()) == 4
+    bench.version = "2"
+    bench.tick()
+    bench.tick()
+    assert len(bench.evaluations()) == 8
+
+
+def test_a_failed_evaluation_is_not_started_again_by_a_tick(bench: Bench) -> None:
+    bench.merge("one")
+    bench.tick()
+    while (job := bench.store.claim("worker")) is not None:
+        bench.store.fail(job.id, job.fence, JobError(code="E_EVALUATION", message="generates nothing"))
+    bench.tick()
+    assert {job.state for job in bench.evaluations()} == {State.FAILED}
+
+
+def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_ones_are_not(bench: Bench) -> None:
+    bench.merge("open", suite=None)
+    bench.merge("hidden", suite=None, private=True)
+    assert bench.tick() == 0
+    assert bench.evaluations() == []
+    bench.tick("math")
+    assert ("ada/open", f"{4:040x}") in bench.asked()
+    assert "ada/hidden" not in {model for model, _ in bench.asked()}
+    assert {job.payload["suite"] for job in bench.evaluations()} == {"math"}
+
+
+def test_evaluations_leave_room_in_the_queue_and_go_on_later(tmp_path: Path, clock: FakeClock) -> None:
+    bench = Bench(tmp_path, clock, jobs_per_user=5)
+    bench.merge("one")
+    assert bench.tick() == 2  # half of five are asked for
+    assert [job.payload["model"] for job in reversed(bench.evaluations())] == ["ada/one", BASE]
+    bench.store.submit(NewJob(id="a" * 64, user="ada", payload={}))  # a person's merge still has room
+    assert bench.tick() == 2
+    while (job := bench.store.claim("worker")) is not None:
+        bench.store.finish(job.id, job.fence, {})
+    assert bench.tick() == 0
+    assert len(bench.evaluations()) == 4
+    bench.engine.dispose()
+    bench.store.close()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recipe": {}},
+        {"recipe": None},
+        {"recipe": {"base": "zoo/base", "agents": ["zoo/math", 7, {"model": None}, "../x@" + "a" * 40]}},
+        {"recipe": {"base": None, "agents": []}},
+    ],
+)
+def test_parents_that_are_not_pinned_are_left_out(bench: Bench, changes: dict[str, Any]) -> None:
+    bench.merge("one", **changes)
+    bench.tick()
+    assert bench.asked() == {("ada/one", f"{3:040x}")}
+
+
+def test_a_suite_that_is_no_longer_there_stops_nothing_else(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.merge("gone", suite="old")
+    bench.merge("one")
+
+    def version(suite: str) -> str:
+        if suite == "old":
+            raise ValueError("there is no suite 'old'")
+        return "1"
+
+    monkeypatch.setattr(bench.desk, "_suite_version", version)
+    bench.tick()
+    assert {job.payload["suite"] for job in bench.evaluations()} == {"zoo"}
+    with pytest.raises(EvaluationError):
+        bench.desk.key(MATH, SHA[MATH], "old")
+
+
+def test_requests_at_once_make_one_job(bench: Bench) -> None:
+    key = bench.desk.key(MATH, SHA[MATH], "zoo")
+    with ThreadPoolExecutor(8) as pool:
+        jobs = list(pool.map(lambda _: bench.desk.request(key, OF_PARENT), range(40)))
+    assert len({job.id for job in jobs}) == 1
+    assert len(bench.evaluations()) == 1
+    assert bench.store.sealed_token(jobs[0].id) == SealedToken(f"sealed for {jobs[0].id}", None)
+
+
+def test_a_request_above_the_limit_is_refused_and_a_repeated_one_is_not(tmp_path: Path, clock: FakeClock) -> None:
+    bench = Bench(tmp_path, clock, jobs_per_user=2)
+    first = bench.desk.key(MATH, SHA[MATH], "zoo")
+    bench.desk.request(first, OF_PARENT)
+    with pytest.raises(QuotaError):
+        bench.desk.request(bench.desk.key(TOOL, SHA[TOOL], "zoo"), OF_PARENT)
+    assert bench.desk.request(first, OF_PARENT).state is State.QUEUED
+    bench.engine.dispose()
+    bench.store.close()
+
+
+def test_done_merges_come_newest_first(bench: Bench) -> None:
+    bench.merge("one")
+    bench.merge("three")
+    assert [m.merged[0] for m in done_merges(bench.engine, None)] == ["ada/three", "ada/one"]
+    assert done_merges(bench.engine, None)[0].parents == tuple((n, SHA[n]) for n in (BASE, MATH, TOOL))
+
+
+# All of it.
+
+
+def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(
+    agents: Agents, bot_for: Callable[..., Bot], tmp_path: Path
+) -> None:
+    """Push → tick → merge job → (done) → tick → evaluations of the merge, its agents and its base."""
+    base = agents.base()
+    rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/unattended-{set}", suite="zoo")
+    scoring = Scoring(lambda _: "1", set)
+    quick = Intervals(reap_s=0.02, inbox_s=0.02, poll_s=0.05, evaluations_s=0.02)
+    bot = bot_for(rule, scoring=scoring, jobs_per_user=20, intervals=quick)
+    names = [agents.agent(base) for _ in range(2)]
+    store = Store(tmp_path / "data")
+    pause = threading.Event()
+
+    def await_job(kind: str, count: int) -> list[Job]:
+        for _ in range(3000):
+            found = [job for job in store.list_jobs(limit=100) if job.kind == kind]
+            if len(found) >= count:
+                return found
+            pause.wait(0.02)
+        raise AssertionError(f"no {count} jobs of kind {kind}")
+
+    with bot:
+        [merge] = await_job("merge", 1)
+        claimed = store.claim("worker")
+        assert claimed is not None
+        assert claimed.id == merge.id
+        store.finish(merge.id, claimed.fence, {"repo": merge.payload["target"], "commit": "c" * 40})
+        asked = await_job("evaluate", 4)
+    wanted = {(merge.payload["target"], "c" * 40)} | {(n, agents.head(n)) for n in (base, *names)}
+    assert {(job.payload["model"], job.payload["sha"]) for job in asked} == wanted
+    store.close()
+
+
+def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: Callable[..., Bot], tmp_path: Path) -> None:
+    base = agents.base()
+    names = sorted(agents.agent(base) for _ in range(3))
+    board: dict[tuple[str, str], float] = {}
+
+    def ranking(suite: str, models: Any) -> dict[tuple[str, str], float]:
+        return {pair: board[pair] for pair in models if pair in board}
+
+    rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/best-{set}", suite="zoo", join={"best": 2})
+    bot = bot_for(rule, scoring=Scoring(lambda _: "1", set, ranking=ranking), jobs_per_user=20)
+    [turn] = bot.watchers.poll()
+    assert turn.decision.waiting == "evaluations on their way: 3"
+    [turn] = bot.watchers.poll()
+    store = Store(tmp_path / "data")
+    asked = store.list_jobs(limit=100)
+    assert sorted(job.payload["model"] for job in asked) == names  # each once
+    assert {job.priority for job in asked} == {OF_CANDIDATE}
+    for job in asked:
+        board[job.payload["model"], job.payload["sha"]] = 0.1 * names.index(job.payload["model"])
+        claimed = store.claim("worker")
+        assert claimed is not None
+        store.finish(claimed.id, claimed.fence, {})
+    [turn] = bot.watchers.poll()
+    assert turn.decision.merge is not None
+    assert [a.partition("@")[0] for a in turn.decision.merge.recipe["agents"]] == names[1:]
+    assert {s.subject: s.code for s in turn.decision.skips} == {names[0]: "not_best"}
+    store.close()

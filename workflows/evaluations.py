@@ -1,0 +1,117 @@
+"""Evaluations as jobs: their identity, their priority, and who asks for them without asking twice.
+
+An evaluation is of a model at a commit under a suite at its version, on one split; that is its job's id. So
+whoever asks again, after a merge, for a parent, for a candidate, from another scheduler, finds the run that is
+there, and a new version of the suite makes a new one. A run that failed is not started again by a tick: its owner
+may.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from sqlalchemy import Engine
+
+from hubmerge.errors import EvaluationError
+from hubmerge.evaluation.result import Split
+from workflows.account import Account
+from workflows.jobs import Clock, Job, NewJob
+from workflows.schema import writing
+from workflows.transitions import Transitions
+
+KIND = "evaluate"
+# merges are 0 when people start them; what a person waits for comes first
+WATCHED_MERGE = -10
+OF_MERGE = -20
+OF_CANDIDATE = -30  # a rule's choice waits for it
+OF_PARENT = -40
+
+
+class ScoreKey(NamedTuple):
+    """What a score is of."""
+
+    model: str
+    sha: str
+    suite: str
+    suite_version: str
+    split: str
+
+
+KnownScores = Callable[[], Collection[ScoreKey]]
+SuiteVersion = Callable[[str], str]  # ValueError or HubmergeError where there is no such suite
+
+
+def evaluation_job(
+    model: str,
+    sha: str,
+    suite: str,
+    split: Split,
+    user: str,
+    *,
+    suite_version: str = "",
+    priority: int = OF_MERGE,
+) -> NewJob:
+    """The job that evaluates `model` at `sha`; the same for everybody who asks."""
+    identity = json.dumps(["evaluate", model, sha, suite, split, suite_version])
+    return NewJob(
+        id=hashlib.sha256(identity.encode()).hexdigest(),
+        kind=KIND,
+        user=user,
+        payload={"model": model, "sha": sha, "suite": suite, "split": split},
+        priority=priority,
+    )
+
+
+class EvaluationDesk:
+    """Takes requests for scores: known ones and those under way cost nothing, the others become jobs.
+
+    Ticks leave half of their owner's quota free, so that evaluations keep no merge out of the queue.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        account: Account,
+        *,
+        suite_version: SuiteVersion,
+        known_scores: KnownScores,
+        jobs_per_user: int = 5,
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._account = account
+        self._limit = max(1, jobs_per_user // 2)
+        self._suite_version = suite_version
+        self.known_scores = known_scores
+
+    def key(self, model: str, sha: str, suite: str, split: Split = "test") -> ScoreKey:
+        """What to ask for; EvaluationError where there is no such suite."""
+        try:
+            version = self._suite_version(suite)
+        except ValueError as error:
+            raise EvaluationError("no such suite", where=f"{model}@{sha[:12]}", got=str(error)[:300]) from None
+        return ScoreKey(model, sha, suite, version, split)
+
+    def request(self, key: ScoreKey, priority: int) -> Job:
+        """The job of this evaluation, queued unless it is there already, in whatever state.
+
+        QuotaError when there are enough under way; ask again later.
+        """
+        model, sha, suite, version, split = key
+        user = self._account.name
+        new = evaluation_job(
+            model, sha, suite, "dev" if split == "dev" else "test", user, suite_version=version, priority=priority
+        )
+        token = self._account.seal(new.id)
+        with writing(self._engine) as connection:
+            change = Transitions(connection, self._clock)
+            job = change.find(new.id)
+            if job is None:
+                change.check_quota(user, self._limit)
+                job = change.enqueue(new, again=False)
+                change.keep_token(new.id, token)
+            return job

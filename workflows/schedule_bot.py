@@ -1,0 +1,129 @@
+"""The bot put together: what ticks, over which tables, and what the app mounts of it.
+
+    reap          every 10 s   jobs whose worker fell silent wait again
+    inbox         every 2 s    deliveries → turns of the rules
+    watchers      every 300 s  turns of the rules without a delivery
+    evaluations   every 20 s   scores that are missing → jobs
+
+The webhook's secret decides whether there is a route; without one the poll alone finds new agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from starlette.routing import BaseRoute
+
+from hubmerge.settings import Settings
+from workflows.account import Account
+from workflows.evaluations import EvaluationDesk, KnownScores, SuiteVersion
+from workflows.jobs import Clock, SystemClock
+from workflows.schedule_evaluations import schedule_evaluations
+from workflows.scheduler import Scheduler, Tick
+from workflows.schema import open_engine
+from workflows.store import DATABASE, Store
+from workflows.tokens import TokenVault
+from workflows.watchers.board import WatcherBoard
+from workflows.watchers.inbox import Inbox
+from workflows.watchers.ledger import Ledger
+from workflows.watchers.rule import RuleSet
+from workflows.watchers.runner import Ranking, Watchers, no_ranking
+from workflows.watchers.webhook import webhook_route
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Seconds between ticks."""
+
+    reap_s: float = 10.0
+    inbox_s: float = 2.0
+    poll_s: float = 300.0
+    evaluations_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What the bot is told of the leaderboard; each is asked anew in every tick."""
+
+    suite_version: SuiteVersion
+    known_scores: KnownScores
+    ranking: Ranking = no_ranking
+    default_suite: str | None = None  # for public merges that no watcher started
+
+
+class Bot:
+    """Watchers, webhook and schedule over one job database. Without `scoring` nothing is evaluated."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        vault: TokenVault,
+        rules: Callable[[], RuleSet],
+        *,
+        scoring: Scoring | None = None,
+        clock: Clock | None = None,
+        intervals: Intervals | None = None,
+    ) -> None:
+        self._clock: Clock = clock or SystemClock()
+        self._intervals = intervals or Intervals()
+        self._store = Store(settings.data_dir, clock=self._clock, jobs_per_user=settings.jobs_per_user)
+        self._engine = open_engine(settings.data_dir / DATABASE)
+        self.account = Account(settings, vault)
+        self.ledger = Ledger(self._engine, self._clock, jobs_per_user=settings.jobs_per_user)
+        self.inbox = Inbox(self._engine, self._clock)
+        self._default_suite = scoring.default_suite if scoring else None
+        self.desk = (
+            EvaluationDesk(
+                self._engine,
+                self._clock,
+                self.account,
+                suite_version=scoring.suite_version,
+                known_scores=scoring.known_scores,
+                jobs_per_user=settings.jobs_per_user,
+            )
+            if scoring
+            else None
+        )
+        self.watchers = Watchers(
+            rules,
+            self.account,
+            self.ledger,
+            self.inbox,
+            desk=self.desk,
+            ranking=scoring.ranking if scoring else no_ranking,
+        )
+        self.source = WatcherBoard(settings.endpoint, rules, self.ledger, self._store)
+        self.routes: tuple[BaseRoute, ...] = (
+            (webhook_route(settings.webhook_secret, self.inbox),) if settings.webhook_secret else ()
+        )
+        self._scheduler = Scheduler(self.ticks())
+
+    def ticks(self) -> tuple[Tick, ...]:
+        every = self._intervals
+        ticks = [
+            Tick("reap", every.reap_s, self._store.reap),
+            Tick("inbox", every.inbox_s, self.watchers.handle_inbox),
+            Tick("watchers", every.poll_s, self.watchers.poll),
+        ]
+        if self.desk is not None:
+            due = partial(schedule_evaluations, self._engine, self.desk, self._default_suite)
+            ticks.append(Tick("evaluations", every.evaluations_s, due))
+        return tuple(ticks)
+
+    def close(self) -> None:
+        self._engine.dispose()
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        self._scheduler.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._scheduler.stop()
+        self.close()

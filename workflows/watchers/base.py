@@ -1,0 +1,122 @@
+"""The interface of a watcher kind: a rule's type, and one look at the Hub that ends in a `Decision`.
+
+    class MyWatcher(Watcher):
+        kind = "my-kind"                       # `watch: my-kind` in a rule's YAML
+        rule = MyRule                          # a subclass of RuleHead with further fields
+        def look(self, rule, sight): ...       # → Decision
+
+A look reads and decides; it writes nothing. Budgets, the sets that were merged already, the queue and the record
+of what was skipped are the runner's (runner.py), the same for every kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from hubmerge.hub import Hub
+from workflows.watchers.facts import Facts
+from workflows.watchers.rule import RuleHead
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Why a model, or a whole set, was left out."""
+
+    subject: str  # a repo id, or "set <digest>"
+    sha: str
+    code: str
+    text: str
+    private: bool = False  # a repo whose name is its owner's business
+
+
+@dataclass(frozen=True)
+class PlannedMerge:
+    """A set of pinned models that is to be merged."""
+
+    set_id: str  # over base@sha, agents@sha in order and the recipe
+    weights_id: str  # the same over the weights' own digests: a commit to a card does not change it
+    recipe: Mapping[str, Any]  # pinned, as `recipe_from_dict` reads it
+    target: str
+
+    @property
+    def subject(self) -> str:
+        return f"set {self.set_id[:10]}"
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """What history remembers of it."""
+        how = {key: value for key, value in self.recipe.items() if key not in ("base", "agents")}
+        return {"base": self.recipe["base"], "agents": list(self.recipe["agents"]), "recipe": digest(how)}
+
+
+@dataclass(frozen=True)
+class PastSet:
+    """A set that a rule has merged, or that was refused today."""
+
+    set_id: str
+    weights_id: str
+    members: Mapping[str, Any]
+    merged: bool = True
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one look came to. Without a merge, `waiting` says what is missing; "" when all is merged already."""
+
+    merge: PlannedMerge | None = None
+    skips: tuple[Skip, ...] = ()
+    waiting: str = ""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the leaderboard says of some models, by `Facts.pin`."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    pending: frozenset[str] = frozenset()  # an evaluation is on its way
+
+
+class Memory(Protocol):
+    """What a rule has read of models before."""
+
+    def get(self, model: str, key: str) -> Facts | None: ...
+
+    def put(self, model: str, key: str, facts: Facts) -> None: ...
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a look may use."""
+
+    hub: Hub  # with the owner's token
+    hinted: tuple[str, ...]  # repos that deliveries named since the last look; hints, not facts
+    own: frozenset[str]  # repos that jobs of this bot write to
+    history: tuple[PastSet, ...]
+    budget_left: int
+    memory: Memory
+    scores: Callable[[str, Sequence[Facts]], Scores]  # of a suite
+
+
+class Watcher(ABC):
+    """One kind of watcher; an instance lives as long as the bot and serves every rule of its kind."""
+
+    kind: ClassVar[str]
+    rule: ClassVar[type[RuleHead]]
+
+    @abstractmethod
+    def look(self, rule: Any, sight: Sight) -> Decision:
+        """Read the Hub and decide. Raises HubmergeError when the look as a whole is not possible now."""
+
+    @abstractmethod
+    def summary(self, rule: Any) -> tuple[tuple[str, str], ...]:
+        """What the rule says, as (name, value) pairs for a person."""
+
+
+def digest(value: Any) -> str:
+    """sha256 (hex) of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

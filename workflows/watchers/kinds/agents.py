@@ -1,0 +1,134 @@
+"""Merge the agents of a base: what a rule of kind `agents` reads before it decides (engine.py).
+
+    search by lineage and author ∪ hinted repos → facts of each at its head → does it fit the base? → decide
+
+A poll costs one search per author; a model is read again only where the search states another commit or another
+visibility than the last time. Whether a model fits its base is seen here too (fit.py): a stranger's misfit is left
+out by name and cannot spoil the whole set.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+
+from hubmerge.errors import HubmergeError, HubUnavailableError
+from hubmerge.hub import Candidate
+from workflows.watchers.base import Decision, Scores, Sight, Watcher, digest
+from workflows.watchers.engine import decide, is_of_base, refusal
+from workflows.watchers.facts import Facts, read_facts
+from workflows.watchers.fit import BaseUnfitError, Fitting
+from workflows.watchers.rule import AgentRule
+
+log = logging.getLogger(__name__)
+
+MOST_LISTED = 1000  # per search
+NEW_PER_LOOK = 100  # models read for the first time in one look; the next look goes on
+PATIENCE = 3  # looks that one unreadable model may hold up
+
+
+class AgentsWatcher(Watcher):
+    """Merges every new agent of a base."""
+
+    kind = "agents"
+    rule = AgentRule
+
+    def __init__(self) -> None:
+        self._failures: Counter[tuple[str, str]] = Counter()
+
+    def summary(self, rule: AgentRule) -> tuple[tuple[str, str], ...]:
+        wanted = rule.agents
+        who = {
+            "authors": ", ".join(wanted.authors),
+            "tags": ", ".join(wanted.tags),
+            "lineage": "" if rule.join.fixed else wanted.lineage,
+            "licenses": ", ".join(wanted.licenses),
+            "excluded": ", ".join(wanted.exclude),
+        }
+        counts = "; ".join(f"{name}: {value}" for name, value in who.items() if value)
+        return (
+            ("Base", str(rule.base)),
+            ("Agents", counts),
+            ("Joining", f"{rule.join}, at least {rule.min_agents}"),
+            ("Method", rule.recipe.method),
+        )
+
+    def look(self, rule: AgentRule, sight: Sight) -> Decision:
+        base = read_facts(sight.hub, rule.base.id, rule.base.revision)
+        fitting = Fitting(sight.hub, base, rule.license)
+        listed = {c.id: c for c in _search(rule, sight)}
+        names = rule.join.fixed or tuple(dict.fromkeys([*listed, *_plausible(rule, sight.hinted)]))
+        candidates: list[Facts] = []
+        budget = NEW_PER_LOOK
+        for name in names:
+            found = listed.get(name)
+            facts = self._remembered(rule, sight, name, found, base)
+            if facts is None:
+                if budget == 0:
+                    return Decision(waiting=f"still reading: {len(names)} models are new")
+                budget -= 1
+                facts = self._read(rule, sight, name, found, fitting, base)
+            if name in sight.own:
+                facts = facts.model_copy(update={"own": True})
+            # a hint at a repo of another lineage is none at a candidate
+            if found is not None or name in rule.join.fixed or is_of_base(rule, facts):
+                candidates.append(facts)
+        scores = Scores()
+        if rule.join.best is not None and rule.suite is not None:
+            scores = sight.scores(rule.suite, [c for c in candidates if refusal(rule, base, c) is None])
+        return decide(rule, base, candidates, sight.history, sight.budget_left, scores)
+
+    def _remembered(
+        self, rule: AgentRule, sight: Sight, name: str, found: Candidate | None, base: Facts
+    ) -> Facts | None:
+        if found is None or not found.sha or name in sight.hinted:
+            return None
+        return sight.memory.get(name, _key(rule, base, found))
+
+    def _read(
+        self, rule: AgentRule, sight: Sight, name: str, found: Candidate | None, fitting: Fitting, base: Facts
+    ) -> Facts:
+        """The facts at the head, with the result of the fit; one model's trouble is its own after some patience."""
+        place = (rule.name, name)
+        sha = found.sha if found else ""
+        try:
+            facts = read_facts(sight.hub, name, listed_tags=found.tags if found else ())
+            if refusal(rule, base, facts) is None:
+                facts = fitting.fitted(facts)
+        except BaseUnfitError as error:
+            raise error.reason from None
+        except HubUnavailableError as error:
+            self._failures[place] += 1
+            if self._failures[place] <= PATIENCE:
+                raise  # a set without it now would be another set once it is back
+            return Facts(id=name, sha=sha, code=error.code, text=str(error))
+        except HubmergeError as error:  # gone, or closed to the owner
+            return Facts(id=name, sha=sha, code=error.code, text=str(error))
+        self._failures.pop(place, None)
+        sight.memory.put(name, _key(rule, base, facts), facts)
+        return facts
+
+
+def _search(rule: AgentRule, sight: Sight) -> Iterator[Candidate]:
+    if rule.join.fixed:
+        return
+    wanted = rule.agents
+    lineage = f"base_model:{rule.base.id}" if wanted.lineage == "any" else f"base_model:{wanted.lineage}:{rule.base.id}"
+    for author in wanted.authors or (None,):
+        found = sight.hub.find_models(tags=[lineage, *wanted.tags], author=author, limit=MOST_LISTED)
+        if len(found) >= MOST_LISTED:
+            log.warning("rule %s: a search gives %d models; older ones are not seen", rule.name, len(found))
+        yield from found
+
+
+def _plausible(rule: AgentRule, hinted: tuple[str, ...]) -> Iterator[str]:
+    authors = {author.lower() for author in rule.agents.authors}
+    for name in hinted:
+        if name != rule.base.id and (not authors or name.partition("/")[0].lower() in authors):
+            yield name
+
+
+def _key(rule: AgentRule, base: Facts, found: Candidate | Facts) -> str:
+    """All that remembered facts depend on."""
+    return f"{found.sha} {int(found.private)}{int(found.gated)} {base.sha} {digest(rule.model_dump(mode='json'))}"

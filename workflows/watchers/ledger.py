@@ -1,0 +1,229 @@
+"""What every rule has read, merged, refused and skipped; and the one transaction that starts a merge.
+
+The set, the day's budget, the queue's quota and the job are checked and written together. So two schedulers that
+decide the same thing at the same time make one job, and a kill between two lines of code loses or doubles nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from sqlalchemy import Connection, Engine, Table, and_, delete, func, or_, select
+from sqlalchemy.dialects.sqlite import insert
+
+from workflows.jobs import Clock, Job, NewJob, iso
+from workflows.schema import Base, reading, writing
+from workflows.tokens import SealedToken
+from workflows.transitions import JOBS, Transitions
+from workflows.watchers.base import PastSet, PlannedMerge, Skip
+from workflows.watchers.facts import Facts
+
+MODELS: Table = Base.metadata.tables["watched_models"]
+SETS: Table = Base.metadata.tables["watched_sets"]
+SKIPS: Table = Base.metadata.tables["watched_skips"]
+STATES: Table = Base.metadata.tables["watchers"]
+KEPT_SKIPS = 3000  # per rule; more than one search lists
+
+
+class SetRow(NamedTuple):
+    set_id: str
+    time: str
+    target: str
+    agents: tuple[str, ...]  # id@sha
+    job_id: str | None
+    code: str | None
+    text: str | None
+
+
+class SkipNote(NamedTuple):
+    subject: str
+    sha: str
+    code: str
+    text: str
+    private: bool
+    time: str
+
+
+class TurnState(NamedTuple):
+    """A rule's last turn: when, and what went wrong with it or what it waits for."""
+
+    polled: str
+    code: str | None
+    text: str | None
+
+
+class Ledger:
+    """The rules' records in the job database."""
+
+    def __init__(self, engine: Engine, clock: Clock, *, jobs_per_user: int = 5) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._jobs_per_user = jobs_per_user
+
+    # What was read.
+
+    def memory(self, rule: str) -> RuleMemory:
+        return RuleMemory(self._engine, rule)
+
+    def own_targets(self) -> frozenset[str]:
+        """Every repo that a merge job writes or wrote to."""
+        query = select(JOBS.c.payload["target"].as_string()).where(JOBS.c.kind == "merge").distinct()
+        with reading(self._engine) as connection:
+            return frozenset(target for target in connection.execute(query).scalars() if target)
+
+    # What was decided.
+
+    def history(self, rule: str) -> tuple[PastSet, ...]:
+        """The sets merged so far, and those refused today: tomorrow they may be tried again."""
+        query = select(SETS).where(SETS.c.rule == rule, or_(SETS.c.job_id.is_not(None), SETS.c.time >= self._today))
+        with reading(self._engine) as connection:
+            rows = connection.execute(query.order_by(SETS.c.time)).mappings().all()
+        return tuple(PastSet(r["set_id"], r["weights_id"], r["members"], r["job_id"] is not None) for r in rows)
+
+    def used(self, rule: str) -> int:
+        """Merges that the rule has started today (UTC)."""
+        with reading(self._engine) as connection:
+            return self._used(connection, rule)
+
+    def start(self, rule: str, planned: PlannedMerge, new: NewJob, token: SealedToken, budget: int) -> Job | None:
+        """Queue the merge of a set, at most once ever and within the budget; None when it was there already.
+
+        QuotaError when the owner has too many jobs under way.
+        """
+        with writing(self._engine) as connection:
+            change = Transitions(connection, self._clock)
+            known = select(SETS.c.job_id).where(SETS.c.rule == rule, SETS.c.set_id == planned.set_id)
+            if connection.execute(known).scalar() is not None or self._used(connection, rule) >= budget:
+                return None
+            job = change.find(new.id)
+            if job is None:
+                change.check_quota(new.user, self._jobs_per_user)
+                job = change.enqueue(new, again=False)
+                change.keep_token(new.id, token)
+            self._record(connection, rule, planned, job_id=job.id)
+            # what kept the set or its members waiting is over
+            settled = or_(
+                SKIPS.c.subject == planned.subject,
+                (SKIPS.c.subject + "@" + SKIPS.c.sha).in_(planned.members["agents"]),
+            )
+            connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, settled))
+            return job
+
+    def refuse(self, rule: str, planned: PlannedMerge, code: str, text: str) -> None:
+        """Note why a set cannot be merged; it is not tried again today."""
+        with writing(self._engine) as connection:
+            self._record(connection, rule, planned, code=code, text=text)
+
+    def skip(self, rule: str, skips: Sequence[Skip]) -> None:
+        """Note each reason once: the time of a note is when the reason was first seen."""
+        if not skips:
+            return
+        columns = (SKIPS.c.subject, SKIPS.c.sha, SKIPS.c.code, SKIPS.c.text)
+        with reading(self._engine) as connection:
+            known = {tuple(row) for row in connection.execute(select(*columns).where(SKIPS.c.rule == rule))}
+        fresh = [s for s in skips if (s.subject, s.sha, s.code, s.text) not in known]
+        if not fresh:
+            return
+        now = iso(self._clock.now())
+        with writing(self._engine) as connection:
+            for skip in fresh:
+                told = {"code": skip.code, "text": skip.text, "private": skip.private, "time": now}
+                row = insert(SKIPS).values(rule=rule, subject=skip.subject, sha=skip.sha, **told)
+                connection.execute(row.on_conflict_do_update(index_elements=["rule", "subject", "sha"], set_=told))
+            self._prune(connection, rule)
+
+    def turn_ended(self, rule: str, code: str | None, text: str | None) -> None:
+        values = {"polled": iso(self._clock.now()), "code": code, "text": text}
+        statement = insert(STATES).values(rule=rule, **values)
+        with writing(self._engine) as connection:
+            connection.execute(statement.on_conflict_do_update(index_elements=["rule"], set_=values))
+
+    # What the pages show.
+
+    def sets(self, rule: str, limit: int = 50) -> tuple[SetRow, ...]:
+        """Newest first."""
+        query = select(SETS).where(SETS.c.rule == rule).order_by(SETS.c.time.desc()).limit(limit)
+        with reading(self._engine) as connection:
+            rows = connection.execute(query).mappings().all()
+        return tuple(
+            SetRow(
+                r["set_id"], r["time"], r["target"], tuple(r["members"]["agents"]), r["job_id"], r["code"], r["text"]
+            )
+            for r in rows
+        )
+
+    def skips(self, rule: str, limit: int = 200) -> tuple[SkipNote, ...]:
+        """Newest first."""
+        columns = (SKIPS.c.subject, SKIPS.c.sha, SKIPS.c.code, SKIPS.c.text, SKIPS.c.private, SKIPS.c.time)
+        query = select(*columns).where(SKIPS.c.rule == rule).order_by(SKIPS.c.time.desc(), SKIPS.c.subject)
+        with reading(self._engine) as connection:
+            return tuple(SkipNote(*row) for row in connection.execute(query.limit(limit)))
+
+    def state(self, rule: str) -> TurnState | None:
+        query = select(STATES.c.polled, STATES.c.code, STATES.c.text).where(STATES.c.rule == rule)
+        with reading(self._engine) as connection:
+            row = connection.execute(query).one_or_none()
+        return TurnState(*row) if row else None
+
+    @property
+    def _today(self) -> str:
+        """The first moment of this day, UTC, as rows write it."""
+        return iso(self._clock.now())[:10]
+
+    def _used(self, connection: Connection, rule: str) -> int:
+        mine = and_(SETS.c.rule == rule, SETS.c.job_id.is_not(None), SETS.c.time >= self._today)
+        return int(connection.execute(select(func.count()).select_from(SETS).where(mine)).scalar_one())
+
+    def _record(self, connection: Connection, rule: str, planned: PlannedMerge, **outcome: Any) -> None:
+        values = {
+            "weights_id": planned.weights_id,
+            "time": iso(self._clock.now()),
+            "target": planned.target,
+            "members": planned.members,
+            **dict.fromkeys(("job_id", "code", "text")),
+            **outcome,
+        }
+        statement = insert(SETS).values(rule=rule, set_id=planned.set_id, **values)
+        # a set that was refused before may be merged later; one that was merged stays so
+        connection.execute(
+            statement.on_conflict_do_update(
+                index_elements=["rule", "set_id"], set_=values, where=SETS.c.job_id.is_(None)
+            )
+        )
+
+    def _prune(self, connection: Connection, rule: str) -> None:
+        kept = (
+            select(SKIPS.c.time).where(SKIPS.c.rule == rule).order_by(SKIPS.c.time.desc()).offset(KEPT_SKIPS).limit(1)
+        )
+        last = connection.execute(kept).scalar()
+        if last is not None:
+            connection.execute(delete(SKIPS).where(SKIPS.c.rule == rule, SKIPS.c.time <= last))
+
+
+class RuleMemory:
+    """What one rule has read of models: the facts, and what they depend on. Implements base.Memory."""
+
+    def __init__(self, engine: Engine, rule: str) -> None:
+        self._engine = engine
+        self._rule = rule
+        query = select(MODELS.c.model, MODELS.c.key, MODELS.c.facts).where(MODELS.c.rule == rule)
+        with reading(engine) as connection:
+            self._known = {row.model: (row.key, row.facts) for row in connection.execute(query)}
+
+    def get(self, model: str, key: str) -> Facts | None:
+        known_key, facts = self._known.get(model, ("", None))
+        if facts is None or known_key != key:
+            return None
+        try:
+            return Facts.model_validate(facts)
+        except ValidationError:  # written by another version
+            return None
+
+    def put(self, model: str, key: str, facts: Facts) -> None:
+        values = {"key": key, "facts": facts.model_dump(mode="json")}
+        self._known[model] = (key, values["facts"])
+        statement = insert(MODELS).values(rule=self._rule, model=model, **values)
+        with writing(self._engine) as connection:
+            connection.execute(statement.on_conflict_do_update(index_elements=["rule", "model"], set_=values))

@@ -1,0 +1,284 @@
+"""Rules: what the owner of a watcher writes, as YAML; strict, frozen, unknown keys refused.
+
+A rule acts without being asked again, on repos that anybody can make. So it must say whose agents count (authors,
+tags or names), its targets must be new for every set, and it has a budget for each day.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from hubmerge.errors import HubmergeError, Problem, RuleError
+from hubmerge.plain_yaml import load_plain_yaml
+from hubmerge.recipe import MAX_AGENTS, ModelName, Recipe
+from hubmerge.sources.base import is_hub_id
+
+MAX_RULE_BYTES = 64 * 1024
+MAX_RULES = 200
+DEFAULT_KIND = "agents"
+TARGET_FIELDS = ("set", "name", "base", "count")
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9, "T": 10**12}
+_AMOUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMBGT]?)")
+# what nearly every model carries selects nothing
+_COMMON_TAGS = (
+    *("transformers", "safetensors", "pytorch", "peft", "text-generation", "text-generation-inference"),
+    *("conversational", "endpoints_compatible", "autotrain_compatible"),
+)
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _amount(value: Any) -> Any:
+    """1500000000 or "1.5B" as a number."""
+    if not isinstance(value, str):
+        return value
+    found = _AMOUNT.fullmatch(value.strip().upper())
+    if found is None:
+        raise ValueError('write a number, or one such as "1.5B"')
+    return round(float(found[1]) * _UNITS[found[2]])
+
+
+def _repo(value: str) -> str:
+    if value.count("/") != 1 or not is_hub_id(value):
+        raise ValueError(f"{ascii(value)[:120]} is no repo id (org/name, without a revision)")
+    return value
+
+
+def _base(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("a base is written as text: org/name or org/name@revision")
+    name = ModelName.parse(value)
+    if name.local:
+        raise ValueError("a rule watches models on the Hub, and this is a folder")
+    return name
+
+
+Repo = Annotated[str, Field(max_length=200)]
+Amount = Annotated[int, BeforeValidator(_amount), Field(ge=1, le=10**15)]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.:/\-+]{0,199}$")]
+Words = Annotated[tuple[Word, ...], BeforeValidator(_as_tuple), Field(max_length=50)]
+User = Annotated[str, Field(pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9\-]{0,94}[A-Za-z0-9])?$")]
+
+
+class RuleHead(Strict):
+    """What every kind of rule has."""
+
+    watch: str = DEFAULT_KIND  # the kind
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9\-]{0,39}$")
+    owner: User  # whose token acts, and whose jobs these are
+    base: Annotated[ModelName, BeforeValidator(_base)]
+    target: str = Field(max_length=200)
+    private: bool = False
+    license: str | None = Field(default=None, max_length=100)  # the owner's choice where the parents leave it open
+    suite: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9_\-]{0,63}$")  # to evaluate with
+    budget: int = Field(ge=1, le=100)  # merges per day (UTC)
+
+    @model_validator(mode="after")
+    def _targets_are_new_repos(self) -> Self:
+        try:
+            parts = list(string.Formatter().parse(self.target))
+        except ValueError as error:
+            raise ValueError(f"target: {error}") from None
+        fields = [part[1] for part in parts if part[1] is not None]
+        if any(name not in TARGET_FIELDS for name in fields) or any(part[2] or part[3] for part in parts):
+            raise ValueError(f"target: only {', '.join('{' + f + '}' for f in TARGET_FIELDS)} are filled in")
+        if "set" not in fields:
+            raise ValueError("target: {set} must be part of it, so that every set gets a repo of its own")
+        sample = self.target_for("0" * 64, MAX_AGENTS)
+        if sample.count("/") != 1 or not is_hub_id(sample):
+            raise ValueError(f"target: {ascii(sample)[:120]} is no repo id (namespace/name)")
+        return self
+
+    def target_for(self, set_id: str, count: int) -> str:
+        base = self.base.id.rpartition("/")[2]
+        return self.target.format(set=set_id[:10], name=self.name, base=base, count=count)
+
+
+class MergeSpec(Strict):
+    """How to merge: a recipe without its models."""
+
+    method: str
+    parameters: Mapping[str, Any] = Field(default_factory=dict)
+    dtype: str | None = None
+    rounding: str | None = None
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    calibration: Mapping[str, Any] | None = None  # of every agent, for methods that weigh by sensitivity
+
+    @model_validator(mode="after")
+    def _is_a_recipe(self) -> Self:
+        try:
+            self.recipe("org/base", ("org/agent", "org/other"))
+        except ValidationError as error:
+            issues = error.errors(include_url=False)
+            told = (f"{'.'.join(map(str, i['loc']))}: {i['msg'].removeprefix('Value error, ')}" for i in issues)
+            raise ValueError("; ".join(told)) from None
+        return self
+
+    def recipe(self, base: str, agents: tuple[str, ...]) -> dict[str, Any]:
+        """The full recipe in the form in which users write it, every default written out."""
+        fields = {key: value for key, value in self.model_dump().items() if value is not None}
+        return Recipe.model_validate({"base": base, "agents": agents, **fields}).to_dict()
+
+
+class AgentFilter(Strict):
+    """Which models count as agents of the base."""
+
+    authors: Annotated[tuple[User, ...], BeforeValidator(_as_tuple), Field(max_length=50)] = ()  # any of them
+    tags: Words = ()  # all of them
+    lineage: Literal["finetune", "adapter", "any"] = "finetune"  # what they state to be of the base
+    licenses: Words = ()  # any of them; none: whatever allows a merge
+    min_parameters: Amount | None = None
+    max_parameters: Amount | None = None
+    max_bytes: Amount | None = None  # of the weight files
+    exclude: Annotated[tuple[Repo, ...], BeforeValidator(_as_tuple), Field(max_length=1000)] = ()
+    closed: bool = False  # whether gated and private models may join a public merge
+
+    @field_validator("exclude")
+    @classmethod
+    def _are_repos(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_repo(name) for name in value)
+
+
+class Join(Strict):
+    """Who of them joins: all so far (neither field), some fixed ones, or the best N of the leaderboard."""
+
+    fixed: Annotated[tuple[Repo, ...], BeforeValidator(_as_tuple), Field(max_length=MAX_AGENTS)] = ()
+    best: int | None = Field(default=None, ge=2, le=MAX_AGENTS)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_one_of_three(cls, value: Any) -> Any:
+        if value == "all":
+            return {}
+        if isinstance(value, Join) or (isinstance(value, Mapping) and set(value) in ({"fixed"}, {"best"})):
+            return value
+        raise ValueError("write `all`, `fixed: [org/agent, …]` or `best: N`")
+
+    @field_validator("fixed")
+    @classmethod
+    def _are_distinct_repos(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) < 2 or len(set(value)) != len(value):
+            raise ValueError("name at least two agents, each once")
+        return tuple(_repo(name) for name in value)
+
+    def __str__(self) -> str:
+        if self.fixed:
+            return ", ".join(self.fixed)
+        return f"the best {self.best} of the leaderboard" if self.best else "all so far"
+
+
+class AgentRule(RuleHead):
+    """Merge the agents of a base."""
+
+    agents: AgentFilter = AgentFilter()
+    recipe: MergeSpec
+    join: Join = Join.model_validate("all")
+    min_agents: int = Field(default=2, ge=2, le=MAX_AGENTS)
+
+    @model_validator(mode="after")
+    def _does_not_match_everything(self) -> Self:
+        telling = [t for t in self.agents.tags if t.lower() not in _COMMON_TAGS and not t.startswith("base_model:")]
+        if not (self.agents.authors or telling or self.join.fixed):
+            raise ValueError(
+                "agents: the rule matches everything: anybody can state this base. "
+                "Name authors, tags that few models carry, or the agents themselves (join: fixed)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.join.best is not None:
+            if self.suite is None:
+                raise ValueError("suite: `best` needs the suite whose leaderboard decides")
+            if self.join.best < self.min_agents:
+                raise ValueError("join: `best` is less than min_agents, so there would never be a merge")
+        if self.join.fixed and self.min_agents > len(self.join.fixed):
+            raise ValueError("min_agents: there are fewer fixed agents than that")
+        low, high = self.agents.min_parameters, self.agents.max_parameters
+        if low is not None and high is not None and low > high:
+            raise ValueError("agents: min_parameters is more than max_parameters")
+        return self
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """The rules of a folder: those that can be read, and for the other files why not."""
+
+    rules: tuple[RuleHead, ...] = ()
+    broken: tuple[tuple[str, HubmergeError], ...] = ()
+
+
+def rule_from_yaml(text: str, where: str = "the rule") -> RuleHead:
+    """A rule of the kind that it names; RuleError lists every problem with its field."""
+    from workflows.watchers.kinds import registry  # which itself needs rules
+
+    if len(text) > MAX_RULE_BYTES:
+        raise RuleError("the rule is too long", where=where, expected=f"at most {MAX_RULE_BYTES} characters")
+    try:
+        content = load_plain_yaml(text)
+    except ValueError as error:
+        raise RuleError("the rule is not plain YAML", where=where, got=str(error)) from None
+    if not isinstance(content, Mapping):
+        raise RuleError("a rule is a table", where=where, expected="name, owner, base, …", got=type(content).__name__)
+    kind = content.get("watch", DEFAULT_KIND)
+    if not isinstance(kind, str) or kind not in registry():
+        raise RuleError(
+            "there is no such kind of watcher",
+            where=f"{where} → watch",
+            expected=" or ".join(registry()),
+            got=ascii(kind)[:80],
+        )
+    try:
+        return registry()[kind].rule.model_validate(dict(content))
+    except ValidationError as error:
+        raise RuleError(
+            "the rule has errors", where=where, problems=[_problem(where, i) for i in error.errors()]
+        ) from None
+
+
+def _problem(where: str, issue: Any) -> Problem:
+    message = issue["msg"].removeprefix("Value error, ")
+    field, colon, rest = message.partition(": ")
+    location = [str(part) for part in issue["loc"]]
+    if not location and colon and field.replace("_", "").isalpha():  # of the rule as a whole: it names its field itself
+        location, message = [field], rest
+    got = "" if issue["type"] == "missing" or not issue["loc"] else ascii(issue["input"])[:120]
+    return Problem(RuleError.code, message, where=" → ".join([where, *location]), got=got)
+
+
+def load_rule(path: Path) -> RuleHead:
+    """Read a rule's file."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_RULE_BYTES + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RuleError("the rule cannot be read", where=str(path), got=str(error)) from None
+    return rule_from_yaml(text, path.name)
+
+
+def load_rules(folder: Path) -> RuleSet:
+    """Every `*.yaml` of a folder, by name; a broken file does not stop the others."""
+    rules: dict[str, RuleHead] = {}
+    broken: list[tuple[str, HubmergeError]] = []
+    for path in sorted(folder.glob("*.yaml"))[:MAX_RULES]:
+        try:
+            rule = load_rule(path)
+            if rule.name in rules:
+                raise RuleError("two rules have one name", where=path.name, got=rule.name, next_step="Rename one.")
+            rules[rule.name] = rule
+        except RuleError as error:
+            broken.append((path.name, error))
+    return RuleSet(tuple(rules.values()), tuple(broken))

@@ -1,0 +1,188 @@
+"""One turn of a rule: look, record why models were skipped, start the merge that is due.
+
+    hint or poll → look (kinds/) → Decision → skips to the ledger
+                                            → prepare (every check that needs no weights) → one transaction: the job
+
+A turn can be repeated at any time: what is merged already is found again. Turns of one process run one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hubmerge.errors import HubmergeError, InternalError, QuotaError
+from hubmerge.line import prepare
+from hubmerge.publish import Target
+from hubmerge.recipe import recipe_from_dict
+from workflows.account import Account
+from workflows.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationDesk
+from workflows.jobs import Job, NewJob
+from workflows.watchers.base import Decision, PlannedMerge, Scores, Sight, Skip, Watcher
+from workflows.watchers.facts import Facts
+from workflows.watchers.inbox import Inbox
+from workflows.watchers.kinds import registry
+from workflows.watchers.ledger import Ledger
+from workflows.watchers.rule import RuleHead, RuleSet
+
+log = logging.getLogger(__name__)
+AGAIN_AFTER_S = 30.0  # deliveries that could not be handled wait so long
+
+# the leaderboard's order: suite and pinned models (id, sha) → a number each, higher is better; none without a score
+Ranking = Callable[[str, Sequence[tuple[str, str]]], Mapping[tuple[str, str], float]]
+
+
+def no_ranking(suite: str, models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], float]:
+    """For a bot without a leaderboard: nobody has a score."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a turn of a rule came to."""
+
+    rule: str
+    decision: Decision = field(default_factory=Decision)
+    job: Job | None = None  # started in this turn
+    error: HubmergeError | None = None  # the turn, or the merge that it planned, was not possible
+
+
+class Watchers:
+    """The turns of all rules. `rules` is asked anew for every round, so that an edited rule counts at once."""
+
+    def __init__(
+        self,
+        rules: Callable[[], RuleSet],
+        account: Account,
+        ledger: Ledger,
+        inbox: Inbox,
+        *,
+        desk: EvaluationDesk | None = None,
+        ranking: Ranking = no_ranking,
+    ) -> None:
+        self.rules = rules
+        self._account = account
+        self._ledger = ledger
+        self._inbox = inbox
+        self._desk = desk
+        self._ranking = ranking
+        self._kinds: dict[str, Watcher] = {}
+        self._turn = threading.Lock()
+        self._inbox_from = 0.0  # steady seconds
+
+    def poll(self) -> list[Turn]:
+        """A turn of every rule: finds what no delivery announced."""
+        return self._round(())
+
+    def handle_inbox(self) -> list[Turn]:
+        """A turn of every rule if deliveries wait; they stay where a rule could not be heard through."""
+        now = time.monotonic()
+        deliveries = self._inbox.pending() if now >= self._inbox_from else ()
+        if not deliveries:
+            return []
+        turns = self._round(tuple(dict.fromkeys(d.repo for d in deliveries)))
+        if any(turn.error is not None and turn.error.retryable for turn in turns):
+            self._inbox_from = time.monotonic() + AGAIN_AFTER_S
+        else:
+            self._inbox.settle(deliveries)
+        return turns
+
+    def _round(self, hinted: tuple[str, ...]) -> list[Turn]:
+        return [self.turn(rule, hinted) for rule in self.rules().rules]
+
+    def turn(self, rule: RuleHead, hinted: tuple[str, ...] = (), *, dry_run: bool = False) -> Turn:
+        """One rule's turn; its errors are part of the result, so that they stop no other rule."""
+        with self._turn:
+            turn = self._take(rule, hinted, dry_run)
+            if dry_run:
+                return turn
+            if turn.error is not None:
+                log.warning("rule %s: %s", rule.name, turn.error)
+                self._ledger.turn_ended(rule.name, turn.error.code, str(turn.error))
+            else:
+                self._ledger.turn_ended(rule.name, None, turn.decision.waiting or None)
+            return turn
+
+    def _take(self, rule: RuleHead, hinted: tuple[str, ...], dry_run: bool) -> Turn:
+        try:
+            self._account.require(rule.owner)
+            sight = Sight(
+                hub=self._account.hub,
+                hinted=hinted,
+                own=self._ledger.own_targets(),
+                history=self._ledger.history(rule.name),
+                budget_left=rule.budget - self._ledger.used(rule.name),
+                memory=self._ledger.memory(rule.name),
+                scores=lambda suite, models: self._scores(suite, models, dry_run),
+            )
+            decision = self._kind(rule).look(rule, sight)
+        except HubmergeError as error:
+            return Turn(rule.name, error=error)
+        except Exception as error:  # a job boundary: a bug in one kind of watcher is not the other rules'
+            log.exception("rule %s", rule.name)
+            failure = InternalError("the watcher has a bug", where=f"rule {rule.name}", got=f"{type(error).__name__}")
+            return Turn(rule.name, error=failure)
+        if not dry_run:
+            self._ledger.skip(rule.name, decision.skips)
+        if decision.merge is None:
+            return Turn(rule.name, decision)
+        return self._start(rule, decision, decision.merge, dry_run)
+
+    def _start(self, rule: RuleHead, decision: Decision, planned: PlannedMerge, dry_run: bool) -> Turn:
+        try:
+            new = self._job(rule, planned)
+            if dry_run:
+                return Turn(rule.name, decision)
+            job = self._ledger.start(rule.name, planned, new, self._account.seal(new.id), rule.budget)
+        except QuotaError as error:
+            self._ledger.skip(rule.name, [Skip(planned.subject, planned.set_id[:40], error.code, str(error))])
+            return Turn(rule.name, decision, error=error)
+        except HubmergeError as error:
+            if not error.retryable and not dry_run:
+                self._ledger.refuse(rule.name, planned, error.code, str(error))
+            return Turn(rule.name, decision, error=error)
+        if job is not None:
+            log.info("rule %s: job %s merges %s to %s", rule.name, job.id[:12], planned.subject, planned.target)
+        return Turn(rule.name, decision, job)
+
+    def _job(self, rule: RuleHead, planned: PlannedMerge) -> NewJob:
+        """The merge job, after every check that needs no weights; the form's jobs are made the same way."""
+        target = Target(planned.target, rule.private)
+        recipe = recipe_from_dict(dict(planned.recipe))
+        prepared = prepare(recipe, self._account.hub, target=target, license_choice=rule.license)
+        payload = {
+            "recipe": prepared.plan.recipe.to_dict(),
+            "target": target.repo,
+            "private": target.private,
+            "license": rule.license,
+            "warnings": list(prepared.plan.warnings),
+            "watcher": rule.name,
+            "suite": rule.suite,
+        }
+        return NewJob(id=prepared.identity, user=rule.owner, payload=payload, priority=WATCHED_MERGE)
+
+    def _scores(self, suite: str, models: Sequence[Facts], dry_run: bool) -> Scores:
+        """The leaderboard's scores; what has none is requested, each model once."""
+        ranked = self._ranking(suite, [(m.id, m.sha) for m in models])
+        values = {m.pin: ranked[m.id, m.sha] for m in models if (m.id, m.sha) in ranked}
+        pending: set[str] = set()
+        for model in models:
+            if model.pin in values or self._desk is None or dry_run:
+                continue
+            try:
+                job = self._desk.request(self._desk.key(model.id, model.sha, suite), OF_CANDIDATE)
+            except QuotaError:  # others are under way; its turn comes
+                pending.add(model.pin)
+                continue
+            # a run that is done reaches the leaderboard a little later
+            if not job.state.is_terminal:
+                pending.add(model.pin)
+        return Scores(values, frozenset(pending))
+
+    def _kind(self, rule: RuleHead) -> Watcher:
+        if rule.watch not in self._kinds:
+            self._kinds[rule.watch] = registry()[rule.watch]()
+        return self._kinds[rule.watch]
