@@ -16,7 +16,7 @@ from typing import Any
 
 from hubmerge.dtypes import TORCH_NAMES
 from hubmerge.plan import Plan
-from hubmerge.sink import MANIFEST, FinishedShard
+from hubmerge.sink import MANIFEST, FinishedShard, writing
 from hubmerge.sources.base import Model
 
 INDEX = "model.safetensors.index.json"
@@ -203,13 +203,14 @@ def write_folder(
 
 
 def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + ".tmp")
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
 
 
 def _json(value: Any) -> bytes:

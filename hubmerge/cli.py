@@ -103,7 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     localhub = add("localhub", _localhub, "an embedded Hub on loopback")
     localhub.add_argument("--port", type=int, default=0, help="0 takes a free one")
     localhub.add_argument("--data", type=Path, required=True)
-    localhub.add_argument("--zoo", action="store_true", help="seed it with the example agents")
+    localhub.add_argument("--zoo", action="store_true", help="seed it with the example agents and benchmark data")
+    localhub.add_argument("--faults", action="store_true", help="with the route that switches faults on, for tests")
 
     for name, handler, help in (
         ("serve", _serve, "the app with its worker, on the Hub of HF_ENDPOINT"),
@@ -112,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         command = add(name, handler, help)
         command.add_argument("--host", default="127.0.0.1")
         command.add_argument("--port", type=int, default=7860)
+        if name == "demo":
+            command.add_argument("--watch", action="store_true", help="also let the example watcher merge")
     return parser
 
 
@@ -353,7 +356,7 @@ def _methods(arguments: Any, settings: Settings) -> int:
 def _localhub(arguments: Any, settings: Settings) -> int:
     from hubmerge.localhub.server import serve
 
-    serve(arguments.port, arguments.data, zoo=arguments.zoo)
+    serve(arguments.port, arguments.data, zoo=arguments.zoo, with_faults=arguments.faults)
     return 0
 
 
@@ -366,7 +369,7 @@ def _serve(arguments: Any, settings: Settings) -> int:
 def _demo(arguments: Any, settings: Settings) -> int:
     from workflows.demo import demo
 
-    return int(demo(settings, host=arguments.host, port=arguments.port))
+    return int(demo(settings, host=arguments.host, port=arguments.port, watch=arguments.watch))
 
 
 def _bytes(count: int) -> str:

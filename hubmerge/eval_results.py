@@ -71,7 +71,7 @@ def publish_scores(
                 repo,
                 [],
                 files.items(),
-                message=f"Scores [hubmerge {report.identity[:16]}]",
+                message=f"Scores of hubmerge {report.identity[:16]}",
                 description="",
                 parent=state.sha,
             )

@@ -331,8 +331,8 @@ def _limit_waiting() -> None:
     """The client waits for ever by default; a job must not. Set once, since it closes what is open."""
     import httpx2
     from huggingface_hub import set_client_factory
-    from huggingface_hub.utils.tqdm import disable_progress_bars
     from huggingface_hub.utils._http import default_client_factory
+    from huggingface_hub.utils.tqdm import disable_progress_bars
 
     def client() -> httpx2.Client:
         made = default_client_factory()

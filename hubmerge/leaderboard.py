@@ -254,12 +254,12 @@ def _rows(
     for node in sorted(shown):
         own = scored[node]
         counts = node not in marks and node == newest[node[0]]
-        row = _row(own, [_parent(p, scored) for p in own.result.facts.parents])
+        ranks = {d: by_domain[d].of(e) for d, e in own.domains.items()} if counts else {}
+        row = _row(own, [_parent(p, scored) for p in own.result.facts.parents], ranks)
         rows.append(
             replace(
                 row,
                 rank=overall.of(own.overall) if counts and own.overall else None,
-                domains=tuple(replace(d, rank=by_domain[d.domain].of(d.score)) if counts else d for d in row.domains),
                 ancestors=tuple(f"{id}@{sha}" for id, sha in lineage.ancestors(node)),
                 flags=marks.get(node, ()),
                 superseded=node != newest[node[0]],
@@ -307,10 +307,10 @@ def _parent(parent: Any, scored: Mapping[Node, _Scored]) -> ParentLine:
     return replace(line, status="scored", domains=own.domains, overall=own.overall)
 
 
-def _row(own: _Scored, parents: Sequence[ParentLine]) -> Row:
-    """The row as far as it depends on the model and its parents alone."""
+def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int]) -> Row:
+    """The row as far as it depends on the model, its parents and its ranks per domain."""
     result = own.result
-    lines = tuple(domain_line(domain, score, parents) for domain, score in own.domains.items())
+    lines = tuple(domain_line(domain, score, parents, ranks.get(domain)) for domain, score in own.domains.items())
     retentions = [line.retention for line in lines if line.retention is not None]
     base = next((p for p in parents if p.role == "base" and INSTRUCTION in p.domains), None)
     change = (
@@ -334,18 +334,18 @@ def _row(own: _Scored, parents: Sequence[ParentLine]) -> Row:
     )
 
 
-def domain_line(domain: str, score: Estimate, parents: Sequence[ParentLine]) -> DomainLine:
-    """A score against the same domain of the parents; the rank is the board's business."""
+def domain_line(domain: str, score: Estimate, parents: Sequence[ParentLine], rank: int | None = None) -> DomainLine:
+    """A score against the same domain of the parents."""
     known = [(p, p.domains[domain]) for p in parents if domain in p.domains]
     if not known:
-        return DomainLine(domain, score, None)
+        return DomainLine(domain, score, rank)
     parent, best = max(known, key=lambda pair: pair[1].value)
     changes = [difference(score, theirs) for _, theirs in known]
     synergy = len(known) == len(parents) and all(c.value > 0 for c in changes)
     return DomainLine(
         domain,
         score,
-        None,
+        rank,
         best_parent=parent.id,
         retention=score.value / best.value if best.value > 0 else None,
         change=difference(score, best),

@@ -323,6 +323,7 @@ def _finished(folder: Path, identity: str) -> Report:
             got=report.identity[:12],
             next_step="Choose another folder; nothing was touched.",
         )
+    shutil.rmtree(folder / WORK, ignore_errors=True)  # left by a kill between the manifest and the end
     return report
 
 

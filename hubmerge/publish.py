@@ -52,6 +52,12 @@ class TargetState:
     head: str = ""  # of main; "" when missing
 
 
+def find_published(hub: Hub, target: Target, identity: str) -> Published | None:
+    """The merge where it is published already; raises as `check_target` does."""
+    state = check_target(hub, target, identity)
+    return _published(hub, target, identity, state.head) if state.state == "ours" else None
+
+
 def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
     """May this merge be published there? RecipeError, TargetExistsError or PermissionDeniedError when not."""
     namespace, _, name = target.repo.partition("/")
@@ -127,7 +133,7 @@ def publish(
                 target.repo,
                 operations,
                 files.items(),
-                message=f"{title} [hubmerge {identity[:16]}]",
+                message=f"{title} {_mark(identity)}",
                 description=f"hubmerge job {identity}",
                 parent=state.head,
             )
@@ -148,8 +154,13 @@ def publish(
                 hub.patience.pause(failures, error)
 
 
+def _mark(identity: str) -> str:
+    """What the title of a merge's own commit holds, and of no later one in its repo (scores, a user's edits)."""
+    return f"[hubmerge {identity[:16]}]"
+
+
 def _published(hub: Hub, target: Target, identity: str, head: str) -> Published:
-    commit = hub.find_commit(target.repo, identity[:16]) or head
+    commit = hub.find_commit(target.repo, _mark(identity)) or head
     return Published(target.repo, commit, hub.url(target.repo))
 
 

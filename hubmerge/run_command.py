@@ -102,12 +102,17 @@ class _Line:
 
     def _publish(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes]) -> Published:
         from hubmerge.line import merge_to_folder, prepare, publish_folder
-        from hubmerge.publish import Target
+        from hubmerge.publish import Target, find_published
+        from hubmerge.sink import writing
 
         target = Target(repo, self._arguments.private)
         self._terminal.stage("resolve")
         prepared = prepare(recipe, self._hub, target=target, license_choice=self._arguments.license, allow_local=True)
+        published = find_published(self._hub, target, prepared.identity)
+        if published is not None:  # by an earlier run that was killed before it could say so, or simply again
+            return published
         work = self._settings.data_dir / "runs" / prepared.identity
+        _remove_left_over(work.parent)
         merge_to_folder(
             prepared,
             self._hub,
@@ -119,9 +124,10 @@ class _Line:
             sensitivities=self._sensitivities,
         )
         for name, content in extra.items():
-            (work / "out" / name).write_bytes(content)
+            with writing(work / "out" / name):
+                (work / "out" / name).write_bytes(content)
         published = publish_folder(target, work / "out", self._hub, self._terminal)
-        shutil.rmtree(work, ignore_errors=True)
+        _remove(work)
         return published
 
     def _evaluate(self, published: Published) -> int:
@@ -206,6 +212,22 @@ class _Line:
     def _workdir(self, name: Any, suite: Any) -> Path:
         key = hashlib.sha256(json.dumps([str(name), *_key(suite)]).encode()).hexdigest()[:32]
         return self._settings.data_dir / "evaluations" / key
+
+
+_DONE = ".done"
+
+
+def _remove(work: Path) -> None:
+    """Remove a finished run's folder; a kill in the middle leaves nothing that looks like an unfinished one."""
+    done = work.with_name(work.name + _DONE)
+    shutil.rmtree(done, ignore_errors=True)
+    work.replace(done)
+    shutil.rmtree(done, ignore_errors=True)
+
+
+def _remove_left_over(runs: Path) -> None:
+    for path in runs.glob(f"*{_DONE}"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _key(suite: Any) -> tuple[str, str, Split]:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings, load_settings
+from workflows.schedule_bot import Intervals
 from workflows.serve import serve
 
+BOT = "ada"
+EXAMPLE_RULE = Path(__file__).resolve().parents[1] / "examples" / "watchers" / "zoo.yaml"
 
-def demo(settings: Settings, *, host: str, port: int) -> int:
-    """Start the embedded Hub (its data stay in `settings.data_dir`), then serve the app against it."""
+
+POLL_S = 15.0  # newcomers to a demo do not wait for five minutes
+
+
+def demo(settings: Settings, *, host: str, port: int, watch: bool = False) -> int:
+    """Start the embedded Hub (its data stay in `settings.data_dir`), then serve the app against it.
+
+    Merges are evaluated with the zoo's suite and listed on the leaderboard; with `watch` the example rule merges
+    every agent of the zoo, now and when another appears.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     data = settings.data_dir.resolve() / "demo"
     with LocalHubProcess(data / "hub", zoo=True) as hub:
@@ -25,10 +37,18 @@ def demo(settings: Settings, *, host: str, port: int) -> int:
             OAUTH_CLIENT_ID=hub.oauth["client_id"],
             OAUTH_CLIENT_SECRET=hub.oauth["client_secret"],
         )
-        os.environ.pop("HF_TOKEN", None)
+        # the bot acts as ada; an empty HUBMERGE_SUITE turns evaluations off
+        os.environ["HF_TOKEN"] = hub.tokens[BOT]
+        os.environ.setdefault("HUBMERGE_SUITE", "zoo")
+        os.environ.setdefault("HUBMERGE_RESULTS", "zoo/results")
+        if watch:
+            rules = data / "rules"
+            rules.mkdir(exist_ok=True)
+            (rules / "zoo.yaml").write_text(EXAMPLE_RULE.read_text(encoding="utf-8"), encoding="utf-8")
+            os.environ.setdefault("HUBMERGE_RULES", str(rules))
         print(f"The embedded Hub listens on {hub.endpoint}, with users {', '.join(hub.tokens)}.")  # noqa: T201
         print(f"Open http://{_shown(host)}:{port} and sign in as one of them. Ctrl-C ends both.", flush=True)  # noqa: T201
-        return serve(load_settings(), host=host, port=port)
+        return serve(load_settings(), host=host, port=port, intervals=Intervals(poll_s=POLL_S))
 
 
 def _shown(host: str) -> str:

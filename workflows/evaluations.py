@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.result import Split
 from workflows.account import Account
 from workflows.jobs import Clock, Job, NewJob
-from workflows.schema import writing
-from workflows.transitions import Transitions
+from workflows.schema import reading, writing
+from workflows.transitions import JOBS, Transitions
 
 KIND = "evaluate"
 # merges are 0 when people start them; what a person waits for comes first
@@ -44,6 +44,11 @@ KnownScores = Callable[[], Collection[ScoreKey]]
 SuiteVersion = Callable[[str], str]  # ValueError or HubmergeError where there is no such suite
 
 
+def evaluation_id(key: ScoreKey) -> str:
+    identity = json.dumps(["evaluate", key.model, key.sha, key.suite, key.split, key.suite_version])
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
 def evaluation_job(
     model: str,
     sha: str,
@@ -55,9 +60,8 @@ def evaluation_job(
     priority: int = OF_MERGE,
 ) -> NewJob:
     """The job that evaluates `model` at `sha`; the same for everybody who asks."""
-    identity = json.dumps(["evaluate", model, sha, suite, split, suite_version])
     return NewJob(
-        id=hashlib.sha256(identity.encode()).hexdigest(),
+        id=evaluation_id(ScoreKey(model, sha, suite, suite_version, split)),
         kind=KIND,
         user=user,
         payload={"model": model, "sha": sha, "suite": suite, "split": split},
@@ -87,14 +91,28 @@ class EvaluationDesk:
         self._limit = max(1, jobs_per_user // 2)
         self._suite_version = suite_version
         self.known_scores = known_scores
+        self._scored: set[ScoreKey] = set()  # a score that was there stays
+
+    def version(self, suite: str) -> str:
+        """The suite's present version; EvaluationError where there is no such suite."""
+        try:
+            return self._suite_version(suite)
+        except ValueError as error:
+            raise EvaluationError("no such suite", where=suite, got=str(error)[:300]) from None
 
     def key(self, model: str, sha: str, suite: str, split: Split = "test") -> ScoreKey:
-        """What to ask for; EvaluationError where there is no such suite."""
-        try:
-            version = self._suite_version(suite)
-        except ValueError as error:
-            raise EvaluationError("no such suite", where=f"{model}@{sha[:12]}", got=str(error)[:300]) from None
-        return ScoreKey(model, sha, suite, version, split)
+        """What to ask for."""
+        return ScoreKey(model, sha, suite, self.version(suite), split)
+
+    def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
+        """Those that neither have a job nor a score; the leaderboard is asked only where there is no job."""
+        query = select(JOBS.c.id).where(JOBS.c.kind == KIND)
+        with reading(self._engine) as connection:
+            asked = set(connection.execute(query).scalars())
+        left = [key for key in keys if key not in self._scored and evaluation_id(key) not in asked]
+        if left:
+            self._scored |= set(self.known_scores())
+        return [key for key in left if key not in self._scored]
 
     def request(self, key: ScoreKey, priority: int) -> Job:
         """The job of this evaluation, queued unless it is there already, in whatever state.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,32 +65,31 @@ def _pinned(name: object) -> tuple[str, str] | None:
     return (model, sha) if is_hub_id(model) and _SHA.fullmatch(sha) else None
 
 
-def wanted(merges: Sequence[DoneMerge], desk: EvaluationDesk) -> Iterator[tuple[ScoreKey, int]]:
-    """Every score that should be known, with the priority of its evaluation, each once: merges before parents."""
-    seen: set[ScoreKey] = set()
-    keys: list[tuple[ScoreKey, int]] = []
-    for merge in merges:
+def wanted(merges: Sequence[DoneMerge], desk: EvaluationDesk) -> dict[ScoreKey, int]:
+    """Every score that should be known, with the priority of its evaluation; merges before parents."""
+    versions = dict.fromkeys(merge.suite for merge in merges)
+    for suite in versions:
         try:
-            keys.append((desk.key(*merge.merged, merge.suite), OF_MERGE))
-            keys += [(desk.key(*parent, merge.suite), OF_PARENT) for parent in merge.parents]
-        except HubmergeError as error:  # a suite that is no longer there
-            log.warning("%s at %s is not evaluated: %s", *merge.merged, error)
-    for key, priority in sorted(keys, key=lambda item: -item[1]):
-        if key not in seen:
-            seen.add(key)
-            yield key, priority
+            versions[suite] = desk.version(suite)
+        except HubmergeError as error:  # a suite that is no longer there, or a Hub that is away
+            log.warning("nothing is evaluated with %s now: %s", suite, error)
+    merged: dict[ScoreKey, int] = {}
+    parents: dict[ScoreKey, int] = {}
+    for merge in merges:
+        version = versions[merge.suite]
+        if version is not None:
+            merged[ScoreKey(*merge.merged, merge.suite, version, "test")] = OF_MERGE
+            parents |= dict.fromkeys((ScoreKey(*p, merge.suite, version, "test") for p in merge.parents), OF_PARENT)
+    return merged | {key: priority for key, priority in parents.items() if key not in merged}
 
 
 def schedule_evaluations(engine: Engine, desk: EvaluationDesk, default_suite: str | None = None) -> int:
     """Request every score that is wanted and not known; returns how many wait for room in the queue."""
-    merges = done_merges(engine, default_suite)
-    if not merges:
-        return 0
-    known = frozenset(desk.known_scores())
-    left = [(key, priority) for key, priority in wanted(merges, desk) if key not in known]
-    for place, (key, priority) in enumerate(left):
+    due = wanted(done_merges(engine, default_suite), desk)
+    left = desk.unknown(list(due))
+    for place, key in enumerate(left):
         try:
-            desk.request(key, priority)
+            desk.request(key, due[key])
         except QuotaError:
             return len(left) - place
     return 0

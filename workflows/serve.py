@@ -1,6 +1,10 @@
-"""Serving: the pages in this process, the worker in one of its own that is started again when it dies.
+"""Serving: the pages and the bot's clock in this process, each worker in one of its own that is started again.
 
-A merge that takes the worker's process down leaves the pages up; the new worker goes on with the job.
+A merge that takes its worker's process down leaves the pages up; the new worker goes on with the job. Evaluations
+have a worker of their own, so that nobody's merge waits for one.
+
+    HUBMERGE_RESULTS   the results dataset: with it there are a leaderboard and evaluations
+    HUBMERGE_RULES     a folder of watcher rules; HF_TOKEN is the account that the bot acts with
 """
 
 from __future__ import annotations
@@ -11,15 +15,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
+from hubmerge.board.source import DatasetBoard
 from hubmerge.errors import LoginError
+from hubmerge.hub import Hub
+from hubmerge.results_dataset import ResultsDataset
 from hubmerge.settings import Settings
+from workflows.schedule_bot import Bot, Intervals, Scoring
+from workflows.scoring import RecordedScores
 from workflows.service import MergeService
 from workflows.store import Store
 from workflows.tokens import TokenVault
+from workflows.watchers.rule import RuleSet, load_rules
 
 log = logging.getLogger(__name__)
 RESTART_AFTER_S = 1.0
@@ -29,7 +40,10 @@ STOP_TIMEOUT_S = 20.0
 class WorkerProcess:
     """Keeps one worker process alive until it is closed."""
 
-    def __init__(self, settings: Settings, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, settings: Settings, environment: Mapping[str, str] | None = None, *, kinds: Sequence[str] = ()
+    ) -> None:
+        self._kinds = ["--kinds", *kinds] if kinds else []
         self._environment = {
             **(os.environ if environment is None else environment),
             "HF_ENDPOINT": settings.endpoint,
@@ -59,7 +73,7 @@ class WorkerProcess:
         # the thread that starts the child must outlive it: the child dies with its parent thread
         while not self._stop.is_set():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "workflows.worker", "--die-with-parent"], env=self._environment
+                [sys.executable, "-m", "workflows.worker", "--die-with-parent", *self._kinds], env=self._environment
             )
             while not self._stop.is_set() and self._process.poll() is None:
                 self._stop.wait(0.5)
@@ -75,12 +89,13 @@ class WorkerProcess:
                 self._stop.wait(RESTART_AFTER_S)
 
 
-def serve(settings: Settings, *, host: str, port: int) -> int:
+def serve(settings: Settings, *, host: str, port: int, intervals: Intervals | None = None) -> int:
     """The app until SIGTERM or Ctrl-C; returns the exit code."""
     from hubmerge.ui.app import launch_app  # gradio takes seconds to import
     from hubmerge.ui.signin import OAuthClient
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # the bot asks the Hub every few seconds
     oauth = None
     if settings.space_id is None:  # a Space brings its own client
         if settings.oauth_client_id is None or settings.oauth_client_secret is None:
@@ -93,15 +108,60 @@ def serve(settings: Settings, *, host: str, port: int) -> int:
             settings.endpoint, settings.oauth_client_id, settings.oauth_client_secret.get_secret_value()
         )
     settings.data_dir.mkdir(parents=True, exist_ok=True)
+    vault = TokenVault.from_settings(settings)
     store = Store(settings.data_dir, jobs_per_user=settings.jobs_per_user)
-    service = MergeService(settings, store, TokenVault.from_settings(settings))
+    service = MergeService(settings, store, vault)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    try:
-        with WorkerProcess(settings), launch_app(service, settings, host=host, port=port, oauth=oauth) as app:
-            log.info("serving on %s", app.url)
-            stop.wait()
-    finally:
-        store.close()
+    with ExitStack() as stack:
+        stack.callback(store.close)
+        dataset = results_dataset(settings)
+        stack.enter_context(WorkerProcess(settings, kinds=("merge",)))
+        bot = None
+        if settings.token is not None:
+            bot = stack.enter_context(_bot(settings, vault, dataset, intervals))
+            if dataset is not None:
+                stack.enter_context(WorkerProcess(settings, kinds=("evaluate",)))
+        app = stack.enter_context(
+            launch_app(
+                service,
+                settings,
+                host=host,
+                port=port,
+                oauth=oauth,
+                routes=bot.routes if bot else (),
+                board=DatasetBoard(dataset) if dataset else None,
+                watchers=bot.source if bot and settings.rules_dir else None,
+            )
+        )
+        log.info("serving on %s", app.url)
+        stop.wait()
     return 0
+
+
+def results_dataset(settings: Settings) -> ResultsDataset | None:
+    """The dataset that scores are recorded in, as the bot's account sees it; None where none is named."""
+    if settings.results_repo is None:
+        return None
+    hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
+    return ResultsDataset(hub, settings.results_repo, cache=settings.data_dir / "shared" / "results")
+
+
+def scoring_of(settings: Settings, dataset: ResultsDataset | None) -> Scoring | None:
+    """What the bot is told of scores; None without a results dataset, and then nothing is evaluated."""
+    if dataset is None:
+        return None
+    hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
+    return RecordedScores(hub, dataset).scoring(settings.suite)
+
+
+def _bot(settings: Settings, vault: TokenVault, dataset: ResultsDataset | None, intervals: Intervals | None) -> Bot:
+    rules_dir = settings.rules_dir
+    return Bot(
+        settings,
+        vault,
+        (lambda: load_rules(rules_dir)) if rules_dir else RuleSet,
+        scoring=scoring_of(settings, dataset),
+        intervals=intervals,
+    )

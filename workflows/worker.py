@@ -165,6 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflows.worker", description="Run jobs until SIGTERM.")
     parser.add_argument("--die-with-parent", action="store_true", help="end when the starting process ends")
     parser.add_argument("--pipeline", action="append", default=[], metavar="KIND=MODULE:FUNCTION")
+    parser.add_argument("--kinds", nargs="+", metavar="KIND", help="jobs of these kinds only")
     parser.add_argument("--lease-seconds", type=float, default=LEASE_S, metavar="S")
     options = parser.parse_args(argv)
     if options.die_with_parent:
@@ -172,6 +173,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = load_settings()
     pipelines = {**PIPELINES, **dict(item.split("=", 1) for item in options.pipeline)}
+    if options.kinds is not None:
+        if unknown := sorted(set(options.kinds) - set(pipelines)):
+            parser.error(f"no such kind of job: {', '.join(unknown)}; there are {', '.join(pipelines)}")
+        pipelines = {kind: pipelines[kind] for kind in options.kinds}
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())

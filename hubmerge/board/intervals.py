@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 
@@ -33,6 +34,7 @@ class Estimate:
     high: float
 
 
+@lru_cache(maxsize=65536)  # of n prompts there are n + 1 scores, and many models share them
 def score_interval(value: float, samples: int, stderr: float | None = None) -> Estimate:
     """Wilson's interval of the mean `value` of `samples` values between 0 and 1."""
     n = float(samples)

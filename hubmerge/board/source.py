@@ -41,24 +41,30 @@ class DatasetBoard:
         return self._dataset.url
 
     def board(self) -> Board:
-        with self._lock:
-            now = self._clock()
-            if self._asked_at is not None and now - self._asked_at < self._refresh_s:
-                return self._board
-            try:
-                loaded = self._dataset.load()
-            except SourceNotFoundError:
-                loaded = None  # no result was ever recorded
-            except HubmergeError:
-                if self._asked_at is None:
-                    raise
-                loaded = self._loaded
-            self._asked_at = now
-            if loaded is not self._loaded:
-                self._loaded = loaded
-                self._board = (
-                    build_board(loaded.results, loaded.flags, refused=loaded.refused, now=datetime.now(UTC))
-                    if loaded
-                    else Board()
-                )
+        # whoever comes while another thread rebuilds gets the board as it was
+        if not self._lock.acquire(blocking=self._asked_at is None):
             return self._board
+        try:
+            now = self._clock()
+            if self._asked_at is None or now - self._asked_at >= self._refresh_s:
+                self._refresh()
+                self._asked_at = now
+            return self._board
+        finally:
+            self._lock.release()
+
+    def _refresh(self) -> None:
+        try:
+            loaded = self._dataset.load()
+        except SourceNotFoundError:
+            loaded = None  # no result was ever recorded
+        except HubmergeError:
+            if self._asked_at is None:
+                raise
+            return
+        if loaded is not self._loaded:
+            board = Board()
+            if loaded is not None:
+                now = datetime.now(UTC)
+                board = build_board(loaded.results, loaded.flags, refused=loaded.refused, now=now)
+            self._loaded, self._board = loaded, board

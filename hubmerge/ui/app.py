@@ -36,10 +36,11 @@ from hubmerge.ui.jobs_page import jobs_page
 from hubmerge.ui.leaderboard_page import leaderboard_page
 from hubmerge.ui.merge_page import merge_page
 from hubmerge.ui.model_page import model_page
-from hubmerge.ui.service import BoardSource, Service
+from hubmerge.ui.service import BoardSource, Service, WatcherSource
 from hubmerge.ui.session import visitor_of
 from hubmerge.ui.signin import OAuthClient, use_oauth_client
 from hubmerge.ui.style import CSS, HEAD, TITLE, theme
+from hubmerge.ui.watchers_page import watchers_page
 
 T = TypeVar("T")
 QUEUE_MAX = 64  # events that wait; one more is told that the queue is full
@@ -48,10 +49,17 @@ _START_TIMEOUT_S = 60.0
 _PURPOSE = "Merge agents that were trained from one base."
 
 
-def build_app(service: Service, *, settings: Settings, sign_in: bool = True, board: BoardSource | None = None) -> Any:
+def build_app(
+    service: Service,
+    *,
+    settings: Settings,
+    sign_in: bool = True,
+    board: BoardSource | None = None,
+    watchers: WatcherSource | None = None,
+) -> Any:
     """The pages and the API as a gr.Blocks. `sign_in` needs a Space or `use_oauth_client`.
 
-    Without `board` there is no leaderboard.
+    Without `board` there is no leaderboard, without `watchers` no page of theirs.
     """
     # gradio would count every event in a data frame for a dashboard that is off
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", str(10**9))
@@ -66,6 +74,10 @@ def build_app(service: Service, *, settings: Settings, sign_in: bool = True, boa
         with demo.route("Model", "model", show_in_navbar=False):
             _top(demo, settings, sign_in)
             model_page(demo, board, settings.endpoint)
+    if watchers is not None:
+        with demo.route("Watchers", "watchers"):
+            _top(demo, settings, sign_in)
+            watchers_page(demo, watchers)
     with demo.route("My jobs", "jobs"):
         _top(demo, settings, sign_in)
         jobs_page(demo, service)
@@ -104,6 +116,7 @@ def build_web_app(
     oauth: OAuthClient | None = None,
     routes: Sequence[BaseRoute] = (),
     board: BoardSource | None = None,
+    watchers: WatcherSource | None = None,
 ) -> FastAPI:
     """A FastAPI app with `routes`, then the pages. `oauth`: the sign-in anywhere but on a Space.
 
@@ -115,7 +128,7 @@ def build_web_app(
         use_oauth_client(oauth)
     sign_in = oauth is not None or settings.space_id is not None
     routes = [*routes, *(board_routes(board) if board is not None else ())]
-    return in_loop(lambda: _assemble(service, settings, sign_in, routes, board))
+    return in_loop(lambda: _assemble(service, settings, sign_in, routes, board, watchers))
 
 
 def in_loop(make: Callable[[], T]) -> T:
@@ -137,9 +150,14 @@ def in_loop(make: Callable[[], T]) -> T:
 
 
 def _assemble(
-    service: Service, settings: Settings, sign_in: bool, routes: Sequence[BaseRoute], board: BoardSource | None
+    service: Service,
+    settings: Settings,
+    sign_in: bool,
+    routes: Sequence[BaseRoute],
+    board: BoardSource | None,
+    watchers: WatcherSource | None,
 ) -> FastAPI:
-    demo = build_app(service, settings=settings, sign_in=sign_in, board=board)
+    demo = build_app(service, settings=settings, sign_in=sign_in, board=board, watchers=watchers)
     app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, openapi_url=None, routes=list(routes))
     with warnings.catch_warnings():
         # said of every app of several pages, though server-side rendering is off
@@ -228,6 +246,9 @@ def launch_app(
     oauth: OAuthClient | None = None,
     routes: Sequence[BaseRoute] = (),
     board: BoardSource | None = None,
+    watchers: WatcherSource | None = None,
 ) -> RunningApp:
     """Build and serve the app in a thread; port 0 takes a free one."""
-    return RunningApp(build_web_app(service, settings, oauth=oauth, routes=routes, board=board), host, port).start()
+    return RunningApp(
+        build_web_app(service, settings, oauth=oauth, routes=routes, board=board, watchers=watchers), host, port
+    ).start()

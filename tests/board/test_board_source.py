@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from board_helpers import family, result
 
@@ -77,4 +79,24 @@ def test_a_hub_that_never_answered_is_told(dataset: Dataset, source: DatasetBoar
 
 def test_a_dataset_that_does_not_exist_yet_is_an_empty_board(dataset: Dataset, source: DatasetBoard) -> None:
     dataset.failure = SourceNotFoundError("no such repo")
+    assert source.board() == Board()
+
+
+def test_nobody_waits_while_another_thread_rebuilds(dataset: Dataset, source: DatasetBoard) -> None:
+    board = source.board()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow() -> LoadedResults:
+        inside.set()
+        assert go_on.wait(20)
+        return LoadedResults("b" * 40, ResultFiles(()), {}, {})
+
+    dataset.now = 31
+    dataset.load = slow  # type: ignore[method-assign]
+    rebuilding = threading.Thread(target=source.board)
+    rebuilding.start()
+    assert inside.wait(20)
+    assert source.board() is board
+    go_on.set()
+    rebuilding.join()
     assert source.board() == Board()

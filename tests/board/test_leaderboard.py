@@ -108,6 +108,12 @@ def test_a_best_parent_of_zero_gives_no_retention() -> None:
     assert merge.synergy == ("math",)
 
 
+def test_a_small_best_parent_is_divided_by() -> None:
+    parents = [result(p["id"], p["sha"][0], {"math": 0.01}) for p in PARENTS]
+    merge = row(build_board([*parents, result("org/merge", "e", {"math": 0.5}, parents=PARENTS)]), "org/merge")
+    assert merge.retention == pytest.approx(50)
+
+
 def test_only_the_merged_commit_of_a_parent_counts() -> None:
     base, _, code, merge = family()
     other = result("org/math", "f", {"math": 0.99, "instruction": 0.4, "code": 0.25})
@@ -157,6 +163,12 @@ def test_the_newest_commit_of_a_model_is_shown_and_an_older_one_only_as_a_parent
     assert found.sha == sha("f")
 
 
+def test_a_commit_s_date_after_its_evaluation_makes_it_no_newer() -> None:
+    claimed = result("org/a", "1", {"math": 0.9}, created="2026-01-01T00:00:00Z", facts={"created": "2099-01-01"})
+    later = result("org/a", "2", {"math": 0.5}, created="2026-02-01T00:00:00Z", facts={"created": "2026-02-01"})
+    assert [r.sha for r in only(build_board([claimed, later])).rows] == [sha("2")]
+
+
 def test_the_version_of_the_newest_result_is_shown_unless_another_is_asked_for() -> None:
     old = result("org/base", "b", {"math": 0.2}, suite_version="v2", created="2026-01-01T00:00:00+00:00")
     new = result("org/base", "b", {"math": 0.3}, suite_version="v1", created="2026-03-01T00:00:00+00:00")
@@ -190,10 +202,15 @@ def test_a_flag_of_another_commit_does_not_concern_this_one() -> None:
     assert not any(r.flags for r in only(board).rows)
 
 
-def test_naming_fewer_parents_elsewhere_does_not_shake_off_a_flag() -> None:
-    hidden = family()[3].model_copy(update={"suite": "other", "facts": family()[0].facts})
+@pytest.mark.parametrize("suite", ["before", "zuletzt"])
+def test_naming_fewer_parents_elsewhere_does_not_shake_off_a_flag(suite: str) -> None:
+    hidden = family()[3].model_copy(update={"suite": suite, "facts": family()[0].facts})
     board = build_board([*family(), hidden], [Flag("contaminated", "org/math")])
-    other = board.suite("other")
+    assert row(build_board(family(), [Flag("contaminated", "org/math")]), "org/merge").flags
+    found = board.suite("trio")
+    assert found is not None
+    assert [f.inherited_from for r in found.rows if r.model == "org/merge" for f in r.flags] == ["org/math"]
+    other = board.suite(suite)
     assert other is not None
     assert other.rows[0].flags
 
@@ -278,6 +295,7 @@ def pool() -> list[EvaluationResult]:
         result("org/base", "b", {"math": 0.25, "instruction": 0.5, "code": 0.3}, created="2026-01-03T00:00:00Z"),
         result("org/math", "f", {"math": 0.7, "instruction": 0.4, "code": 0.2}, created="2026-02-01T00:00:00Z"),
         result("org/code", "8"),
+        result("org/base", "b", {"math": 0.26, "instruction": 0.5, "code": 0.3}, created="2026-01-03T00:00:00Z"),
         result("org/merge", "e", {"math": 0.5}, suite_version="2"),
         result("org/merge", "e", {"math": 0.5}, split="dev"),
         *suites("org/merge", "e", math=0.66, instruction=0.45, code=None),

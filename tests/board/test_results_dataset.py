@@ -139,16 +139,16 @@ def test_two_writers_lose_nothing(
 ) -> None:
     one, two, *_ = family()
     dataset.publish([one])
-    commit, moved = Hub.commit, []
+    build, moved = ResultsDataset._files, []
 
-    def overtaken(self: Hub, *arguments: Any, **options: Any) -> str:
-        if not moved:
+    def overtaken(self: ResultsDataset, *arguments: Any) -> Any:
+        if not moved:  # after the dataset was read, before the commit
             moved.append(1)
             add(api, repo, "notes/ours.txt", b"kept")
             add(api, repo, result_path(family()[3]), family()[3].to_json().encode())
-        return commit(self, *arguments, **options)
+        return build(self, *arguments)
 
-    monkeypatch.setattr(Hub, "commit", overtaken)
+    monkeypatch.setattr(ResultsDataset, "_files", overtaken)
     dataset.publish([two])
     assert {r.model for r in dataset.load().results} == {"org/base", "org/math", "org/merge"}
     assert "notes/ours.txt" in api.list_repo_files(repo, repo_type="dataset")

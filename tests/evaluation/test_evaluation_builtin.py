@@ -22,7 +22,7 @@ METHOD = {"inputs": ["[1, 2]\n2"], "outputs": ["[3, 4]"], "fn_name": "add"}
 
 class Evil:
     def __reduce__(self) -> Any:
-        return os.system, ("touch /tmp/evil",)
+        return os.system, ("true",)
 
 
 def packed(value: object) -> str:

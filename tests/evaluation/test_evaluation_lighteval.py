@@ -162,19 +162,64 @@ def test_a_checkpoint_without_all_its_tensors_does_not_load(tmp_path: Path, hub:
     assert not (tmp_path / "run" / "details").exists()
 
 
-@pytest.mark.slow
-def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def inside(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What tests/evaluation/inside_lighteval.py found, in a process that has lighteval."""
+    folder = tmp_path_factory.mktemp("inside")
     done = subprocess.run(
-        [sys.executable, "-m", "tests.evaluation.builtin_answers", str(tmp_path)],
+        [sys.executable, "-m", "tests.evaluation.inside_lighteval", str(folder)],
         cwd=ROOT,
-        env={"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+        env={"HF_HUB_OFFLINE": "1", "HOME": str(folder), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert {"gsm8k", "math_500", "aime24", "lcb:codegeneration"} <= set(said["loaded"])
-    assert said["scores"] == {
-        f"{name} {kind}": float(kind == "right") for name in said["loaded"] for kind in said["kinds"]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(inside: dict[str, Any]) -> None:
+    assert {"gsm8k", "math_500", "aime24", "lcb:codegeneration"} <= set(inside["loaded"])
+    assert inside["scores"] == {
+        f"{name} {kind}": float(kind == "right") for name in inside["loaded"] for kind in ("right", "wrong")
     }
+
+
+@pytest.mark.slow
+def test_examples_are_never_among_the_questions(inside: dict[str, Any]) -> None:
+    two, one = inside["examples"]["two"], inside["examples"]["one"]
+    assert two == {"asked": [f"test {n}?" for n in range(3)], "examples": [f"train {n}?" for n in range(100)]}
+    assert one == {
+        "asked": [f"train {n}?" for n in range(36)],
+        "examples": [f"train {n}?" for n in range(36, 100)],
+    }
+    assert "too few rows" in inside["examples"]["refused"]
+
+
+@pytest.mark.slow
+def test_prompts_go_through_the_chat_template_and_a_template_without_an_end_is_stopped(inside: dict[str, Any]) -> None:
+    assert inside["rendered"]["chat"] == "[system: be brief][user: two plus two]"
+    assert inside["rendered"]["plain"] == "be brief\n\ntwo plus two"
+    assert "does not come to an end" in inside["rendered"]["endless"]
+
+
+@pytest.mark.slow
+def test_details_hold_any_text_and_cut_only_what_is_long(inside: dict[str, Any]) -> None:
+    first, second, third = inside["kept"]["rows"]
+    assert (first["prompt"], first["reference"], first["score"]) == ("p?", '"r"', 1.0)
+    assert 16_000 < first["answer"] < 16_100
+    assert (second["prompt"], second["answer"], third["answer"]) == ("=cmd()", 0, 1)
+
+
+@pytest.mark.slow
+def test_the_mean_and_its_standard_error_by_hand(inside: dict[str, Any]) -> None:
+    # 1, 0 and 0.5: the variance is (0.25 + 0.25 + 0) / 2
+    assert inside["kept"]["mean"] == pytest.approx([0.5, math.sqrt(0.25 / 3)])
+    assert inside["kept"]["mean of one"] == [1.0, None]
+
+
+@pytest.mark.slow
+def test_a_model_that_says_nothing_at_all_has_no_score(inside: dict[str, Any]) -> None:
+    assert "generates nothing" in inside["kept"]["silence"]

@@ -45,7 +45,7 @@ class Demo:
         with open(self.data / "out.txt", "w") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "hubmerge", "demo", "--port", str(self.port)],
-                env={**os.environ, "HUBMERGE_DATA": str(self.data)},
+                env={**os.environ, "HUBMERGE_DATA": str(self.data), "HUBMERGE_SUITE": ""},  # no evaluations
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -70,7 +70,9 @@ class Demo:
     def worker(self) -> psutil.Process:
         assert self.process is not None
         [worker] = [
-            p for p in psutil.Process(self.process.pid).children(recursive=True) if "workflows.worker" in p.cmdline()
+            p
+            for p in psutil.Process(self.process.pid).children(recursive=True)
+            if "workflows.worker" in p.cmdline() and "merge" in p.cmdline()
         ]
         return worker
 

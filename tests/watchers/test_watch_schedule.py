@@ -27,7 +27,7 @@ from workflows.evaluations import (
 from workflows.jobs import Job, JobError, NewJob, State
 from workflows.schedule_bot import Bot, Intervals, Scoring
 from workflows.schedule_evaluations import done_merges, schedule_evaluations
-from workflows.scheduler import Scheduler, Tick
+from workflows.scheduler import Scheduler, Tick, run_tick
 from workflows.schema import open_engine
 from workflows.store import Store
 from workflows.tokens import SealedToken
@@ -126,6 +126,22 @@ def test_a_tick_that_raises_stops_neither_itself_nor_the_others() -> None:
     ]
     with Scheduler(ticks):
         assert enough.wait(60)
+
+
+def test_what_goes_wrong_in_a_tick_is_logged_under_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    def bug() -> None:
+        raise ZeroDivisionError
+
+    def refused() -> None:
+        raise HubUnavailableError("away")
+
+    run_tick(Tick("bug", 1, bug))
+    run_tick(Tick("refused", 1, refused))
+    assert [(r.levelname, r.getMessage().partition(":")[0]) for r in caplog.records] == [
+        ("ERROR", "tick bug"),
+        ("WARNING", "tick refused"),
+    ]
+    assert caplog.records[0].exc_info is not None  # a bug is shown with its trace
 
 
 def test_a_tick_never_runs_twice_at_once_and_a_slow_one_holds_up_no_other() -> None:
@@ -251,6 +267,19 @@ def test_known_scores_are_not_measured_again(bench: Bench) -> None:
     bench.known = {ScoreKey(MATH, SHA[MATH], "zoo", "1", "test"), ScoreKey(BASE, SHA[BASE], "zoo", "1", "test")}
     bench.tick()
     assert bench.asked() == {("ada/one", f"{3:040x}"), (TOOL, SHA[TOOL])}
+
+
+def test_the_leaderboard_is_asked_only_where_there_is_no_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.merge("one")
+    bench.known = {ScoreKey(MATH, SHA[MATH], "zoo", "1", "test")}
+    bench.tick()
+    asked: list[int] = []
+    monkeypatch.setattr(bench.desk, "known_scores", lambda: asked.append(1) or set())
+    bench.tick()  # a known score stays known, and the rest are jobs
+    assert asked == []
+    bench.merge("three", [*PARENTS, f"{MEM}@{SHA[MEM]}"])
+    bench.tick()
+    assert asked == [1]
 
 
 def test_another_suite_version_measures_everything_again(bench: Bench) -> None:

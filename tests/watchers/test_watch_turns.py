@@ -222,6 +222,23 @@ def test_a_hint_reaches_an_agent_that_the_search_does_not_show_yet(
     assert [a.partition("@")[0] for a in turn.decision.merge.recipe["agents"]] == sorted([shown, hinted])
 
 
+def test_a_hint_reaches_new_weights_that_the_search_does_not_show_yet(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base()
+    agent, _ = agents.agent(base), agents.agent(base)
+    bot = bot_for(rule_for(base))
+    assert one(bot.watchers.poll()).job is not None
+    stale = {c.id: c for c in Hub(agents.api.endpoint, agents.api.token).find_models(tags=[f"base_model:{base}"])}
+    agents.agent(base, name=agent)
+    monkeypatch.setattr(Hub, "find_models", lambda self, **_: list(stale.values()))
+    with serving(bot.routes) as url:
+        post(url, payload(agent, agents.head(agent)))
+    turn = one(bot.watchers.handle_inbox())
+    assert turn.decision.merge is not None
+    assert f"{agent}@{agents.head(agent)}" in turn.decision.merge.recipe["agents"]
+
+
 def test_own_outputs_are_never_merged(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
     base = agents.base()
     for _ in range(2):

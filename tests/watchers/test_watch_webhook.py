@@ -187,6 +187,23 @@ def test_many_deliveries_at_once_are_each_kept_once(served: str, inbox: Inbox) -
     assert len(inbox.pending()) == 100
 
 
+def test_what_is_new_in_a_delivery_is_kept_beside_what_is_known(inbox: Inbox) -> None:
+    old, new = (Push("zoo/agent", "refs/heads/main", c * 40) for c in "ab")
+    assert inbox.receive([old]) == 1
+    assert inbox.receive([old, new]) == 1
+    assert len(inbox.pending()) == 2
+
+
+def test_two_processes_keep_a_delivery_once(inbox: Inbox, clock: FakeClock, tmp_path: Path) -> None:
+    engines = [open_engine(tmp_path / "jobs.sqlite3") for _ in range(4)]
+    wanted = [Push(f"zoo/agent-{n}", "refs/heads/main", SHA) for n in range(25)]
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda e: sum(Inbox(e, clock).receive([push]) for push in wanted), engines)
+    assert sum(found) == len(inbox.pending()) == 25
+    for engine in engines:
+        engine.dispose()
+
+
 def test_a_replay_of_a_handled_delivery_is_not_handled_again(inbox: Inbox, clock: FakeClock) -> None:
     push = Push("zoo/agent", "refs/heads/main", SHA)
     assert inbox.receive([push, push]) == 1

@@ -418,7 +418,7 @@ from workflows.jobs import NewJob
 from workflows.store import Store
 store = Store(Path(sys.argv[1]), jobs_per_user=10_000)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))
 for number in range(10_000):
     try:
         store.submit(NewJob(id=f"{number:064x}", user="ann", payload={"x": "y" * 1000}))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from workflows.pipeline import _Emitter
+from workflows.pipeline import StageEmitter
 from workflows.protocol import Event, Progress, StageStarted, Statistics
 
 
 def test_the_last_statistics_before_the_next_stage_are_never_dropped() -> None:
     events: list[Event] = []
-    emitter = _Emitter(events.append)
+    emitter = StageEmitter(events.append)
     emitter.stage("merge")
     for elements in (10, 20, 30):  # faster than the limit
         emitter.statistics({"elements": elements})
@@ -22,7 +22,7 @@ def test_the_last_statistics_before_the_next_stage_are_never_dropped() -> None:
 
 def test_throughput_is_measured_within_a_stage() -> None:
     events: list[Event] = []
-    emitter = _Emitter(events.append)
+    emitter = StageEmitter(events.append)
     emitter.progress("fetch", 5, 10, "B")
     emitter.progress("fetch", 10, 10, "B")
     emitter.progress("merge", 0, 7, "elements")

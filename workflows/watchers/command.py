@@ -14,14 +14,15 @@ import signal
 import threading
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import RuleError
 from hubmerge.settings import Settings
-from workflows.schedule_bot import Bot, Intervals
-from workflows.tokens import TokenVault
-from workflows.watchers.rule import RuleHead, RuleSet, load_rule
-from workflows.watchers.runner import Turn
+
+if TYPE_CHECKING:
+    from workflows.schedule_bot import Bot
+    from workflows.watchers.rule import RuleHead
+    from workflows.watchers.runner import Turn
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,11 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_cli(arguments: Any, settings: Settings) -> int:
     """Exit code 0, or 1 where a rule's turn was not possible."""
+    # imported here, since every command builds this one's parser
+    from workflows.schedule_bot import Bot, Intervals
+    from workflows.serve import results_dataset, scoring_of
+    from workflows.tokens import TokenVault
+    from workflows.watchers.rule import RuleSet, load_rule
+
     rules = tuple(load_rule(path) for path in arguments.rules)
     if len({rule.name for rule in rules}) != len(rules):
         raise RuleError("two rules have one name", next_step="Rename one.")
     every = max(1.0, arguments.every)
-    bot = Bot(settings, TokenVault.from_settings(settings), lambda: RuleSet(rules), intervals=Intervals(poll_s=every))
+    bot = Bot(
+        settings,
+        TokenVault.from_settings(settings),
+        lambda: RuleSet(rules),
+        scoring=scoring_of(settings, results_dataset(settings)),
+        intervals=Intervals(poll_s=every),
+    )
     if arguments.once or arguments.dry_run:
         try:
             turns = [bot.watchers.turn(rule, dry_run=arguments.dry_run) for rule in rules]

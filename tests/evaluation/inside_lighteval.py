@@ -1,0 +1,169 @@
+"""What can only be tried with lighteval imported, as JSON on stdout.
+
+Run as a process of its own (`python -m tests.evaluation.inside_lighteval FOLDER`), because importing lighteval turns
+gradients off for the whole process.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import pickle
+import sys
+import types
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from datasets import Dataset
+from lighteval.metrics import apply_metric
+from lighteval.models.model_output import ModelResponse
+from lighteval.tasks.registry import Registry
+from lighteval.tasks.requests import Doc
+from transformers import AutoTokenizer
+
+from hubmerge.errors import EvaluationError
+from hubmerge.evaluation import lighteval_tasks, models, pipeline
+from hubmerge.tasks import get_task
+
+ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
+FOLDER = Path(sys.argv[1])
+
+_LCB_TESTS = json.dumps([{"input": "3 4\n", "output": "7\n", "testtype": "stdin"}])
+ROWS = {
+    "gsm8k": {"question": "Two apples and three apples?", "answer": "2 + 3 = 5\n#### 5"},
+    "math_500": {
+        "problem": "What is 1/2 + 1/4?",
+        "solution": "It is $\\boxed{\\frac{3}{4}}$.",
+        "answer": "\\frac{3}{4}",
+    },
+    "aime24": {"problem": "Find it.", "answer": "204"},
+    "ifeval": {
+        "prompt": "Write no commas, in two sentences at least, with two words in capitals.",
+        "instruction_id_list": [
+            "punctuation:no_comma",
+            "length_constraints:number_sentences",
+            "change_case:capital_word_frequency",
+        ],
+        "kwargs": [
+            {},
+            {"num_sentences": 2, "relation": "at least"},
+            {"capital_frequency": 2, "capital_relation": "at least"},
+        ],
+    },
+    "lcb:codegeneration": {
+        "question_content": "Add two numbers.",
+        "starter_code": "",
+        "public_test_cases": json.dumps([{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]),
+        "private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(_LCB_TESTS))).decode(),
+        "metadata": "{}",
+    },
+}
+RIGHT = {
+    "gsm8k": "2 + 3 = 5. The answer is 5",
+    "math_500": "ANSWER: $\\frac{3}{4}$",
+    "aime24": "Therefore, the final answer is: $\\boxed{204}$. I hope it is correct",
+    "ifeval": "HELLO there. This IS FINE.",
+    "lcb:codegeneration": "```python\na, b = map(int, input().split())\nprint(a + b)\n```",
+}
+WRONG = {
+    "gsm8k": "2 + 3 = 6. The answer is 6",
+    "math_500": "ANSWER: $\\frac{3}{5}$",
+    "aime24": "Therefore, the final answer is: $\\boxed{205}$. I hope it is correct",
+    "ifeval": "hello, there. This is fine.",
+    "lcb:codegeneration": "```python\nimport os\nos._exit(0)\n```",
+}
+
+
+def scores() -> dict[str, Any]:
+    """lighteval's own tasks with hand-made rows: the scores of right answers and of wrong ones."""
+    names = [name for name in ROWS if name != "ifeval" or importlib.util.find_spec("langdetect")]
+    specs = []
+    for name in names:
+        folder = FOLDER / name.replace(":", "_")
+        Dataset.from_list([ROWS[name]]).save_to_disk(str(folder / "test"))
+        specs.append(task_spec(name, folder))
+    asked = lighteval_tasks.install(specs)
+    found = {}
+    for full_name, task in Registry(tasks=asked).load_tasks().items():
+        name = full_name.partition("|")[0]
+        docs = task.get_docs()
+        for kind, answers in (("right", RIGHT), ("wrong", WRONG)):
+            responses = [ModelResponse(text=[answers[name]])]
+            [values] = apply_metric(docs=docs, responses=responses, metrics=list(task.metrics))
+            found[f"{name} {kind}"] = float(values[get_task(name).metric])
+    return {"scores": found, "loaded": sorted(Registry.load_all_task_configs())}
+
+
+def task_spec(name: str, folder: Path, **changes: Any) -> dict[str, Any]:
+    spec = {"name": name, "folder": str(folder), "split": "test", "few_shot_split": None, "limit": None, "few_shot": 0}
+    return spec | changes
+
+
+def examples() -> dict[str, Any]:
+    """Rows that are asked and rows that serve as examples, from two splits and from one."""
+    folder = FOLDER / "numbered"
+    for split, count in (("test", 10), ("train", 100)):
+        rows = [{"question": f"{split} {n}?", "answer": f"#### {n}"} for n in range(count)]
+        Dataset.from_list(rows).save_to_disk(str(folder / split))
+
+    def numbers(**changes: Any) -> dict[str, list[str]]:
+        spec = task_spec("gsm8k", folder, few_shot_split="train", few_shot=5, **changes)
+        return {k: [row["question"] for row in rows] for k, rows in lighteval_tasks.read_rows(spec).items()}
+
+    try:
+        lighteval_tasks.read_rows(task_spec("gsm8k", folder, few_shot=5))
+        refused = ""
+    except EvaluationError as error:
+        refused = str(error)
+    return {"two": numbers(limit=3), "one": numbers(split="train"), "refused": refused}
+
+
+def rendered() -> dict[str, Any]:
+    """Prompts by a chat template, by none, and by one that does not end."""
+    tokenizer = AutoTokenizer.from_pretrained(ZOO / "base")
+    model = types.SimpleNamespace(tokenizer=tokenizer)
+    doc = Doc(query="two plus two", choices=[""], gold_index=0, id="0")
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+    texts = [models.RenderedPrompts(model, chat=chat, system="be brief").prepare_prompt(doc) for chat in (True, False)]
+    loops = "".join(f"{{% for {x} in range(99999) %}}" for x in "abcd") + "{% endfor %}" * 4
+    tokenizer.chat_template = loops
+    models.TEMPLATE_S = 0.3
+    try:
+        models.RenderedPrompts(model, chat=True, system=None).prepare_prompt(doc)
+        endless = ""
+    except EvaluationError as error:
+        endless = str(error)
+    return {"chat": texts[0], "plain": texts[1], "endless": endless}
+
+
+def kept() -> dict[str, Any]:
+    """Details of hostile and of long texts, and the mean over samples."""
+    samples = [
+        pipeline.Sample("p\ud800", "a" * 100_000, '"r"', 1.0),
+        pipeline.Sample("=cmd()", "", "null", 0.0),
+        pipeline.Sample("", "x", "1", 0.5),
+    ]
+    pipeline.write_details(FOLDER / "details", "a:b", samples)
+    rows = pq.read_table(FOLDER / "details" / "a_b.parquet").to_pylist()
+    silence = ""
+    try:
+        pipeline.JournaledPipeline._refuse_silence(None, [ModelResponse(text=["", " \n"]), ModelResponse(text=[""])])
+    except EvaluationError as error:
+        silence = str(error)
+    return {
+        "rows": [dict(row, answer=len(row["answer"])) for row in rows],
+        "mean": pipeline.mean(samples),
+        "mean of one": pipeline.mean(samples[:1]),
+        "silence": silence,
+    }
+
+
+def main() -> None:
+    print(json.dumps({**scores(), "examples": examples(), "rendered": rendered(), "kept": kept()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""`hubmerge run` with evaluations: what is measured, recorded and shown, and that a choice uses development rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from huggingface_hub import HfApi
+
+from hubmerge.cli import main
+from hubmerge.evaluation import runner
+from hubmerge.evaluation.result import EvaluationResult, RunEnvironment, TaskScore
+from hubmerge.hub import Hub
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.results_dataset import ResultsDataset
+from hubmerge.sources.open import open_model
+
+RECIPE = "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent]\nmethod: ram\n"
+SWEEP = "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent]\nsweep:\n  - {method: [linear, ram, ram_plus]}\n"
+RIGHT = {"linear": 40, "ram": 70, "ram_plus": 60}  # of 100, on the development split
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    with LocalHubProcess(tmp_path_factory.mktemp("hub"), zoo=True) as hub:
+        yield hub
+
+
+@pytest.fixture
+def asked(zoo: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Evaluations without lighteval, by the variant's name; every (model, split) that was asked for."""
+    calls: list[tuple[str, str]] = []
+
+    def evaluate(name: Any, suite: Any, *, hub: Hub, workdir: Path, **_: Any) -> EvaluationResult:
+        calls.append((name.id, suite.split))
+        opened = open_model(name, hub, allow_local=True)
+        right = RIGHT.get(Path(name.id).name, 50)
+        tasks = []
+        (workdir / "details").mkdir(parents=True, exist_ok=True)
+        for task in suite.tasks:
+            scores = [1.0] * right + [0.0] * (100 - right)
+            pq.write_table(pa.table({"score": scores}), workdir / "details" / f"{task.name}.parquet")
+            tasks.append(
+                TaskScore(
+                    task=task.name, domain=task.task.domain, metric="exact_match", value=right / 100, stderr=0.05,
+                    samples=100, few_shot=0, task_version=1, dataset="zoo/held-out", dataset_revision=task.revision,
+                )
+            )  # fmt: skip
+        return EvaluationResult(
+            schema_version=1, model=opened.ref.id if opened.ref.kind == "hub" else "local", sha=opened.ref.sha,
+            suite=suite.suite.name, suite_version=suite.version, split=suite.split, status="done", tasks=tuple(tasks),
+            facts=runner.model_facts(hub, opened), created="2026-01-01T00:00:00+00:00",
+            environment=RunEnvironment(
+                hubmerge="0", lighteval="0", transformers="0", torch="0", backend="transformers", device="cpu",
+                dtype="float32", seed=0, seconds=1.0,
+            ),
+        )  # fmt: skip
+
+    monkeypatch.setattr(runner, "evaluate", evaluate)
+    monkeypatch.setenv("HF_ENDPOINT", zoo.endpoint)
+    monkeypatch.setenv("HF_TOKEN", zoo.tokens["ada"])
+    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+    return calls
+
+
+def write(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "in.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_merge_and_every_parent_are_measured_recorded_and_shown_on_the_card(
+    zoo: LocalHubProcess, asked: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUBMERGE_RESULTS", "ada/results")
+    assert main(["run", write(tmp_path, RECIPE), "--to", "ada/scored", "--evaluate", "zoo"]) == 0
+    names = ["ada/scored", "zoo/base", "zoo/math-agent", "zoo/tool-agent"]
+    assert asked == [(name, "test") for name in names]
+    hub = Hub(zoo.endpoint, zoo.tokens["ada"])
+    results = ResultsDataset(hub, "ada/results").load().results
+    assert sorted(r.model for r in results) == names
+    api = HfApi(zoo.endpoint, token=zoo.tokens["ada"])
+    card = Path(api.hf_hub_download("ada/scored", "README.md", local_dir=tmp_path / "card")).read_text()
+    assert "## Evaluation" in card
+    assert "| `zoo_math` |" in card
+    # again: the merge is found, every score is known, and nothing is written
+    commits = len(api.list_repo_commits("ada/scored"))
+    assert main(["run", write(tmp_path, RECIPE), "--to", "ada/scored", "--evaluate", "zoo"]) == 0
+    assert len(asked) == 4
+    assert len(api.list_repo_commits("ada/scored")) == commits
+
+
+def test_a_sweep_s_best_variant_is_chosen_on_dev_rows_published_and_measured_on_test_rows(
+    zoo: LocalHubProcess, asked: list[tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", "--sweep", write(tmp_path, SWEEP), "--pick", "--evaluate", "zoo", "--to", "ada/picked"]
+    assert main(arguments) == 0
+    assert [split for _, split in asked] == ["dev"] * 3 + ["test"] * 4
+    assert asked[3] == ("ada/picked", "test")
+    assert "`ram`" in capsys.readouterr().out.splitlines()[0]
+    api = HfApi(zoo.endpoint, token=zoo.tokens["ada"])
+    folder = Path(api.snapshot_download("ada/picked", local_dir=tmp_path / "picked"))
+    assert json.loads((folder / "pick.json").read_text())["chosen"] == "ram"
+    assert "method: ram\n" in (folder / "recipe.yaml").read_text()
+    assert "`linear`" in (folder / "pick.md").read_text()
+
+
+def test_a_sweep_without_a_choice_publishes_every_variant(
+    zoo: LocalHubProcess, asked: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    assert main(["run", "--sweep", write(tmp_path, SWEEP), "--to", "ada/each"]) == 0
+    api = HfApi(zoo.endpoint, token=zoo.tokens["ada"])
+    for name in RIGHT:
+        assert len(api.list_repo_commits(f"ada/each-{name}")) == 2
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--to", "ada/x"], ["r.yaml", "--sweep", "s.yaml", "--to", "ada/x"], ["r.yaml", "--pick", "--to", "ada/x"]],
+)
+def test_contradicting_arguments_are_refused(
+    arguments: list[str], asked: list[tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments]) == 1
+    assert "E_RECIPE" in capsys.readouterr().err

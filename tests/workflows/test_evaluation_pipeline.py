@@ -1,0 +1,111 @@
+"""The evaluation job: known runs are not repeated, failures are recorded as such, private answers stay private."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from board_helpers import result
+from huggingface_hub import HfApi
+from pydantic import SecretStr
+
+from hubmerge.errors import EvaluationError
+from hubmerge.evaluation.result import EvaluationResult, parse_result
+from hubmerge.hub import Hub
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.results_dataset import ResultsDataset
+from workflows import evaluation_pipeline
+from workflows.evaluations import ScoreKey
+from workflows.protocol import Event, JobSpec, Result
+from workflows.scoring import RecordedScores
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    with LocalHubProcess(tmp_path_factory.mktemp("hub"), zoo=True) as hub:
+        yield hub
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs without lighteval; a model called …broken… fails. The models that were run."""
+    runs: list[str] = []
+
+    def evaluate(name: Any, suite: Any, **_: Any) -> EvaluationResult:
+        runs.append(name.id)
+        scores = None if "broken" in name.id else {"math": 0.75}
+        same = {"suite": suite.suite.name, "suite_version": suite.version, "split": suite.split}
+        made = result(name.id, "a", scores, **same)
+        return parse_result(made.model_copy(update={"sha": name.revision}).to_json().encode(), where="made")
+
+    monkeypatch.setattr(evaluation_pipeline, "evaluate", evaluate)
+    return runs
+
+
+def spec(zoo: LocalHubProcess, tmp_path: Path, model: str, results: str | None = "ada/job-results") -> JobSpec:
+    api = HfApi(zoo.endpoint, token=zoo.tokens["ada"])
+    return JobSpec(
+        job_id="a" * 64,
+        fence=1,
+        kind="evaluate",
+        user="ada",
+        payload={"model": model, "sha": api.model_info(model).sha, "suite": "zoo", "split": "test"},
+        token=SecretStr(zoo.tokens["ada"]),
+        workdir=tmp_path / "job",
+        shared=tmp_path / "shared",
+        endpoint=zoo.endpoint,
+        results=results,
+    )
+
+
+def test_a_score_is_recorded_once_and_the_second_job_finds_it(
+    zoo: LocalHubProcess, made: list[str], tmp_path: Path
+) -> None:
+    events: list[Event] = []
+    job = spec(zoo, tmp_path, "zoo/base")
+    for _ in range(2):
+        evaluation_pipeline.run(job, events.append)
+    assert made == ["zoo/base"]
+    answers = [e.values for e in events if isinstance(e, Result)]
+    assert len(answers) == 2
+    assert answers[0]["scores"] == {"math": 0.75}
+    scores = RecordedScores(
+        Hub(zoo.endpoint, zoo.tokens["ada"]), ResultsDataset(Hub(zoo.endpoint, zoo.tokens["ada"]), "ada/job-results")
+    )
+    key = ScoreKey("zoo/base", job.payload["sha"], "zoo", scores.suite_version("zoo"), "test")
+    assert key in scores.known_scores()
+    assert scores.ranking("zoo", [(key.model, key.sha), ("zoo/other", "b" * 40)]) == {(key.model, key.sha): 0.75}
+
+
+def test_a_model_that_fails_is_recorded_as_failed_without_a_score_and_the_job_fails(
+    zoo: LocalHubProcess, made: list[str], tmp_path: Path
+) -> None:
+    HfApi(zoo.endpoint, token=zoo.tokens["ada"]).create_repo("ada/broken-model")
+    job = spec(zoo, tmp_path, "ada/broken-model", "ada/failed-results")
+    with pytest.raises(EvaluationError, match="it generates nothing"):
+        evaluation_pipeline.run(job, lambda event: None)
+    [recorded] = ResultsDataset(Hub(zoo.endpoint, zoo.tokens["ada"]), "ada/failed-results").load().results
+    assert (recorded.status, recorded.tasks) == ("failed", ())
+
+
+def test_a_private_model_s_answers_do_not_go_to_a_public_dataset(
+    zoo: LocalHubProcess, made: list[str], tmp_path: Path
+) -> None:
+    HfApi(zoo.endpoint, token=zoo.tokens["ada"]).create_repo("ada/secret-model", private=True)
+    with pytest.raises(EvaluationError, match="would become public"):
+        evaluation_pipeline.run(spec(zoo, tmp_path, "ada/secret-model"), lambda event: None)
+    assert made == []
+
+
+def test_without_a_results_dataset_nothing_is_evaluated(zoo: LocalHubProcess, made: list[str], tmp_path: Path) -> None:
+    with pytest.raises(EvaluationError, match="no results dataset"):
+        evaluation_pipeline.run(spec(zoo, tmp_path, "zoo/base", None), lambda event: None)
+    assert made == []
+
+
+def test_nothing_recorded_yet_is_no_error(zoo: LocalHubProcess) -> None:
+    hub = Hub(zoo.endpoint, zoo.tokens["ada"])
+    scores = RecordedScores(hub, ResultsDataset(hub, "ada/not-there"))
+    assert scores.known_scores() == frozenset()
