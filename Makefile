@@ -23,7 +23,7 @@ chromium:
 	  fi; } || echo "chromium could not be installed; the browser tests will skip"
 
 demo: setup
-	$(BIN)/hubmerge demo --port $(PORT)
+	$(BIN)/hubmerge demo --port $(PORT) $(ARGS)
 
 test: setup chromium
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
