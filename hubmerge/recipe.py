@@ -32,7 +32,7 @@ from hubmerge.dtypes import Rounding
 from hubmerge.errors import Problem, RecipeError
 from hubmerge.methods import get_method
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
-from hubmerge.sources.base import ModelRef, is_hub_id
+from hubmerge.sources.base import SYNTHETIC, ModelRef, is_hub_id
 
 MAX_AGENTS = 32
 MAX_RECIPE_BYTES = 64 * 1024
@@ -74,7 +74,7 @@ class ModelName(_Frozen):
         if "\0" in text:
             raise ValueError("a model's name holds a zero byte")
         name, _, revision = text.partition("@")
-        if text.startswith((".", "/", "~")) or name.count("/") > 1:
+        if text.startswith((".", "/", "~", SYNTHETIC)) or name.count("/") > 1:
             return cls(id=text, local=True)
         return cls(id=name, revision=revision or None)
 
@@ -202,7 +202,7 @@ class Recipe(_Frozen):
     def pinned(self, base: ModelRef, agents: tuple[ModelRef, ...]) -> Recipe:
         """The same recipe with every Hub model at its sha."""
         names = tuple(
-            ModelName(id=r.id, revision=r.sha if r.kind == "hub" else None, local=r.kind == "local")
+            ModelName(id=r.id, revision=r.sha if r.kind == "hub" else None, local=r.kind != "hub")
             for r in (base, *agents)
         )
         specs = tuple(a.model_copy(update={"model": n}) for n, a in zip(names[1:], self.agents, strict=True))

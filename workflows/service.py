@@ -118,7 +118,7 @@ class MergeService:
             user=job.user,
             state=job.state.value,
             stage=job.stage,
-            target=str(job.payload.get("target", "")),
+            target=str(job.payload.get("target") or job.payload.get("model", "")),
             private=bool(job.payload.get("private")),
             recipe=job.payload.get("recipe", {}),
             attempt=job.attempt,
@@ -131,6 +131,8 @@ class MergeService:
             created=job.created,
             started=job.started,
             finished=job.finished,
+            kind=job.kind,
+            suite=str(job.payload.get("suite") or ""),
         )
 
     def _queue_position(self, job: Job) -> int | None:

@@ -8,8 +8,10 @@ from typing import Any, Literal
 
 Language = Literal["python", "java", "javascript"]
 
-MAX_CHARACTERS = 65536  # of an answer without its reasoning; the longest answer of the data has about 2,000
-MAX_BRACKETS = 90  # open at once; the longest answer of the data has 6
+MAX_CHARACTERS = 65536  # of an answer without its reasoning; the longest gold answer has 715
+MAX_TREE_CHARACTERS = 2048  # in Java and JavaScript, whose error recovery takes superlinear time; longest gold: 341
+MAX_TREE_S = 10.0  # for the same reason; of 2,048 characters the slowest text known takes about 1 s
+MAX_BRACKETS = 90  # open at once; no gold answer has more than 6
 MAX_DEPTH = 120  # of a syntax tree: no recursion here comes near the interpreter's limit
 MAX_INTEGER_BITS = 14000  # about the 4,300 digits that Python converts at most
 

@@ -13,7 +13,7 @@ visible in scores:
 - JavaScript: the first statement that is a call counts; positional arguments other than names and `true` are dropped.
 - A name given twice is no call.
 
-Walks over trees use a cursor or are bounded in depth; the library's recursive printing is not used.
+Error recovery takes superlinear time, so text is bounded in length and parsing in time. Walks over trees use a cursor or are bounded in depth; the library's recursive printing is not used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import cache
 from typing import Any
 
 from hubmerge.errors import EvaluationError
-from hubmerge.function_calls.calls import MAX_DEPTH, Call, NotACallError
+from hubmerge.function_calls.calls import MAX_DEPTH, MAX_TREE_CHARACTERS, MAX_TREE_S, Call, NotACallError
 
 # the library's types are not imported: only these two answer languages need it, and the tasks import nothing heavy
 Node = Any
@@ -67,15 +67,19 @@ def _parser(language: str) -> Any:
     grammar = {"java": tree_sitter_java, "javascript": tree_sitter_javascript}[language]
     parser = tree_sitter.Parser()
     parser.set_language(tree_sitter.Language(grammar.language(), language))
+    parser.set_timeout_micros(int(MAX_TREE_S * 1e6))
     return parser
 
 
 def _root(text: str, language: str) -> Node:
+    if len(text) > MAX_TREE_CHARACTERS:
+        raise NotACallError("longer than an answer may be")
+    parser = _parser(language)
     try:
-        source = text.encode()
-    except UnicodeEncodeError as error:  # half of a surrogate pair
-        raise NotACallError("not text") from error
-    root = _parser(language).parse(source).root_node
+        root = parser.parse(text.encode()).root_node
+    except ValueError as error:  # half of a surrogate pair, or the time is over
+        parser.reset()
+        raise NotACallError("not text, or no end in time") from error
     # missing tokens, which `has_error` counts as well, are what recovery adds; they do not matter
     if root.has_error and any(node.type == "ERROR" for node in _nodes(root)):
         raise NotACallError("not the syntax of the language")

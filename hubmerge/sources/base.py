@@ -15,6 +15,7 @@ from typing import Any, Literal
 from hubmerge.sources.adapter_config import AdapterConfig
 from hubmerge.sources.header import TensorEntry
 
+SYNTHETIC = "synthetic:"  # how a model's name begins that lies nowhere (synthetic.py)
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.\-]{0,95}(?:/[A-Za-z0-9_][\w.\-]{0,95})?", re.ASCII)
 
 
@@ -47,10 +48,11 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A pinned model. `sha` is a 40-hex commit for the Hub, a digest of names, sizes and headers for a folder."""
+    """A pinned model. `sha` is a 40-hex commit for the Hub, a digest of names, sizes and headers for a folder, and of
+    its description for a synthetic model (synthetic.py)."""
 
-    kind: Literal["hub", "local"]
-    id: str  # "org/name" or the folder as the user wrote it
+    kind: Literal["hub", "local", "synthetic"]
+    id: str  # "org/name", or the folder or description as the user wrote it
     sha: str
     requested: str = ""  # the branch or tag that was asked for
 

@@ -30,8 +30,9 @@ from hubmerge.hub import Hub
 from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe import ModelName, Recipe
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
-from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
+from hubmerge.sources.base import SYNTHETIC, FileInfo, Model, ModelRef, StoredTensor
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
+from hubmerge.sources.synthetic import open_synthetic
 from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, tokens_of
 
 INDEX = "model.safetensors.index.json"
@@ -94,7 +95,7 @@ def open_model(name: ModelName, hub: Hub, *, allow_local: bool) -> Model:
     if name.local:
         if not allow_local:
             raise SourceNotFoundError("local folders cannot be used here", where=name.id, next_step="Give a Hub id.")
-        return _open_folder(name.id)
+        return open_synthetic(name.id) if name.id.startswith(SYNTHETIC) else _open_folder(name.id)
     try:
         state = hub.repo_state(name.id, name.revision)
     except SourceNotFoundError as error:

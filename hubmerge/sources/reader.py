@@ -2,7 +2,8 @@
 
 Files are read with `pread` into buffers that each thread keeps: nothing is mapped, so that resident memory stays at
 a few chunks however large the shard, and nothing is allocated per chunk (a fresh buffer's page faults cost more than
-the reading). Where a shard lies is the shard store's business. Tensors that are computed (derived.py) are read
+the reading). Where a shard lies is the shard store's business; what a pass will read and what it has read is told to
+the store, which may fetch ahead and delete behind (shard_cache.py). Tensors that are computed (derived.py) are read
 through the same door, as float32.
 """
 
@@ -11,7 +12,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -23,36 +25,149 @@ from hubmerge.dtypes import STORAGE, Float32, decode
 from hubmerge.errors import SourceChangedError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model, StoredTensor
-from hubmerge.sources.derived import DerivedTensor
+from hubmerge.sources.derived import BorrowedTensor, DerivedTensor
 from hubmerge.sources.header import DTYPE_BYTES
+from hubmerge.sources.synthetic import SyntheticTensor
 
 KEPT_TENSORS = 16  # small tensors that stay in memory: chunks in flight belong to few tensors
 
 
-class ShardStore(Protocol):
-    """Brings a shard's bytes to this machine."""
+@dataclass(frozen=True)
+class Read:
+    """One reading of one tensor in a pass: its elements, and the shards of which models hold what they are made of."""
 
-    def path(self, model: Model, shard: str) -> Path:
-        """A local file with the verified bytes of `shard`; blocks until it is there."""
+    name: str
+    elements: int
+    shards: tuple[tuple[Model, str], ...]
+
+
+class Readable(Protocol):
+    """What a planned tensor tells of its reading."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def elements(self) -> int: ...
+    @property
+    def inputs(self) -> tuple[StoredTensor, ...]: ...
+
+
+class ShardStore(Protocol):
+    """Knows the bytes of shards; called from several threads."""
+
+    def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
+        """Verified bytes of `shard` from `offset`, as many as `out` takes; blocks until they are there."""
+
+    def expect(self, reads: Sequence[Read], *, again: bool) -> None:
+        """A pass over these tensors begins, in this order; `again`: another pass may follow it."""
+
+    def consumed(self, name: str, elements: int) -> None:
+        """So many more elements of that tensor have been read in this pass."""
+
+    def abandon(self) -> None:
+        """The pass is broken off: whoever waits for bytes is to raise instead."""
+
+    def close(self) -> None:
+        """Give back what is held; reading again takes it anew."""
+
+
+class OpenFiles:
+    """Descriptors of shards that lie on this machine, opened when first read."""
+
+    def __init__(self) -> None:
+        self._files: dict[Path, int] = {}
+        self._lock = threading.Lock()
+
+    def read_into(self, path: Path, model: Model, shard: str, offset: int, out: memoryview) -> None:
+        """SourceChangedError when the file is no longer what the model says."""
+        file = self._open(path, model, shard)
+        left = out
+        while left:
+            try:
+                got = os.preadv(file, [left], offset)
+            except OSError as error:
+                raise _changed(model, shard, error.strerror or str(error)) from None
+            if not got:
+                raise _changed(model, shard, "it ends early")
+            left, offset = left[got:], offset + got
+
+    def _open(self, path: Path, model: Model, shard: str) -> int:
+        with self._lock:
+            if path not in self._files:
+                try:
+                    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError as error:
+                    raise _changed(model, shard, error.strerror or str(error)) from None
+                if os.fstat(file).st_size != model.files[shard].size:
+                    os.close(file)
+                    raise _changed(model, shard, "it changed its size")
+                self._files[path] = file
+            return self._files[path]
+
+    def forget(self, path: Path) -> None:
+        """Close one file, which nobody reads at this moment."""
+        with self._lock:
+            file = self._files.pop(path, None)
+        if file is not None:
+            os.close(file)
+
+    def close(self) -> None:
+        for path in tuple(self._files):
+            self.forget(path)
 
 
 class LocalOrFetched:
-    """Folders are read where they lie; Hub shards are fetched into `cache`, verified, when first needed."""
+    """Folders are read where they lie; Hub shards are fetched whole into `cache`, verified, when first needed."""
 
     def __init__(self, hub: Hub, cache: Path, fetched: Callable[[str, int], None] = lambda name, count: None) -> None:
         self._hub = hub
         self._cache = cache
         self._fetched = fetched
         self._lock = threading.Lock()
+        self._paths: dict[tuple[str, str, str], Path] = {}
+        self._files = OpenFiles()
 
     def path(self, model: Model, shard: str) -> Path:
+        """A local file with the verified bytes of `shard`; blocks until it is there."""
         if model.ref.kind == "local":
-            return Path(model.ref.id).expanduser() / shard
+            return local_path(model, shard)
         with self._lock:
-            folder = self._cache / model.ref.id.replace("/", "--")
             return self._hub.download(
-                model.ref.id, model.ref.sha, model.files[shard], folder, lambda n: self._fetched(model.ref.id, n)
+                model.ref.id,
+                model.ref.sha,
+                model.files[shard],
+                cache_folder(self._cache, model),
+                lambda n: self._fetched(model.ref.id, n),
             )
+
+    def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
+        key = (model.ref.id, model.ref.sha, shard)
+        path = self._paths.get(key)
+        if path is None:
+            path = self._paths[key] = self.path(model, shard)
+        self._files.read_into(path, model, shard, offset, out)
+
+    def expect(self, reads: Sequence[Read], *, again: bool) -> None:
+        pass
+
+    def consumed(self, name: str, elements: int) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._paths.clear()
+        self._files.close()
+
+
+def local_path(model: Model, shard: str) -> Path:
+    return Path(model.ref.id).expanduser() / shard
+
+
+def cache_folder(cache: Path, model: Model) -> Path:
+    """Where the shards of a model on the Hub lie in a cache, below a folder of its commit."""
+    return cache / model.ref.id.replace("/", "--")
 
 
 class TensorReader:
@@ -61,7 +176,6 @@ class TensorReader:
     def __init__(self, models: Sequence[Model], store: ShardStore) -> None:
         self._models = tuple(models)
         self._store = store
-        self._files: dict[tuple[int, str], int] = {}  # open descriptors
         self._kept: OrderedDict[tuple[int, StoredTensor], Float32] = OrderedDict()
         self._lock = threading.Lock()
         self._scratch = threading.local()
@@ -98,17 +212,39 @@ class TensorReader:
 
     def _fill(self, model: int, tensor: StoredTensor, start: int, out: NDArray[np.generic]) -> None:
         """Read `out.size` elements from `start` into `out`, which is contiguous."""
+        if isinstance(tensor, SyntheticTensor):
+            tensor.fill(start, out)
+            return
         offset = tensor.entry.begin + start * out.itemsize
-        file = self._open(model, tensor.shard)
-        left = memoryview(out.data).cast("B") if out.size else memoryview(b"")
-        while left:
-            try:
-                got = os.preadv(file, [left], offset)
-            except OSError as error:
-                raise self._changed(model, tensor.shard, error.strerror or str(error)) from None
-            if not got:
-                raise self._changed(model, tensor.shard, "it ends early")
-            left, offset = left[got:], offset + got
+        if out.size:
+            self._store.read_into(self._models[model], tensor.shard, offset, memoryview(out.data).cast("B"))
+
+    def expect(self, tensors: Iterable[Readable], *, again: bool) -> None:
+        """Tell the store that a pass over `tensors`, in this order, begins; `again`: another pass may follow."""
+        reads = [
+            Read(
+                t.name,
+                t.elements,
+                tuple(
+                    dict.fromkeys(
+                        (self._models[m], stored.shard)
+                        for k, stored in enumerate(t.inputs)
+                        for m, stored in sources_of(k, stored)
+                    )
+                ),
+            )
+            for t in tensors
+            if t.elements
+        ]
+        self._store.expect(reads, again=again)
+
+    def consumed(self, tensor: Readable, elements: int) -> None:
+        """Tell the store that so many elements of `tensor` were read in this pass and lie in memory now."""
+        self._store.consumed(tensor.name, elements)
+
+    def abandon(self) -> None:
+        """Tell the store that the pass is broken off, so that no thread waits for bytes that nobody wants."""
+        self._store.abandon()
 
     def values(self, model: int, tensor: StoredTensor, start: int, count: int) -> Float32:
         """[count] elements of a tensor of floats as float32."""
@@ -129,34 +265,8 @@ class TensorReader:
                 self._kept.popitem(last=False)
         return values
 
-    def _open(self, model: int, shard: str) -> int:
-        key = (model, shard)
-        with self._lock:
-            if key not in self._files:
-                source = self._models[model]
-                path = self._store.path(source, shard)
-                try:
-                    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise self._changed(model, shard, error.strerror or str(error)) from None
-                if os.fstat(file).st_size != source.files[shard].size:
-                    os.close(file)
-                    raise self._changed(model, shard, "it changed its size")
-                self._files[key] = file
-            return self._files[key]
-
-    def _changed(self, model: int, shard: str, why: str) -> SourceChangedError:
-        return SourceChangedError(
-            "a shard can no longer be read",
-            where=f"{shard} of {self._models[model].ref}",
-            got=why,
-            next_step="Resume when it is there again.",
-        )
-
     def close(self) -> None:
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
+        self._store.close()
         self._kept.clear()
 
     def __enter__(self) -> Self:
@@ -170,3 +280,24 @@ class TensorReader:
 
 def _storage(dtype: str) -> np.dtype[np.generic]:
     return STORAGE.get(dtype) or np.dtype(f"<u{DTYPE_BYTES[dtype]}")
+
+
+def sources_of(model: int, tensor: StoredTensor) -> Iterator[tuple[int, StoredTensor]]:
+    """The tensors in files that a tensor of model `model` is computed from, each with the model that has it."""
+    if isinstance(tensor, DerivedTensor):
+        owner = tensor.owner if isinstance(tensor, BorrowedTensor) else model
+        for field in fields(tensor):
+            part = getattr(tensor, field.name)
+            if isinstance(part, StoredTensor):
+                yield from sources_of(owner, part)
+    else:
+        yield model, tensor
+
+
+def _changed(model: Model, shard: str, why: str) -> SourceChangedError:
+    return SourceChangedError(
+        "a shard can no longer be read",
+        where=f"{shard} of {model.ref}",
+        got=why,
+        next_step="Resume when it is there again.",
+    )

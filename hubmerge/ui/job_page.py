@@ -57,6 +57,8 @@ def _opening(service: Service) -> Callable[..., Any]:
             view = service.job(job_id, visitor)
         except HubmergeError as error:
             return [job_id, *nothing, *_refused(error)]
+        if not view.recipe:  # an evaluation
+            return [job_id, "", gr.skip(), gr.update(visible=False), *_shown(view, visitor, service.endpoint)]
         text = dump_plain_yaml(dict(view.recipe))
         again = link(f"./?job={quote(job_id, safe='')}", "Use this recipe again")
         return [job_id, again, text, gr.update(visible=True), *_shown(view, visitor, service.endpoint)]

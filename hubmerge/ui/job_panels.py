@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup
 
@@ -40,6 +41,17 @@ STAGES = {
     "card": "Card",
     "publish": "Publish",
 }
+EVALUATION_STAGES = {
+    "resolve": "Resolve",
+    "fetch model": "Model",
+    "fetch data": "Questions",
+    "start lighteval": "Start",
+    "load model": "Load",
+    "generate": "Answer",
+    "score": "Score",
+    "record": "Record",
+    "publish": "Cards",
+}
 _ALIASES = {"fetch": "download"}
 _STATES = {
     "queued": ("Queued", "info"),
@@ -66,8 +78,7 @@ def job_header(view: JobView) -> Markup:
     """Target, state and the dates of a job."""
     facts = [
         ("Started by", view.user),
-        ("Method", _method_title(view.recipe)),
-        ("Visibility", "private" if view.private else "public"),
+        *_subject(view),
         ("Submitted", time_text(view.created)),
     ]
     if view.started and (elapsed := _elapsed(view)) is not None:
@@ -75,6 +86,12 @@ def job_header(view: JobView) -> Markup:
     if view.attempt > 1:
         facts.append(("Attempt", str(view.attempt)))
     return join(el("div", el("h1", view.target), badge(view.state), cls="hm-title"), facts_grid(facts))
+
+
+def _subject(view: JobView) -> list[tuple[str, str]]:
+    if view.kind == "evaluate":
+        return [("What", "Evaluation"), ("Suite", view.suite)]
+    return [("Method", _method_title(view.recipe)), ("Visibility", "private" if view.private else "public")]
 
 
 def _elapsed(view: JobView) -> float | None:
@@ -90,9 +107,9 @@ def _method_title(recipe: Mapping[str, Any]) -> str:
 
 def stage_track(view: JobView) -> Markup:
     """The stages in order: passed, current (or where it stopped), and to come."""
-    method = registry().get(str(view.recipe.get("method", "")))
-    current = _ALIASES.get(view.stage, view.stage)
-    names = [n for n in STAGES if n != "probe" or current == "probe" or (method and method.needs_statistics)]
+    titles = _stages(view)
+    current = _stage(view)
+    names = list(titles)
     at = names.index(current) if current in names else -1
     items = []
     for k, name in enumerate(names):
@@ -103,8 +120,20 @@ def stage_track(view: JobView) -> Markup:
         else:
             kind = "ahead"
         step = {"aria_current": "step"} if kind == "current" else {}
-        items.append(el("li", STAGES[name], cls=f"hm-{kind}", data_stage=name, **step))
+        items.append(el("li", titles[name], cls=f"hm-{kind}", data_stage=name, **step))
     return el("ol", *items, cls="hm-stages", aria_label="Stages")
+
+
+def _stages(view: JobView) -> Mapping[str, str]:
+    if view.kind == "evaluate":
+        return EVALUATION_STAGES
+    method = registry().get(str(view.recipe.get("method", "")))
+    measures = _stage(view) == "probe" or (method is not None and method.needs_statistics)
+    return {name: title for name, title in STAGES.items() if name != "probe" or measures}
+
+
+def _stage(view: JobView) -> str:
+    return view.stage if view.kind == "evaluate" else _ALIASES.get(view.stage, view.stage)
 
 
 def progress_panel(view: JobView) -> Markup | None:
@@ -146,6 +175,8 @@ def _amount(number: float, unit: str) -> str:
 
 def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
     """How the job ended: the repo, or the reason why there is none."""
+    if view.state == "done" and view.result and view.kind == "evaluate":
+        return _recorded(view, view.result)
     if view.state == "done" and view.result:
         repo = str(view.result.get("repo") or view.target)
         commit = str(view.result.get("commit") or "")
@@ -156,10 +187,23 @@ def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
             el("p", "Commit ", el("code", commit[:12])) if commit else None,
         )
     if view.state == "failed":
-        return problems_panel(view.error or {}, "The merge failed")
+        title = "The evaluation failed" if view.kind == "evaluate" else "The merge failed"
+        return problems_panel(view.error or {}, title)
     if view.state == "cancelled":
         return notice("info", "Cancelled", el("p", "Nothing was published."))
     return None
+
+
+def _recorded(view: JobView, result: Mapping[str, Any]) -> Markup:
+    """The scores by domain, and where they stand now."""
+    scores = result.get("scores")
+    known = [(k, v) for k, v in scores.items() if isinstance(v, int | float)] if isinstance(scores, Mapping) else []
+    return notice(
+        "good",
+        "Recorded",
+        facts_grid((str(domain), percent_text(float(value))) for domain, value in known) if known else None,
+        el("p", link(f"model?model={quote(view.target, safe='')}", "The model on the leaderboard")),
+    )
 
 
 def statistics_panel(view: JobView) -> Markup | None:
@@ -265,13 +309,13 @@ def job_list(views: Sequence[JobView]) -> Markup:
         (
             link(job_href(v.id), v.target),
             badge(v.state),
-            _method_title(v.recipe),
+            f"Evaluation: {v.suite}" if v.kind == "evaluate" else _method_title(v.recipe),
             _where(v),
             time_text(v.created),
         )
         for v in views
     ]
-    return table(("Result", "State", "Method", "Stage", "Submitted"), rows)
+    return table(("Model", "State", "What", "Stage", "Submitted"), rows)
 
 
 def _where(view: JobView) -> str:
@@ -279,7 +323,7 @@ def _where(view: JobView) -> str:
         return "" if view.queue_position is None else f"number {view.queue_position} in the queue"
     if view.state not in ("running", "cancelling"):
         return ""
-    stage = _ALIASES.get(view.stage, view.stage)
+    stage = _stage(view)
     done, total = number_of(view.progress, "done"), number_of(view.progress, "total")
     share = f" {percent_text(min(done / total, 1.0))}" if done is not None and total else ""
-    return STAGES.get(stage, stage) + share
+    return {**STAGES, **EVALUATION_STAGES}.get(stage, stage) + share

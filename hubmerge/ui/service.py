@@ -41,7 +41,7 @@ class JobView:
     id: str
     user: str
     state: str  # queued, running, cancelling, done, failed, cancelled
-    stage: str  # resolve, plan, download, probe, merge, card, publish
+    stage: str  # resolve, plan, download, probe, merge, card, publish; of evaluations: the runner's and record
     target: str
     private: bool
     recipe: Mapping[str, Any]
@@ -55,6 +55,8 @@ class JobView:
     created: str
     started: str | None
     finished: str | None
+    kind: str = "merge"  # or evaluate: then `target` is the model that is measured, and there is no recipe
+    suite: str = ""  # of an evaluation
 
 
 class Service(Protocol):

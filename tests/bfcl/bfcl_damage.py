@@ -43,8 +43,8 @@ def variants(category: str, row: Mapping[str, Any], damaged: bool = True) -> Ite
     """The gold answer in every form, and every damage to it."""
     functions, key = json.loads(row["function"]), json.loads(row["ground_truth"])
     if not key:
-        call = write_calls([(functions[0]["name"], {})], functions, "python")
-        yield "gold", "prompting", call if category == "live_relevance" else NO_CALL
+        relevant = category == "live_relevance"
+        yield "gold", "prompting", f"[{functions[0]['name']}()]" if relevant else NO_CALL
         if damaged:
             yield from _of_no_key(functions)
         return

@@ -161,6 +161,25 @@ TYPES: dict[str, tuple[str, ...]] = {
     "java": ("byte", "short", "integer", "long", "float", "double", "boolean", "char", "String", "any", "HashMap"),
     "javascript": ("String", "integer", "float", "Bigint", "Boolean", "dict", "any"),
 }
+HEADERS = {
+    "java": (
+        *(
+            "new String[]{",
+            "new int[] {",
+            "new ArrayList<String>(Arrays.asList(",
+            "new ArrayList<>() {{",
+            "new ArrayList<>()",
+        ),
+        *(
+            "new HashMap<A, B>() {{",
+            "new HashMap<>() {",
+            "new HashMap<>()",
+            'new HashMap<A>() {{ put("',
+            "new ArrayList<A>() {{ add(",
+        ),
+    ),
+    "javascript": ("[", "[[", "[ [", "new Array(", "new Array([", "{", "{a: ", "{'a': [", "[[1, 2], ["),
+}
 LISTS = {"java": ("Array", "ArrayList"), "javascript": ("array",)}
 
 Value = tuple[str, str, str | None, str]
@@ -202,6 +221,12 @@ def values(random_: random.Random, count: int) -> Iterator[Value]:
     for _ in range(count):
         language = random_.choice(("java", "javascript"))
         text = "".join(random_.choices(TOKENS, k=random_.randint(1, 14)))
+        if random_.random() < 0.7:
+            text = (
+                random_.choice(HEADERS[language])
+                + text
+                + random_.choice(("", "]", "}", "}}", ")", "))", ");", "]]", "; }}"))
+            )
         if random_.random() < 0.5:
             yield language, random_.choice(LISTS[language]), random_.choice(TYPES[language]), text
         else:

@@ -135,3 +135,20 @@ def test_a_method_shows_its_formula_and_every_paper(method: object) -> None:
     panel = method_panel(method)  # type: ignore[arg-type]
     assert el("div", method.formula, cls="hm-formula") in panel  # type: ignore[attr-defined]
     assert all(f"https://arxiv.org/abs/{p.arxiv}" in panel for p in method.papers)  # type: ignore[attr-defined]
+
+
+def test_an_evaluation_shows_its_suite_its_own_stages_and_its_scores() -> None:
+    view = job_view(
+        kind="evaluate", suite="zoo", target="zoo/base", recipe={}, state="done", stage="publish",
+        started="2026-01-31T14:05:00+00:00", finished="2026-01-31T14:06:00+00:00",
+        result={"scores": {"math": 0.302, "bad": "<b>x</b>"}, "url": "http://127.0.0.1/datasets/zoo/results"},
+    )  # fmt: skip
+    head, _, _ = job_panel(view, "http://127.0.0.1")
+    assert "Evaluation" in head
+    assert "30.2" in head
+    assert "<b>x</b>" not in head
+    assert 'data_stage="generate"' in head or "Answer" in head
+    assert "model?model=zoo%2Fbase" in head
+    failed = job_panel(job_view(kind="evaluate", state="failed", recipe={}, error={"message": "no"}), "http://x")[0]
+    assert "The evaluation failed" in failed
+    assert "Evaluation: zoo" in job_list([view])

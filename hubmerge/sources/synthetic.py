@@ -1,0 +1,163 @@
+"""Models of published shapes that lie on no disk: to measure memory, speed and the plan at any size.
+
+    synthetic:llama-70b                                     a base
+    synthetic:llama-70b?agent=2&density=0.1&overlap=0.2     the agent number 2 on it
+    …&seed=1&layers=1                                       other weights; only the first layer of all
+
+An agent changes the share `density` of its elements by an update of log-normal magnitude (median 5e-4, σ = 1) and
+random sign; the share `overlap` of them is changed by every agent, the others lie apart from those of up to eight
+agents as long as their densities leave room. Weights are normal (σ = 0.02), bf16 throughout.
+
+Values repeat in a tile of TILE elements, a prime, so that no chunk size falls in step with it; a tensor enters the
+tile at an offset of its own. A read is then a copy out of memory, as it is out of the page cache, and measures the
+merge, not a generator; a tile costs 2 MB per model. An element is a function of (seed, agent, tensor, index) alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+from types import MappingProxyType
+from urllib.parse import parse_qsl
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hubmerge.counter_rng import draws, make_key, uniform
+from hubmerge.dtypes import decode, encode
+from hubmerge.errors import RecipeError
+from hubmerge.shapes import SHAPES, DecoderShape
+from hubmerge.sources.base import SYNTHETIC, FileInfo, Model, ModelRef, StoredTensor
+from hubmerge.sources.header import TensorEntry, serialize_header
+
+TILE = 1_048_573  # elements
+SHARD = "model.safetensors"
+_WEIGHT_SIGMA = 0.02
+_UPDATE_MEDIAN, _UPDATE_SIGMA = 5e-4, 1.0
+_SMALLEST_UPDATE = 2e-5  # twice what counts as one
+_QUANTILES = 4096
+_PIECE = 64 * 1024  # elements
+_GOLDEN = 0.6180339887498949  # its multiples spread the agents' own places over the tile
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a synthetic model's name says."""
+
+    shape: str
+    agent: int = 0  # 0: the base
+    density: float = 0.0
+    overlap: float = 0.2
+    seed: int = 0
+    layers: int = 0  # 0: all
+
+    @property
+    def decoder(self) -> DecoderShape:
+        return SHAPES[self.shape]
+
+
+@dataclass(frozen=True)
+class SyntheticTensor(StoredTensor):
+    """A tensor that is made when it is read."""
+
+    spec: Spec
+
+    def fill(self, start: int, out: NDArray[np.generic]) -> None:
+        """Elements from `start` into `out` [n], BF16 as uint16."""
+        tile = _tile(self.spec)
+        place = (_offset(self.spec.seed, self.entry.name) + start) % TILE
+        done = 0
+        while done < out.size:
+            count = min(out.size - done, TILE - place)
+            out[done : done + count] = tile[place : place + count]
+            done, place = done + count, 0
+
+
+def parse_spec(name: str) -> Spec:
+    """RecipeError names what is wrong."""
+    shape, _, query = name.removeprefix(SYNTHETIC).partition("?")
+    if shape not in SHAPES:
+        raise _wrong(name, "no such shape", ", ".join(SHAPES), shape)
+    values: dict[str, int | float] = {}
+    for key, text in parse_qsl(query, keep_blank_values=True):
+        kind = {"agent": int, "density": float, "overlap": float, "seed": int, "layers": int}.get(key)
+        if kind is None:
+            raise _wrong(name, "an unknown option", "agent, density, overlap, seed or layers", key)
+        try:
+            values[key] = kind(text)
+        except ValueError:
+            raise _wrong(name, f"{key} is no number", kind.__name__, text) from None
+    if ("agent" in values) != ("density" in values):
+        raise _wrong(name, "an agent needs its number and its density", "agent=1&density=0.1", query)
+    spec = Spec(shape, **values)  # type: ignore[arg-type]
+    if not (0 <= spec.agent and 0 <= spec.density <= 1 and 0 <= spec.overlap <= 1 and 0 <= spec.layers):
+        raise _wrong(name, "an option out of its range", "density and overlap from 0 to 1, the others ≥ 0", query)
+    return spec
+
+
+def open_synthetic(name: str) -> Model:
+    """The model of a name such as `synthetic:qwen2.5-7b?agent=1&density=0.1`."""
+    spec = parse_spec(name)
+    layers = spec.layers or None
+    shapes = dict(spec.decoder.tensors(layers))
+    header, ranges = serialize_header([(n, "BF16", shape) for n, shape in shapes.items()], {})
+    entries = [TensorEntry(n, "BF16", shape, *ranges[n]) for n, shape in shapes.items()]
+    return Model(
+        ModelRef("synthetic", name, hashlib.sha256(repr(spec).encode()).hexdigest()[:40]),
+        MappingProxyType(spec.decoder.config(layers)),
+        {SHARD: FileInfo(SHARD, entries[-1].end)},
+        MappingProxyType({e.name: SyntheticTensor(SHARD, e, spec) for e in entries}),
+        "apache-2.0",
+    )
+
+
+@lru_cache(maxsize=1024)
+def _offset(seed: int, name: str) -> int:
+    return make_key(seed, "place", name).first % TILE
+
+
+@lru_cache(maxsize=33)  # the base and as many agents as a recipe has
+def _tile(spec: Spec) -> NDArray[np.uint16]:
+    """[TILE] BF16 bits; made in pieces, so that making it takes no more memory than it has."""
+    return np.concatenate([_piece(spec, start, min(_PIECE, TILE - start)) for start in range(0, TILE, _PIECE)])
+
+
+@lru_cache(maxsize=1)
+def _quantiles() -> NDArray[np.float64]:
+    """Of a standard normal, equally likely."""
+    return np.array([NormalDist().inv_cdf((i + 0.5) / _QUANTILES) for i in range(_QUANTILES)])
+
+
+def _piece(spec: Spec, start: int, count: int) -> NDArray[np.uint16]:
+    index = np.uint64(_QUANTILES - 1)
+    normal = _quantiles()[draws(make_key(spec.seed, "weight"), start, count) & index] * _WEIGHT_SIGMA
+    base = _bf16(normal)
+    if not spec.density:
+        return base
+    random = draws(make_key(spec.seed, "update", str(spec.agent)), start, count)
+    magnitudes = np.maximum(_UPDATE_MEDIAN * np.exp(_UPDATE_SIGMA * _quantiles()), _SMALLEST_UPDATE)
+    update = magnitudes[random & index] * np.where(random >> np.uint64(63), 1.0, -1.0)
+    moved = _bf16(decode(base, "BF16") + update)
+    moved = np.where(moved == base, base + np.uint16(1), moved)  # too small for this weight: its next neighbour
+    return np.where(_active(spec, start, count), moved, base)
+
+
+def _active(spec: Spec, start: int, count: int) -> NDArray[np.bool_]:
+    """[count] where the agent changes the base: the places of all agents first, then an arc of its own of the rest."""
+    place = uniform(make_key(spec.seed, "active"), start, count).astype(np.float64)
+    common = spec.overlap * spec.density
+    if common == 1:
+        return np.ones(count, dtype=bool)
+    around = (place - common) / (1 - common) - (spec.agent - 1) * _GOLDEN
+    own = around - np.floor(around) < (spec.density - common) / (1 - common)
+    return np.where(place < common, True, own)
+
+
+def _bf16(values: NDArray[np.float64]) -> NDArray[np.uint16]:
+    return encode(values.astype(np.float32), "BF16", "nearest", None).astype(np.uint16)
+
+
+def _wrong(name: str, what: str, expected: str, got: str) -> RecipeError:
+    return RecipeError(f"a synthetic model with {what}", where=name[:200], expected=expected, got=got[:80])
