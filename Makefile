@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 7860
 
-.PHONY: setup chromium demo test check conformance bench docs mergekit clean
+.PHONY: setup chromium demo test check conformance bench docs mergekit bfcl clean
 
 setup: $(STAMP)
 
@@ -43,6 +43,12 @@ mergekit: setup
 	PYTHON=$(PYTHON) tests/mergekit/install.sh
 	$(BIN)/python -m benchmarks.mergekit_parity
 	$(BIN)/python -m pytest -q tests/mergekit
+
+# bfcl-eval in its own environment, every row and about 1.8 million damaged answers through both, and the tests
+bfcl: setup
+	PYTHON=$(PYTHON) tests/bfcl/install.sh
+	$(BIN)/python tests/bfcl/bfcl_parity.py
+	$(BIN)/python -m pytest -q tests/bfcl
 
 bench: setup
 	$(BIN)/python -m benchmarks.merge_speed

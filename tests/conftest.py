@@ -31,6 +31,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:Use 'content=<...>' to upload raw bytes:DeprecationWarning")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # one process holds one Playwright at a time, so browser tests of all folders run after each other in one worker
+    for item in items:
+        if "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("browser"))
+
+
 def pytest_unconfigure() -> None:
     _home.cleanup()
 

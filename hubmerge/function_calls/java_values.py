@@ -108,15 +108,10 @@ def _after(header: re.Pattern[str], text: str, closing: str, least: int) -> str 
 
 
 def _adds(text: str) -> str | None:
-    """The body of `new ArrayList<T>() {{ add(1); add(2); }}`."""
-    for match in _WITH_ADDS.finditer(text):
-        start = match.end()
-        end = text.find("}}", start + 1)
-        if end >= 0:
-            return text[start:end]
-        if text[start - 1].isspace() and text.startswith("}}", start):
-            return ""
-    return None
+    """The body of `new ArrayList<T>() {{ add(1); add(2); }}`, if it is not empty."""
+    header = _WITH_ADDS.search(text)
+    end = text.find("}}", header.end() + 1) if header else -1
+    return text[header.end() : end] if header and end >= 0 else None
 
 
 def _map(text: str) -> Any:

@@ -13,7 +13,8 @@ visible in scores:
 - JavaScript: the first statement that is a call counts; positional arguments other than names and `true` are dropped.
 - A name given twice is no call.
 
-Error recovery takes superlinear time, so text is bounded in length and parsing in time. Walks over trees use a cursor or are bounded in depth; the library's recursive printing is not used.
+Error recovery takes superlinear time, so text is bounded in length and parsing in time. Walks over trees use a cursor
+or are bounded in depth; the library's recursive printing is not used.
 """
 
 from __future__ import annotations

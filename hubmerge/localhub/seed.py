@@ -35,6 +35,7 @@ MIRROR = "mirror"
 DATASETS = {
     "openai/gsm8k": ("gsm8k", MIRROR),
     "openai/openai_humaneval": ("humaneval", MIRROR),
+    "hubmerge/bfcl-v4": ("bfcl", MIRROR),
     "zoo/facts": ("facts", ZOO_OWNER),
 }
 _SEEDED = "2025-01-01T00:00:00.000Z"

@@ -56,53 +56,86 @@ def _language(category: str) -> Language:
     return "java" if category == "simple_java" else "javascript" if category == "simple_javascript" else "python"
 
 
-def _part(row: Row, name: str, kind: type) -> Any:
-    """One of a row's parts that are JSON text."""
+def _malformed(row: Row, expected: str, got: object) -> EvaluationError:
+    where = f"{REPO}, row {str(row.get('id'))[:80]}"
+    return EvaluationError("no function-calling question", where=where, expected=expected, got=str(got)[:80])
+
+
+def _part(row: Row, name: str) -> list[Any]:
+    """One of a row's parts that are JSON text of a list."""
     try:
         value = json.loads(row[name])
     except (KeyError, TypeError, ValueError, RecursionError):
         value = None
-    if not isinstance(value, kind):
-        raise EvaluationError(
-            "a row that is no function-calling question",
-            where=f"{REPO}, row {str(row.get('id'))[:80]}",
-            expected=f"{name!r} as JSON text of a {kind.__name__}",
-            got=str(row.get(name))[:80],
-        )
+    if not isinstance(value, list):
+        raise _malformed(row, f"{name!r} as JSON text of a list", row.get(name))
     return value
 
 
-def _conversation(messages: list[Mapping[str, str]]) -> str:
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("type"), str) and isinstance(value.get("items", {}), dict)
+
+
+def _functions(row: Row) -> list[dict[str, Any]]:
+    functions = _part(row, "function")
+    for function in functions:
+        if not (
+            isinstance(function, dict)
+            and isinstance(function.get("name"), str)
+            and isinstance(parameters := function.get("parameters"), dict)
+            and isinstance(properties := parameters.get("properties"), dict)
+            and isinstance(required := parameters.get("required"), list)
+            and all(isinstance(name, str) for name in required)
+            and all(_is_schema(schema) for schema in properties.values())
+        ):
+            raise _malformed(row, "functions with name and parameters, each of a type", function)
+    return functions
+
+
+def _key(row: Row) -> list[dict[str, Any]]:
+    key = _part(row, "ground_truth")
+    for call in key:
+        values = list(call.values()) if isinstance(call, dict) else []
+        if len(values) != 1 or not isinstance(values[0], dict) or any(type(v) is not list for v in values[0].values()):
+            raise _malformed(row, "a key of {name: {parameter: [allowed values]}}", call)
+    return key
+
+
+def _conversation(row: Row) -> str:
+    messages = next(iter(_part(row, "question")), None)
+    if not isinstance(messages, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in messages
+    ):
+        raise _malformed(row, "a question of messages with role and content", row["question"])
     if len(messages) == 1 and messages[0]["role"] == "user":
-        return messages[0]["content"]
-    return "\n\n".join(f"{_SPEAKERS.get(message['role'], 'User')}: {message['content']}" for message in messages)
+        return str(messages[0]["content"])
+    return "\n\n".join(f"{_SPEAKERS.get(m['role'], 'User')}: {m['content']}" for m in messages)
 
 
 def _prompt(language: Language) -> Callable[[Row], str]:
     def prompt(row: Row) -> str:
-        functions = json.dumps(_part(row, "function", list), ensure_ascii=False, indent=1)
-        conversation = _conversation(_part(row, "question", list)[0])
-        return f"{_INSTRUCTIONS}\n{_VALUES[language]}\n\nFunctions:\n{functions}\n\nConversation:\n{conversation}"
+        functions = json.dumps(_functions(row), ensure_ascii=False, indent=1)
+        return f"{_INSTRUCTIONS}\n{_VALUES[language]}\n\nFunctions:\n{functions}\n\nConversation:\n{_conversation(row)}"
 
     return prompt
 
 
-def _key_and_functions(row: Row) -> tuple[list[Any], list[Any]]:
-    """The answer key, and of the functions what the match needs."""
-    functions = [
-        {"name": function["name"], "parameters": function["parameters"]} for function in _part(row, "function", list)
-    ]
-    return _part(row, "ground_truth", list), functions
+def _needed(row: Row, kind: Kind) -> list[dict[str, Any]]:
+    """Of the functions what the match needs."""
+    functions = [{"name": f["name"], "parameters": f["parameters"]} for f in _functions(row)]
+    if kind == "simple":
+        if not functions:
+            raise _malformed(row, "a function", "none")
+        return functions[:1]
+    names = {name for call in _key(row) for name in call}
+    return [function for function in functions if function["name"] in names]
 
 
 def _match_task(category: str, kind: Kind) -> Task:
     language = _language(category)
 
     def reference(row: Row) -> dict[str, Any]:
-        key, functions = _key_and_functions(row)
-        names = {name for call in key for name in call}
-        needed = functions[:1] if kind == "simple" else [f for f in functions if f["name"] in names]
-        return {"key": key, "functions": needed}
+        return {"key": _key(row), "functions": _needed(row, kind)}
 
     def score(answer: str, expected: Any) -> float:
         calls = decode(answer, language)
@@ -111,8 +144,7 @@ def _match_task(category: str, kind: Kind) -> Task:
         return float(mismatch(calls, expected["key"], expected["functions"], kind, language) is None)
 
     def gold(row: Row) -> str | None:
-        key, functions = _key_and_functions(row)
-        return write_answer(key, functions, kind, language)
+        return write_answer(_key(row), _needed(row, kind), kind, language)
 
     return _task(category, "ast_match", _prompt(language), reference, score, gold)
 
@@ -127,7 +159,7 @@ def _relevance_task(category: str) -> Task:
         return float(bool(decode(answer)) == expected)
 
     def gold(row: Row) -> str:
-        return f"[{_part(row, 'function', list)[0]['name']}()]" if relevant else NO_CALL
+        return f"[{_functions(row)[0]['name']}()]" if relevant else NO_CALL
 
     metric = "calls" if relevant else "calls_nothing"
     return _task(category, metric, _prompt("python"), reference, score, gold)

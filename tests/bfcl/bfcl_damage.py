@@ -34,8 +34,8 @@ class Raw(str):
         return str(self)
 
 
-def rows(category: str) -> list[dict[str, Any]]:
-    with gzip.open(DATA / f"{category}.jsonl.gz", "rt", encoding="utf-8") as lines:
+def rows(category: str, folder: Path = DATA) -> list[dict[str, Any]]:
+    with gzip.open(folder / f"{category}.jsonl.gz", "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 

@@ -155,6 +155,13 @@ def test_a_bomb_is_no_call_and_leaves_the_parser_usable(name: str, language: Lan
     assert arguments("[f(a=b, c=d)]", language) == {"a": "b", "c": "d"}
 
 
+@pytest.mark.parametrize("language", ["python", "java", "javascript"])
+def test_ninety_brackets_may_be_open_at_once(language: Language) -> None:
+    opening, closing = ("[", "]") if language != "java" else ("(", ")")
+    texts = [f"[f(b=c, a={opening * depth}5{closing * depth})]" for depth in (88, 89)]
+    assert [decode(text, language) is None for text in texts] == [False, True]
+
+
 def test_java_values_are_put_together_from_tokens() -> None:
     text = 'a.b(c="x y", d = new int[]{1, 2}, e=(String) f, g=-5L, h=new T<A>(1, "i"), j=K.class, l=m(n, o))'
     assert decode(text, "java") == (
@@ -206,6 +213,13 @@ def test_javascript_values_are_source_without_outer_quotes() -> None:
     }
 
 
+def test_of_javascript_positional_arguments_only_names_and_true_are_seen() -> None:
+    assert arguments("[f(5, false, 'x', a=1)]", "javascript") == {"a": "1"}
+    assert arguments("[f(true, a=1)]", "javascript") == {None: "true", "a": "1"}
+    assert arguments("[f(x, a=1)]", "javascript") == {None: "x", "a": "1"}
+    assert decode("[f(x, true)]", "javascript") is None
+
+
 def test_a_name_given_twice_is_no_javascript_or_java_call() -> None:
     assert decode("[f(a=1, a=2)]", "javascript") is None
     assert decode("[f(a=1, a=2)]", "java") is None
@@ -238,6 +252,9 @@ def test_a_name_given_twice_is_no_javascript_or_java_call() -> None:
         ),
         ('new HashMap<A, B<C>>() {{ put("a", x{}); put("b", 1); }}', "HashMap", None, {}),
         ("new HashMap<>()", "HashMap", None, {}),
+        ('new HashMap<>() {{ put("a", put("b", 1); }}', "HashMap", None, {"a": 'put("b", 1'}),
+        ('new HashMap<>() {{ put("a\nput("b", 1); }}', "HashMap", None, {"b": 1}),
+        ("new ArrayList<>() {{ }}", "ArrayList", "String", []),
     ],
 )
 def test_java_text_gets_the_declared_type_or_stays_text(text: str, declared: str, item: str | None, value: Any) -> None:
@@ -261,6 +278,7 @@ def test_java_text_gets_the_declared_type_or_stays_text(text: str, declared: str
         ("[1,\n2]", "array", "integer", "[1,\n2]"),
         ("{}", "dict", None, {}),
         ("{a: 1, 'b': \"5\", c: [1, x], d: 'p, q'}", "dict", None, {"a": 1, "b": 5, "c": [1, "x"], "d": "p, q"}),
+        ("{a: 1, : 2}", "dict", None, {"a": 1, "": 2}),
         ("{a: {b: 1}, c: 2}", "dict", None, {"a": "{b: 1"}),
     ],
 )

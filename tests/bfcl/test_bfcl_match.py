@@ -170,6 +170,12 @@ def test_a_call_is_held_against_the_function_that_the_key_names(kind: Kind) -> N
     assert mismatch([Call("h", {"a": 1})], [{"h": {"a": [1]}}], offered, kind) is not None
 
 
+def test_of_two_functions_of_one_name_the_first_counts() -> None:
+    offered = [function(a="integer"), function(a="string")]
+    assert mismatch([Call("f", {"a": 1})], [{"f": {"a": [1]}}], offered, "multiple") is None
+    assert mismatch([Call("f", {"a": "x"})], [{"f": {"a": ["X"]}}], offered, "multiple") == "a is wrong"
+
+
 def test_a_simple_row_has_one_function_whatever_the_key_calls_it() -> None:
     assert mismatch([Call("f", {"a": 1})], [{"other": {"a": [1]}}], [function(a="integer")], "simple") is None
 
