@@ -299,12 +299,21 @@ def _read_header(place: str, file: FileInfo, read_range: ReadRange) -> bytes:
     return raw
 
 
+_MOST_DIGITS = 100  # of an integer; reading long ones takes quadratic time, and a library may lift Python's limit
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError("an integer of too many digits")
+    return int(digits)
+
+
 def _json_object(raw: bytes, where: str, most_items: int) -> dict[str, Any]:
     """A JSON object of at most about `most_items` values; a bomb of a million empty lists is not even parsed."""
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > most_items:
         raise FormatError("a JSON file that holds too much", where=where, expected=f"at most {most_items} values")
     try:
-        value = json.loads(raw)
+        value = json.loads(raw, parse_int=_integer)
     except (ValueError, RecursionError):
         raise FormatError("not valid JSON", where=where) from None
     if not isinstance(value, dict):
