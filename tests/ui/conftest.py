@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import shutil
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gradio.oauth
-import itsdangerous
 import pytest
 from pages_fake import FakeService
+from pages_session import CLIENT, Pages, session_cookie
 
 from hubmerge.settings import Settings
-from hubmerge.ui.app import RunningApp, launch_app
-from hubmerge.ui.signin import OAuthClient
+from hubmerge.ui.app import launch_app
 
-CLIENT = OAuthClient("http://127.0.0.1:9", "pages-under-test", "a-secret-of-this-test-run")
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-
-
-def session_cookie(user: str, *, secret: str = CLIENT.client_secret, expires_in_s: int = 3600) -> str:
-    """The signed session that gradio would have set after a sign-in."""
-    info = {
-        "access_token": f"token-of-{user}",
-        "scope": "openid",
-        "expires_at": int(time.time()) + expires_in_s,
-        "userinfo": {
-            "name": user,
-            "preferred_username": user,
-            "profile": "",
-            "picture": "",
-            "orgs": [{"sub": "1", "name": "zoo", "roleInOrg": "admin"}],
-        },
-    }
-    key = hashlib.sha256(f"{secret}-v4".encode()).hexdigest()
-    payload = base64.b64encode(json.dumps({"oauth_info": info}).encode())
-    return itsdangerous.TimestampSigner(key).sign(payload).decode()
 
 
 @pytest.fixture(scope="package")
@@ -52,16 +26,6 @@ def gradio_oauth() -> Iterator[None]:
     yield
     for name, value in before.items():
         setattr(gradio.oauth, name, value)
-
-
-@dataclass(frozen=True)
-class Pages:
-    service: FakeService
-    running: RunningApp
-
-    @property
-    def url(self) -> str:
-        return self.running.url
 
 
 @pytest.fixture(scope="package")

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import CLIENT, Pages, session_cookie
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 from pages_fake import CATALOGUE, HOSTILE, job_view
+from pages_session import CLIENT, Pages, session_cookie
 
 from hubmerge.errors import HubUnavailableError, IncompatibleError
 

@@ -13,8 +13,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
-from conftest import Pages
 from pages_fake import FakeService
+from pages_session import Pages
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 

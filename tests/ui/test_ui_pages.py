@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import CLIENT, Pages
 from pages_fake import CATALOGUE, HOSTILE, STATISTICS, job_view
+from pages_session import CLIENT, Pages
 
 from hubmerge.errors import HubUnavailableError, IncompatibleError, SourceNotFoundError
 from hubmerge.recipe import recipe_from_dict, recipe_from_yaml

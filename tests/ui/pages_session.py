@@ -1,0 +1,46 @@
+"""What the page tests share by name: the OAuth client under test, signed sessions, and the running app."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+
+import itsdangerous
+from pages_fake import FakeService
+
+from hubmerge.ui.app import RunningApp
+from hubmerge.ui.signin import OAuthClient
+
+CLIENT = OAuthClient("http://127.0.0.1:9", "pages-under-test", "a-secret-of-this-test-run")
+
+
+def session_cookie(user: str, *, secret: str = CLIENT.client_secret, expires_in_s: int = 3600) -> str:
+    """The signed session that gradio would have set after a sign-in."""
+    info = {
+        "access_token": f"token-of-{user}",
+        "scope": "openid",
+        "expires_at": int(time.time()) + expires_in_s,
+        "userinfo": {
+            "name": user,
+            "preferred_username": user,
+            "profile": "",
+            "picture": "",
+            "orgs": [{"sub": "1", "name": "zoo", "roleInOrg": "admin"}],
+        },
+    }
+    key = hashlib.sha256(f"{secret}-v4".encode()).hexdigest()
+    payload = base64.b64encode(json.dumps({"oauth_info": info}).encode())
+    return itsdangerous.TimestampSigner(key).sign(payload).decode()
+
+
+@dataclass(frozen=True)
+class Pages:
+    service: FakeService
+    running: RunningApp
+
+    @property
+    def url(self) -> str:
+        return self.running.url
