@@ -51,7 +51,7 @@ bfcl: setup
 	$(BIN)/python -m pytest -q tests/bfcl
 
 bench: setup
-	$(BIN)/python -m benchmarks.merge_speed
+	$(BIN)/python -m benchmarks.suite
 
 # the pages that are generated from the code
 docs: setup

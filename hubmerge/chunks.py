@@ -11,8 +11,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,9 @@ from numpy.typing import NDArray
 from hubmerge import eager
 from hubmerge.counter_rng import Key, make_key
 from hubmerge.counting import BLOCK, Counted, Float32
+from hubmerge.device.choose import MEMORY_BYTES, DeviceName, chunk_elements, host_threads, open_engine
+from hubmerge.distributed import ALONE, Ranks
+from hubmerge.eager import compilable
 from hubmerge.errors import IncompatibleError
 from hubmerge.methods import Method, get_method
 from hubmerge.methods.base import EPSILON, Scope
@@ -28,7 +33,12 @@ from hubmerge.sources.base import StoredTensor
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import ResultTally, Statistics, Tally
 
+if TYPE_CHECKING:
+    from hubmerge.device.engine import Engine
+    from hubmerge.device.zero import Bursts
+
 LARGEST_CHUNK = 1024 * 1024  # elements: enough to hide the cost per chunk, which is about 0.7 ms of bookkeeping
+EAGER_CHUNK = 128 * 1024  # elements: what numpy makes on the way, about 120 bytes of an element, stays small and near
 CHUNK_BYTES = 192 * 1024 * 1024  # of all threads' chunks together, so that memory does not grow with cores or agents
 
 Backend = Literal["auto", "eager"]
@@ -37,13 +47,16 @@ Thresholds = Mapping[str, tuple[float, ...]]  # tensor → one per agent
 
 
 class Observer(Protocol):
-    """Watches a stream from outside; both methods are called in the caller's thread and may raise to cancel."""
+    """Watches a stream from outside; every method is called in the caller's thread and may raise to cancel."""
 
     def progress(self, stage: str, done: int, total: int) -> None:
         """`done` of `total` elements of stage "probe" or "merge"."""
 
     def counted(self, total: Tally) -> None:
         """The statistics of all tensors counted so far."""
+
+    def warning(self, message: str) -> None:
+        """Something that changes how the merge runs, not what it gives."""
 
 
 class Silent:
@@ -55,6 +68,9 @@ class Silent:
     def counted(self, total: Tally) -> None:
         pass
 
+    def warning(self, message: str) -> None:
+        pass
+
 
 @dataclass(frozen=True)
 class StreamOptions:
@@ -63,19 +79,56 @@ class StreamOptions:
     chunk_elements: int = 0  # 0: as many as CHUNK_BYTES allows
     threads: int = 0  # 0: one per core
     backend: Backend = "auto"  # "eager": never compile
+    device: DeviceName = "cpu"
+    device_memory_bytes: int = MEMORY_BYTES  # the most that the device is asked for
+    engine: Engine | None = None  # of the device, while it is open: `on_device`
+    ranks: Ranks = ALONE  # the processes that share the work
+    bursts: Bursts | None = None  # where a GPU is lent for one shard at a time
+
+    @contextmanager
+    def on_device(self, warn: Callable[[str], None]) -> Iterator[StreamOptions]:
+        """These options with the engine of their device open; as they are where it is the CPU, or cannot be used."""
+        if self.engine is not None:
+            yield self
+            return
+
+        def host(agents: int, dtype: str) -> ModuleType:
+            return backend_module(self.backend, agents, dtype)
+
+        engine = open_engine(self.device, host, warn, memory_bytes=self.device_memory_bytes)
+        try:
+            yield replace(self, engine=engine)
+        finally:
+            if engine is not None:
+                engine.close()
+
+    def module(self, agents: int, dtype: str) -> Any:
+        """What counts and merges chunks; the choice changes no bit."""
+        if self.engine is not None and self.engine.working:
+            return self.engine
+        return backend_module(self.backend, agents, dtype)
+
+    def tell(self, warn: Callable[[str], None]) -> None:
+        """Warn, in the caller's thread, when the device has failed meanwhile."""
+        if self.engine is not None:
+            self.engine.tell(warn)
 
     def chunk(self, plan: Plan) -> int:
         """The chunk size in elements, a multiple of BLOCK."""
         wanted = self.chunk_elements
+        if not wanted and self.engine is not None:
+            wanted = chunk_elements(len(plan.agents), self.device_memory_bytes, self.engine.lanes)
         if not wanted:
             # per element and thread: each input and its float32 form, and up to two outputs that wait to be written
             per_element = 4 * (len(plan.models) + 2)
-            wanted = min(LARGEST_CHUNK, CHUNK_BYTES // (per_element * self.workers) // BLOCK * BLOCK)
+            compiled = self.backend != "eager" and all(compilable(len(plan.agents), d) for d in plan.merged_dtypes)
+            largest = LARGEST_CHUNK if compiled else EAGER_CHUNK
+            wanted = min(largest, CHUNK_BYTES // (per_element * self.workers) // BLOCK * BLOCK)
         return max(BLOCK, -(-wanted // BLOCK) * BLOCK)
 
     @property
     def workers(self) -> int:
-        return self.threads or len(os.sched_getaffinity(0))
+        return self.threads or (len(os.sched_getaffinity(0)) if self.engine is None else host_threads())
 
 
 @dataclass(frozen=True)
@@ -106,9 +159,14 @@ class Work:
         self, plan: Plan, options: StreamOptions, statistics: Statistics | None, thresholds: Thresholds
     ) -> None:
         self._plan = plan
-        self._backend = options.backend
+        self._options = options
         self._rules = rules(plan, statistics, thresholds)
         self.takes_wholes = any(rule.whole for rule in self._rules.values())
+        if options.engine is not None and (tensor := next((t for t in plan.tensors() if self._on_device(t)), None)):
+            options.engine.check(self._rules[tensor.name], len(plan.agents), tensor.dtype)
+
+    def _on_device(self, tensor: PlannedTensor) -> bool:
+        return tensor.action == "merge" and not self._rules[tensor.name].whole
 
     def chunk_of(self, tensor: PlannedTensor, elements: int) -> int:
         """How much of a tensor is one chunk."""
@@ -124,7 +182,7 @@ class Work:
             stored = replace(stored, uniform_keys=draw_keys(self._plan, tensor))
         if "sensitivity" not in rule.extras:
             stored = replace(stored, sensitivities=())
-        module = eager if rule.whole else backend_module(self._backend, len(stored.raws) - 1, tensor.dtype)
+        module = eager if rule.whole else self._options.module(len(stored.raws) - 1, tensor.dtype)
         key = make_key(self._plan.recipe.seed, "rounding", tensor.name)
         out = module.merge_chunk(stored, rule, tensor.dtype, key, with_inputs=with_inputs)
         return Done(_bytes(out.raw), out.inputs, out.result)
@@ -199,6 +257,7 @@ def read_chunk(reader: TensorReader, chunk: Chunk, sensitivities: Sequence[Sensi
             for k, file in enumerate(sensitivities)
         )
     dtypes = tuple(t.entry.dtype for t in inputs)
+    reader.consumed(chunk.tensor, chunk.count)
     return eager.ChunkInputs(raws, dtypes, chunk.start, sensitivities=measured, stacked=stacked)
 
 
@@ -207,7 +266,7 @@ def _name_in(tensor: PlannedTensor, agent: int, file: Sensitivities) -> str:
     return tensor.inputs[agent + 1].entry.name if tensor.name not in file else tensor.name
 
 
-def backend_module(backend: Backend, agents: int, dtype: str) -> Any:
+def backend_module(backend: Backend, agents: int, dtype: str) -> ModuleType:
     """eager or compiled; the choice changes no bit."""
     if backend == "eager":
         return eager
@@ -233,8 +292,13 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-def in_order(items: Iterable[A], work: Callable[[A], B], workers: int) -> Iterator[B]:
-    """`work` over `items` in several threads, results in the items' order, at most two per thread in flight."""
+def in_order(
+    items: Iterable[A], work: Callable[[A], B], workers: int, abandon: Callable[[], None] = lambda: None
+) -> Iterator[B]:
+    """`work` over `items` in several threads, results in the items' order, at most two per thread in flight.
+
+    `abandon` is called when it ends before the items do, so that work that waits for something can give up.
+    """
     pending: deque[Future[B]] = deque()
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="hubmerge-stream") as pool:
         try:
@@ -244,6 +308,9 @@ def in_order(items: Iterable[A], work: Callable[[A], B], workers: int) -> Iterat
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
+        except BaseException:  # an error of the work, or the consumer leaves (GeneratorExit)
+            abandon()
+            raise
         finally:
             for future in pending:
                 future.cancel()

@@ -123,6 +123,11 @@ def _add_stream_options(command: argparse.ArgumentParser) -> None:
         "--chunk-elements", type=_positive, default=None, help="elements per chunk; never changes a bit"
     )
     command.add_argument("--threads", type=_positive, default=None, help="default: one per core")
+    command.add_argument(
+        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="where chunks are merged; never changes a bit"
+    )
+    words = "what fetched inputs and output may take on disk together; default: what is free"
+    command.add_argument("--disk-budget", type=_gigabytes, metavar="GB", help=words)
 
 
 def _positive(text: str) -> int:
@@ -132,10 +137,17 @@ def _positive(text: str) -> int:
     return value
 
 
+def _gigabytes(text: str) -> int:
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError("must be a number of gigabytes above 0")
+    return int(value * 10**9)
+
+
 def _stream_options(arguments: Any) -> Any:
     from hubmerge.stream import StreamOptions
 
-    return StreamOptions(arguments.chunk_elements or 0, arguments.threads or 0)
+    return StreamOptions(arguments.chunk_elements or 0, arguments.threads or 0, device=arguments.device)
 
 
 def _hub(settings: Settings) -> Any:
@@ -217,34 +229,22 @@ def _print_statistics(total: Any) -> None:
 
 
 def _merge(arguments: Any, settings: Settings) -> int:
-    from hubmerge.line import merge_to_folder, prepare
-    from hubmerge.recipe import load_recipe
-    from hubmerge.sink import WORK
+    from hubmerge.merge_command import run_cli
 
-    hub = _hub(settings)
-    observer = _Terminal(arguments.log_json)
-    observer.stage("resolve")
-    prepared = prepare(load_recipe(arguments.recipe), hub, license_choice=arguments.license, allow_local=True)
-    report = merge_to_folder(
-        prepared,
-        hub,
-        arguments.out,
-        cache=arguments.out / WORK / "inputs",
-        observer=observer,
-        options=_stream_options(arguments),
-        sensitivities=settings.data_dir / "sensitivity",
-        resume=arguments.resume,
-    )
-    observer.close()
-    print(f"{arguments.out}: {report.method['title']} of {len(report.outcomes)} agents, {report.identity[:16]}")
-    return 0
+    terminal = _Terminal(arguments.log_json)
+    try:
+        return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
+    finally:
+        terminal.close()
 
 
 def _sweep(arguments: Any, settings: Settings) -> int:
+    from hubmerge.distributed import refuse_several
     from hubmerge.line import merge_to_folders, prepare_variants, publish_folder
     from hubmerge.publish import Target, check_target
     from hubmerge.sweep import load_sweep, sweep_table
 
+    refuse_several(settings, "sweep")
     hub = _hub(settings)
     observer = _Terminal(arguments.log_json)
     observer.stage("resolve")
@@ -262,6 +262,7 @@ def _sweep(arguments: Any, settings: Settings) -> int:
         options=_stream_options(arguments),
         sensitivities=settings.data_dir / "sensitivity",
         resume=arguments.resume,
+        disk_budget=arguments.disk_budget,
     )
     for name, target in targets.items():
         print(publish_folder(target, arguments.out / name, hub, observer).url)
@@ -295,8 +296,10 @@ def _publish(arguments: Any, settings: Settings) -> int:
 
 
 def _run(arguments: Any, settings: Settings) -> int:
+    from hubmerge.distributed import refuse_several
     from hubmerge.run_command import run_cli
 
+    refuse_several(settings, "run")
     terminal = _Terminal(arguments.log_json)
     try:
         return run_cli(arguments, settings, terminal, _stream_options(arguments))
@@ -440,3 +443,6 @@ class _StreamTerminal:
 
     def counted(self, total: Any) -> None:
         pass
+
+    def warning(self, message: str) -> None:
+        self._terminal.warning(message)

@@ -6,7 +6,7 @@ scalar per agent inside a generated loop, it is vectorised; the pass around it i
 kept on disk. Floating point is strict (no fast-math, no contraction), which is why the bits agree.
 
 Counting by pattern: bit k of an element's pattern says that agent k is active, bit K + k that its update is
-positive. A histogram of patterns holds every count across agents at once. It has 4^K bins, hence MAX_AGENTS.
+positive. A histogram of patterns holds every count across agents at once. It has 4^K bins, hence a limit to K.
 
 Counting magnitudes: the non-zero patterns of a block are packed together first, so that a sparse agent costs no
 more than the scan; then one 64-bit addition per element adds 1 to a bin's count (upper 24 bits) and the element's
@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 from hubmerge.counter_rng import Key
 from hubmerge.counting import BLOCK, LANES, Counted
 from hubmerge.dtypes import decode
-from hubmerge.eager import ChunkInputs, ChunkOutput, Rule
+from hubmerge.eager import COMPILED_AGENTS, ChunkInputs, ChunkOutput, Rule, compilable
 from hubmerge.histogram import BINS, LAST, LOW_BITS, Histogram
 from hubmerge.methods import ops
 from hubmerge.statistics import ResultTally, Tally, zero_result, zero_tally
 
-MAX_AGENTS = 6
+MAX_AGENTS = COMPILED_AGENTS
 _FLUSH = 512  # blocks; 2^21 elements of offsets below 2^18 stay below 2^40
 _COUNT_SHIFT = 40
 _COPIES = 4  # of the histogram of patterns: most elements share one bin, and each addition waits for the last one
@@ -434,11 +434,12 @@ class _InputCounters:
 def _tally(counters: _InputCounters) -> Tally:
     """Every count across agents from the histogram of patterns."""
     k = len(counters.identical)
-    bins = np.arange(4**k)
+    total = counters.histogram.sum(axis=0)
+    bins = np.flatnonzero(total)  # with many agents most patterns never occur
+    h = total[bins]
     active = [(bins >> a) & 1 for a in range(k)]
     positive = [(bins >> (k + a)) & 1 for a in range(k)]
     c = sum(active, start=np.zeros_like(bins))
-    h = counters.histogram.sum(axis=0)
     up = sum((a & p for a, p in zip(active, positive, strict=True)), start=np.zeros_like(bins))
     return replace(
         zero_tally(k),
@@ -466,8 +467,8 @@ def _per(values: Iterable[Any]) -> NDArray[np.int64]:
 
 
 def supports(agents: int, dtype: str) -> bool:
-    """What the compiled pass covers; everything else runs eagerly, with the same result."""
-    return agents <= MAX_AGENTS and dtype in ("BF16", "F32")
+    """What the compiled pass covers."""
+    return compilable(agents, dtype)
 
 
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:

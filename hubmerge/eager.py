@@ -19,6 +19,8 @@ from hubmerge.statistics import ResultTally, Tally
 
 Raw = NDArray[Any]
 
+COMPILED_AGENTS = 8  # two bits of a 16-bit pattern each
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -51,6 +53,11 @@ class ChunkOutput:
     raw: Raw  # [n], as stored in the output's dtype
     inputs: Counted[Tally] | None
     result: Counted[ResultTally]
+
+
+def compilable(agents: int, dtype: str) -> bool:
+    """What the compiled pass covers; everything else runs here, with the same result."""
+    return agents <= COMPILED_AGENTS and dtype in ("BF16", "F32")
 
 
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:

@@ -266,17 +266,54 @@ class Hub:
 
         self.patience.repeat(ask)
 
-    def preupload(self, repo_id: str, path: Path, name: str) -> Any:
+    def preupload(self, repo_id: str, path: Path, name: str, *, sha256: str | None = None) -> Any:
         """Upload one file's bytes ahead of the commit; returns the operation that the commit takes.
 
-        Bytes that the Hub already holds are not sent again.
+        Bytes that the Hub already holds are not sent again. `sha256`: of the file where it is known, so that the
+        client need not read the file for it.
         """
         from huggingface_hub import CommitOperationAdd
 
         operation = CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path))
+        if sha256 is not None:
+            operation.upload_info.sha256 = bytes.fromhex(sha256)
         with translated(repo_id, writing=True):
             self._api.preupload_lfs_files(repo_id, additions=[operation], repo_type=self.repo_type, free_memory=False)
         return operation
+
+    def is_uploaded(self, operation: Any) -> bool:
+        """Whether the commit of a preuploaded file needs no more of it than its digest."""
+        return bool(operation._is_uploaded and operation._upload_mode == "lfs")
+
+    def uploaded(self, name: str, size: int, sha256: str) -> Any:
+        """The commit's operation for a file whose bytes were preuploaded, without the file."""
+        from huggingface_hub import CommitOperationAdd
+        from huggingface_hub.lfs import UploadInfo
+
+        operation = CommitOperationAdd(path_in_repo=name, path_or_fileobj=b"")
+        operation.upload_info = UploadInfo(size=size, sample=b"", sha256=bytes.fromhex(sha256))
+        operation._upload_mode = "lfs"
+        operation._is_uploaded = True
+        return operation
+
+    def missing_uploads(self, repo_id: str, files: Sequence[tuple[str, int]]) -> set[str]:
+        """Those of the files (sha256, size) whose bytes the repo does not hold, e.g. because it was made anew."""
+        from huggingface_hub.lfs import UploadInfo, post_lfs_batch_info
+
+        infos = [UploadInfo(size=size, sample=b"", sha256=bytes.fromhex(sha256)) for sha256, size in files]
+
+        def ask() -> set[str]:
+            with translated(repo_id, writing=True):
+                known, refused, _ = post_lfs_batch_info(
+                    infos, self.token, self.repo_type, repo_id, endpoint=self.endpoint
+                )
+            # the Hub answers with what to do about an object: nothing, when it is there
+            return {a["oid"] for a in known if a.get("actions")} | {r["oid"] for r in refused}
+
+        try:
+            return self.patience.repeat(ask) if infos else set()
+        except SourceNotFoundError:
+            return {sha256 for sha256, _ in files}
 
     def commit(
         self,

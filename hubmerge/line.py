@@ -1,7 +1,8 @@
 """The line, top to bottom: recipe → sources → plan → fetch → probe/stream → sink → card → publish.
 
 `prepare` is everything that can be refused before a weight moves; `merge_to_folder` and `publish_folder` do the
-work. Each step can be repeated after a kill and goes on where the last durable thing was written.
+work, or `merge_to_hub` does, which uploads and deletes every shard while the next one is merged. Each step can be
+repeated after a kill and goes on where the last durable thing was written.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from hubmerge import __version__
 from hubmerge.assemble import companion_files, write_folder
 from hubmerge.card import render_card
-from hubmerge.errors import DiskError, IncompatibleError, Problem, RecipeError, TargetExistsError
+from hubmerge.disk import DISK_MARGIN_BYTES, DiskGauge, input_budget
+from hubmerge.errors import IncompatibleError, Problem, RecipeError, TargetExistsError
 from hubmerge.figures import render_figures
 from hubmerge.hub import Hub
 from hubmerge.licenses import choose, strictest
 from hubmerge.methods import get_method
 from hubmerge.plan import Plan, make_plan
-from hubmerge.publish import Published, Target, check_target, publish
+from hubmerge.progress import Bridge, Observer
+from hubmerge.publish import Published, Target, Uploaded, check_target, publish
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.report import Report, make_report
 from hubmerge.sensitivity.kept import KeptSensitivities
@@ -38,25 +41,24 @@ from hubmerge.sensitivity.of_plan import sensitivities_of
 from hubmerge.sink import MANIFEST, WORK, Journal
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.statistics import Tally, summarize
+from hubmerge.sources.reader import TensorReader
+from hubmerge.sources.shard_cache import ShardCache
+from hubmerge.statistics import summarize
 from hubmerge.stream import MergeResult, StreamOptions, Variant, layout_of, merge_variants
+from hubmerge.upload import ShardUploader
 
-DISK_MARGIN_BYTES = 64 * 1024 * 1024  # journal, card, database
-
-
-class Observer(Protocol):
-    """Watches the whole line; every method may raise to cancel."""
-
-    def stage(self, name: str) -> None:
-        """A stage begins: resolve, plan, fetch, merge, card, publish."""
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
-
-    def statistics(self, values: Mapping[str, Any]) -> None:
-        """The statistics counted so far, as `summarize` gives them."""
-
-    def warning(self, message: str) -> None: ...
+__all__ = [
+    "DISK_MARGIN_BYTES",
+    "Observer",
+    "Prepared",
+    "load_report",
+    "merge_to_folder",
+    "merge_to_folders",
+    "merge_to_hub",
+    "prepare",
+    "prepare_variants",
+    "publish_folder",
+]
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,12 @@ def merge_to_folder(
     options: StreamOptions | None = None,
     resume: bool = False,
     sensitivities: Path | None = None,
+    disk_budget: int | None = None,
 ) -> Report:
     """The merge with all that belongs to it, complete in `folder`; its manifest is written last.
 
-    Sensitivities that had to be computed are kept in the folder `sensitivities` for the next merge.
+    Sensitivities that had to be computed are kept in the folder `sensitivities` for the next merge. `disk_budget`:
+    bytes that the output and fetched inputs may take together; None for what is free.
 
     Raises DiskError, NonFiniteError, CorruptError, IncompatibleError; an unfinished folder can be resumed.
     """
@@ -139,6 +143,7 @@ def merge_to_folder(
         options=options,
         resume=resume,
         sensitivities=sensitivities,
+        disk_budget=disk_budget,
     )
     return report
 
@@ -152,64 +157,136 @@ def merge_to_folders(
     options: StreamOptions | None = None,
     resume: bool = False,
     sensitivities: Path | None = None,
+    disk_budget: int | None = None,
 ) -> list[Report]:
     """Merges of the same models, each into a folder of its own; inputs are read once for all that fit together."""
     finished = {folder: _finished(folder, p.identity) for p, folder in merges if (folder / MANIFEST).is_file()}
     left = [(p, folder) for p, folder in merges if folder not in finished]
+    if not left:
+        return [finished[folder] for _, folder in merges]
     for prepared, folder in left:
         folder.mkdir(parents=True, exist_ok=True)
-        check_disk(prepared.plan, folder, cache)
         for warning in prepared.plan.warnings:
             observer.warning(warning)
+    inputs = input_budget([p.plan for p, _ in left], [folder for _, folder in left], cache, disk_budget)
     groups: dict[object, list[tuple[Prepared, Path]]] = {}
     for prepared, folder in left:
         groups.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
-    for group in groups.values():
-        finished |= _merge_group(
-            group,
-            hub,
-            cache,
-            observer,
-            options or StreamOptions(),
-            resume=resume,
-            local=left[0][0].allow_local,
-            kept=KeptSensitivities(sensitivities),
+    for number, group in enumerate(groups.values(), 1):
+        surroundings = _Surroundings(
+            hub, cache, observer, options or StreamOptions(), inputs, sensitivities, keep=number < len(groups)
         )
+        variants = [(p, folder, Journal.open(folder, p.plan, resume=resume)) for p, folder in group]
+        finished |= surroundings.merge(variants, DiskGauge({cache, *(folder for _, folder in left)}))
     return [finished[folder] for _, folder in merges]
 
 
-def _merge_group(
-    group: Sequence[tuple[Prepared, Path]],
+def merge_to_hub(
+    prepared: Prepared,
     hub: Hub,
+    folder: Path,
+    *,
     cache: Path,
     observer: Observer,
-    options: StreamOptions,
-    *,
-    resume: bool,
-    local: bool,
-    kept: KeptSensitivities,
-) -> dict[Path, Report]:
-    started = time.monotonic()
-    plan = group[0][0].plan
-    weighing = [p.plan for p, _ in group if "sensitivity" in get_method(p.plan.recipe.method).extras]
-    files = sensitivities_of(weighing[0], hub, cache / "sensitivity", observer, local, kept) if weighing else ()
-    measured = tuple(file.as_model() for file in files)
-    with TensorReader((*plan.models, *measured), LocalOrFetched(hub, cache)) as reader:
-        variants = [
-            Variant(p.plan, Journal.open(folder, p.plan, resume=resume), folder, tuple(m.tensors for m in measured))
-            for p, folder in group
-        ]
-        _fetch(plan, hub, cache, observer)
-        observer.stage("merge")
-        results = merge_variants(variants, reader, options, _Bridge(plan, observer))
-    _refuse_equal_to_base(plan, results[0])
-    observer.statistics(summarize(results[0].statistics.total, plan.labels))
-    observer.stage("card")
-    seconds = time.monotonic() - started
-    return {
-        variant.folder: _complete(prepared, variant, merged, hub, _environment(seconds, options))
-        for (prepared, _), variant, merged in zip(group, variants, results, strict=True)
-    }
+    options: StreamOptions | None = None,
+    sensitivities: Path | None = None,
+    disk_budget: int | None = None,
+    extra: Mapping[str, bytes] | None = None,
+) -> Published:
+    """The merge, published to the target of `prepared` in one commit, with the files `extra` beside the card.
+
+    Each finished shard is uploaded and deleted while the next is merged. Run again after a kill, it goes on; what is
+    left in `folder` and `cache` afterwards may be deleted.
+    """
+    assert prepared.target is not None
+    if (folder / MANIFEST).is_file() and not Journal.is_in(folder):  # by `merge_to_folder`
+        _finished(folder, prepared.identity)
+        return publish_folder(prepared.target, folder, hub, observer, extra)
+    folder.mkdir(parents=True, exist_ok=True)
+    inputs = input_budget([prepared.plan], [folder], cache, disk_budget, uploaded=True)
+    journal = Journal.open(folder, prepared.plan, resume=True, uploads=True)
+    if journal.uploaded:
+        held = [s for s in journal.shards.values() if s.filename in journal.uploaded]
+        missing = hub.missing_uploads(prepared.target.repo, [(s.sha256, s.size) for s in held])
+        if lost := [s.filename for s in held if s.sha256 in missing]:
+            (folder / MANIFEST).unlink(missing_ok=True)
+            journal.forget(lost)
+    surroundings = _Surroundings(hub, cache, observer, options or StreamOptions(), inputs, sensitivities)
+    gauge = DiskGauge({cache, folder})
+    with ShardUploader(
+        hub,
+        prepared.target,
+        prepared.identity,
+        journal,
+        folder,
+        waiting=lambda: surroundings.bridge.again(),
+        deleting=gauge.sample,
+    ) as uploader:
+        if (folder / MANIFEST).is_file():
+            _finished(folder, prepared.identity, keep_work=True)
+        else:
+            for warning in prepared.plan.warnings:
+                observer.warning(warning)
+            surroundings.merge([(prepared, folder, journal)], gauge)
+        uploader.drain()
+    return publish_folder(prepared.target, folder, hub, observer, extra, journal.uploaded)
+
+
+@dataclass
+class _Surroundings:
+    """What merges of the same layout share."""
+
+    hub: Hub
+    cache: Path
+    observer: Observer
+    options: StreamOptions
+    input_bytes: int  # that fetched inputs may take on disk
+    sensitivities: Path | None
+    keep: bool = False  # the inputs are wanted again
+
+    def __post_init__(self) -> None:
+        self.bridge = Bridge(self.observer)
+
+    def merge(self, merges: Sequence[tuple[Prepared, Path, Journal]], gauge: DiskGauge) -> dict[Path, Report]:
+        started = time.monotonic()
+        plan = merges[0][0].plan
+        self.bridge.labels = plan.labels
+        weighing = [p.plan for p, *_ in merges if "sensitivity" in get_method(p.plan.recipe.method).extras]
+        measured: tuple[Model, ...] = ()
+        if weighing:
+            kept, folder = KeptSensitivities(self.sensitivities), self.cache / "sensitivity"
+            local = merges[0][0].allow_local
+            files = sensitivities_of(weighing[0], self.hub, folder, self.observer, local, kept)
+            measured = tuple(file.as_model() for file in files)
+        store = ShardCache(
+            self.hub,
+            self.cache,
+            plan.models,
+            self.input_bytes,
+            keep=self.keep,
+            starting=self.bridge.fetching,
+            deleting=gauge.sample,
+        )
+        with TensorReader((*plan.models, *measured), store) as reader:
+            variants = [
+                Variant(p.plan, journal, folder, tuple(m.tensors for m in measured)) for p, folder, journal in merges
+            ]
+            if not plan.download_bytes:
+                self.bridge.merging()
+            results = merge_variants(variants, reader, self.options, self.bridge)
+        gauge.sample()
+        _refuse_equal_to_base(plan, results[0])
+        self.observer.statistics(summarize(results[0].statistics.total, plan.labels))
+        self.observer.stage("card")
+        environment = _environment(time.monotonic() - started, self.options)
+        environment |= results[0].device
+        environment["disk_high_water_bytes"] = gauge.high_water_bytes
+        if plan.download_bytes:
+            environment["fetch"] = {**store.fetched.to_json(), "budget_bytes": self.input_bytes}
+        return {
+            variant.folder: _complete(prepared, variant, merged, self.hub, environment)
+            for (prepared, *_), variant, merged in zip(merges, variants, results, strict=True)
+        }
 
 
 def _complete(
@@ -235,8 +312,18 @@ def _complete(
     return report
 
 
-def publish_folder(prepared_target: Target, folder: Path, hub: Hub, observer: Observer) -> Published:
-    """Publish a complete folder in one commit; repeatable."""
+def publish_folder(
+    prepared_target: Target,
+    folder: Path,
+    hub: Hub,
+    observer: Observer,
+    extra: Mapping[str, bytes] | None = None,
+    uploaded: Set[str] = frozenset(),
+) -> Published:
+    """Publish a complete folder and the files `extra` in one commit; repeatable.
+
+    `uploaded`: shards whose bytes the target holds already.
+    """
     report = load_report(folder)
     observer.stage("publish")
     weights = {f.name for f in report.files}
@@ -248,8 +335,8 @@ def publish_folder(prepared_target: Target, folder: Path, hub: Hub, observer: Ob
         prepared_target,
         report.identity,
         title,
-        [folder / f.name for f in report.files],
-        small,
+        [Uploaded(f.name, f.size, f.sha256) if f.name in uploaded else folder / f.name for f in report.files],
+        {**small, **(extra or {})},
         lambda done, total: observer.progress("publish", done, total, "B"),
     )
 
@@ -266,54 +353,7 @@ def load_report(folder: Path) -> Report:
         raise RecipeError("the manifest is damaged", where=str(folder / MANIFEST), got=str(error)[:200]) from None
 
 
-def check_disk(plan: Plan, folder: Path, cache: Path) -> None:
-    """DiskError when what is still to be fetched and written does not fit."""
-    present = sum(p.stat().st_size for root in {folder, cache} if root.is_dir() for p in root.rglob("*") if p.is_file())
-    needed = max(0, plan.disk_bytes - present) + DISK_MARGIN_BYTES
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise DiskError(
-            "not enough disk",
-            where=str(folder),
-            expected=f"{needed / 1e9:.2f} GB free",
-            got=f"{free / 1e9:.2f} GB",
-            next_step="Free some disk or use a larger Space.",
-        )
-
-
-def _fetch(plan: Plan, hub: Hub, cache: Path, observer: Observer) -> None:
-    total = plan.download_bytes
-    if not total:
-        return
-    observer.stage("fetch")
-    done = 0
-
-    def fetched(_: str, count: int) -> None:
-        nonlocal done
-        done += count
-        observer.progress("fetch", done, total, "B")
-
-    store = LocalOrFetched(hub, cache, fetched)
-    for model in plan.models:
-        for shard in model.shards:
-            store.path(model, shard)
-
-
-class _Bridge:
-    """From the stream's observer to the line's."""
-
-    def __init__(self, plan: Plan, observer: Observer) -> None:
-        self._labels = plan.labels
-        self._observer = observer
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        self._observer.progress(stage, done, total, "elements")
-
-    def counted(self, total: Tally) -> None:
-        self._observer.statistics(summarize(total, self._labels))
-
-
-def _finished(folder: Path, identity: str) -> Report:
+def _finished(folder: Path, identity: str, *, keep_work: bool = False) -> Report:
     report = load_report(folder)
     if report.identity != identity:
         raise TargetExistsError(
@@ -323,7 +363,8 @@ def _finished(folder: Path, identity: str) -> Report:
             got=report.identity[:12],
             next_step="Choose another folder; nothing was touched.",
         )
-    shutil.rmtree(folder / WORK, ignore_errors=True)  # left by a kill between the manifest and the end
+    if not keep_work:
+        shutil.rmtree(folder / WORK, ignore_errors=True)  # left by a kill between the manifest and the end
     return report
 
 

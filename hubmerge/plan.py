@@ -1,14 +1,15 @@
 """The plan: a pure function of headers that says what will be read and written, or everything that forbids it.
 
 No weight has moved when it is made. Every output tensor is there with its inputs and its byte range, so that
-shards can be written at known offsets in any order; the predictions of bytes, disk and memory come from the
-same numbers. All incompatibilities are found here and raised together.
+shards can be written at known offsets in any order; what is predicted of bytes, disk, memory and time (prediction.py)
+comes from the same numbers. All incompatibilities are found here and raised together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from hubmerge.compatibility import agent_problems, architecture, base_problems, differences, repeated
@@ -103,6 +104,11 @@ class Plan:
     def elements(self) -> int:
         return sum(t.elements for t in self.tensors())
 
+    @cached_property
+    def merged_dtypes(self) -> frozenset[str]:
+        """What merged tensors are stored as."""
+        return frozenset(t.dtype for t in self.tensors() if t.action == "merge")
+
     @property
     def output_bytes(self) -> int:
         return sum(s.size for s in self.shards)
@@ -137,7 +143,9 @@ class Plan:
             yield from shard.tensors
 
     def summary(self) -> dict[str, Any]:
-        """Plain data for `inspect`, the API and the form."""
+        """Plain data for `inspect`, the API and the form; what is predicted is for this machine."""
+        from hubmerge.prediction import Machine, as_facts, predict  # which itself looks at plans
+
         return {
             "method": self.recipe.method,
             "base": str(self.base.ref),
@@ -155,6 +163,7 @@ class Plan:
             "disk_bytes": self.disk_bytes,
             "resident_bytes": self.resident_bytes,
             "passes": self.passes,
+            **as_facts(predict(self, Machine.here())),
             "identity": self.identity,
             "warnings": list(self.warnings),
         }

@@ -1,4 +1,4 @@
-"""Publishing: shards uploaded one by one ahead, then one commit that carries everything.
+"""Publishing: shards uploaded one by one ahead (here, or while merging: upload.py), then one commit with everything.
 
 The target is looked at before anything is downloaded and again before anything is uploaded. A repo that this
 very merge filled is a success that was not noticed; a repo with anything else in it is never touched. A lost
@@ -37,6 +37,15 @@ class Target:
 
     repo: str  # namespace/name
     private: bool
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """A file whose bytes the target holds already."""
+
+    name: str
+    size: int  # bytes
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -98,12 +107,23 @@ def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
     return TargetState("empty", state.sha)
 
 
+def ensure_target(hub: Hub, target: Target, identity: str) -> TargetState:
+    """The target, made if it is missing; raises as `check_target` does."""
+    state = check_target(hub, target, identity)
+    if state.state == "missing":
+        hub.create_repo(target.repo, private=target.private)
+        state = check_target(hub, target, identity)
+        if state.state == "missing":
+            raise HubUnavailableError("a repo that was just created is not there", where=target.repo)
+    return state
+
+
 def publish(
     hub: Hub,
     target: Target,
     identity: str,
     title: str,
-    shards: Sequence[Path],
+    shards: Sequence[Path | Uploaded],
     files: Mapping[str, bytes],
     uploaded: Callable[[int, int], None],
 ) -> Published:
@@ -111,21 +131,17 @@ def publish(
 
     `uploaded(done, total)` is told bytes.
     """
-    state = check_target(hub, target, identity)
+    state = ensure_target(hub, target, identity)
     if state.state == "ours":
         return _published(hub, target, identity, state.head)
-    if state.state == "missing":
-        hub.create_repo(target.repo, private=target.private)
-        state = check_target(hub, target, identity)
-        if state.state == "missing":
-            raise HubUnavailableError("a repo that was just created is not there", where=target.repo)
-    total = sum(p.stat().st_size for p in shards)
-    done = 0
+    sizes = [s.size if isinstance(s, Uploaded) else s.stat().st_size for s in shards]
     operations: list[Any] = []
-    for path in shards:
-        operations.append(hub.preupload(target.repo, path, path.name))
-        done += path.stat().st_size
-        uploaded(done, total)
+    for number, shard in enumerate(shards, 1):
+        if isinstance(shard, Uploaded):
+            operations.append(hub.uploaded(shard.name, shard.size, shard.sha256))
+        else:
+            operations.append(hub.preupload(target.repo, shard, shard.name))
+        uploaded(sum(sizes[:number]), sum(sizes))
     failures = 0
     while True:
         try:

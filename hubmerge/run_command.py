@@ -101,9 +101,8 @@ class _Line:
         return self._evaluate(published)
 
     def _publish(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes]) -> Published:
-        from hubmerge.line import merge_to_folder, prepare, publish_folder
+        from hubmerge.line import merge_to_hub, prepare
         from hubmerge.publish import Target, find_published
-        from hubmerge.sink import writing
 
         target = Target(repo, self._arguments.private)
         self._terminal.stage("resolve")
@@ -113,20 +112,17 @@ class _Line:
             return published
         work = self._settings.data_dir / "runs" / prepared.identity
         _remove_left_over(work.parent)
-        merge_to_folder(
+        published = merge_to_hub(
             prepared,
             self._hub,
             work / "out",
             cache=work / "inputs",
             observer=self._terminal,
             options=self._options,
-            resume=True,
             sensitivities=self._sensitivities,
+            disk_budget=self._arguments.disk_budget,
+            extra=extra,
         )
-        for name, content in extra.items():
-            with writing(work / "out" / name):
-                (work / "out" / name).write_bytes(content)
-        published = publish_folder(target, work / "out", self._hub, self._terminal)
         _remove(work)
         return published
 
@@ -180,6 +176,7 @@ class _Line:
             options=self._options,
             resume=True,
             sensitivities=self._sensitivities,
+            disk_budget=self._arguments.disk_budget,
         )
         results = {
             name: self._measure(ModelName(id=str(folder.resolve()), local=True), suite)

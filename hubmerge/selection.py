@@ -2,13 +2,13 @@
 
 Among non-negative floats the order of the values is the order of their bit patterns. The patterns' upper half is
 counted in one pass, which finds the bin that holds the wanted rank; their lower half is counted within that bin in
-a second pass, which finds the value. No sample, no sort: the result is the element itself. Memory is one histogram
-of 65,536 bins per agent.
+a second pass, which finds the value. No sample, no sort: the result is the element itself. Memory is a few histograms
+of 65,536 bins per agent and thread. magnitude_counts.py does the counting of both passes compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ _LOW_BITS = 15  # of the 31 bits of a magnitude; 16 upper ones
 _HIGH = 1 << 16
 _LOW = 1 << _LOW_BITS
 
-Counts = NDArray[np.int64]
+Counts = NDArray[np.int64]  # [m, 3]: row, bin, how often, of the bins that are not empty
 CountChunks = Callable[[Callable[[ChunkInputs], Counts]], Iterator[Counts]]
 
 
@@ -33,6 +33,26 @@ class Magnitudes:
 
     threshold: Threshold
     epsilon: float
+    compiled: bool = True  # the same counts in one pass, where there is one
+
+    def count(self, chunk: ChunkInputs, wanted: Sequence[int] = ()) -> Counts:
+        """The upper half of every pattern; with a `wanted` upper half per row, the lower half of its patterns."""
+        of, bins = self.threshold.of, _LOW if wanted else _HIGH
+        if self.compiled and of != "private":
+            from hubmerge.magnitude_counts import count_magnitudes  # numba takes half a second to import
+
+            drop = self.threshold.drop if of == "dropped" else None
+            return count_magnitudes(chunk, wanted, shift=_LOW_BITS, bins=bins, drop=drop)
+        found = []
+        for number, row in enumerate(self.rows(chunk)):
+            bits = _bits(row)
+            counted = bits >> _LOW_BITS
+            if wanted:
+                counted = bits[counted == wanted[number]] & (_LOW - 1)
+            filled = np.bincount(counted, minlength=1)
+            place = np.flatnonzero(filled)
+            found.append(np.stack([np.full_like(place, number), place, filled[place]], axis=1))
+        return np.concatenate(found)
 
     def rows(self, chunk: ChunkInputs) -> list[Float32]:
         _, _, deltas = decoded(chunk)
@@ -55,21 +75,10 @@ def select(magnitudes: Magnitudes, agents: int, passes: CountChunks) -> tuple[fl
     `passes(count)` must yield `count(chunk)` for every chunk of the tensor or model; it is called twice.
     """
     rows = 1 if magnitudes.threshold.of == "private" else agents
-
-    def upper(chunk: ChunkInputs) -> Counts:
-        return np.stack([np.bincount(_bits(r) >> _LOW_BITS, minlength=_HIGH) for r in magnitudes.rows(chunk)])
-
-    coarse = _total(passes(upper), (rows, _HIGH))
+    coarse = _total(passes(magnitudes.count), (rows, _HIGH))
     found = [_from_the_top(row, magnitudes.threshold.rank(int(row.sum()))) for row in coarse]
-
-    def lower(chunk: ChunkInputs) -> Counts:
-        counted = []
-        for row, (bin_, _) in zip(magnitudes.rows(chunk), found, strict=True):
-            bits = _bits(row)
-            counted.append(np.bincount(bits[bits >> _LOW_BITS == bin_] & (_LOW - 1), minlength=_LOW))
-        return np.stack(counted)
-
-    fine = _total(passes(lower), (rows, _LOW))
+    wanted = [bin_ for bin_, _ in found]
+    fine = _total(passes(lambda chunk: magnitudes.count(chunk, wanted)), (rows, _LOW))
     values = []
     for row, (bin_, rank) in zip(fine, found, strict=True):
         low, _ = _from_the_top(row, rank)
@@ -98,5 +107,5 @@ def _uniform(key: Key, chunk: ChunkInputs) -> Float32:
 def _total(parts: Iterable[Counts], shape: tuple[int, int]) -> Counts:
     total = np.zeros(shape, dtype=np.int64)
     for part in parts:
-        total += part
+        total[part[:, 0], part[:, 1]] += part[:, 2]  # no bin stands twice in a part
     return total

@@ -26,6 +26,12 @@ _WAY_OUT = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
 
+# torchrun's and accelerate's names, then those of MPI's launchers; the first that is set counts
+_LAUNCHERS = {
+    "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"),
+    "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"),
+}
+
 
 class Settings(BaseModel):
     """What the surroundings decide; immutable after `load_settings`."""
@@ -43,6 +49,9 @@ class Settings(BaseModel):
     webhook_secret: SecretStr | None = None  # HUBMERGE_WEBHOOK_SECRET
     results_repo: str | None = None  # HUBMERGE_RESULTS: the dataset that scores are recorded in; None: no leaderboard
     rules_dir: Path | None = None  # HUBMERGE_RULES: a folder of watcher rules
+    rank: int = Field(default=0, ge=0)  # RANK: which of the processes this is, as launchers number them
+    world_size: int = Field(default=1, ge=1)  # WORLD_SIZE: how many processes share one merge
+    zero_gpu: bool = False  # SPACES_ZERO_GPU: set by the platform where a GPU is lent per call
     suite: str | None = None  # HUBMERGE_SUITE: what merges made at the form are evaluated with; None: they are not
 
     @property
@@ -73,9 +82,13 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         "results_repo": "HUBMERGE_RESULTS",
         "rules_dir": "HUBMERGE_RULES",
         "suite": "HUBMERGE_SUITE",
+        "zero_gpu": "SPACES_ZERO_GPU",
     }.items():
         if env.get(variable):
             values[field] = env[variable]
+    for field, variables in _LAUNCHERS.items():
+        if given := [env[variable] for variable in variables if env.get(variable)]:
+            values[field] = given[0]
     values["endpoint"] = (env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
     return Settings.model_validate(values)
 

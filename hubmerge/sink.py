@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,14 +124,19 @@ class Journal:
         self.statistics: Mapping[str, Tally] | None = None
         self.thresholds: Mapping[str, tuple[float, ...]] | None = None
         self.shards: dict[str, FinishedShard] = {}
+        self.uploaded: set[str] = set()  # shards that the target holds; their files are no longer needed
+        self.on_shard: Callable[[FinishedShard], None] | None = None  # called when a shard has its line
+        self._uploads = False
+        self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path, plan: Plan, *, resume: bool) -> Self:
-        """The journal of `folder` for this plan.
+    def open(cls, folder: Path, plan: Plan, *, resume: bool, uploads: bool = False) -> Self:
+        """The journal of `folder` for this plan; `uploads`: shards are uploaded and deleted one by one.
 
         Raises TargetExistsError when the folder holds something else, or an unfinished merge and not `resume`.
         """
         journal = cls(folder, plan_identity(plan))
+        journal._uploads = uploads
         path = journal._path
         if path.is_file():
             if not resume:
@@ -153,6 +159,10 @@ class Journal:
             journal._append({"event": "plan", "identity": journal._identity})
         return journal
 
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        return (folder / WORK / _JOURNAL).is_file()
+
     def add_statistics(self, tensors: Mapping[str, Tally]) -> None:
         self.statistics = dict(tensors)
         self._append({"event": "probe", "tensors": _dump(tensors)})
@@ -174,12 +184,28 @@ class Journal:
             }
         )
 
+        if self.on_shard is not None:
+            self.on_shard(shard)
+
+    def add_uploaded(self, filename: str) -> None:
+        """The target holds the bytes of this shard."""
+        self.uploaded.add(filename)
+        self._append({"event": "uploaded", "filename": filename})
+
+    def forget(self, filenames: Iterable[str]) -> None:
+        """These shards are lost, on both sides."""
+        for filename in filenames:
+            self.uploaded.discard(filename)
+            self.shards.pop(filename, None)
+            self._append({"event": "lost", "filename": filename})
+
     def close(self, folder: Path) -> None:
-        """The merge is complete: the working folder goes."""
-        shutil.rmtree(folder / WORK, ignore_errors=True)
+        """The merge is complete: the working folder goes. Where shards were uploaded it is needed until the commit."""
+        if not self._uploads:
+            shutil.rmtree(folder / WORK, ignore_errors=True)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        with writing(self._path), open(self._path, "a", encoding="utf-8") as file:
+        with self._lock, writing(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -206,9 +232,6 @@ class Journal:
             if line["event"] == "thresholds":
                 self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
             if line["event"] == "shard":
-                path = folder / line["filename"]
-                if not path.is_file() or path.stat().st_size != line["size"]:
-                    continue
                 inputs = line["inputs"]
                 self.shards[line["filename"]] = FinishedShard(
                     line["filename"],
@@ -217,6 +240,15 @@ class Journal:
                     None if inputs is None else {n: Tally.from_json(t) for n, t in inputs.items()},
                     {n: ResultTally.from_json(t) for n, t in line["result"].items()},
                 )
+            if line["event"] == "uploaded" and self._uploads:
+                self.uploaded.add(line["filename"])
+            if line["event"] == "lost":
+                self.uploaded.discard(line["filename"])
+                self.shards.pop(line["filename"], None)
+        for name, shard in tuple(self.shards.items()):
+            path = folder / name
+            if name not in self.uploaded and not (path.is_file() and path.stat().st_size == shard.size):
+                del self.shards[name]
 
 
 def plan_identity(plan: Plan) -> str:

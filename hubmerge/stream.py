@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +30,6 @@ from hubmerge.chunks import (
     StreamOptions,
     Thresholds,
     Work,
-    backend_module,
     chunks_of,
     draw_keys,
     epsilon_of,
@@ -36,13 +37,18 @@ from hubmerge.chunks import (
     read_chunk,
 )
 from hubmerge.counting import fold_inputs, fold_result
+from hubmerge.distributed import ALONE
 from hubmerge.errors import InternalError, NonFiniteError
 from hubmerge.methods import get_method
 from hubmerge.plan import Plan, PlannedTensor
 from hubmerge.selection import Magnitudes, select
-from hubmerge.sink import FinishedShard, Journal, ShardWriter
+from hubmerge.sink import FinishedShard, Journal, ShardWriter, plan_identity
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
+
+MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
+
+CountChunk = Callable[[eager.ChunkInputs], NDArray[np.int64]]
 
 __all__ = [
     "MergeResult",
@@ -64,6 +70,7 @@ class MergeResult:
     shards: tuple[FinishedShard, ...]
     statistics: Statistics
     result: Mapping[str, ResultTally]  # by tensor, in plan order
+    device: Mapping[str, Any] = field(default_factory=dict)  # Engine.facts, where a device was used
 
     @property
     def total(self) -> ResultTally:
@@ -87,20 +94,39 @@ class Variant:
     sensitivities: tuple[Sensitivities, ...] = ()
 
 
+@dataclass(frozen=True)
+class Output:
+    """What writing a shard needs to know of a variant; plain data."""
+
+    plan: Plan
+    folder: Path
+    sensitivities: tuple[Sensitivities, ...]
+    thresholds: Thresholds
+
+
 def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
     """One pass over the inputs for their statistics; NonFiniteError names tensor and model."""
+    with options.on_device(observer.warning) as opened:
+        if opened.engine is not None:
+            opened.engine.check_counting(len(plan.agents))
+        return _probe(plan, reader, opened, observer)
+
+
+def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
     epsilon = epsilon_of(plan)
-    merged = [t for t in plan.tensors() if t.action == "merge"]
+    planned = [t for t in plan.tensors() if t.action == "merge"]
+    merged = options.ranks.mine(planned, lambda t: t.elements)
     tallies = {t.name: zero_tally(len(plan.agents)) for t in merged}
     counted = zero_tally(len(plan.agents))
     done, total = 0, sum(t.elements for t in merged)
-    module = backend_module(options.backend, len(plan.agents), "F32")
 
     def count(chunk: Chunk) -> tuple[Chunk, Done]:
+        module = options.module(len(plan.agents), "F32")
         return chunk, Done(b"", module.probe_chunk(read_chunk(reader, chunk), epsilon), None)
 
+    reader.expect(merged, again=True)
     chunks = (c for t in merged for c in chunks_of(t, options.chunk(plan)))
-    for chunk, item in in_order(chunks, count, options.workers):
+    for chunk, item in in_order(chunks, count, options.workers, reader.abandon):
         name = chunk.tensor.name
         assert item.inputs is not None
         tallies[name] = fold_inputs(tallies[name], item.inputs)
@@ -110,7 +136,9 @@ def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Ob
             counted = counted + tallies[name]
             observer.counted(counted)
         observer.progress("probe", done, total)
-    return Statistics(plan.labels, epsilon, tallies)
+        options.tell(observer.warning)
+    tallies = options.ranks.tallies(tallies)
+    return Statistics(plan.labels, epsilon, {t.name: tallies[t.name] for t in planned})
 
 
 def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
@@ -119,34 +147,39 @@ def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, ob
     wanted = method.threshold(method.parse_parameters(plan.recipe.parameters))
     if wanted is None:
         return {}
-    magnitudes = Magnitudes(wanted, epsilon_of(plan))
+    magnitudes = Magnitudes(wanted, epsilon_of(plan), compiled=options.backend != "eager")
     merged = [t for t in plan.tensors() if t.action == "merge"]
+    merged = options.ranks.mine(merged, lambda t: t.elements)
     groups = [merged] if wanted.scope == "model" else [[t] for t in merged]
+    reader.expect([t for group in groups for t in (*group, *group)], again=True)
     done, total = 0, 2 * sum(t.elements for t in merged)
     found: dict[str, tuple[float, ...]] = {}
+    everyones = options.ranks if wanted.scope == "model" else ALONE
+
+    def own(group: list[PlannedTensor], count: CountChunk) -> Iterator[NDArray[np.int64]]:
+        nonlocal done
+        chunks = (c for t in group for c in chunks_of(t, options.chunk(plan)))
+
+        def work(chunk: Chunk) -> tuple[int, NDArray[np.int64]]:
+            stored = read_chunk(reader, chunk)
+            if wanted.of == "dropped":
+                stored = replace(stored, uniform_keys=draw_keys(plan, chunk.tensor))
+            with np.errstate(all="ignore"):
+                return chunk.count, count(stored)
+
+        for elements, counted in in_order(chunks, work, options.workers, reader.abandon):
+            done += elements
+            observer.progress("select", done, total)
+            yield counted
+
+    def passes(group: list[PlannedTensor], count: CountChunk) -> Iterator[NDArray[np.int64]]:
+        return everyones.with_others(own(group, count), (len(plan.agents), MAGNITUDE_BINS))
+
     for group in groups:
-
-        def passes(
-            count: Callable[[eager.ChunkInputs], NDArray[np.int64]], group: list[PlannedTensor] = group
-        ) -> Iterator[NDArray[np.int64]]:
-            nonlocal done
-            chunks = (c for t in group for c in chunks_of(t, options.chunk(plan)))
-
-            def work(chunk: Chunk) -> tuple[int, NDArray[np.int64]]:
-                stored = read_chunk(reader, chunk)
-                if wanted.of == "dropped":
-                    stored = replace(stored, uniform_keys=draw_keys(plan, chunk.tensor))
-                with np.errstate(all="ignore"):
-                    return chunk.count, count(stored)
-
-            for elements, counted in in_order(chunks, work, options.workers):
-                done += elements
-                observer.progress("select", done, total)
-                yield counted
-
-        values = select(magnitudes, len(plan.agents), passes)
+        values = select(magnitudes, len(plan.agents), partial(passes, group))
         found |= {t.name: values for t in group}
-    return found
+    joined = options.ranks.joined(found)
+    return {t.name: tuple(joined[t.name]) for t in plan.tensors() if t.name in joined}
 
 
 def merge(
@@ -171,17 +204,50 @@ def merge_variants(
     for variant in variants[1:]:
         if layout_of(variant.plan) != layout_of(first.plan):
             raise InternalError("variants with other models, dtypes or ε cannot be merged in one pass")
+    for variant in variants:
+        options.ranks.adopt(variant.folder, variant.plan, variant.journal)
+    options.ranks.agree("the plan", plan_identity(first.plan))
+    with options.on_device(observer.warning) as opened:
+        statistics = merge_share(variants, reader, opened, observer)
+        device = {} if opened.engine is None else opened.engine.facts()
+    for variant in variants:
+        options.ranks.adopt(variant.folder, variant.plan, variant.journal)
+    return [replace(_collected(variant, statistics), device=device) for variant in variants]
+
+
+def merge_share(
+    variants: Sequence[Variant], reader: TensorReader, options: StreamOptions, observer: Observer
+) -> Statistics | None:
+    """Write this process's share of the shards; when it returns, every process has written its own.
+
+    Returns the probe's statistics, where there was one.
+    """
+    ranks, plan = options.ranks, variants[0].plan
     statistics = _statistics(variants, reader, options, observer)
     thresholds = [_thresholds(variant, reader, options, observer) for variant in variants]
+    finished = [set(ranks.first(sorted(v.journal.shards))) for v in variants]
+    left = [s for s in plan.shards if any(s.filename not in names for names in finished)]
+    mine = ranks.mine(left, lambda s: s.size)
+    if options.bursts is None:
+        reader.expect([t for s in mine for t in s.tensors], again=False)
     done = 0
-    for number, shard in enumerate(first.plan.shards):
-        open_variants = [
-            (v, t) for v, t in zip(variants, thresholds, strict=True) if shard.filename not in v.journal.shards
-        ]
-        if open_variants:
-            _merge_shard(open_variants, number, reader, options, observer, statistics, done)
+    for number, shard in enumerate(plan.shards):
+        if shard in mine:
+            open_variants = [
+                (v, t)
+                for v, t, names in zip(variants, thresholds, finished, strict=True)
+                if shard.filename not in names
+            ]
+            outputs = [Output(v.plan, v.folder, v.sensitivities, t) for v, t in open_variants]
+            if options.bursts is None:
+                written = write_shard(outputs, number, reader, options, observer, statistics, done)
+            else:
+                written = options.bursts.write(outputs, number, options, statistics)
+            for (variant, _), finished_shard in zip(open_variants, written, strict=True):
+                variant.journal.add_shard(finished_shard)
         done += sum(t.elements for t in shard.tensors)
-    return [_collected(variant, statistics) for variant in variants]
+    ranks.gather("done")
+    return statistics
 
 
 def layout_of(plan: Plan) -> object:
@@ -197,6 +263,7 @@ def _statistics(
     if not any(get_method(v.plan.recipe.method).needs_statistics for v in variants):
         return None
     known = next((v.journal.statistics for v in variants if v.journal.statistics is not None), None)
+    known = options.ranks.known_tallies(known)
     tensors = known if known is not None else probe(plan, reader, options, observer).tensors
     for variant in variants:
         if variant.journal.statistics is None:
@@ -205,31 +272,34 @@ def _statistics(
 
 
 def _thresholds(variant: Variant, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
+    known = options.ranks.first(variant.journal.thresholds)
+    if known is None:
+        known = find_thresholds(variant.plan, reader, options, observer)
     if variant.journal.thresholds is None:
-        variant.journal.add_thresholds(find_thresholds(variant.plan, reader, options, observer))
+        variant.journal.add_thresholds({name: tuple(values) for name, values in known.items()})
     return variant.journal.thresholds or {}
 
 
-def _merge_shard(
-    variants: Sequence[tuple[Variant, Thresholds]],
+def write_shard(
+    outputs: Sequence[Output],
     number: int,
     reader: TensorReader,
     options: StreamOptions,
     observer: Observer,
     statistics: Statistics | None,
     done: int,
-) -> None:
-    """Write shard `number` of every variant and journal it."""
-    plan = variants[0][0].plan
+) -> list[FinishedShard]:
+    """Write shard `number` of every output; `done` of the plan's elements lie behind it."""
+    plan = outputs[0].plan
     shard = plan.shards[number]
     total = plan.elements
     agents = len(plan.agents)
     merged = [t.name for t in shard.tensors if t.action == "merge"]
     inputs = {name: zero_tally(agents) for name in merged} if statistics is None else None
-    results = [{name: zero_result(agents) for name in merged} for _ in variants]
+    results = [{name: zero_result(agents) for name in merged} for _ in outputs]
     counted = zero_tally(agents)
-    measured = next((v.sensitivities for v, _ in variants if v.sensitivities), ())
-    works = [Work(v.plan, options, statistics, t) for v, t in variants]
+    measured = next((o.sensitivities for o in outputs if o.sensitivities), ())
+    works = [Work(o.plan, options, statistics, o.thresholds) for o in outputs]
     whole = any(work.takes_wholes for work in works)
 
     def run(chunk: Chunk) -> tuple[Chunk, list[Done]]:
@@ -238,12 +308,12 @@ def _merge_shard(
         return chunk, [w(chunk, stored, with_inputs=inputs is not None and i == 0) for i, w in enumerate(works)]
 
     with ExitStack() as stack:
-        writers = [stack.enter_context(ShardWriter(v.folder, v.plan.shards[number])) for v, _ in variants]
+        writers = [stack.enter_context(ShardWriter(o.folder, o.plan.shards[number])) for o in outputs]
         chunks = (
             c for t in shard.tensors for c in chunks_of(t, max(w.chunk_of(t, options.chunk(plan)) for w in works))
         )
         # a whole tensor is large: no more than two at a time
-        for chunk, items in in_order(chunks, run, 1 if whole else options.workers):
+        for chunk, items in in_order(chunks, run, 1 if whole else options.workers, reader.abandon):
             name = chunk.tensor.name
             if inputs is not None and items[0].inputs is not None:
                 inputs[name] = fold_inputs(inputs[name], items[0].inputs)
@@ -258,9 +328,11 @@ def _merge_shard(
                     _check_result(name, result[name])
             done += chunk.count
             observer.progress("merge", done, total)
-        for (variant, _), writer, result in zip(variants, writers, results, strict=True):
-            size, sha256 = writer.finish()
-            variant.journal.add_shard(FinishedShard(shard.filename, size, sha256, inputs, result))
+            options.tell(observer.warning)
+        return [
+            FinishedShard(shard.filename, *writer.finish(), inputs, result)
+            for writer, result in zip(writers, results, strict=True)
+        ]
 
 
 def _collected(variant: Variant, statistics: Statistics | None) -> MergeResult:

@@ -1,8 +1,8 @@
 """The pipeline of a merge job: the line as durable steps, run in a child process.
 
-    prepare → merge into the job's folder → publish
+    prepare → merge, each finished shard uploaded and deleted while the next one is merged → one commit
 
-Every step can be repeated: the folder resumes from its journal, and a repo that this job filled before its
+Every step can be repeated: the merge resumes from its journal, and a repo that this job filled before its
 worker died is found again by the job's identity.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folder, prepare, publish_folder
+from hubmerge.line import merge_to_hub, prepare
 from hubmerge.publish import Target
 from hubmerge.recipe import recipe_from_dict
 from workflows.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
@@ -31,17 +31,10 @@ def run(spec: JobSpec, emit: Emit) -> None:
     observer.stage("resolve")
     prepared = prepare(recipe_from_dict(payload["recipe"]), hub, target=target, license_choice=payload.get("license"))
     folder, cache = spec.workdir / "out", spec.workdir / "inputs"
-    merge_to_folder(
-        prepared,
-        hub,
-        folder,
-        cache=cache,
-        observer=observer,
-        resume=True,
-        sensitivities=spec.shared / "sensitivity",
+    published = merge_to_hub(
+        prepared, hub, folder, cache=cache, observer=observer, sensitivities=spec.shared / "sensitivity"
     )
     shutil.rmtree(cache, ignore_errors=True)
-    published = publish_folder(target, folder, hub, observer)
     emit(Result(values={"repo": published.repo, "commit": published.commit, "url": published.url}))
 
 

@@ -94,10 +94,10 @@ def padded(count: int) -> int:
 
 def block_sums(rows: torch.Tensor) -> torch.Tensor:
     """counting.block_sums of each row: [Q, a multiple of BLOCK] float64 → [Q, blocks], by adding row after row."""
-    grid = rows.view(rows.shape[0], -1, BLOCK // LANES, LANES)
-    lanes = grid[:, :, 0] + 0.0  # a sum begins at +0, so that no block of −0 sums to −0
-    for row in range(1, BLOCK // LANES):
-        lanes += grid[:, :, row]
+    first, *others = rows.view(rows.shape[0], -1, BLOCK // LANES, LANES).unbind(2)
+    lanes = first + 0.0  # a sum begins at +0, so that no block of −0 sums to −0
+    for row in others:
+        lanes += row
     while (half := lanes.shape[2] // 2) > 0:
         lanes = lanes[:, :, :half] + lanes[:, :, half:]
     return lanes[:, :, 0]

@@ -3,9 +3,10 @@
 Nothing in a pass waits for the device: there is no branch on a value and no result is looked at. What was counted
 leaves the device as one vector (`Counts`), so that a chunk costs one copy in and two copies out.
 
-Counting by one matrix product: let Z have a row of zeros and ones per agent where its update is positive, one per
-agent where it is active and not positive, and one per overlap count c = 0 … K. Z·Zᵀ then holds every count across
-agents. Its float32 sums are exact, in any order, as long as a chunk has at most 2²⁴ elements.
+Counting pairs: a row of booleans says per agent where its update is positive, another where it is active and not
+positive, and one per overlap count c = 0 … K where c agents are active. The number of elements where an agent's row
+and any other row are both true holds every count across agents. (A matrix product would give them at once, but each
+thread's use of each stream would take a workspace of 32 MiB on the device.)
 
 Counting magnitudes: one 64-bit addition per element adds 1 to a bin's count (the bits from _COUNT_SHIFT) and the
 element's offset to the bin's sum (the bits below). Zeros, which have no bin and are most of a sparse agent, go to
@@ -121,19 +122,21 @@ def _decoded(inputs: Inputs, scalars: Scalars) -> _Decoded:
 
 
 def _count_inputs(known: _Decoded) -> list[torch.Tensor]:
-    """int64 vectors: identical, nonfinite, max_abs (float64's bits), conflict, Z·Zᵀ, magnitudes, sums (bits)."""
+    """int64 vectors: identical, nonfinite, max_abs (float64's bits), conflict, overlap, pairs of rows, magnitudes,
+    sums (float64's bits)."""
     values, deltas, active = known.values, known.deltas, known.active
     k = len(deltas)
     plus = deltas > 0
     up, down = active & plus, active & ~plus
     overlaps = torch.arange(k + 1, dtype=torch.uint8, device=values.device)
-    z = torch.cat([up, down, known.count == overlaps[:, None]]).to(torch.float32)
+    rows = torch.cat([up, down, known.count == overlaps[:, None]])
     return [
         (values[1:] == values[0]).sum(1),
         _nonfinite(values),
         deltas.abs().amax(1).to(torch.float64).view(torch.int64),
         _number((up.any(0) & down.any(0)).sum()),
-        (z @ z.T).to(torch.int64).flatten(),
+        rows[2 * k :].sum(1),
+        *((rows[i] & rows).sum(1) for i in range(2 * k)),
         _magnitudes(deltas),
         _input_sums(deltas),
     ]
@@ -233,9 +236,9 @@ class Counts:
         identical, nonfinite = self._take(k), self._take(k + 1)
         max_abs = self._take(k).view(np.float64)
         conflict = int(self._take(1)[0])
-        z = self._take(3 * k + 1, 3 * k + 1)
+        overlap = self._take(k + 1)
+        signs = self._take(2, k, 3 * k + 1)  # rows of positive, then of other active updates
         packed = self._take(k, BINS)
-        signs = z[: 2 * k].reshape(2, k, 3 * k + 1)  # rows of positive, then of other active updates
         active = signs.sum(0)
         by_overlap = active[:, 2 * k :]
         tally = replace(
@@ -243,7 +246,7 @@ class Counts:
             elements=self._elements,
             changed=by_overlap.sum(1),
             identical=identical,
-            overlap=np.diagonal(z)[2 * k :].copy(),
+            overlap=overlap,
             by_overlap=by_overlap,
             pair_active=active[:, :k] + active[:, k : 2 * k],
             pair_agree=signs[0, :, :k] + signs[1, :, k : 2 * k],

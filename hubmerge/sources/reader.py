@@ -226,10 +226,9 @@ class TensorReader:
                 t.name,
                 t.elements,
                 tuple(
-                    dict.fromkeys(
-                        (self._models[m], stored.shard)
-                        for k, stored in enumerate(t.inputs)
-                        for m, stored in sources_of(k, stored)
+                    (self._models[m], shard)
+                    for m, shard in dict.fromkeys(
+                        (m, part.shard) for k, stored in enumerate(t.inputs) for m, part in sources_of(k, stored)
                     )
                 ),
             )

@@ -92,7 +92,7 @@ def parse_spec(name: str) -> Spec:
     if ("agent" in values) != ("density" in values):
         raise _wrong(name, "an agent needs its number and its density", "agent=1&density=0.1", query)
     spec = Spec(shape, **values)  # type: ignore[arg-type]
-    if not (0 <= spec.agent and 0 <= spec.density <= 1 and 0 <= spec.overlap <= 1 and 0 <= spec.layers):
+    if not (spec.agent >= 0 and 0 <= spec.density <= 1 and 0 <= spec.overlap <= 1 and spec.layers >= 0):
         raise _wrong(name, "an option out of its range", "density and overlap from 0 to 1, the others ≥ 0", query)
     return spec
 
@@ -102,7 +102,7 @@ def open_synthetic(name: str) -> Model:
     spec = parse_spec(name)
     layers = spec.layers or None
     shapes = dict(spec.decoder.tensors(layers))
-    header, ranges = serialize_header([(n, "BF16", shape) for n, shape in shapes.items()], {})
+    _, ranges = serialize_header([(n, "BF16", shape) for n, shape in shapes.items()], {})
     entries = [TensorEntry(n, "BF16", shape, *ranges[n]) for n, shape in shapes.items()]
     return Model(
         ModelRef("synthetic", name, hashlib.sha256(repr(spec).encode()).hexdigest()[:40]),

@@ -15,7 +15,7 @@ from hubmerge.licenses import strictest
 from hubmerge.methods import Method
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
-from hubmerge.ui.format import bytes_text, count_text, el, join, link, repo_link
+from hubmerge.ui.format import bytes_text, count_text, duration_text, el, join, link, repo_link
 
 ARXIV = "https://arxiv.org/abs/"
 
@@ -111,6 +111,8 @@ def plan_panel(plan: Plan, endpoint: str) -> Markup:
             ("Stored as", ", ".join(facts["dtype"]) + rounding),
             ("To download", bytes_text(facts["download_bytes"])),
             ("Disk at its peak", bytes_text(facts["disk_bytes"])),
+            ("Memory at its peak", f"about {bytes_text(facts['predicted_memory_bytes'])}"),
+            ("Time to merge", f"about {duration_text(facts['predicted_seconds'])}, fetching aside"),
             ("Passes over the weights", facts["passes"]),
         )
     )

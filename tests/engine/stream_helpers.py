@@ -108,3 +108,6 @@ class StopAfter:
 
     def counted(self, total: Any) -> None:
         pass
+
+    def warning(self, message: str) -> None:
+        pass

@@ -325,6 +325,8 @@ class Kill:
             os.kill(os.getpid(), signal.SIGKILL)
     def counted(self, total):
         pass
+    def warning(self, message):
+        pass
 folder = Path({folder!r})
 run(plan_of(folder, "ram_plus", max_shard_bytes=12_000), folder / "killed", resume=True, observer=Kill())
 """

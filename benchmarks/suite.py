@@ -1,0 +1,310 @@
+"""All measurements of docs/benchmarks.md, and the page.
+
+    python -m benchmarks.suite [SECTION …] [--data DIR] [--repeat 2] [--shapes 0.5b 1.5b]
+
+Sections: comparison (hubmerge, mergekit and cp on the same files, whole processes), floor, agents, sizes, chunks,
+large (70B and 405B tensors into a null sink), startup, page (only draw what was measured before). The figures of a
+section replace those of its last run in docs/data/benchmarks.json. mergekit needs `make mergekit` once.
+
+Machines are shared, so every row carries the load that it began with; of `--repeat` runs the one with the least CPU
+time is kept, with its own wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.metering import measure
+from benchmarks.synthetic import DENSITIES, SHAPES, write_family
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "docs" / "data" / "benchmarks.json"
+MERGEKIT = ROOT / ".cache" / "mergekit" / "bin" / "mergekit-yaml"
+FLAGS = ("--lazy-unpickle", "--no-copy-tokenizer", "--no-write-model-card", "--quiet")
+AGENTS = len(DENSITIES)
+
+# method → what mergekit calls it, the document's parameters, each agent's, and ours for the same arithmetic
+METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "linear": ("linear", {"normalize": True}, {"weight": 1.0}),
+    "task_arithmetic": ("task_arithmetic", {}, {"weight": 1.0}),
+    "ties": ("ties", {}, {"weight": 1.0, "density": 0.2}),
+    "dare_ties": ("dare_ties", {}, {"weight": 1.0, "density": 0.5}),
+    "ram": ("ram", {}, {}),
+    "ram_plus": ("ramplus_tl", {}, {}),
+}
+
+
+class Suite:
+    """Where the files lie and how often things are measured."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.place: Path = options.data.resolve()
+        self.repeat: int = options.repeat
+        self.shapes: list[str] = options.shapes
+        self.out = self.place / "merged"
+        self.place.mkdir(parents=True, exist_ok=True)
+
+    def family(self, shape: str) -> Path:
+        write_family(SHAPES[shape], self.place / shape)
+        return (self.place / shape).resolve()
+
+    def recipe(self, method: str, base: str, agents: Sequence[str], **more: Any) -> Path:
+        path = self.place / "recipe.yaml"
+        path.write_text(json.dumps({"base": base, "agents": list(agents), "method": method, **more}))
+        return path
+
+    def synthetic(self, shape: str, agents: int, method: str, layers: int = 0) -> Path:
+        cut = f"layers={layers}&" if layers else ""
+        names = [f"synthetic:{shape}?{cut}agent={k + 1}&density=0.1" for k in range(agents)]
+        return self.recipe(method, f"synthetic:{shape}?{cut}".rstrip("?&"), names)
+
+    def best(self, command: Sequence[str], repeat: int = 0) -> dict[str, Any]:
+        """The run with the least CPU time; `out` is emptied before each."""
+        rows = []
+        for _ in range(repeat or self.repeat):
+            shutil.rmtree(self.out, ignore_errors=True)
+            load = os.getloadavg()[0]
+            run = measure(list(command))
+            rows.append({**run.to_json(), "disk_bytes": _size(self.out), "load": round(load, 1)})
+        shutil.rmtree(self.out, ignore_errors=True)
+        return min(rows, key=lambda row: row["cpu_s"])
+
+    def stream(self, recipe: Path, *flags: str, repeat: int = 0) -> dict[str, Any]:
+        """`benchmarks.stream_meter`: steady state, measured from inside."""
+        rows = []
+        for _ in range(repeat or self.repeat):
+            load = os.getloadavg()[0]
+            run = measure(
+                [sys.executable, "-m", "benchmarks.stream_meter", str(recipe), "--out", str(self.place), *flags]
+            )
+            rows.append({**json.loads(run.output), "load": round(load, 1)})
+        return min(rows, key=lambda row: row["cpu_s"])
+
+
+def comparison(suite: Suite) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+
+    def add(shape: str, what: str, method: str, values: dict[str, Any]) -> None:
+        rows.append({"shape": shape, "what": what, "method": method, **values})
+        print(rows[-1], flush=True)
+
+    for shape in suite.shapes:
+        family = suite.family(shape)
+        base, agents = str(family / "base"), [str(family / f"agent{k}") for k in range(AGENTS)]
+        add(shape, "imports", "", suite.best([sys.executable, "-c", "import hubmerge.line, hubmerge.compiled"]))
+        add(shape, "cp inputs", "", suite.best(["cp", "-r", str(family), str(suite.out)]))
+        add(shape, "cp output", "", suite.best(["cp", "-r", base, str(suite.out)]))
+        for method, (theirs, document, own) in METHODS.items():
+            recipe = suite.recipe(method, base, agents)
+            predicted = json.loads(measure([sys.executable, "-m", "hubmerge", "inspect", str(recipe), "--json"]).output)
+            ours = suite.best([sys.executable, "-m", "hubmerge", "merge", str(recipe), "--out", str(suite.out)])
+            add(shape, "hubmerge", method, {**ours, **{k: v for k, v in predicted.items() if "predicted" in k}})
+            if MERGEKIT.is_file():
+                path = _document(suite.place, theirs, document, own, base, agents)
+                flags = (*FLAGS, "-j", str(len(os.sched_getaffinity(0))))
+                slow = suite.best([str(MERGEKIT), str(path), str(suite.out), *flags], repeat=1)
+                add(shape, "mergekit", method, slow)
+        if MERGEKIT.is_file():
+            code = "import mergekit.scripts.run_yaml"
+            add(shape, "mergekit, imports", "", suite.best([str(MERGEKIT.parent / "python"), "-c", code], repeat=2))
+    return rows
+
+
+def _document(
+    place: Path, method: str, document: dict[str, Any], own: dict[str, Any], base: str, agents: Sequence[str]
+) -> Path:
+    content = {
+        "merge_method": method,
+        **({} if method == "linear" else {"base_model": base}),  # which would count as one more model
+        "models": [{"model": agent, "parameters": own} for agent in agents],
+        "parameters": document,
+        "dtype": "bfloat16",  # as stored: mergekit is faster and smaller with it than with float32
+    }
+    path = place / "mergekit.yaml"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def floor(suite: Suite) -> list[dict[str, Any]]:
+    """Steady state: the stream and its floor, with and without hashing."""
+    rows = []
+    for shape in suite.shapes:
+        family = suite.family(shape)
+        base, agents = str(family / "base"), [str(family / f"agent{k}") for k in range(AGENTS)]
+        for method, passes in (("ram", 1), ("ram_plus", 2)):
+            recipe = suite.recipe(method, base, agents)
+            for hashed in (False, True):
+                flags = () if hashed else ("--no-hash",)
+                row = {"shape": shape, "method": method, "hashed": hashed}
+                row["stream"] = suite.stream(recipe, *flags)
+                row["floor"] = suite.stream(recipe, "--floor", str(passes), *flags)
+                rows.append(row)
+                print(row, flush=True)
+        rows.append({"shape": shape, "method": "hash", "stream": _hash_alone(suite, base)})
+    return rows
+
+
+def _hash_alone(suite: Suite, model: str) -> dict[str, Any]:
+    """sha256 of one output by one process per core, each with its part."""
+    code = (
+        "import hashlib, os, sys, time\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "size = sum(p.stat().st_size for p in os.scandir(sys.argv[1]))\ncores = len(os.sched_getaffinity(0))\n"
+        "block = bytes(1 << 21)\n"
+        "def part(_):\n    digest = hashlib.sha256()\n"
+        "    for _ in range(size // cores >> 21): digest.update(block)\n"
+        "start, cpu = time.monotonic(), time.process_time()\n"
+        "with ThreadPoolExecutor(cores) as pool: list(pool.map(part, range(cores)))\n"
+        "print(time.monotonic() - start, time.process_time() - cpu)\n"
+    )
+    runs = [measure([sys.executable, "-c", code, model]).output.split() for _ in range(suite.repeat)]
+    wall, cpu = min((float(w), float(c)) for w, c in runs)
+    return {"wall_s": round(wall, 3), "cpu_s": round(cpu, 3)}
+
+
+def agents(suite: Suite) -> list[dict[str, Any]]:
+    rows = []
+    for method in ("linear", "ram", "ties"):
+        for k in (2, 4, 6, 8):
+            recipe = suite.synthetic("qwen2.5-0.5b", k, method, layers=6)
+            rows.append({"method": method, "agents": k, **suite.stream(recipe, "--sink", "null", "--no-hash")})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def sizes(suite: Suite) -> list[dict[str, Any]]:
+    """Cost per parameter; from 7B on only the first layers, since each is like the other."""
+    rows = []
+    cases = (("qwen2.5-0.5b", 0), ("qwen2.5-1.5b", 0), ("qwen2.5-7b", 2), ("mixtral-8x7b", 1))
+    for shape, layers in cases:
+        for method in ("ram", "ram_plus"):
+            recipe = suite.synthetic(shape, AGENTS, method, layers)
+            row = suite.stream(recipe, "--sink", "null", "--no-hash")
+            rows.append({"shape": shape, "layers": layers, "method": method, **row})
+            print(rows[-1], flush=True)
+    return rows
+
+
+def chunks(suite: Suite) -> list[dict[str, Any]]:
+    rows = []
+    recipe = suite.synthetic("qwen2.5-0.5b", AGENTS, "ram", layers=6)
+    for thousand in (16, 64, 128, 256, 512, 1024, 2048):
+        flags = ("--sink", "null", "--no-hash", "--chunk-elements", str(thousand * 1024))
+        rows.append({"chunk_elements": thousand * 1024, **suite.stream(recipe, *flags)})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def large(suite: Suite) -> list[dict[str, Any]]:
+    """Full tensor shapes, one layer of all: the memory is the whole model's, the time its share."""
+    rows = []
+    for shape, method in (("llama-70b", "ram"), ("llama-70b", "ties"), ("llama-405b", "ram"), ("qwen3-30b-a3b", "ram")):
+        recipe = suite.synthetic(shape, AGENTS, method, layers=1)
+        row = suite.stream(recipe, "--sink", "null", repeat=1)
+        predicted = json.loads(measure([sys.executable, "-m", "hubmerge", "inspect", str(recipe), "--json"]).output)
+        whole = suite.synthetic(shape, AGENTS, method)
+        plan = json.loads(measure([sys.executable, "-m", "hubmerge", "inspect", str(whole), "--json"]).output)
+        rows.append(
+            {
+                "shape": shape,
+                "method": method,
+                **row,
+                "all_elements": plan["parameters"],
+                "predicted_memory_bytes": predicted["predicted_memory_bytes"],
+                "all_predicted_memory_bytes": plan["predicted_memory_bytes"],
+                "all_predicted_seconds": plan["predicted_seconds"],
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def startup(suite: Suite) -> list[dict[str, Any]]:
+    recipe = suite.synthetic("qwen2.5-0.5b", AGENTS, "ram")
+    rows = []
+    for name, command in (
+        ("inspect", ["inspect", str(recipe)]),
+        ("methods", ["methods"]),
+        ("leaderboard --help", ["leaderboard", "--help"]),
+    ):
+        rows.append({"command": name, **suite.best([sys.executable, "-m", "hubmerge", *command], repeat=3)})
+    code = (
+        "import sys, pathlib, tempfile\nfrom hubmerge.localhub.process import LocalHubProcess\n"
+        "with tempfile.TemporaryDirectory() as d, LocalHubProcess(pathlib.Path(d)): pass\n"
+    )
+    rows.append({"command": "localhub", **suite.best([sys.executable, "-c", code], repeat=3)})
+    print(*rows, sep="\n", flush=True)
+    return rows
+
+
+SECTIONS: dict[str, Callable[[Suite], list[dict[str, Any]]]] = {
+    "startup": startup,
+    "comparison": comparison,
+    "floor": floor,
+    "agents": agents,
+    "sizes": sizes,
+    "chunks": chunks,
+    "large": large,
+}
+
+
+def machine() -> dict[str, Any]:
+    model = next(
+        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
+        platform.processor(),
+    )
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "processor": model,
+        "python": platform.python_version(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).is_file() else []
+
+
+def _size(folder: Path) -> int:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else 0
+
+
+def main() -> None:
+    from benchmarks.benchmark_page import write_page
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, "page", []], default=list(SECTIONS))
+    parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "out")
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["0.5b"])
+    options = parser.parse_args()
+    suite = Suite(options)
+    for name in options.sections:
+        if name == "page":
+            continue
+        rows = SECTIONS[name](suite)
+        kept = json.loads(DATA.read_text()) if DATA.is_file() else {}
+        kept[name] = {"machine": machine(), "rows": _merged(kept.get(name, {}).get("rows", []), rows)}
+        DATA.write_text(json.dumps(kept, indent=1) + "\n")
+    write_page(json.loads(DATA.read_text()))
+
+
+def _merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A section that was measured for some shapes keeps the others."""
+    measured = {row.get("shape") for row in new}
+    return [row for row in old if "shape" in row and row["shape"] not in measured] + new
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Which device a merge runs on, and how much of it.
+
+"auto" takes a CUDA device where the kernel of this machine shows one, and the CPU otherwise: torch, which takes two
+seconds to import, is not asked unless there is something to find. Nothing about the result depends on the choice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal
+
+from hubmerge.counting import BLOCK
+from hubmerge.errors import MemoryLimitError
+
+if TYPE_CHECKING:
+    from hubmerge.device.engine import Engine
+
+DeviceName = Literal["cpu", "cuda", "auto"]
+
+MEMORY_BYTES = 2 * 1000**3  # of the device, the driver's own context not counted
+HOST_THREADS = 8  # that read, feed lanes and wait; more only contend for the interpreter
+_LARGEST_CHUNK = 1 << 21  # elements
+_NODES = ("nvidia[0-9]*", "dxg", "kfd")  # the device files of CUDA, of CUDA on WSL, of ROCm
+
+
+def device_there(nodes: Path = Path("/dev")) -> bool:
+    """True where the machine has a device that torch might use."""
+    return any(any(nodes.glob(pattern)) for pattern in _NODES)
+
+
+def open_engine(
+    device: DeviceName,
+    host: Callable[[int, str], ModuleType],
+    warn: Callable[[str], None],
+    *,
+    memory_bytes: int = MEMORY_BYTES,
+) -> Engine | None:
+    """The engine of `device`, or None for the CPU; what cannot be used is said and left."""
+    if device == "cpu" or (device == "auto" and not device_there()):
+        return None
+    import torch
+
+    from hubmerge.device.engine import Engine
+
+    if not torch.cuda.is_available():
+        warn("torch finds no CUDA device here; the CPU goes on with the same result")
+        return None
+    try:
+        return Engine("cuda", host, memory_bytes=memory_bytes)
+    except RuntimeError as error:
+        warn(f"the CUDA device cannot be used, the CPU goes on with the same result: {str(error).splitlines()[0]}")
+        return None
+
+
+def chunk_elements(agents: int, memory_bytes: int, lanes: int) -> int:
+    """The largest chunk, a multiple of BLOCK, of which `lanes` fit into `memory_bytes` at once."""
+    fitting = memory_bytes // (lanes * bytes_per_element(agents)) // BLOCK * BLOCK
+    if fitting < BLOCK:
+        raise MemoryLimitError(
+            "not even one block fits the device's memory",
+            expected=f"{lanes * bytes_per_element(agents) * BLOCK / 1e6:.0f} MB",
+            got=f"{memory_bytes / 1e6:.0f} MB",
+            next_step="Run on the CPU (--device cpu), which has no such limit.",
+        )
+    return min(_LARGEST_CHUNK, fitting)
+
+
+def bytes_per_element(agents: int) -> int:
+    """The most that a pass holds at once (passes.py), with a quarter on top for the allocator's rounding."""
+    k = agents
+    stored = 8 * (k + 1) + 4 * k  # as they came, with sensitivities and in float32
+    decoded = 8 * k  # deltas, masks
+    sums = 8 * max(4 * k + k * (k + 1) // 2 + 2 * k, 6 * k + k + 4)  # float64 rows and their factors
+    counts = 2 * (3 * k + 1) + 28 * k  # rows of booleans; patterns, bins and what is added to them
+    kernel = 4 * (k + 10) + 24  # draws in int64, extras, temporaries of a method's kernel
+    return (stored + decoded + max(sums, counts) + kernel) * 5 // 4
+
+
+def host_threads() -> int:
+    return min(HOST_THREADS, len(os.sched_getaffinity(0)))

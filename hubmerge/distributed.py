@@ -1,0 +1,205 @@
+"""One merge in several processes: each takes some of the tensors and shards, and the bytes are those of one process.
+
+`accelerate launch` and `torchrun` start the same command several times and tell each process its rank. Rank 0 runs
+the whole line (folder, journal, card, manifest); the others help with the part that costs time:
+
+    probe       tensors are shared out; the tallies, which are per tensor, are gathered and added in plan order
+    thresholds  a threshold over the model adds up everyone's counts (integers); one per tensor is found by its owner
+    merge       shards are shared out; each process writes its own ones
+
+Nothing is reduced in floating point, so no sum depends on how many processes there are. What is exchanged is JSON,
+never pickled objects: the port of a process group is open to whoever can reach it.
+
+A helper works in a folder of its own, `.hubmerge/rank-N`, with a journal of its own. Rank 0 adopts what lies there:
+it moves the shards beside its own and journals them, at the end and at the start of every run. So a run that was
+killed anywhere goes on, also with another number of processes. All processes must see the same output folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hubmerge.errors import HubmergeError, InternalError, RecipeError
+from hubmerge.plan import Plan
+from hubmerge.settings import Settings
+from hubmerge.sink import WORK, Journal, writing
+from hubmerge.statistics import Tally
+
+_PATIENCE = timedelta(days=7)  # a lost process closes its connections, which is noticed at once
+_RANK_FOLDER = "rank-"
+
+T = TypeVar("T")
+
+
+class ProcessLostError(HubmergeError):
+    """Another process of the same merge has ended or cannot be reached."""
+
+    code = "E_PROCESS"
+    retryable = True
+
+
+class Ranks:
+    """The processes of one merge; this base class is a process on its own."""
+
+    rank = 0
+    size = 1
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everyone's value (plain JSON) by rank; every process must call it at the same point."""
+        return [value]
+
+    def first(self, value: T) -> T:
+        """Rank 0's value, plain JSON."""
+        return self.gather(value)[0] if self.size > 1 else value
+
+    def agree(self, what: str, value: str) -> None:
+        """ProcessLostError unless everyone has the same value; returns when everyone is here."""
+        values = self.gather(value)
+        if len(set(values)) > 1:
+            raise ProcessLostError(
+                f"the processes of this merge do not agree on {what}",
+                got=", ".join(v[:12] for v in values),
+                next_step="Pin the models of the recipe to commits, and start all processes with the same command.",
+            )
+
+    def mine(self, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
+        """This process's part of `items`, in their order."""
+        owners = assign([size(item) for item in items], self.size)
+        return [item for item, owner in zip(items, owners, strict=True) if owner == self.rank]
+
+    def joined(self, own: Mapping[str, T]) -> dict[str, T]:
+        """Everyone's mapping in one."""
+        if self.size == 1:
+            return dict(own)
+        return {name: value for part in self.gather(dict(own)) for name, value in part.items()}
+
+    def tallies(self, own: Mapping[str, Tally]) -> dict[str, Tally]:
+        """Everyone's tallies in one mapping; their bits survive."""
+        if self.size == 1:
+            return dict(own)
+        return {n: Tally.from_json(t) for n, t in self.joined({n: t.to_json() for n, t in own.items()}).items()}
+
+    def known_tallies(self, own: Mapping[str, Tally] | None) -> Mapping[str, Tally] | None:
+        """What rank 0 knows, if anything."""
+        if self.size == 1:
+            return own
+        known = self.first(None if own is None else {n: t.to_json() for n, t in own.items()})
+        return None if known is None else {n: Tally.from_json(t) for n, t in known.items()}
+
+    def with_others(self, parts: Iterator[NDArray[np.int64]], shape: tuple[int, int]) -> Iterator[NDArray[np.int64]]:
+        """The parts of a sparse count ([m, 3]: row, bin, how often), then what the other processes counted.
+
+        `shape`: rows and bins at most.
+        """
+        if self.size == 1:
+            yield from parts
+            return
+        total = np.zeros(shape, dtype=np.int64)
+        for part in parts:
+            np.add.at(total, (part[:, 0], part[:, 1]), part[:, 2])
+            yield part
+        rows, bins = np.nonzero(total)
+        everyone = self.gather(np.stack([rows, bins, total[rows, bins]], axis=1).tolist())
+        for rank, counted in enumerate(everyone):
+            if rank != self.rank:
+                yield np.array(counted, dtype=np.int64).reshape(-1, 3)
+
+    def adopt(self, folder: Path, plan: Plan, journal: Journal) -> None:
+        """Move the shards that helpers have finished into `folder`, and journal them there. Rank 0 only."""
+        for own in sorted((folder / WORK).glob(_RANK_FOLDER + "*")):
+            for shard in Journal.open(own, plan, resume=True).shards.values():
+                if shard.filename not in journal.shards:
+                    with writing(folder / shard.filename):
+                        os.replace(own / shard.filename, folder / shard.filename)
+                    journal.add_shard(shard)
+
+
+ALONE = Ranks()
+
+
+class _Group(Ranks):
+    """A torch.distributed process group on the CPU."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def gather(self, value: Any) -> list[Any]:
+        import torch
+        from torch import distributed
+
+        own = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).copy()
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        with _noticing_loss():
+            distributed.all_gather(lengths, torch.tensor([len(own)]))
+            longest = max(int(n) for n in lengths)
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(own)] = torch.from_numpy(own)
+            parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+            distributed.all_gather(parts, padded)
+        return [json.loads(bytes(p[: int(n)].numpy())) for p, n in zip(parts, lengths, strict=True)]
+
+
+@contextmanager
+def join(settings: Settings) -> Iterator[Ranks]:
+    """The processes that a launcher started together; ALONE without one."""
+    if settings.world_size == 1:
+        yield ALONE
+        return
+    if not 0 <= settings.rank < settings.world_size:
+        raise InternalError("the rank of this process is out of range", got=str(settings.rank))
+    from torch import distributed
+
+    with _noticing_loss():
+        distributed.init_process_group("gloo", rank=settings.rank, world_size=settings.world_size, timeout=_PATIENCE)
+    try:
+        yield _Group(settings.rank, settings.world_size)
+    finally:
+        distributed.destroy_process_group()
+
+
+def refuse_several(settings: Settings, command: str) -> None:
+    """RecipeError where a command that one process runs was started as several."""
+    if settings.world_size > 1:
+        raise RecipeError(
+            "this command is run by one process; a launcher started several",
+            where=f"hubmerge {command}",
+            got=f"WORLD_SIZE={settings.world_size}",
+            next_step="Start it without a launcher; `hubmerge merge` can share its work.",
+        )
+
+
+@contextmanager
+def _noticing_loss() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # what torch.distributed raises for connections
+        raise ProcessLostError(
+            "another process of this merge has ended or cannot be reached",
+            got=(str(error).splitlines() or [""])[0][:200],
+            next_step="Its own message says why; the same command with --resume goes on.",
+        ) from None
+
+
+def assign(sizes: Sequence[int], processes: int) -> list[int]:
+    """The owner of each item: largest first, to whoever has least; ties to the lower rank."""
+    loads = [0] * processes
+    owners = [0] * len(sizes)
+    for item in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        owner = loads.index(min(loads))
+        owners[item] = owner
+        loads[owner] += sizes[item]
+    return owners
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    """Where a helper works."""
+    return folder / WORK / f"{_RANK_FOLDER}{rank}"

@@ -1,0 +1,176 @@
+"""What a merge will need of a machine, said before it begins: peak resident memory and time.
+
+Both are sums of a few terms whose constants were measured (benchmarks/suite.py measures them again and says how far
+off they are). Memory is a constant of the method, the number of agents and the threads, because a stream holds a
+few chunks and nothing else; only tensors that must be whole (`needs_whole`), adapters and the tallies of very many
+tensors add to it. Time is work per element over the cores, or hashing and writing where that takes longer, since
+these run in one thread beside the others. Fetching and publishing depend on the network and are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from hubmerge.chunks import StreamOptions
+from hubmerge.eager import compilable
+from hubmerge.methods import get_method
+from hubmerge.plan import Plan, PlannedTensor
+from hubmerge.sources.header import DTYPE_BYTES
+
+_MB = 1_000_000
+
+# peak resident bytes
+_IMPORTED = 210 * _MB  # interpreter, numpy, the compiled passes and the machine code of one kernel
+_CARD = 57 * _MB  # the figures' library, loaded when the stream is done
+_SELECTION = 8 * _MB  # the code of the counting passes
+_THREAD, _THREAD_PER_AGENT = 4 * _MB, 400_000  # counters, and what the allocator keeps
+_SELECTION_PER_AGENT = 4 * 65_536 * 4  # histograms of one thread (magnitude_counts.py)
+_KEPT = 0.3  # of a stream's buffers, which the allocator still has when the card is made
+_TENSOR, _TENSOR_PER_AGENT = 8_000, 4_000  # tallies of one tensor
+_TILE = 2 * 1_048_573  # of a synthetic model
+_WHOLE = 16  # bytes per element of a whole tensor beside the plain operations: moments, gradient, result
+
+# nanoseconds of one core at speed 1, per element unless they say otherwise; `agents` terms are per agent
+_MERGE, _MERGE_AGENTS = 1.2, 3.0  # with the inputs' statistics
+_MERGE_ONLY, _MERGE_ONLY_AGENTS = 0.7, 1.6  # after a probe
+_PROBE, _PROBE_AGENTS = 0.5, 1.5
+_SELECT_AGENTS, _DROP_AGENTS = 2.5, 1.0  # both counting passes; random drops beside
+_EAGER = 12.0  # times as long, operation by operation
+_READ_BYTE, _HASH_AND_WRITE_BYTE = 0.25, 0.8
+_TENSOR_S = 0.7e-3  # bookkeeping per tensor and pass
+_START_S = 3.0  # imports, loading compiled code, the card with its figures
+_FLOP = 1 / 50  # of a matrix product
+
+_REFERENCE_S = 0.0005  # what `_speed_probe` takes at speed 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What time depends on."""
+
+    cores: int
+    speed: float = 1.0  # of one core, relative to the one that the constants were measured on
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine, as far as the process may use it."""
+        return cls(len(os.sched_getaffinity(0)), _speed())
+
+
+@dataclass(frozen=True)
+class Prediction:
+    memory_bytes: int  # peak resident, all threads and the interpreter
+    seconds: float  # without fetching and publishing
+
+
+def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) -> Prediction:
+    """A pure function of its arguments."""
+    options = options or StreamOptions(threads=machine.cores)
+    return Prediction(_memory(plan, options), _seconds(plan, machine, options))
+
+
+def _memory(plan: Plan, options: StreamOptions) -> int:
+    agents, tensors = len(plan.agents), [t for t in plan.tensors() if t.action == "merge"]
+    chunk = min(options.chunk(plan), max((t.elements for t in tensors), default=0))
+    selects = _selects(plan)
+    compiled = [t for t in tensors if not _is_whole(plan, t) and _is_compiled(plan, t, options)]
+    plain = [t for t in tensors if not _is_whole(plan, t) and not _is_compiled(plan, t, options)]
+    whole = [t for t in tensors if _is_whole(plan, t)]
+    threads = 1 if whole else options.workers
+    per_thread = _THREAD + agents * (_THREAD_PER_AGENT + (_SELECTION_PER_AGENT if selects else 0))
+    if compiled:
+        per_thread += chunk * max(_compiled_bytes(t) for t in compiled)
+    if plain:
+        per_thread += min(chunk, max(t.elements for t in plain)) * _plain_bytes(agents)
+    buffers = threads * per_thread
+    if whole:
+        buffers += max(_whole_bytes(t, agents) for t in whole)
+    tiles = sum(_TILE for m in plan.models if m.ref.kind == "synthetic")
+    lasting = _IMPORTED + plan.resident_bytes + tiles + len(tensors) * (_TENSOR + agents * _TENSOR_PER_AGENT)
+    lasting += _SELECTION if selects else 0
+    return int(lasting + max(buffers, _CARD + _KEPT * threads * per_thread))
+
+
+def _compiled_bytes(tensor: PlannedTensor) -> int:
+    """Per element in flight: the inputs as stored (as float32 where they differ), and up to four outputs."""
+    dtypes = {t.entry.dtype for t in tensor.inputs}
+    width = DTYPE_BYTES[dtypes.pop()] if len(dtypes) == 1 else 8
+    return len(tensor.inputs) * width + 4 * DTYPE_BYTES[tensor.dtype]
+
+
+def _plain_bytes(agents: int) -> int:
+    """Per element in flight: values, differences and masks, and their float64 forms and squares."""
+    return 20 + 34 * agents
+
+
+def _whole_bytes(tensor: PlannedTensor, agents: int) -> int:
+    rows, columns = tensor.shape[0], prod(tensor.shape[1:])
+    return tensor.elements * (_plain_bytes(agents) + _WHOLE) + 4 * agents * min(rows, columns) ** 2
+
+
+def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
+    agents, method = len(plan.agents), get_method(plan.recipe.method)
+    tensors = [t for t in plan.tensors() if t.action == "merge"]
+    parameters = method.parse_parameters(plan.recipe.parameters)
+    per_element = _MERGE + agents * _MERGE_AGENTS
+    if method.needs_statistics:
+        per_element = _PROBE + _MERGE_ONLY + agents * (_PROBE_AGENTS + _MERGE_ONLY_AGENTS)
+    threshold = method.threshold(parameters)
+    if threshold is not None:
+        per_element += agents * (_SELECT_AGENTS + (_DROP_AGENTS if threshold.of == "dropped" else 0))
+    parallel = serial = 0.0
+    for tensor in tensors:
+        eager = _is_whole(plan, tensor) or not _is_compiled(plan, tensor, options)
+        parallel += tensor.elements * per_element * (_EAGER if eager else 1) * 1e-9
+        if _is_whole(plan, tensor):
+            rows, columns = tensor.shape[0], prod(tensor.shape[1:])
+            steps = getattr(parameters, "steps", 1)
+            serial += steps * agents * 4 * rows * columns * min(rows, columns) * _FLOP * 1e-9
+    parallel += plan.passes * (plan.input_bytes * _READ_BYTE * 1e-9 + len(tensors) * _TENSOR_S)
+    serial += plan.output_bytes * _HASH_AND_WRITE_BYTE * 1e-9
+    workers = 1 if any(_is_whole(plan, t) for t in tensors) else min(options.workers, machine.cores)
+    return (_START_S + max(parallel / workers, serial)) / machine.speed
+
+
+def _is_whole(plan: Plan, tensor: PlannedTensor) -> bool:
+    return get_method(plan.recipe.method).needs_whole(tensor.name, tensor.shape)
+
+
+def _is_compiled(plan: Plan, tensor: PlannedTensor, options: StreamOptions) -> bool:
+    return options.backend != "eager" and compilable(len(plan.agents), tensor.dtype)
+
+
+def _selects(plan: Plan) -> bool:
+    method = get_method(plan.recipe.method)
+    return method.threshold(method.parse_parameters(plan.recipe.parameters)) is not None
+
+
+@cache
+def _speed() -> float:
+    """How fast this core is: arithmetic in cache and a copy out of it, in a few milliseconds."""
+    x, y = np.linspace(-1, 1, 1 << 16, dtype=np.float32), np.empty(1 << 16, np.float32)
+    large, copied = np.zeros(1 << 20, np.float32), np.ones(1 << 20, np.float32)
+    best = float("inf")
+    for _ in range(5):
+        begun = time.thread_time()
+        for _ in range(32):
+            np.multiply(x, x, out=y)
+            np.add(y, x, out=y)
+        copied[:] = large
+        best = min(best, time.thread_time() - begun)
+    return float(np.clip(_REFERENCE_S / best, 0.1, 10))
+
+
+def as_facts(prediction: Prediction) -> dict[str, Any]:
+    """For `Plan.summary`; two digits, since more would claim too much."""
+    return {
+        "predicted_memory_bytes": prediction.memory_bytes,
+        "predicted_seconds": float(f"{prediction.seconds:.2g}"),
+    }

@@ -1,0 +1,63 @@
+"""How far the line is: its observer, and the way there from the stream and the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from hubmerge.statistics import Tally, summarize
+
+
+class Observer(Protocol):
+    """Watches the whole line; every method may raise to cancel."""
+
+    def stage(self, name: str) -> None:
+        """A stage begins: resolve, plan, fetch, merge, card, publish."""
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+
+    def statistics(self, values: Mapping[str, Any]) -> None:
+        """The statistics counted so far, as `summarize` gives them."""
+
+    def warning(self, message: str) -> None: ...
+
+
+class Bridge:
+    """From the stream's and the cache's observers to the line's, all in the caller's thread."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.labels: tuple[str, ...] = ()
+        self._observer = observer
+        self._stage = ""
+        self._last: tuple[str, int, int, str] | None = None
+
+    def fetching(self, done: int, total: int) -> None:
+        """The merge waits for what it begins with; what else it needs is fetched meanwhile."""
+        if not self._stage:
+            self._stage = "fetch"
+            self._observer.stage("fetch")
+        if self._stage == "fetch":
+            self._observer.progress("fetch", done, total, "B")
+            if done == total:
+                self.merging()
+        else:
+            self.again()
+
+    def merging(self) -> None:
+        self._stage = "merge"
+        self._observer.stage("merge")
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._last = (stage, done, total, "elements")
+        self.again()
+
+    def again(self) -> None:
+        """Say once more how far it is, so that the observer can cancel."""
+        if self._last is not None:
+            self._observer.progress(*self._last)
+
+    def counted(self, total: Tally) -> None:
+        self._observer.statistics(summarize(total, self.labels))
+
+    def warning(self, message: str) -> None:
+        self._observer.warning(message)

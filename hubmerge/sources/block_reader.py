@@ -1,0 +1,137 @@
+"""A shard that is too large for the disk: read from the Hub range by range, with the same guarantee as a whole one.
+
+The sha256 that the Hub states is one of the whole file, so it says nothing about a range. Before the first use the
+file is therefore read once from front to back, through memory alone: its sha256 is compared, and a sha256 of every
+block of BLOCK_BYTES is noted. From then on whole blocks are read in any order, and each must have its noted digest;
+no byte is merged that was not part of a file with the stated sha256. The digests lie beside the cache, so that a
+resumed merge need not read the file again for them. The price is one more reading of such a shard per merge.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from hubmerge.errors import CorruptError
+from hubmerge.hub import Hub
+from hubmerge.sink import writing
+from hubmerge.sources.base import Model
+
+BLOCK_BYTES = 4 * 1024 * 1024
+_KEPT_BLOCKS = 24  # of all shards together: a few chunks in flight of each model
+_DIGEST_BYTES = 32
+
+
+class BlockBuffer:
+    """The blocks read last, of several shards; memory stays at `kept` blocks and those in flight."""
+
+    def __init__(self, kept: int = _KEPT_BLOCKS) -> None:
+        self._kept = kept
+        self._blocks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._lock = threading.Lock()
+        self._reading = [threading.Lock() for _ in range(64)]  # so that two threads do not fetch one block twice
+
+    def get(self, reader: BlockReader, number: int, fetch: Callable[[int], bytes]) -> bytes:
+        key = (id(reader), number)
+        with self._reading[hash(key) % len(self._reading)]:
+            with self._lock:
+                if key in self._blocks:
+                    self._blocks.move_to_end(key)
+                    return self._blocks[key]
+            block = fetch(number)
+            with self._lock:
+                self._blocks[key] = block
+                while len(self._blocks) > self._kept:
+                    self._blocks.popitem(last=False)
+            return block
+
+
+class BlockReader:
+    """One shard of a model on the Hub; `fetched` is told bytes as they come and may raise to break off."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        model: Model,
+        shard: str,
+        digests: Path,
+        buffer: BlockBuffer,
+        fetched: Callable[[int], None],
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        self._hub = hub
+        self._model = model
+        self._file = model.files[shard]
+        self._path = digests
+        self._buffer = buffer
+        self._fetched = fetched
+        self._size = block_bytes
+        self._digests: tuple[bytes, ...] = ()
+
+    def verify(self) -> None:
+        """Know the digest of every block of a file with the stated sha256; CorruptError when it has another."""
+        count = -(-self._file.size // self._size)
+        if self._path.is_file() and len(noted := self._path.read_bytes()) == (count + 1) * _DIGEST_BYTES:
+            head, body = noted[:_DIGEST_BYTES], noted[_DIGEST_BYTES:]
+            if head == self._seal(body):
+                self._digests = tuple(body[i : i + _DIGEST_BYTES] for i in range(0, len(body), _DIGEST_BYTES))
+                return
+        whole, digests = hashlib.sha256(), []
+        for number in range(count):
+            block = self._range(number)
+            whole.update(block)
+            digests.append(hashlib.sha256(block).digest())
+        if self._file.sha256 and whole.hexdigest() != self._file.sha256:
+            raise CorruptError(
+                "a shard does not match its checksum",
+                where=self._where,
+                expected=f"sha256 {self._file.sha256[:16]}…",
+                got=f"{whole.hexdigest()[:16]}…",
+                next_step="Run again; if it stays, the repo is damaged.",
+            )
+        self._digests = tuple(digests)
+        body = b"".join(digests)
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        with writing(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(self._seal(body) + body)
+            os.replace(temporary, self._path)
+
+    def read_into(self, offset: int, out: memoryview) -> None:
+        """Bytes from `offset`, as many as `out` takes; CorruptError when a block is not what it was."""
+        done = 0
+        while done < len(out):
+            number, within = divmod(offset + done, self._size)
+            block = self._buffer.get(self, number, self._block)
+            part = block[within : within + len(out) - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+
+    def _block(self, number: int) -> bytes:
+        block = self._range(number)
+        if hashlib.sha256(block).digest() != self._digests[number]:
+            raise CorruptError(
+                "the Hub sends other bytes than before",
+                where=f"{self._where}, block {number} of {self._size} bytes",
+                next_step="Run again; if it stays, the repo is damaged.",
+            )
+        return block
+
+    def _range(self, number: int) -> bytes:
+        begin = number * self._size
+        end = min(begin + self._size, self._file.size)
+        block = self._hub.read_range(self._model.ref.id, self._model.ref.sha, self._file.path, begin, end)
+        self._fetched(len(block))
+        return block
+
+    def _seal(self, body: bytes) -> bytes:
+        """What the noted digests belong to, so that those of another file or block size are not taken for them."""
+        return hashlib.sha256(f"{self._file.sha256}\0{self._file.size}\0{self._size}\0".encode() + body).digest()
+
+    @property
+    def _where(self) -> str:
+        return f"{self._file.path} in {self._model.ref}"

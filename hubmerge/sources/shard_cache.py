@@ -1,0 +1,412 @@
+"""Shards of models on the Hub, fetched ahead and deleted behind, within a disk budget.
+
+Every pass tells beforehand which tensors it reads in which order (TensorReader.expect). From that each shard knows
+the places of its next uses, and the cache fetches what is needed soonest. Room is made the way of Belady's optimal
+replacement: what is needed latest goes first, and never for something that is needed later still. Before a pass that
+may be followed by another one, a shard that has had its last use is worth keeping, its next use being in the next
+pass; to that end a full cache fetches no more than one shard per model ahead, because fetching earlier would only
+drop something sooner. In the last pass a shard is deleted with its last use.
+
+A shard is read under a lease, and what is leased is not deleted. A lease is held for one read and never while
+waiting, so nothing waits in a circle. Where the shards of a single tensor exceed the budget together, the largest of
+them are read by ranges instead (block_reader.py); the rest then always fits, so every pass gets through.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from hubmerge.errors import CancelledError
+from hubmerge.hub import Hub
+from hubmerge.sources.base import Model
+from hubmerge.sources.block_reader import BLOCK_BYTES, BlockBuffer, BlockReader
+from hubmerge.sources.reader import OpenFiles, Read, cache_folder, local_path
+
+THREADS = 2  # one connection seldom fills the line, and more only fetch what is needed later
+_TICK_S = 0.2
+Key = tuple[str, str, str]  # repo, commit, file
+
+
+@dataclass
+class Fetched:
+    """What the cache did."""
+
+    bytes: int = 0  # from the Hub, ranges included
+    range_bytes: int = 0  # of them for shards that are not kept on disk, their verification included
+    shards: int = 0  # fetched whole
+    refetched_shards: int = 0  # of them again, because they had not fitted in
+    hits: int = 0  # shards that a pass found on disk, from an earlier pass or run
+    ranged_shards: int = 0  # read by ranges
+    high_water_bytes: int = 0  # most that the inputs took on disk
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(eq=False)
+class _Shard:
+    model: Model
+    name: str
+    path: Path  # under its final name; beside it the partial one
+    size: int  # bytes
+    state: Literal["absent", "fetching", "present"] = "absent"
+    held: int = 0  # bytes on disk, or reserved there
+    uses: deque[int] = field(default_factory=deque)  # places of the reads in this pass that are still to come
+    first: int | None = None  # place of the first read in this pass
+    started: bool = False  # read in this pass
+    fetched_in: int = -1  # the pass
+    fetches: int = 0
+    leases: int = 0
+    waiting: int = 0  # readers
+    blocks: BlockReader | None = None  # read by ranges
+
+    @property
+    def is_present(self) -> bool:
+        return self.state == "present"
+
+    @property
+    def partial(self) -> Path:
+        return self.path.with_name(self.path.name + ".partial")
+
+
+class ShardCache:
+    """A ShardStore for folders, which are read where they lie, and for models on the Hub, cached in `folder`.
+
+    budget_bytes  what fetched shards may take on disk
+    keep          the inputs are wanted again after the last pass
+    starting      told (bytes there, bytes needed) while a pass waits for its first tensor, in the caller's thread;
+                  may raise to cancel
+    deleting      called before anything is deleted, when the disk's use is at a peak
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        folder: Path,
+        models: Sequence[Model],
+        budget_bytes: int,
+        *,
+        keep: bool = False,
+        starting: Callable[[int, int], None] = lambda done, total: None,
+        deleting: Callable[[], None] = lambda: None,
+        threads: int = THREADS,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        self.fetched = Fetched()
+        self._hub = hub
+        self._budget = budget_bytes
+        self._keep = keep
+        self._starting = starting
+        self._deleting = deleting
+        self._threads = threads
+        self._block_bytes = block_bytes
+        self._files = OpenFiles()
+        self._buffer = BlockBuffer()
+        self._changed = threading.Condition()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hubmerge-fetch")
+        self._running = 0
+        self._waiting = 0  # readers
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._pass = 0
+        self._again = True
+        self._places = 0  # reads of this pass
+        self._reads: dict[str, deque[tuple[int, Read]]] = {}  # by tensor, with their places
+        self._counts: dict[str, int] = {}  # elements read since the tensor's last finished reading
+        self._shards: dict[Key, _Shard] = {}
+        for model in models:
+            if model.ref.kind == "hub":
+                for shard in model.shards:
+                    self._shards.setdefault((model.ref.id, model.ref.sha, shard), self._found(folder, model, shard))
+        self._used = sum(s.held for s in self._shards.values())
+        self.fetched.high_water_bytes = self._used
+
+    @staticmethod
+    def _found(folder: Path, model: Model, name: str) -> _Shard:
+        """A shard as an earlier run left it: a file has its final name only when it was verified."""
+        info = model.files[name]
+        shard = _Shard(model, name, cache_folder(folder, model) / model.ref.sha / info.path, info.size)
+        if shard.path.is_file() and shard.path.stat().st_size == shard.size:
+            shard.state, shard.held = "present", shard.size
+        elif shard.partial.is_file():
+            shard.held = shard.partial.stat().st_size
+        return shard
+
+    # --- the store ---------------------------------------------------------------------------------------
+
+    def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
+        found = self._shards.get((model.ref.id, model.ref.sha, shard))
+        if found is None:
+            self._files.read_into(local_path(model, shard), model, shard, offset, out)
+            return
+        with self._lease(found):
+            if found.blocks is not None:
+                found.blocks.read_into(offset, out)
+            else:
+                self._files.read_into(found.path, model, shard, offset, out)
+
+    def expect(self, reads: Sequence[Read], *, again: bool) -> None:
+        """Begin a pass, and wait until its first tensor can be read."""
+        with self._changed:
+            self._pass += 1
+            self._again = again or self._keep
+            self._places = len(reads)
+            self._reads, self._counts = {}, {}
+            for shard in self._shards.values():
+                shard.uses, shard.first, shard.started = deque(), None, False
+            for place, read in enumerate(reads):
+                self._reads.setdefault(read.name, deque()).append((place, read))
+                self._counts[read.name] = 0
+                needed = self._of(read)
+                for shard in needed:
+                    shard.uses.append(place)
+                    shard.first = place if shard.first is None else shard.first
+                self._read_by_ranges(needed)
+            for shard in self._shards.values():
+                self._delete_if_done(shard)
+            self._trim()
+            self._advance()
+        if self._shards:
+            self._wait_for(self._of(reads[0]) if reads else [])
+
+    def consumed(self, name: str, elements: int) -> None:
+        with self._changed:
+            reads = self._reads.get(name)
+            if not reads:
+                return
+            self._counts[name] += elements
+            if self._counts[name] < reads[0][1].elements:
+                return
+            place, read = reads.popleft()
+            self._counts[name] -= read.elements
+            for shard in self._of(read):
+                shard.started = True
+                shard.uses.remove(place)
+                self._delete_if_done(shard)
+            self._advance()
+
+    def abandon(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Break off what is being fetched; returns when no thread is left."""
+        self.abandon()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._files.close()
+
+    # --- reading -----------------------------------------------------------------------------------------
+
+    def _of(self, read: Read) -> list[_Shard]:
+        keys = ((model.ref.id, model.ref.sha, shard) for model, shard in read.shards)
+        return list(dict.fromkeys(self._shards[key] for key in keys if key in self._shards))
+
+    @contextmanager
+    def _lease(self, shard: _Shard) -> Iterator[None]:
+        with self._changed:
+            if not shard.is_present:
+                if not shard.uses:  # nobody announced it, so nobody looked whether it fits in
+                    self._read_by_ranges([shard])
+                shard.waiting += 1
+                self._waiting += 1
+                try:
+                    self._advance()
+                    while not shard.is_present:
+                        self._raise_if_over()
+                        self._changed.wait()
+                finally:
+                    shard.waiting -= 1
+                    self._waiting -= 1
+            if not shard.started:
+                shard.started = True
+                self.fetched.hits += shard.fetched_in != self._pass and shard.blocks is None
+            shard.leases += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                shard.leases -= 1
+                if not shard.leases:  # it may be deleted now: for good, or for what somebody waits for
+                    self._delete_if_done(shard)
+                    if self._waiting:
+                        self._advance()
+
+    def _wait_for(self, shards: Sequence[_Shard]) -> None:
+        total = sum(s.size for s in shards)
+        while True:
+            with self._changed:
+                self._raise_if_over()
+                done = sum(s.size if s.is_present else self._arrived(s) for s in shards)
+                missing = any(not s.is_present for s in shards)
+            self._starting(min(done, total - 1) if missing else total, total)
+            if not missing:
+                return
+            with self._changed:
+                self._changed.wait(_TICK_S)
+
+    @staticmethod
+    def _arrived(shard: _Shard) -> int:
+        try:
+            return shard.partial.stat().st_size
+        except FileNotFoundError:  # not begun, or complete since
+            return 0
+
+    def _raise_if_over(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._stopped:
+            raise CancelledError("the merge was broken off")
+
+    # --- fetching ----------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Begin to fetch what is needed soonest, as far as room and threads go; tell who waits."""
+        while self._running < self._threads and not self._stopped and self._error is None:
+            wanted = [s for s in self._shards.values() if s.state == "absent" and (s.uses or s.waiting)]
+            if not wanted:
+                break
+            shard = min(wanted, key=self._next_use)
+            if not self._make_room(shard):
+                break
+            shard.state = "fetching"
+            if shard.blocks is None:
+                self._hold(shard, shard.size)
+            self._running += 1
+            self._pool.submit(self._fetch, shard).add_done_callback(partial(self._ended, shard))
+        self._changed.notify_all()
+
+    def _fetch(self, shard: _Shard) -> None:
+        if shard.blocks is not None:
+            shard.blocks.verify()
+            return
+        calls = 0
+
+        def progress(count: int) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > 1:  # the first tells what was there already
+                self._count(count)
+
+        model = shard.model
+        folder = shard.path.parents[len(Path(model.files[shard.name].path).parts)]
+        self._hub.download(model.ref.id, model.ref.sha, model.files[shard.name], folder, progress)
+
+    def _count(self, count: int, ranges: int = 0) -> None:
+        with self._changed:
+            self.fetched.bytes += count
+            self.fetched.range_bytes += ranges
+            if self._stopped:
+                raise CancelledError("the merge was broken off")
+
+    def _ended(self, shard: _Shard, future: Future[None]) -> None:
+        with self._changed:
+            self._running -= 1
+            error = None if future.cancelled() else future.exception()
+            if future.cancelled() or error is not None:
+                shard.state = "absent"
+                self._hold(shard, self._arrived(shard))
+                self._error = self._error or error
+            else:
+                shard.state = "present"
+                shard.fetched_in = self._pass
+                if shard.blocks is None:
+                    shard.fetches += 1
+                    self.fetched.shards += 1
+                    self.fetched.refetched_shards += shard.fetches > 1
+                self._delete_if_done(shard)
+            self._advance()
+
+    # --- room --------------------------------------------------------------------------------------------
+
+    def _next_use(self, shard: _Shard) -> float:
+        if shard.uses:
+            return shard.uses[0]
+        if shard.waiting:
+            return -1  # read without having been announced
+        if self._again and shard.first is not None:
+            return self._places + shard.first
+        return math.inf
+
+    def _make_room(self, shard: _Shard) -> bool:
+        missing = self._used + shard.size - shard.held - self._budget
+        if shard.blocks is not None or missing <= 0:
+            return True
+        use = self._next_use(shard)
+        others = self._shards.values()
+        is_near = (
+            shard.waiting
+            or use <= min((s.uses[0] for s in others if s.uses), default=-1)
+            or not any(s.model is shard.model and s.state != "absent" and s.uses and not s.started for s in others)
+        )
+        chosen = []
+        for victim in sorted(self._deletable(), key=self._next_use, reverse=True):
+            later = self._next_use(victim)
+            if victim is shard or later <= use or (later < math.inf and not is_near):
+                continue
+            chosen.append(victim)
+            missing -= victim.held
+            if missing <= 0:
+                for each in chosen:
+                    self._delete(each)
+                return True
+        return False
+
+    def _deletable(self) -> list[_Shard]:
+        return [s for s in self._shards.values() if s.held and not s.leases and s.state != "fetching"]
+
+    def _delete_if_done(self, shard: _Shard) -> None:
+        done = not (shard.uses or shard.waiting or shard.leases or self._again)
+        if done and shard.held and shard.state != "fetching":
+            self._delete(shard)
+
+    def _trim(self) -> None:
+        """What earlier runs left may exceed the budget of this one."""
+        for shard in sorted(self._deletable(), key=self._next_use, reverse=True):
+            if self._used <= self._budget:
+                break
+            self._delete(shard)
+
+    def _read_by_ranges(self, needed: Sequence[_Shard]) -> None:
+        """Take the largest shards of one tensor off the disk until the others fit in together."""
+        whole = sorted((s for s in needed if s.blocks is None), key=lambda s: s.size, reverse=True)
+        whole = [s for s in whole if s.state != "fetching"]  # there was room for it
+        total = sum(s.size for s in whole)
+        for shard in whole:
+            if total <= self._budget:
+                break
+            total -= shard.size
+            if shard.held:
+                self._delete(shard)
+            shard.blocks = BlockReader(
+                self._hub,
+                shard.model,
+                shard.name,
+                shard.path.with_name(shard.path.name + ".blocks"),
+                self._buffer,
+                lambda count: self._count(count, count),
+                self._block_bytes,
+            )
+            self.fetched.ranged_shards += 1
+
+    def _hold(self, shard: _Shard, count: int) -> None:
+        self._used += count - shard.held
+        shard.held = count
+        self.fetched.high_water_bytes = max(self.fetched.high_water_bytes, self._used)
+
+    def _delete(self, shard: _Shard) -> None:
+        self._deleting()
+        self._files.forget(shard.path)
+        shard.path.unlink(missing_ok=True)
+        shard.partial.unlink(missing_ok=True)
+        shard.state = "absent"
+        self._hold(shard, 0)

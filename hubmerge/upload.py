@@ -1,0 +1,100 @@
+"""Finished shards on their way to the Hub: uploaded ahead of the commit while the next one is merged, then deleted.
+
+A shard's life is told by the journal: "shard" when its file is durable, "uploaded" when the target holds its bytes
+and will not need the file again. Only then is the file deleted. A kill in between costs an upload that the Hub
+answers with "known", never a merge. Merging waits while a shard that was finished before is still on its way, so
+that no more than two lie on disk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hubmerge.hub import Hub
+from hubmerge.publish import Target, ensure_target
+from hubmerge.sink import FinishedShard, Journal
+
+_TICK_S = 0.2
+
+
+class ShardUploader:
+    """Uploads what the journal of `folder` has finished, one shard at a time, in a thread of its own.
+
+    waiting   called while the caller waits for an upload; may raise to cancel
+    deleting  called before a file is deleted, when the disk's use is at a peak
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        target: Target,
+        identity: str,
+        journal: Journal,
+        folder: Path,
+        *,
+        waiting: Callable[[], None] = lambda: None,
+        deleting: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._hub = hub
+        self._target = target
+        self._identity = identity
+        self._journal = journal
+        self._folder = folder
+        self._waiting = waiting
+        self._deleting = deleting
+        self._target_is_there = False
+        self._pending: deque[Future[None]] = deque()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hubmerge-upload")
+
+    def __enter__(self) -> Self:
+        """Take up what an earlier run left: files that are not uploaded, uploaded ones that are still here."""
+        for shard in tuple(self._journal.shards.values()):
+            if shard.filename in self._journal.uploaded:
+                (self._folder / shard.filename).unlink(missing_ok=True)
+            else:
+                self._submit(shard)
+        self._journal.on_shard = self.finished
+        return self
+
+    def finished(self, shard: FinishedShard) -> None:
+        """Upload `shard`; returns when no more than one shard is left to be uploaded. Raises what an upload raised."""
+        self._submit(shard)
+        self._wait(1)
+
+    def drain(self) -> None:
+        """Wait for all uploads."""
+        self._wait(0)
+
+    def _submit(self, shard: FinishedShard) -> None:
+        self._pending.append(self._pool.submit(self._upload, shard))
+
+    def _wait(self, left: int) -> None:
+        while len(self._pending) > left:
+            if wait((self._pending[0],), _TICK_S).done:
+                self._pending.popleft().result()
+            else:
+                self._waiting()
+
+    def _upload(self, shard: FinishedShard) -> None:
+        if not self._target_is_there:
+            ensure_target(self._hub, self._target, self._identity)
+            self._target_is_there = True
+        path = self._folder / shard.filename
+        operation = self._hub.preupload(self._target.repo, path, shard.filename, sha256=shard.sha256)
+        if not self._hub.is_uploaded(operation):
+            return  # the target takes it as a plain file, whose bytes go with the commit
+        self._journal.add_uploaded(shard.filename)
+        self._deleting()
+        path.unlink()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """No thread is left; an upload that is under way is waited for, since the client cannot break it off."""
+        self._journal.on_shard = None
+        self._pool.shutdown(wait=True, cancel_futures=True)

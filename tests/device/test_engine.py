@@ -1,0 +1,208 @@
+"""The engine around the pass: lanes, bounded memory, a device that fails, and one that computes otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import engine_helpers
+import pytest
+import torch
+from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
+from test_compiled import chunk_of, for_method, rule_of
+
+from hubmerge import eager
+from hubmerge.counter_rng import make_key
+from hubmerge.counting import BLOCK
+from hubmerge.device import choose, engine, passes
+from hubmerge.device.choose import bytes_per_element, chunk_elements, device_there, open_engine
+from hubmerge.device.engine import Engine
+from hubmerge.errors import MemoryLimitError
+from hubmerge.plan import Plan
+from hubmerge.sink import Journal
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.stream import MergeResult, Silent, StreamOptions, merge
+
+
+class Warned(Silent):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def warning(self, message: str) -> None:
+        self.messages.append(message)
+
+
+def merged_on(opened: Engine, plan: Plan, out: Path) -> tuple[MergeResult, list[str]]:
+    out.mkdir()
+    observer = Warned()
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
+        journal = Journal.open(out, plan, resume=False)
+        options = StreamOptions(BLOCK, 3, backend="eager", engine=opened)
+        return merge(plan, reader, journal, out, options, observer), observer.messages
+
+
+@pytest.mark.parametrize("method", ["ram_plus", "dare_ties", "wudi"])
+def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(tmp_path: Path, method: str) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, method)
+    wanted = run(plan, tmp_path / "cpu")
+    found, warnings = merged_on(Engine("cpu", engine_helpers.host, memory_bytes=0), plan, tmp_path / "device")
+    assert bytes_of(tmp_path / "device", plan) == bytes_of(tmp_path / "cpu", plan)
+    assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
+    assert found.total.to_json() == wanted.total.to_json()
+    assert warnings == []
+    assert found.device["device"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: device-side assert triggered")]
+)
+@pytest.mark.parametrize("good", [1, 4])  # chunks before it fails; the first is the trial
+def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError, good: int
+) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram")
+    run(plan, tmp_path / "cpu")
+    calls = []
+    on_device = passes.merge
+
+    def failing(*arguments, **named):
+        calls.append(1)
+        if len(calls) > good:
+            raise error
+        return on_device(*arguments, **named)
+
+    monkeypatch.setattr(passes, "merge", failing)
+    found, warnings = merged_on(Engine("cpu", engine_helpers.host, memory_bytes=0), plan, tmp_path / "device")
+    assert bytes_of(tmp_path / "device", plan) == bytes_of(tmp_path / "cpu", plan)
+    assert len(warnings) == 1
+    assert "CUDA" in warnings[0]
+    assert found.device["device_failed"].startswith("CUDA")
+    assert good < len(calls) <= good + 3  # what was in flight, and nothing after it
+
+
+def test_a_device_that_counts_wrongly_is_not_used_for_the_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sums = passes.block_sums
+    monkeypatch.setattr(passes, "block_sums", lambda rows: sums(rows) * (1 + 2.0**-52))
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram_plus")
+    wanted = run(plan, tmp_path / "cpu")
+    found, warnings = merged_on(Engine("cpu", engine_helpers.host, memory_bytes=0), plan, tmp_path / "device")
+    assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
+    assert len(warnings) == 1
+
+
+def test_a_mistake_of_ours_is_not_taken_for_a_failing_device() -> None:
+    opened = Engine("cpu", engine_helpers.host, memory_bytes=0)
+    chunk = for_method(chunk_of(2, 10, ("F32",) * 3), "linear")
+
+    def wrong(*_: object) -> torch.Tensor:
+        return torch.zeros(3) + torch.zeros(4)
+
+    rule = replace(rule_of("linear", chunk, "nearest"), kernel=wrong)
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        opened.merge_chunk(chunk, rule, "F32", make_key(0, "x"), with_inputs=False)
+    assert opened.working
+
+
+def test_a_device_that_computes_other_bits_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = passes.merge
+
+    def contracted(*arguments, **named):
+        raw, counts = exact(*arguments, **named)
+        raw.view(torch.int16)[1000] += 1  # as a fused multiply-add might round
+        return raw, counts
+
+    monkeypatch.setattr(passes, "merge", contracted)
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram")
+    run(plan, tmp_path / "cpu")
+    _, warnings = merged_on(Engine("cpu", engine_helpers.host, memory_bytes=0), plan, tmp_path / "device")
+    assert bytes_of(tmp_path / "device", plan) == bytes_of(tmp_path / "cpu", plan)
+    assert len(warnings) == 1
+    assert "other bits" in warnings[0]
+
+
+def test_threads_share_few_lanes_and_get_their_own_results() -> None:
+    opened = Engine("cpu", engine_helpers.host, memory_bytes=0, lanes=2)
+    chunks = [for_method(chunk_of(2, BLOCK + n, ("BF16",) * 3, start=n * BLOCK), "linear") for n in range(12)]
+    rule = rule_of("linear", chunks[0], "stochastic")
+    key = make_key(0, "x")
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda c: opened.merge_chunk(c, rule, "BF16", key, with_inputs=True), chunks))
+    for chunk, output in zip(chunks, found, strict=True):
+        wanted = eager.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
+        assert engine_helpers.bits(output) == engine_helpers.bits(wanted)
+
+
+def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
+    lane = engine._Lane(torch.device("cpu"))
+    rule = rule_of("linear", chunk_of(2, 10, ("BF16",) * 3), "nearest")
+    places = set()
+    for n in (BLOCK, BLOCK, 100, BLOCK):
+        chunk = for_method(chunk_of(2, n, ("BF16",) * 3), "linear")
+        lane.run(chunk, lambda i: passes.merge(i, rule, lane.scalars(rule), "BF16", make_key(0, "x"), with_inputs=True))
+        places.add((lane._in.buffer.data_ptr(), lane._out.buffer.data_ptr(), id(lane._scalars)))
+    assert len(places) == 1
+
+
+def test_chunks_fit_the_memory_they_are_given() -> None:
+    for agents in (2, 3, 8, 30):
+        elements = chunk_elements(agents, choose.MEMORY_BYTES, engine.LANES)
+        assert elements % BLOCK == 0
+        assert elements * engine.LANES * bytes_per_element(agents) <= choose.MEMORY_BYTES
+        assert elements <= passes.MAX_ELEMENTS
+    with pytest.raises(MemoryLimitError):
+        chunk_elements(3, 1_000_000, 3)
+
+
+def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert open_engine("cpu", engine_helpers.host, messages.append) is None
+    monkeypatch.setattr(choose, "device_there", lambda: False)
+    assert open_engine("auto", engine_helpers.host, messages.append) is None
+    assert messages == []
+    assert open_engine("cuda", engine_helpers.host, messages.append) is None
+    assert "no CUDA device" in messages[0]
+    assert not device_there(tmp_path)
+    (tmp_path / "nvidia0").touch()
+    assert device_there(tmp_path)
+
+
+def test_a_lane_with_a_stream_copies_in_once_and_waits_before_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            events.append("wait")
+
+    @contextmanager
+    def active(stream: Stream) -> Iterator[None]:
+        events.append("begin")
+        yield
+        events.append("end")
+
+    monkeypatch.setattr(torch.cuda, "stream", active)
+    lane = engine._Lane(torch.device("cpu"))
+    lane._stream = Stream()
+    chunk = for_method(chunk_of(2, BLOCK + 1, ("BF16", "F16", "F32")), "linear")
+    rule, key = rule_of("linear", chunk, "nearest"), make_key(0, "x")
+
+    def work(inputs: passes.Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        begin, size = lane._on_device.data_ptr(), lane._on_device.numel()
+        assert all(begin <= s.data_ptr() < begin + size for s in inputs.stored)  # the device's buffer, not the host's
+        lane._in.buffer.zero_()  # the host's may be filled again
+        return passes.merge(inputs, rule, lane.scalars(rule), "BF16", key, with_inputs=False)
+
+    raw, _ = lane.run(chunk, work)
+    wanted = eager.merge_chunk(chunk, rule, "BF16", key, with_inputs=False)
+    assert raw is not None
+    assert raw.tobytes() == wanted.raw.tobytes()
+    assert events == ["begin", "wait", "end"]

@@ -1,0 +1,150 @@
+"""Sharing out one merge: several ranks as threads, exchanging plain JSON, give what one gives."""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
+
+from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
+
+from hubmerge.distributed import ALONE, ProcessLostError, Ranks, assign, rank_folder, refuse_several
+from hubmerge.errors import RecipeError
+from hubmerge.settings import load_settings
+from hubmerge.sink import Journal, plan_identity
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge_share, merge_variants
+
+
+class Thread(Ranks):
+    """A rank that is a thread; what is exchanged passes through JSON, as between processes."""
+
+    def __init__(self, rank: int, size: int, barrier: Barrier, board: list[str]) -> None:
+        self.rank, self.size = rank, size
+        self._barrier, self._board = barrier, board
+
+    def gather(self, value: Any) -> list[Any]:
+        self._board[self.rank] = json.dumps(value)
+        self._barrier.wait(20)
+        found = [json.loads(text) for text in self._board]
+        self._barrier.wait(20)
+        return found
+
+
+def ranks_of(size: int) -> list[Thread]:
+    barrier, board = Barrier(size), [""] * size
+    return [Thread(rank, size, barrier, board) for rank in range(size)]
+
+
+def merged_by(size: int, plan: Any, out: Path) -> MergeResult:
+    def work(ranks: Thread) -> MergeResult | None:
+        own = rank_folder(out, ranks.rank) if ranks.rank else out
+        options = StreamOptions(4096, 1, backend="eager", ranks=ranks)
+        if ranks.rank:
+            ranks.agree("the plan", plan_identity(plan))
+        with TensorReader(plan.models, LocalOrFetched(NOWHERE, own / "cache")) as reader:
+            journal = Journal.open(own, plan, resume=False)
+            if ranks.rank:
+                merge_share([Variant(plan, journal, own)], reader, options, Silent())
+                return None
+            return merge_variants([Variant(plan, journal, own)], reader, options, Silent())[0]
+
+    out.mkdir(parents=True)
+    with ThreadPoolExecutor(size) as pool:
+        return next(r for r in pool.map(work, ranks_of(size)) if r is not None)
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [
+        ("ram", {}),
+        ("ram_plus", {}),
+        ("ties", {"density": 0.3}),
+        ("ties", {"density": 0.3, "trim_scope": "tensor"}),
+        ("dare_ties", {"density": 0.4, "p": 0.3}),
+        ("ram_quantile", {}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [2, 7])  # 7: more ranks than shards
+def test_several_ranks_give_the_bytes_and_statistics_of_one(
+    tmp_path: Path, method: str, parameters: dict[str, Any], size: int
+) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, method, parameters=parameters, max_shard_bytes=12_000)
+    one = run(plan, tmp_path / "one")
+    several = merged_by(size, plan, tmp_path / "several")
+    assert len(plan.shards) >= 3
+    assert bytes_of(tmp_path / "several", plan) == bytes_of(tmp_path / "one", plan)
+    assert several.statistics.total.to_json() == one.statistics.total.to_json()
+    assert list(several.statistics.tensors) == list(one.statistics.tensors)
+    assert several.total.to_json() == one.total.to_json()
+    assert [s.sha256 for s in several.shards] == [s.sha256 for s in one.shards]
+
+
+def test_one_process_adopts_what_helpers_of_a_killed_merge_have_finished(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram", max_shard_bytes=12_000)
+    one, out = run(plan, tmp_path / "one"), tmp_path / "out"
+    run(plan, rank_folder(out, 3))  # as if a helper had written all shards
+    written = {s.filename: (rank_folder(out, 3) / s.filename).stat().st_mtime_ns for s in plan.shards}
+    adopted = run(plan, out)
+    assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
+    assert adopted.total.to_json() == one.total.to_json()
+    assert {s.filename: (out / s.filename).stat().st_mtime_ns for s in plan.shards} == written
+
+
+def test_the_largest_goes_first_to_whoever_has_least() -> None:
+    assert assign([5, 1, 4, 3, 3], 2) == [0, 1, 1, 1, 0]
+    assert assign([2, 9, 4, 3], 2) == [1, 0, 1, 1]
+    assert assign([1, 1, 1], 5) == [0, 1, 2]
+    assert assign([], 3) == []
+
+
+def test_one_process_exchanges_nothing() -> None:
+    parts = [np.array([[0, 3, 2]]), np.array([[1, 3, 5]])]
+    assert ALONE.gather(7) == [7]
+    assert list(ALONE.with_others(iter(parts), (2, 8))) == parts
+    assert ALONE.mine([3, 1], lambda n: n) == [3, 1]
+
+
+def test_counts_of_others_are_added_once() -> None:
+    def work(ranks: Thread) -> int:
+        own = iter([np.array([[0, ranks.rank, 1], [1, 5, 10]]), np.array([[1, 5, 1]])])
+        total = np.zeros((2, 8), dtype=np.int64)
+        for part in ranks.with_others(own, (2, 8)):
+            np.add.at(total, (part[:, 0], part[:, 1]), part[:, 2])
+        assert total[0].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+        return int(total[1, 5])
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(work, ranks_of(3))) == [33, 33, 33]
+
+
+def test_processes_that_resolved_other_commits_refuse() -> None:
+    def work(ranks: Thread) -> str:
+        with pytest.raises(ProcessLostError) as refused:
+            ranks.agree("the plan", f"commit{ranks.rank}")
+        return str(refused.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all("commit0, commit1" in text for text in pool.map(work, ranks_of(2)))
+
+
+def test_launchers_and_mpi_tell_the_rank_and_other_commands_refuse_several() -> None:
+    assert load_settings({}).world_size == 1
+    torchrun = load_settings({"RANK": "1", "WORLD_SIZE": "4", "PMI_RANK": "3"})
+    assert (torchrun.rank, torchrun.world_size) == (1, 4)
+    mpi = load_settings({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"})
+    assert (mpi.rank, mpi.world_size) == (2, 3)
+    refuse_several(load_settings({}), "sweep")
+    with pytest.raises(RecipeError, match="launcher"):
+        refuse_several(mpi, "sweep")

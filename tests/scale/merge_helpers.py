@@ -1,0 +1,152 @@
+"""A merge of a family in several shards, to a folder or to the embedded Hub, watched while it runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from builders import llama_shapes, random_base, sparse_agent, write_model
+from huggingface_hub import HfApi
+from huggingface_hub.utils import _http
+
+from hubmerge import line as line_module
+from hubmerge.disk import used_bytes
+from hubmerge.hub import Hub
+from hubmerge.hub_errors import Patience
+from hubmerge.line import Prepared, merge_to_folder, merge_to_hub, prepare
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.plan import make_plan
+from hubmerge.publish import Published, Target
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.stream import StreamOptions
+
+IN_SHARDS = 5
+OUT_SHARD_BYTES = 250_000  # of 1.1 MB
+OWN_WORDS = {"README.md", "hubmerge.json"}  # name the target, the time and the machine
+
+
+def upload_family(api: HfApi, folder: Path) -> dict[str, object]:
+    """A base and two agents of 1.1 MB each in IN_SHARDS shards; the recipe of their merge."""
+    base = random_base(0, sizes=llama_shapes(layers=6, hidden=96, intermediate=256, vocab=40))
+    models = {"base": base, "one": sparse_agent(base, 0.2, 1), "two": sparse_agent(base, 0.3, 2)}
+    for name, tensors in models.items():
+        write_model(folder / name, tensors, shards=IN_SHARDS)
+        api.create_repo(f"ada/{name}")
+        api.upload_folder(repo_id=f"ada/{name}", folder_path=folder / name)
+    return {"base": "ada/base", "agents": ["ada/one", "ada/two"], "method": "ram_plus"}
+
+
+@contextmanager
+def unhurried_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The client's own pauses between tries, noted instead of waited for."""
+    pauses: list[float] = []
+
+    class Clock:
+        sleep = staticmethod(pauses.append)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(time, name)
+
+    with monkeypatch.context() as context:
+        context.setattr(_http, "time", Clock())
+        yield pauses
+
+
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+class Watcher:
+    """The line's observer; `seen` is called whenever it is told something."""
+
+    def __init__(self) -> None:
+        self.stages: list[str] = []
+        self.seen: Callable[[str], None] = lambda stage: None
+
+    def stage(self, name: str) -> None:
+        self.stages.append(name)
+        self.seen(name)
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        self.seen(stage)
+
+    def statistics(self, values: object) -> None:
+        self.seen("statistics")
+
+    def warning(self, message: str) -> None: ...
+
+
+@dataclass
+class Job:
+    """One merge, which can be run again and again as a worker would."""
+
+    process: LocalHubProcess
+    folder: Path
+    recipe: dict[str, Any]
+    target: str
+    pauses: list[float] = field(default_factory=list)
+    watcher: Watcher = field(default_factory=Watcher)
+    disk_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        self.hub = Hub(self.process.endpoint, self.process.tokens["ada"], patience=Patience(sleep=self.pauses.append))
+        self.api = HfApi(self.process.endpoint, token=self.process.tokens["ada"])
+        self.out = self.folder / "out"
+        self.inputs = self.folder / "inputs"
+
+    def prepare(self) -> Prepared:
+        small = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
+        with patch.object(line_module, "make_plan", small):
+            target = Target(self.target, False)
+            return prepare(recipe_from_dict(self.recipe), self.hub, target=target, license_choice="mit")
+
+    def to_folder(self, **more: Any) -> dict[str, str]:
+        with patch.object(line_module, "render_figures", lambda report: {}):  # most of the time, and not the topic
+            merge_to_folder(self.prepare(), self.hub, self.out, resume=True, **self._surroundings(), **more)
+        return {p.name: sha256(p.read_bytes()).hexdigest() for p in self.out.iterdir() if p.name not in OWN_WORDS}
+
+    def to_hub(self, **more: Any) -> Published:
+        with patch.object(line_module, "render_figures", lambda report: {}):
+            return merge_to_hub(self.prepare(), self.hub, self.out, **self._surroundings(), **more)
+
+    def _surroundings(self) -> dict[str, Any]:
+        return {
+            "cache": self.inputs,
+            "observer": self.watcher,
+            "options": StreamOptions(chunk_elements=4096, threads=2, backend="eager"),
+            "disk_budget": self.disk_budget,
+        }
+
+    def published(self) -> dict[str, str]:
+        """The sha256 of every published file that is a function of the inputs."""
+        state = self.hub.repo_state(self.target)
+        return {
+            path: file.sha256 or sha256(self.hub.read_file(state.id, state.sha, path)).hexdigest()
+            for path, file in state.files.items()
+            if path not in OWN_WORDS | {".gitattributes"}
+        }
+
+    def report(self) -> dict[str, Any]:
+        state = self.hub.repo_state(self.target)
+        return dict(json.loads(self.hub.read_file(state.id, state.sha, "hubmerge.json")))
+
+    def commits(self) -> int:
+        """Beyond the Hub's initial one."""
+        return len(self.api.list_repo_commits(self.target)) - 1
+
+    def finished_shards(self) -> int:
+        """Output shards under their final names on this disk."""
+        return len([*self.out.glob("*.safetensors")])
+
+    def disk(self) -> int:
+        """What weights take on this disk: inputs and output, finished or not."""
+        return used_bytes([self.folder], lambda path: ".safetensors" in path)

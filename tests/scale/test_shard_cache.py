@@ -1,0 +1,280 @@
+"""Fetching ahead within a disk budget: the right bytes, never too much on the disk, nothing fetched needlessly."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cache_helpers import KB, FolderHub, Peak, made_model, read_all, reads_of, threads_left
+
+from hubmerge.errors import CancelledError, CorruptError, HubUnavailableError
+from hubmerge.sources.base import Model
+from hubmerge.sources.shard_cache import ShardCache
+
+SHARD = 8 * KB
+
+
+def cache_of(hub: FolderHub, folder: Path, models: list[Model], budget: int, **more: Any) -> ShardCache:
+    return ShardCache(hub, folder, models, budget, block_bytes=2 * KB, **more)  # type: ignore[arg-type]
+
+
+def in_shards(hub: FolderHub, name: str, count: int) -> Model:
+    """`count` shards of SHARD bytes with two tensors each."""
+    return made_model(hub, name, [[(f"{i:02d}a", SHARD // 2), (f"{i:02d}b", SHARD // 2)] for i in range(count)])
+
+
+@pytest.fixture
+def hub() -> FolderHub:
+    return FolderHub()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_pass_in_order_fetches_each_shard_once_and_keeps_within_the_budget(
+    hub: FolderHub, tmp_path: Path, threads: int
+) -> None:
+    models = [in_shards(hub, f"org/m{i}", 6) for i in range(3)]
+    budget = 6 * SHARD  # two shards of each model, of 18 in all
+    peak = Peak(tmp_path)
+    cache = cache_of(hub, tmp_path, models, budget, deleting=peak)
+    read_all(cache, hub, models, [*models[0].tensors], again=False, threads=threads, seen=peak)
+    cache.close()
+    assert set(hub.downloads.values()) == {1}
+    assert len(hub.downloads) == 18
+    assert 3 * SHARD <= peak.bytes <= budget
+    assert cache.fetched.high_water_bytes <= budget
+    assert cache.fetched.bytes == 18 * SHARD
+    assert (cache.fetched.hits, cache.fetched.refetched_shards, cache.fetched.ranged_shards) == (0, 0, 0)
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()], "what no tensor needs any more is deleted"
+    assert threads_left() == []
+
+
+def test_a_shard_is_deleted_with_its_last_use_in_the_last_pass_and_not_before(hub: FolderHub, tmp_path: Path) -> None:
+    [model] = models = [in_shards(hub, "org/m", 3)]
+    cache = cache_of(hub, tmp_path, models, 10 * SHARD)
+    files = lambda: sorted(p.name for p in tmp_path.rglob("*.safetensors"))  # noqa: E731
+    names = [*model.tensors]
+    read_all(cache, hub, models, names, again=True)
+    assert files() == ["0.safetensors", "1.safetensors", "2.safetensors"]
+    seen: list[list[str]] = []
+    read_all(cache, hub, models, names, again=False, chunk=SHARD, seen=lambda: seen.append(files()))
+    cache.close()
+    last = ["2.safetensors"]
+    both = ["1.safetensors", *last]
+    assert seen == [["0.safetensors", *both], both, both, last, last, []]
+    assert set(hub.downloads.values()) == {1}
+    assert cache.fetched.hits == 3
+
+
+def test_a_second_pass_refetches_only_what_did_not_fit(hub: FolderHub, tmp_path: Path) -> None:
+    """Ten shards, room for five: what the first pass can leave is four at least, one place being for the one in use."""
+    [model] = models = [in_shards(hub, "org/m", 10)]
+    cache = cache_of(hub, tmp_path, models, 5 * SHARD)
+    names = [*model.tensors]
+    read_all(cache, hub, models, names, again=True)
+    assert cache.fetched.shards == 10
+    read_all(cache, hub, models, names, again=False)
+    cache.close()
+    # optimal replacement misses 10 + 5 of these 20 uses; one place ahead may cost one more
+    assert cache.fetched.shards <= 16
+    assert cache.fetched.hits >= 4
+    assert cache.fetched.refetched_shards == cache.fetched.shards - 10
+
+
+def test_the_first_shards_of_the_next_pass_are_what_is_kept(hub: FolderHub, tmp_path: Path) -> None:
+    [model] = models = [in_shards(hub, "org/m", 8)]
+    cache = cache_of(hub, tmp_path, models, 4 * SHARD)
+    read_all(cache, hub, models, [*model.tensors], again=True)
+    kept = {int(p.stem) for p in tmp_path.rglob("*.safetensors")}
+    cache.close()
+    assert {0, 1} <= kept
+    assert len(kept) == 4
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_layout_order_and_budget_gives_the_right_bytes_within_the_budget(
+    hub: FolderHub, tmp_path: Path, seed: int
+) -> None:
+    draw = random.Random(seed)
+    sizes = {f"t{i:02d}": KB * draw.randint(1, 6) for i in range(draw.randint(3, 14))}
+    models = []
+    for number in range(draw.randint(1, 4)):
+        order = [*sizes]
+        if draw.random() < 0.5:
+            draw.shuffle(order)
+        cuts = sorted(draw.sample(range(1, len(order)), draw.randint(0, min(5, len(order) - 1))))
+        parts = [order[a:b] for a, b in zip([0, *cuts], [*cuts, len(order)], strict=True)]
+        models.append(made_model(hub, f"org/m{number}", [[(name, sizes[name]) for name in part] for part in parts]))
+    largest = max(f.size for m in models for f in m.files.values())
+    whole = sum(m.weight_bytes for m in models)
+    budget = draw.choice([0, largest // 2, largest, 2 * largest, whole // 2, whole])
+    peak = Peak(tmp_path)
+    cache = cache_of(hub, tmp_path, models, budget, deleting=peak)
+    names = [*sizes]
+    for again in (True, True, False):
+        draw.shuffle(names)
+        read_all(cache, hub, models, names, again=again, threads=draw.choice([1, 2, 4]), chunk=3000, seen=peak)
+    cache.close()
+    digests = sum(KB for _ in tmp_path.rglob("*.blocks"))
+    assert peak.bytes <= budget + 2 * digests
+    assert not [*tmp_path.rglob("*.safetensors"), *tmp_path.rglob("*.partial")]
+    if budget == whole:
+        assert set(hub.downloads.values()) == {1}
+
+
+def test_a_shard_that_exceeds_the_budget_is_read_by_ranges_and_nothing_of_it_lies_on_disk(
+    hub: FolderHub, tmp_path: Path
+) -> None:
+    large = made_model(hub, "org/large", [[("a", 5 * KB + 7), ("b", 9 * KB)]])
+    small = made_model(hub, "org/small", [[("a", 5 * KB + 7)], [("b", 9 * KB)]])
+    models = [large, small]
+    budget = 10 * KB
+    cache = cache_of(hub, tmp_path, models, budget)
+    for again in (True, False):
+        read_all(cache, hub, models, ["a", "b"], again=again, chunk=1000)
+    cache.close()
+    assert ("org/large", "0.safetensors") not in hub.downloads
+    assert {p.suffix for p in tmp_path.rglob("*") if p.is_file()} == {".blocks"}
+    assert cache.fetched.ranged_shards == 1
+    blocks = -(-large.weight_bytes // (2 * KB))
+    # once for the checksum; all blocks fit into the buffer, so that both passes read them once more in all
+    assert hub.ranges["org/large", "0.safetensors"] == 2 * blocks
+    assert cache.fetched.range_bytes == 2 * large.weight_bytes
+
+
+def test_a_ranged_shard_with_another_sha256_is_corrupt_before_a_byte_of_it_is_used(
+    hub: FolderHub, tmp_path: Path
+) -> None:
+    model = made_model(hub, "org/m", [[("a", 9 * KB)]])
+    good = hub.contents["org/m", "0.safetensors"]
+    hub.contents["org/m", "0.safetensors"] = good[:5000] + bytes([good[5000] ^ 1]) + good[5001:]
+    cache = cache_of(hub, tmp_path, [model], 0)
+    with pytest.raises(CorruptError, match=r"0\.safetensors in org/m"):
+        cache.expect(reads_of([model], ["a"]), again=False)
+    cache.close()
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_a_range_that_is_not_what_was_verified_is_corrupt(hub: FolderHub, tmp_path: Path) -> None:
+    model = made_model(hub, "org/m", [[("a", 9 * KB)]])
+    cache = cache_of(hub, tmp_path, [model], 0)
+    cache.expect(reads_of([model], ["a"]), again=False)
+    good = hub.contents["org/m", "0.safetensors"]
+    hub.contents["org/m", "0.safetensors"] = good[:-1] + bytes([good[-1] ^ 128])
+    out = bytearray(KB)
+    cache.read_into(model, "0.safetensors", 0, memoryview(out))
+    assert bytes(out) == good[:KB]
+    with pytest.raises(CorruptError, match="block 4"):
+        cache.read_into(model, "0.safetensors", 8 * KB, memoryview(out))
+    cache.close()
+
+
+def test_a_resumed_merge_does_not_verify_a_ranged_shard_again_and_trusts_no_damaged_note(
+    hub: FolderHub, tmp_path: Path
+) -> None:
+    model = made_model(hub, "org/m", [[("a", 9 * KB)]])
+    path = ("org/m", "0.safetensors")
+    for asked in (5, 5):  # blocks
+        with_cache = cache_of(hub, tmp_path, [model], 0)
+        with_cache.expect(reads_of([model], ["a"]), again=False)
+        with_cache.close()
+        assert hub.ranges[path] == asked
+    [note] = tmp_path.rglob("*.blocks")
+    raw = bytearray(note.read_bytes())
+    raw[-1] ^= 1
+    note.write_bytes(raw)
+    again = cache_of(hub, tmp_path, [model], 0)
+    read_all(again, hub, [model], ["a"], again=False)
+    again.close()
+    assert hub.ranges[path] == 15
+
+
+def test_what_an_earlier_run_fetched_is_used_and_what_it_left_over_the_budget_is_deleted(
+    hub: FolderHub, tmp_path: Path
+) -> None:
+    [model] = models = [in_shards(hub, "org/m", 5)]
+    names = [*model.tensors]
+    first = cache_of(hub, tmp_path, models, 5 * SHARD, keep=True)
+    read_all(first, hub, models, names, again=False)
+    first.close()
+    assert len([*tmp_path.rglob("*.safetensors")]) == 5
+    peak = Peak(tmp_path)
+    second = cache_of(hub, tmp_path, models, 2 * SHARD)
+    read_all(second, hub, models, names[4:], again=False, seen=peak)
+    second.close()
+    assert peak.bytes <= 2 * SHARD
+    assert second.fetched.hits >= 2
+    assert second.fetched.shards <= 1
+    assert sum(hub.downloads.values()) <= 6
+
+
+def test_an_error_while_fetching_ahead_ends_the_pass_with_that_error(hub: FolderHub, tmp_path: Path) -> None:
+    [model] = models = [in_shards(hub, "org/m", 4)]
+
+    def fail(repo: str, path: str) -> None:
+        if path == "2.safetensors":
+            raise HubUnavailableError("gone", where=path)
+
+    hub.before = fail
+    cache = cache_of(hub, tmp_path, models, 2 * SHARD)
+    with pytest.raises(HubUnavailableError, match=r"2\.safetensors"):
+        read_all(cache, hub, models, [*model.tensors], again=False, threads=3)
+    cache.close()
+    assert threads_left() == []
+
+
+def test_readers_that_wait_are_let_go_when_the_pass_is_broken_off(hub: FolderHub, tmp_path: Path) -> None:
+    """The second tensor's shard has no room before the first one is read, which never happens."""
+    [model] = models = [in_shards(hub, "org/m", 2)]
+    cache = cache_of(hub, tmp_path, models, SHARD)
+    cache.expect(reads_of(models, [*model.tensors]), again=False)
+    errors: list[BaseException] = []
+
+    def wait_for_it() -> None:
+        try:
+            cache.read_into(model, "1.safetensors", 0, memoryview(bytearray(1)))
+        except CancelledError as error:
+            errors.append(error)
+
+    held = threading.Event()
+    hub.before = lambda repo, path: (held.wait(), None)[1]  # whatever is fetched from here on hangs
+    reader = threading.Thread(target=wait_for_it)
+    reader.start()
+    while not cache._waiting:
+        pass
+    cache.abandon()
+    reader.join()
+    held.set()
+    cache.close()
+    assert len(errors) == 1
+    assert threads_left() == []
+
+
+def test_closing_in_the_middle_of_a_download_leaves_a_part_to_go_on_with_and_no_thread(
+    hub: FolderHub, tmp_path: Path
+) -> None:
+    models = [in_shards(hub, "org/m", 2)]
+    begun, closing = threading.Event(), threading.Event()
+    told: list[int] = []
+
+    def starting(done: int, total: int) -> None:
+        told.append(done)
+        begun.wait()
+        raise CancelledError("by the user")
+
+    def slow(repo: str, path: str) -> None:
+        begun.set()
+        closing.wait()
+
+    hub.before = slow
+    cache = cache_of(hub, tmp_path, models, 4 * SHARD, starting=starting)
+    with pytest.raises(CancelledError, match="by the user"):
+        cache.expect(reads_of(models, [*models[0].tensors]), again=False)
+    cache.abandon()
+    closing.set()
+    cache.close()
+    assert told == [0]
+    assert [p.suffix for p in tmp_path.rglob("*") if p.is_file()] in (["", ".partial"], [".partial"], [".partial"] * 2)
+    assert threads_left() == []

@@ -1,0 +1,100 @@
+"""The plan's prediction of memory, against whole processes; that of time only grows with what it should grow with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.metering import measure
+from benchmarks.synthetic import Shape, write_family
+from hubmerge.hub import Hub
+from hubmerge.line import prepare
+from hubmerge.plan import Plan
+from hubmerge.prediction import Machine, predict
+from hubmerge.recipe import Recipe
+from hubmerge.stream import StreamOptions
+
+HUB = Hub("http://127.0.0.1:9")  # never asked
+NAME = "synthetic:qwen2.5-0.5b"
+SMALL = Shape(layers=1, hidden=64, intermediate=128, key_value=16, vocabulary=512, tied=True)
+WIDE = Shape(layers=1, hidden=1024, intermediate=3072, key_value=256, vocabulary=1024, tied=True)
+
+
+def planned(method: str, agents: int = 3, shape: str = NAME, **more: object) -> Plan:
+    content = {"base": shape, "agents": [f"{shape}?agent={k + 1}&density=0.1" for k in range(agents)]}
+    return prepare(Recipe.model_validate({**content, "method": method, **more}), HUB, allow_local=True).plan
+
+
+def family(folder: Path, shape: Shape) -> dict[str, object]:
+    write_family(shape, folder, (0.1, 0.3, 0.5))
+    return {"base": str(folder / "base"), "agents": [str(folder / f"agent{k}") for k in range(3)]}
+
+
+@pytest.mark.parametrize(
+    ("case", "method", "more"),
+    [
+        ("small", "ram", {}),
+        ("large", "ties", {}),
+        ("large", "ram", {"dtype": "float16"}),
+        ("wide", "wudi", {"parameters": {"steps": 1}}),
+    ],
+)
+def test_the_peak_memory_of_a_process_is_within_a_quarter_of_what_its_plan_said(
+    case: str, method: str, more: dict[str, object], tmp_path: Path
+) -> None:
+    if case == "large":
+        models: dict[str, object] = {
+            "base": f"{NAME}?layers=1",
+            "agents": [f"{NAME}?layers=1&agent={k}&density=0.1" for k in (1, 2, 3)],
+        }
+    else:
+        models = family(tmp_path, SMALL if case == "small" else WIDE)
+    recipe = Recipe.model_validate({**models, "method": method, **more})
+    threads = 2 if case != "large" else 4
+    predicted = predict(prepare(recipe, HUB, allow_local=True).plan, Machine(2), StreamOptions(threads=threads))
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipe.to_yaml())
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "hubmerge", "merge", str(path), "--out", str(out), "--threads", str(threads)]
+    measured = measure(command).peak_rss_bytes
+    assert 0.75 <= predicted.memory_bytes / measured <= 1.25, (predicted.memory_bytes, measured)
+
+
+def test_memory_does_not_grow_with_the_model_but_with_agents_threads_and_whole_tensors() -> None:
+    machine = Machine(2)
+
+    def memory(plan: Plan, **options: int) -> int:
+        return predict(plan, machine, StreamOptions(**{"threads": 2, **options})).memory_bytes
+
+    ram = memory(planned("ram"))
+    assert memory(planned("ram", shape="synthetic:llama-405b")) < ram + 20_000_000
+    assert memory(planned("ram", agents=8)) > ram
+    assert memory(planned("ram"), threads=8) > ram
+    assert memory(planned("ram"), threads=8, chunk_elements=4096) < memory(planned("ram"), threads=8)
+    assert memory(planned("wudi", shape="synthetic:llama-70b")) > 20_000_000_000
+    assert memory(planned("ram", agents=8), threads=2) <= 512_000_000
+
+
+def test_time_is_work_over_cores_and_speed() -> None:
+    plan = planned("ram", shape="synthetic:llama-70b")
+    one, two = predict(plan, Machine(1)).seconds, predict(plan, Machine(2)).seconds
+    assert two == pytest.approx(one / 2, rel=0.1)
+    assert predict(plan, Machine(1, speed=2.0)).seconds == pytest.approx(one / 2)
+    # one thread hashes and writes, however many cores there are
+    assert predict(plan, Machine(512)).seconds == predict(plan, Machine(256)).seconds
+    assert predict(planned("ties", shape="synthetic:llama-70b"), Machine(1)).seconds > one
+
+
+def test_inspect_says_what_is_predicted(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(planned("ram").recipe.to_yaml())
+    done = subprocess.run(
+        [sys.executable, "-m", "hubmerge", "inspect", str(path), "--json"], check=True, capture_output=True, text=True
+    )
+    told = json.loads(done.stdout)
+    assert 200_000_000 < told["predicted_memory_bytes"] < 500_000_000
+    assert told["predicted_seconds"] > 0

@@ -1,0 +1,140 @@
+"""Synthetic models: the shapes that were published, values that no chunking changes, and the shares they promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hubmerge.errors import HubmergeError, RecipeError
+from hubmerge.hub import Hub
+from hubmerge.line import prepare
+from hubmerge.recipe import ModelName, Recipe, load_recipe
+from hubmerge.shapes import SHAPES
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_model
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.sources.synthetic import TILE, open_synthetic
+from hubmerge.stream import Silent, StreamOptions, probe
+
+HUB = Hub("http://127.0.0.1:9")  # never asked
+NAME = "synthetic:qwen2.5-0.5b"
+
+
+def recipe(*agents: str, base: str = NAME, method: str = "ram") -> Recipe:
+    return Recipe.model_validate({"base": base, "agents": list(agents), "method": method})
+
+
+def agent(number: int, density: float = 0.1, more: str = "") -> str:
+    return f"{NAME}?agent={number}&density={density}{more}"
+
+
+@pytest.mark.parametrize(
+    ("shape", "parameters", "tensors"),
+    [
+        ("qwen2.5-0.5b", 494_032_768, 290),
+        ("qwen2.5-1.5b", 1_543_714_304, 338),
+        ("qwen2.5-7b", 7_615_616_512, 339),
+        ("qwen2.5-14b", 14_770_033_664, 579),
+        ("qwen2.5-32b", 32_763_876_352, 771),
+        ("llama-70b", 70_553_706_496, 723),
+        ("llama-405b", 405_853_388_800, 1137),
+        ("mixtral-8x7b", 46_702_792_704, 995),
+        ("qwen3-30b-a3b", 30_532_122_624, 18_867),
+    ],
+)
+def test_a_shape_has_as_many_parameters_and_tensors_as_the_published_model(
+    shape: str, parameters: int, tensors: int
+) -> None:
+    model = open_synthetic(f"synthetic:{shape}")
+    assert sum(t.entry.elements for t in model.tensors.values()) == parameters == SHAPES[shape].parameters
+    assert len(model.tensors) == tensors
+
+
+def values(model: Model, name: str, start: int, count: int) -> np.ndarray:
+    with TensorReader([model], LocalOrFetched(HUB, Path("unused"))) as reader:
+        return reader.values(0, model.tensors[name], start, count)
+
+
+def test_any_range_reads_the_same_elements() -> None:
+    model = open_synthetic(agent(1))
+    name = "model.embed_tokens.weight"
+    whole = values(model, name, 0, 2 * TILE + 1000)
+    for start, count in ((0, 1), (TILE - 3, 7), (TILE, 4096), (12_345, TILE), (2 * TILE, 1000), (5, 0)):
+        assert np.array_equal(values(model, name, start, count), whole[start : start + count])
+
+
+def test_tensors_seeds_and_agents_differ_and_the_same_name_gives_the_same() -> None:
+    def read(model: str, tensor: str = "model.norm.weight") -> bytes:
+        return values(open_synthetic(model), tensor, 0, 896).tobytes()
+
+    assert read(NAME) == read(NAME)
+    assert len({read(NAME), read(f"{NAME}?seed=1"), read(agent(1)), read(agent(2))}) == 4
+    assert read(NAME) != read(NAME, "model.layers.0.input_layernorm.weight")
+
+
+def test_densities_and_the_shared_part_are_what_the_name_says() -> None:
+    plan = prepare(
+        recipe(*(agent(k, more="&layers=1") for k in (1, 2, 3)), base=f"{NAME}?layers=1"), HUB, allow_local=True
+    ).plan
+    with TensorReader(plan.models, LocalOrFetched(HUB, Path("unused"))) as reader:
+        total = probe(plan, reader, StreamOptions(), Silent()).total
+    for k in range(3):
+        density = total.changed[k] / total.elements
+        shared = 1 - total.by_overlap[k, 1] / total.changed[k]
+        assert density == pytest.approx(0.1, rel=0.02)
+        assert shared == pytest.approx(0.2, rel=0.03)
+        assert total.by_overlap[k, 2] == 0  # what is shared at all is shared by all
+
+
+def test_updates_are_log_normal() -> None:
+    base, moved = (values(open_synthetic(m), "model.embed_tokens.weight", 0, TILE) for m in (NAME, agent(1, 1.0)))
+    logarithms = np.log(np.abs(moved - base))
+    # rounding to bf16 moves single values, not their middle
+    assert np.median(logarithms) == pytest.approx(np.log(5e-4), abs=0.1)
+    assert np.std(logarithms) == pytest.approx(1.0, abs=0.15)
+    assert np.count_nonzero(moved == base) == 0
+
+
+def test_only_where_folders_are_allowed_is_a_synthetic_model_opened() -> None:
+    with pytest.raises(HubmergeError):
+        open_model(ModelName.parse(NAME), HUB, allow_local=False)
+    assert open_model(ModelName.parse(NAME), HUB, allow_local=True).ref.kind == "synthetic"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "synthetic:gpt-5",
+        "synthetic:",
+        f"{NAME}?agent=1",
+        f"{NAME}?density=0.1",
+        f"{NAME}?agent=1&density=1.5",
+        f"{NAME}?agent=1&density=nan",
+        f"{NAME}?agent=-1&density=0.1",
+        f"{NAME}?agent=x&density=0.1",
+        f"{NAME}?speed=9",
+        f"{NAME}?layers=-1",
+    ],
+)
+def test_a_name_that_says_something_else_is_refused(name: str) -> None:
+    with pytest.raises(RecipeError):
+        open_synthetic(name)
+
+
+def test_a_recipe_with_synthetic_models_is_pinned_and_written_as_it_was_read(tmp_path: Path) -> None:
+    plan = prepare(recipe(agent(1), agent(2)), HUB, allow_local=True).plan
+    path = tmp_path / "recipe.yaml"
+    path.write_text(plan.recipe.to_yaml())
+    again = prepare(load_recipe(path), HUB, allow_local=True).plan
+    assert again.identity == plan.identity
+    assert prepare(recipe(agent(1), agent(2, more="&seed=1")), HUB, allow_local=True).plan.identity != plan.identity
+
+
+def test_the_largest_plan_is_made_from_shapes_alone() -> None:
+    big = "synthetic:llama-405b"
+    plan = prepare(recipe(*(f"{big}?agent={k}&density=0.1" for k in (1, 2, 3)), base=big), HUB, allow_local=True).plan
+    assert plan.elements == 405_853_388_800
+    assert plan.input_bytes == 4 * 2 * plan.elements + 4 * (plan.base.tensors["model.embed_tokens.weight"].entry.begin)
+    assert plan.download_bytes == 0
