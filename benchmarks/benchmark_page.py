@@ -158,8 +158,8 @@ def _comparison(rows: Sequence[Row]) -> str:
         "",
         "Whole processes: interpreter, imports, card and figures included. Three agents in bfloat16, sharing the page "
         "cache; hubmerge counts the card's statistics and hashes its output, mergekit 0.1.5 does neither and "
-        "runs with `--lazy-unpickle --no-copy-tokenizer --no-write-model-card`, `dtype: bfloat16` and as many threads as "
-        "cores. Predicted: what `hubmerge inspect` said before.",
+        "runs with `--lazy-unpickle --no-copy-tokenizer --no-write-model-card`, `dtype: bfloat16` and as many threads "
+        "as cores. Predicted: what `hubmerge inspect` said before.",
     ]
     for shape in _shapes(rows):
         lines = []

@@ -24,6 +24,7 @@
     ├── QuotaError                E_QUOTA           too many jobs for one user
     ├── LoginError                E_LOGIN           no usable token
     ├── InternalError             E_INTERNAL        a bug in hubmerge
+    ├── in distributed.py: ProcessLostError E_PROCESS, one of several processes is gone
     └── in workflows/jobs.py: StaleFenceError E_FENCE, JobNotFoundError E_JOB, DatabaseBusyError E_BUSY
 
 A message says what, where, expected and got, and what to do next. `retryable` says whether the same call
