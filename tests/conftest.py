@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,8 @@ for _name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLI
     os.environ.pop(_name, None)
 
 from hubmerge.localhub.process import LocalHubProcess  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,3 +52,16 @@ def local_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProc
     data: Path = tmp_path_factory.mktemp("localhub")
     with LocalHubProcess(data) as hub:
         yield hub
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser, gone with its module: a process holds one Playwright at a time, and no asyncio loop beside it."""
+    if not Path(CHROMIUM).exists():
+        pytest.skip("no chromium on this machine")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as runtime:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        browser = runtime.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield browser
+        browser.close()

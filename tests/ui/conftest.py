@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gradio.oauth
@@ -14,8 +12,6 @@ from pages_session import CLIENT, Pages, session_cookie
 
 from hubmerge.settings import Settings
 from hubmerge.ui.app import launch_app
-
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
 
 @pytest.fixture(scope="package")
@@ -40,18 +36,6 @@ def pages(served: Pages) -> Pages:
     """The running app with an empty job store."""
     served.service.__init__(served.service.endpoint)
     return served
-
-
-@pytest.fixture(scope="package")
-def chromium() -> Iterator[Any]:
-    if not Path(CHROMIUM).exists():
-        pytest.skip("no chromium on this machine")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as runtime:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        browser = runtime.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

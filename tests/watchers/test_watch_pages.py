@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +19,6 @@ from hubmerge.ui.service import Visitor, WatcherEvent, WatcherView
 from hubmerge.ui.style import CSS, HEAD, theme
 from hubmerge.ui.watchers_page import watchers_page, watchers_panel
 
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 ENDPOINT = "http://127.0.0.1:9"
 HOSTILE = "<img src=x onerror=alert(1)>"
 SHA = "0123456789abcdef" * 2 + "01234567"
@@ -146,18 +144,6 @@ def served(source: Source) -> Iterator[str]:
 
     with RunningApp(in_loop(build), "127.0.0.1", 0).start() as running:
         yield running.url
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    if not Path(CHROMIUM).exists():
-        pytest.skip("no chromium on this machine")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as runtime:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        browser = runtime.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield browser
-        browser.close()
 
 
 @pytest.mark.browser
