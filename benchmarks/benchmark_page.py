@@ -45,7 +45,7 @@ def write_page(data: Mapping[str, Any]) -> None:
     parts = [_targets(rows)]
     for name, render in RENDER.items():
         if name in rows:
-            parts.append(render(rows[name]) + f"\n{_machine(data[name]['machine'], rows[name])}")
+            parts.append(render(rows[name]) + f"\n\n{_machine(data[name]['machine'], rows[name])}")
     PAGE.write_text(f"{before}{BEGIN}\n" + "\n\n".join(parts) + f"\n{END}{after}", encoding="utf-8")
 
 
@@ -254,8 +254,9 @@ def _large(rows: Sequence[Row]) -> str:
             "predicted")  # fmt: skip
     return (
         "## Large models\n\nThree synthetic agents, embedding, head and one layer in their full shapes, hashed, into a "
-        "null sink. Memory is that of the whole model, whose other layers are alike (the tallies of their tensors add "
-        "about 20 KB each); the time for the whole model is extrapolated from the part.\n\n"
+        "null sink. Memory is measured; the whole model's differs by the tallies of its other tensors, about 20 KB "
+        "each, and by the card's figures, about 50 MB, if those come to more than the stream's buffers. The time for "
+        "the whole model is extrapolated from the part.\n\n"
     ) + table(head, lines)
 
 
@@ -290,7 +291,7 @@ def _bars(path: Path, shape: str, ratios: Mapping[str, tuple[float, float]]) -> 
     axes.set_yticks(range(len(ratios)), [TITLES[m] for m in ratios])
     axes.invert_yaxis()
     axes.set_xlabel(f"times as fast as mergekit, {shape}, whole processes")
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
     figure.savefig(path, metadata={"Software": None})
 
 

@@ -21,6 +21,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from llvmlite.binding import set_option  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import overload
 from numpy.typing import NDArray
@@ -126,7 +127,7 @@ def _powers(x, n, lanes, out):
 
 @njit(**_STRICT, cache=True)
 def _count_magnitudes(delta, n, kept, packed):
-    """Adds the non-zero magnitudes of one block to packed[BINS]; kept[BLOCK] is scratch."""
+    """Adds the non-zero magnitudes of one block to packed[BINS] and returns how many; kept[BLOCK] is scratch."""
     bits = delta[:n].view(np.uint32)
     found = np.int64(0)
     for i in range(n):
@@ -136,6 +137,7 @@ def _count_magnitudes(delta, n, kept, packed):
     one = np.uint64(1 << _COUNT_SHIFT)
     for i in range(found):
         packed[kept[i] >> np.uint32(LOW_BITS)] += one + np.uint64(kept[i] & np.uint32(LAST))
+    return found
 
 
 @njit(**_STRICT, cache=True)
@@ -182,27 +184,25 @@ def _count_inputs(values, deltas, pattern, n, histogram, identical, nonfinite, m
             histogram[copy, pattern[i + copy]] += 1
     for i in range(whole, n):
         histogram[0, pattern[i]] += 1
-    for k in range(agents + 1):
-        nonfinite[k] += _nonfinite(values[k], n)
+    finite = True
     for k in range(agents):
         delta = deltas[k]
-        same = np.int32(0)
-        largest[0] = 0
-        for i in range(n):
-            same += np.int32(delta[i] == np.float32(0))
         # as integers: the order of non-negative floats is that of their patterns, and only this is vectorised
         magnitudes = delta[:n].view(np.uint32)
         most = np.uint32(0)
         for i in range(n):
             most = max(most, magnitudes[i] & np.uint32(0x7FFFFFFF))
         largest[0] = most
-        identical[k] += same
+        finite = finite and bool(most < np.uint32(0x7F800000))
         max_abs[k] = max(max_abs[k], np.float64(largest.view(np.float32)[0]))
-        _count_magnitudes(delta, n, kept, packed[k])
+        identical[k] += n - _count_magnitudes(delta, n, kept, packed[k])
         _powers(delta, n, lanes, powers)
         for power in range(4):
             sums[power * agents + k] = powers[power]
         squares[k] = powers[4]
+    if not finite:  # a difference is finite only between finite values
+        for k in range(agents + 1):
+            nonfinite[k] += _nonfinite(values[k], n)
     row = 4 * agents
     for a in range(agents):
         for b in range(a, agents):
@@ -413,7 +413,12 @@ def _apply(kernel: Callable[..., Any], agents: int, inputs: int, columns: int, c
     )
     scope: dict[str, Any] = {"kernel": njit(**_STRICT)(kernel)}
     exec(source, scope)  # noqa: S102 (the text is made above from four integers)
-    return njit(_APPLY, **_STRICT)(scope["loop"])
+    # a kernel's loop over five agents or more stays a loop otherwise, and then that over elements is not vectorised
+    set_option("hubmerge", "-unroll-threshold=8000")
+    try:
+        return njit(_APPLY, **_STRICT)(scope["loop"])
+    finally:
+        set_option("hubmerge", "-unroll-threshold=300")  # LLVM's own at this level, for the passes
 
 
 class _InputCounters:

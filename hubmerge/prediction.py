@@ -45,7 +45,7 @@ _SELECT_AGENTS, _DROP_AGENTS = 2.5, 1.0  # both counting passes; random drops be
 _EAGER = 12.0  # times as long, operation by operation
 _READ_BYTE, _HASH_AND_WRITE_BYTE = 0.25, 0.8
 _TENSOR_S = 0.7e-3  # bookkeeping per tensor and pass
-_START_S = 3.0  # imports, loading compiled code, the card with its figures
+_START_S = 3.3  # imports, loading compiled code, the card with its figures
 _FLOP = 1 / 50  # of a matrix product
 
 _REFERENCE_S = 0.0005  # what `_speed_probe` takes at speed 1
@@ -136,7 +136,10 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
     parallel += plan.passes * (plan.input_bytes * _READ_BYTE * 1e-9 + len(tensors) * _TENSOR_S)
     serial += plan.output_bytes * _HASH_AND_WRITE_BYTE * 1e-9
     workers = 1 if any(_is_whole(plan, t) for t in tensors) else min(options.workers, machine.cores)
-    return (_START_S + max(parallel / workers, serial)) / machine.speed
+    # the thread that hashes and writes needs a core, too
+    return (
+        _START_S + max((parallel + serial) / min(workers + 1, machine.cores), parallel / workers, serial)
+    ) / machine.speed
 
 
 def _is_whole(plan: Plan, tensor: PlannedTensor) -> bool:
