@@ -15,6 +15,7 @@ offset to the bin's sum (lower 40). `_FLUSH` blocks fit before either half can o
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
@@ -38,6 +39,7 @@ MAX_AGENTS = COMPILED_AGENTS
 _FLUSH = 512  # blocks; 2^21 elements of offsets below 2^18 stay below 2^40
 _COUNT_SHIFT = 40
 _COPIES = 4  # of the histogram of patterns: most elements share one bin, and each addition waits for the last one
+_one_compiles = threading.Lock()
 _STRICT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 
 
@@ -395,8 +397,13 @@ def _merge_pass(
     _flush(packed, magnitudes)
 
 
-@cache
 def _apply(kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int) -> Callable[..., Any]:
+    with _one_compiles:  # the first chunks of all threads ask at once
+        return _loop(kernel, agents, inputs, columns, constants)
+
+
+@cache
+def _loop(kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int) -> Callable[..., Any]:
     """A loop over elements around `kernel`. Generated, so that the values of an element and the scalars are named
     and the compiler sees no array of pointers: only then is the loop vectorised."""
     rows = "; ".join(f"r{k} = inputs[{k}]" for k in range(inputs))
