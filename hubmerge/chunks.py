@@ -248,7 +248,7 @@ def read_chunk(reader: TensorReader, chunk: Chunk, sensitivities: Sequence[Sensi
     raws = (
         tuple(reader.raw(k, stored, chunk.start, chunk.count) for k, stored in enumerate(inputs))
         if stacked is None
-        else tuple(stacked)
+        else tuple(stacked[:, : chunk.count])
     )
     measured: tuple[Any, ...] = ()
     if sensitivities and chunk.tensor.action == "merge":

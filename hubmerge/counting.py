@@ -19,6 +19,7 @@ from hubmerge.statistics import Counts, ResultTally, Sums, Tally, zero_result, z
 
 BLOCK = 4096  # elements; chunks are multiples of it
 LANES = 64  # columns of a block; wide enough for every vector unit
+GROUP = 4  # rows that are added to each other before they are added to a column's sum
 
 Float32 = NDArray[np.float32]
 Mask = NDArray[np.bool_]
@@ -54,15 +55,17 @@ class Counted(Generic[T]):
 def block_sums(values: Sums) -> Sums:
     """[n] float64 → [⌈n/BLOCK⌉]: the sum of each aligned block, the last one padded with zeros.
 
-    A block is LANES columns of BLOCK/LANES rows: columns are summed row after row, then halved as a tree.
+    A block is LANES columns of BLOCK/LANES rows: columns are summed by groups of four rows, group after group, then
+    halved as a tree.
     """
     missing = -len(values) % BLOCK
     if missing:
         values = np.concatenate([values, np.zeros(missing)])
-    rows = values.reshape(-1, BLOCK // LANES, LANES)
-    lanes = rows[:, 0] + 0.0  # a sum begins at +0, so that no block of −0 sums to −0
-    for row in range(1, BLOCK // LANES):
-        lanes += rows[:, row]
+    a, b, c, d = values.reshape(-1, BLOCK // LANES // GROUP, GROUP, LANES).transpose(2, 0, 1, 3)
+    groups = (a + b) + (c + d)
+    lanes = groups[:, 0] + 0.0  # a sum begins at +0, so that no block of −0 sums to −0
+    for group in range(1, groups.shape[1]):
+        lanes += groups[:, group]
     while (half := lanes.shape[1] // 2) > 0:
         lanes = lanes[:, :half] + lanes[:, half:]
     return np.asarray(lanes[:, 0])
@@ -146,14 +149,15 @@ def count_result(
     alone, several = act.count == 1, act.count > 1
     rows: dict[str, list[Sums]] = {name: [] for name in ResultTally.SUMS}
     for mask, update in zip(act.masks, deltas, strict=True):
-        unique = np.where(mask & alone, update, np.float32(0)).astype(np.float64)
-        shared = np.where(mask & several, update, np.float32(0)).astype(np.float64)
-        rows["unique_norm"].append(block_sums(unique * unique))
-        rows["unique_kept"].append(block_sums(unique * wide_delta))
-        rows["unique_stored"].append(block_sums(unique * step))
-        rows["unique_other"].append(block_sums(unique * other_step))
-        rows["shared_norm"].append(block_sums(shared * shared))
-        rows["shared_kept"].append(block_sums(shared * wide_delta))
+        wide = update.astype(np.float64)
+        only, shared = mask & alone, mask & several
+        square, kept = wide * wide, wide * wide_delta
+        rows["unique_norm"].append(block_sums(np.where(only, square, 0.0)))
+        rows["unique_kept"].append(block_sums(np.where(only, kept, 0.0)))
+        rows["unique_stored"].append(block_sums(np.where(only, wide * step, 0.0)))
+        rows["unique_other"].append(block_sums(np.where(only, wide * other_step, 0.0)))
+        rows["shared_norm"].append(block_sums(np.where(shared, square, 0.0)))
+        rows["shared_kept"].append(block_sums(np.where(shared, kept, 0.0)))
     tally = replace(
         zero_result(len(deltas)),
         elements=base.size,

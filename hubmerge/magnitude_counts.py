@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hubmerge.counter_rng import Key
 from hubmerge.dtypes import decode
 from hubmerge.eager import ChunkInputs
+from hubmerge.vector_pack import VECTOR, pack_equal, pack_nonzero
 
 _BLOCK = 4096
 _COPIES = 4
@@ -60,19 +61,29 @@ def _survivors(places, found, index, first, second, p, kept):
 
 
 @njit(**_STRICT)
-def _pack(bits, n, fine, wanted, shift, kept, places):
-    """The non-zero patterns of bits[n] (if `fine`, those in bin `wanted`) and their places; returns how many."""
+def _pack(values, n, fine, wanted, shift, kept):
+    """The non-zero magnitudes of values[n] (if `fine`, those in bin `wanted`); returns how many. n: whole vectors."""
+    bits = values.view(np.uint32)
     found = np.int64(0)
     if fine:
-        for i in range(n):
-            kept[found] = bits[i]
-            places[found] = i
-            found += np.int64((bits[i] >> shift) == wanted and bits[i] != 0)
+        for i in range(0, n, VECTOR):
+            found += pack_equal(bits, i, kept, found, shift, wanted)
     else:
-        for i in range(n):
-            kept[found] = bits[i]
-            places[found] = i
-            found += np.int64(bits[i] != 0)
+        for i in range(0, n, VECTOR):
+            found += pack_nonzero(bits, i, kept, found)
+    return found
+
+
+@njit(**_STRICT)
+def _pack_places(values, n, fine, wanted, shift, kept, places):
+    """_pack, and the elements' places."""
+    bits = values.view(np.uint32)
+    found = np.int64(0)
+    for i in range(n):
+        magnitude = bits[i] & np.uint32(0x7FFFFFFF)
+        kept[found] = magnitude
+        places[found] = i
+        found += np.int64(magnitude != 0 and (not fine or (magnitude >> shift) == wanted))
     return found
 
 
@@ -83,9 +94,7 @@ def _count(raw16, raw32, n, agents, wanted, shift, drop, p, rescale, keys, index
     fine = wanted.shape[0] > 0
     mask = np.uint32((1 << shift) - 1)
     base, values = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.float32)
-    bits = np.empty(_BLOCK, np.uint32)
-    kept, places = np.empty(_BLOCK + 1, np.uint32), np.empty(_BLOCK + 1, np.uint32)
-    size = values.view(np.uint32)
+    kept, places = np.empty(_BLOCK + VECTOR, np.uint32), np.empty(_BLOCK + 1, np.uint32)
     low = np.uint32(shift)
     for block in range((n + _BLOCK - 1) // _BLOCK):
         start = block * _BLOCK
@@ -99,12 +108,14 @@ def _count(raw16, raw32, n, agents, wanted, shift, drop, p, rescale, keys, index
             else:
                 for i in range(m):
                     values[i] = values[i] - base[i]
-            for i in range(m):
-                bits[i] = size[i] & np.uint32(0x7FFFFFFF)
+            whole = (m + VECTOR - 1) // VECTOR * VECTOR
+            values[m:whole] = np.float32(0)
             bin_ = np.uint32(wanted[k]) if fine else np.uint32(0)
             # zeros are counted as what is left, so that bin 0 needs everything that is not zero
-            found = _pack(bits, m, fine and bin_ != 0, bin_, low, kept, places)
-            if drop:
+            if not drop:
+                found = _pack(values, whole, fine and bin_ != 0, bin_, low, kept)
+            else:
+                found = _pack_places(values, m, fine and bin_ != 0, bin_, low, kept, places)
                 found = _survivors(places, found, index + start, keys[k, 0], keys[k, 1], p, kept)
             row = scratch[k]
             if not fine:
@@ -164,7 +175,7 @@ def count_magnitudes(
     p = np.float32(drop or 0.0)
     rescale = np.float32(1.0 / (1.0 - (drop or 0.0)))
     _count(
-        raw16, raw32, stored.shape[1], agents, np.array(wanted, dtype=np.int64), shift, drop is not None, p, rescale,
+        raw16, raw32, len(chunk.raws[0]), agents, np.array(wanted, dtype=np.int64), shift, drop is not None, p, rescale,
         _keys(chunk.uniform_keys, agents), chunk.start, scratch,
     )  # fmt: skip
     found: NDArray[np.int64] = _take(scratch)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 
 from hubmerge.counter_rng import Key
-from hubmerge.counting import BLOCK, LANES
+from hubmerge.counting import BLOCK, GROUP, LANES
 from hubmerge.dtypes import Rounding
 
 STORED: dict[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -93,11 +93,12 @@ def padded(count: int) -> int:
 
 
 def block_sums(rows: torch.Tensor) -> torch.Tensor:
-    """counting.block_sums of each row: [Q, a multiple of BLOCK] float64 → [Q, blocks], by adding row after row."""
-    first, *others = rows.view(rows.shape[0], -1, BLOCK // LANES, LANES).unbind(2)
+    """counting.block_sums of each row: [Q, a multiple of BLOCK] float64 → [Q, blocks], by adding group after group."""
+    a, b, c, d = rows.view(rows.shape[0], -1, BLOCK // LANES // GROUP, GROUP, LANES).unbind(3)
+    first, *others = ((a + b) + (c + d)).unbind(2)
     lanes = first + 0.0  # a sum begins at +0, so that no block of −0 sums to −0
-    for row in others:
-        lanes += row
+    for group in others:
+        lanes += group
     while (half := lanes.shape[2] // 2) > 0:
         lanes = lanes[:, :, :half] + lanes[:, :, half:]
     return lanes[:, :, 0]

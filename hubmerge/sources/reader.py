@@ -9,6 +9,7 @@ through the same door, as float32.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections import OrderedDict
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.dtypes import STORAGE, Float32, decode
-from hubmerge.errors import SourceChangedError
+from hubmerge.errors import CorruptError, HubmergeError, SourceChangedError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BorrowedTensor, DerivedTensor
@@ -30,6 +31,8 @@ from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.synthetic import SyntheticTensor
 
 KEPT_TENSORS = 16  # small tensors that stay in memory: chunks in flight belong to few tensors
+
+_ROW_GAP = 448  # bytes behind each row of a chunk; chunks are powers of two
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,11 @@ class OpenFiles:
                     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 except OSError as error:
                     raise _changed(model, shard, error.strerror or str(error)) from None
-                if os.fstat(file).st_size != model.files[shard].size:
+                try:
+                    _check(file, model, shard)
+                except HubmergeError:
                     os.close(file)
-                    raise _changed(model, shard, "it changed its size")
+                    raise
                 self._files[path] = file
             return self._files[path]
 
@@ -192,8 +197,9 @@ class TensorReader:
         return values
 
     def stacked(self, tensors: Sequence[StoredTensor], start: int, count: int) -> NDArray[np.generic] | None:
-        """[len(tensors), count] elements from `start` of tensor m of model m, as stored; None unless all are stored
-        alike.
+        """[len(tensors), ≥ count] elements from `start` of tensor m of model m, as stored; None unless all are stored
+        alike. What lies behind `count` elements has no meaning: it keeps equal elements of two rows from a distance
+        of a power of two, at which they would share cache sets.
 
         The array is this thread's own and valid until the thread asks for the next one.
         """
@@ -201,13 +207,14 @@ class TensorReader:
         if any(isinstance(t, DerivedTensor) or t.entry.dtype != dtype for t in tensors):
             return None
         storage = _storage(dtype)
-        needed = len(tensors) * count * storage.itemsize
+        width = count + _ROW_GAP // storage.itemsize
+        needed = len(tensors) * width * storage.itemsize
         buffer: NDArray[np.uint8] | None = getattr(self._scratch, "buffer", None)
         if buffer is None or buffer.size < needed:
             buffer = self._scratch.buffer = np.empty(needed, dtype=np.uint8)
-        rows = buffer[:needed].view(storage).reshape(len(tensors), count)
+        rows = buffer[:needed].view(storage).reshape(len(tensors), width)
         for model, tensor in enumerate(tensors):
-            self._fill(model, tensor, start, rows[model])
+            self._fill(model, tensor, start, rows[model, :count])
         return rows
 
     def _fill(self, model: int, tensor: StoredTensor, start: int, out: NDArray[np.generic]) -> None:
@@ -275,6 +282,28 @@ class TensorReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check(file: int, model: Model, shard: str) -> None:
+    """Refuse a file that is not the one that was planned from: another size, or another header."""
+    if os.fstat(file).st_size != model.files[shard].size:
+        raise _changed(model, shard, "it changed its size")
+    planned = model.headers.get(shard)
+    if planned is None:
+        return
+    if hashlib.sha256(os.pread(file, planned.bytes, 0)).hexdigest() == planned.sha256:
+        return
+    if model.ref.kind == "local":
+        raise _changed(model, shard, "it changed its header")
+    raise other_header(model, shard)
+
+
+def other_header(model: Model, shard: str) -> CorruptError:
+    return CorruptError(
+        "a shard has another header than the one that the merge was planned from",
+        where=f"{shard} in {model.ref}",
+        next_step="Run again; if it stays, do not trust the server.",
+    )
 
 
 def _storage(dtype: str) -> np.dtype[np.generic]:
