@@ -8,6 +8,7 @@ they do not use.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shutil
 import sys
@@ -23,6 +24,7 @@ from hubmerge.settings import Settings, load_settings
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    gc.set_threshold(100_000)  # importing and drawing make many objects that stay; looking through them costs seconds
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.command(arguments, load_settings()))
@@ -296,10 +298,8 @@ def _publish(arguments: Any, settings: Settings) -> int:
 
 
 def _run(arguments: Any, settings: Settings) -> int:
-    from hubmerge.distributed import refuse_several
     from hubmerge.run_command import run_cli
 
-    refuse_several(settings, "run")
     terminal = _Terminal(arguments.log_json)
     try:
         return run_cli(arguments, settings, terminal, _stream_options(arguments))

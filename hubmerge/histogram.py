@@ -69,14 +69,19 @@ class Histogram:
         return cls(keys, flat[keys], offsets.reshape(-1)[keys])
 
     def __add__(self, other: Self) -> Self:
-        keys, place = np.unique(np.concatenate([self.keys, other.keys]), return_inverse=True)
-        counts, offsets = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
-        mine, theirs = place[: len(self.keys)], place[len(self.keys) :]
-        counts[mine] += self.counts
-        counts[theirs] += other.counts
-        offsets[mine] += self.offsets
-        offsets[theirs] += other.offsets
-        return type(self)(keys, counts, offsets)
+        if not len(self.keys):
+            return other
+        if not len(other.keys):
+            return self
+        first = min(self.keys[0], other.keys[0])
+        width = max(self.keys[-1], other.keys[-1]) - first + 1
+        counts, offsets = np.zeros(width, np.int64), np.zeros(width, np.int64)
+        for part in (self, other):
+            place = part.keys - first
+            counts[place] += part.counts
+            offsets[place] += part.offsets
+        filled = np.flatnonzero(counts)
+        return type(self)(filled + first, counts[filled], offsets[filled])
 
     def of(self, agent: int, elements: int) -> Magnitudes:
         """One agent's magnitudes among `elements`, zeros included."""

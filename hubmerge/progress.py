@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hubmerge.statistics import Tally, summarize
+
+_SUMMARY_S = 0.5  # between two looks at the statistics on the way: a summary of many agents takes milliseconds
 
 
 class Observer(Protocol):
@@ -30,6 +33,7 @@ class Bridge:
         self._observer = observer
         self._stage = ""
         self._last: tuple[str, int, int, str] | None = None
+        self._next_summary = 0.0
 
     def fetching(self, done: int, total: int) -> None:
         """The merge waits for what it begins with; what else it needs is fetched meanwhile."""
@@ -57,7 +61,10 @@ class Bridge:
             self._observer.progress(*self._last)
 
     def counted(self, total: Tally) -> None:
-        self._observer.statistics(summarize(total, self.labels))
+        """Now and then: what was counted in the end is told by whoever runs the merge."""
+        if (now := time.monotonic()) >= self._next_summary:
+            self._next_summary = now + _SUMMARY_S
+            self._observer.statistics(summarize(total, self.labels))
 
     def warning(self, message: str) -> None:
         self._observer.warning(message)

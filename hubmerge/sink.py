@@ -14,13 +14,14 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from hubmerge.errors import DiskError, TargetExistsError
+from hubmerge.follower import Follower
 from hubmerge.plan import Plan, PlannedShard
 from hubmerge.statistics import SCHEMA, ResultTally, Tally
 
@@ -55,7 +56,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class ShardWriter:
-    """Writes one shard front to back. Leaves nothing under the final name unless `finish` is reached."""
+    """Writes one shard front to back. Leaves nothing under the final name unless `finish` is reached.
+
+    Hashing and writing follow in a thread each, so that neither waits for the other, nor the merge for them.
+    """
 
     def __init__(self, folder: Path, shard: PlannedShard) -> None:
         self._shard = shard
@@ -64,6 +68,9 @@ class ShardWriter:
         self._digest = hashlib.sha256()
         self._written = 0
         self._file: BinaryIO | None = None
+        self._hashing = Follower(self._digest.update, "hubmerge-hash")
+        self._writing = Follower(self._append, "hubmerge-write")
+        self._threads = ExitStack()
 
     def __enter__(self) -> Self:
         try:
@@ -71,10 +78,12 @@ class ShardWriter:
                 self._temporary.parent.mkdir(parents=True, exist_ok=True)
                 self._file = open(self._temporary, "wb", buffering=0)
                 self._reserve()
-            self.write(self._shard.header)
         except DiskError:
             self.__exit__(None, None, None)
             raise
+        self._threads.enter_context(self._hashing)
+        self._threads.enter_context(self._writing)
+        self.write(self._shard.header)
         return self
 
     def _reserve(self) -> None:
@@ -87,11 +96,15 @@ class ShardWriter:
                 raise  # what other errors say is that this file system cannot reserve; it can be written
 
     def write(self, data: bytes | memoryview) -> None:
-        """The next bytes, in file order; DiskError when the disk is full."""
-        assert self._file is not None
+        """The next bytes, in file order, which must not change any more; DiskError when the disk is full, here or at
+        a later call."""
         view = memoryview(data).cast("B")
-        self._digest.update(view)
         self._written += len(view)
+        self._hashing.put(view)
+        self._writing.put(view)
+
+    def _append(self, view: memoryview) -> None:
+        assert self._file is not None
         with writing(self._final):
             while view:
                 view = view[self._file.write(view) :]
@@ -100,6 +113,8 @@ class ShardWriter:
         """Make the file durable under its name; returns its size in bytes and its sha256."""
         assert self._file is not None
         assert self._written == self._shard.size, (self._written, self._shard.size)
+        self._hashing.finish()
+        self._writing.finish()
         with writing(self._final):
             os.fsync(self._file.fileno())
             self._file.close()
@@ -109,6 +124,7 @@ class ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._threads.close()
         if self._file is not None:
             self._file.close()
         self._temporary.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.histogram import Estimate, Histogram, empty_histogram
+from hubmerge.histogram import Estimate, Histogram, Magnitudes, empty_histogram
 
 SCHEMA = 2  # version of the JSON form
 
@@ -37,8 +37,11 @@ class _Addable:
     """Field-wise `+`; fields named in MAXIMA combine by maximum."""
 
     MAXIMA: tuple[str, ...] = ()
+    elements: int
 
     def __add__(self, other: Self) -> Self:
+        if not self.elements:  # most tensors are one chunk
+            return other
         values = {}
         for field in fields(self):  # type: ignore[arg-type]
             a, b = getattr(self, field.name), getattr(other, field.name)
@@ -106,17 +109,21 @@ class Tally(_Addable):
     def density(self) -> tuple[float, ...]:
         return tuple(int(c) / max(self.elements, 1) for c in self.changed)
 
+    def magnitudes(self, k: int) -> Magnitudes:
+        """|δk| of all elements."""
+        return self.histogram.of(k, self.elements)
+
     def l0_sparsity(self, k: int) -> Estimate | None:
         """Share of the elements with |δk| < 0.01·max|δk| (70B paper, Eq. 2); None where max|δk| is 0."""
-        return self.histogram.of(k, self.elements).below(L0_FRACTION * float(self.max_abs[k]))
+        return self.magnitudes(k).below(L0_FRACTION * float(self.max_abs[k]))
 
     def gini(self, k: int) -> Estimate | None:
         """Gini coefficient of |δk|, zeros included; None where all are zero."""
-        return self.histogram.of(k, self.elements).gini()
+        return self.magnitudes(k).gini()
 
     def top_mass(self, k: int, percent: int) -> Estimate | None:
         """Share of Σ|δk| in its largest `percent` % of elements; None where all are zero."""
-        return self.histogram.of(k, self.elements).top_mass(percent)
+        return self.magnitudes(k).top_mass(percent)
 
     def kurtosis(self, k: int) -> float | None:
         """Excess kurtosis of δk, zeros included: m4/m2² − 3, central moments of the population.
@@ -340,11 +347,12 @@ def summarize(tally: Tally, labels: Sequence[str]) -> dict[str, Any]:
 
 def _concentration(tally: Tally, k: int) -> dict[str, Any]:
     """The order statistics of one agent, and how far each may be off."""
+    magnitudes = tally.magnitudes(k)
     estimates = {
-        "l0_sparsity": tally.l0_sparsity(k),
-        "gini": tally.gini(k),
-        "top_1_mass": tally.top_mass(k, 1),
-        "top_5_mass": tally.top_mass(k, 5),
+        "l0_sparsity": magnitudes.below(L0_FRACTION * float(tally.max_abs[k])),
+        "gini": magnitudes.gini(),
+        "top_1_mass": magnitudes.top_mass(1),
+        "top_5_mass": magnitudes.top_mass(5),
     }
     values = {name: None if e is None else e.value for name, e in estimates.items()}
     return {**values, "error": {name: None if e is None else e.error for name, e in estimates.items()}}
