@@ -260,7 +260,7 @@ class Bench:
         with open(read) as answer:
             summary = json.load(answer)
         os.waitpid(child, 0)
-        return int(summary["disk_bytes"])
+        return int(summary["disk_most_bytes"])
 
 
 @dataclass(frozen=True)

@@ -231,7 +231,29 @@ _HARDWARE_NAMES = {
     "seconds": "Time",
     "peak_rss_bytes": "Peak memory",
     "peak_gpu_bytes": "Peak GPU memory",
+    "disk_high_water_bytes": "Disk at its peak",
+    "fetch": "Fetched",
 }
+
+
+def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) of what the inputs' cache did, in words; what is not a number is left out."""
+    numbers = {k: v for k, v in fetch.items() if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63}
+    get = numbers.get
+
+    def shards_of(key: str) -> str:
+        return f"{(count := get(key, 0)):,} shard{'' if count == 1 else 's'}"
+
+    fetched = [size(get("bytes", 0)), f"{shards_of('shards')} whole"]
+    if again := get("refetched_shards"):
+        fetched.append(f"{again:,} of them again, since they had not fitted in")
+    if ranged := get("ranged_shards"):
+        fetched.append(f"{ranged:,} more by ranges ({size(get('range_bytes', 0))})")
+    rows = [("Fetched", ", ".join(fetched)), ("Found on disk", f"{shards_of('hits')} of an earlier pass or run")]
+    if "high_water_bytes" in numbers:
+        room = f", of {size(numbers['budget_bytes'])} that they could take" if "budget_bytes" in numbers else ""
+        rows.append(("Inputs on disk", f"{size(numbers['high_water_bytes'])} at their peak{room}"))
+    return rows
 
 
 def _environment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -239,6 +261,9 @@ def _environment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     for key in (*(k for k in _HARDWARE_NAMES if k in values), *(k for k in values if k not in _HARDWARE_NAMES)):
         value = values[key]
+        if key == "fetch" and isinstance(value, Mapping):
+            rows += fetch_facts(value)
+            continue
         if isinstance(value, int | float) and not isinstance(value, bool):
             text = (
                 size(value) if key.endswith("_bytes") else duration(value) if key.endswith("seconds") else f"{value:g}"

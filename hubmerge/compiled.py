@@ -20,16 +20,29 @@ from numba import njit
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from hubmerge.compiled_passes import APPLY, COPIES, FLUSH, STRICT, flush, merge_pass, probe_pass, take
+from hubmerge.compiled_passes import (
+    APPLY,
+    BFLOAT16,
+    COPIES,
+    FLOAT16,
+    FLOAT32,
+    FLUSH,
+    STRICT,
+    flush,
+    merge_pass,
+    probe_pass,
+    take,
+)
 from hubmerge.counter_rng import Key
 from hubmerge.counting import BLOCK, Counted
-from hubmerge.dtypes import decode
+from hubmerge.dtypes import STORAGE, decode
 from hubmerge.eager import COMPILED_AGENTS, ChunkInputs, ChunkOutput, Rule, compilable
 from hubmerge.histogram import BINS, Histogram
 from hubmerge.methods import ops
 from hubmerge.statistics import ResultTally, Tally, zero_result, zero_tally
 
 MAX_AGENTS = COMPILED_AGENTS
+_OUTPUTS = {"F32": FLOAT32, "BF16": BFLOAT16, "F16": FLOAT16}
 _one_compiles = threading.Lock()
 _thread = threading.local()  # .packed: magnitudes of all agents, all zero between two passes
 
@@ -142,11 +155,11 @@ def supports(agents: int, dtype: str) -> bool:
 
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
     """eager.probe_chunk in one pass."""
-    raw16, raw32 = _stacked(chunk)
+    raw16, raw32, half = _stacked(chunk)
     agents = len(chunk.raws) - 1
     into = _InputCounters(agents, len(chunk.raws[0]))
     probe_pass(
-        raw16, raw32, into.elements, np.float32(epsilon), into.histogram, into.identical, into.nonfinite,
+        raw16, raw32, half, into.elements, np.float32(epsilon), into.histogram, into.identical, into.nonfinite,
         into.max_abs, into.packed, into.magnitudes, into.sums,
     )  # fmt: skip
     return into.counted()
@@ -154,15 +167,15 @@ def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
 
 def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
     """eager.merge_chunk in one pass, for what `supports` says."""
-    raw16, raw32 = _stacked(chunk)
+    raw16, raw32, half = _stacked(chunk)
     agents = len(chunk.raws) - 1
     n = len(chunk.raws[0])
-    to_bf16 = dtype == "BF16"
+    wide = dtype == "F32"
     into = _InputCounters(agents, n)
     counts = np.zeros(3, dtype=np.int64)
     sums = np.zeros((len(ResultTally.SUMS) * agents, -(-n // BLOCK)))
-    out16 = np.empty(n if to_bf16 else 0, dtype=np.uint16)
-    out32 = np.empty(0 if to_bf16 else n, dtype=np.float32)
+    out16 = np.empty(0 if wide else n, dtype=np.uint16)
+    out32 = np.empty(n if wide else 0, dtype=np.float32)
     per_agent = np.array(rule.per_agent, dtype=np.float32)
     constants = np.array(rule.constants, dtype=np.float32)
     keys = np.array([(k.first, k.second) for k in chunk.uniform_keys], dtype=np.uint64).reshape(-1, 2)
@@ -171,25 +184,27 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
         sensitivities = np.stack(chunk.sensitivities)
     merge_pass(
         _apply(rule.kernel, agents, agents * (1 + len(rule.extras)), per_agent.shape[1], len(constants)),
-        raw16, raw32, n, np.float32(rule.epsilon), per_agent, constants, with_inputs, to_bf16,
-        to_bf16 and chunk.dtypes[0] != dtype, rule.rounding == "stochastic", rule.both_roundings and to_bf16,
+        raw16, raw32, half, n, np.float32(rule.epsilon), per_agent, constants, with_inputs, _OUTPUTS[dtype],
+        not wide and chunk.dtypes[0] != dtype, rule.rounding == "stochastic", rule.both_roundings and not wide,
         np.uint64(key.first), np.uint64(key.second), chunk.start, into.histogram, into.identical, into.nonfinite,
         into.max_abs, into.packed, into.magnitudes, into.sums, counts, sums, out16, out32, keys, sensitivities,
     )  # fmt: skip
     zero = zero_result(agents)
     tally = replace(zero, elements=n, changed=int(counts[0]), rounded=int(counts[1]), nonfinite=int(counts[2]))
-    return ChunkOutput(out16 if to_bf16 else out32, into.counted() if with_inputs else None, Counted(tally, sums))
+    raw = out32 if wide else out16.view(STORAGE[dtype])
+    return ChunkOutput(raw, into.counted() if with_inputs else None, Counted(tally, sums))
 
 
-def _stacked(chunk: ChunkInputs) -> tuple[NDArray[np.uint16], NDArray[np.float32]]:
-    """The stored elements as one array [K+1, n]: BF16 throughout as it is, anything else as float32."""
+def _stacked(chunk: ChunkInputs) -> tuple[NDArray[np.uint16], NDArray[np.float32], bool]:
+    """The stored elements as one array [K+1, ≥ n]: 16-bit patterns where all are stored alike (True for F16), else
+    float32."""
     kinds = set(chunk.dtypes)
-    if kinds == {"BF16"}:
-        return _rows(chunk), np.empty((0, 0), dtype=np.float32)
+    if kinds == {"BF16"} or kinds == {"F16"}:
+        return _rows(chunk).view(np.uint16), np.empty((0, 0), dtype=np.float32), kinds == {"F16"}
     if kinds == {"F32"}:
-        return np.empty((0, 0), dtype=np.uint16), _rows(chunk)
+        return np.empty((0, 0), dtype=np.uint16), _rows(chunk), False
     values = [decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True)]
-    return np.empty((0, 0), dtype=np.uint16), np.stack(values)
+    return np.empty((0, 0), dtype=np.uint16), np.stack(values), False
 
 
 def _rows(chunk: ChunkInputs) -> NDArray[Any]:

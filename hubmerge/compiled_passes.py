@@ -23,8 +23,9 @@ from numba import njit, types
 
 from hubmerge.counting import BLOCK, GROUP, LANES
 from hubmerge.histogram import BINS, LAST, LOW_BITS
-from hubmerge.vector_pack import VECTOR, pack_nonzero
+from hubmerge.vector_code import VECTOR, from_half, pack_nonzero, to_half
 
+FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # what the output is stored as
 FLUSH = 512  # blocks; 2^21 elements of offsets below 2^18 stay below 2^40
 COPIES = 4  # of each histogram: most elements share few bins, and each addition to a bin waits for the last one
 STRICT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
@@ -34,27 +35,32 @@ _ROWS = GROUP * LANES  # elements of a group of rows
 
 
 @njit(**STRICT, cache=True)
-def _decode(raw16, raw32, row, start, n, padded, values):
-    """One block of one model as float32 into values[padded], zeros behind n; raw16 holds BF16, else raw32 float32."""
-    if raw16.shape[0] > 0:
+def _decode(raw16, raw32, half, row, start, n, padded, values):
+    """One block of one model as float32 into values[padded], zeros behind n; raw16 holds F16 (`half`) or BF16, else
+    raw32 float32."""
+    if raw16.shape[0] == 0:
+        values[:n] = raw32[row, start : start + n]
+    elif half:
+        source = raw16[row, start : start + n]
+        for i in range(n):
+            values[i] = from_half(source[i])
+    else:
         source = raw16[row, start : start + n]
         bits = values[:n].view(np.uint32)
         for i in range(n):
             bits[i] = np.uint32(source[i]) << np.uint32(16)
-    else:
-        values[:n] = raw32[row, start : start + n]
     values[n:padded] = np.float32(0)
 
 
 @njit(**STRICT, cache=True)
-def _differences(raw16, raw32, start, n, padded, epsilon, base, deltas, pattern):
+def _differences(raw16, raw32, half, start, n, padded, epsilon, base, deltas, pattern):
     """base[padded], deltas[K, padded] = agents − base, and the pattern of every element."""
     agents = deltas.shape[0]
-    _decode(raw16, raw32, 0, start, n, padded, base)
+    _decode(raw16, raw32, half, 0, start, n, padded, base)
     for k in range(agents):
         delta = deltas[k, :padded]
         active_bit, positive_bit = np.uint16(1 << k), np.uint16(1 << (agents + k))
-        _decode(raw16, raw32, k + 1, start, n, padded, delta)
+        _decode(raw16, raw32, half, k + 1, start, n, padded, delta)
         for i in range(padded):
             d = delta[i] - base[i]
             delta[i] = d
@@ -167,11 +173,12 @@ def take(packed):
 
 
 @njit(**STRICT, cache=True)
-def _nonfinite_stored(raw16, raw32, row, start, n):
+def _nonfinite_stored(raw16, raw32, half, row, start, n):
     found = np.int64(0)
     if raw16.shape[0] > 0:
+        exponent = np.uint16(0x7C00) if half else np.uint16(0x7F80)
         for i in range(start, start + n):
-            found += np.int64((raw16[row, i] & np.uint16(0x7F80)) == np.uint16(0x7F80))
+            found += np.int64((raw16[row, i] & exponent) == exponent)
     else:
         for i in range(start, start + n):
             found += np.int64(not np.isfinite(raw32[row, i]))
@@ -190,7 +197,7 @@ def _nonfinite(x, n):
 
 @njit(**STRICT, cache=True)
 def _count_inputs(
-    raw16, raw32, start, deltas, pattern, n, padded, histogram, identical, nonfinite, max_abs, packed, sums, kept
+    raw16, raw32, half, start, deltas, pattern, n, padded, histogram, identical, nonfinite, max_abs, packed, sums, kept
 ):
     """Counts and sums of one block of the inputs; `sums` in the order of counting.count_inputs."""
     agents = deltas.shape[0]
@@ -219,7 +226,7 @@ def _count_inputs(
         squares[k] = powers[4]
     if not finite:  # a difference is finite only between finite values
         for k in range(agents + 1):
-            nonfinite[k] += _nonfinite_stored(raw16, raw32, k, start, n)
+            nonfinite[k] += _nonfinite_stored(raw16, raw32, half, k, start, n)
     row = 4 * agents
     for a in range(agents):
         for b in range(a, agents):
@@ -262,6 +269,37 @@ def _round_bf16(exact, n, stochastic, first, second, index, stored, out):
             quiet = np.uint32(0x7FC0) if exact[i] != exact[i] else rounded
             out[i] = np.uint16(quiet)
             back[i] = quiet << high
+
+
+@njit(**STRICT, cache=True)
+def _round_f16(exact, n, stochastic, first, second, index, stored, out):
+    """exact[n] float32 → F16 bits in out[n] and their values in stored[n] (dtypes.encode, decode). Of the patterns of
+    a sign, one less is one step toward zero."""
+    if stochastic:
+        for i in range(n):
+            x = (np.uint64(index) + np.uint64(i)) * np.uint64(0x9E3779B97F4A7C15) + first
+            chance = np.float64(_mix(_mix(x) ^ second) >> np.uint64(11)) * 2.0**-53
+            near = to_half(exact[i])
+            inner = near - np.uint16(abs(from_half(near)) > abs(exact[i]))
+            outer = inner + np.uint16(1)
+            low, high = np.float64(from_half(inner)), np.float64(from_half(outer))
+            chosen = outer if chance < (np.float64(exact[i]) - low) / (high - low) else inner
+            special = (near & np.uint16(0x7C00)) == np.uint16(0x7C00)
+            out[i] = near if special else chosen
+            stored[i] = from_half(out[i])
+    else:
+        for i in range(n):
+            out[i] = to_half(exact[i])
+            stored[i] = from_half(out[i])
+
+
+@njit(**STRICT, cache=True)
+def _round(dtype, exact, n, stochastic, first, second, index, stored, out):
+    """exact[n] as BFLOAT16 or FLOAT16: bits in out[n], values in stored[n]."""
+    if dtype == FLOAT16:
+        _round_f16(exact, n, stochastic, first, second, index, stored, out)
+    else:
+        _round_bf16(exact, n, stochastic, first, second, index, stored, out)
 
 
 @njit(**STRICT, cache=True)
@@ -355,7 +393,7 @@ def _count_result(
 
 
 @njit(**STRICT, cache=True)
-def probe_pass(raw16, raw32, n, epsilon, histogram, identical, nonfinite, max_abs, packed, magnitudes, sums):
+def probe_pass(raw16, raw32, half, n, epsilon, histogram, identical, nonfinite, max_abs, packed, magnitudes, sums):
     """Counts of n elements: patterns, sums per block in sums[:, blocks], magnitudes in packed[K, COPIES, BINS] and,
     beyond FLUSH blocks, in magnitudes[2, K, BINS]."""
     agents = identical.shape[0]
@@ -369,9 +407,9 @@ def probe_pass(raw16, raw32, n, epsilon, histogram, identical, nonfinite, max_ab
         start = block * BLOCK
         m = min(n - start, BLOCK)
         padded = (m + _ROWS - 1) // _ROWS * _ROWS
-        _differences(raw16, raw32, start, m, padded, epsilon, base, deltas, pattern)
+        _differences(raw16, raw32, half, start, m, padded, epsilon, base, deltas, pattern)
         _count_inputs(
-            raw16, raw32, start, deltas, pattern, m, padded, histogram, identical, nonfinite, max_abs, packed,
+            raw16, raw32, half, start, deltas, pattern, m, padded, histogram, identical, nonfinite, max_abs, packed,
             sums[:, block], kept,
         )  # fmt: skip
 
@@ -381,8 +419,8 @@ APPLY = types.void(
 )  # fmt: skip
 _MERGE = types.void(
     types.FunctionType(APPLY),
-    types.uint16[:, ::1], types.float32[:, ::1], types.int64, types.float32, types.float32[:, ::1],
-    types.float32[::1], types.boolean, types.boolean, types.boolean, types.boolean, types.boolean,
+    types.uint16[:, ::1], types.float32[:, ::1], types.boolean, types.int64, types.float32, types.float32[:, ::1],
+    types.float32[::1], types.boolean, types.int64, types.boolean, types.boolean, types.boolean,
     types.uint64, types.uint64, types.int64, types.int64[:, ::1], types.int64[::1], types.int64[::1],
     types.float64[::1], types.uint64[:, :, ::1], types.int64[:, :, ::1], types.float64[:, ::1], types.int64[::1],
     types.float64[:, ::1], types.uint16[::1], types.float32[::1], types.uint64[:, ::1], types.float32[:, ::1],
@@ -392,11 +430,12 @@ _MERGE = types.void(
 # The signature is given so that the machine code can be kept on disk: `apply` is a pointer, not a part of it.
 @njit(_MERGE, **STRICT, cache=True)
 def merge_pass(
-    apply, raw16, raw32, n, epsilon, per_agent, constants, count_inputs, to_bf16, base_to_bf16, stochastic, has_other,
+    apply, raw16, raw32, half, n, epsilon, per_agent, constants, count_inputs, dtype, recode, stochastic, has_other,
     first, second, index, histogram, identical, nonfinite, max_abs, packed, magnitudes, in_sums, counts, out_sums,
     out16, out32, uniform_keys, sensitivities,
 ):  # fmt: skip
-    """Merges n elements into out16 or out32, and counts the inputs (as probe_pass) and the result."""
+    """Merges n elements into out16 (dtype FLOAT16 or BFLOAT16) or out32 (FLOAT32), and counts the inputs (as
+    probe_pass) and the result. `recode`: the base is stored in another dtype than the output's 16 bits."""
     agents = per_agent.shape[0]
     draws = uniform_keys.shape[0]
     inputs = np.empty((agents + draws + sensitivities.shape[0], _WIDTH), np.float32)
@@ -416,12 +455,12 @@ def merge_pass(
         stop = min(n, start + BLOCK)
         m = stop - start
         padded = (m + _ROWS - 1) // _ROWS * _ROWS
-        _differences(raw16, raw32, start, m, padded, epsilon, base, deltas, pattern)
+        _differences(raw16, raw32, half, start, m, padded, epsilon, base, deltas, pattern)
         if count_inputs:
             if block > 0 and block % FLUSH == 0:
                 flush(packed, magnitudes)
             _count_inputs(
-                raw16, raw32, start, deltas, pattern, m, padded, histogram, identical, nonfinite, max_abs, packed,
+                raw16, raw32, half, start, deltas, pattern, m, padded, histogram, identical, nonfinite, max_abs, packed,
                 in_sums[:, block], kept,
             )  # fmt: skip
         for k in range(draws):
@@ -431,16 +470,16 @@ def merge_pass(
         apply(inputs, per_agent, constants, m, delta)
         for i in range(m):
             exact[i] = base[i] if delta[i] == np.float32(0) else base[i] + delta[i]
-        if to_bf16:
-            _round_bf16(exact, m, stochastic, first, second, index + start, stored, out16[start:stop])
-            if has_other:
-                _round_bf16(exact, m, not stochastic, first, second, index + start, other, unused)
-        else:
+        if dtype == FLOAT32:
             stored[:m] = exact[:m]
             out32[start:stop] = exact[:m]
-        if base_to_bf16:
-            _round_bf16(base, m, False, first, second, 0, stored_base, unused)
+        else:
+            _round(dtype, exact, m, stochastic, first, second, index + start, stored, out16[start:stop])
+            if has_other:
+                _round(dtype, exact, m, not stochastic, first, second, index + start, other, unused)
+        if recode:
+            _round(dtype, base, m, False, first, second, 0, stored_base, unused)
         _count_result(
-            base, stored_base if base_to_bf16 else base, deltas, pattern, delta, exact, stored, other, m, padded,
+            base, stored_base if recode else base, deltas, pattern, delta, exact, stored, other, m, padded,
             has_other, counts, out_sums[:, block], wide, step, other_step,
         )  # fmt: skip

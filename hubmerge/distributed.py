@@ -10,32 +10,25 @@ the whole line (folder, journal, card, manifest); the others help with the part 
 Nothing is reduced in floating point, so no sum depends on how many processes there are. What is exchanged is JSON,
 never pickled objects: the port of a process group is open to whoever can reach it.
 
-A helper works in a folder of its own, `.hubmerge/rank-N`, with a journal of its own. Rank 0 adopts what lies there:
-it moves the shards beside its own and journals them, at the end and at the start of every run. So a run that was
-killed anywhere goes on, also with another number of processes. All processes must see the same output folder.
+What a helper does stands in helper.py, and what becomes of its files in rank_folders.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.errors import HubmergeError, InternalError, RecipeError
-from hubmerge.plan import Plan
 from hubmerge.settings import Settings
-from hubmerge.sink import WORK, Journal, writing
 from hubmerge.statistics import Tally
 
 _PATIENCE = timedelta(days=7)  # a lost process closes its connections, which is noticed at once
-_RANK_FOLDER = "rank-"
 
 T = TypeVar("T")
 
@@ -52,6 +45,7 @@ class Ranks:
 
     rank = 0
     size = 1
+    held = ExitStack()  # given up when the processes part
 
     def gather(self, value: Any) -> list[Any]:
         """Everyone's value (plain JSON) by rank; every process must call it at the same point."""
@@ -113,15 +107,6 @@ class Ranks:
             if rank != self.rank:
                 yield np.array(counted, dtype=np.int64).reshape(-1, 3)
 
-    def adopt(self, folder: Path, plan: Plan, journal: Journal) -> None:
-        """Move the shards that helpers have finished into `folder`, and journal them there. Rank 0 only."""
-        for own in sorted((folder / WORK).glob(_RANK_FOLDER + "*")):
-            for shard in Journal.open(own, plan, resume=True).shards.values():
-                if shard.filename not in journal.shards:
-                    with writing(folder / shard.filename):
-                        os.replace(own / shard.filename, folder / shard.filename)
-                    journal.add_shard(shard)
-
 
 ALONE = Ranks()
 
@@ -131,6 +116,7 @@ class _Group(Ranks):
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
+        self.held = ExitStack()
 
     def gather(self, value: Any) -> list[Any]:
         import torch
@@ -161,7 +147,9 @@ def join(settings: Settings) -> Iterator[Ranks]:
     with _noticing_loss():
         distributed.init_process_group("gloo", rank=settings.rank, world_size=settings.world_size, timeout=_PATIENCE)
     try:
-        yield _Group(settings.rank, settings.world_size)
+        group = _Group(settings.rank, settings.world_size)
+        with group.held:
+            yield group
     finally:
         distributed.destroy_process_group()
 
@@ -173,7 +161,7 @@ def refuse_several(settings: Settings, command: str) -> None:
             "this command is run by one process; a launcher started several",
             where=f"hubmerge {command}",
             got=f"WORLD_SIZE={settings.world_size}",
-            next_step="Start it without a launcher; `hubmerge merge` can share its work.",
+            next_step="Start it without a launcher; `merge` and `run` of one recipe can share their work.",
         )
 
 
@@ -185,7 +173,7 @@ def _noticing_loss() -> Iterator[None]:
         raise ProcessLostError(
             "another process of this merge has ended or cannot be reached",
             got=(str(error).splitlines() or [""])[0][:200],
-            next_step="Its own message says why; the same command with --resume goes on.",
+            next_step="Its own message says why; the same command goes on (`merge` with --resume).",
         ) from None
 
 
@@ -198,8 +186,3 @@ def assign(sizes: Sequence[int], processes: int) -> list[int]:
         owners[item] = owner
         loads[owner] += sizes[item]
     return owners
-
-
-def rank_folder(folder: Path, rank: int) -> Path:
-    """Where a helper works."""
-    return folder / WORK / f"{_RANK_FOLDER}{rank}"

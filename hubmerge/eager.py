@@ -57,7 +57,7 @@ class ChunkOutput:
 
 def compilable(agents: int, dtype: str) -> bool:
     """What the compiled pass covers; everything else runs here, with the same result."""
-    return agents <= COMPILED_AGENTS and dtype in ("BF16", "F32")
+    return agents <= COMPILED_AGENTS and dtype in ("BF16", "F16", "F32")
 
 
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:

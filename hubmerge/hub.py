@@ -1,7 +1,8 @@
 """The one door to the Hub: every request that hubmerge makes goes through `Hub`, and every answer is typed.
 
-The client is huggingface_hub, known only here, in hub_bytes.py (bytes of files, read by hand because the answers
-are not trusted) and in hub_errors.py (its errors in our words, and what is worth repeating).
+The client is huggingface_hub, known only here, in hub_writing.py (what changes a repo), in hub_bytes.py (bytes of
+files, read by hand because the answers are not trusted) and in hub_errors.py (its errors in our words, and what is
+worth repeating).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Literal
 from hubmerge.errors import GatedError, HubUnavailableError, LoginError, SourceNotFoundError
 from hubmerge.hub_bytes import HubBytes
 from hubmerge.hub_errors import Patience, translated
+from hubmerge.hub_writing import HubWriting
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
 from hubmerge.sources.base import FileInfo, is_hub_id
 
@@ -81,7 +83,7 @@ class Identity:
     namespaces: tuple[str, ...]
 
 
-class Hub:
+class Hub(HubWriting):
     """The repos of one type on a Hub at `endpoint`, seen with `token` (None: anonymously)."""
 
     def __init__(
@@ -254,91 +256,6 @@ class Hub:
         Returns its path. CorruptError when the bytes are others than the Hub announced.
         """
         return self._bytes.download(repo_id, sha, file, folder, progress)
-
-    # --- writing -----------------------------------------------------------------------------------------
-
-    def create_repo(self, repo_id: str, *, private: bool) -> None:
-        """Make the repo unless it is there; the visibility of one that is there stays as it is."""
-
-        def ask() -> None:
-            with translated(repo_id, writing=True):
-                self._api.create_repo(repo_id, private=private, repo_type=self.repo_type, exist_ok=True)
-
-        self.patience.repeat(ask)
-
-    def preupload(self, repo_id: str, path: Path, name: str, *, sha256: str | None = None) -> Any:
-        """Upload one file's bytes ahead of the commit; returns the operation that the commit takes.
-
-        Bytes that the Hub already holds are not sent again. `sha256`: of the file where it is known, so that the
-        client need not read the file for it.
-        """
-        from huggingface_hub import CommitOperationAdd
-
-        operation = CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path))
-        if sha256 is not None:
-            operation.upload_info.sha256 = bytes.fromhex(sha256)
-        with translated(repo_id, writing=True):
-            self._api.preupload_lfs_files(repo_id, additions=[operation], repo_type=self.repo_type, free_memory=False)
-        return operation
-
-    def is_uploaded(self, operation: Any) -> bool:
-        """Whether the commit of a preuploaded file needs no more of it than its digest."""
-        return bool(operation._is_uploaded and operation._upload_mode == "lfs")
-
-    def uploaded(self, name: str, size: int, sha256: str) -> Any:
-        """The commit's operation for a file whose bytes were preuploaded, without the file."""
-        from huggingface_hub import CommitOperationAdd
-        from huggingface_hub.lfs import UploadInfo
-
-        operation = CommitOperationAdd(path_in_repo=name, path_or_fileobj=b"")
-        operation.upload_info = UploadInfo(size=size, sample=b"", sha256=bytes.fromhex(sha256))
-        operation._upload_mode = "lfs"
-        operation._is_uploaded = True
-        return operation
-
-    def missing_uploads(self, repo_id: str, files: Sequence[tuple[str, int]]) -> set[str]:
-        """Those of the files (sha256, size) whose bytes the repo does not hold, e.g. because it was made anew."""
-        from huggingface_hub.lfs import UploadInfo, post_lfs_batch_info
-
-        infos = [UploadInfo(size=size, sample=b"", sha256=bytes.fromhex(sha256)) for sha256, size in files]
-
-        def ask() -> set[str]:
-            with translated(repo_id, writing=True):
-                known, refused, _ = post_lfs_batch_info(
-                    infos, self.token, self.repo_type, repo_id, endpoint=self.endpoint
-                )
-            # the Hub answers with what to do about an object: nothing, when it is there
-            return {a["oid"] for a in known if a.get("actions")} | {r["oid"] for r in refused}
-
-        try:
-            return self.patience.repeat(ask) if infos else set()
-        except SourceNotFoundError:
-            return {sha256 for sha256, _ in files}
-
-    def commit(
-        self,
-        repo_id: str,
-        operations: Sequence[Any],
-        small: Iterable[tuple[str, bytes]],
-        *,
-        message: str,
-        description: str,
-        parent: str,
-    ) -> str:
-        """One commit on main with everything, only if main still stands at `parent`; returns its sha."""
-        from huggingface_hub import CommitOperationAdd
-
-        additions = [*operations, *(CommitOperationAdd(name, content) for name, content in small)]
-        with translated(repo_id, writing=True):
-            info = self._api.create_commit(
-                repo_id,
-                additions,
-                commit_message=message,
-                commit_description=description,
-                parent_commit=parent,
-                repo_type=self.repo_type,
-            )
-        return str(info.oid)
 
     def find_commit(self, repo_id: str, needle: str) -> str | None:
         """The sha of the newest commit on main whose title holds `needle`."""

@@ -13,6 +13,7 @@ written; the file gets its name after its sha256 was compared with the one that 
 from __future__ import annotations
 
 import hashlib
+import io
 import ipaddress
 import os
 import re
@@ -34,6 +35,25 @@ _MAX_REDIRECTS = 4
 _TIMEOUT_S = 60.0  # without a single byte
 _DIGEST = re.compile(r'(?:W/)?"?([0-9a-f]{40}|[0-9a-f]{64})"?')
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # leads to any IPv4 address, private ones too
+
+
+class BreakableFile(io.BufferedReader):
+    """A file that the client uploads from; `check` is called before every read and may raise to break the upload off.
+
+    The client reads 64 KiB at a time, and goes back to the start of a part before it tries that part again.
+    """
+
+    def __init__(self, path: Path, check: Callable[[], None]) -> None:
+        super().__init__(io.FileIO(path))
+        self._check = check
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._check()
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._check()
+        return super().seek(offset, whence)
 
 
 class HubBytes:

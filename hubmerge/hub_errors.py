@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,9 @@ from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
 from hubmerge.errors import (
+    CancelledError,
     GatedError,
+    HubmergeError,
     HubUnavailableError,
     LoginError,
     PermissionDeniedError,
@@ -32,6 +35,7 @@ from hubmerge.errors import (
 
 _PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 _BRANCH_MOVED = 412
+_NAP_S = 0.2
 Result = TypeVar("Result")
 
 
@@ -47,17 +51,19 @@ class BranchMovedError(HubUnavailableError):
 
 @dataclass(frozen=True)
 class Patience:
-    """How often and how long a request is repeated."""
+    """How often and how long a request is repeated; once `stopped` is set, CancelledError instead."""
 
     tries: int = 5
     first_pause_s: float = 0.5  # doubles with every try
     longest_pause_s: float = 60.0  # also of what a server may ask for
     sleep: Callable[[float], None] = time.sleep
+    stopped: threading.Event | None = None
 
     def repeat(self, request: Callable[[], Result]) -> Result:
         """The result of `request`, repeated while it raises TransientHubError."""
         failures = 0
         while True:
+            self.check()
             try:
                 return request()
             except TransientHubError as error:
@@ -71,10 +77,24 @@ class Patience:
             raise error
         if after_s is None:
             pause_s = min(self.longest_pause_s, self.first_pause_s * 2 ** (failures - 1))
-            self.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311  (spreads clients, hides nothing)
+            self._wait(pause_s * random.uniform(0.5, 1.0))  # noqa: S311  (spreads clients, hides nothing)
         else:
             # a second more: servers count in whole ones
-            self.sleep(after_s + random.uniform(0.0, 1.0))  # noqa: S311
+            self._wait(after_s + random.uniform(0.0, 1.0))  # noqa: S311
+
+    def check(self) -> None:
+        """CancelledError once `stopped` is set."""
+        if self.stopped is not None and self.stopped.is_set():
+            raise CancelledError("what was sent to the Hub was broken off")
+
+    def _wait(self, seconds: float) -> None:
+        if self.stopped is None:
+            self.sleep(seconds)
+            return
+        while seconds > 0:
+            self.check()
+            self.sleep(min(seconds, _NAP_S))
+            seconds -= _NAP_S
 
 
 def asked_pause_s(headers: Mapping[str, str]) -> float | None:
@@ -139,6 +159,8 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
         raise _unreachable(error, where) from None
     except RuntimeError as error:
         # the client wraps whatever stops an upload; hubmerge's own have no such cause
+        if isinstance(error.__cause__, HubmergeError):
+            raise error.__cause__ from None
         if not isinstance(error.__cause__, httpx2.HTTPError | OSError):
             raise
         with translated(where, writing=writing, pinned=pinned):

@@ -7,7 +7,6 @@ repeated after a kill and goes on where the last durable thing was written.
 
 from __future__ import annotations
 
-import filecmp
 import json
 import os
 import platform
@@ -15,7 +14,8 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -25,20 +25,32 @@ from typing import Any
 from hubmerge import __version__
 from hubmerge.assemble import companion_files, write_folder
 from hubmerge.card import render_card
-from hubmerge.disk import DISK_MARGIN_BYTES, DiskGauge, input_budget
-from hubmerge.errors import IncompatibleError, Problem, RecipeError, TargetExistsError
+from hubmerge.disk import DISK_MARGIN_BYTES, DiskGauge, available_bytes, input_budget
+from hubmerge.equal_weights import refuse_equal_folders, refuse_equal_to_base
+from hubmerge.errors import RecipeError, TargetExistsError
 from hubmerge.figures import render_figures
+from hubmerge.helper import share_sensitivities
 from hubmerge.hub import Hub
+from hubmerge.hub_writing import LargeFile
 from hubmerge.licenses import choose, strictest
 from hubmerge.methods import get_method
 from hubmerge.plan import Plan, make_plan
 from hubmerge.progress import Bridge, Observer
-from hubmerge.publish import Published, Target, Uploaded, check_target, publish
+from hubmerge.publish import (
+    Published,
+    Target,
+    Uploaded,
+    check_target,
+    large_files,
+    publish,
+    withdrawn_if_refused,
+)
+from hubmerge.rank_folders import collect, see, take_over
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.report import Report, make_report
 from hubmerge.sensitivity.kept import KeptSensitivities
 from hubmerge.sensitivity.of_plan import sensitivities_of
-from hubmerge.sink import MANIFEST, WORK, Journal
+from hubmerge.sink import MANIFEST, WORK, Journal, plan_identity
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import TensorReader
@@ -101,7 +113,7 @@ def _checked(
     allow_local: bool,
 ) -> Prepared:
     plan = make_plan(recipe, base, agents)
-    _refuse_equal_folders(plan.models)
+    refuse_equal_folders(plan.models)
     decision = choose(strictest([m.license for m in plan.models]), license_choice)
     if target is not None and decision.needs_choice:
         raise RecipeError(
@@ -168,15 +180,20 @@ def merge_to_folders(
         folder.mkdir(parents=True, exist_ok=True)
         for warning in prepared.plan.warnings:
             observer.warning(warning)
+    options = options or StreamOptions()
     inputs = input_budget([p.plan for p, _ in left], [folder for _, folder in left], cache, disk_budget)
+    inputs //= options.ranks.size
     groups: dict[object, list[tuple[Prepared, Path]]] = {}
     for prepared, folder in left:
         groups.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
     for number, group in enumerate(groups.values(), 1):
         surroundings = _Surroundings(
-            hub, cache, observer, options or StreamOptions(), inputs, sensitivities, keep=number < len(groups)
+            hub, cache, observer, options, inputs, sensitivities, disk_budget, keep=number < len(groups)
         )
         variants = [(p, folder, Journal.open(folder, p.plan, resume=resume)) for p, folder in group]
+        for prepared, folder, journal in variants:
+            take_over(options.ranks, folder, prepared.plan, journal)
+            see(options.ranks, folder)
         finished |= surroundings.merge(variants, DiskGauge({cache, *(folder for _, folder in left)}))
     return [finished[folder] for _, folder in merges]
 
@@ -199,37 +216,50 @@ def merge_to_hub(
     left in `folder` and `cache` afterwards may be deleted.
     """
     assert prepared.target is not None
-    if (folder / MANIFEST).is_file() and not Journal.is_in(folder):  # by `merge_to_folder`
+    options = options or StreamOptions()
+    ranks = options.ranks
+    if not ranks.first(not (folder / MANIFEST).is_file() or Journal.is_in(folder)):  # by `merge_to_folder`
         _finished(folder, prepared.identity)
         return publish_folder(prepared.target, folder, hub, observer, extra)
     folder.mkdir(parents=True, exist_ok=True)
-    inputs = input_budget([prepared.plan], [folder], cache, disk_budget, uploaded=True)
+    inputs = input_budget([prepared.plan] * ranks.size, [folder], cache, disk_budget, uploaded=True) // ranks.size
     journal = Journal.open(folder, prepared.plan, resume=True, uploads=True)
+    take_over(ranks, folder, prepared.plan, journal, uploads=True)
+    ranks.agree("the plan", plan_identity(prepared.plan))
+    collect(ranks, journal)
     if journal.uploaded:
         held = [s for s in journal.shards.values() if s.filename in journal.uploaded]
         missing = hub.missing_uploads(prepared.target.repo, [(s.sha256, s.size) for s in held])
         if lost := [s.filename for s in held if s.sha256 in missing]:
             (folder / MANIFEST).unlink(missing_ok=True)
             journal.forget(lost)
-    surroundings = _Surroundings(hub, cache, observer, options or StreamOptions(), inputs, sensitivities)
+    merging = ranks.first(not (folder / MANIFEST).is_file())
+    surroundings = _Surroundings(hub, cache, observer, options, inputs, sensitivities, disk_budget)
     gauge = DiskGauge({cache, folder})
-    with ShardUploader(
-        hub,
-        prepared.target,
-        prepared.identity,
-        journal,
-        folder,
-        waiting=lambda: surroundings.bridge.again(),
-        deleting=gauge.sample,
-    ) as uploader:
-        if (folder / MANIFEST).is_file():
-            _finished(folder, prepared.identity, keep_work=True)
-        else:
+    copies = large_files(prepared.plan.models, prepared.target)
+    alone = withdrawn_if_refused(hub, prepared.target, folder, observer.warning) if ranks.size == 1 else nullcontext()
+    with (
+        alone,
+        ShardUploader(
+            hub,
+            prepared.target,
+            prepared.identity,
+            journal,
+            folder,
+            waiting=lambda: surroundings.bridge.again(),
+            deleting=gauge.sample,
+            copies=copies,
+        ) as uploader,
+    ):
+        if merging:
             for warning in prepared.plan.warnings:
                 observer.warning(warning)
-            surroundings.merge([(prepared, folder, journal)], gauge)
+            uploader.catch_up()
+            surroundings.merge([(prepared, folder, journal)], gauge, uploader.drain)
+        else:
+            _finished(folder, prepared.identity, keep_work=True)
         uploader.drain()
-    return publish_folder(prepared.target, folder, hub, observer, extra, journal.uploaded)
+    return publish_folder(prepared.target, folder, hub, observer, extra, journal.uploaded, copies)
 
 
 @dataclass
@@ -242,12 +272,18 @@ class _Surroundings:
     options: StreamOptions
     input_bytes: int  # that fetched inputs may take on disk
     sensitivities: Path | None
+    disk_limit: int | None = None  # of everything that the merges write
     keep: bool = False  # the inputs are wanted again
 
     def __post_init__(self) -> None:
         self.bridge = Bridge(self.observer)
 
-    def merge(self, merges: Sequence[tuple[Prepared, Path, Journal]], gauge: DiskGauge) -> dict[Path, Report]:
+    def merge(
+        self,
+        merges: Sequence[tuple[Prepared, Path, Journal]],
+        gauge: DiskGauge,
+        settle: Callable[[], None] = lambda: None,
+    ) -> dict[Path, Report]:
         started = time.monotonic()
         plan = merges[0][0].plan
         self.bridge.labels = plan.labels
@@ -256,7 +292,17 @@ class _Surroundings:
         if weighing:
             kept, folder = KeptSensitivities(self.sensitivities), self.cache / "sensitivity"
             local = merges[0][0].allow_local
-            files = sensitivities_of(weighing[0], self.hub, folder, self.observer, local, kept)
+            files = sensitivities_of(
+                weighing[0],
+                self.hub,
+                folder,
+                self.observer,
+                local,
+                kept,
+                disk_bytes=available_bytes((*(out for _, out, _ in merges), self.cache), self.disk_limit),
+                at_peak=gauge.sample,
+            )
+            share_sensitivities(self.options.ranks, weighing[0], folder, files)
             measured = tuple(file.as_model() for file in files)
         store = ShardCache(
             self.hub,
@@ -269,13 +315,14 @@ class _Surroundings:
         )
         with TensorReader((*plan.models, *measured), store) as reader:
             variants = [
-                Variant(p.plan, journal, folder, tuple(m.tensors for m in measured)) for p, folder, journal in merges
+                Variant(p.plan, journal, folder, tuple(m.tensors for m in measured), settle)
+                for p, folder, journal in merges
             ]
             if not plan.download_bytes:
                 self.bridge.merging()
             results = merge_variants(variants, reader, self.options, self.bridge)
         gauge.sample()
-        _refuse_equal_to_base(plan, results[0])
+        refuse_equal_to_base(plan, results[0].statistics)
         self.observer.statistics(summarize(results[0].statistics.total, plan.labels))
         self.observer.stage("card")
         environment = _environment(time.monotonic() - started, self.options)
@@ -319,10 +366,11 @@ def publish_folder(
     observer: Observer,
     extra: Mapping[str, bytes] | None = None,
     uploaded: Set[str] = frozenset(),
+    copies: Mapping[str, LargeFile] | None = None,
 ) -> Published:
     """Publish a complete folder and the files `extra` in one commit; repeatable.
 
-    `uploaded`: shards whose bytes the target holds already.
+    `uploaded`: shards whose bytes the target holds already. `copies`: see `publish.large_files`.
     """
     report = load_report(folder)
     observer.stage("publish")
@@ -338,6 +386,7 @@ def publish_folder(
         [Uploaded(f.name, f.size, f.sha256) if f.name in uploaded else folder / f.name for f in report.files],
         {**small, **(extra or {})},
         lambda done, total: observer.progress("publish", done, total, "B"),
+        copies,
     )
 
 
@@ -368,43 +417,6 @@ def _finished(folder: Path, identity: str, *, keep_work: bool = False) -> Report
     return report
 
 
-def _refuse_equal_folders(models: Sequence[Model]) -> None:
-    """Local folders state no hashes, so equal weights are found by comparing bytes up to the first difference."""
-    problems = []
-    local = [m for m in models if m.ref.kind == "local"]
-    for i, a in enumerate(local):
-        for b in local[i + 1 :]:
-            if (
-                a.shards == b.shards
-                and a.adapter == b.adapter
-                and all(
-                    a.files[s].size == b.files[s].size
-                    and filecmp.cmp(Path(a.ref.id).expanduser() / s, Path(b.ref.id).expanduser() / s, shallow=False)
-                    for s in a.shards
-                )
-            ):
-                what = "an agent is the base itself" if a is models[0] else "the same agent stands twice"
-                problems.append(
-                    Problem(IncompatibleError.code, what, str(b.ref), "", f"the bytes of {a.ref}", "Remove it.")
-                )
-    if problems:
-        raise IncompatibleError("these models cannot be merged", problems=problems)
-
-
-def _refuse_equal_to_base(plan: Plan, merged: MergeResult) -> None:
-    """The last line of defence: equal values under other bytes show only when they are read."""
-    total = merged.statistics.total
-    same = [m for k, m in enumerate(plan.agents) if total.elements and total.identical[k] == total.elements]
-    if same:
-        raise IncompatibleError(
-            "these models cannot be merged",
-            problems=[
-                Problem(IncompatibleError.code, "an agent is the base itself", str(m.ref), next_step="Remove it.")
-                for m in same
-            ],
-        )
-
-
 def _small_file(hub: Hub, model: Model, path: str) -> bytes | None:
     if path not in model.files:
         return None
@@ -425,6 +437,7 @@ def _environment(seconds: float, options: StreamOptions) -> dict[str, Any]:
         "device": "cpu",
         "cores": len(os.sched_getaffinity(0)),
         "threads": options.workers,
+        "processes": options.ranks.size,
         "seconds": round(seconds, 3),
         "peak_rss_bytes": peak,
     }

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hubmerge.counter_rng import Key
 from hubmerge.dtypes import decode
 from hubmerge.eager import ChunkInputs
-from hubmerge.vector_pack import VECTOR, pack_equal, pack_nonzero
+from hubmerge.vector_code import VECTOR, pack_equal, pack_nonzero
 
 _BLOCK = 4096
 _COPIES = 4

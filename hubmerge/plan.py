@@ -1,8 +1,8 @@
 """The plan: a pure function of headers that says what will be read and written, or everything that forbids it.
 
 No weight has moved when it is made. Every output tensor is there with its inputs and its byte range, so that
-shards can be written at known offsets in any order; what is predicted of bytes, disk, memory and time (prediction.py)
-comes from the same numbers. All incompatibilities are found here and raised together.
+shards can be written at known offsets in any order; what is predicted of bytes, disk (disk.py), memory and time
+(prediction.py) comes from the same numbers. All incompatibilities are found here and raised together.
 """
 
 from __future__ import annotations
@@ -129,11 +129,6 @@ class Plan:
         return sum(m.weight_bytes for m in self.models if m.ref.kind == "hub")
 
     @property
-    def disk_bytes(self) -> int:
-        """The most that lies on disk at once: fetched inputs and the output."""
-        return self.download_bytes + self.output_bytes
-
-    @property
     def resident_bytes(self) -> int:
         """What stays in memory beside the chunks in flight: the factors of adapters."""
         return sum(resident_bytes(m, KEPT_TENSORS) for m in self.models)
@@ -144,7 +139,8 @@ class Plan:
 
     def summary(self) -> dict[str, Any]:
         """Plain data for `inspect`, the API and the form; what is predicted is for this machine."""
-        from hubmerge.prediction import Machine, as_facts, predict  # which itself looks at plans
+        from hubmerge.disk import least_need, most_use  # which themselves look at plans
+        from hubmerge.prediction import Machine, as_facts, predict
 
         return {
             "method": self.recipe.method,
@@ -160,7 +156,11 @@ class Plan:
             "output_bytes": self.output_bytes,
             "input_bytes": self.input_bytes,
             "download_bytes": self.download_bytes,
-            "disk_bytes": self.disk_bytes,
+            # streamed to the Hub, each shard leaves the disk when it is uploaded; a folder keeps them
+            "disk_least_bytes": least_need(self, uploaded=True),
+            "disk_most_bytes": most_use(self, uploaded=True),
+            "folder_disk_least_bytes": least_need(self, uploaded=False),
+            "folder_disk_most_bytes": most_use(self, uploaded=False),
             "resident_bytes": self.resident_bytes,
             "passes": self.passes,
             **as_facts(predict(self, Machine.here())),

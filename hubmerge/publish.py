@@ -3,32 +3,62 @@
 The target is looked at before anything is downloaded and again before anything is uploaded. A repo that this
 very merge filled is a success that was not noticed; a repo with anything else in it is never touched. A lost
 answer to the commit is resolved by looking for the merge's identity, so there are never two commits.
+
+What a parent on the same Hub holds already (a tokenizer, a shard that the merge left as it was) is not uploaded but
+copied there by the Hub, where it will. A repo that a refused merge made and that is still untouched is removed again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from hubmerge.errors import (
+    CorruptError,
     FormatError,
+    GatedError,
+    HeaderError,
+    HubmergeError,
     HubUnavailableError,
+    IncompatibleError,
+    IndexFileError,
+    NonFiniteError,
     PermissionDeniedError,
     RecipeError,
+    SensitivityError,
+    SourceChangedError,
     SourceNotFoundError,
     TargetExistsError,
 )
 from hubmerge.hub import Hub
 from hubmerge.hub_errors import BranchMovedError
-from hubmerge.sink import MANIFEST
-from hubmerge.sources.base import is_hub_id
+from hubmerge.hub_writing import LargeFile
+from hubmerge.sink import MANIFEST, WORK, writing
+from hubmerge.sources.base import Model, is_hub_id
 
 _COMMIT_TRIES = 5
 _MAX_MANIFEST_BYTES = 16_000_000
 _INITIAL_FILES = {".gitattributes"}  # what a repo holds that was just created
+_COPIED_FROM_BYTES = 1_000_000  # smaller files cost less than the requests of a copy
+_CREATED = "created.json"  # in the working folder: the target, where this very job made it
+# what speaks against the inputs and will do so again, so that nothing is ever published there
+_REFUSALS = (
+    CorruptError,
+    FormatError,
+    GatedError,
+    HeaderError,
+    IncompatibleError,
+    IndexFileError,
+    NonFiniteError,
+    SensitivityError,
+    SourceChangedError,
+    SourceNotFoundError,
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +89,7 @@ class Published:
 class TargetState:
     state: Literal["missing", "empty", "ours"]
     head: str = ""  # of main; "" when missing
+    created: bool = False  # by this very call
 
 
 def find_published(hub: Hub, target: Target, identity: str) -> Published | None:
@@ -111,11 +142,78 @@ def ensure_target(hub: Hub, target: Target, identity: str) -> TargetState:
     """The target, made if it is missing; raises as `check_target` does."""
     state = check_target(hub, target, identity)
     if state.state == "missing":
-        hub.create_repo(target.repo, private=target.private)
-        state = check_target(hub, target, identity)
+        created = hub.create_repo(target.repo, private=target.private)
+        # whoever made a repo also learns what it was then, so that it can be removed again
+        state = check_target(hub.unbreakable(), target, identity)
         if state.state == "missing":
             raise HubUnavailableError("a repo that was just created is not there", where=target.repo)
+        return replace(state, created=created)
     return state
+
+
+def note_created(folder: Path, target: Target, state: TargetState) -> None:
+    """Remember in `folder`, where a merge works, that this job has made the target."""
+    path = folder / WORK / _CREATED
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"repo": target.repo, "head": state.head}), encoding="utf-8")
+
+
+@contextmanager
+def withdrawn_if_refused(hub: Hub, target: Target, folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
+    """Around a merge: when its inputs are refused for good, the target goes if this job made it for nothing.
+
+    Never after an error that a retry may mend or a cancellation, and never when anything was done to the repo since.
+    """
+    try:
+        yield
+    except _REFUSALS:
+        try:
+            _withdraw(hub, target, folder)
+        except HubmergeError as error:
+            warn(f"{target.repo} was made for this merge and is empty; it could not be removed: {error.what}")
+        raise
+
+
+def _withdraw(hub: Hub, target: Target, folder: Path) -> None:
+    """Delete the target if this job made it, and it is as it was then."""
+    path = folder / WORK / _CREATED
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return  # not made by us, or nobody knows
+    if noted["repo"] != target.repo:
+        return
+    try:
+        state = hub.repo_state(target.repo)
+    except SourceNotFoundError:
+        path.unlink()
+        return
+    as_it_was = (
+        state.id == target.repo
+        and state.sha == noted["head"]
+        and state.private == target.private
+        and not state.gated
+        and set(state.files) <= _INITIAL_FILES
+    )
+    # the Hub cannot delete on a condition: what happens between this look and the next request is lost
+    if as_it_was and hub.is_as_created(target.repo, state.sha):
+        hub.delete_repo(target.repo)
+        path.unlink()
+
+
+def large_files(models: Sequence[Model], target: Target) -> dict[str, LargeFile]:
+    """What the Hub may copy to the target instead of an upload, by sha256: large files of the models on it.
+
+    A private model's are not copied to where others may read them: its bytes may go there, that it holds them may not.
+    """
+    return {
+        file.sha256: LargeFile(model.ref.id, model.ref.sha, file.path, file.size, file.sha256)
+        for model in reversed(models)
+        if model.ref.kind == "hub" and (target.private or not model.private)
+        for file in model.files.values()
+        if file.sha256 is not None
+    }
 
 
 def publish(
@@ -126,10 +224,11 @@ def publish(
     shards: Sequence[Path | Uploaded],
     files: Mapping[str, bytes],
     uploaded: Callable[[int, int], None],
+    copies: Mapping[str, LargeFile] | None = None,
 ) -> Published:
     """Publish `shards` and `files` (with the manifest) in one commit; safe to repeat after any failure.
 
-    `uploaded(done, total)` is told bytes.
+    `uploaded(done, total)` is told bytes; `copies`: see `large_files`.
     """
     state = ensure_target(hub, target, identity)
     if state.state == "ours":
@@ -142,13 +241,20 @@ def publish(
         else:
             operations.append(hub.preupload(target.repo, shard, shard.name))
         uploaded(sum(sizes[:number]), sum(sizes))
+    small = dict(files)
+    for name, content in files.items():
+        if copies and len(content) >= _COPIED_FROM_BYTES:
+            source = copies.get(hashlib.sha256(content).hexdigest())
+            if source is not None and hub.copy_large_file(target.repo, source):
+                operations.append(hub.uploaded(name, source.size, source.sha256))
+                del small[name]
     failures = 0
     while True:
         try:
             commit = hub.commit(
                 target.repo,
                 operations,
-                files.items(),
+                small.items(),
                 message=f"{title} {_mark(identity)}",
                 description=f"hubmerge job {identity}",
                 parent=state.head,

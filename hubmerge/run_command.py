@@ -6,6 +6,9 @@
     run --sweep SWEEP --pick --evaluate S --to REPO the variant that does best on the suite's development split,
                                                     measured on its test split, which had no part in choosing
 
+The first of them can be started as several processes by a launcher: each merges and uploads its share of the shards,
+rank 0 makes the commit. They need no common folder.
+
 Run again after a kill: merges resume from their journals, evaluations from their answers, and what is published or
 recorded is found again.
 """
@@ -18,7 +21,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +31,7 @@ from hubmerge.settings import Settings
 if TYPE_CHECKING:
     from hubmerge.evaluation.result import EvaluationResult, Split
     from hubmerge.hub import Hub
+    from hubmerge.line import Prepared
     from hubmerge.pick import Pick
     from hubmerge.publish import Published
     from hubmerge.recipe import Recipe
@@ -55,11 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal, options: StreamOptions) -> int:
     """Exit code 0, or 1 where the merge was published but could not be evaluated."""
+    from hubmerge.distributed import join
     from hubmerge.hub import Hub
     from hubmerge.recipe import load_recipe
 
-    _check(arguments)
+    _check(arguments, settings)
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
+    if settings.world_size > 1:
+        with join(settings) as ranks:
+            line = _Line(arguments, settings, hub, terminal, replace(options, ranks=ranks))
+            return line.run(load_recipe(arguments.recipe), arguments.to)
     line = _Line(arguments, settings, hub, terminal, options)
     if arguments.sweep is None:
         return line.run(load_recipe(arguments.recipe), arguments.to)
@@ -72,11 +81,15 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal, options: Str
     return max(line.run(recipe, f"{arguments.to}-{name}") for name, recipe in variants)
 
 
-def _check(arguments: Any) -> None:
+def _check(arguments: Any, settings: Settings) -> None:
     if (arguments.recipe is None) == (arguments.sweep is None):
         raise RecipeError("name a recipe, or a sweep with --sweep", expected="one of them")
     if arguments.pick and (arguments.sweep is None or arguments.evaluate is None):
         raise RecipeError("--pick chooses among a sweep's variants by a suite", expected="--sweep and --evaluate")
+    if arguments.sweep is not None or arguments.evaluate is not None:
+        from hubmerge.distributed import refuse_several
+
+        refuse_several(settings, "run with --sweep or --evaluate")
 
 
 class _Line:
@@ -95,22 +108,30 @@ class _Line:
     def run(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes] | None = None) -> int:
         """Merge to `repo` with the files `extra` beside the card; then evaluate, if that was asked for."""
         published = self._publish(recipe, repo, extra or {})
+        if published is None:
+            return 0
         sys.stdout.write(f"{published.url} at {published.commit}\n")
         if self._arguments.evaluate is None:
             return 0
         return self._evaluate(published)
 
-    def _publish(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes]) -> Published:
+    def _publish(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes]) -> Published | None:
+        """None where another process publishes it."""
         from hubmerge.line import merge_to_hub, prepare
         from hubmerge.publish import Target, find_published
 
         target = Target(repo, self._arguments.private)
         self._terminal.stage("resolve")
         prepared = prepare(recipe, self._hub, target=target, license_choice=self._arguments.license, allow_local=True)
+        work = self._settings.data_dir / "runs" / prepared.identity
+        if self._options.ranks.rank:
+            self._help(prepared, work)
+            return None
+        self._options.ranks.agree("the merge", prepared.identity)
         published = find_published(self._hub, target, prepared.identity)
+        self._options.ranks.first(published is not None)
         if published is not None:  # by an earlier run that was killed before it could say so, or simply again
             return published
-        work = self._settings.data_dir / "runs" / prepared.identity
         _remove_left_over(work.parent)
         published = merge_to_hub(
             prepared,
@@ -124,7 +145,19 @@ class _Line:
             extra=extra,
         )
         _remove(work)
+        self._options.ranks.gather("published")
         return published
+
+    def _help(self, prepared: Prepared, work: Path) -> None:
+        """Another process leads: the exchanges of `_publish`, and a share of the work between them."""
+        from hubmerge.helper import help_to_hub
+
+        ranks = self._options.ranks
+        ranks.agree("the merge", prepared.identity)
+        if not ranks.first(False):
+            help_to_hub(prepared, self._hub, work / "out", work / "inputs", self._options, self._arguments.disk_budget)
+            ranks.gather("published")
+        shutil.rmtree(work, ignore_errors=True)  # of this machine's own disk, where rank 0 sees another one
 
     def _evaluate(self, published: Published) -> int:
         """The merge and every parent on the Hub under one version of the suite; the card shows them together."""

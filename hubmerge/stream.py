@@ -41,6 +41,7 @@ from hubmerge.distributed import ALONE
 from hubmerge.errors import InternalError, NonFiniteError
 from hubmerge.methods import get_method
 from hubmerge.plan import Plan, PlannedTensor
+from hubmerge.rank_folders import adopt, check_complete, collect
 from hubmerge.selection import Magnitudes, select
 from hubmerge.sink import FinishedShard, Journal, ShardWriter, plan_identity
 from hubmerge.sources.reader import TensorReader
@@ -92,6 +93,7 @@ class Variant:
     journal: Journal
     folder: Path
     sensitivities: tuple[Sensitivities, ...] = ()
+    settle: Callable[[], None] = lambda: None  # returns when the finished shards are where they belong
 
 
 @dataclass(frozen=True)
@@ -204,14 +206,13 @@ def merge_variants(
     for variant in variants[1:]:
         if layout_of(variant.plan) != layout_of(first.plan):
             raise InternalError("variants with other models, dtypes or ε cannot be merged in one pass")
-    for variant in variants:
-        options.ranks.adopt(variant.folder, variant.plan, variant.journal)
     options.ranks.agree("the plan", plan_identity(first.plan))
     with options.on_device(observer.warning) as opened:
         statistics = merge_share(variants, reader, opened, observer)
         device = {} if opened.engine is None else opened.engine.facts()
     for variant in variants:
-        options.ranks.adopt(variant.folder, variant.plan, variant.journal)
+        adopt(variant.folder, variant.plan, variant.journal)
+        check_complete(variant.folder, variant.plan, variant.journal)
     return [replace(_collected(variant, statistics), device=device) for variant in variants]
 
 
@@ -246,7 +247,9 @@ def merge_share(
             for (variant, _), finished_shard in zip(open_variants, written, strict=True):
                 variant.journal.add_shard(finished_shard)
         done += sum(t.elements for t in shard.tensors)
-    ranks.gather("done")
+    for variant in variants:
+        variant.settle()
+        collect(ranks, variant.journal)
     return statistics
 
 

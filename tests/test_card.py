@@ -292,6 +292,33 @@ def test_infinity_absent_values_and_empty_regions_render() -> None:
     assert "is kept at" not in card
 
 
+def test_what_was_fetched_and_what_lay_on_disk_stands_on_the_card_in_words() -> None:
+    fetch = {
+        "bytes": 346_200_000, "range_bytes": 86_500_000, "shards": 20, "refetched_shards": 5, "hits": 12,
+        "ranged_shards": 2, "high_water_bytes": 68_000_000, "budget_bytes": 72_000_000,
+    }  # fmt: skip
+    card = render_card(report(environment={"seconds": 60.0, "fetch": fetch, "disk_high_water_bytes": 122_000_000}))
+    assert "| Disk at its peak | 122 MB |" in card
+    assert (
+        "| Fetched | 346 MB, 20 shards whole, 5 of them again, since they had not fitted in, "
+        "2 more by ranges (86.5 MB) |" in card
+    )
+    assert "| Found on disk | 12 shards of an earlier pass or run |" in card
+    assert "| Inputs on disk | 68.0 MB at their peak, of 72.0 MB that they could take |" in card
+    plain = {"bytes": 5000, "shards": 1, "hits": 0, "refetched_shards": 0, "ranged_shards": 0}
+    card = render_card(report(environment={"fetch": plain}))
+    assert "| Fetched | 5.00 kB, 1 shard whole |" in card
+    assert "Inputs on disk" not in card
+
+
+@pytest.mark.parametrize("value", ["<b>x</b>", -1, 10**400, True, None, [1], {"a": 1}])
+def test_fetch_figures_that_are_no_numbers_do_no_harm(value: Any) -> None:
+    names = ("bytes", "shards", "hits", "refetched_shards", "ranged_shards", "high_water_bytes", "budget_bytes")
+    card = render_card(report(environment={"fetch": dict.fromkeys(names, value) | {"|": value}}))
+    assert "| Fetched | 0 B, 0 shards whole |" in card
+    assert "<b>" not in card
+
+
 def test_a_card_without_evaluation_says_so_plainly() -> None:
     card = render_card(report(evaluations=[]))
     assert "**No evaluation has been run yet**" in card

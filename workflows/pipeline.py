@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from hubmerge.hub import Hub
-from hubmerge.line import merge_to_hub, prepare
+from hubmerge.line import load_report, merge_to_hub, prepare
 from hubmerge.publish import Target
 from hubmerge.recipe import recipe_from_dict
 from workflows.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
 
 STATISTICS_EVERY_S = 1.0
+_SHOWN = ("seconds", "peak_rss_bytes", "disk_high_water_bytes", "fetch")  # of the report's environment
 
 
 def run(spec: JobSpec, emit: Emit) -> None:
@@ -35,7 +36,17 @@ def run(spec: JobSpec, emit: Emit) -> None:
         prepared, hub, folder, cache=cache, observer=observer, sensitivities=spec.shared / "sensitivity"
     )
     shutil.rmtree(cache, ignore_errors=True)
-    emit(Result(values={"repo": published.repo, "commit": published.commit, "url": published.url}))
+    ran = load_report(folder).environment
+    emit(
+        Result(
+            values={
+                "repo": published.repo,
+                "commit": published.commit,
+                "url": published.url,
+                "run": {name: ran[name] for name in _SHOWN if name in ran},
+            }
+        )
+    )
 
 
 class StageEmitter:

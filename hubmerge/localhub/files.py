@@ -57,7 +57,17 @@ def lfs_info(entry: Entry, key: str) -> Json:
     return {key: sha256, "size": entry.size, "pointerSize": len(lfs_pointer(sha256, entry.size))}
 
 
-def _entries(call: Call, repo: Repo, tree: Tree, paths: list[str], *, expand: bool) -> list[Json]:
+def xet_hash(sha256: str) -> str:
+    """The name of a large file in the other storage, which the client asks for before it has one copied (lfs.py).
+
+    There is no such storage here; what counts is that whoever sends it back has seen the file listed.
+    """
+    return hashlib.sha256(f"xet {sha256}".encode()).hexdigest()
+
+
+def _entries(
+    call: Call, repo: Repo, tree: Tree, paths: list[str], *, expand: bool, with_xet: bool = False
+) -> list[Json]:
     """The JSON of files and folders, in the order of `paths`."""
     ids = tree_ids(tree) if any(path not in tree for path in paths) else {}
     commits = {}
@@ -74,6 +84,8 @@ def _entries(call: Call, repo: Repo, tree: Tree, paths: list[str], *, expand: bo
             item = {"type": "file", "oid": entry.oid, "size": entry.size, "path": path}
             if entry.sha256:
                 item["lfs"] = lfs_info(entry, "oid")
+                if with_xet:  # never in trees: a snapshot would be fetched from there
+                    item["xetHash"] = xet_hash(entry.sha256)
         if expand:
             below = [entry] if entry else [e for name, e in tree.items() if name.startswith(f"{path}/")]
             # a folder was last changed when the newest of its files was
@@ -126,7 +138,7 @@ def paths_info(call: Call) -> list[Json]:
         expand = form.get("expand", ["false"])[-1].lower() == "true"
     tree = call.hub.trees.at(repo.id, call.hub.trees.resolve(repo.id, call.parts["rev"]))
     known = {*tree, *folders(tree)}
-    return _entries(call, repo, tree, [path for path in wanted if path in known], expand=expand)
+    return _entries(call, repo, tree, [path for path in wanted if path in known], expand=expand, with_xet=True)
 
 
 @router.on("GET", "/{P}{id}/resolve/{rev}/{path*}")

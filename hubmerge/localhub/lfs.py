@@ -1,9 +1,12 @@
-"""Large files: the LFS batch, the upload of whole files and of parts, completion and verification.
+"""Large files: the LFS batch, the upload of whole files and of parts, completion, verification, copies between repos.
 
 An upload URL holds a random id and needs no token, because the client sends none there. The bytes are
 hashed on their way into DATA/tmp; only content whose sha256 is the promised one becomes an object, and an
 object belongs to the repos to which it was uploaded. So nobody can commit, by its digest alone, what they
 never had. A URL takes its content again, so that a client whose answer was lost can repeat itself.
+
+A copy gives a repo the objects of another one that the caller may read, without their bytes. Only what a commit of
+the source holds can be copied, and nothing from a private repo into one that others may read.
 """
 
 from __future__ import annotations
@@ -19,9 +22,17 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
-from hubmerge.localhub.access import can_read, can_take_part, require_write
-from hubmerge.localhub.http_errors import HubError, bad_request, not_found, unprocessable
-from hubmerge.localhub.protocol import Call, Json, Router, items_of
+from hubmerge.localhub.access import (
+    can_read,
+    can_take_part,
+    find_repo,
+    require_files,
+    require_read,
+    require_write,
+)
+from hubmerge.localhub.files import xet_hash
+from hubmerge.localhub.http_errors import HubError, bad_request, forbidden, not_found, unprocessable
+from hubmerge.localhub.protocol import Call, Json, Router, items_of, text_of
 from hubmerge.localhub.store import now
 
 router = Router()
@@ -180,3 +191,33 @@ def verify(call: Call) -> Response:
     if not known or call.store.lfs_path(str(body["oid"])).stat().st_size != body.get("size"):
         raise not_found("The object was not uploaded, or has another size")
     return JSONResponse({}, media_type=MEDIA_TYPE)
+
+
+@router.on("POST", "/api/{T}/{id}/lfs-files/duplicate")
+def duplicate(call: Call) -> Json:
+    """Large files of this repo become objects of another one; what cannot be copied is named with its reason."""
+    source, body = call.readable(), call.json()
+    me = call.signed_in()
+    require_files(call.store, call.users, me, source)
+    wanted = body.get("target")
+    target = find_repo(call.store, text_of(wanted, "type"), text_of(wanted, "name"))
+    target = require_read(call.users, me, target)
+    require_write(call.users, me, target)
+    if source.private and not target.private:
+        raise forbidden("Files of a private repo are not copied into one that others may read")
+    failed: list[Json] = []
+    with call.store.write() as db:
+        for item in items_of(body, "files"):
+            sha256 = text_of(item, "sha256")
+            if not _SHA256.fullmatch(sha256) or text_of(item, "xetHash") != xet_hash(sha256):
+                failed.append({"sha256": sha256[:64], "error": "Not a file of this repo"})
+                continue
+            # uploaded is not enough: only a commit makes an object visible
+            row = db.execute(
+                "SELECT 1 FROM commits WHERE repo = ? AND instr(files, ?) LIMIT 1", (source.id, f'"{sha256}"')
+            ).fetchone()
+            if row is None:
+                failed.append({"sha256": sha256, "error": "Not a file of this repo"})
+                continue
+            db.execute("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", (target.id, sha256))
+    return {"failed": failed}

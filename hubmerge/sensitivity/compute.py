@@ -63,11 +63,13 @@ def compute_sensitivity(
     allow_local: bool = True,
     checkpoint_every: int = CHECKPOINT_EVERY,
     memory_bytes: int | None = None,
+    at_peak: Callable[[], None] = lambda: None,
 ) -> SensitivityFile:
     """The diagonal Fisher of `model` on `pairs`, written to `out`.
 
     `model` is a folder, a Hub id, or an opened model; `spec` says where the pairs came from, and how long they may be.
     `device` is "cpu" or "cuda"; weights above `memory_bytes` there are offloaded (default: what is free).
+    `at_peak` is called when the run takes most of the disk.
     With `resume`, an unfinished run of the same computation is taken up and a finished one is returned as it is.
     Otherwise both are made again; a file of another computation is never overwritten.
 
@@ -121,6 +123,7 @@ def compute_sensitivity(
                 sums.save(done)
                 raise
         _write(out, metadata, opened, names, network, sums, len(tokenized))
+        at_peak()
         shutil.rmtree(work, ignore_errors=True)
     return read_sensitivity(out)
 

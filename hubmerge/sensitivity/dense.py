@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 
@@ -21,18 +21,13 @@ from hubmerge.plan import Plan
 from hubmerge.recipe import ModelName
 from hubmerge.sensitivity.file import write_tensors
 from hubmerge.sources.base import Model
-from hubmerge.sources.derived import DerivedTensor
 from hubmerge.sources.open import SINGLE, open_model
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.sources.reader import TensorReader
+from hubmerge.sources.shard_cache import ShardCache
 
 _CHUNK = 1024 * 1024
 _NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
 _ALSO = ("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt")
-
-
-def is_derived(plan: Plan, agent: int) -> bool:
-    """True when any tensor of agent `agent` (from 0) is computed rather than stored."""
-    return any(isinstance(t.inputs[agent + 1], DerivedTensor) for t in plan.tensors())
 
 
 def dense_identity(plan: Plan, agent: int) -> str:
@@ -42,13 +37,23 @@ def dense_identity(plan: Plan, agent: int) -> str:
     return hashlib.sha256(json.dumps([models, names]).encode()).hexdigest()
 
 
-def write_dense(plan: Plan, agent: int, hub: Hub, folder: Path, cache: Path) -> Model:
+def write_dense(
+    plan: Plan,
+    agent: int,
+    hub: Hub,
+    folder: Path,
+    cache: Path,
+    *,
+    budget_bytes: int,
+    at_peak: Callable[[], None] = lambda: None,
+) -> Model:
     """Agent `agent` (from 0) as float32 in `folder`, opened as a local model; its reference keeps the agent's id.
 
-    Integer tensors are left out: they have no gradients. Raises DiskError, NonFiniteError.
+    Integer tensors are left out: they have no gradients. What is fetched for it stays in `cache`, within the budget,
+    for whoever needs it next. Raises DiskError, NonFiniteError.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    store = LocalOrFetched(hub, cache)
+    store = ShardCache(hub, cache, plan.models, budget_bytes, keep=True, deleting=at_peak)
 
     def read(model: Model, path: str) -> bytes | None:
         if path not in model.files:

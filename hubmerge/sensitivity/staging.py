@@ -19,7 +19,7 @@ from hubmerge.errors import FormatError, MemoryLimitError, SensitivityError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import INDEX, SINGLE
-from hubmerge.sources.reader import LocalOrFetched
+from hubmerge.sources.reader import LocalOrFetched, check_planned
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -68,7 +68,9 @@ def stage_weights(model: Model, hub: Hub, folder: Path, cache: Path, fetched: Ca
     for shard in model.shards:
         link = folder / shard
         link.unlink(missing_ok=True)
-        link.symlink_to(store.path(model, shard).resolve())
+        path = store.path(model, shard)
+        check_planned(path, model, shard)
+        link.symlink_to(path.resolve())
     if model.shards != (SINGLE,):
         index = {"metadata": {}, "weight_map": {name: t.shard for name, t in model.tensors.items()}}
         (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
@@ -146,6 +148,11 @@ def load_model(
             # a padding row gets no gradient, though the token may stand in a pair (where it is also the EOS, say)
             module.padding_idx = None
     return model
+
+
+def offloaded_bytes(weight_bytes: int) -> int:
+    """How much of a network in main memory Accelerate would put on the disk."""
+    return max(0, weight_bytes - _budget("cpu"))
 
 
 def _budget(device: str) -> int:

@@ -34,6 +34,14 @@ class FileInfo:
 
 
 @dataclass(frozen=True)
+class HeaderDigest:
+    """The first bytes of a shard, up to the end of its header, as the merge was planned from them."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class StoredTensor:
     """A tensor and the shard that holds it. `entry.dtype` is what a reader gives (see derived.py for computed ones)."""
 
@@ -79,6 +87,7 @@ class Model:
     card: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     adapter: AdapterConfig | None = None  # the tensors are LoRA factors, on a base that the recipe names
     tokens: Mapping[str, int] | None = None  # token → row; read only where vocabularies differ in size
+    headers: Mapping[str, HeaderDigest] = field(default_factory=lambda: MappingProxyType({}))  # by shard
 
     @property
     def kind(self) -> str:

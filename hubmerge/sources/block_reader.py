@@ -1,10 +1,11 @@
 """A shard that is too large for the disk: read from the Hub range by range, with the same guarantee as a whole one.
 
 The sha256 that the Hub states is one of the whole file, so it says nothing about a range. Before the first use the
-file is therefore read once from front to back, through memory alone: its sha256 is compared, and a sha256 of every
-block of BLOCK_BYTES is noted. From then on whole blocks are read in any order, and each must have its noted digest;
-no byte is merged that was not part of a file with the stated sha256. The digests lie beside the cache, so that a
-resumed merge need not read the file again for them. The price is one more reading of such a shard per merge.
+file is therefore read once from front to back, through memory alone: its sha256 is compared, its header with the one
+that was planned from, and a sha256 of every block of BLOCK_BYTES is noted. From then on whole blocks are read in any
+order, and each must have its noted digest; no byte is merged that was not part of that very file. The digests lie
+beside the cache, so that a resumed merge need not read the file again for them. The price is one more reading of such
+a shard per merge.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hubmerge.errors import CorruptError
 from hubmerge.hub import Hub
 from hubmerge.sink import writing
 from hubmerge.sources.base import Model
+from hubmerge.sources.reader import other_header
 
 BLOCK_BYTES = 4 * 1024 * 1024
 _KEPT_BLOCKS = 24  # of all shards together: a few chunks in flight of each model
@@ -66,6 +68,7 @@ class BlockReader:
         self._hub = hub
         self._model = model
         self._file = model.files[shard]
+        self._header = model.headers.get(shard)
         self._path = digests
         self._buffer = buffer
         self._fetched = fetched
@@ -80,10 +83,12 @@ class BlockReader:
             if head == self._seal(body):
                 self._digests = tuple(body[i : i + _DIGEST_BYTES] for i in range(0, len(body), _DIGEST_BYTES))
                 return
-        whole, digests = hashlib.sha256(), []
+        whole, front, digests = hashlib.sha256(), hashlib.sha256(), []
         for number in range(count):
             block = self._range(number)
             whole.update(block)
+            if self._header is not None:
+                front.update(block[: max(0, self._header.bytes - number * self._size)])
             digests.append(hashlib.sha256(block).digest())
         if self._file.sha256 and whole.hexdigest() != self._file.sha256:
             raise CorruptError(
@@ -93,6 +98,8 @@ class BlockReader:
                 got=f"{whole.hexdigest()[:16]}…",
                 next_step="Run again; if it stays, the repo is damaged.",
             )
+        if self._header is not None and front.hexdigest() != self._header.sha256:
+            raise other_header(self._model, self._file.path)
         self._digests = tuple(digests)
         body = b"".join(digests)
         temporary = self._path.with_name(self._path.name + ".tmp")
@@ -129,8 +136,10 @@ class BlockReader:
         return block
 
     def _seal(self, body: bytes) -> bytes:
-        """What the noted digests belong to, so that those of another file or block size are not taken for them."""
-        return hashlib.sha256(f"{self._file.sha256}\0{self._file.size}\0{self._size}\0".encode() + body).digest()
+        """What the noted digests belong to, so that those of another file, header or block size are not taken."""
+        header = "" if self._header is None else self._header.sha256
+        what = f"{self._file.sha256}\0{self._file.size}\0{self._size}\0{header}\0"
+        return hashlib.sha256(what.encode() + body).digest()
 
     @property
     def _where(self) -> str:

@@ -30,7 +30,7 @@ from hubmerge.hub import Hub
 from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe import ModelName, Recipe
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
-from hubmerge.sources.base import SYNTHETIC, FileInfo, Model, ModelRef, StoredTensor
+from hubmerge.sources.base import SYNTHETIC, FileInfo, HeaderDigest, Model, ModelRef, StoredTensor
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
 from hubmerge.sources.synthetic import open_synthetic
 from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, tokens_of
@@ -112,9 +112,19 @@ def open_model(name: ModelName, hub: Hub, *, allow_local: bool) -> Model:
     def read_file(path: str, most: int) -> bytes:
         return hub.read_file(state.id, state.sha, path, most)
 
-    tensors, config, adapter = _read_headers(str(ref), state.files, read_range, read_file)
-    card = MappingProxyType(dict(state.card))
-    return Model(ref, config, state.files, tensors, state.license, state.gated, state.private, card, adapter)
+    tensors, config, adapter, headers = _read_headers(str(ref), state.files, read_range, read_file)
+    return Model(
+        ref,
+        config,
+        state.files,
+        tensors,
+        state.license,
+        state.gated,
+        state.private,
+        MappingProxyType(dict(state.card)),
+        adapter,
+        headers=headers,
+    )
 
 
 def _open_folder(text: str) -> Model:
@@ -135,7 +145,7 @@ def _open_folder(text: str) -> Model:
 
     try:
         files = {p.name: FileInfo(p.name, p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file()}
-        tensors, config, adapter = _read_headers(text, files, read_range, read_file)
+        tensors, config, adapter, headers = _read_headers(text, files, read_range, read_file)
         digest = hashlib.sha256(read_file(ADAPTER_CONFIG if adapter else CONFIG, _MAX_CONFIG_BYTES))
         for shard in dict.fromkeys(t.shard for t in tensors.values()):
             prefix = read_range(shard, 0, 8)
@@ -153,6 +163,7 @@ def _open_folder(text: str) -> Model:
         license_name if isinstance(license_name, str) else None,
         card=MappingProxyType(card),
         adapter=adapter,
+        headers=headers,
     )
 
 
@@ -168,8 +179,9 @@ def _card_data(content: bytes) -> dict[str, Any]:
 
 def _read_headers(
     where: str, files: Mapping[str, FileInfo], read_range: ReadRange, read_file: ReadFile
-) -> tuple[Mapping[str, StoredTensor], Mapping[str, Any], AdapterConfig | None]:
-    """The tensors of all shards, config.json, and the adapter's config instead where the tensors are one's."""
+) -> tuple[Mapping[str, StoredTensor], Mapping[str, Any], AdapterConfig | None, Mapping[str, HeaderDigest]]:
+    """The tensors of all shards, config.json, the adapter's config instead where the tensors are one's, and what the
+    headers were."""
     config: dict[str, Any] = {}
     adapter = None
     if is_adapter(files):
@@ -184,7 +196,11 @@ def _read_headers(
             raise FormatError("no config.json", where=where, next_step="It is not a transformers model.")
         config = _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), f"{CONFIG} in {where}", 100_000)
     tensors: dict[str, StoredTensor] = {}
-    for shard, header in zip(shards, _all_headers(where, [files[s] for s in shards], read_range), strict=True):
+    digests: dict[str, HeaderDigest] = {}
+    for shard, (header, digest) in zip(
+        shards, _all_headers(where, [files[s] for s in shards], read_range), strict=True
+    ):
+        digests[shard] = digest
         for entry in header.tensors:
             if entry.name in tensors:
                 raise IndexFileError("two shards store the same tensor", where=where, got=entry.name)
@@ -202,7 +218,7 @@ def _read_headers(
         tensors = {n: t for n, t in tensors.items() if n in weight_map}
     if not tensors:
         raise FormatError("the model has no tensors", where=where)
-    return MappingProxyType(tensors), MappingProxyType(config), adapter
+    return MappingProxyType(tensors), MappingProxyType(config), adapter, MappingProxyType(digests)
 
 
 def is_adapter(files: Mapping[str, FileInfo]) -> bool:
@@ -215,21 +231,21 @@ def _adapter_shards(where: str, files: Mapping[str, FileInfo]) -> tuple[str, ...
     return (ADAPTER,)
 
 
-def _all_headers(where: str, files: Sequence[FileInfo], read_range: ReadRange) -> list[Header]:
+def _all_headers(where: str, files: Sequence[FileInfo], read_range: ReadRange) -> list[tuple[Header, HeaderDigest]]:
     """The headers of all shards, fetched in parallel but parsed one by one, and no more than a model can have."""
     one_at_a_time = threading.Lock()
     found = 0
 
-    def read(file: FileInfo) -> Header:
+    def read(file: FileInfo) -> tuple[Header, HeaderDigest]:
         nonlocal found
         place = f"{file.path} in {where}"
         if found > MAX_TENSORS:
             raise HeaderError("the model has too many tensors", where=where, expected=f"at most {MAX_TENSORS}")
         raw = _read_header(place, file, read_range)
         with one_at_a_time:
-            header = parse_header(raw, file.size, place)
+            header = parse_header(raw[8:], file.size, place)
             found += len(header.tensors)
-        return header
+        return header, HeaderDigest(len(raw), hashlib.sha256(raw).hexdigest())
 
     with ThreadPoolExecutor(max_workers=8) as pool:
         headers = list(pool.map(read, files))
@@ -281,7 +297,7 @@ def _no_safetensors(where: str, files: Mapping[str, FileInfo], expected: str) ->
 
 
 def _read_header(place: str, file: FileInfo, read_range: ReadRange) -> bytes:
-    """The JSON part of a file's header, as it is."""
+    """The first bytes of a file, up to the end of its header."""
     if file.size < 10:
         raise HeaderError("the file is too short for a safetensors header", where=place, got=f"{file.size} bytes")
     first = read_range(file.path, 0, min(_FIRST_READ_BYTES, file.size))
@@ -293,10 +309,9 @@ def _read_header(place: str, file: FileInfo, read_range: ReadRange) -> bytes:
             expected=f"at most {file.size} bytes",
             got=str(8 + length),
         )
-    raw = first[8 : 8 + length]
-    if len(raw) < length:
-        raw += read_range(file.path, len(first), 8 + length)
-    return raw
+    if len(first) < 8 + length:
+        return first + read_range(file.path, len(first), 8 + length)
+    return first[: 8 + length]
 
 
 _MOST_DIGITS = 100  # of an integer; reading long ones takes quadratic time, and a library may lift Python's limit

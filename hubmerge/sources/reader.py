@@ -298,6 +298,12 @@ def _check(file: int, model: Model, shard: str) -> None:
     raise other_header(model, shard)
 
 
+def check_planned(path: Path, model: Model, shard: str) -> None:
+    """CorruptError or SourceChangedError when the file at `path` is not the one that was planned from."""
+    with open(path, "rb") as file:
+        _check(file.fileno(), model, shard)
+
+
 def other_header(model: Model, shard: str) -> CorruptError:
     return CorruptError(
         "a shard has another header than the one that the merge was planned from",

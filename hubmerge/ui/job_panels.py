@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from hubmerge.card import fetch_facts
 from hubmerge.methods import registry
 from hubmerge.ui.format import (
     bytes_text,
@@ -185,6 +186,7 @@ def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
             "Published",
             el("p", repo_link(endpoint, repo), cls="hm-result"),
             el("p", "Commit ", el("code", commit[:12])) if commit else None,
+            _run_facts(view.result.get("run")),
         )
     if view.state == "failed":
         title = "The evaluation failed" if view.kind == "evaluate" else "The merge failed"
@@ -192,6 +194,22 @@ def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
     if view.state == "cancelled":
         return notice("info", "Cancelled", el("p", "Nothing was published."))
     return None
+
+
+def _run_facts(run: object) -> Markup | None:
+    """What the merge took of time, memory, disk and network."""
+    if not isinstance(run, Mapping):
+        return None
+    facts: list[tuple[str, str]] = []
+    if (seconds := number_of(run, "seconds")) is not None:
+        facts.append(("Merged in", duration_text(seconds)))
+    for key, name in (("peak_rss_bytes", "Memory at its peak"), ("disk_high_water_bytes", "Disk at its peak")):
+        if (amount := number_of(run, key)) is not None:
+            facts.append((name, bytes_text(amount)))
+    fetch = run.get("fetch")
+    if isinstance(fetch, Mapping):
+        facts += fetch_facts(fetch)
+    return facts_grid(facts) if facts else None
 
 
 def _recorded(view: JobView, result: Mapping[str, Any]) -> Markup:

@@ -110,7 +110,10 @@ def plan_panel(plan: Plan, endpoint: str) -> Markup:
             ("Output", f"{bytes_text(facts['output_bytes'])} in {_files(facts['shards'])}"),
             ("Stored as", ", ".join(facts["dtype"]) + rounding),
             ("To download", bytes_text(facts["download_bytes"])),
-            ("Disk at its peak", bytes_text(facts["disk_bytes"])),
+            (
+                "Disk",
+                f"{bytes_text(facts['disk_least_bytes'])} at least, {bytes_text(facts['disk_most_bytes'])} at most",
+            ),
             ("Memory at its peak", f"about {bytes_text(facts['predicted_memory_bytes'])}"),
             ("Time to merge", f"about {duration_text(facts['predicted_seconds'])}, fetching aside"),
             ("Passes over the weights", facts["passes"]),

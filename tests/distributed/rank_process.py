@@ -1,6 +1,11 @@
-"""One process of a merge that several share: `hubmerge merge` with small shards; dies where it is told to.
+"""The processes of a merge that several share: commands of hubmerge with small shards; one dies where it is told to.
 
-python rank_process.py '{"runs": [[ARGV…], …], "ports": […], "shard_bytes": N, "die": {"rank": 1, "shards": 1}}'
+This process imports what they need, which takes longer than all they do, and forks once per rank for every line of
+its input: {"runs": [[ARGV…], …], "ports": […], "environments": [{…}, …], "folders": […], "errors": […],
+"shard_bytes": N, "notes": FOLDER, "trouble": {…}}. It answers with the exit codes by rank.
+
+A rank notes what it does in its file below FOLDER: "merged NAME", "uploaded NAME", "lying COUNT".
+trouble: {"rank": R, "kind": "die at shard" | "die at upload" | "no upload", "times": N}
 """
 
 from __future__ import annotations
@@ -9,31 +14,91 @@ import json
 import os
 import signal
 import sys
+import time
+import traceback
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from hubmerge import cli, line, sink
+import torch.distributed  # noqa: F401
+
+import hubmerge.compiled
+import hubmerge.merge_command
+import hubmerge.run_command  # noqa: F401
+from hubmerge import cli, line, sink, stream, upload
+from hubmerge.errors import HubUnavailableError
 
 
-def _die_after(shards: int) -> None:
-    add = sink.Journal.add_shard
-    left = shards
+def _die_after(times: int, call: Callable[..., Any]) -> Callable[..., Any]:
+    left = times
 
-    def add_and_die(self: sink.Journal, shard: Any) -> None:
+    def call_and_die(*arguments: Any) -> None:
         nonlocal left
         left -= 1
-        add(self, shard)
+        call(*arguments)
         if not left:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    sink.Journal.add_shard = add_and_die  # type: ignore[method-assign]
+    return call_and_die
 
 
-def main() -> int:
-    order = json.loads(sys.argv[1])
+def _refuse_after(times: int, call: Callable[..., Any]) -> Callable[..., Any]:
+    left = times
+
+    def call_or_refuse(*arguments: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise HubUnavailableError("out of storage")
+        call(*arguments)
+
+    return call_or_refuse
+
+
+def _note(notes: Path) -> None:
+    """Also makes uploads as slow as they may be: until nothing goes on without them."""
+    notes.mkdir(parents=True, exist_ok=True)
+    file = open(notes / os.environ.get("RANK", "0"), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+    write_shard, upload_one, drain = stream.write_shard, upload.ShardUploader._upload, upload.ShardUploader.drain
+    draining = False
+
+    def write(*arguments: Any) -> Any:
+        written = write_shard(*arguments)
+        file.writelines(f"merged {shard.filename}\n" for shard in written)
+        return written
+
+    def slow(self: upload.ShardUploader, shard: Any) -> None:
+        while len(self._pending) < 2 and not draining:
+            time.sleep(0.001)
+        file.write(f"lying {len([*self._folder.glob('*.safetensors')])}\n")
+        upload_one(self, shard)
+        file.write(f"uploaded {shard.filename}\n")
+
+    def drain_on(self: upload.ShardUploader) -> None:
+        nonlocal draining
+        draining = True
+        drain(self)
+        draining = False
+
+    stream.write_shard = write
+    upload.ShardUploader._upload = slow  # type: ignore[method-assign]
+    upload.ShardUploader.drain = drain_on  # type: ignore[method-assign]
+
+
+def _run(order: dict[str, Any], rank: int) -> int:
     line.make_plan = partial(line.make_plan, max_shard_bytes=order["shard_bytes"])  # type: ignore[assignment]
-    if order["die"] and order["die"]["rank"] == int(os.environ.get("RANK", "0")):
-        _die_after(order["die"]["shards"])
+    line.render_figures = lambda report: {}  # most of the time, and not the topic
+    if order["notes"]:
+        _note(Path(order["notes"]))
+    trouble = order["trouble"]
+    if trouble and trouble["rank"] == rank:
+        owner, name, wrap = {
+            "die at shard": (sink.Journal, "add_shard", _die_after),
+            "die at upload": (sink.Journal, "add_uploaded", _die_after),
+            "no upload": (upload.ShardUploader, "_upload", _refuse_after),
+        }[trouble["kind"]]
+        setattr(owner, name, wrap(trouble["times"], getattr(owner, name)))
     for argv, port in zip(order["runs"], order["ports"], strict=True):
         os.environ["MASTER_PORT"] = str(port)
         if code := cli.main(argv):
@@ -41,5 +106,33 @@ def main() -> int:
     return 0
 
 
+def _fork(order: dict[str, Any], rank: int) -> int:
+    """The id of a new process that runs `order` as `rank` and ends."""
+    if child := os.fork():
+        return child
+    code = 70
+    try:
+        os.chdir(order["folders"][rank])
+        os.environ.update(order["environments"][rank])
+        with open(os.devnull, "r+b") as nowhere, open(order["errors"][rank], "wb") as errors:
+            os.dup2(nowhere.fileno(), 0)
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(errors.fileno(), 2)
+        code = _run(order, rank)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    for text in sys.stdin:
+        order = json.loads(text)
+        children = [_fork(order, rank) for rank in range(len(order["environments"]))]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        print(json.dumps(codes), flush=True)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

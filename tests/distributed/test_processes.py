@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from process_helpers import ROOT, Launcher
 
-ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "engine"))
 
-from stream_helpers import write_family  # noqa: E402
+from stream_helpers import write_family
 
-SHARD_BYTES = 12_000  # four shards
 VOLATILE = ("created", "environment")
 
 
@@ -37,39 +32,6 @@ def argv(family: Path, method: str, out: Path, *more: str) -> list[str]:
     return ["merge", str(family / f"{method}.yaml"), "--out", str(out), "--license", "mit", "--device", "cpu", *more]
 
 
-def start(processes: int, runs: Sequence[Sequence[str]], die: dict[str, int] | None = None) -> list[tuple[int, str]]:
-    """(exit code, stderr) by rank."""
-    held = [socket.socket() for _ in runs]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    order = json.dumps({"runs": runs, "ports": ports, "shard_bytes": SHARD_BYTES, "die": die})
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "MASTER_ADDR": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "WORLD_SIZE": str(processes),
-    }
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("rank_process.py")), order],
-            env={**environment, "RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(processes)
-    ]
-    try:
-        return [(p.returncode, error) for p in started for error in [p.communicate(timeout=120)[1]]]
-    finally:
-        for process in started:
-            process.kill()
-
-
 def content(folder: Path) -> dict[str, Any]:
     """Every file's bytes; of the manifest and the card, what is not the time or the machine."""
     files: dict[str, Any] = {
@@ -82,7 +44,7 @@ def content(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def alone(family: Path) -> dict[str, dict[str, Any]]:
+def alone(start: Launcher, family: Path) -> dict[str, dict[str, Any]]:
     """What one process gives, by method."""
     runs = [argv(family, method, family / "alone" / method) for method in ("ram_plus", "ties", "ram")]
     assert start(1, runs)[0] == (0, "")
@@ -92,7 +54,7 @@ def alone(family: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_two_processes_give_the_bytes_and_statistics_of_one(
-    family: Path, alone: dict[str, Any], tmp_path: Path
+    start: Launcher, family: Path, alone: dict[str, Any], tmp_path: Path
 ) -> None:
     methods = ("ram_plus", "ties", "ram")
     finished = start(2, [argv(family, method, tmp_path / method) for method in methods])
@@ -102,10 +64,10 @@ def test_two_processes_give_the_bytes_and_statistics_of_one(
 
 
 def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(
-    family: Path, alone: dict[str, Any], tmp_path: Path
+    start: Launcher, family: Path, alone: dict[str, Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    first = start(2, [argv(family, "ram_plus", out)], die={"rank": 1, "shards": 1})
+    first = start(2, [argv(family, "ram_plus", out)], {"rank": 1, "kind": "die at shard", "times": 1})
     assert first[1][0] == -9
     assert first[0][0] == 1
     assert "E_PROCESS" in first[0][1]
@@ -117,3 +79,50 @@ def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(
     assert [code for code, _ in finished] == [0, 0], finished
     assert content(out) == alone["ram_plus"]
     assert (out / kept.name).stat().st_mtime_ns == written  # adopted, not merged again
+
+
+def test_processes_that_do_not_see_the_same_folder_refuse_before_they_merge(
+    start: Launcher, family: Path, tmp_path: Path
+) -> None:
+    machines = [tmp_path / "one", tmp_path / "two"]
+    for machine in machines:
+        machine.mkdir()
+    command = ["merge", str(family / "ram.yaml"), "--out", "out", "--license", "mit", "--device", "cpu"]
+    finished = start(2, [command], folders=machines)
+    assert [code for code, _ in finished] == [1, 1]
+    for _, error in finished:
+        assert "E_PROCESS: the processes of this merge do not see the same output folder" in error
+        assert "not seen by rank 1" in error
+    assert not [*tmp_path.rglob("*.safetensors")]
+
+
+def test_sensitivities_that_rank_0_computes_or_that_are_named_weigh_in_every_process_alike(
+    start: Launcher, tmp_path: Path
+) -> None:
+    zoo, data = ROOT / "examples" / "zoo", tmp_path / "data"
+
+    def command(method: str, out: str, **weighing: dict[str, Any]) -> list[str]:
+        agents = [{"model": str(zoo / name), **weighing[name]} for name in ("math", "tool")]
+        recipe = {"base": str(zoo / "base"), "agents": agents, "method": method, "dtype": "bfloat16"}
+        (tmp_path / f"{method}.yaml").write_text(json.dumps(recipe), encoding="utf-8")
+        where = ["--out", str(tmp_path / out), "--license", "apache-2.0", "--device", "cpu"]
+        return ["merge", str(tmp_path / f"{method}.yaml"), *where]
+
+    def run(processes: int, *commands: list[str]) -> None:
+        finished = start(processes, commands, environment={"HUBMERGE_DATA": str(data)}, shard_bytes=100_000)
+        assert [code for code, _ in finished] == [0] * processes, finished
+
+    columns = {"prompt": "prompt", "answer": "answer", "max_pairs": 2}
+    pairs = {name: str(zoo / "eval" / f"dev_{name}.jsonl") for name in ("math", "tool")}
+    calibration = {name: {"calibration": {"data": data, **columns}} for name, data in pairs.items()}
+    file, named_by = str(tmp_path / "math.safetensors"), ["--prompt", "prompt", "--answer", "answer"]
+    compute = ["sensitivity", str(zoo / "math"), "--data", pairs["math"], *named_by, "--max-pairs", "2", "--out", file]
+    mixed = {**calibration, "math": {"sensitivity": file}}  # one is named, one is computed
+    run(1, compute, command("sar", "sar1", **calibration), command("fisher", "fisher1", **mixed))
+    for kept in (data / "sensitivity").iterdir():
+        kept.unlink()  # so that rank 0 computes
+    run(2, command("sar", "sar2", **calibration), command("fisher", "fisher2", **mixed))
+    for method in ("sar", "fisher"):
+        one = content(tmp_path / f"{method}1")
+        assert sum(name.endswith(".safetensors") for name in one) >= 3
+        assert content(tmp_path / f"{method}2") == one, method

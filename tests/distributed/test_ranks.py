@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +19,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge.distributed import ALONE, ProcessLostError, Ranks, assign, rank_folder, refuse_several
+from hubmerge.distributed import ALONE, ProcessLostError, Ranks, assign, refuse_several
 from hubmerge.errors import RecipeError
+from hubmerge.helper import share_sensitivities
+from hubmerge.rank_folders import claim, rank_folder, take_over
+from hubmerge.sensitivity.file import SensitivityMetadata, read_sensitivity, write_tensors
 from hubmerge.settings import load_settings
 from hubmerge.sink import Journal, plan_identity
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge_share, merge_variants
+from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_share, merge_variants
 
 
 class Thread(Ranks):
@@ -29,6 +35,7 @@ class Thread(Ranks):
 
     def __init__(self, rank: int, size: int, barrier: Barrier, board: list[str]) -> None:
         self.rank, self.size = rank, size
+        self.held = ExitStack()
         self._barrier, self._board = barrier, board
 
     def gather(self, value: Any) -> list[Any]:
@@ -96,10 +103,28 @@ def test_one_process_adopts_what_helpers_of_a_killed_merge_have_finished(tmp_pat
     one, out = run(plan, tmp_path / "one"), tmp_path / "out"
     run(plan, rank_folder(out, 3))  # as if a helper had written all shards
     written = {s.filename: (rank_folder(out, 3) / s.filename).stat().st_mtime_ns for s in plan.shards}
-    adopted = run(plan, out)
+    out.mkdir(exist_ok=True)
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
+        journal = Journal.open(out, plan, resume=False)
+        take_over(ALONE, out, plan, journal)
+        assert not rank_folder(out, 3).exists()
+        adopted = merge(plan, reader, journal, out, StreamOptions(4096, 1, backend="eager"), Silent())
     assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
     assert adopted.total.to_json() == one.total.to_json()
     assert {s.filename: (out / s.filename).stat().st_mtime_ns for s in plan.shards} == written
+
+
+def test_a_process_that_lost_the_others_keeps_its_folder_until_it_ends(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plan, out = plan_of(tmp_path, "ram", max_shard_bytes=12_000), tmp_path / "out"
+    lost = ranks_of(2)[1]
+    claim(lost, rank_folder(out, 1))
+    journal = Journal.open(out, plan, resume=False)
+    with pytest.raises(ProcessLostError, match=f"still at work here .*rank-1: got process {os.getpid()} on"):
+        take_over(ALONE, out, plan, journal)
+    lost.held.close()
+    take_over(ALONE, out, plan, journal)
+    take_over(ALONE, out, plan, journal)  # one process on its own claims nothing for itself
 
 
 def test_the_largest_goes_first_to_whoever_has_least() -> None:
@@ -137,6 +162,40 @@ def test_processes_that_resolved_other_commits_refuse() -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert all("commit0, commit1" in text for text in pool.map(work, ranks_of(2)))
+
+
+def test_a_helper_that_would_weigh_by_another_file_than_rank_0_refuses(tmp_path: Path) -> None:
+    """Two machines, each with a file of that name; then a machine without."""
+    facts = {"hubmerge": "1", "torch": "2", "transformers": "4", "model_id": "a", "model_sha": "0" * 40}
+    more = {"model_weights": "", "data": "d", "data_digest": "0" * 64, "pairs": 1, "max_tokens": 2, "prompt": "p"}
+    metadata = SensitivityMetadata(**facts, **more, answer="a", dtype="float32", device="cpu")
+    for number, name in enumerate(("one", "two")):
+        (tmp_path / name).mkdir()
+        values = np.array([1.0, number], dtype=np.float32)
+        write_tensors(tmp_path / name / "f.safetensors", {"w": (2,)}, metadata.to_strings(), [("w", values)])
+    agent = SimpleNamespace(sensitivity=None)
+    plan: Any = SimpleNamespace(recipe=SimpleNamespace(method="fisher", agents=[agent]))
+    file = read_sensitivity(tmp_path / "one" / "f.safetensors")
+
+    def share(ranks: Ranks, folder: str) -> str:
+        try:
+            return str(share_sensitivities(ranks, plan, tmp_path / folder, () if ranks.rank else (file,))[0].path)
+        except ProcessLostError as refused:
+            return str(refused)
+
+    def both(folder: str) -> list[str]:
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(share, ranks_of(2), ("one", folder)))
+
+    assert both("one") == [str(file.path), str(file.path)]
+    assert all("do not agree on the sensitivities" in text for text in both("two"))
+    assert share_sensitivities(ALONE, plan, tmp_path, (file,)) == (file,)
+
+    first, second = ranks_of(2)
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(first.first, ["f.safetensors"])
+        assert "not where this process looks for it" in share(second, "nowhere")
+        told.result()
 
 
 def test_launchers_and_mpi_tell_the_rank_and_other_commands_refuse_several() -> None:

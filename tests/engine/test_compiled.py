@@ -66,7 +66,11 @@ def rule_of(method_name: str, chunk: eager.ChunkInputs, rounding: str) -> eager.
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("agents", [2, 3, compiled.MAX_AGENTS])
 @pytest.mark.parametrize(
-    ("stored", "output"), [("BF16", "BF16"), ("F32", "F32"), ("F16", "BF16"), ("mixed", "BF16"), ("BF16", "F32")]
+    ("stored", "output"),
+    [
+        *(("BF16", "BF16"), ("F32", "F32"), ("F16", "BF16"), ("mixed", "BF16"), ("BF16", "F32")),
+        *(("F16", "F16"), ("F32", "F16"), ("mixed", "F16")),
+    ],
 )
 def test_compiled_and_eager_agree_bit_for_bit(
     method: str, rounding: str, agents: int, stored: str, output: str
@@ -107,4 +111,23 @@ def test_nan_and_infinity_are_counted_alike_and_stay_what_they_are() -> None:
 
 def test_what_is_not_compiled_runs_eagerly() -> None:
     assert not compiled.supports(compiled.MAX_AGENTS + 1, "BF16")
-    assert not compiled.supports(2, "F16")
+    assert not compiled.supports(2, "F64")
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_values_at_the_edges_of_16_bits_are_rounded_alike(dtype: str, rounding: str) -> None:
+    """Beyond the largest, below the smallest, halfway between two, zeros of both signs, and every pattern of F16."""
+    patterns = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    patterns = patterns[np.isfinite(patterns)]
+    edges = [65504, 65519.99, 65520, 1e5, 3e38, 2.0**-24, 2.0**-25, 2.0**-26, 1e-30, 1e-45, 0.0, 1 + 2.0**-11]
+    halfway = (patterns[:-1] + patterns[1:]) / 2
+    values = np.concatenate([patterns, halfway, np.array([*edges, *(-v for v in map(np.float32, edges))], np.float32)])
+    chunk = eager.ChunkInputs((np.zeros_like(values), values, values), ("F32",) * 3, 0)
+    rule = rule_of("linear", chunk_of(2, 5000, ("F32",) * 3), rounding)
+    key = make_key(0, "x")
+    slow = eager.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
+    fast = compiled.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
+    assert fast.raw.dtype == slow.raw.dtype
+    assert fast.raw.tobytes() == slow.raw.tobytes()
+    assert fast.result.tally.to_json() == slow.result.tally.to_json()

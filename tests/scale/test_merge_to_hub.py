@@ -104,6 +104,27 @@ def test_a_budget_below_the_output_is_refused_before_anything_is_fetched(job: Jo
     assert not job.api.repo_exists(job.target)
 
 
+def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(job: Job, undisturbed: dict[str, str]) -> None:
+    plan = job.prepare().plan
+    facts = plan.summary()
+    sizes = sorted(s.size for s in plan.shards)
+    assert facts["disk_least_bytes"] == sizes[-1] + sizes[-2]
+    assert facts["disk_most_bytes"] == plan.download_bytes + sizes[-1] + sizes[-2]
+    assert facts["folder_disk_least_bytes"] == plan.output_bytes
+    assert facts["folder_disk_most_bytes"] == plan.download_bytes + plan.output_bytes
+    job.disk_budget = facts["disk_least_bytes"] - 1
+    with pytest.raises(DiskError, match="disk budget is too small"):
+        job.to_hub()
+    job.disk_budget = None
+    job.to_hub()
+    assert job.report()["environment"]["disk_high_water_bytes"] <= facts["disk_most_bytes"] + SMALL_FILES
+    small = Job(job.process, job.folder.with_name("small"), job.recipe, f"{job.target}-small")
+    small.disk_budget = facts["disk_least_bytes"]
+    small.to_hub()
+    assert small.published() == job.published() == undisturbed
+    assert small.report()["environment"]["disk_high_water_bytes"] <= facts["disk_least_bytes"] + SMALL_FILES
+
+
 def test_what_is_free_decides_where_no_budget_is_given(job: Job, undisturbed: dict[str, str]) -> None:
     plan = job.prepare().plan
     free = plan.output_bytes + DISK_MARGIN_BYTES + plan.download_bytes // 3

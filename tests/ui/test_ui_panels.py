@@ -123,11 +123,24 @@ def test_text_of_strangers_stays_text_in_every_field_of_a_job() -> None:
         **{**texts, "recipe": {"method": HOSTILE}, "statistics": statistics, "warnings": (HOSTILE,), "started": HOSTILE}
     )
     failed = job_view(**{**texts, "state": "failed"}, error={"problems": [problem], "message": HOSTILE})
-    done = job_view(**{**texts, "state": "done"}, result={"repo": HOSTILE, "url": HOSTILE, "commit": HOSTILE})
-    for shown in (view, failed, done):
+    run = {"seconds": HOSTILE, "peak_rss_bytes": HOSTILE, HOSTILE: HOSTILE, "fetch": {"bytes": HOSTILE}}
+    result = {"repo": HOSTILE, "url": HOSTILE, "commit": HOSTILE, "run": run}
+    done = job_view(**{**texts, "state": "done"}, result=result)
+    odd = job_view(**{**texts, "state": "done"}, result={**result, "run": HOSTILE})
+    for shown in (view, failed, done, odd):
         html = "".join(job_panel(shown, "https://hub.example")) + job_list([shown])
         assert "<img" not in html
         assert 'href="javascript' not in html
+
+
+def test_a_finished_merge_says_what_it_took_of_disk_and_network() -> None:
+    fetch = {"bytes": 346_200_000, "shards": 20, "hits": 12, "high_water_bytes": 68_000_000, "budget_bytes": 72_000_000}
+    run = {"seconds": 75.0, "peak_rss_bytes": 281_000_000, "disk_high_water_bytes": 122_000_000, "fetch": fetch}
+    result = {"repo": "ada/merged", "commit": "a" * 40, "url": "", "run": run}
+    head, _, _ = job_panel(job_view(state="done", result=result), "https://hub.example")
+    for text in ("281 MB", "122 MB", "346 MB, 20 shards whole", "12 shards of an earlier pass or run", "68.0 MB"):
+        assert text in head
+    assert "Disk at its peak" not in job_panel(job_view(state="done", result={"repo": "ada/merged"}), "")[0]
 
 
 @pytest.mark.parametrize("method", list(registry().values()), ids=lambda m: m.name)

@@ -1,11 +1,14 @@
-"""Packing a few elements of a vector together, for compiled code: one instruction where the processor has it.
+"""What numba's own language lacks, as instructions for LLVM, which spells them out where the processor has none.
 
     pack_nonzero(source, start, target, place)              → how many
     pack_equal(source, start, target, place, shift, value)  → how many
 
-They look at VECTOR patterns (uint32) from source[start] without their sign bits, and write those that are not zero (of
+look at VECTOR patterns (uint32) from source[start] without their sign bits, and write those that are not zero (of
 those: whose upper bits, from `shift`, equal `value`) to target[place:] in their order. VECTOR elements of target are
 overwritten. Neither array is checked for its bounds.
+
+    to_half(value)   float32 → F16 bits (uint16), to nearest, ties to even
+    from_half(bits)  F16 bits → float32
 
 numba keeps compiled code on disk and would not notice a change of this file: empty its cache after one.
 """
@@ -74,3 +77,19 @@ def pack_equal(typing, source, start, target, place, shift, value):
 def _spread(builder, scalar):
     one = builder.insert_element(ir.Constant(_WORDS, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(one, ir.Constant(_WORDS, ir.Undefined), _all(0))
+
+
+@intrinsic
+def to_half(typing, value):
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), generate
+
+
+@intrinsic
+def from_half(typing, bits):
+    def generate(context, builder, signature, arguments):
+        return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), generate

@@ -1,0 +1,183 @@
+"""What the processes of a shared merge leave on disk, and how rank 0 comes by it.
+
+A helper works in a folder of its own, `.hubmerge/rank-N`, with a journal of its own. Rank 0 adopts what lies there:
+it moves the shards beside its own and journals them, at the end and at the start of every run. So a run that was
+killed anywhere goes on, also with another number of processes.
+
+A merge to a folder needs one that all processes see. Towards the Hub each process uploads its own shards and tells
+rank 0 their journal lines, so that machines need not share a folder; where they do, rank 0 also adopts the uploads of
+processes that are lost. A process that has lost the others first finishes its share; the lock in its folder keeps the
+next run from working there at the same time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from hubmerge.distributed import ProcessLostError, Ranks
+from hubmerge.plan import Plan
+from hubmerge.sink import WORK, FinishedShard, Journal, writing
+from hubmerge.statistics import ResultTally, Tally
+
+_RANK_FOLDER = "rank-"
+_LOCK = "lock"
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    """Where a helper works."""
+    return folder / WORK / f"{_RANK_FOLDER}{rank}"
+
+
+def claim(ranks: Ranks, folder: Path) -> None:
+    """Work in `folder` from now on, where this is one of several processes.
+
+    ProcessLostError where one of an earlier run is still at it.
+    """
+    lock = _locked(folder)
+    if ranks.size > 1:
+        ranks.held.callback(lock.close)
+    else:
+        lock.close()
+
+
+def see(ranks: Ranks, folder: Path) -> None:
+    """ProcessLostError unless every process sees the folder of rank 0, which must exist there."""
+    if ranks.size == 1:
+        return
+    mark = folder / WORK / ranks.first(f"seen-{secrets.token_hex(8)}")
+    if ranks.rank == 0:
+        with writing(mark):
+            mark.touch()
+    ranks.gather("marked")
+    blind = [str(rank) for rank, seen in enumerate(ranks.gather(mark.exists())) if not seen]
+    if ranks.rank == 0:
+        mark.unlink(missing_ok=True)
+    if blind:
+        raise ProcessLostError(
+            "the processes of this merge do not see the same output folder",
+            where=str(folder),
+            got=f"not seen by rank {', '.join(blind)}",
+            next_step="Choose a folder that all machines share, or publish with `hubmerge run`, which needs none.",
+        )
+
+
+def take_over(ranks: Ranks, folder: Path, plan: Plan, journal: Journal, *, uploads: bool = False) -> None:
+    """Adopt what an earlier run's helpers left, and clear the rest away. Rank 0 only, before anyone works.
+
+    The inputs that a helper of this run will want again stay.
+    """
+    claim(ranks, folder)
+    for own in _rank_folders(folder):
+        _locked(own).close()
+    adopt(folder, plan, journal, uploads=uploads)
+    wanted = [rank_folder(folder, rank) for rank in range(1, ranks.size)]
+    for own in _rank_folders(folder):
+        if own in wanted:
+            for path in (*own.glob("*"), *(own / WORK).glob("*")):
+                if path.is_file():
+                    path.unlink()
+        else:
+            shutil.rmtree(own, ignore_errors=True)
+    for shard in plan.shards:
+        if shard.filename not in journal.shards:  # a kill between the file and its line
+            (folder / shard.filename).unlink(missing_ok=True)
+
+
+def adopt(folder: Path, plan: Plan, journal: Journal, *, uploads: bool = False) -> None:
+    """Move the shards that helpers have finished into `folder`, and journal them there. Rank 0 only.
+
+    `uploads`: also take their word for what the target holds.
+    """
+    for own in _rank_folders(folder):
+        theirs = Journal.open(own, plan, resume=True, uploads=uploads)
+        for shard in theirs.shards.values():
+            if shard.filename in theirs.uploaded:
+                _note_upload(journal, shard)
+            elif shard.filename not in journal.shards:
+                with writing(folder / shard.filename):
+                    os.replace(own / shard.filename, folder / shard.filename)
+                journal.add_shard(shard)
+
+
+def collect(ranks: Ranks, journal: Journal) -> None:
+    """Tell rank 0, for its journal, what the target holds of this process; returns when everyone has told."""
+    if ranks.size == 1:
+        return
+    told = ranks.gather([_to_json(s) for name, s in journal.shards.items() if name in journal.uploaded])
+    if ranks.rank == 0:
+        for shard in (_from_json(line) for lines in told for line in lines):
+            _note_upload(journal, shard)
+
+
+def check_complete(folder: Path, plan: Plan, journal: Journal) -> None:
+    """ProcessLostError unless every shard is here or uploaded. Rank 0 only, at the end."""
+    missing = [s.filename for s in plan.shards if s.filename not in journal.shards]
+    if missing:  # a target that takes shards as plain files, whose bytes go with the commit
+        raise ProcessLostError(
+            "finished shards of another process are out of reach",
+            where=str(folder),
+            got=", ".join(missing[:3]),
+            next_step="Let all processes see the same folder, or start one process.",
+        )
+
+
+def _locked(folder: Path) -> IO[str]:
+    """The lock of `folder`, until it is closed or the process ends."""
+    path = folder / WORK / _LOCK
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path, "a+", encoding="utf-8")  # noqa: SIM115  (the caller's)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read()
+        lock.close()
+        raise ProcessLostError(
+            "a process of an earlier run is still at work here",
+            where=str(folder),
+            got=holder,
+            next_step="It ends with its share of the shards. Wait for it, or end it, and start again.",
+        ) from None
+    except OSError:  # a file system without locks
+        return lock
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+    lock.flush()
+    return lock
+
+
+def _rank_folders(folder: Path) -> list[Path]:
+    return sorted((folder / WORK).glob(_RANK_FOLDER + "*"))
+
+
+def _note_upload(journal: Journal, shard: FinishedShard) -> None:
+    """Another process has uploaded `shard`: for `journal` it is durable, and nothing is to be done about it."""
+    if shard.filename in journal.uploaded:
+        return
+    uploading, journal.on_shard = journal.on_shard, None
+    try:
+        journal.add_shard(shard)
+        journal.add_uploaded(shard.filename)
+    finally:
+        journal.on_shard = uploading
+
+
+def _to_json(shard: FinishedShard) -> dict[str, Any]:
+    inputs = None if shard.inputs is None else {n: t.to_json() for n, t in shard.inputs.items()}
+    result = {n: t.to_json() for n, t in shard.result.items()}
+    facts = {"filename": shard.filename, "size": shard.size, "sha256": shard.sha256}
+    return {**facts, "inputs": inputs, "result": result}
+
+
+def _from_json(line: Mapping[str, Any]) -> FinishedShard:
+    inputs = None if line["inputs"] is None else {n: Tally.from_json(t) for n, t in line["inputs"].items()}
+    result = {n: ResultTally.from_json(t) for n, t in line["result"].items()}
+    return FinishedShard(line["filename"], line["size"], line["sha256"], inputs, result)

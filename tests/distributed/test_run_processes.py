@@ -1,0 +1,189 @@
+"""`hubmerge run` as two real processes: both upload, one commits, and what a lost one has uploaded is not lost."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi
+from process_helpers import ROOT, Launcher, noted
+
+sys.path.insert(0, str(ROOT / "tests" / "engine"))
+
+from stream_helpers import write_family
+
+from hubmerge.hub import Hub
+from hubmerge.localhub.process import LocalHubProcess
+
+SHARDS = 8
+SIZES = {f"model.layers.{i}.mlp.down_proj.weight": (40, 64) for i in range(SHARDS)}  # 5 kB each
+SHARD_BYTES = 7_000
+DISK_BYTES = 100_000  # for two shards of every process and inputs of 164 kB
+VOLATILE = ("created", "environment", "identity", "target")
+
+
+@dataclass(frozen=True)
+class Work:
+    """Runs of one recipe, to targets of their own."""
+
+    start: Launcher
+    process: LocalHubProcess
+    recipe: Path
+    folder: Path
+    target: str
+
+    @property
+    def notes(self) -> Path:
+        return self.folder / "notes"
+
+    def run(
+        self, processes: int, trouble: dict[str, Any] | None = None, times: int = 1, **more: Any
+    ) -> list[tuple[int, str]]:
+        command = ["run", str(self.recipe), "--to", self.target, "--license", "mit", "--device", "cpu"]
+        return self.start(
+            processes,
+            [[*command, "--disk-budget", str(DISK_BYTES / 1e9)]] * times,
+            trouble,
+            environment={
+                "HF_ENDPOINT": self.process.endpoint,
+                "HF_TOKEN": self.process.tokens["ada"],
+                "HUBMERGE_DATA": str(self.folder / "data"),
+            },
+            notes=self.notes,
+            shard_bytes=SHARD_BYTES,
+            **more,
+        )
+
+    def report(self) -> dict[str, Any]:
+        hub = Hub(self.process.endpoint, self.process.tokens["ada"])
+        return dict(json.loads(hub.read_file(self.target, hub.repo_state(self.target).sha, "hubmerge.json")))
+
+    def published(self) -> dict[str, Any]:
+        """The sha256 of every file that is a function of the inputs, and the manifest where it is."""
+        hub = Hub(self.process.endpoint, self.process.tokens["ada"])
+        state = hub.repo_state(self.target)
+        return {
+            "manifest": {key: value for key, value in self.report().items() if key not in VOLATILE},
+            **{
+                path: file.sha256 or sha256(hub.read_file(state.id, state.sha, path)).hexdigest()
+                for path, file in state.files.items()
+                if path not in {"README.md", "hubmerge.json", ".gitattributes"}
+            },
+        }
+
+    def commits(self) -> int:
+        """Beyond the Hub's initial one."""
+        api = HfApi(self.process.endpoint, token=self.process.tokens["ada"])
+        return len(api.list_repo_commits(self.target)) - 1 if api.repo_exists(self.target) else 0
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    with LocalHubProcess(tmp_path_factory.mktemp("hub")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def recipe(hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("family")
+    write_family(folder, sizes=SIZES, shards=SHARDS)
+    api = HfApi(hub.endpoint, token=hub.tokens["ada"])
+    for name in ("base", "agent0", "agent1", "agent2"):
+        api.create_repo(f"ada/{name}")
+        api.upload_folder(repo_id=f"ada/{name}", folder_path=folder / name)
+    (folder / "recipe.yaml").write_text(
+        "base: ada/base\nagents: [ada/agent0, ada/agent1, ada/agent2]\nmethod: ram_plus\n", encoding="utf-8"
+    )
+    return folder / "recipe.yaml"
+
+
+@pytest.fixture(scope="module")
+def alone(
+    start: Launcher, hub: LocalHubProcess, recipe: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What one process publishes."""
+    work = Work(start, hub, recipe, tmp_path_factory.mktemp("alone"), "ada/alone")
+    assert work.run(1)[0] == (0, "")
+    published = work.published()
+    assert len([name for name in published if name.endswith(".safetensors")]) == SHARDS
+    return published
+
+
+@pytest.fixture
+def work(start: Launcher, hub: LocalHubProcess, recipe: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Work:
+    name = sha256(request.node.nodeid.encode()).hexdigest()[:12]
+    return Work(start, hub, recipe, tmp_path, f"ada/p-{name}")
+
+
+def test_two_processes_upload_their_own_shards_and_make_one_commit_with_the_bytes_of_one(
+    work: Work, alone: dict[str, Any]
+) -> None:
+    finished = work.run(2, times=2)  # the second time they find it published
+    assert [code for code, _ in finished] == [0, 0], finished
+    assert work.published() == alone
+    assert work.commits() == 1
+    uploaded = noted(work.notes, "uploaded")
+    assert [len(own) for own in uploaded] == [4, 4]
+    assert len({name for own in uploaded for name in own}) == SHARDS
+    assert [max(own) for own in noted(work.notes, "lying")] == ["2", "2"]
+    report = work.report()
+    fetch, shard_bytes = report["environment"]["fetch"], max(f["size"] for f in report["files"])
+    assert fetch["budget_bytes"] == DISK_BYTES // 2 - 2 * shard_bytes, "half of the budget, less two shards"
+    assert fetch["high_water_bytes"] <= fetch["budget_bytes"]
+    assert report["environment"]["processes"] == 2
+    assert not [*(work.folder / "data" / "runs").iterdir()]
+
+
+@pytest.mark.parametrize(("lost", "processes"), [(1, 2), (0, 1)])
+def test_after_a_kill_the_same_command_goes_on_with_any_number_of_processes(
+    work: Work, alone: dict[str, Any], lost: int, processes: int
+) -> None:
+    first = work.run(2, {"rank": lost, "kind": "die at upload", "times": 2})
+    assert first[lost][0] == -9
+    assert first[1 - lost][0] == 1
+    assert "E_PROCESS" in first[1 - lost][1]
+    assert work.commits() == 0
+    uploaded, merged = noted(work.notes, "uploaded"), noted(work.notes, "merged")
+    assert len(uploaded[lost]) == 1
+    assert len(uploaded[1 - lost]) == SHARDS // 2
+    kept = {*uploaded[0], *uploaded[1], merged[lost][1]}  # it died when it had noted its second upload
+    finished = work.run(processes)
+    assert [code for code, _ in finished] == [0] * processes, finished
+    assert work.published() == alone
+    assert work.commits() == 1
+    again = {
+        name for own, before in zip(noted(work.notes, "merged"), merged, strict=True) for name in own[len(before) :]
+    }
+    assert not again & kept
+    assert not [*(work.folder / "data" / "runs").iterdir()]
+
+
+def test_machines_without_a_common_folder_publish_too_and_go_on_after_a_failed_upload(
+    work: Work, alone: dict[str, Any]
+) -> None:
+    machines = [work.folder / "one", work.folder / "two"]
+    for machine in machines:
+        machine.mkdir()
+    first = work.run(2, {"rank": 1, "kind": "no upload", "times": 1}, folders=machines)
+    assert [code for code, _ in first] == [1, 1]
+    assert "E_HUB: out of storage" in first[1][1]
+    assert "E_PROCESS" in first[0][1]
+    finished = work.run(2, folders=machines)
+    assert [code for code, _ in finished] == [0, 0], finished
+    assert work.published() == alone
+    assert work.commits() == 1
+    merged = [name for own in noted(work.notes, "merged") for name in own]
+    assert len(merged) == len(set(merged)) == SHARDS
+    assert not [*machines[0].rglob("*.safetensors"), *machines[1].rglob("*.safetensors")]
+
+
+def test_a_sweep_and_an_evaluation_are_refused_to_several_processes(work: Work) -> None:
+    [(code, error), _] = work.start(2, [["run", str(work.recipe), "--to", work.target, "--evaluate", "smoke"]])
+    assert code == 1
+    assert "E_RECIPE: this command is run by one process" in error

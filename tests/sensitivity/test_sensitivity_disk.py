@@ -1,0 +1,198 @@
+"""Sensitivities within a disk budget: counted, refused before anything is fetched, and part of the high-water mark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import llama_shapes, random_base, sparse_agent, write_model
+from huggingface_hub import HfApi
+from safetensors.numpy import save_file
+from sensitivity_helpers import PAIRS, write_rows
+
+from hubmerge.disk import (
+    DISK_MARGIN_BYTES,
+    DiskGauge,
+    computing_need,
+    computing_peak,
+    input_budget,
+    least_need,
+    most_use,
+    sensitivity_need,
+)
+from hubmerge.errors import DiskError
+from hubmerge.hub import Hub
+from hubmerge.line import Prepared, merge_to_folder, prepare
+from hubmerge.localhub.fault_rules import FaultSwitch, Observe
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.report import Report
+from hubmerge.sensitivity import staging
+from hubmerge.stream import StreamOptions
+
+SMALL_FILES = 300_000  # config, tokenizer, journal, calibration data
+WEIGHTS = r"/resolve/[0-9a-f]{40}/(model|adapter_model)\.safetensors$"
+
+
+class Quiet:
+    def stage(self, name: str) -> None: ...
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+    def statistics(self, values: object) -> None: ...
+    def warning(self, message: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    """A base, two agents and a LoRA adapter, 0.6 MB each but for the last."""
+    base = random_base(0, sizes=llama_shapes(hidden=96, intermediate=256, vocab=600), scale=0.2)
+    folder = tmp_path_factory.mktemp("models")
+    with LocalHubProcess(tmp_path_factory.mktemp("hub"), options=("--faults",)) as hub:
+        api = HfApi(hub.endpoint, token=hub.tokens["ada"])
+        models = {"base": base, "one": sparse_agent(base, 0.2, 1), "two": sparse_agent(base, 0.2, 2)}
+        for name, tensors in models.items():
+            write_model(folder / name, tensors)
+        rng, factors = np.random.default_rng(3), {}
+        for layer in range(2):
+            key = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+            factors[f"{key}.lora_A.weight"] = rng.normal(0, 0.05, (2, 96)).astype(np.float32)
+            factors[f"{key}.lora_B.weight"] = rng.normal(0, 0.05, (96, 2)).astype(np.float32)
+        (folder / "adapter").mkdir()
+        save_file(factors, folder / "adapter" / "adapter_model.safetensors")
+        config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+        (folder / "adapter" / "adapter_config.json").write_text(json.dumps(config))
+        for name in (*models, "adapter"):
+            api.create_repo(f"ada/{name}")
+            api.upload_folder(repo_id=f"ada/{name}", folder_path=folder / name)
+        yield hub
+
+
+@pytest.fixture
+def hub(process: LocalHubProcess) -> Hub:
+    return Hub(process.endpoint, process.tokens["ada"])
+
+
+@pytest.fixture
+def switch(process: LocalHubProcess) -> Iterator[FaultSwitch]:
+    with FaultSwitch(process.endpoint) as switch:
+        yield switch
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> dict[str, Any]:
+    rows = write_rows(tmp_path / "pairs.jsonl", [{"question": p.prompt, "answer": p.answer} for p in PAIRS[:2]])
+    calibration = {"data": str(rows), "prompt": "question", "answer": "answer", "max_tokens": 32}
+    return {"base": "ada/base", "agents": ["ada/one", "ada/two"], "method": "sar", "calibration": calibration}
+
+
+def planned(recipe: dict[str, Any], hub: Hub) -> Prepared:
+    return prepare(recipe_from_dict(recipe), hub, license_choice="mit", allow_local=True)
+
+
+def merge(prepared: Prepared, hub: Hub, folder: Path, budget: int | None) -> Report:
+    return merge_to_folder(
+        prepared,
+        hub,
+        folder / "out",
+        cache=folder / "inputs",
+        observer=Quiet(),
+        options=StreamOptions(chunk_elements=8192, threads=1, backend="eager"),
+        disk_budget=budget,
+    )
+
+
+def test_the_need_is_that_of_the_weights_the_sums_and_every_result(recipe: dict[str, Any], hub: Hub) -> None:
+    plan = planned(recipe, hub).plan
+    floats = plan.elements
+    assert plan.agents[0].weight_bytes == pytest.approx(2 * floats, rel=0.02)
+    assert sensitivity_need([plan]) == 2 * 4 * floats
+    assert sensitivity_need([plan, plan]) == sensitivity_need([plan]), "variants share what agents have"
+    assert computing_need(plan, 0) == plan.agents[0].weight_bytes + 3 * 4 * floats
+    assert computing_peak(plan) == computing_need(plan, 1) + 4 * floats
+    assert least_need(plan, uploaded=False) == max(plan.output_bytes + 8 * floats, computing_peak(plan))
+    assert most_use(plan, uploaded=False) == max(
+        plan.download_bytes + plan.output_bytes + 8 * floats, computing_peak(plan)
+    )
+
+
+def test_a_budget_that_the_sensitivities_do_not_fit_in_is_refused_before_a_weight_is_fetched(
+    recipe: dict[str, Any], hub: Hub, switch: FaultSwitch, tmp_path: Path
+) -> None:
+    prepared = planned(recipe, hub)
+    fetched = switch.add(WEIGHTS, Observe(), times=None)
+    for budget in (prepared.plan.output_bytes + 4 * prepared.plan.elements, computing_peak(prepared.plan) - 1):
+        with pytest.raises(DiskError, match=r"disk budget is too small|not enough disk to compute"):
+            merge(prepared, hub, tmp_path / "work", budget)
+    assert switch.state(fetched).seen == 0
+    assert not [*(tmp_path / "work" / "inputs").rglob("*.safetensors")]
+
+
+def test_the_smallest_budget_is_enough_and_what_the_sensitivities_took_is_in_the_high_water_mark(
+    recipe: dict[str, Any], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = planned(recipe, hub)
+    budget = least_need(prepared.plan, uploaded=False)
+    free = merge(prepared, hub, tmp_path / "free", None)
+    marks = []
+    sample = DiskGauge.sample
+
+    def noted(gauge: DiskGauge) -> None:
+        sample(gauge)
+        marks.append(gauge.high_water_bytes)
+
+    monkeypatch.setattr(DiskGauge, "sample", noted)
+    bound = merge(prepared, hub, tmp_path / "bound", budget)
+    assert bound.files == free.files
+    floats = prepared.plan.elements
+    # two pairs make no checkpoint; the second agent's weights, sums and result lie beside the first one's result
+    second = computing_peak(prepared.plan) - 4 * floats
+    assert marks[0] < second <= marks[1] <= bound.environment["disk_high_water_bytes"] <= budget + SMALL_FILES
+    assert bound.environment["fetch"]["high_water_bytes"] <= budget - prepared.plan.output_bytes
+
+
+def test_an_adapter_is_written_in_full_from_inputs_within_the_budget(
+    recipe: dict[str, Any], hub: Hub, tmp_path: Path
+) -> None:
+    prepared = planned({**recipe, "agents": ["ada/adapter", "ada/two"]}, hub)
+    floats = prepared.plan.elements
+    assert computing_need(prepared.plan, 0) == 4 * 4 * floats
+    budget = least_need(prepared.plan, uploaded=False)
+    free = merge(prepared, hub, tmp_path / "free", None)
+    bound = merge(prepared, hub, tmp_path / "bound", budget)
+    assert bound.files == free.files
+    assert bound.environment["disk_high_water_bytes"] <= budget + SMALL_FILES
+
+
+def test_results_lie_beside_the_merge_and_take_from_the_budget_of_its_inputs(
+    recipe: dict[str, Any], hub: Hub, tmp_path: Path
+) -> None:
+    plan = planned(recipe, hub).plan
+    tmp_path.joinpath("out").mkdir()
+    limit = plan.output_bytes + sensitivity_need([plan])
+    assert input_budget([plan], [tmp_path / "out"], tmp_path / "inputs", limit + 5) == 5
+    with pytest.raises(DiskError, match="disk budget is too small"):
+        input_budget([plan], [tmp_path / "out"], tmp_path / "inputs", limit - 1)
+    without = planned({**recipe, "method": "ram"}, hub).plan
+    assert input_budget([without], [tmp_path / "out"], tmp_path / "inputs", limit) == sensitivity_need([plan])
+
+
+def test_what_memory_cannot_hold_is_counted_too(
+    recipe: dict[str, Any], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = planned(recipe, hub)
+    monkeypatch.setattr(staging, "_budget", lambda device: 0)
+    with pytest.raises(DiskError, match="not enough disk to compute"):
+        merge(prepared, hub, tmp_path / "work", computing_peak(prepared.plan) + 4 * prepared.plan.elements - 1)
+
+
+def test_what_is_free_is_the_limit_where_no_budget_is_given(
+    recipe: dict[str, Any], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = planned(recipe, hub)
+    free = computing_peak(prepared.plan) + DISK_MARGIN_BYTES - 1_000_000
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": free})())
+    with pytest.raises(DiskError, match="not enough disk"):
+        merge(prepared, hub, tmp_path / "work", None)
