@@ -2,6 +2,6 @@
 
 import sys
 
-from hubmerge.cli import main
+from hubmerge.cli import console
 
-sys.exit(main())
+sys.exit(console())

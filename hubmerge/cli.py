@@ -22,9 +22,16 @@ from hubmerge.errors import HubmergeError
 from hubmerge.settings import Settings, load_settings
 
 
+def console() -> int:
+    """A process that runs one command; returns the exit code."""
+    gc.set_threshold(100_000)  # imports and figures make many objects that stay: to look through them takes a while
+    code = main()
+    gc.freeze()  # and once more at the exit
+    return code
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    gc.set_threshold(100_000)  # importing and drawing make many objects that stay; looking through them costs seconds
     arguments = _parser().parse_args(argv)
     try:
         return int(arguments.command(arguments, load_settings()))

@@ -82,6 +82,7 @@ class Prepared:
     target: Target | None
     identity: str  # over the pinned inputs, the recipe and the target
     allow_local: bool = False  # whether paths of this machine may be read
+    published: bool = False  # the target holds this very merge already
 
 
 def prepare(
@@ -123,9 +124,8 @@ def _checked(
             next_step="Name a license that every parent allows.",
         )
     identity = merge_identity(plan.recipe, base.ref, tuple(a.ref for a in agents), target.repo if target else "")
-    if target is not None:
-        check_target(hub, target, identity)
-    return Prepared(plan, decision.as_dict(), target, identity, allow_local)
+    published = target is not None and check_target(hub, target, identity).state == "ours"
+    return Prepared(plan, decision.as_dict(), target, identity, allow_local, published)
 
 
 def merge_to_folder(

@@ -82,7 +82,8 @@ class MergeService:
             "warnings": list(prepared.plan.warnings),
         }
         sealed = self._vault.seal(prepared.identity, SecretStr(visitor.token))
-        job = self._store.submit(NewJob(id=prepared.identity, user=visitor.name, payload=payload), sealed)
+        new = NewJob(id=prepared.identity, user=visitor.name, payload=payload)
+        job = self._store.submit(new, sealed, undone=not prepared.published)  # e.g. deleted by hand meanwhile
         return self._view(job)
 
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:

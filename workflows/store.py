@@ -56,8 +56,11 @@ class Store:
 
     # What users do.
 
-    def submit(self, new: NewJob, token: SealedToken | None = None) -> Job:
-        """Queue a job. The same identity again is the same job, and a new attempt where that one failed."""
+    def submit(self, new: NewJob, token: SealedToken | None = None, *, undone: bool = False) -> Job:
+        """Queue a job. The same identity again is the same job, and a new attempt where that one failed.
+
+        `undone`: what the job would make is not there, so that one which is done is run again, too.
+        """
         if len(json.dumps(new.payload)) > MAX_PAYLOAD_BYTES:
             raise RecipeError(
                 "the job's recipe is too long",
@@ -72,7 +75,8 @@ class Store:
                     where=f"job {new.id[:12]}",
                     next_step="Choose another target.",
                 )
-            if job is None or job.state in (State.FAILED, State.CANCELLED):
+            ended = (State.FAILED, State.CANCELLED, *((State.DONE,) if undone else ()))
+            if job is None or job.state in ended:
                 change.check_quota(new.user, self._jobs_per_user)
                 job = change.enqueue(new, again=job is not None)
             if token is not None and not job.state.is_terminal:

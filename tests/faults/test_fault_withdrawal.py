@@ -15,6 +15,7 @@ from huggingface_hub import HfApi
 
 from hubmerge import line as line_module
 from hubmerge.errors import CancelledError, HubUnavailableError, NonFiniteError, SourceNotFoundError
+from hubmerge.hub import Hub
 from hubmerge.line import merge_to_hub
 from hubmerge.localhub.fault_rules import FaultSwitch, LostAnswer, Observe, Status
 from hubmerge.localhub.process import LocalHubProcess
@@ -42,15 +43,15 @@ def broken(faulty_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory
 
 
 class Watcher:
-    """Acts once when the target is first seen to be there."""
+    """Acts once, as soon as it is time: by default when the job has made its target."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, time: Callable[[], bool]) -> None:
+        self.time = time
         self.act: Callable[[], object] | None = None
         self.warnings: list[str] = []
 
     def _look(self) -> None:
-        if self.act is not None and self._line.api.repo_exists(self._line.target):
+        if self.act is not None and self.time():
             act, self.act = self.act, None
             act()
 
@@ -72,7 +73,7 @@ class Run:
     def __init__(self, process: LocalHubProcess, folder: Path, recipe: dict[str, object], target: str) -> None:
         self.line = Line(process, folder, recipe, target)
         self.api, self.target, self.folder = self.line.api, target, folder
-        self.watcher = Watcher(self.line)
+        self.watcher = Watcher((folder / "out" / ".hubmerge" / "created.json").exists)
 
     def __call__(self) -> Published:
         with patch.object(line_module, "render_figures", lambda report: {}):
@@ -83,6 +84,13 @@ class Run:
                 cache=self.folder / "inputs",
                 observer=self.watcher,
             )
+
+    def as_a_worker(self) -> None:
+        """Tried once more where an upload came while the repo was being made anew."""
+        try:
+            self()
+        except HubUnavailableError:
+            self()
 
     def was_uploaded(self) -> bool:
         return '"uploaded"' in (self.folder / "out" / ".hubmerge" / "journal.jsonl").read_text()
@@ -136,8 +144,8 @@ TOUCHES = {
 def test_a_repo_that_anybody_has_touched_since_stays(run: Run, switch: FaultSwitch, touch: str) -> None:
     deleted = switch.add(DELETE, Observe(), times=None)
     run.watcher.act = lambda: TOUCHES[touch](run.api, run.target)
-    with pytest.raises((NonFiniteError, SourceNotFoundError)):  # an upload may come while it is being made anew
-        run()
+    with pytest.raises((NonFiniteError, SourceNotFoundError)):
+        run.as_a_worker()
     assert run.watcher.act is None
     assert run.is_there()
     assert switch.state(deleted).seen == (touch == "made anew"), "by the one who made it anew"
@@ -177,6 +185,29 @@ def test_after_a_cancellation_or_an_error_that_passes_the_repo_stays_and_the_nex
     with pytest.raises(NonFiniteError):
         run()
     assert not run.is_there(), "made by the first try of this very job"
+
+
+def test_a_cancellation_right_after_the_repo_was_made_does_not_forget_who_made_it(run: Run) -> None:
+    create, made = Hub.create_repo, threading.Event()
+
+    def slow(hub: Hub, repo: str, *, private: bool) -> bool:
+        result = create(hub, repo, private=private)
+        made.set()
+        assert hub.patience.stopped is not None
+        assert hub.patience.stopped.wait(20)
+        return result
+
+    def end() -> None:
+        raise CancelledError("now")
+
+    run.watcher.time, run.watcher.act = made.is_set, end
+    with patch.object(Hub, "create_repo", slow), pytest.raises(CancelledError):
+        run()
+    assert made.is_set()
+    assert run.is_there()
+    with pytest.raises(NonFiniteError):
+        run()
+    assert not run.is_there()
 
 
 def test_a_hub_that_does_not_let_it_go_is_told_of_and_hides_no_refusal(run: Run, switch: FaultSwitch) -> None:
