@@ -28,6 +28,7 @@ from hubmerge.eager import compilable
 from hubmerge.errors import IncompatibleError
 from hubmerge.methods import Method, get_method
 from hubmerge.methods.base import EPSILON, Scope
+from hubmerge.parallel_shards import shards_at_once
 from hubmerge.plan import Plan, PlannedTensor
 from hubmerge.sources.base import StoredTensor
 from hubmerge.sources.reader import TensorReader
@@ -82,6 +83,7 @@ class StreamOptions:
     device: DeviceName = "cpu"
     device_memory_bytes: int = MEMORY_BYTES  # the most that the device is asked for
     engine: Engine | None = None  # of the device, while it is open: `on_device`
+    parallel_shards: int = 0  # written at once; 0: as many as the cores are good for
     ranks: Ranks = ALONE  # the processes that share the work
     bursts: Bursts | None = None  # where a GPU is lent for one shard at a time
 
@@ -125,6 +127,14 @@ class StreamOptions:
             largest = LARGEST_CHUNK if compiled else EAGER_CHUNK
             wanted = min(largest, CHUNK_BYTES // (per_element * self.workers) // BLOCK * BLOCK)
         return max(BLOCK, -(-wanted // BLOCK) * BLOCK)
+
+    def shards_at_once(self, plan: Plan) -> int:
+        """How many output shards to write at once: more than one only on the CPU's cores."""
+        method = get_method(plan.recipe.method)
+        whole = any(method.needs_whole(t.name, t.shape) for t in plan.tensors() if t.action == "merge")
+        if self.engine is not None or self.bursts is not None or whole:
+            return 1
+        return self.parallel_shards or shards_at_once(self.workers)
 
     @property
     def workers(self) -> int:

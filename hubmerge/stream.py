@@ -40,6 +40,7 @@ from hubmerge.counting import fold_inputs, fold_result
 from hubmerge.distributed import ALONE
 from hubmerge.errors import InternalError, NonFiniteError
 from hubmerge.methods import get_method
+from hubmerge.parallel_shards import Overall, write_shards
 from hubmerge.plan import Plan, PlannedTensor
 from hubmerge.rank_folders import adopt, check_complete, collect
 from hubmerge.selection import Magnitudes, select
@@ -210,6 +211,8 @@ def merge_variants(
     with options.on_device(observer.warning) as opened:
         statistics = merge_share(variants, reader, opened, observer)
         device = {} if opened.engine is None else opened.engine.facts()
+        if opened.bursts is not None:
+            device |= opened.bursts.facts
     for variant in variants:
         adopt(variant.folder, variant.plan, variant.journal)
         check_complete(variant.folder, variant.plan, variant.journal)
@@ -229,24 +232,31 @@ def merge_share(
     finished = [set(ranks.first(sorted(v.journal.shards))) for v in variants]
     left = [s for s in plan.shards if any(s.filename not in names for names in finished)]
     mine = ranks.mine(left, lambda s: s.size)
-    if options.bursts is None:
-        reader.expect([t for s in mine for t in s.tensors], again=False)
-    done = 0
-    for number, shard in enumerate(plan.shards):
-        if shard in mine:
-            open_variants = [
-                (v, t)
-                for v, t, names in zip(variants, thresholds, finished, strict=True)
-                if shard.filename not in names
-            ]
-            outputs = [Output(v.plan, v.folder, v.sensitivities, t) for v, t in open_variants]
-            if options.bursts is None:
-                written = write_shard(outputs, number, reader, options, observer, statistics, done)
-            else:
-                written = options.bursts.write(outputs, number, options, statistics)
-            for (variant, _), finished_shard in zip(open_variants, written, strict=True):
-                variant.journal.add_shard(finished_shard)
-        done += sum(t.elements for t in shard.tensors)
+    reader.expect([t for s in mine for t in s.tensors], again=False)
+    numbers = [number for number, shard in enumerate(plan.shards) if shard in mine]
+    at_once = min(options.shards_at_once(plan), len(numbers) or 1)
+    if any(variant.journal.on_shard for variant in variants):  # what is finished leaves the disk first
+        at_once = 1
+
+    def open_in(number: int) -> list[tuple[Variant, Thresholds]]:
+        name = plan.shards[number].filename
+        return [(v, t) for v, t, names in zip(variants, thresholds, finished, strict=True) if name not in names]
+
+    def elements(number: int) -> int:
+        return sum(t.elements for t in plan.shards[number].tensors)
+
+    def write(number: int, watching: Observer) -> list[FinishedShard]:
+        outputs = [Output(v.plan, v.folder, v.sensitivities, t) for v, t in open_in(number)]
+        if options.bursts is not None:
+            lent = options.bursts.write(outputs, number, reader, options, watching, observer.warning, statistics)
+            if lent is not None:
+                return lent
+        return write_shard(outputs, number, reader, options, watching, statistics, options.workers // at_once)
+
+    overall = Overall(observer, sum(map(elements, set(range(len(plan.shards))) - set(numbers))), plan.elements)
+    for number, written in write_shards(numbers, elements, write, at_once, overall, reader.abandon):
+        for (variant, _), finished_shard in zip(open_in(number), written, strict=True):
+            variant.journal.add_shard(finished_shard)
     for variant in variants:
         variant.settle()
         collect(ranks, variant.journal)
@@ -290,12 +300,12 @@ def write_shard(
     options: StreamOptions,
     observer: Observer,
     statistics: Statistics | None,
-    done: int,
+    workers: int = 0,
 ) -> list[FinishedShard]:
-    """Write shard `number` of every output; `done` of the plan's elements lie behind it."""
+    """Write shard `number` of every output, with `workers` threads; 0: with all of the options."""
     plan = outputs[0].plan
     shard = plan.shards[number]
-    total = plan.elements
+    done, total = 0, sum(t.elements for t in shard.tensors)
     agents = len(plan.agents)
     merged = [t.name for t in shard.tensors if t.action == "merge"]
     inputs = {name: zero_tally(agents) for name in merged} if statistics is None else None
@@ -316,7 +326,7 @@ def write_shard(
             c for t in shard.tensors for c in chunks_of(t, max(w.chunk_of(t, options.chunk(plan)) for w in works))
         )
         # a whole tensor is large: no more than two at a time
-        for chunk, items in in_order(chunks, run, 1 if whole else options.workers, reader.abandon):
+        for chunk, items in in_order(chunks, run, 1 if whole else workers or options.workers, reader.abandon):
             name = chunk.tensor.name
             if inputs is not None and items[0].inputs is not None:
                 inputs[name] = fold_inputs(inputs[name], items[0].inputs)

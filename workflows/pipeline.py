@@ -13,10 +13,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from hubmerge.device.zero import lent_bursts
 from hubmerge.hub import Hub
 from hubmerge.line import load_report, merge_to_hub, prepare
 from hubmerge.publish import Target
 from hubmerge.recipe import recipe_from_dict
+from hubmerge.settings import load_settings
+from hubmerge.stream import StreamOptions
 from workflows.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
 
 STATISTICS_EVERY_S = 1.0
@@ -32,9 +35,16 @@ def run(spec: JobSpec, emit: Emit) -> None:
     observer.stage("resolve")
     prepared = prepare(recipe_from_dict(payload["recipe"]), hub, target=target, license_choice=payload.get("license"))
     folder, cache = spec.workdir / "out", spec.workdir / "inputs"
-    published = merge_to_hub(
-        prepared, hub, folder, cache=cache, observer=observer, sensitivities=spec.shared / "sensitivity"
-    )
+    with lent_bursts(load_settings()) as bursts:
+        published = merge_to_hub(
+            prepared,
+            hub,
+            folder,
+            cache=cache,
+            observer=observer,
+            options=StreamOptions(bursts=bursts),
+            sensitivities=spec.shared / "sensitivity",
+        )
     shutil.rmtree(cache, ignore_errors=True)
     ran = load_report(folder).environment
     emit(

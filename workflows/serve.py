@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from hubmerge.board.source import DatasetBoard
+from hubmerge.device.zero import announce
 from hubmerge.errors import LoginError
 from hubmerge.hub import Hub
 from hubmerge.results_dataset import ResultsDataset
@@ -91,10 +92,12 @@ class WorkerProcess:
 
 def serve(settings: Settings, *, host: str, port: int, intervals: Intervals | None = None) -> int:
     """The app until SIGTERM or Ctrl-C; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    announce(settings, log.warning)  # before anything else may touch CUDA
+
     from hubmerge.ui.app import launch_app  # gradio takes seconds to import
     from hubmerge.ui.signin import OAuthClient
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # the bot asks the Hub every few seconds
     oauth = None
     if settings.space_id is None:  # a Space brings its own client

@@ -13,7 +13,8 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +32,8 @@ from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.synthetic import SyntheticTensor
 
 KEPT_TENSORS = 16  # small tensors that stay in memory: chunks in flight belong to few tensors
+
+ShardKey = tuple[str, str, str]  # repo or folder, commit, file
 
 _ROW_GAP = 448  # bytes behind each row of a chunk; chunks are powers of two
 
@@ -66,6 +69,9 @@ class ShardStore(Protocol):
 
     def consumed(self, name: str, elements: int) -> None:
         """So many more elements of that tensor have been read in this pass."""
+
+    def held(self, shards: Sequence[tuple[Model, str]]) -> AbstractContextManager[Mapping[ShardKey, Path] | None]:
+        """Verified files of those of `shards` that are fetched, there until the context ends; None: they do not fit."""
 
     def abandon(self) -> None:
         """The pass is broken off: whoever waits for bytes is to raise instead."""
@@ -146,7 +152,7 @@ class LocalOrFetched:
             )
 
     def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
-        key = (model.ref.id, model.ref.sha, shard)
+        key = shard_key(model, shard)
         path = self._paths.get(key)
         if path is None:
             path = self._paths[key] = self.path(model, shard)
@@ -158,6 +164,9 @@ class LocalOrFetched:
     def consumed(self, name: str, elements: int) -> None:
         pass
 
+    def held(self, shards: Sequence[tuple[Model, str]]) -> AbstractContextManager[Mapping[ShardKey, Path] | None]:
+        return nullcontext({shard_key(m, s): self.path(m, s) for m, s in shards if m.ref.kind == "hub"})
+
     def abandon(self) -> None:
         pass
 
@@ -168,6 +177,10 @@ class LocalOrFetched:
 
 def local_path(model: Model, shard: str) -> Path:
     return Path(model.ref.id).expanduser() / shard
+
+
+def shard_key(model: Model, shard: str) -> ShardKey:
+    return model.ref.id, model.ref.sha, shard
 
 
 def cache_folder(cache: Path, model: Model) -> Path:
@@ -184,6 +197,10 @@ class TensorReader:
         self._kept: OrderedDict[tuple[int, StoredTensor], Float32] = OrderedDict()
         self._lock = threading.Lock()
         self._scratch = threading.local()
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return self._models
 
     def raw(self, model: int, tensor: StoredTensor, start: int, count: int) -> NDArray[np.generic]:
         """[count] elements of `tensor` from `start`, as `entry.dtype` is stored (BF16 as uint16, others as their bits).
@@ -228,21 +245,18 @@ class TensorReader:
 
     def expect(self, tensors: Iterable[Readable], *, again: bool) -> None:
         """Tell the store that a pass over `tensors`, in this order, begins; `again`: another pass may follow."""
-        reads = [
-            Read(
-                t.name,
-                t.elements,
-                tuple(
-                    (self._models[m], shard)
-                    for m, shard in dict.fromkeys(
-                        (m, part.shard) for k, stored in enumerate(t.inputs) for m, part in sources_of(k, stored)
-                    )
-                ),
-            )
-            for t in tensors
-            if t.elements
-        ]
+        reads = [Read(t.name, t.elements, self._shards_of([t])) for t in tensors if t.elements]
         self._store.expect(reads, again=again)
+
+    def held(self, tensors: Sequence[Readable]) -> AbstractContextManager[Mapping[ShardKey, Path] | None]:
+        """Files of all shards of models on the Hub that `tensors` are made of: `ShardStore.held`."""
+        return self._store.held(self._shards_of([t for t in tensors if t.elements]))
+
+    def _shards_of(self, tensors: Iterable[Readable]) -> tuple[tuple[Model, str], ...]:
+        found = dict.fromkeys(
+            (m, part.shard) for t in tensors for k, stored in enumerate(t.inputs) for m, part in sources_of(k, stored)
+        )
+        return tuple((self._models[m], shard) for m, shard in found)
 
     def consumed(self, tensor: Readable, elements: int) -> None:
         """Tell the store that so many elements of `tensor` were read in this pass and lie in memory now."""

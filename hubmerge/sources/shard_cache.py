@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,11 +29,10 @@ from hubmerge.errors import CancelledError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import BLOCK_BYTES, BlockBuffer, BlockReader
-from hubmerge.sources.reader import OpenFiles, Read, cache_folder, local_path
+from hubmerge.sources.reader import OpenFiles, Read, ShardKey, cache_folder, local_path, shard_key
 
 THREADS = 2  # one connection seldom fills the line, and more only fetch what is needed later
 _TICK_S = 0.2
-Key = tuple[str, str, str]  # repo, commit, file
 
 
 @dataclass
@@ -122,7 +121,7 @@ class ShardCache:
         self._places = 0  # reads of this pass
         self._reads: dict[str, deque[tuple[int, Read]]] = {}  # by tensor, with their places
         self._counts: dict[str, int] = {}  # elements read since the tensor's last finished reading
-        self._shards: dict[Key, _Shard] = {}
+        self._shards: dict[ShardKey, _Shard] = {}
         for model in models:
             if model.ref.kind == "hub":
                 for shard in model.shards:
@@ -193,6 +192,34 @@ class ShardCache:
                 shard.uses.remove(place)
                 self._delete_if_done(shard)
             self._advance()
+
+    @contextmanager
+    def held(self, shards: Sequence[tuple[Model, str]]) -> Iterator[Mapping[ShardKey, Path] | None]:
+        needed = self._of(Read("", 0, tuple(shards)))
+        with self._changed:
+            fitting = all(s.blocks is None for s in needed) and sum(s.size for s in needed) <= self._budget
+            if fitting:
+                self._claim(needed, 1)
+                self._advance()
+        if not fitting:
+            yield None
+            return
+        with ExitStack() as leases:
+            try:
+                # what is there first: until it is leased, it might have to make room
+                for shard in sorted(needed, key=lambda s: (not s.is_present, self._next_use(s))):
+                    self._wait_for([shard])
+                    leases.enter_context(self._lease(shard))
+            finally:
+                with self._changed:
+                    self._claim(needed, -1)
+            yield {shard_key(s.model, s.name): s.path for s in needed}
+
+    def _claim(self, shards: Sequence[_Shard], change: int) -> None:
+        """Somebody waits for all of them, or no longer does: for such shards room is made first."""
+        self._waiting += change
+        for shard in shards:
+            shard.waiting += change
 
     def abandon(self) -> None:
         with self._changed:

@@ -1,93 +1,200 @@
-"""ZeroGPU with a decorator of our own: what crosses the process boundary is plain data, and a refusal costs no byte."""
+"""ZeroGPU's bursts with a platform of our own that forks, pickles, refuses and kills: a GPU costs no byte."""
 
 from __future__ import annotations
 
-import pickle
+import multiprocessing
+import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import engine_helpers  # noqa: F401  (puts tests/engine on the path)
 import pytest
+from builders import f32, tensor, write_model
+from fake_spaces import spaces
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 from test_engine import Warned
+from test_stream_sensitive import CALIBRATION, write_sensitivities
+from test_stream_sensitive import run as weighed
 
-from hubmerge.device.zero import Bursts, decorator
-from hubmerge.errors import NonFiniteError
+from hubmerge.device.zero import Bursts, announce, lent_bursts, run_burst, seconds_of
+from hubmerge.errors import CancelledError, NonFiniteError
 from hubmerge.plan import Plan
 from hubmerge.settings import load_settings
-from hubmerge.sink import Journal
+from hubmerge.sink import WORK, Journal
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, StreamOptions, merge
+from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_variants
+
+FAKE = Path(spaces.__file__).parents[1]
+ROOT = FAKE.parents[1]
 
 
-class Lent:
-    """As spaces.GPU: arguments and results are pickled; may refuse."""
-
-    def __init__(self, refuse_after: int = 1000, error: Exception | None = None) -> None:
-        self.durations: list[int] = []
-        self._left, self._error = refuse_after, error or RuntimeError("GPU quota exceeded")
-
-    def __call__(self, *, duration: int) -> Any:
-        self.durations.append(duration)
-
-        def decorate(function: Any) -> Any:
-            def call(*arguments: Any) -> Any:
-                self._left -= 1
-                if self._left < 0:
-                    raise self._error
-                return pickle.loads(pickle.dumps(function(*pickle.loads(pickle.dumps(arguments)))))
-
-            return call
-
-        return decorate
+@pytest.fixture(autouse=True)
+def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(spaces, "decorated", {})
+    monkeypatch.setattr(spaces, "durations", [])
+    monkeypatch.setattr(spaces, "noted", str(tmp_path / "notes"))
+    before = set(multiprocessing.active_children())
+    yield
+    assert not [p for p in set(multiprocessing.active_children()) - before if p.is_alive()]
 
 
-def merged(plan: Plan, out: Path, gpu: Lent) -> tuple[MergeResult, list[str]]:
+def until(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
+    """Wait for a condition; the limit only turns a hang into a failure."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def lent() -> Any:
+    return spaces.GPU(duration=seconds_of)(run_burst)
+
+
+class Watching(Warned):
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[int] = []
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self.done.append(done)
+        assert total > 0
+
+
+def merged(plan: Plan, out: Path, observer: Warned | None = None, **options: Any) -> tuple[MergeResult, list[str]]:
     out.mkdir()
-    observer = Warned()
-    store = LocalOrFetched(NOWHERE, out / "cache")
-    with TensorReader(plan.models, store) as reader:
-        bursts = Bursts(gpu, store.path, observer.warning, device="cpu")
-        options = StreamOptions(4096, 2, backend="eager", bursts=bursts)
-        return merge(plan, reader, Journal.open(out, plan, resume=False), out, options, observer), observer.messages
+    observer = observer or Watching()
+    bursts = Bursts(lent, **options)
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
+        try:
+            stream = StreamOptions(4096, 2, backend="eager", bursts=bursts)
+            found = merge(plan, reader, Journal.open(out, plan, resume=False), out, stream, observer)
+        finally:
+            bursts.close()
+    assert not [*(out / WORK).glob("burst-*")]
+    return found, observer.messages
 
 
-@pytest.mark.parametrize("method", ["ram_plus", "ties", "ram"])
-@pytest.mark.parametrize("refuse_after", [1000, 2, 0])
-def test_a_burst_per_shard_gives_the_bytes_of_the_cpu_also_when_the_gpu_is_refused(
-    tmp_path: Path, method: str, refuse_after: int
+def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    for method in ("ram_plus", "ties", "ram"):
+        spaces.durations.clear()
+        plan = plan_of(tmp_path, method, max_shard_bytes=12_000)
+        wanted = run(plan, tmp_path / f"{method}-cpu")
+        found, warnings = merged(plan, tmp_path / method)
+        assert bytes_of(tmp_path / method, plan) == bytes_of(tmp_path / f"{method}-cpu", plan)
+        assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
+        assert found.total.to_json() == wanted.total.to_json()
+        assert warnings == []
+        assert len(spaces.durations) == len(plan.shards) > 1
+        assert all(0 < seconds <= 120 for seconds in spaces.durations)
+        assert found.device["bursts"] == len(plan.shards)
+    assert len(spaces.decorated) == 1  # the platform knows one function
+
+
+@pytest.mark.parametrize("how", ["quota", "kill", "hang", "late"])
+def test_a_burst_that_is_refused_killed_or_late_goes_on_on_the_cpu_with_the_same_bytes_and_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     write_family(tmp_path)
-    plan = plan_of(tmp_path, method, max_shard_bytes=12_000)
-    wanted = run(plan, tmp_path / "cpu")
-    gpu = Lent(refuse_after)
-    found, warnings = merged(plan, tmp_path / "lent", gpu)
+    plan = plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000)
+    run(plan, tmp_path / "cpu")
+    waited_for = how in ("hang", "late")
+    monkeypatch.setattr(spaces, "behaviour", lambda call: how if waited_for or call == 2 else "")
+    # the duration is 15 s, and nobody wants to wait for them here
+    options = {"patience_s": 1.0 - 15} if waited_for else {}
+    _, warnings = merged(plan, tmp_path / "lent", **options)
+    if how == "late":  # granted in the end, the burst finds that nobody waits for it
+        until(lambda: any(line.startswith("worker") for line in spaces.notes()))
+        until(lambda: not multiprocessing.active_children())
     assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
-    assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
-    assert found.total.to_json() == wanted.total.to_json()
-    assert len(gpu.durations) == len(plan.shards)
-    assert all(0 < seconds <= 120 for seconds in gpu.durations)
-    assert len(warnings) == max(0, len(plan.shards) - refuse_after)
+    assert len(warnings) == 1
+    assert "no GPU" in warnings[0]
+    assert len(spaces.durations) == (1 if waited_for else 2) < len(plan.shards)
 
 
-def test_what_is_wrong_with_the_merge_itself_is_not_tried_again(tmp_path: Path) -> None:
+def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path: Path) -> None:
+    _, agents = write_family(tmp_path)
+    name = "model.layers.1.mlp.down_proj.weight"
+    values = f32(agents[1][name]).copy()
+    values[4096] = float("nan")
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    write_model(tmp_path / "agent1", {**agents[1], name: tensor(values)}, config=config)
+    with pytest.raises(NonFiniteError, match=r"down_proj.*agent1"):
+        merged(plan_of(tmp_path, "ram"), tmp_path / "lent")
+    assert len(spaces.durations) == 1
+
+
+def test_cancelling_during_a_burst_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram")
-    gpu = Lent(0, NonFiniteError("NaN or Inf in an input"))
-    with pytest.raises(NonFiniteError):
-        merged(plan, tmp_path / "lent", gpu)
-    assert len(gpu.durations) == 1
+    monkeypatch.setattr(spaces, "behaviour", lambda call: "hang")
+
+    class Cancelling(Warned):
+        def progress(self, stage: str, done: int, total: int) -> None:
+            if "middle" in spaces.notes():
+                raise CancelledError("the user cancelled")
+
+    with pytest.raises(CancelledError):
+        merged(plan, tmp_path / "lent", Cancelling())
+    [worker] = [int(line.split()[1]) for line in spaces.notes() if line.startswith("worker")]
+    assert not Path(f"/proc/{worker}").exists()
+    assert not (tmp_path / "lent" / plan.shards[0].filename).exists()
 
 
-def test_spaces_is_imported_on_a_zerogpu_space_only() -> None:
-    assert decorator(load_settings({})) is None
+def test_sensitivity_files_are_read_in_the_burst_too(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    _, measured = write_sensitivities(tmp_path)
+    plan = plan_of(tmp_path, "fisher", calibration=CALIBRATION)
+    weighed(plan, tmp_path / "cpu", measured)
+    bursts = Bursts(lent)
+    (tmp_path / "lent").mkdir()
+    with TensorReader((*plan.models, *measured), LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
+        journal = Journal.open(tmp_path / "lent", plan, resume=False)
+        variant = Variant(plan, journal, tmp_path / "lent", tuple(m.tensors for m in measured))
+        merge_variants([variant], reader, StreamOptions(4096, 2, bursts=bursts), Silent())
+    assert bursts.facts["bursts"] == 1
+    assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
+
+
+def test_whole_tensor_methods_ask_for_no_gpu(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "wudi")
+    _, warnings = merged(plan, tmp_path / "lent")
+    assert (spaces.durations, warnings) == ([], [])
+
+
+def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_function(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom hubmerge.device.zero import decorator\nfrom hubmerge.settings import load_settings\n"
-        "decorator(load_settings({}))\nassert not {'spaces', 'torch', 'gradio'} & set(sys.modules)\n"
-        "class Fake:\n    GPU = staticmethod(lambda duration: None)\n"
-        "sys.modules['spaces'] = Fake\n"
-        "assert decorator(load_settings({'SPACES_ZERO_GPU': 'true'})) is Fake.GPU\n"
+        "import sys\nfrom hubmerge.device.zero import announce, lent_bursts\n"
+        "from hubmerge.settings import load_settings\nsettings = load_settings()\n"
+        "announce(settings, print)\n"
+        "with lent_bursts(settings) as bursts:\n    print(bursts is None)\n"
+        "print(sorted({'spaces', 'torch', 'gradio'} & set(sys.modules)))\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    environment = {**os.environ, "PYTHONPATH": f"{FAKE}{os.pathsep}{ROOT}", "FAKE_SPACES_NOTES": str(tmp_path / "told")}
+
+    def printed(**more: str) -> list[str]:
+        run = subprocess.run(
+            [sys.executable, "-c", script], env={**environment, **more}, capture_output=True, text=True, check=True
+        )
+        return run.stdout.splitlines()
+
+    assert printed() == ["True", "[]"]
+    assert not (tmp_path / "told").exists()
+    assert printed(SPACES_ZERO_GPU="true") == ["False", "['spaces']"]
+    assert (tmp_path / "told").read_text() == "announced 1\n"
+
+
+def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "spaces", None)  # an import of it fails
+    told: list[str] = []
+    settings = load_settings({"SPACES_ZERO_GPU": "1"})
+    announce(settings, told.append)
+    assert len(told) == 1
+    assert "merges run on the CPU" in told[0]
+    with lent_bursts(settings) as bursts:
+        assert bursts is not None

@@ -74,11 +74,13 @@ def run(
     threads: int = 2,
     resume: bool = False,
     observer: Observer | None = None,
+    parallel: int = 0,
 ) -> MergeResult:
     out.mkdir(parents=True, exist_ok=True)
     with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
         journal = Journal.open(out, plan, resume=resume)
-        return merge(plan, reader, journal, out, StreamOptions(chunk, threads), observer or Silent())
+        options = StreamOptions(chunk, threads, parallel_shards=parallel)
+        return merge(plan, reader, journal, out, options, observer or Silent())
 
 
 def bytes_of(out: Path, plan: Plan) -> dict[str, bytes]:

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from unittest.mock import patch
+
+from builders import random_base, sparse_agent, write_model
+from huggingface_hub import HfApi
+from pydantic import SecretStr
+
+from hubmerge import line
+from hubmerge.localhub.process import LocalHubProcess
+from workflows import pipeline
 from workflows.pipeline import StageEmitter
-from workflows.protocol import Event, Progress, StageStarted, Statistics
+from workflows.protocol import Event, JobSpec, Progress, Result, StageStarted, Statistics
 
 
 def test_the_last_statistics_before_the_next_stage_are_never_dropped() -> None:
@@ -30,3 +40,34 @@ def test_throughput_is_measured_within_a_stage() -> None:
     assert (fetched.done, again.done, merged.done) == (5, 10, 0)
     assert again.per_second is not None
     assert again.per_second > 0
+
+
+def test_the_result_says_where_it_is_and_what_it_took(local_hub: LocalHubProcess, tmp_path: Path) -> None:
+    api = HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+    base = random_base(11)
+    for number, tensors in enumerate((base, sparse_agent(base, 0.2, 1), sparse_agent(base, 0.3, 2))):
+        write_model(tmp_path / str(number), tensors)
+        api.create_repo(f"ada/pipeline-{number}")
+        api.upload_folder(repo_id=f"ada/pipeline-{number}", folder_path=tmp_path / str(number))
+    recipe = {"base": "ada/pipeline-0", "agents": ["ada/pipeline-1", "ada/pipeline-2"], "method": "linear"}
+    spec = JobSpec(
+        job_id="j",
+        fence=1,
+        kind="merge",
+        user="ada",
+        payload={"target": "ada/pipeline-merged", "private": False, "recipe": recipe, "license": "mit"},
+        token=SecretStr(local_hub.tokens["ada"]),
+        workdir=tmp_path / "work",
+        shared=tmp_path / "shared",
+        endpoint=local_hub.endpoint,
+    )
+    events: list[Event] = []
+    with patch.object(line, "render_figures", lambda report: {}):
+        pipeline.run(spec, events.append)
+    assert isinstance(events[-1], Result)
+    values = events[-1].values
+    assert (values["repo"], values["commit"]) == ("ada/pipeline-merged", api.model_info("ada/pipeline-merged").sha)
+    fetched = sum((tmp_path / str(number) / "model.safetensors").stat().st_size for number in range(3))
+    assert values["run"]["fetch"]["bytes"] == fetched
+    assert values["run"]["disk_high_water_bytes"] > fetched
+    assert values["run"]["seconds"] > 0

@@ -1,0 +1,97 @@
+"""Stands for the platform's package: a decorated function runs in a forked process, where torch finds a device.
+
+As there, arguments and results are pickled, an error comes back without its class, a function that was decorated once
+stays decorated as it was, and a worker that dies is an error. The device is torch's CPU.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+decorated: dict[Callable[..., Any], Callable[..., Any]] = {}
+durations: list[int] = []
+behaviour: Callable[[int], str] = lambda call: os.environ.get("FAKE_SPACES", "")  # for the n-th call
+noted = os.environ.get("FAKE_SPACES_NOTES", "")  # a file that gets a line per call and process
+
+
+def GPU(*, duration: Callable[..., int]) -> Any:
+    def decorate(task: Callable[..., Any]) -> Callable[..., Any]:
+        def handler(*arguments: Any) -> Any:
+            durations.append(duration(*arguments))
+            asked = behaviour(len(durations))
+            note(f"call {os.getpid()}")
+            if asked == "quota":
+                raise RuntimeError("You have exceeded your free ZeroGPU quota")
+            if asked == "late":  # the queue: it is granted when nobody waits any more
+                time.sleep(1.5)
+            context = multiprocessing.get_context("fork")
+            answers, answer = context.Pipe(duplex=False)
+            worker = context.Process(
+                target=_work, args=(task, pickle.dumps(arguments), answer, asked, answers), daemon=True
+            )
+            worker.start()
+            answer.close()
+            try:
+                ok, value = pickle.loads(answers.recv_bytes())
+            except EOFError:
+                raise RuntimeError("GPU task aborted") from None
+            finally:
+                answers.close()
+                worker.join()
+            if not ok:
+                raise RuntimeError(value)
+            return value
+
+        return decorated.setdefault(task, handler)
+
+    return decorate
+
+
+def note(line: str) -> None:
+    if noted:
+        with open(noted, "a") as file:
+            file.write(line + "\n")
+
+
+def gradio_auto_wrap(task: Any) -> Any:
+    return task
+
+
+def _work(task: Callable[..., Any], arguments: bytes, answer: Any, asked: str, other: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    other.close()
+    note(f"worker {os.getpid()}")
+    import torch
+
+    from hubmerge import chunks, stream
+    from hubmerge.device.engine import Engine
+
+    torch.set_num_threads(1)  # the threads of the process that was forked are not here
+    chunks.open_engine = lambda device, host, warn, memory_bytes: Engine("cpu", host, memory_bytes=0)
+    if asked in ("kill", "hang"):  # in the middle of the shard
+        real = stream.ShardWriter.finish
+
+        def finish(writer: Any) -> Any:
+            note("middle")
+            if asked == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(600)
+            return real(writer)
+
+        stream.ShardWriter.finish = finish  # type: ignore[method-assign]
+    try:
+        done = True, task(*pickle.loads(arguments))
+    except Exception as error:
+        done = False, type(error).__name__
+    answer.send_bytes(pickle.dumps(done))
+
+
+def notes() -> list[str]:
+    return Path(noted).read_text().splitlines() if noted and Path(noted).exists() else []
