@@ -1,7 +1,18 @@
-"""`python -m hubmerge`."""
+"""`python -m hubmerge`, also installed as `hubmerge`."""
 
+import gc
 import sys
 
-from hubmerge.cli import console
+from hubmerge.cli import main
 
-sys.exit(console())
+
+def console() -> int:
+    """A process that runs one command; returns the exit code."""
+    gc.set_threshold(100_000)  # imports and figures make many objects that stay: to look through them takes a while
+    code = main()
+    gc.freeze()  # and once more at the exit
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(console())

@@ -8,7 +8,6 @@ they do not use.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import shutil
 import sys
@@ -20,14 +19,6 @@ from typing import Any
 from hubmerge import __version__
 from hubmerge.errors import HubmergeError
 from hubmerge.settings import Settings, load_settings
-
-
-def console() -> int:
-    """A process that runs one command; returns the exit code."""
-    gc.set_threshold(100_000)  # imports and figures make many objects that stay: to look through them takes a while
-    code = main()
-    gc.freeze()  # and once more at the exit
-    return code
 
 
 def main(argv: Sequence[str] | None = None) -> int:

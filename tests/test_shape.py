@@ -49,8 +49,8 @@ def test_the_library_does_not_import_the_bot_except_to_serve() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_modules_stay_readable(path: Path) -> None:
-    # compiled.py stays one file: numba does not notice changes to functions that it cached from another one
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= (540 if path.name == "compiled.py" else 450)
+    # the compiled passes stay in one file: numba does not notice changes to functions that it cached from another one
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= (500 if path.name == "compiled_passes.py" else 450)
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or path.name == "__init__.py"
 
 

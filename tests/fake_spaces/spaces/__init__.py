@@ -17,8 +17,12 @@ from typing import Any
 
 decorated: dict[Callable[..., Any], Callable[..., Any]] = {}
 durations: list[int] = []
-behaviour: Callable[[int], str] = lambda call: os.environ.get("FAKE_SPACES", "")  # for the n-th call
 noted = os.environ.get("FAKE_SPACES_NOTES", "")  # a file that gets a line per call and process
+
+
+def behaviour(call: int) -> str:
+    """What becomes of the n-th call: "", quota, late, kill or hang."""
+    return os.environ.get("FAKE_SPACES", "")
 
 
 def GPU(*, duration: Callable[..., int]) -> Any:

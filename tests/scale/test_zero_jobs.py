@@ -1,0 +1,179 @@
+"""Merges of the app in ZeroGPU's bursts, from and to the embedded Hub: within the disk budget, with the CPU's bytes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_spaces import spaces
+from merge_helpers import Job
+
+from hubmerge import line as line_module
+from hubmerge.device.zero import Bursts, run_burst, seconds_of
+from hubmerge.disk import output_need
+from hubmerge.line import merge_to_hub
+from hubmerge.plan import Plan
+from hubmerge.sources.reader import sources_of
+from hubmerge.stream import StreamOptions
+from workflows.process import ChildProcess, child_environment
+from workflows.protocol import Failure, JobSpec, Line, Notice, Result
+
+FAKE = Path(spaces.__file__).parents[1]
+ROOT = FAKE.parents[1]
+
+
+@pytest.fixture(autouse=True)
+def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(spaces, "decorated", {})
+    monkeypatch.setattr(spaces, "durations", [])
+    monkeypatch.setattr(spaces, "noted", str(tmp_path / "notes"))
+    yield
+    assert not multiprocessing.active_children()
+
+
+def needed_bytes(plan: Plan) -> list[int]:
+    """Per output shard, the bytes of all input shards that it is made of."""
+    found = []
+    for shard in plan.shards:
+        parts = {(m, p.shard) for t in shard.tensors for k, s in enumerate(t.inputs) for m, p in sources_of(k, s)}
+        found.append(sum(plan.models[m].files[name].size for m, name in parts))
+    return found
+
+
+def published_in_bursts(
+    job: Job, monkeypatch: pytest.MonkeyPatch, inputs: int | None
+) -> tuple[dict[str, Any], list[str]]:
+    """The environment that the card tells, and the warnings. `inputs`: the part of the disk budget for inputs."""
+    prepared = job.prepare()
+    budget = None if inputs is None else output_need(prepared.plan, uploaded=True) + inputs
+    bursts = Bursts(lambda: spaces.GPU(duration=seconds_of)(run_burst))
+    options = StreamOptions(4096, 2, backend="eager", bursts=bursts)
+    told: list[str] = []
+    monkeypatch.setattr(line_module, "render_figures", lambda report: {})
+    monkeypatch.setattr(job.watcher, "warning", told.append)
+    merge_to_hub(
+        prepared, job.hub, job.out, cache=job.inputs, observer=job.watcher, options=options, disk_budget=budget
+    )
+    assert job.commits() == 1
+    return dict(job.report()["environment"]), told
+
+
+@pytest.mark.parametrize("method", ["ram_plus", "ram"])
+def test_inputs_are_held_within_the_budget_while_a_burst_reads_them(
+    job: Job, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    job.recipe = {**job.recipe, "method": method}
+    plan = job.prepare().plan
+    budget = max(needed_bytes(plan))
+    assert budget < plan.download_bytes  # not all of them
+    environment, warnings = published_in_bursts(job, monkeypatch, budget)
+    assert warnings == []
+    assert environment["bursts"] == len(spaces.durations) == len(plan.shards) > 1
+    assert environment["fetch"]["high_water_bytes"] <= budget
+    assert environment["fetch"]["ranged_shards"] == 0
+    if method == "ram_plus":
+        assert job.published() == undisturbed
+
+
+def test_a_shard_whose_inputs_exceed_the_budget_is_merged_on_the_cpu_and_the_others_are_not(
+    job: Job, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = needed_bytes(job.prepare().plan)
+    budget = max(needed) - 1
+    environment, warnings = published_in_bursts(job, monkeypatch, budget)
+    assert [w for w in warnings if "disk budget" in w] == warnings
+    assert len(warnings) == 1
+    assert environment["bursts"] == len([n for n in needed if n <= budget]) < len(needed)
+    assert environment["fetch"]["high_water_bytes"] <= budget
+    assert job.published() == undisturbed
+
+
+def test_a_budget_for_ranges_only_asks_for_no_gpu(
+    job: Job, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, warnings = published_in_bursts(job, monkeypatch, 0)
+    assert len(warnings) == 1
+    assert (spaces.durations, "bursts" in environment) == ([], False)
+    assert job.published() == undisturbed
+
+
+def test_a_quota_that_ends_half_way_changes_no_byte(
+    job: Job, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spaces, "behaviour", lambda call: "quota" if call == 3 else "")
+    environment, warnings = published_in_bursts(job, monkeypatch, None)
+    assert len(warnings) == 1
+    assert environment["bursts"] == 2
+    assert job.published() == undisturbed
+
+
+# --- the app's own job, in its process ---------------------------------------------------------------------
+
+
+@contextmanager
+def child_of(job: Job, target: str, **environment: str) -> Iterator[ChildProcess]:
+    """The child process that the worker would start for this merge."""
+    spec = JobSpec(
+        job_id="j",
+        fence=1,
+        kind="merge",
+        user="ada",
+        payload={"recipe": job.recipe, "target": target, "private": False, "license": "mit"},
+        token=job.process.tokens["ada"],
+        workdir=job.folder / target.replace("/", "-"),
+        shared=job.folder / "shared",
+        endpoint=job.process.endpoint,
+    )
+    spec.workdir.mkdir(parents=True)
+    given = {**os.environ, "PYTHONPATH": f"{FAKE}{os.pathsep}{ROOT}", "FAKE_SPACES_NOTES": spaces.noted, **environment}
+    command = [sys.executable, "-m", "workflows.child", "--guard-seconds", "300"]
+    child = ChildProcess(command, spec, child_environment(given, job.process.endpoint))
+    try:
+        yield child
+    finally:
+        child.close()
+
+
+def ended(child: ChildProcess, limit_s: float = 120.0) -> list[Line]:
+    deadline = time.monotonic() + limit_s  # only turns a hang into a failure
+    lines: list[Line] = []
+    while not child.has_ended():
+        assert time.monotonic() < deadline
+        lines += child.lines(0.1)
+    return lines + child.close()[1]
+
+
+def test_a_job_of_the_app_on_zerogpu_publishes_the_bytes_of_a_job_on_the_cpu(job: Job) -> None:
+    with child_of(job, job.target) as child:
+        assert any(isinstance(line, Result) for line in ended(child))
+    wanted = job.published()
+    assert spaces.notes() == []
+    job.target += "-lent"
+    with child_of(job, job.target, SPACES_ZERO_GPU="1") as child:
+        lines = ended(child)
+    assert any(isinstance(line, Result) for line in lines)
+    assert not [line for line in lines if isinstance(line, Notice) and "GPU" in line.message]
+    assert [line.split()[0] for line in spaces.notes()] == ["call", "worker"]
+    assert job.report()["environment"]["bursts"] == 1
+    assert job.published() == wanted
+
+
+def test_cancelling_a_job_ends_its_burst(job: Job) -> None:
+    with child_of(job, job.target, SPACES_ZERO_GPU="1", FAKE_SPACES="hang") as child:
+        deadline = time.monotonic() + 120
+        while "middle" not in spaces.notes():
+            assert time.monotonic() < deadline
+            assert not child.has_ended()
+            child.lines(0.05)
+        child.terminate()
+        lines = ended(child)
+    assert [line.code for line in lines if isinstance(line, Failure)] == ["E_CANCELLED"]
+    [worker] = [int(line.split()[1]) for line in spaces.notes() if line.startswith("worker")]
+    assert not Path(f"/proc/{worker}/exe").exists()
