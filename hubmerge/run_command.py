@@ -130,9 +130,10 @@ class _Line:
         self._options.ranks.agree("the merge", prepared.identity)
         published = find_published(self._hub, target, prepared.identity)
         self._options.ranks.first(published is not None)
-        if published is not None:  # by an earlier run that was killed before it could say so, or simply again
-            return published
         _remove_left_over(work.parent)
+        if published is not None:  # by an earlier run that was killed before it could say so, or simply again
+            _remove(work)
+            return published
         published = merge_to_hub(
             prepared,
             self._hub,
@@ -251,6 +252,8 @@ def _remove(work: Path) -> None:
     """Remove a finished run's folder; a kill in the middle leaves nothing that looks like an unfinished one."""
     done = work.with_name(work.name + _DONE)
     shutil.rmtree(done, ignore_errors=True)
+    if not work.exists():
+        return
     work.replace(done)
     shutil.rmtree(done, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -198,3 +199,24 @@ def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch:
     assert "merges run on the CPU" in told[0]
     with lent_bursts(settings) as bursts:
         assert bursts is not None
+
+
+@pytest.mark.parametrize("granted", ["device", "quota"])
+def test_the_platforms_own_package_runs_the_bursts(tmp_path: Path, granted: str) -> None:
+    """Its worker, its queues and its requests, with a device API of our own in the platform's place."""
+    script = Path(__file__).with_name("real_spaces.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "x"), granted], capture_output=True, text=True, check=True
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["announced"] == ["/startup-report"]
+    assert told["equal"]
+    calls = [path for path, _ in told["asked"]]
+    if granted == "device":
+        assert told["warnings"] == []
+        assert told["device"]["bursts"] == told["shards"] > 1
+        assert calls == ["/schedule", "/allow", "/release"] + ["/schedule", "/release"] * (told["shards"] - 1)
+        assert all(asked["durationSeconds"] == "15" for path, asked in told["asked"] if path == "/schedule")
+    else:
+        assert len(told["warnings"]) == 1
+        assert calls == ["/schedule"]

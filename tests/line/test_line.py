@@ -96,10 +96,14 @@ def test_run_publishes_a_complete_model_in_one_commit_and_again_is_the_same_comm
     weights = shell.fetch("ada/complete", "model.safetensors")
     assert hashlib.sha256(weights).hexdigest() == report.files[0].sha256
     assert report.result["nonfinite"] == 0
+    left = Path(shell.environment["HUBMERGE_DATA"]) / "runs" / report.identity / "out"
+    left.mkdir(parents=True)  # by a kill between the commit and the end
+    (left / "README.md").write_text("left")
     again = shell.run("run", recipe, "--to", "ada/complete")
     assert again.returncode == 0
     assert again.stdout.split()[-1] == first.stdout.split()[-1]
     assert shell.commits("ada/complete") == titles
+    assert not list((Path(shell.environment["HUBMERGE_DATA"]) / "runs").iterdir())
 
 
 def test_the_card_links_its_parents_to_this_hub_and_pins_them(shell: Shell) -> None:

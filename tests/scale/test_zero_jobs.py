@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cache_helpers import KB, FolderHub, made_model, reads_of
 from fake_spaces import spaces
 from merge_helpers import Job
 
@@ -21,6 +22,7 @@ from hubmerge.disk import output_need
 from hubmerge.line import merge_to_hub
 from hubmerge.plan import Plan
 from hubmerge.sources.reader import sources_of
+from hubmerge.sources.shard_cache import ShardCache
 from hubmerge.stream import StreamOptions
 from workflows.process import ChildProcess, child_environment
 from workflows.protocol import Failure, JobSpec, Line, Notice, Result
@@ -112,6 +114,27 @@ def test_a_quota_that_ends_half_way_changes_no_byte(
     assert len(warnings) == 1
     assert environment["bursts"] == 2
     assert job.published() == undisturbed
+
+
+def test_what_is_held_stays_until_it_is_given_back_and_goes_with_its_last_use(tmp_path: Path) -> None:
+    hub = FolderHub()
+    models = [made_model(hub, name, [[("x", KB)], [("y", KB)]]) for name in ("a", "b")]
+    names = ["0.safetensors", "1.safetensors"]
+    cache: Any = ShardCache(hub, tmp_path, models, 2 * KB)  # type: ignore[arg-type]
+    try:
+        cache.expect(reads_of(models, ["x", "y"]), again=False)
+        for tensor, name in zip("xy", names, strict=True):
+            with cache.held([(m, name) for m in models]) as paths:
+                cache.consumed(tensor, KB)
+                read = {repo: path.read_bytes() for (repo, _, _), path in paths.items()}
+                assert read == {m.ref.id: hub.contents[m.ref.id, name] for m in models}
+            assert not any(path.exists() for path in paths.values())
+        assert (cache.fetched.shards, cache.fetched.high_water_bytes) == (4, 2 * KB)
+        with cache.held([(m, name) for m in models for name in names]) as paths:
+            assert paths is None
+        assert cache.fetched.shards == 4
+    finally:
+        cache.close()
 
 
 # --- the app's own job, in its process ---------------------------------------------------------------------

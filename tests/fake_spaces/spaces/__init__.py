@@ -28,6 +28,8 @@ def behaviour(call: int) -> str:
 def GPU(*, duration: Callable[..., int]) -> Any:
     def decorate(task: Callable[..., Any]) -> Callable[..., Any]:
         def handler(*arguments: Any) -> Any:
+            import torch  # noqa: F401  (by the platform's package before it forks)
+
             durations.append(duration(*arguments))
             asked = behaviour(len(durations))
             note(f"call {os.getpid()}")
