@@ -5,6 +5,7 @@ What stands outside the markers of the page is written by hand and kept.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
 FIGURES = ROOT / "docs" / "figures"
+KILLS = ROOT / "docs" / "data" / "kills.json"
 BEGIN, END = "<!-- benchmarks: begin -->", "<!-- benchmarks: end -->"
 HEAD = f"""# Benchmarks
 
@@ -46,6 +48,8 @@ def write_page(data: Mapping[str, Any]) -> None:
     for name, render in RENDER.items():
         if name in rows:
             parts.append(render(rows[name]) + f"\n\n{_machine(data[name]['machine'], rows[name])}")
+    if KILLS.is_file():
+        parts.append(_kills())
     PAGE.write_text(f"{before}{BEGIN}\n" + "\n\n".join(parts) + f"\n{END}{after}", encoding="utf-8")
 
 
@@ -257,6 +261,23 @@ def _large(rows: Sequence[Row]) -> str:
         "null sink. Memory is measured; the whole model's differs by the tallies of its other tensors, about 20 KB "
         "each, and by the card's figures, about 50 MB, if those come to more than the stream's buffers. The time for "
         "the whole model is extrapolated from the part.\n\n"
+    ) + table(head, lines)
+
+
+def _kills() -> str:
+    """What docs/data/kills.json says (benchmarks/kills.py)."""
+    found = json.loads(KILLS.read_text(encoding="utf-8"))
+    lines = [
+        (c["model"], c["kills"], c["repos"], c["runs"], len(c["failures"]), _mb(c["disk_high_water_bytes"]),
+         _mb(c["disk_budget_bytes"]), ", ".join(f"{stage} {count}" for stage, count in c["kills_by_stage"].items()))
+        for c in found["campaigns"]
+    ]  # fmt: skip
+    head = ("campaign", "kills", "repos", "runs", "failures", "most disk", "of", "in the stage")
+    return (
+        f"## Kills\n\n`hubmerge run` from and to an embedded Hub, ended by SIGKILL at {found['kills']} random moments "
+        "and started again until it got through. A failure is any other byte than an undisturbed run's, any number of "
+        "commits but one, anything left on the disk or in the Hub's uploads, or more disk than there was to take. "
+        "`tight` has a disk budget of half of what its merge would take, so that inputs are fetched twice.\n\n"
     ) + table(head, lines)
 
 
