@@ -3,8 +3,8 @@
 Both are sums of a few terms whose constants were measured (benchmarks/suite.py measures them again and says how far
 off they are). Memory is a constant of the method, the number of agents and the threads, because a stream holds a
 few chunks and nothing else; only tensors that must be whole (`needs_whole`), adapters and the tallies of very many
-tensors add to it. Time is work per element over the cores, or hashing and writing where that takes longer, since
-these run in one thread beside the others. Fetching and publishing depend on the network and are left out.
+tensors add to it. Time is work per element over the cores, or hashing where that takes longer, since each shard is
+hashed in one thread beside the others. Fetching and publishing depend on the network and are left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MERGE_ONLY, _MERGE_ONLY_AGENTS = 0.7, 1.6  # after a probe
 _PROBE, _PROBE_AGENTS = 0.5, 1.5
 _SELECT_AGENTS, _DROP_AGENTS = 2.5, 1.0  # both counting passes; random drops beside
 _EAGER = 12.0  # times as long, operation by operation
-_READ_BYTE, _HASH_AND_WRITE_BYTE = 0.25, 0.8
+_READ_BYTE, _HASH_BYTE, _WRITE_BYTE = 0.25, 0.6, 0.3
 _TENSOR_S = 0.7e-3  # bookkeeping per tensor and pass
 _START_S = 3.3  # imports, loading compiled code, the card with its figures
 _FLOP = 1 / 50  # of a matrix product
@@ -134,12 +134,12 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
             steps = getattr(parameters, "steps", 1)
             serial += steps * agents * 4 * rows * columns * min(rows, columns) * _FLOP * 1e-9
     parallel += plan.passes * (plan.input_bytes * _READ_BYTE * 1e-9 + len(tensors) * _TENSOR_S)
-    serial += plan.output_bytes * _HASH_AND_WRITE_BYTE * 1e-9
+    hashing, writing = (plan.output_bytes * cost * 1e-9 for cost in (_HASH_BYTE, _WRITE_BYTE))
     workers = 1 if any(_is_whole(plan, t) for t in tensors) else min(options.workers, machine.cores)
-    # the thread that hashes and writes needs a core, too
-    return (
-        _START_S + max((parallel + serial) / min(workers + 1, machine.cores), parallel / workers, serial)
-    ) / machine.speed
+    at_once = min(options.shards_at_once(plan), len(plan.shards) or 1)
+    # the threads that hash and write need cores, too
+    everything = (parallel + serial + hashing + writing) / min(workers + 2, machine.cores)
+    return (_START_S + max(everything, parallel / workers, serial, hashing / at_once)) / machine.speed
 
 
 def _is_whole(plan: Plan, tensor: PlannedTensor) -> bool:

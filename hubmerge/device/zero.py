@@ -6,48 +6,49 @@ returns the finished shard (`Finished`). The inputs are held in the shard cache,
 is asked for: no GPU second goes to the network, and none of them is deleted meanwhile.
 
 A burst that is refused, cut short or late is not tried again: this shard and all that follow are merged here, by the
-path that every merge takes, with the same bytes and one warning; what is wrong with an input is found there, too. A
-burst that nobody waits for must not write beside its successor. It begins with deleting a file, its ticket; whoever
-gives up deletes the ticket first, or, where it is gone, kills the worker.
+path that every merge takes, with the same bytes and one warning; what is wrong with an input is found there, too.
+Before that, whoever could still write is ended (burst_process.py).
 
 The platform remembers a decorated function by its identity, so `run_burst` is decorated once, with a function that
 computes the duration. The app's process decorates it when it starts and says so (`announce`), because the platform
-stops an app that has none; the calls come from the jobs' processes, which hold no server's sockets that a fork could
-keep open. `spaces` is imported only where SPACES_ZERO_GPU is set, and in a job as late as its first burst, because it
-makes torch pretend that there is a GPU.
+stops an app that has none; the calls come from a process beside the job's. `spaces` is imported only where
+SPACES_ZERO_GPU is set, and in these two, because it makes torch pretend that there is a GPU.
 """
 
 from __future__ import annotations
 
 import copyreg
-import multiprocessing
+import ctypes
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
-from threading import Thread
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hubmerge.distributed import ALONE
 from hubmerge.methods import get_method
 from hubmerge.plan import Plan
 from hubmerge.settings import Settings
-from hubmerge.sink import WORK, FinishedShard
+from hubmerge.sink import FinishedShard
 from hubmerge.sources.base import Model
 from hubmerge.sources.reader import OpenFiles, Read, ShardKey, TensorReader, local_path, shard_key
 from hubmerge.statistics import Statistics
 from hubmerge.stream import Observer, Output, Silent, StreamOptions, write_shard
+
+if TYPE_CHECKING:
+    from hubmerge.device.burst_process import BurstProcess
 
 BYTES_PER_SECOND = 250_000_000  # of a shard and its inputs, cautiously: a call that takes longer is cut short
 _STARTING_S = 15  # until CUDA and torch are up
 _LONGEST_S = 120  # a longer call is refused without a special plan
 _PATIENCE_S = 120.0  # beyond the duration: importing, and the platform's queue, which gives up after a minute
 _TICK_S = 0.2
-_ENDING_S = 10.0  # until the platform's code has noticed that its worker is gone
+_PR_SET_PDEATHSIG = 1
 
 
 def _read_only(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
@@ -68,7 +69,6 @@ class Burst:
     paths: Mapping[ShardKey, Path]  # local files with the verified bytes of the shards of models on the Hub
     options: StreamOptions
     statistics: Statistics | None
-    ticket: Path
 
 
 @dataclass(frozen=True)
@@ -80,20 +80,16 @@ class Finished:
     warnings: tuple[str, ...]
 
 
-Call = Callable[[Burst], Finished]
+Call = Callable[[Burst, int], Finished]
 
 
 class Bursts:
-    """Writes shards on a GPU that is lent per call, as long as it is lent.
+    """Writes shards on a GPU that is lent per call, as long as it is lent."""
 
-    `lent`: gives the decorated `run_burst`; called in a thread, for the first burst.
-    """
-
-    def __init__(self, lent: Callable[[], Call], *, patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, *, patience_s: float = _PATIENCE_S) -> None:
         self.facts: dict[str, Any] = {}  # of the device that the bursts ran on, for the report's environment
-        self._lent = lent
         self._patience_s = patience_s
-        self._others = set(multiprocessing.active_children())
+        self._process: BurstProcess | None = None
         self._given_up = False
         self._told_of_budget = False
 
@@ -122,9 +118,8 @@ class Bursts:
                         "such shards are merged on the CPU with the same result"
                     )
                 return None
-            ticket = outputs[0].folder / WORK / f"burst-{number + 1}"
             plain = replace(options, device="cuda", engine=None, ranks=ALONE, bursts=None)
-            burst = Burst(tuple(outputs), number, reader.models, paths, plain, statistics, ticket)
+            burst = Burst(tuple(outputs), number, reader.models, paths, plain, statistics)
             try:
                 finished = self._call(burst, partial(observer.progress, "merge", 0, total))
             except _Failed as failed:
@@ -143,56 +138,43 @@ class Bursts:
         return list(finished.shards)
 
     def close(self) -> None:
-        """End the workers that the platform keeps for the next call."""
-        for worker in set(multiprocessing.active_children()) - self._others:
-            worker.kill()
+        """End the process that asks, and what the platform keeps for its next call."""
+        if self._process is not None:
+            self._process.end()
+            self._process = None
 
     def _call(self, burst: Burst, again: Callable[[], None]) -> Finished:
-        """The burst in a thread, so that this one can be cancelled; _Failed for whatever becomes of it."""
-        outcome: Future[Finished] = Future()
+        """The burst; _Failed for whatever else becomes of it. After an error it does not run and never will."""
+        from hubmerge.device.burst_process import BurstProcess
 
-        def call() -> None:
-            try:
-                outcome.set_result(self._lent()(burst))
-            except BaseException as error:  # noqa: BLE001 (handed to who waits)
-                outcome.set_exception(error)
-
-        burst.ticket.parent.mkdir(parents=True, exist_ok=True)
-        burst.ticket.touch()
-        deadline = time.monotonic() + seconds_of(burst) + self._patience_s
-        thread = Thread(target=call, name="hubmerge-burst", daemon=True)
-        thread.start()
+        deadline = time.monotonic() + seconds_of(burst, 0) + self._patience_s
         try:
-            while not wait([outcome], _TICK_S).done:
+            self._process = self._process or BurstProcess()
+            self._process.ask(burst)
+            while (told := self._process.answer(_TICK_S)) is None:
                 again()
                 if time.monotonic() > deadline:
                     raise _Failed("it did not answer in time")
-            if (error := outcome.exception()) is not None:  # the platform's have no common type
-                raise _Failed(" ".join(f"{type(error).__name__}: {error}".split())[:200])
-            return outcome.result()
-        except BaseException:
-            self._end(burst, thread)
-            raise
-
-    def _end(self, burst: Burst, thread: Thread) -> None:
-        """When it returns, the burst does not run and never will."""
-        try:
-            burst.ticket.unlink()
-        except FileNotFoundError:
+            if not told[0]:
+                raise _Failed(told[1])
+            finished: Finished = told[1]
+            return finished
+        except (EOFError, OSError) as error:
             self.close()
-            thread.join(_ENDING_S)
+            raise _Failed(f"the process that asks for it ended ({error!r})") from None
+        except BaseException:
+            self.close()
+            raise
 
 
 class _Failed(Exception):
     """A burst came to nothing; says why."""
 
 
-def run_burst(burst: Burst) -> Finished:
-    """The work of one burst; runs in the process that the platform forks."""
-    try:
-        burst.ticket.unlink()
-    except FileNotFoundError:
-        raise RuntimeError("nobody waits for this burst any more") from None
+def run_burst(burst: Burst, asking: int) -> Finished:
+    """The work of one burst, in the process that the platform forks from `asking`, and no longer than that lives."""
+    if not ends_with(asking, signal.SIGKILL):
+        raise RuntimeError("nobody waits for this burst any more")
     observer = _Listener()
     with (
         TensorReader(burst.models, _Files(burst.paths)) as reader,
@@ -204,13 +186,19 @@ def run_burst(burst: Burst) -> Finished:
         return Finished(tuple(shards), options.engine.facts(), tuple(observer.warnings))
 
 
+def ends_with(parent: int, signum: int) -> bool:
+    """Have the kernel signal this process when its parent ends; False when it has ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    return os.getppid() == parent
+
+
 def _takes_wholes(plan: Plan, number: int) -> bool:
     """True where tensors are merged whole, which the CPU does anyway."""
     method = get_method(plan.recipe.method)
     return any(t.action == "merge" and method.needs_whole(t.name, t.shape) for t in plan.shards[number].tensors)
 
 
-def seconds_of(burst: Burst) -> int:
+def seconds_of(burst: Burst, _asking: int) -> int:
     """What the platform is asked for."""
     plan = burst.outputs[0].plan
     size = plan.shards[burst.number].size * (len(plan.models) + len(burst.outputs))
@@ -248,12 +236,7 @@ def lent_bursts(settings: Settings) -> Iterator[Bursts | None]:
         yield None
         return
 
-    def call() -> Call:
-        found = lent(settings)
-        assert found is not None
-        return found
-
-    bursts = Bursts(call)
+    bursts = Bursts()
     try:
         yield bursts
     finally:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -45,19 +46,16 @@ class DeviceApi(BaseHTTPRequestHandler):
 def main(folder: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), DeviceApi)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    os.environ |= {"SPACES_ZERO_GPU": "true", "SPACES_ZERO_DEVICE_API_URL": f"http://127.0.0.1:{server.server_port}"}
+    os.environ |= {
+        "SPACES_ZERO_GPU": "true",
+        "SPACES_ZERO_DEVICE_API_URL": f"http://127.0.0.1:{server.server_port}",
+        "REAL_SPACES": sys.argv[2],
+        "PYTHONPATH": os.pathsep.join((str(HERE / "without_cuda"), str(HERE.parents[1]))),
+    }
+    runpy.run_path(str(HERE / "without_cuda" / "sitecustomize.py"))
 
-    import torch
-
-    if torch.version.cuda is None:  # a CPU wheel lacks what the package reads and patches
-        torch.version.cuda = "13.0"
-        torch._C._cuda_init = bool
-        torch.cuda._is_in_bad_fork = bool
-    torch.set_num_threads(1)  # other threads would not be there after the fork
     from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-    from hubmerge import chunks
-    from hubmerge.device.engine import Engine
     from hubmerge.device.zero import announce, lent_bursts
     from hubmerge.settings import load_settings
     from hubmerge.sink import Journal
@@ -76,14 +74,6 @@ def main(folder: Path) -> None:
     announce(load_settings(), warnings.append)
     announced = [path for path, _ in asked]
 
-    import spaces.zero.torch
-
-    def take_the_cpu(uuid: str) -> None:
-        chunks.open_engine = lambda device, host, warn, memory_bytes: Engine("cpu", host, memory_bytes=0)  # type: ignore
-
-    if sys.argv[2] == "device":  # called in the worker
-        spaces.zero.torch.init = take_the_cpu
-        spaces.zero.torch.move = lambda callback: None
     out = folder / "lent"
     out.mkdir()
     with (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,13 +22,14 @@ from test_engine import Warned
 from test_stream_sensitive import CALIBRATION, write_sensitivities
 from test_stream_sensitive import run as weighed
 
-from hubmerge.device.zero import Bursts, announce, lent_bursts, run_burst, seconds_of
+from hubmerge.device import zero
+from hubmerge.device.zero import Burst, Bursts, announce, lent_bursts, run_burst
 from hubmerge.errors import CancelledError, NonFiniteError
 from hubmerge.plan import Plan
 from hubmerge.settings import load_settings
-from hubmerge.sink import WORK, Journal
+from hubmerge.sink import Journal
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_variants
+from hubmerge.stream import MergeResult, Output, Silent, StreamOptions, Variant, merge, merge_variants
 
 FAKE = Path(spaces.__file__).parents[1]
 ROOT = FAKE.parents[1]
@@ -35,24 +37,26 @@ ROOT = FAKE.parents[1]
 
 @pytest.fixture(autouse=True)
 def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(spaces, "decorated", {})
-    monkeypatch.setattr(spaces, "durations", [])
-    monkeypatch.setattr(spaces, "noted", str(tmp_path / "notes"))
-    before = set(multiprocessing.active_children())
+    for name, value in spaces_environment(tmp_path / "notes").items():
+        monkeypatch.setenv(name, value)
     yield
-    assert not [p for p in set(multiprocessing.active_children()) - before if p.is_alive()]
+    assert not [worker for worker in spaces.notes("worker") if Path(f"/proc/{worker}/exe").exists()]
 
 
-def until(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
+def spaces_environment(notes: Path) -> dict[str, str]:
+    return {
+        "SPACES_ZERO_GPU": "true",
+        "PYTHONPATH": f"{FAKE}{os.pathsep}{ROOT}",
+        "FAKE_SPACES_NOTES": str(notes),
+    }
+
+
+def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Wait for a condition; the limit only turns a hang into a failure."""
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def lent() -> Any:
-    return spaces.GPU(duration=seconds_of)(run_burst)
 
 
 class Watching(Warned):
@@ -68,21 +72,20 @@ class Watching(Warned):
 def merged(plan: Plan, out: Path, observer: Warned | None = None, **options: Any) -> tuple[MergeResult, list[str]]:
     out.mkdir()
     observer = observer or Watching()
-    bursts = Bursts(lent, **options)
+    bursts = Bursts(**options)
     with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
         try:
             stream = StreamOptions(4096, 2, backend="eager", bursts=bursts)
             found = merge(plan, reader, Journal.open(out, plan, resume=False), out, stream, observer)
         finally:
             bursts.close()
-    assert not [*(out / WORK).glob("burst-*")]
     return found, observer.messages
 
 
 def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(tmp_path: Path) -> None:
     write_family(tmp_path)
-    for method in ("ram_plus", "ties", "ram"):
-        spaces.durations.clear()
+    for method in ("ram_plus", "ties"):
+        before = len(spaces.notes("call"))
         plan = plan_of(tmp_path, method, max_shard_bytes=12_000)
         wanted = run(plan, tmp_path / f"{method}-cpu")
         found, warnings = merged(plan, tmp_path / method)
@@ -90,31 +93,42 @@ def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(tmp_path: Path) -> N
         assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
         assert found.total.to_json() == wanted.total.to_json()
         assert warnings == []
-        assert len(spaces.durations) == len(plan.shards) > 1
-        assert all(0 < seconds <= 120 for seconds in spaces.durations)
+        assert len(spaces.notes("call")) - before == len(plan.shards) > 1
         assert found.device["bursts"] == len(plan.shards)
-    assert len(spaces.decorated) == 1  # the platform knows one function
+    assert set(spaces.notes("call")) == {"15"}  # seconds: the shards are small
 
 
-@pytest.mark.parametrize("how", ["quota", "kill", "hang", "late"])
+@pytest.mark.parametrize(("how", "calls"), [("quota@2", 2), ("kill@2", 2), ("hang", 1), ("queue", 1)])
 def test_a_burst_that_is_refused_killed_or_late_goes_on_on_the_cpu_with_the_same_bytes_and_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, calls: int
 ) -> None:
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000)
     run(plan, tmp_path / "cpu")
-    waited_for = how in ("hang", "late")
-    monkeypatch.setattr(spaces, "behaviour", lambda call: how if waited_for or call == 2 else "")
-    # the duration is 15 s, and nobody wants to wait for them here
-    options = {"patience_s": 1.0 - 15} if waited_for else {}
-    _, warnings = merged(plan, tmp_path / "lent", **options)
-    if how == "late":  # granted in the end, the burst finds that nobody waits for it
-        until(lambda: any(line.startswith("worker") for line in spaces.notes()))
-        until(lambda: not multiprocessing.active_children())
+    monkeypatch.setenv("FAKE_SPACES", how)
+    if "@" not in how:  # waited for in vain until the test sees it hang
+        monkeypatch.setattr(zero, "seconds_of", lambda burst, asking: 0)
+        _, warnings = merged(plan, tmp_path / "lent", patience_s=6.0)
+    else:
+        _, warnings = merged(plan, tmp_path / "lent")
     assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
     assert len(warnings) == 1
     assert "no GPU" in warnings[0]
-    assert len(spaces.durations) == (1 if waited_for else 2) < len(plan.shards)
+    assert len(spaces.notes("call")) == calls < len(plan.shards)
+
+
+def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram")
+    (tmp_path / "lent").mkdir()
+    output = Output(plan, tmp_path / "lent", (), {})
+    burst = Burst((output,), 0, plan.models, {}, StreamOptions(), None)
+    context = multiprocessing.get_context("fork")
+    worker = context.Process(target=run_burst, args=(burst, os.getppid()))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 1
+    assert [*(tmp_path / "lent").iterdir()] == []
 
 
 def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path: Path) -> None:
@@ -126,24 +140,42 @@ def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path: Path) -> N
     write_model(tmp_path / "agent1", {**agents[1], name: tensor(values)}, config=config)
     with pytest.raises(NonFiniteError, match=r"down_proj.*agent1"):
         merged(plan_of(tmp_path, "ram"), tmp_path / "lent")
-    assert len(spaces.durations) == 1
+    assert len(spaces.notes("call")) == 1
 
 
 def test_cancelling_during_a_burst_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram")
-    monkeypatch.setattr(spaces, "behaviour", lambda call: "hang")
+    monkeypatch.setenv("FAKE_SPACES", "hang")
 
     class Cancelling(Warned):
         def progress(self, stage: str, done: int, total: int) -> None:
-            if "middle" in spaces.notes():
+            if spaces.notes("middle"):
                 raise CancelledError("the user cancelled")
 
     with pytest.raises(CancelledError):
         merged(plan, tmp_path / "lent", Cancelling())
-    [worker] = [int(line.split()[1]) for line in spaces.notes() if line.startswith("worker")]
-    assert not Path(f"/proc/{worker}").exists()
+    [worker] = spaces.notes("worker")
+    assert not Path(f"/proc/{worker}/exe").exists()
     assert not (tmp_path / "lent" / plan.shards[0].filename).exists()
+
+
+def test_a_merge_that_is_killed_takes_its_burst_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram")
+    monkeypatch.setenv("FAKE_SPACES", "hang")
+
+    class Dying(Warned):
+        def progress(self, stage: str, done: int, total: int) -> None:
+            if spaces.notes("middle"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    job = multiprocessing.get_context("fork").Process(target=merged, args=(plan, tmp_path / "lent", Dying()))
+    job.start()
+    job.join()
+    assert job.exitcode == -signal.SIGKILL
+    [worker] = spaces.notes("worker")
+    until(lambda: not Path(f"/proc/{worker}/exe").exists())
 
 
 def test_sensitivity_files_are_read_in_the_burst_too(tmp_path: Path) -> None:
@@ -151,12 +183,13 @@ def test_sensitivity_files_are_read_in_the_burst_too(tmp_path: Path) -> None:
     _, measured = write_sensitivities(tmp_path)
     plan = plan_of(tmp_path, "fisher", calibration=CALIBRATION)
     weighed(plan, tmp_path / "cpu", measured)
-    bursts = Bursts(lent)
+    bursts = Bursts()
     (tmp_path / "lent").mkdir()
     with TensorReader((*plan.models, *measured), LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
         journal = Journal.open(tmp_path / "lent", plan, resume=False)
         variant = Variant(plan, journal, tmp_path / "lent", tuple(m.tensors for m in measured))
         merge_variants([variant], reader, StreamOptions(4096, 2, bursts=bursts), Silent())
+    bursts.close()
     assert bursts.facts["bursts"] == 1
     assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
 
@@ -165,7 +198,7 @@ def test_whole_tensor_methods_ask_for_no_gpu(tmp_path: Path) -> None:
     write_family(tmp_path)
     plan = plan_of(tmp_path, "wudi")
     _, warnings = merged(plan, tmp_path / "lent")
-    assert (spaces.durations, warnings) == ([], [])
+    assert (spaces.notes("call"), warnings) == ([], [])
 
 
 def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_function(tmp_path: Path) -> None:
@@ -176,7 +209,7 @@ def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_
         "with lent_bursts(settings) as bursts:\n    print(bursts is None)\n"
         "print(sorted({'spaces', 'torch', 'gradio'} & set(sys.modules)))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": f"{FAKE}{os.pathsep}{ROOT}", "FAKE_SPACES_NOTES": str(tmp_path / "told")}
+    environment = {**os.environ, "SPACES_ZERO_GPU": "", "FAKE_SPACES_NOTES": str(tmp_path / "told")}
 
     def printed(**more: str) -> list[str]:
         run = subprocess.run(
@@ -202,8 +235,11 @@ def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch:
 
 
 @pytest.mark.parametrize("granted", ["device", "quota"])
-def test_the_platforms_own_package_runs_the_bursts(tmp_path: Path, granted: str) -> None:
+def test_the_platforms_own_package_runs_the_bursts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granted: str
+) -> None:
     """Its worker, its queues and its requests, with a device API of our own in the platform's place."""
+    monkeypatch.delenv("PYTHONPATH")  # where the other one is
     script = Path(__file__).with_name("real_spaces.py")
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "x"), granted], capture_output=True, text=True, check=True

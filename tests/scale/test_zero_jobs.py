@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import time
@@ -17,10 +16,11 @@ from fake_spaces import spaces
 from merge_helpers import Job
 
 from hubmerge import line as line_module
-from hubmerge.device.zero import Bursts, run_burst, seconds_of
+from hubmerge.device.zero import lent_bursts
 from hubmerge.disk import output_need
 from hubmerge.line import merge_to_hub
 from hubmerge.plan import Plan
+from hubmerge.settings import load_settings
 from hubmerge.sources.reader import sources_of
 from hubmerge.sources.shard_cache import ShardCache
 from hubmerge.stream import StreamOptions
@@ -33,11 +33,11 @@ ROOT = FAKE.parents[1]
 
 @pytest.fixture(autouse=True)
 def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(spaces, "decorated", {})
-    monkeypatch.setattr(spaces, "durations", [])
-    monkeypatch.setattr(spaces, "noted", str(tmp_path / "notes"))
+    monkeypatch.setenv("SPACES_ZERO_GPU", "true")
+    monkeypatch.setenv("PYTHONPATH", f"{FAKE}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("FAKE_SPACES_NOTES", str(tmp_path / "notes"))
     yield
-    assert not multiprocessing.active_children()
+    assert not [worker for worker in spaces.notes("worker") if Path(f"/proc/{worker}/exe").exists()]
 
 
 def needed_bytes(plan: Plan) -> list[int]:
@@ -55,14 +55,14 @@ def published_in_bursts(
     """The environment that the card tells, and the warnings. `inputs`: the part of the disk budget for inputs."""
     prepared = job.prepare()
     budget = None if inputs is None else output_need(prepared.plan, uploaded=True) + inputs
-    bursts = Bursts(lambda: spaces.GPU(duration=seconds_of)(run_burst))
-    options = StreamOptions(4096, 2, backend="eager", bursts=bursts)
     told: list[str] = []
     monkeypatch.setattr(line_module, "render_figures", lambda report: {})
     monkeypatch.setattr(job.watcher, "warning", told.append)
-    merge_to_hub(
-        prepared, job.hub, job.out, cache=job.inputs, observer=job.watcher, options=options, disk_budget=budget
-    )
+    with lent_bursts(load_settings()) as bursts:
+        options = StreamOptions(4096, 2, backend="eager", bursts=bursts)
+        merge_to_hub(
+            prepared, job.hub, job.out, cache=job.inputs, observer=job.watcher, options=options, disk_budget=budget
+        )
     assert job.commits() == 1
     return dict(job.report()["environment"]), told
 
@@ -77,7 +77,7 @@ def test_inputs_are_held_within_the_budget_while_a_burst_reads_them(
     assert budget < plan.download_bytes  # not all of them
     environment, warnings = published_in_bursts(job, monkeypatch, budget)
     assert warnings == []
-    assert environment["bursts"] == len(spaces.durations) == len(plan.shards) > 1
+    assert environment["bursts"] == len(spaces.notes("call")) == len(plan.shards) > 1
     assert environment["fetch"]["high_water_bytes"] <= budget
     assert environment["fetch"]["ranged_shards"] == 0
     if method == "ram_plus":
@@ -102,14 +102,14 @@ def test_a_budget_for_ranges_only_asks_for_no_gpu(
 ) -> None:
     environment, warnings = published_in_bursts(job, monkeypatch, 0)
     assert len(warnings) == 1
-    assert (spaces.durations, "bursts" in environment) == ([], False)
+    assert (spaces.notes("call"), "bursts" in environment) == ([], False)
     assert job.published() == undisturbed
 
 
 def test_a_quota_that_ends_half_way_changes_no_byte(
     job: Job, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spaces, "behaviour", lambda call: "quota" if call == 3 else "")
+    monkeypatch.setenv("FAKE_SPACES", "quota@3")
     environment, warnings = published_in_bursts(job, monkeypatch, None)
     assert len(warnings) == 1
     assert environment["bursts"] == 2
@@ -155,16 +155,17 @@ def child_of(job: Job, target: str, **environment: str) -> Iterator[ChildProcess
         endpoint=job.process.endpoint,
     )
     spec.workdir.mkdir(parents=True)
-    given = {**os.environ, "PYTHONPATH": f"{FAKE}{os.pathsep}{ROOT}", "FAKE_SPACES_NOTES": spaces.noted, **environment}
     command = [sys.executable, "-m", "workflows.child", "--guard-seconds", "300"]
-    child = ChildProcess(command, spec, child_environment(given, job.process.endpoint))
+    child = ChildProcess(command, spec, child_environment({**os.environ, **environment}, job.process.endpoint))
     try:
         yield child
-    finally:
+    except BaseException:
         child.close()
+        raise
 
 
 def ended(child: ChildProcess, limit_s: float = 120.0) -> list[Line]:
+    """What the child still said until its end."""
     deadline = time.monotonic() + limit_s  # only turns a hang into a failure
     lines: list[Line] = []
     while not child.has_ended():
@@ -174,29 +175,30 @@ def ended(child: ChildProcess, limit_s: float = 120.0) -> list[Line]:
 
 
 def test_a_job_of_the_app_on_zerogpu_publishes_the_bytes_of_a_job_on_the_cpu(job: Job) -> None:
-    with child_of(job, job.target) as child:
-        assert any(isinstance(line, Result) for line in ended(child))
+    with child_of(job, job.target, SPACES_ZERO_GPU="") as child:
+        lines = ended(child)
+    assert any(isinstance(line, Result) for line in lines)
     wanted = job.published()
-    assert spaces.notes() == []
+    assert spaces.notes("call") == []
     job.target += "-lent"
-    with child_of(job, job.target, SPACES_ZERO_GPU="1") as child:
+    with child_of(job, job.target) as child:
         lines = ended(child)
     assert any(isinstance(line, Result) for line in lines)
     assert not [line for line in lines if isinstance(line, Notice) and "GPU" in line.message]
-    assert [line.split()[0] for line in spaces.notes()] == ["call", "worker"]
+    assert len(spaces.notes("call")) == len(spaces.notes("worker")) == 1
     assert job.report()["environment"]["bursts"] == 1
     assert job.published() == wanted
 
 
 def test_cancelling_a_job_ends_its_burst(job: Job) -> None:
-    with child_of(job, job.target, SPACES_ZERO_GPU="1", FAKE_SPACES="hang") as child:
+    with child_of(job, job.target, FAKE_SPACES="hang") as child:
         deadline = time.monotonic() + 120
-        while "middle" not in spaces.notes():
+        while not spaces.notes("middle"):
             assert time.monotonic() < deadline
             assert not child.has_ended()
             child.lines(0.05)
         child.terminate()
         lines = ended(child)
     assert [line.code for line in lines if isinstance(line, Failure)] == ["E_CANCELLED"]
-    [worker] = [int(line.split()[1]) for line in spaces.notes() if line.startswith("worker")]
+    [worker] = spaces.notes("worker")
     assert not Path(f"/proc/{worker}/exe").exists()

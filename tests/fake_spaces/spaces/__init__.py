@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 decorated: dict[Callable[..., Any], Callable[..., Any]] = {}
-durations: list[int] = []
-noted = os.environ.get("FAKE_SPACES_NOTES", "")  # a file that gets a line per call and process
+calls = 0
 
 
 def behaviour(call: int) -> str:
-    """What becomes of the n-th call: "", quota, late, kill or hang."""
-    return os.environ.get("FAKE_SPACES", "")
+    """What becomes of the n-th call: "", quota, queue, kill or hang, as FAKE_SPACES=what or FAKE_SPACES=what@n says."""
+    what, _, when = os.environ.get("FAKE_SPACES", "").partition("@")
+    return what if when in ("", str(call)) else ""
 
 
 def GPU(*, duration: Callable[..., int]) -> Any:
@@ -30,13 +30,14 @@ def GPU(*, duration: Callable[..., int]) -> Any:
         def handler(*arguments: Any) -> Any:
             import torch  # noqa: F401  (by the platform's package before it forks)
 
-            durations.append(duration(*arguments))
-            asked = behaviour(len(durations))
-            note(f"call {os.getpid()}")
+            global calls
+            calls += 1
+            note(f"call {duration(*arguments)}")
+            asked = behaviour(calls)
             if asked == "quota":
                 raise RuntimeError("You have exceeded your free ZeroGPU quota")
-            if asked == "late":  # the queue: it is granted when nobody waits any more
-                time.sleep(1.5)
+            if asked == "queue":
+                time.sleep(600)
             context = multiprocessing.get_context("fork")
             answers, answer = context.Pipe(duplex=False)
             worker = context.Process(
@@ -61,9 +62,16 @@ def GPU(*, duration: Callable[..., int]) -> Any:
 
 
 def note(line: str) -> None:
-    if noted:
-        with open(noted, "a") as file:
+    if path := os.environ.get("FAKE_SPACES_NOTES"):
+        with open(path, "a") as file:
             file.write(line + "\n")
+
+
+def notes(kind: str) -> list[str]:
+    """What was noted of a kind: a call's duration, a worker's process, that one is in the middle of its work."""
+    path = Path(os.environ["FAKE_SPACES_NOTES"])
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line.partition(" ")[2] for line in lines if line.split()[0] == kind]
 
 
 def gradio_auto_wrap(task: Any) -> Any:
@@ -85,7 +93,7 @@ def _work(task: Callable[..., Any], arguments: bytes, answer: Any, asked: str, o
         real = stream.ShardWriter.finish
 
         def finish(writer: Any) -> Any:
-            note("middle")
+            note("middle of a shard")
             if asked == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(600)
@@ -97,7 +105,3 @@ def _work(task: Callable[..., Any], arguments: bytes, answer: Any, asked: str, o
     except Exception as error:
         done = False, type(error).__name__
     answer.send_bytes(pickle.dumps(done))
-
-
-def notes() -> list[str]:
-    return Path(noted).read_text().splitlines() if noted and Path(noted).exists() else []
