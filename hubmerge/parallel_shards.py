@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 from hubmerge.errors import CancelledError
@@ -36,7 +37,8 @@ def shards_at_once(workers: int) -> int:
 class Relay:
     """Observes one shard for an `Overall`, in whatever thread writes it."""
 
-    def __init__(self, told: Callable[[], None]) -> None:
+    def __init__(self, told: Callable[[], None], warn: Callable[[str], None]) -> None:
+        self.warning = warn
         self.done = 0
         self.counted_here: Tally | None = None
         self._told = told
@@ -48,9 +50,6 @@ class Relay:
     def counted(self, total: Tally) -> None:
         self.counted_here = total
 
-    def warning(self, message: str) -> None:
-        """Devices warn, and they write one shard at a time."""
-
 
 class Overall:
     """Progress and statistics of all shards, finished and in progress; called in the observer's thread."""
@@ -61,21 +60,28 @@ class Overall:
         self._counted: Tally | None = None
         self._shown: list[Tally] = []
         self._open: list[Relay] = []
+        self._warnings: SimpleQueue[str] = SimpleQueue()
 
     def relay(self, told: Callable[[], None]) -> Relay:
-        relay = Relay(told)
+        relay = Relay(told, self._warnings.put)
         self._open.append(relay)
         return relay
 
     def close(self, relay: Relay, elements: int) -> None:
         """The shard of `relay` is finished."""
+        self._warn()
         self._open.remove(relay)
         self._done += elements
         if relay.counted_here is not None:
             self._counted = relay.counted_here if self._counted is None else self._counted + relay.counted_here
 
+    def _warn(self) -> None:
+        while not self._warnings.empty():
+            self.observer.warning(self._warnings.get())
+
     def tell(self) -> None:
         """Pass on how far it is; raises what the observer raises."""
+        self._warn()
         parts = [t for t in (self._counted, *(r.counted_here for r in self._open)) if t is not None]
         if parts and list(map(id, parts)) != list(map(id, self._shown)):
             self._shown = parts

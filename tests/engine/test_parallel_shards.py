@@ -123,5 +123,20 @@ def test_an_error_counts_before_those_who_noticed_it() -> None:
         list(shards)
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_a_warning_reaches_the_observer_in_its_own_thread(at_once: int) -> None:
+    heard: list[tuple[str, str]] = []
+
+    class Hearing(Seen):
+        def warning(self, message: str) -> None:
+            heard.append((message, threading.current_thread().name))
+
+    def write(job: str, observer: Any) -> None:
+        observer.warning(job)
+
+    list(write_shards(["a", "b"], lambda job: 1, write, at_once, Overall(Hearing(), 0, 2), lambda: None))
+    assert sorted(heard) == [(job, threading.current_thread().name) for job in ("a", "b")]
+
+
 def test_a_second_shard_needs_the_cores_for_it() -> None:
     assert [shards_at_once(cores) for cores in (1, 2, 8, 11, 12, 18, 64)] == [1, 1, 1, 1, 2, 3, MOST_SHARDS]

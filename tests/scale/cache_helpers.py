@@ -98,7 +98,8 @@ def read_all(
             begin = stored.entry.begin + start
             assert bytes(out) == hub.contents[model.ref.id, stored.shard][begin : begin + count]
         cache.consumed(name, count)
-        seen()
+        with cache._changed:  # nothing is deleted meanwhile: what goes and what comes after it never lie there together
+            seen()
 
     with ThreadPoolExecutor(threads) as pool:
         try:
