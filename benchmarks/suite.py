@@ -1,6 +1,6 @@
 """All measurements of docs/benchmarks.md, and the page.
 
-    python -m benchmarks.suite [SECTION …] [--data DIR] [--repeat 2] [--shapes 0.5b 1.5b]
+    python -m benchmarks.suite [SECTION …] [--data DIR] [--repeat 2] [--shapes 0.5b 1.5b] [--compare METHOD …]
 
 Sections: comparison (hubmerge, mergekit and cp on the same files, whole processes), floor, agents, sizes, chunks,
 large (70B and 405B tensors into a null sink), startup, page (only draw what was measured before). The figures of a
@@ -52,6 +52,7 @@ class Suite:
         self.place: Path = options.data.resolve()
         self.repeat: int = options.repeat
         self.shapes: list[str] = options.shapes
+        self.compared: list[str] = options.compare
         self.out = self.place / "merged"
         self.place.mkdir(parents=True, exist_ok=True)
 
@@ -110,7 +111,7 @@ def comparison(suite: Suite) -> list[dict[str, Any]]:
             predicted = json.loads(measure([sys.executable, "-m", "hubmerge", "inspect", str(recipe), "--json"]).output)
             ours = suite.best([sys.executable, "-m", "hubmerge", "merge", str(recipe), "--out", str(suite.out)])
             add(shape, "hubmerge", method, {**ours, **{k: v for k, v in predicted.items() if "predicted" in k}})
-            if MERGEKIT.is_file():
+            if MERGEKIT.is_file() and method in suite.compared:
                 path = _document(suite.place, theirs, document, own, base, agents)
                 flags = (*FLAGS, "-j", str(len(os.sched_getaffinity(0))))
                 slow = suite.best([str(MERGEKIT), str(path), str(suite.out), *flags], repeat=1)
@@ -288,6 +289,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=ROOT / "benchmarks" / "out")
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["0.5b"])
+    parser.add_argument(
+        "--compare", nargs="*", choices=list(METHODS), default=list(METHODS), help="methods that mergekit runs, too"
+    )
     options = parser.parse_args()
     suite = Suite(options)
     for name in options.sections:
