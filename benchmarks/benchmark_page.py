@@ -219,6 +219,19 @@ def _agents(rows: Sequence[Row]) -> str:
     )
 
 
+def _processes(rows: Sequence[Row]) -> str:
+    lines = [
+        (TITLES[r["method"]], r["processes"], r["threads"], f"{r['wall_s']:.1f}", f"{r['cpu_s']:.1f}",
+         _mb(r["peak_rss_bytes"]))
+        for r in rows
+    ]  # fmt: skip
+    head = ("method", "processes", "threads of each", "wall, s", "CPU of all, s", "peak RSS of one")
+    return (
+        "## Processes\n\nWhole processes at 0.5b in output shards of 128 MiB, started by `torchrun` where there are "
+        "two: each of those imports torch and the Hub's client, and learns what the others counted.\n\n"
+    ) + table(head, lines)
+
+
 def _sizes(rows: Sequence[Row]) -> str:
     lines = [
         (r["shape"] + (f", first {r['layers']} of its layers" if r["layers"] else ""), TITLES[r["method"]],
@@ -290,6 +303,7 @@ RENDER: dict[str, Callable[[Sequence[Row]], str]] = {
     "comparison": _comparison,
     "floor": _floor,
     "agents": _agents,
+    "processes": _processes,
     "sizes": _sizes,
     "chunks": _chunks,
     "large": _large,

@@ -2,9 +2,9 @@
 
     python -m benchmarks.suite [SECTION …] [--data DIR] [--repeat 2] [--shapes 0.5b 1.5b] [--compare METHOD …]
 
-Sections: comparison (hubmerge, mergekit and cp on the same files, whole processes), floor, agents, sizes, chunks,
-large (70B and 405B tensors into a null sink), startup, page (only draw what was measured before). The figures of a
-section replace those of its last run in docs/data/benchmarks.json. mergekit needs `make mergekit` once.
+Sections: comparison (hubmerge, mergekit and cp on the same files, whole processes), floor, agents, processes, sizes,
+chunks, large (70B and 405B tensors into a null sink), startup, page (only draw what was measured before). The figures
+of a section replace those of its last run in docs/data/benchmarks.json. mergekit needs `make mergekit` once.
 
 Machines are shared, so every row carries the load that it began with; of `--repeat` runs the one with the least CPU
 time is kept, with its own wall time.
@@ -183,6 +183,23 @@ def agents(suite: Suite) -> list[dict[str, Any]]:
     return rows
 
 
+def processes(suite: Suite) -> list[dict[str, Any]]:
+    """The same merge by one process with one thread, one with two, and two with one each; several output shards."""
+    family = suite.family("0.5b")
+    agents = [str(family / f"agent{k}") for k in range(AGENTS)]
+    rows = []
+    for method in ("ram", "ram_plus"):
+        recipe = suite.recipe(method, str(family / "base"), agents)
+        for count, threads in ((1, 1), (1, 2), (2, 1)):
+            launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(count)] if count > 1 else []
+            module = ["-m", "benchmarks.several_shards", "merge", str(recipe), "--out", str(suite.out)]
+            command = [sys.executable, *launcher, *module]
+            row = suite.best([*command, "--threads", str(threads)])
+            rows.append({"method": method, "processes": count, "threads": threads, **row})
+            print(rows[-1], flush=True)
+    return rows
+
+
 def sizes(suite: Suite) -> list[dict[str, Any]]:
     """Cost per parameter; from 7B on only the first layers, since each is like the other."""
     rows = []
@@ -253,6 +270,7 @@ SECTIONS: dict[str, Callable[[Suite], list[dict[str, Any]]]] = {
     "comparison": comparison,
     "floor": floor,
     "agents": agents,
+    "processes": processes,
     "sizes": sizes,
     "chunks": chunks,
     "large": large,

@@ -93,9 +93,12 @@ def padded(count: int) -> int:
 
 
 def block_sums(rows: torch.Tensor) -> torch.Tensor:
-    """counting.block_sums of each row: [Q, a multiple of BLOCK] float64 → [Q, blocks], by adding group after group."""
+    """counting.block_sums of each row: [Q, a multiple of BLOCK] float64 → [Q, blocks], by adding group after group.
+
+    Overwrites `rows`: sums of its groups beside it would take half of its memory more.
+    """
     a, b, c, d = rows.view(rows.shape[0], -1, BLOCK // LANES // GROUP, GROUP, LANES).unbind(3)
-    first, *others = ((a + b) + (c + d)).unbind(2)
+    first, *others = a.add_(b).add_(c.add_(d)).unbind(2)
     lanes = first + 0.0  # a sum begins at +0, so that no block of −0 sums to −0
     for group in others:
         lanes += group

@@ -1,0 +1,14 @@
+"""`hubmerge` with output shards of 128 MiB, so that a small model has several: python -m benchmarks.several_shards …"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+import hubmerge.line
+from hubmerge.cli import main
+from hubmerge.plan import make_plan
+
+if __name__ == "__main__":
+    hubmerge.line.make_plan = partial(make_plan, max_shard_bytes=128 * 2**20)
+    sys.exit(main())
