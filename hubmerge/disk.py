@@ -110,7 +110,15 @@ def input_budget(
     """
     needed = sum(output_need(plan, uploaded=uploaded) for plan in plans) + sensitivity_need(plans)
     free = shutil.disk_usage(folders[0]).free
-    available = available_bytes((*folders, cache), None)
+    available = available_bytes((*folders, cache), limit)
+    if limit is not None and limit < needed:
+        raise DiskError(
+            "the disk budget is too small for the output",
+            where=str(folders[0]),
+            expected=f"{needed / 1e9:.2f} GB or more",
+            got=f"{limit / 1e9:.2f} GB",
+            next_step="Raise the budget.",
+        )
     if needed > available:
         raise DiskError(
             "not enough disk",
@@ -119,15 +127,7 @@ def input_budget(
             got=f"{free / 1e9:.2f} GB",
             next_step="Free some disk or use a larger Space.",
         )
-    if limit is not None and needed > limit:
-        raise DiskError(
-            "the disk budget is too small for the output",
-            where=str(folders[0]),
-            expected=f"{needed / 1e9:.2f} GB or more",
-            got=f"{limit / 1e9:.2f} GB",
-            next_step="Raise the budget.",
-        )
-    return (available if limit is None else min(limit, available)) - needed
+    return available - needed
 
 
 class DiskGauge:

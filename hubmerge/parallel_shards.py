@@ -138,7 +138,7 @@ def write_shards(
                     job, relay = running.pop(future)
                     overall.close(relay, elements(job))
                     yield job, future.result()
-        except BaseException:
+        except BaseException:  # an error of a shard, the observer cancels, or the consumer leaves
             stop()
             raise
 

@@ -162,7 +162,7 @@ class Bursts:
         except (EOFError, OSError) as error:
             self.close()
             raise _Failed(f"the process that asks for it ended ({error!r})") from None
-        except BaseException:
+        except BaseException:  # a failed burst or a cancelled job: nobody may go on writing
             self.close()
             raise
 
