@@ -23,7 +23,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -36,7 +36,7 @@ from hubmerge.plan import Plan
 from hubmerge.settings import Settings
 from hubmerge.sink import FinishedShard
 from hubmerge.sources.base import Model
-from hubmerge.sources.reader import OpenFiles, Read, ShardKey, TensorReader, local_path, shard_key
+from hubmerge.sources.reader import ShardKey, TensorReader, WholeFiles, local_path, shard_key
 from hubmerge.statistics import Statistics
 from hubmerge.stream import Observer, Output, Silent, StreamOptions, write_shard
 
@@ -177,7 +177,7 @@ def run_burst(burst: Burst, asking: int) -> Finished:
         raise RuntimeError("nobody waits for this burst any more")
     observer = _Listener()
     with (
-        TensorReader(burst.models, _Files(burst.paths)) as reader,
+        TensorReader(burst.models, _Held(burst.paths)) as reader,
         burst.options.on_device(observer.warning) as options,
     ):
         if options.engine is None:  # the CPU works where nothing is metered
@@ -251,28 +251,12 @@ class _Listener(Silent):
         self.warnings.append(message)
 
 
-class _Files:
-    """A ShardStore of files that are there."""
+class _Held(WholeFiles):
+    """The files that the job holds for a burst."""
 
     def __init__(self, paths: Mapping[ShardKey, Path]) -> None:
-        self._paths = paths
-        self._files = OpenFiles()
+        super().__init__()
+        self._held = paths
 
-    def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
-        path = self._paths.get(shard_key(model, shard)) or local_path(model, shard)
-        self._files.read_into(path, model, shard, offset, out)
-
-    def expect(self, reads: Sequence[Read], *, again: bool) -> None:
-        pass
-
-    def consumed(self, name: str, elements: int) -> None:
-        pass
-
-    def held(self, shards: Sequence[tuple[Model, str]]) -> AbstractContextManager[Mapping[ShardKey, Path] | None]:
-        return nullcontext(self._paths)
-
-    def abandon(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self._files.close()
+    def path(self, model: Model, shard: str) -> Path:
+        return self._held.get(shard_key(model, shard)) or local_path(model, shard)

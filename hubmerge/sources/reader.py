@@ -127,29 +127,16 @@ class OpenFiles:
             self.forget(path)
 
 
-class LocalOrFetched:
-    """Folders are read where they lie; Hub shards are fetched whole into `cache`, verified, when first needed."""
+class WholeFiles:
+    """A ShardStore of local files that stay as they are, so that nobody needs to know what is read when."""
 
-    def __init__(self, hub: Hub, cache: Path, fetched: Callable[[str, int], None] = lambda name, count: None) -> None:
-        self._hub = hub
-        self._cache = cache
-        self._fetched = fetched
-        self._lock = threading.Lock()
-        self._paths: dict[tuple[str, str, str], Path] = {}
+    def __init__(self) -> None:
+        self._paths: dict[ShardKey, Path] = {}
         self._files = OpenFiles()
 
     def path(self, model: Model, shard: str) -> Path:
-        """A local file with the verified bytes of `shard`; blocks until it is there."""
-        if model.ref.kind == "local":
-            return local_path(model, shard)
-        with self._lock:
-            return self._hub.download(
-                model.ref.id,
-                model.ref.sha,
-                model.files[shard],
-                cache_folder(self._cache, model),
-                lambda n: self._fetched(model.ref.id, n),
-            )
+        """A local file with the verified bytes of `shard`."""
+        raise NotImplementedError
 
     def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
         key = shard_key(model, shard)
@@ -173,6 +160,30 @@ class LocalOrFetched:
     def close(self) -> None:
         self._paths.clear()
         self._files.close()
+
+
+class LocalOrFetched(WholeFiles):
+    """Folders are read where they lie; Hub shards are fetched whole into `cache`, verified, when first needed."""
+
+    def __init__(self, hub: Hub, cache: Path, fetched: Callable[[str, int], None] = lambda name, count: None) -> None:
+        super().__init__()
+        self._hub = hub
+        self._cache = cache
+        self._fetched = fetched
+        self._lock = threading.Lock()
+
+    def path(self, model: Model, shard: str) -> Path:
+        """Blocks until the file is there."""
+        if model.ref.kind == "local":
+            return local_path(model, shard)
+        with self._lock:
+            return self._hub.download(
+                model.ref.id,
+                model.ref.sha,
+                model.files[shard],
+                cache_folder(self._cache, model),
+                lambda n: self._fetched(model.ref.id, n),
+            )
 
 
 def local_path(model: Model, shard: str) -> Path:
