@@ -9,25 +9,19 @@ and kept on disk. Floating point is strict (no fast-math, no contraction), which
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
-from llvmlite.binding import set_option  # type: ignore[import-untyped]
-from numba import njit
-from numba.extending import overload
 from numpy.typing import NDArray
 
 from hubmerge.compiled_passes import (
-    APPLY,
     BFLOAT16,
     COPIES,
     FLOAT16,
     FLOAT32,
     FLUSH,
-    STRICT,
+    SHORT,
     flush,
     merge_pass,
     probe_pass,
@@ -38,114 +32,68 @@ from hubmerge.counting import BLOCK, Counted
 from hubmerge.dtypes import STORAGE, decode
 from hubmerge.eager import COMPILED_AGENTS, ChunkInputs, ChunkOutput, Rule, compilable
 from hubmerge.histogram import BINS, Histogram
-from hubmerge.methods import ops
+from hubmerge.kernel_loops import kernel_loop
 from hubmerge.statistics import ResultTally, Tally, zero_result, zero_tally
 
 MAX_AGENTS = COMPILED_AGENTS
 _OUTPUTS = {"F32": FLOAT32, "BF16": BFLOAT16, "F16": FLOAT16}
-_one_compiles = threading.Lock()
-_thread = threading.local()  # .packed: magnitudes of all agents, all zero between two passes
-
-
-@overload(ops.where)
-def _where(condition, yes, no):
-    return lambda condition, yes, no: yes if condition else no
-
-
-@overload(ops.absolute)
-def _absolute(x):
-    return lambda x: abs(x)
-
-
-def _apply(kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int) -> Callable[..., Any]:
-    with _one_compiles:  # the first chunks of all threads ask at once
-        return _loop(kernel, agents, inputs, columns, constants)
-
-
-@cache
-def _loop(kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int) -> Callable[..., Any]:
-    """A loop over elements around `kernel`. Generated, so that the values of an element and the scalars are named
-    and the compiler sees no array of pointers: only then is the loop vectorised."""
-    rows = "; ".join(f"r{k} = inputs[{k}]" for k in range(inputs))
-    element = ", ".join(f"r{k}[i]" for k in range(inputs))
-    scalars = ", ".join("(" + "".join(f"per_agent[{k}, {c}], " for c in range(columns)) + ")" for k in range(agents))
-    shared = "".join(f"constants[{c}], " for c in range(constants))
-    source = (
-        f"def loop(inputs, per_agent, constants, n, out):\n"
-        f"    {rows}\n"
-        f"    scalars = ({scalars},)\n"
-        f"    shared = ({shared})\n"
-        f"    for i in range(n):\n"
-        f"        out[i] = kernel(({element},), scalars, shared)\n"
-    )
-    scope: dict[str, Any] = {"kernel": njit(**STRICT)(kernel)}
-    exec(source, scope)  # noqa: S102 (the text is made above from four integers)
-    # a kernel's loop over five agents or more stays a loop otherwise, and then that over elements is not vectorised
-    set_option("hubmerge", "-unroll-threshold=8000")
-    try:
-        return njit(APPLY, **STRICT)(scope["loop"])
-    finally:
-        set_option("hubmerge", "-unroll-threshold=300")  # LLVM's own at this level, for the passes
+_thread = threading.local()  # .magnitudes: counters of all agents, all zero between two passes
 
 
 class _InputCounters:
     def __init__(self, agents: int, elements: int) -> None:
         blocks = -(-elements // BLOCK)
         self.elements = elements
-        self.histogram = np.zeros((COPIES, 4**agents), dtype=np.int64)
-        self.identical = np.zeros(agents, dtype=np.int64)
-        self.nonfinite = np.zeros(agents + 1, dtype=np.int64)
-        self.max_abs = np.zeros(agents)
-        self.packed = _packed(agents)
-        self.magnitudes = np.zeros((2, agents, BINS if blocks > FLUSH else 0), dtype=np.int64)
-        self.sums = np.zeros((4 * agents + agents * (agents + 1) // 2, blocks))
+        self.by_overlap = np.zeros((agents, agents + 1), np.int64)
+        self.pair_active = np.zeros((agents, agents), np.int64)  # of pairs a < b
+        self.pair_agree = np.zeros((agents, agents), np.int64)
+        self.single = np.zeros((3, agents + 1), np.int64)  # conflict (one number), identical (K), nonfinite (K + 1)
+        self.extent = np.full((agents, 2), (0, 0xFFFFFFFF), np.int64)  # largest pattern, and smallest less 1
+        self.short, self.packed = _magnitudes(agents)
+        self.magnitudes = np.zeros((2, agents, BINS if blocks > FLUSH else 0), np.int64)
+        self.sums = np.zeros((3 * agents + agents * (agents + 1) // 2, blocks))
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """As compiled_passes.py takes them."""
+        return (
+            self.by_overlap, self.pair_active, self.pair_agree, self.single, self.short, self.packed, self.magnitudes,
+            self.extent,
+        )  # fmt: skip
 
     def counted(self) -> Counted[Tally]:
         """What was counted; only once."""
+        agents = len(self.by_overlap)
         if self.magnitudes.size:
             flush(self.packed, self.magnitudes)
-            magnitudes = Histogram.from_dense(self.magnitudes[0], self.magnitudes[1])
-        else:
-            magnitudes = Histogram(*take(self.packed))
-        return Counted(_tally(self, magnitudes), self.sums)
+        changed = self.by_overlap.sum(axis=1)
+        overlap = self.by_overlap.sum(axis=0)
+        overlap[1:] //= np.arange(1, agents + 1)
+        overlap[0] = self.elements - overlap.sum()
+        tally = replace(
+            zero_tally(agents),
+            elements=self.elements,
+            changed=changed,
+            identical=self.single[1, :agents],
+            overlap=overlap,
+            by_overlap=self.by_overlap,
+            pair_active=self.pair_active + self.pair_active.T + np.diag(changed),
+            pair_agree=self.pair_agree + self.pair_agree.T + np.diag(changed),
+            conflict=int(self.single[0, 0]),
+            nonfinite=self.single[2],
+            max_abs=self.extent[:, 0].astype(np.uint32).view(np.float32).astype(np.float64),
+            histogram=Histogram(*take(self.short, self.packed, self.magnitudes, self.extent)),
+        )
+        return Counted(tally, self.sums)
 
 
-def _packed(agents: int) -> NDArray[np.uint64]:
-    """This thread's [K, COPIES, BINS], made once: fresh pages cost more than counting."""
-    kept: NDArray[np.uint64] | None = getattr(_thread, "packed", None)
-    if kept is None or len(kept) < agents:
-        kept = _thread.packed = np.zeros((agents, COPIES, BINS), np.uint64)
-    return kept[:agents]
-
-
-def _tally(counters: _InputCounters, magnitudes: Histogram) -> Tally:
-    """Every count across agents from the histogram of patterns."""
-    agents = len(counters.identical)
-    total = counters.histogram.sum(axis=0)
-    bins = np.flatnonzero(total)  # with many agents most patterns never occur
-    h = total[bins]
-    bits = np.arange(agents)[:, None]
-    active = (bins >> bits) & 1  # [K, patterns], as the others
-    positive = active & (bins >> (agents + bits))
-    negative = active - positive
-    c = active.sum(axis=0)
-    up = positive.sum(axis=0)
-    with_overlap = h * (c == np.arange(agents + 1)[:, None])
-    weighted = active * h
-    return replace(
-        zero_tally(agents),
-        elements=counters.elements,
-        changed=weighted.sum(axis=1),
-        identical=counters.identical,
-        overlap=with_overlap.sum(axis=1),
-        by_overlap=active @ with_overlap.T,
-        pair_active=weighted @ active.T,
-        pair_agree=(positive * h) @ positive.T + (negative * h) @ negative.T,
-        conflict=int(h[(up > 0) & (up < c)].sum()),
-        nonfinite=counters.nonfinite,
-        max_abs=counters.max_abs,
-        histogram=magnitudes,
-    )
+def _magnitudes(agents: int) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    """This thread's [K, COPIES, SHORT] and [K, COPIES, BINS], made once: fresh pages cost more than counting."""
+    kept: tuple[NDArray[np.uint32], NDArray[np.uint64]] | None = getattr(_thread, "magnitudes", None)
+    if kept is None or len(kept[0]) < agents:
+        short, packed = np.zeros((agents, COPIES, SHORT), np.uint32), np.zeros((agents, COPIES, BINS), np.uint64)
+        kept = _thread.magnitudes = short, packed
+    return kept[0][:agents], kept[1][:agents]
 
 
 def supports(agents: int, dtype: str) -> bool:
@@ -159,8 +107,7 @@ def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
     agents = len(chunk.raws) - 1
     into = _InputCounters(agents, len(chunk.raws[0]))
     probe_pass(
-        raw16, raw32, half, into.elements, np.float32(epsilon), into.histogram, into.identical, into.nonfinite,
-        into.max_abs, into.packed, into.magnitudes, into.sums,
+        raw16, raw32, half, into.elements, np.float32(epsilon), into.arrays, into.sums,
     )  # fmt: skip
     return into.counted()
 
@@ -183,11 +130,11 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
     if chunk.sensitivities:
         sensitivities = np.stack(chunk.sensitivities)
     merge_pass(
-        _apply(rule.kernel, agents, agents * (1 + len(rule.extras)), per_agent.shape[1], len(constants)),
+        kernel_loop(rule.kernel, agents, agents * (1 + len(rule.extras)), per_agent.shape[1], len(constants)),
         raw16, raw32, half, n, np.float32(rule.epsilon), per_agent, constants, with_inputs, _OUTPUTS[dtype],
         not wide and chunk.dtypes[0] != dtype, rule.rounding == "stochastic", rule.both_roundings and not wide,
-        np.uint64(key.first), np.uint64(key.second), chunk.start, into.histogram, into.identical, into.nonfinite,
-        into.max_abs, into.packed, into.magnitudes, into.sums, counts, sums, out16, out32, keys, sensitivities,
+        np.uint64(key.first), np.uint64(key.second), chunk.start, into.arrays, into.sums, counts, sums, out16, out32,
+        keys, sensitivities,
     )  # fmt: skip
     zero = zero_result(agents)
     tally = replace(zero, elements=n, changed=int(counts[0]), rounded=int(counts[1]), nonfinite=int(counts[2]))

@@ -1,15 +1,12 @@
 """The passes of compiled.py: one block after the other through all the arithmetic of a chunk.
 
-Sums are taken in counting.block_sums's order, LANES columns at a time and _GROUP rows before a column's sum is
-touched: so a sum's partial results are read and written once per group, which is what bounds these loops.
-Rows that a last block lacks are zeros, whose products add nothing.
+The loops that count and sum are in vector_loops.py. Which agents are active and where their updates are positive is
+kept as bits, 64 elements to a word; every count across agents is a number of bits set.
 
-Counting by pattern: bit k of an element's pattern says that agent k is active, bit K + k that its update is
-positive. A histogram of patterns holds every count across agents at once. It has 4^K bins, hence a limit to K.
-
-Counting magnitudes: the non-zero patterns of a block are packed together first, so that a sparse agent costs no
-more than the scan; then one 64-bit addition per element adds 1 to a bin's count (upper 24 bits) and the element's
-offset to the bin's sum (lower 40). FLUSH blocks fit before either half can overflow.
+Counting magnitudes: those that BF16 holds (differences of bf16 checkpoints, nearly all) are counted by their upper 16
+bits, one addition each. For the others one 64-bit addition adds 1 to a bin's count (upper 24 bits) and the element's
+offset to the bin's sum (lower 40); FLUSH blocks fit before either half can overflow. Both have COPIES, because most
+elements share few bins and each addition to a bin waits for the last one.
 
 All compiled functions are in this one file: numba's cache would not notice when one of another file changes.
 """
@@ -19,19 +16,37 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import njit
 
-from hubmerge.counting import BLOCK, GROUP, LANES
+from hubmerge.counting import BLOCK, LANES, SAFE
 from hubmerge.histogram import BINS, LAST, LOW_BITS
-from hubmerge.vector_code import VECTOR, from_half, pack_nonzero, to_half
+from hubmerge.pass_types import MERGE
+from hubmerge.vector_code import from_half, to_half
+from hubmerge.vector_loops import (
+    GROUP,
+    VECTOR,
+    dot,
+    finish_bf16,
+    from_bits,
+    masked_dot,
+    popcount,
+    powers,
+    regions,
+    split_bf16,
+    split_float,
+)
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # what the output is stored as
 FLUSH = 512  # blocks; 2^21 elements of offsets below 2^18 stay below 2^40
-COPIES = 4  # of each histogram: most elements share few bins, and each addition to a bin waits for the last one
+COPIES = 4
+SHORT = (1 << 15) + 16  # patterns of a magnitude in BF16; copies a power of two apart would share cache sets
 STRICT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 _COUNT_SHIFT = 40
+_SHORT_BITS = 16  # of a pattern, below those that BF16 holds
+_PER_BIN = 1 << (LOW_BITS - _SHORT_BITS)
 _WIDTH = BLOCK + 112  # of scratch rows, which would share cache sets if they lay a power of two apart
 _ROWS = GROUP * LANES  # elements of a group of rows
+_WORDS = BLOCK // 64
 
 
 @njit(**STRICT, cache=True)
@@ -46,90 +61,96 @@ def _decode(raw16, raw32, half, row, start, n, padded, values):
             values[i] = from_half(source[i])
     else:
         source = raw16[row, start : start + n]
-        bits = values[:n].view(np.uint32)
         for i in range(n):
-            bits[i] = np.uint32(source[i]) << np.uint32(16)
+            values[i] = from_bits(np.uint32(source[i]) << np.uint32(16))
     values[n:padded] = np.float32(0)
 
 
 @njit(**STRICT, cache=True)
-def _differences(raw16, raw32, half, start, n, padded, epsilon, base, deltas, pattern):
-    """base[padded], deltas[K, padded] = agents − base, and the pattern of every element."""
-    agents = deltas.shape[0]
+def _differences(raw16, raw32, half, start, n, padded, epsilon, base, deltas, active, positive, kept, found, spare):
+    """base[padded], deltas[K, padded] = agents − base, the flags of every element, and per agent the magnitudes in
+    kept[K, 2, ≥ padded + VECTOR] and found[K, 4] (vector_loops.split_bf16)."""
     _decode(raw16, raw32, half, 0, start, n, padded, base)
+    stored_as_bf16 = raw16.shape[0] > 0 and not half and n == padded
+    for k in range(deltas.shape[0]):
+        into = deltas[k], active[k], positive[k], kept[k, 0], kept[k, 1], found[k]
+        if stored_as_bf16:
+            split_bf16(base, raw16[k + 1], start, padded, epsilon, *into)
+        else:
+            _decode(raw16, raw32, half, k + 1, start, n, padded, spare)
+            split_float(base, spare, padded, epsilon, *into)
+
+
+@njit(**STRICT, cache=True)
+def _overlaps(active, words, exactly):
+    """exactly[c]: where c = 0 … K agents are active."""
+    agents = active.shape[0]
+    exactly[:] = np.uint64(0)
+    exactly[0, :words] = ~np.uint64(0)
     for k in range(agents):
-        delta = deltas[k, :padded]
-        active_bit, positive_bit = np.uint16(1 << k), np.uint16(1 << (agents + k))
-        _decode(raw16, raw32, half, k + 1, start, n, padded, delta)
-        for i in range(padded):
-            d = delta[i] - base[i]
-            delta[i] = d
-            bits = active_bit | (positive_bit if d > np.float32(0) else np.uint16(0))
-            own = bits if abs(d) > epsilon else np.uint16(0)
-            pattern[i] = own if k == 0 else pattern[i] | own
+        own = active[k]
+        for c in range(k + 1, 0, -1):
+            here, below = exactly[c], exactly[c - 1]
+            for w in range(words):
+                here[w] = (here[w] & ~own[w]) | (below[w] & own[w])
+        none = exactly[0]
+        for w in range(words):
+            none[w] &= ~own[w]
 
 
 @njit(**STRICT, cache=True)
-def _tree(lanes):
-    half = LANES // 2
-    while half > 0:
-        for i in range(half):
-            lanes[i] += lanes[i + half]
-        half //= 2
-    return lanes[0]
+def _common(x, y, words):
+    """How many bits are set in both."""
+    found = np.uint64(0)
+    for w in range(words):
+        found += popcount(x[w] & y[w])
+    return np.int64(found)
 
 
 @njit(**STRICT, cache=True)
-def _dot(x, y, padded, lanes):
-    """Σ x·y of one block; lanes[LANES] is scratch."""
-    lanes[:] = 0.0
-    for first in range(0, padded, _ROWS):
-        x0, x1 = x[first : first + LANES], x[first + LANES : first + 2 * LANES]
-        x2, x3 = x[first + 2 * LANES : first + 3 * LANES], x[first + 3 * LANES : first + 4 * LANES]
-        y0, y1 = y[first : first + LANES], y[first + LANES : first + 2 * LANES]
-        y2, y3 = y[first + 2 * LANES : first + 3 * LANES], y[first + 3 * LANES : first + 4 * LANES]
-        for i in range(LANES):
-            a, b = np.float64(x0[i]) * np.float64(y0[i]), np.float64(x1[i]) * np.float64(y1[i])
-            c, d = np.float64(x2[i]) * np.float64(y2[i]), np.float64(x3[i]) * np.float64(y3[i])
-            lanes[i] += (a + b) + (c + d)
-    return _tree(lanes)
+def _count_overlaps(active, positive, exactly, words, by_overlap, pair_active, pair_agree, conflict):
+    """Adds to Tally's counts of the same names; of pairs only those a < b."""
+    agents = active.shape[0]
+    for k in range(agents):
+        for c in range(1, agents + 1):
+            by_overlap[k, c] += _common(active[k], exactly[c], words)
+    for a in range(agents):
+        for b in range(a + 1, agents):
+            one, other, up, high = active[a], active[b], positive[a], positive[b]
+            both, same = np.uint64(0), np.uint64(0)
+            for w in range(words):
+                together = one[w] & other[w]
+                both += popcount(together)
+                same += popcount(together & ~(up[w] ^ high[w]))
+            pair_active[a, b] += np.int64(both)
+            pair_agree[a, b] += np.int64(same)
+    found = np.uint64(0)
+    for w in range(words):
+        rises, falls = np.uint64(0), np.uint64(0)
+        for k in range(agents):
+            rises |= positive[k, w]
+            falls |= active[k, w] & ~positive[k, w]
+        found += popcount(rises & falls)
+    conflict[0] += np.int64(found)
 
 
 @njit(**STRICT, cache=True)
-def _powers(x, padded, lanes, out):
-    """Σ|x|, Σx, Σx³, Σx⁴ and Σx² of one block into out[5]; lanes[5, LANES] is scratch."""
-    lanes[:] = 0.0
-    size, first, third, fourth, second = lanes[0], lanes[1], lanes[2], lanes[3], lanes[4]
-    for start in range(0, padded, _ROWS):
-        x0, x1 = x[start : start + LANES], x[start + LANES : start + 2 * LANES]
-        x2, x3 = x[start + 2 * LANES : start + 3 * LANES], x[start + 3 * LANES : start + 4 * LANES]
-        for i in range(LANES):
-            a, b, c, d = np.float64(x0[i]), np.float64(x1[i]), np.float64(x2[i]), np.float64(x3[i])
-            aa, bb, cc, dd = a * a, b * b, c * c, d * d
-            size[i] += (abs(a) + abs(b)) + (abs(c) + abs(d))
-            first[i] += (a + b) + (c + d)
-            third[i] += (aa * a + bb * b) + (cc * c + dd * d)
-            fourth[i] += (aa * aa + bb * bb) + (cc * cc + dd * dd)
-            second[i] += (aa + bb) + (cc + dd)
-    for power in range(5):
-        out[power] = _tree(lanes[power])
-
-
-@njit(**STRICT, cache=True)
-def _count_magnitudes(delta, padded, kept, packed):
-    """Adds the non-zero magnitudes of one block to packed[COPIES, BINS], returns how many; kept[BLOCK + VECTOR]."""
-    bits = delta[:padded].view(np.uint32)
-    found = np.int64(0)
-    for i in range(0, padded, VECTOR):
-        found += pack_nonzero(bits, i, kept, found)
-    one, low, last = np.uint64(1 << _COUNT_SHIFT), np.uint32(LOW_BITS), np.uint32(LAST)
-    whole = found - found % COPIES
+def _count_magnitudes(kept, found, short, packed):
+    """Adds what _differences kept of one agent to short[COPIES, SHORT] and packed[COPIES, BINS]."""
+    place, bits, count = kept[0], np.uint32(_SHORT_BITS), found[0]
+    whole = count - count % COPIES
     for i in range(0, whole, COPIES):
         for copy in range(COPIES):
-            packed[copy, kept[i + copy] >> low] += one + np.uint64(kept[i + copy] & last)
-    for i in range(whole, found):
-        packed[0, kept[i] >> low] += one + np.uint64(kept[i] & last)
-    return found
+            short[copy, place[i + copy] >> bits] += np.uint32(1)
+    for i in range(whole, count):
+        short[0, place[i] >> bits] += np.uint32(1)
+    one, low, last, count, place = np.uint64(1 << _COUNT_SHIFT), np.uint32(LOW_BITS), np.uint32(LAST), found[1], kept[1]
+    whole = count - count % COPIES
+    for i in range(0, whole, COPIES):
+        for copy in range(COPIES):
+            packed[copy, place[i + copy] >> low] += one + np.uint64(place[i + copy] & last)
+    for i in range(whole, count):
+        packed[0, place[i] >> low] += one + np.uint64(place[i] & last)
 
 
 @njit(**STRICT, cache=True)
@@ -146,30 +167,38 @@ def flush(packed, magnitudes):
 
 
 @njit(**STRICT, cache=True)
-def take(packed):
-    """Histogram's keys, counts and offsets of packed[K, COPIES, BINS], which is left empty."""
-    agents = packed.shape[0]
-    filled = np.int64(0)
+def take(short, packed, magnitudes, extent):
+    """Histogram's keys, counts and offsets of short[K, COPIES, SHORT], packed[K, COPIES, BINS] and magnitudes[2, K,
+    BINS or none]; leaves the first two empty. extent[K, 2]: largest and (less 1) smallest pattern of each agent."""
+    agents = short.shape[0]
+    room = np.int64(0)
     for k in range(agents):
-        first = packed[k, 0]
-        for copy in range(1, COPIES):
-            for i in range(BINS):
-                first[i] += packed[k, copy, i]
-            packed[k, copy] = np.uint64(0)
-        for i in range(BINS):
-            filled += np.int64(first[i] != 0)
-    keys, counts, offsets = np.empty(filled, np.int64), np.empty(filled, np.int64), np.empty(filled, np.int64)
+        if extent[k, 0] > 0:
+            room += np.int64(extent[k, 0] >> LOW_BITS) - np.int64((extent[k, 1] + 1) >> LOW_BITS) + 1
+    keys, counts, offsets = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
     place = np.int64(0)
     for k in range(agents):
-        first = packed[k, 0]
-        for i in range(BINS):
-            if first[i] != 0:
-                keys[place] = k * BINS + i
-                counts[place] = np.int64(first[i] >> np.uint64(_COUNT_SHIFT))
-                offsets[place] = np.int64(first[i] & np.uint64((1 << _COUNT_SHIFT) - 1))
+        if extent[k, 0] == 0:
+            continue
+        for i in range((extent[k, 1] + 1) >> LOW_BITS, (extent[k, 0] >> LOW_BITS) + 1):
+            count, offset = np.int64(0), np.int64(0)
+            for copy in range(COPIES):
+                for part in range(_PER_BIN):
+                    here = np.int64(short[k, copy, _PER_BIN * i + part])
+                    count += here
+                    offset += here * (part << _SHORT_BITS)
+                both = packed[k, copy, i]
+                count += np.int64(both >> np.uint64(_COUNT_SHIFT))
+                offset += np.int64(both & np.uint64((1 << _COUNT_SHIFT) - 1))
+                short[k, copy, _PER_BIN * i : _PER_BIN * (i + 1)] = np.uint32(0)
+                packed[k, copy, i] = np.uint64(0)
+            if magnitudes.shape[2] > 0:
+                count += magnitudes[0, k, i]
+                offset += magnitudes[1, k, i]
+            if count > 0:
+                keys[place], counts[place], offsets[place] = k * BINS + i, count, offset
                 place += 1
-        packed[k, 0] = np.uint64(0)
-    return keys, counts, offsets
+    return keys[:place], counts[:place], offsets[:place]
 
 
 @njit(**STRICT, cache=True)
@@ -196,42 +225,60 @@ def _nonfinite(x, n):
 
 
 @njit(**STRICT, cache=True)
+def _scale(pattern):
+    """counting.block_scales of one block."""
+    exponent = np.int64(pattern >> 23)
+    if pattern == 0 or SAFE[0] <= exponent < SAFE[1]:
+        return np.float32(1)
+    return from_bits(np.uint32(int(min(max(254 - exponent, 1), 254))) << np.uint32(23))
+
+
+@njit(**STRICT, cache=True)
+def _scaled(values, scale, padded, out):
+    for i in range(padded):
+        out[i] = values[i] * scale
+
+
+@njit(**STRICT, cache=True)
 def _count_inputs(
-    raw16, raw32, half, start, deltas, pattern, n, padded, histogram, identical, nonfinite, max_abs, packed, sums, kept
-):
+    raw16, raw32, half, start, deltas, n, padded, active, positive, exactly, kept, found, counters, sums, scaled,
+    scratch,
+):  # fmt: skip
     """Counts and sums of one block of the inputs; `sums` in the order of counting.count_inputs."""
+    by_overlap, pair_active, pair_agree, single, short, packed, _, extent = counters
     agents = deltas.shape[0]
-    largest, lanes, powers, squares = np.zeros(1, np.uint32), np.empty((5, LANES)), np.empty(5), np.empty(agents)
-    whole = n - n % COPIES
-    for i in range(0, whole, COPIES):
-        for copy in range(COPIES):
-            histogram[copy, pattern[i + copy]] += 1
-    for i in range(whole, n):
-        histogram[0, pattern[i]] += 1
-    finite = True
+    words = padded // 64
+    _count_overlaps(active, positive, exactly, words, by_overlap, pair_active, pair_agree, single[0])
+    finite, safe = True, True
     for k in range(agents):
-        delta = deltas[k]
-        # as integers: the order of non-negative floats is that of their patterns, and only this is vectorised
-        magnitudes = delta[:padded].view(np.uint32)
-        most = np.uint32(0)
-        for i in range(padded):
-            most = max(most, magnitudes[i] & np.uint32(0x7FFFFFFF))
-        largest[0] = most
-        finite = finite and bool(most < np.uint32(0x7F800000))
-        max_abs[k] = max(max_abs[k], np.float64(largest.view(np.float32)[0]))
-        identical[k] += n - _count_magnitudes(delta, padded, kept, packed[k])
-        _powers(delta, padded, lanes, powers)
-        for power in range(4):
-            sums[power * agents + k] = powers[power]
-        squares[k] = powers[4]
+        _count_magnitudes(kept[k], found[k], short[k], packed[k])
+        single[1, k] += n - found[k, 0] - found[k, 1]
+        extent[k, 0] = max(extent[k, 0], found[k, 2])
+        extent[k, 1] = min(extent[k, 1], found[k, 3])
+        finite = finite and found[k, 2] < 0x7F800000
+        safe = safe and _scale(found[k, 2]) == np.float32(1)
     if not finite:  # a difference is finite only between finite values
         for k in range(agents + 1):
-            nonfinite[k] += _nonfinite_stored(raw16, raw32, half, k, start, n)
-    row = 4 * agents
-    for a in range(agents):
-        for b in range(a, agents):
-            sums[row] = squares[a] if a == b else _dot(deltas[a], deltas[b], padded, lanes[0])
-            row += 1
+            single[2, k] += _nonfinite_stored(raw16, raw32, half, k, start, n)
+    out, undo = scratch[0], scratch[1]
+    undo[:] = 1.0
+    if not safe:
+        for k in range(agents):
+            scale = _scale(found[k, 2])
+            _scaled(deltas[k], scale, padded, scaled[k])
+            undo[k] = 1 / np.float64(scale)
+    values = deltas if safe else scaled
+    row = 3 * agents
+    for k in range(agents):
+        powers(values[k], padded, out)
+        u = undo[k]
+        sums[k] = out[0] * u
+        sums[agents + k] = out[1] * (u * u * u)
+        sums[2 * agents + k] = out[2] * (u * u * (u * u))
+        sums[row] = out[3] * (u * u)
+        for other in range(k + 1, agents):
+            sums[row + other - k] = dot(values[k], values[other], padded) * (u * undo[other])
+        row += agents - k
 
 
 @njit(**STRICT, cache=True)
@@ -303,183 +350,147 @@ def _round(dtype, exact, n, stochastic, first, second, index, stored, out):
 
 
 @njit(**STRICT, cache=True)
-def _regions(own, pattern, active, bit, delta, step, padded, lanes):
-    """Sums of one block, own being one agent's update: Σ own², Σ own·delta and Σ own·step where it alone is active,
-    Σ own² and Σ own·delta where others are, too, into lanes[5, 0]. delta and step are in float64."""
-    lanes[:] = 0.0
-    unique_norm, unique_kept, unique_stored, shared_norm, shared_kept = lanes[0], lanes[1], lanes[2], lanes[3], lanes[4]
-    for start in range(0, padded, _ROWS):
-        x, masks = own[start : start + _ROWS], pattern[start : start + _ROWS]
-        merged, steps = delta[start : start + _ROWS], step[start : start + _ROWS]
-        for i in range(LANES):
-            j, k, m = i + LANES, i + 2 * LANES, i + 3 * LANES
-            a, b, c, d = np.float64(x[i]), np.float64(x[j]), np.float64(x[k]), np.float64(x[m])
-            in_a, in_b, in_c, in_d = masks[i] & active, masks[j] & active, masks[k] & active, masks[m] & active
-            only_a, only_b, only_c, only_d = in_a == bit, in_b == bit, in_c == bit, in_d == bit
-            with_a, with_b = (in_a & bit) != 0 and in_a != bit, (in_b & bit) != 0 and in_b != bit
-            with_c, with_d = (in_c & bit) != 0 and in_c != bit, (in_d & bit) != 0 and in_d != bit
-            aa, bb, cc, dd = a * a, b * b, c * c, d * d
-            unique_norm[i] += ((aa if only_a else 0.0) + (bb if only_b else 0.0)) + (
-                (cc if only_c else 0.0) + (dd if only_d else 0.0)
-            )
-            shared_norm[i] += ((aa if with_a else 0.0) + (bb if with_b else 0.0)) + (
-                (cc if with_c else 0.0) + (dd if with_d else 0.0)
-            )
-            aa, bb, cc, dd = a * merged[i], b * merged[j], c * merged[k], d * merged[m]
-            unique_kept[i] += ((aa if only_a else 0.0) + (bb if only_b else 0.0)) + (
-                (cc if only_c else 0.0) + (dd if only_d else 0.0)
-            )
-            shared_kept[i] += ((aa if with_a else 0.0) + (bb if with_b else 0.0)) + (
-                (cc if with_c else 0.0) + (dd if with_d else 0.0)
-            )
-            aa, bb, cc, dd = a * steps[i], b * steps[j], c * steps[k], d * steps[m]
-            unique_stored[i] += ((aa if only_a else 0.0) + (bb if only_b else 0.0)) + (
-                (cc if only_c else 0.0) + (dd if only_d else 0.0)
-            )
-    for number in range(5):
-        _tree(lanes[number])
-
-
-@njit(**STRICT, cache=True)
-def _unique_dot(own, pattern, active, bit, step, padded, lanes):
-    """Σ own·step of one block where this agent alone is active, step in float64; lanes[LANES] is scratch."""
-    lanes[:] = 0.0
-    for start in range(0, padded, _ROWS):
-        x, masks, y = own[start : start + _ROWS], pattern[start : start + _ROWS], step[start : start + _ROWS]
-        for i in range(LANES):
-            j, k, m = i + LANES, i + 2 * LANES, i + 3 * LANES
-            a, b = np.float64(x[i]) * y[i], np.float64(x[j]) * y[j]
-            c, d = np.float64(x[k]) * y[k], np.float64(x[m]) * y[m]
-            lanes[i] += ((a if (masks[i] & active) == bit else 0.0) + (b if (masks[j] & active) == bit else 0.0)) + (
-                (c if (masks[k] & active) == bit else 0.0) + (d if (masks[m] & active) == bit else 0.0)
-            )
-    return _tree(lanes)
-
-
-@njit(**STRICT, cache=True)
-def _count_result(
-    base, stored_base, deltas, pattern, delta, exact, stored, other, n, padded, has_other, counts, sums, wide,
-    step, other_step,
-):  # fmt: skip
-    """Counts and sums of one block of the output; `sums` in the order of ResultTally.SUMS, K rows each."""
-    agents = deltas.shape[0]
+def _finish(base, stored_base, exact, stored, n, step, counts):
+    """finish_bf16's steps and counts of an output that is there."""
     changed, rounded = np.int32(0), np.int32(0)
     for i in range(n):
         changed += np.int32(stored[i] != stored_base[i])
         rounded += np.int32(stored[i] != exact[i])
+        step[i] = stored[i] - base[i]
     counts[0] += changed
     counts[1] += rounded
     counts[2] += _nonfinite(stored, n)
-    for i in range(n):
-        step[i] = np.float64(stored[i]) - np.float64(base[i])
-    step[n:padded] = 0.0
-    if has_other:
-        for i in range(n):
-            other_step[i] = np.float64(other[i]) - np.float64(base[i])
-        other_step[n:padded] = 0.0
-    for i in range(n):
-        wide[i] = np.float64(delta[i])
-    wide[n:padded] = 0.0
-    active = np.uint16((1 << agents) - 1)
-    lanes = np.empty((5, LANES))
-    for k in range(agents):
-        bit = np.uint16(1 << k)
-        _regions(deltas[k], pattern, active, bit, wide, step, padded, lanes)
-        sums[k], sums[agents + k], sums[2 * agents + k] = lanes[0, 0], lanes[1, 0], lanes[2, 0]
-        sums[4 * agents + k], sums[5 * agents + k] = lanes[3, 0], lanes[4, 0]
-        sums[3 * agents + k] = lanes[2, 0]
-        if has_other:
-            sums[3 * agents + k] = _unique_dot(deltas[k], pattern, active, bit, other_step, padded, lanes[0])
 
 
 @njit(**STRICT, cache=True)
-def probe_pass(raw16, raw32, half, n, epsilon, histogram, identical, nonfinite, max_abs, packed, magnitudes, sums):
-    """Counts of n elements: patterns, sums per block in sums[:, blocks], magnitudes in packed[K, COPIES, BINS] and,
-    beyond FLUSH blocks, in magnitudes[2, K, BINS]."""
-    agents = identical.shape[0]
-    base = np.empty(BLOCK, np.float32)
-    deltas = np.empty((agents, _WIDTH), np.float32)
-    pattern = np.empty(BLOCK, np.uint16)
-    kept = np.empty(BLOCK + VECTOR, np.uint32)
+def _sum_result(
+    deltas, found, active, exactly, delta, step, other_step, n, padded, has_other, sums, scaled, alone, shared, out,
+):  # fmt: skip
+    """Sums of one block of the output, in the order of ResultTally.SUMS, K rows each."""
+    agents = deltas.shape[0]
+    delta[n:padded] = np.float32(0)
+    step[n:padded] = np.float32(0)
+    if has_other:
+        other_step[n:padded] = np.float32(0)
+    largest = np.int64(0)
+    safe = True
+    for k in range(agents):
+        largest = max(largest, found[k, 2])
+        safe = safe and _scale(found[k, 2]) == np.float32(1)
+    common = _scale(largest)
+    if not safe:
+        _scaled(delta, common, padded, delta)
+        _scaled(step, common, padded, step)
+        if has_other:
+            _scaled(other_step, common, padded, other_step)
+    words = padded // 64
+    once = exactly[1]
+    for k in range(agents):
+        scale = _scale(found[k, 2])
+        own = deltas[k]
+        if not safe:
+            _scaled(deltas[k], scale, padded, scaled[0])
+            own = scaled[0]
+        mine = active[k]
+        for w in range(words):
+            alone[w] = mine[w] & once[w]
+            shared[w] = mine[w] & ~once[w]
+        regions(own, alone, shared, delta, step, padded, out)
+        undo = 1 / np.float64(scale)
+        both = undo / np.float64(common)
+        sums[k], sums[agents + k], sums[2 * agents + k] = out[0] * (undo * undo), out[1] * both, out[2] * both
+        sums[4 * agents + k], sums[5 * agents + k] = out[3] * (undo * undo), out[4] * both
+        sums[3 * agents + k] = sums[2 * agents + k]
+        if has_other:
+            sums[3 * agents + k] = masked_dot(own, alone, other_step, padded) * both
+
+
+@njit(**STRICT, cache=True)
+def probe_pass(raw16, raw32, half, n, epsilon, counters, sums):
+    """Counts of n elements into `counters` (compiled.InputCounters), sums per block into sums[:, blocks]."""
+    agents = counters[0].shape[0]
+    base, spare = np.empty(_WIDTH, np.float32), np.empty(_WIDTH, np.float32)
+    deltas, scaled = np.empty((agents, _WIDTH), np.float32), np.empty((agents, _WIDTH), np.float32)
+    active, positive = np.empty((agents, _WORDS), np.uint64), np.empty((agents, _WORDS), np.uint64)
+    exactly = np.empty((agents + 1, _WORDS), np.uint64)
+    kept, found = np.empty((agents, 2, _WIDTH), np.uint32), np.empty((agents, 4), np.int64)
+    scratch = np.empty((2, max(agents, 8)))
     for block in range((n + BLOCK - 1) // BLOCK):
         if block > 0 and block % FLUSH == 0:
-            flush(packed, magnitudes)
+            flush(counters[5], counters[6])
         start = block * BLOCK
         m = min(n - start, BLOCK)
         padded = (m + _ROWS - 1) // _ROWS * _ROWS
-        _differences(raw16, raw32, half, start, m, padded, epsilon, base, deltas, pattern)
+        _differences(
+            raw16, raw32, half, start, m, padded, epsilon, base, deltas, active, positive, kept, found, spare
+        )  # fmt: skip
+        _overlaps(active, padded // 64, exactly)
         _count_inputs(
-            raw16, raw32, half, start, deltas, pattern, m, padded, histogram, identical, nonfinite, max_abs, packed,
-            sums[:, block], kept,
+            raw16, raw32, half, start, deltas, m, padded, active, positive, exactly, kept, found, counters,
+            sums[:, block], scaled, scratch,
         )  # fmt: skip
 
 
-APPLY = types.void(
-    types.float32[:, ::1], types.float32[:, ::1], types.float32[::1], types.int64, types.float32[::1]
-)  # fmt: skip
-_MERGE = types.void(
-    types.FunctionType(APPLY),
-    types.uint16[:, ::1], types.float32[:, ::1], types.boolean, types.int64, types.float32, types.float32[:, ::1],
-    types.float32[::1], types.boolean, types.int64, types.boolean, types.boolean, types.boolean,
-    types.uint64, types.uint64, types.int64, types.int64[:, ::1], types.int64[::1], types.int64[::1],
-    types.float64[::1], types.uint64[:, :, ::1], types.int64[:, :, ::1], types.float64[:, ::1], types.int64[::1],
-    types.float64[:, ::1], types.uint16[::1], types.float32[::1], types.uint64[:, ::1], types.float32[:, ::1],
-)  # fmt: skip
-
-
 # The signature is given so that the machine code can be kept on disk: `apply` is a pointer, not a part of it.
-@njit(_MERGE, **STRICT, cache=True)
+@njit(MERGE, **STRICT, cache=True)
 def merge_pass(
     apply, raw16, raw32, half, n, epsilon, per_agent, constants, count_inputs, dtype, recode, stochastic, has_other,
-    first, second, index, histogram, identical, nonfinite, max_abs, packed, magnitudes, in_sums, counts, out_sums,
-    out16, out32, uniform_keys, sensitivities,
+    first, second, index, counters, in_sums, counts, out_sums, out16, out32, uniform_keys, sensitivities,
 ):  # fmt: skip
     """Merges n elements into out16 (dtype FLOAT16 or BFLOAT16) or out32 (FLOAT32), and counts the inputs (as
     probe_pass) and the result. `recode`: the base is stored in another dtype than the output's 16 bits."""
     agents = per_agent.shape[0]
     draws = uniform_keys.shape[0]
     inputs = np.empty((agents + draws + sensitivities.shape[0], _WIDTH), np.float32)
-    deltas = inputs[:agents]
-    singles, doubles, halves = (
-        np.empty((6, _WIDTH), np.float32),
-        np.empty((3, _WIDTH)),
-        np.empty((2, _WIDTH), np.uint16),
-    )
-    delta, exact, stored, other, stored_base = singles[0], singles[1], singles[2], singles[3], singles[4]
-    base = singles[5]
-    wide, step, other_step = doubles[0], doubles[1], doubles[2]
-    pattern, unused = halves[0], halves[1]
-    kept = np.empty(BLOCK + VECTOR, np.uint32)
+    deltas, scaled = inputs[:agents], np.empty((agents, _WIDTH), np.float32)
+    singles = np.empty((9, _WIDTH), np.float32)
+    base, delta, exact, stored, other = singles[0], singles[1], singles[2], singles[3], singles[4]
+    stored_base, step, other_step, spare = singles[5], singles[6], singles[7], singles[8]
+    unused = np.empty(BLOCK, np.uint16)
+    active, positive = np.empty((agents, _WORDS), np.uint64), np.empty((agents, _WORDS), np.uint64)
+    exactly = np.empty((agents + 1, _WORDS), np.uint64)
+    alone, shared = np.empty(_WORDS, np.uint64), np.empty(_WORDS, np.uint64)
+    kept, found = np.empty((agents, 2, _WIDTH), np.uint32), np.empty((agents, 4), np.int64)
+    scratch = np.empty((2, max(agents, 8)))
     for block in range((n + BLOCK - 1) // BLOCK):
         start = block * BLOCK
         stop = min(n, start + BLOCK)
         m = stop - start
         padded = (m + _ROWS - 1) // _ROWS * _ROWS
-        _differences(raw16, raw32, half, start, m, padded, epsilon, base, deltas, pattern)
+        _differences(
+            raw16, raw32, half, start, m, padded, epsilon, base, deltas, active, positive, kept, found, spare
+        )  # fmt: skip
+        _overlaps(active, padded // 64, exactly)
         if count_inputs:
             if block > 0 and block % FLUSH == 0:
-                flush(packed, magnitudes)
+                flush(counters[5], counters[6])
             _count_inputs(
-                raw16, raw32, half, start, deltas, pattern, m, padded, histogram, identical, nonfinite, max_abs, packed,
-                in_sums[:, block], kept,
+                raw16, raw32, half, start, deltas, m, padded, active, positive, exactly, kept, found, counters,
+                in_sums[:, block], scaled, scratch,
             )  # fmt: skip
         for k in range(draws):
             _draw_uniform(uniform_keys[k, 0], uniform_keys[k, 1], index + start, m, inputs[agents + k])
         for k in range(sensitivities.shape[0]):
             inputs[agents + draws + k, :m] = sensitivities[k, start:stop]
         apply(inputs, per_agent, constants, m, delta)
-        for i in range(m):
-            exact[i] = base[i] if delta[i] == np.float32(0) else base[i] + delta[i]
-        if dtype == FLOAT32:
-            stored[:m] = exact[:m]
-            out32[start:stop] = exact[:m]
+        if dtype == BFLOAT16 and not stochastic and not recode and m % VECTOR == 0:
+            finish_bf16(base, delta, m, out16[start:stop], exact, step, counts)
         else:
-            _round(dtype, exact, m, stochastic, first, second, index + start, stored, out16[start:stop])
-            if has_other:
-                _round(dtype, exact, m, not stochastic, first, second, index + start, other, unused)
-        if recode:
-            _round(dtype, base, m, False, first, second, 0, stored_base, unused)
-        _count_result(
-            base, stored_base if recode else base, deltas, pattern, delta, exact, stored, other, m, padded,
-            has_other, counts, out_sums[:, block], wide, step, other_step,
+            for i in range(m):
+                exact[i] = base[i] if delta[i] == np.float32(0) else base[i] + delta[i]
+            if dtype == FLOAT32:
+                stored[:m] = exact[:m]
+                out32[start:stop] = exact[:m]
+            else:
+                _round(dtype, exact, m, stochastic, first, second, index + start, stored, out16[start:stop])
+            if recode:
+                _round(dtype, base, m, False, first, second, 0, stored_base, unused)
+            _finish(base, stored_base if recode else base, exact, stored, m, step, counts)
+        if has_other:
+            _round(dtype, exact, m, not stochastic, first, second, index + start, other, unused)
+            for i in range(m):
+                other_step[i] = other[i] - base[i]
+        _sum_result(
+            deltas, found, active, exactly, delta, step, other_step, m, padded, has_other, out_sums[:, block], scaled,
+            alone, shared, scratch[0],
         )  # fmt: skip

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 
 from hubmerge.counter_rng import Key
-from hubmerge.counting import BLOCK, GROUP, LANES
+from hubmerge.counting import BLOCK, GROUP, LANES, SAFE
 from hubmerge.dtypes import Rounding
 
 STORED: dict[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -92,8 +92,17 @@ def padded(count: int) -> int:
     return -(-count // BLOCK) * BLOCK
 
 
+def block_scales(patterns: torch.Tensor) -> torch.Tensor:
+    """counting.block_scales: int32 patterns → float32 of their shape."""
+    exponents = patterns.bitwise_right_shift(23)
+    safe = (patterns == 0) | ((exponents >= SAFE[0]) & (exponents < SAFE[1]))
+    scaled = exponents.neg().add_(254).clamp_(1, 254)
+    return torch.where(safe, torch.full_like(scaled, 127), scaled).bitwise_left_shift_(23).view(torch.float32)
+
+
 def block_sums(rows: torch.Tensor) -> torch.Tensor:
-    """counting.block_sums of each row: [Q, a multiple of BLOCK] float64 → [Q, blocks], by adding group after group.
+    """counting.block_sums of each row: [Q, a multiple of BLOCK] float32 → [Q, blocks] float64, by adding group after
+    group.
 
     Overwrites `rows`: sums of its groups beside it would take half of its memory more.
     """
@@ -104,4 +113,4 @@ def block_sums(rows: torch.Tensor) -> torch.Tensor:
         lanes += group
     while (half := lanes.shape[2] // 2) > 0:
         lanes = lanes[:, :, :half] + lanes[:, :, half:]
-    return lanes[:, :, 0]
+    return lanes[:, :, 0].to(torch.float64)

@@ -73,7 +73,7 @@ def bytes_per_element(agents: int) -> int:
     k = agents
     stored = 8 * (k + 1) + 4 * k  # as they came, with sensitivities and in float32
     decoded = 8 * k  # deltas, masks
-    sums = 8 * max(4 * k + k * (k + 1) // 2 + 2 * k, 6 * k + k + 4)  # float64 rows and their factors
+    sums = 4 * max(6 * k + k * (k + 1) // 2, 8 * k + 4) + 2 * k  # float32 rows and their factors, masks
     counts = 2 * (3 * k + 1) + 28 * k  # rows of booleans; patterns, bins and what is added to them
     kernel = 4 * (k + 10) + 24  # draws in int64, extras, temporaries of a method's kernel
     return (stored + decoded + max(sums, counts) + kernel) * 5 // 4

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hubmerge.counter_rng import Key
 from hubmerge.counting import BLOCK, Counted
-from hubmerge.device.arithmetic import block_sums, draws, encode, padded, uniform
+from hubmerge.device.arithmetic import block_scales, block_sums, draws, encode, padded, uniform
 from hubmerge.dtypes import Rounding
 from hubmerge.eager import Rule
 from hubmerge.histogram import BINS, LAST, LOW_BITS, Histogram
@@ -155,21 +155,47 @@ def _magnitudes(deltas: torch.Tensor) -> torch.Tensor:
     return bins[: k * BINS]
 
 
+@dataclass(frozen=True)
+class _Scaled:
+    """counting.py's scaled deltas."""
+
+    deltas: torch.Tensor  # [K, whole blocks] float32, zero behind the first n
+    undo: torch.Tensor  # [K, blocks] float64
+    common: torch.Tensor  # [blocks] float32
+
+
+def _scaled(deltas: torch.Tensor) -> _Scaled:
+    k, n = deltas.shape
+    rows = _rows(k, n, deltas.device)
+    rows[:, :n] = deltas
+    largest = (rows.view(torch.int32) & 0x7FFFFFFF).view(k, -1, BLOCK).amax(2)
+    scales = block_scales(largest)
+    return _Scaled(_times(rows, scales), scales.to(torch.float64).reciprocal(), block_scales(largest.amax(0)))
+
+
+def _times(rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Each block times its scale, in place."""
+    rows.view(*rows.shape[:-1], -1, BLOCK).mul_(scales[..., None])
+    return rows
+
+
 def _input_sums(deltas: torch.Tensor) -> torch.Tensor:
     """The rows of counting.count_inputs."""
-    k, n = deltas.shape
-    wide = deltas.to(torch.float64)
-    squares = wide * wide
-    rows = _rows(4 * k + k * (k + 1) // 2, n, deltas.device)
-    torch.abs(wide, out=rows[:k, :n])
-    rows[k : 2 * k, :n] = wide
-    torch.mul(squares, wide, out=rows[2 * k : 3 * k, :n])
-    torch.mul(squares, squares, out=rows[3 * k : 4 * k, :n])
-    row = 4 * k
+    k = len(deltas)
+    scaled = _scaled(deltas)
+    x, u = scaled.deltas, scaled.undo
+    squares = x * x
+    rows = torch.empty((3 * k + k * (k + 1) // 2, x.shape[1]), dtype=torch.float32, device=x.device)
+    factors = [u, u * u * u, u * u * (u * u)]
+    rows[:k] = x
+    torch.mul(squares, x, out=rows[k : 2 * k])
+    torch.mul(squares, squares, out=rows[2 * k : 3 * k])
+    row = 3 * k
     for a in range(k):
-        torch.mul(wide[a], wide[a:], out=rows[row : row + k - a, :n])
+        torch.mul(x[a], x[a:], out=rows[row : row + k - a])
+        factors.append(u[a] * u[a:])
         row += k - a
-    return block_sums(rows).flatten().view(torch.int64)
+    return block_sums(rows).mul_(torch.cat(factors)).flatten().view(torch.int64)
 
 
 def _result_sums(
@@ -177,23 +203,31 @@ def _result_sums(
 ) -> torch.Tensor:
     """The rows of counting.count_result."""
     k, n = known.deltas.shape
-    base = known.values[0].to(torch.float64)
-    merged = delta.to(torch.float64)
-    step = stored.to(torch.float64) - base
-    other_step = step if other is stored else other.to(torch.float64) - base
+    scaled = _scaled(known.deltas)
+    x, u = scaled.deltas, scaled.undo
+
+    def whole(values: torch.Tensor) -> torch.Tensor:
+        rows = _rows(1, n, values.device)[0]
+        rows[:n] = values
+        return _times(rows, scaled.common)
+
+    merged, step = whole(delta), whole(stored - known.values[0])
+    other_step = step if other is stored else whole(other - known.values[0])
     rows = _rows(len(ResultTally.SUMS) * k, n, delta.device)
-    unique = torch.where(known.active & (known.count == 1), known.deltas, zero).to(torch.float64)
-    for row, factor in enumerate((unique, merged, step, other_step)):
-        torch.mul(unique, factor, out=rows[row * k : (row + 1) * k, :n])
-    shared = torch.where(known.active & (known.count > 1), known.deltas, zero).to(torch.float64)
-    for row, factor in enumerate((shared, merged), start=4):
-        torch.mul(shared, factor, out=rows[row * k : (row + 1) * k, :n])
-    return block_sums(rows).flatten().view(torch.int64)
+    alone, several = known.active & (known.count == 1), known.active & (known.count > 1)
+    for row, (factor, where) in enumerate(
+        ((x, alone), (merged, alone), (step, alone), (other_step, alone), (x, several), (merged, several))
+    ):
+        products = torch.mul(x, factor)[:, :n]
+        torch.where(where, products, zero, out=rows[row * k : (row + 1) * k, :n])
+    both = u / scaled.common.to(torch.float64)
+    factors = torch.cat([u * u, both, both, both, u * u, both])
+    return block_sums(rows).mul_(factors).flatten().view(torch.int64)
 
 
 def _rows(quantities: int, n: int, device: torch.device) -> torch.Tensor:
-    """[quantities, whole blocks] float64, zero behind the first n."""
-    rows = torch.empty((quantities, padded(n)), dtype=torch.float64, device=device)
+    """[quantities, whole blocks] float32, zero behind the first n."""
+    rows = torch.empty((quantities, padded(n)), dtype=torch.float32, device=device)
     rows[:, n:] = 0.0
     return rows
 
@@ -255,4 +289,4 @@ class Counts:
             max_abs=max_abs,
             histogram=Histogram.from_dense(packed >> _COUNT_SHIFT, packed & ((1 << _COUNT_SHIFT) - 1)),
         )
-        return Counted(tally, self._sums(4 * k + k * (k + 1) // 2))
+        return Counted(tally, self._sums(3 * k + k * (k + 1) // 2))

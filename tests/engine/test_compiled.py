@@ -109,6 +109,34 @@ def test_nan_and_infinity_are_counted_alike_and_stay_what_they_are() -> None:
         assert fast.result.tally.nonfinite == slow.result.tally.nonfinite == 3
 
 
+@pytest.mark.parametrize("exponents", [(-140, -60), (-120, 60), (-24, 24), (100, 110), (-30, 0)])
+@pytest.mark.parametrize("with_nan", [False, True])
+def test_sums_of_very_small_and_very_large_updates_are_alike(exponents: tuple[int, int], with_nan: bool) -> None:
+    rng = np.random.default_rng(4)
+    n = 3 * BLOCK + 65
+    base = rng.normal(size=n).astype(np.float32) * np.float32(1e-30)
+    values = [base]
+    for k, exponent in enumerate(exponents):
+        moved = (rng.random(n) < 0.5) & (np.arange(n) >= k * BLOCK)
+        values.append(np.where(moved, np.ldexp(rng.normal(size=n), exponent), base).astype(np.float32))
+    if with_nan:
+        values[1][BLOCK + 1], values[2][BLOCK + 2] = np.nan, -np.inf
+    for stored in ("F32", "BF16"):
+        dtypes = (stored,) * 3
+        chunk = eager.ChunkInputs(tuple(encode(v, stored, "nearest", None) for v in values), dtypes, 0)
+        rule = replace(rule_of("ram_plus", chunk_of(2, n, dtypes), "nearest"), epsilon=0.0)
+        for output in ("BF16", "F32"):
+            slow = eager.merge_chunk(chunk, rule, output, make_key(0, "x"), with_inputs=True)
+            fast = compiled.merge_chunk(chunk, rule, output, make_key(0, "x"), with_inputs=True)
+            assert fast.raw.tobytes() == slow.raw.tobytes()
+            assert fast.inputs is not None
+            assert slow.inputs is not None
+            np.testing.assert_array_equal(fast.inputs.sums, slow.inputs.sums)  # NaN where both have one
+            np.testing.assert_array_equal(fast.result.sums, slow.result.sums)
+            if not with_nan:
+                assert fast.inputs.tally.to_json() == slow.inputs.tally.to_json()
+
+
 def test_what_is_not_compiled_runs_eagerly() -> None:
     assert not compiled.supports(compiled.MAX_AGENTS + 1, "BF16")
     assert not compiled.supports(2, "F64")

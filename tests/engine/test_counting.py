@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubmerge.counting import BLOCK, activity, block_sums, count_inputs, count_result, fold_inputs, fold_result
+from hubmerge.counting import (
+    BLOCK,
+    LANES,
+    RELATIVE_ERROR,
+    activity,
+    block_scales,
+    block_sums,
+    count_inputs,
+    count_result,
+    fold_inputs,
+    fold_result,
+)
 from hubmerge.statistics import (
     SCHEMA,
     ResultTally,
@@ -79,13 +90,49 @@ def test_every_count_and_sum_has_the_same_bits_for_every_chunk_size(seed: int, n
     assert count(base, agents, blocks * BLOCK).to_json() == count(base, agents, 1000 * BLOCK).to_json()
 
 
-def test_sums_equal_exact_sums_within_double_rounding() -> None:
-    base, agents = random_inputs(1, 20_000)
+def assert_sum(found: float, terms: list[float]) -> None:
+    """Within the stated error of the exact sum."""
+    assert abs(found - math.fsum(terms)) <= RELATIVE_ERROR * math.fsum(map(abs, terms))
+
+
+@pytest.mark.parametrize("exponents", [(0, 0, 0), (-140, -60, -20), (-120, 0, 60), (62, 62, 62), (-24, 23, 24)])
+def test_sums_equal_exact_sums_within_the_stated_error_at_any_magnitude(exponents: tuple[int, int, int]) -> None:
+    rng = np.random.default_rng(1)
+    base = np.zeros(20_000, np.float32)
+    agents = [np.ldexp(rng.normal(size=len(base)), e).astype(np.float32) for e in exponents]
+    agents[0][: 2 * BLOCK] = 0  # blocks without an update
     tally = count(base, agents, BLOCK)
+    wide = [[float(x) for x in agent] for agent in agents]
     for a in range(3):
+        assert_sum(tally.moments[0, a], wide[a])
+        assert_sum(tally.moments[1, a], [x**3 for x in wide[a]])
+        assert_sum(tally.moments[2, a], [x**4 for x in wide[a]])
+        assert float(tally.l1[a]) == pytest.approx(math.fsum(map(abs, wide[a])), rel=1e-12)
         for b in range(3):
-            exact = math.fsum(float(x) * float(y) for x, y in zip(agents[a] - base, agents[b] - base, strict=True))
-            assert tally.dot[a, b] == pytest.approx(exact, rel=1e-12)
+            assert_sum(tally.dot[a, b], [x * y for x, y in zip(wide[a], wide[b], strict=True)])
+
+
+@pytest.mark.parametrize("exponents", [(0, 0), (-120, -20), (-50, 50), (55, 55)])
+def test_sums_of_regions_are_exact_within_the_stated_error_at_any_magnitude(exponents: tuple[int, int]) -> None:
+    rng = np.random.default_rng(2)
+    base = np.zeros(10_000, np.float32)
+    deltas = [np.ldexp(rng.normal(size=len(base)), e).astype(np.float32) for e in exponents]
+    for k in range(2):
+        deltas[k][rng.random(len(base)) < 0.4] = 0
+    act = activity(deltas, 0.0)
+    merged = (deltas[0] + deltas[1]).astype(np.float32)
+    stored = (merged * np.float32(1.01)).astype(np.float32)
+    other = (merged * np.float32(0.99)).astype(np.float32)
+    counted = count_result(base, deltas, act, merged, merged, stored, other, base)
+    found = fold_result(zero_result(2), counted)
+    for k in range(2):
+        alone, shared = act.masks[k] & (act.count == 1), act.masks[k] & (act.count == 2)
+        for name, factor, where in (
+            ("unique_norm", deltas[k], alone), ("unique_kept", merged, alone), ("unique_stored", stored, alone),
+            ("unique_other", other, alone), ("shared_norm", deltas[k], shared), ("shared_kept", merged, shared),
+        ):  # fmt: skip
+            terms = [float(x) * float(y) for x, y in zip(deltas[k][where], factor[where], strict=True)]
+            assert_sum(getattr(found, name)[k], terms)
 
 
 def test_counts_equal_a_naive_loop() -> None:
@@ -104,9 +151,21 @@ def test_counts_equal_a_naive_loop() -> None:
 
 
 def test_block_sums_pad_with_zeros_and_keep_order() -> None:
-    values = np.arange(BLOCK + 3, dtype=np.float64)
+    values = np.arange(BLOCK + 3, dtype=np.float32)
     assert block_sums(values).tolist() == [BLOCK * (BLOCK - 1) / 2, 3 * BLOCK + 3]
-    assert block_sums(np.zeros(0)).tolist() == []
+    assert block_sums(np.zeros(0, np.float32)).tolist() == []
+    # 2²⁴ swallows a 1 that is added to it alone: only this order of additions loses these and no others
+    values = np.zeros(BLOCK, np.float32)
+    values[0], values[LANES], values[2 * LANES], values[32] = 2**24, 1, 1, 1
+    assert block_sums(values).tolist() == [2**24]
+    values[3 * LANES] = 1
+    assert block_sums(values).tolist() == [2**24 + 4]
+
+
+def test_blocks_are_scaled_by_powers_of_two_where_powers_would_leave_float32() -> None:
+    largest = np.array([0, 1.0, 2.0**24, 2.0**-24, 1.5 * 2.0**-25, 2.0**25, 2.0**-149, 3e38, np.inf], np.float32)
+    scales = block_scales(largest.view(np.uint32))
+    assert scales.tolist() == [1, 1, 2.0**-24, 1, 2.0**25, 2.0**-25, 2.0**127, 2.0**-126, 2.0**-126]
 
 
 def test_nan_and_infinity_are_counted_per_model() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubmerge import compiled, eager
-from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
+from hubmerge.counting import BLOCK, RELATIVE_ERROR, activity, count_inputs, fold_inputs
 from hubmerge.histogram import BINS, LAST, MAX_ERROR, Estimate, Histogram, empty_histogram, histogram_of
 from hubmerge.statistics import Tally, summarize, zero_tally
 
@@ -219,12 +219,19 @@ def test_kurtosis_is_that_of_the_full_array(kind: str, seed: int, n: int, shift:
     delta = (delta + np.float32(shift) * np.std(delta.astype(np.float64))).astype(np.float32)
     kurtosis = tally_of(delta).kurtosis(0)
     wide = delta.astype(np.float64) / float(np.abs(delta).max() or 1)
-    if np.var(wide) > 2e-4 * np.mean(wide**2):
-        assert kurtosis == pytest.approx(naive_kurtosis(delta), rel=1e-6, abs=1e-6)
+    if np.var(wide) > 0.051 * np.mean(wide**2):
+        # every raw moment is off by RELATIVE_ERROR of that of the magnitudes, and none of those exceeds the fourth
+        bound = 32 * RELATIVE_ERROR * np.mean(wide**4) / np.var(wide) ** 2
+        assert kurtosis == pytest.approx(naive_kurtosis(delta), abs=bound)
+
+
+def test_kurtosis_of_a_usual_agent_is_right_to_five_digits() -> None:
+    delta = np.random.default_rng(0).laplace(size=100_000).astype(np.float32) * np.float32(1e-6)
+    assert tally_of(delta).kurtosis(0) == pytest.approx(naive_kurtosis(delta), rel=1e-5)
 
 
 def test_a_spread_that_raw_moments_cannot_resolve_gives_no_kurtosis() -> None:
-    nearly = (1 + np.random.default_rng(0).normal(size=1000) * 1e-3).astype(np.float32)
+    nearly = (1 + np.random.default_rng(0).normal(size=1000) * 0.2).astype(np.float32)
     assert tally_of(nearly).kurtosis(0) is None
 
 

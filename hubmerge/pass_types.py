@@ -1,0 +1,23 @@
+"""The types of a method's loop and of the merging pass, for which compiled_passes.py is compiled ahead."""
+
+from __future__ import annotations
+
+from numba import types
+
+# inputs[rows, ≥ n], per_agent[K, columns], constants, n, out[≥ n]
+APPLY = types.void(
+    types.float32[:, ::1], types.float32[:, ::1], types.float32[::1], types.int64, types.float32[::1]
+)  # fmt: skip
+COUNTERS = types.Tuple(
+    (
+        types.int64[:, ::1], types.int64[:, ::1], types.int64[:, ::1], types.int64[:, ::1],
+        types.uint32[:, :, ::1], types.uint64[:, :, ::1], types.int64[:, :, ::1], types.int64[:, ::1],
+    )
+)  # fmt: skip
+MERGE = types.void(
+    types.FunctionType(APPLY),
+    types.uint16[:, ::1], types.float32[:, ::1], types.boolean, types.int64, types.float32, types.float32[:, ::1],
+    types.float32[::1], types.boolean, types.int64, types.boolean, types.boolean, types.boolean,
+    types.uint64, types.uint64, types.int64, COUNTERS, types.float64[:, ::1], types.int64[::1],
+    types.float64[:, ::1], types.uint16[::1], types.float32[::1], types.uint64[:, ::1], types.float32[:, ::1],
+)  # fmt: skip
