@@ -18,7 +18,6 @@ from typing import Any
 
 import yaml
 
-from hubmerge.card_scores import model_index, scores_view
 from hubmerge.licenses import KNOWN, UNDECIDED
 from hubmerge.markdown import Markdown, code, duration, environment, factor, link, size
 from hubmerge.report import AgentOutcome, Parent, Report
@@ -67,7 +66,7 @@ def metadata(report: Report) -> dict[str, Any]:
     data |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
     data["tags"] = list(dict.fromkeys(("merge", "hubmerge", _slug(str(report.method["name"])))))
     name = report.target.rpartition("/")[2] or _slug(str(report.method["name"]))
-    if HUB_ID.fullmatch(name) and (index := model_index(name, report.evaluations)):
+    if HUB_ID.fullmatch(name) and (index := _model_index(name, report)):
         data["model-index"] = index
     stated = str(report.license.get("id", "unknown"))
     if stated in KNOWN or stated in UNDECIDED - {"other"}:
@@ -76,6 +75,22 @@ def metadata(report: Report) -> dict[str, Any]:
     if url := _license_url(report):
         data["license_link"] = url
     return data
+
+
+def _model_index(name: str, report: Report) -> list[dict[str, Any]]:
+    if not report.evaluations:
+        return []
+    from hubmerge.card_scores import model_index  # brings the leaderboard along
+
+    return model_index(name, report.evaluations)
+
+
+def _scores(report: Report) -> dict[str, Any] | None:
+    if not report.evaluations:
+        return None
+    from hubmerge.card_scores import scores_view
+
+    return scores_view(report.evaluations, report.parents)
 
 
 def _license_url(report: Report) -> str | None:
@@ -139,7 +154,7 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         if target
         else "hubmerge merge recipe.yaml --out merged",
         "has_local": any(p.kind != "hub" for p in report.parents),
-        "evaluation": scores_view(report.evaluations, report.parents),
+        "evaluation": _scores(report),
     }
 
 

@@ -15,18 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.compiled_passes import (
-    BFLOAT16,
-    COPIES,
-    FLOAT16,
-    FLOAT32,
-    FLUSH,
-    SHORT,
-    flush,
-    merge_pass,
-    probe_pass,
-    take,
-)
+from hubmerge.buffers import empty
+from hubmerge.compiled_counts import COPIES, FLUSH, SHORT, flush, take
+from hubmerge.compiled_passes import merge_pass, probe_pass
+from hubmerge.compiled_rounding import BFLOAT16, FLOAT16, FLOAT32
 from hubmerge.counter_rng import Key
 from hubmerge.counting import BLOCK, Counted
 from hubmerge.dtypes import STORAGE, decode
@@ -121,8 +113,7 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
     into = _InputCounters(agents, n)
     counts = np.zeros(3, dtype=np.int64)
     sums = np.zeros((len(ResultTally.SUMS) * agents, -(-n // BLOCK)))
-    out16 = np.empty(0 if wide else n, dtype=np.uint16)
-    out32 = np.empty(n if wide else 0, dtype=np.float32)
+    out16, out32 = empty(0 if wide else n, np.uint16), empty(n if wide else 0, np.float32)
     per_agent = np.array(rule.per_agent, dtype=np.float32)
     constants = np.array(rule.constants, dtype=np.float32)
     keys = np.array([(k.first, k.second) for k in chunk.uniform_keys], dtype=np.uint64).reshape(-1, 2)

@@ -19,7 +19,7 @@ from hubmerge.statistics import ResultTally, Tally
 
 Raw = NDArray[Any]
 
-COMPILED_AGENTS = 8  # two bits of a 16-bit pattern each
+COMPILED_AGENTS = 32  # a recipe's most; a kernel of so many takes seconds to compile, once
 
 
 @dataclass(frozen=True)

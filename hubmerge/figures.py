@@ -1,160 +1,199 @@
 """The card's figures: what each agent changed where, with whom it shares it, and how alike the agents are.
 
-Pure functions of the report to PNG bytes, the same bytes for the same report and matplotlib. Drawn on Agg through
-the object interface: there is no global figure, so that threads may draw at once. Labels are a stranger's text:
-never read as mathematics, cut to a length, and rid of what the font cannot show.
+Pure functions of the report to PNG bytes, the same bytes for the same report and matplotlib. Labels are a stranger's
+text: cut to a length and rid of what the font cannot show. Margins follow from the widths that they then have.
 """
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from hubmerge.figure_canvas import (
+    EDGE,
+    ROW,
+    SIZE,
+    TICK,
+    TITLE,
+    WIDTH,
+    X_LABEL,
+    X_TICKS,
+    Axes,
+    Canvas,
+    Point,
+    beside,
+    font,
+    legend,
+    legend_shape,
+    number,
+    ticks,
+    widest,
+)
 from hubmerge.report import Report
 
 DENSITY = "figures/density_by_layer.png"
 OVERLAP = "figures/overlap.png"
 PAIRS = "figures/pairs.png"
 
-_WIDTH = 8.0  # inches; cards show about 800 pixels, so that 9 points read as 12 pixels
-_DPI = 150
-_FONT = "DejaVu Sans"  # comes with matplotlib
-_SIZE = 9.0  # points
 _LABEL = 22  # characters
-_LEGEND_COLUMNS = 3
+_EMPTY = (0.93, 0.93, 0.93)
+_SHADES = 128  # of a bar that explains colours
 _ANNOTATED = 10  # a heatmap of more agents has no room for numbers
 # Okabe and Ito's palette, told apart under every common colour blindness; black comes last. Markers repeat the
 # difference, and line styles go on where the colours end.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C7A00", "#000000")
 _MARKERS = "osD^vPX*"
-_LINES = ("-", "--", ":", "-.")
-_GRID = {"color": "#dddddd", "linewidth": 0.6}
+_DASHES = ((), (5.2, 2.2), (1.4, 2.3), (9.0, 2.2, 1.4, 2.2))  # points drawn, left out, …
+_PANEL = 2.1  # inches: the height of axes beside which nothing is listed
+_TURNED = 30.0  # degrees: names of modules
+
+_Place = tuple[float, float, float, float]  # left, bottom, width and height of axes
 
 
 def render_figures(report: Report) -> dict[str, bytes]:
     """Path below the repo → PNG."""
     statistics = report.statistics
     labels = [_label(str(a["agent"])) for a in statistics["total"]["agents"]]
-    draw: dict[str, Callable[[Any, Sequence[str], Mapping[str, Any]], None]] = {
+    draw: dict[str, Callable[[Sequence[str], Mapping[str, Any]], Canvas]] = {
         DENSITY: _density,
         OVERLAP: _overlap,
         PAIRS: _pairs,
     }
-    return {name: _png(function, labels, statistics, _height(name, len(labels))) for name, function in draw.items()}
+    return {name: function(labels, statistics).png() for name, function in draw.items()}
 
 
-def _height(name: str, agents: int) -> float:
-    """Inches: agents are rows of bars or of a legend."""
-    if name == PAIRS:
-        return 3.0
-    if name == OVERLAP:
-        return min(max(3.2, 1.6 + 0.25 * agents), 9.0)
-    return 3.2 + 0.2 * -(-agents // _LEGEND_COLUMNS)
-
-
-def _png(
-    draw: Callable[[Any, Sequence[str], Mapping[str, Any]], None],
-    labels: Sequence[str],
-    statistics: Mapping[str, Any],
-    height: float,
-) -> bytes:
-    # imported here: matplotlib takes half a second and 40 MB, and most commands draw nothing
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.text import Text
-
-    figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, layout="constrained", facecolor="white")
-    canvas = FigureCanvasAgg(figure)
-    draw(figure, labels, statistics)
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)
-        text.set_fontfamily(_FONT)
-    buffer = io.BytesIO()
-    canvas.print_png(buffer, metadata={"Software": None})  # it would name the version of matplotlib
-    return buffer.getvalue()
-
-
-def _density(figure: Any, labels: Sequence[str], statistics: Mapping[str, Any]) -> None:
-    layers, modules = statistics["layers"], statistics["modules"]
-    by_depth = sorted((int(depth), part) for depth, part in layers.items())
-    if by_depth:
-        left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-        depths = [depth for depth, _ in by_depth]
-        handles = [
-            left.plot(
-                depths,
-                [100 * part["agents"][k]["density"] for _, part in by_depth],
-                color=_COLORS[k % len(_COLORS)],
-                linestyle=_LINES[k // len(_COLORS) % len(_LINES)],
-                marker=_MARKERS[k % len(_MARKERS)],
-                markersize=4,
-                linewidth=1.4,
-            )[0]
-            for k in range(len(labels))
-        ]
-        left.xaxis.get_major_locator().set_params(integer=True)
-        _finish(left, "by layer", "layer", "changed elements, %")
-        left.set_ylim(bottom=0)
+def _density(labels: Sequence[str], statistics: Mapping[str, Any]) -> Canvas:
+    layers = sorted((int(depth), part) for depth, part in statistics["layers"].items())
+    names = [_label(name) for name in statistics["modules"]]
+    bars = _percents(labels, statistics["modules"].values())
+    columns, rows = legend_shape(labels)
+    down, across = (widest(names) * f(math.radians(_TURNED)) for f in (math.sin, math.cos))
+    below = max(X_TICKS + (X_LABEL if layers else 0.0), TICK + down + 0.13)
+    bottom = EDGE + ROW * rows + 0.05 + below
+    canvas = Canvas(bottom + _PANEL + TITLE)
+    left = EDGE
+    if layers:
+        curves = _percents(labels, [part for _, part in layers])
+        left += beside(ticks(_largest(curves)))
+        gap = beside(ticks(_largest(bars))) + 0.2
+        room = WIDTH - left - gap - 1.5 * EDGE
+        # the first name, which leans out to the left of its axes, stays clear of the other axes' numbers
+        gap += max(0.0, across - gap - 0.2 * room / max(len(names), 1))
+        room = WIDTH - left - gap - 1.5 * EDGE
+        _draw_layers(canvas, (left, bottom, 0.6 * room, _PANEL), [depth for depth, _ in layers], curves)
+        left += 0.6 * room + gap
     else:
-        right, handles = figure.subplots(), []
-    names = list(modules)
-    width = 0.8 / max(len(labels), 1)
-    bars = [
-        right.bar(
-            [m + (k - (len(labels) - 1) / 2) * width for m in range(len(names))],
-            [100 * modules[name]["agents"][k]["density"] for name in names],
-            width=width,
-            color=_COLORS[k % len(_COLORS)],
-            edgecolor="white",
-            linewidth=0.4,
-        )
-        for k in range(len(labels))
-    ]
-    right.set_xticks(range(len(names)), [_label(name) for name in names], rotation=30, ha="right")
-    _finish(right, "by module type", "", "changed elements, %")
-    right.set_ylim(bottom=0)
-    handles = handles or bars
-    legend = figure.legend(
-        handles,
-        [str(k) for k in range(len(handles))],
-        loc="outside lower center",
-        ncols=_LEGEND_COLUMNS,
-        frameon=False,
-        fontsize=_SIZE,
-    )
-    for text, label in zip(legend.get_texts(), labels, strict=True):
-        # set afterwards: a legend leaves out labels that begin with an underscore
-        text.set_parse_math(False)
-        text.set_text(label)
+        left += max(beside(ticks(_largest(bars))), across)
+    _draw_modules(canvas, (left, bottom, WIDTH - left - 1.5 * EDGE, _PANEL), names, bars)
+
+    def beside_label(k: int, x: float, y: float, width: float) -> None:
+        if layers:
+            _draw_curve(canvas, k, [(x, y), (x + width, y)], [(x + width / 2, y)])
+        else:
+            canvas.box(x, y - 0.04, width, 0.08, _COLORS[k % len(_COLORS)])
+
+    legend(canvas, labels, columns, beside_label)
+    return canvas
 
 
-def _overlap(figure: Any, labels: Sequence[str], statistics: Mapping[str, Any]) -> None:
+def _percents(labels: Sequence[str], parts: Iterable[Mapping[str, Any]]) -> list[list[float]]:
+    """Per agent the density in every part of the model, in percent."""
+    parts = list(parts)
+    return [[100 * part["agents"][k]["density"] for part in parts] for k in range(len(labels))]
+
+
+def _largest(rows: Iterable[Sequence[float]]) -> float:
+    return max((value for row in rows for value in row), default=0.0)
+
+
+def _draw_layers(canvas: Canvas, place: _Place, depths: Sequence[int], curves: Sequence[Sequence[float]]) -> None:
+    most = _largest(curves)
+    space = max(0.05 * (depths[-1] - depths[0]), 0.1)
+    axes = Axes(canvas, *place, (depths[0] - space, depths[-1] + space), (0.0, 1.05 * most or 1.0))
+    axes.title("by layer")
+    axes.grid("y", ticks(most))
+    axes.frame()
+    axes.x_ticks(ticks(depths[-1], depths[0], whole=True))
+    axes.y_ticks(ticks(most))
+    axes.label("layer", "changed elements, %", ticks(most))
+    for k, curve in enumerate(curves):
+        points = [(axes.at_x(depth), axes.at_y(value)) for depth, value in zip(depths, curve, strict=True)]
+        _draw_curve(canvas, k, points, points)
+
+
+def _draw_curve(canvas: Canvas, k: int, line: Sequence[Point], marks: Sequence[Point]) -> None:
+    color = _COLORS[k % len(_COLORS)]
+    canvas.line(line, color, 1.4, _DASHES[k // len(_COLORS) % len(_DASHES)])
+    canvas.marks(marks, _MARKERS[k % len(_MARKERS)], color)
+
+
+def _draw_modules(canvas: Canvas, place: _Place, names: Sequence[str], bars: Sequence[Sequence[float]]) -> None:
+    most = _largest(bars)
+    axes = Axes(canvas, *place, (-0.5, max(len(names), 1) - 0.5), (0.0, 1.05 * most or 1.0))
+    axes.title("by module type")
+    axes.grid("y", ticks(most))
+    width = 0.8 / max(len(bars), 1)
+    shown = width * (0.95 if len(bars) < 10 else 1.0)  # with a gap where there is room for one
+    for k, values in enumerate(bars):
+        for m, value in enumerate(values):
+            x = m - 0.4 + k * width
+            axes.box(x, 0.0, x + shown, value, _COLORS[k % len(_COLORS)])
+    axes.frame()
+    axes.x_names(names, _TURNED)
+    axes.y_ticks(ticks(most))
+    axes.label("", "changed elements, %", ticks(most))
+
+
+def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> Canvas:
     total = statistics["total"]
     agents = total["agents"]
     groups = _groups(len(agents))
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    start = [0.0] * len(agents)
-    for number, (name, group) in enumerate(groups.items()):
-        values = [100 * sum(a["shared_with"][c - 1] for c in group) / max(total["elements"], 1) for a in agents]
-        left.barh(range(len(agents)), values, left=start, color=_shade(number, len(groups)), label=name, height=0.7)
-        start = [s + v for s, v in zip(start, values, strict=True)]
-    left.set_yticks(range(len(labels)), labels)
-    left.invert_yaxis()
-    _finish(left, "changed alone and with others", "elements, %", "", grid="x")
-    figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=_SIZE)
+    colors = [_shade(step, len(groups)) for step in range(len(groups))]
+    lengths = [
+        [100 * sum(a["shared_with"][c - 1] for c in group) / max(total["elements"], 1) for group in groups.values()]
+        for a in agents
+    ]
+    longest = max(map(sum, lengths), default=0.0)
     shares = [100 * share for share in total["overlap_share"]]
-    colors = [_shade(number, len(groups)) for number, group in enumerate(groups.values()) for _ in group]
-    bars = right.bar(range(1, len(shares)), shares[1:], color=colors, width=0.7)
-    if len(agents) <= _ANNOTATED:
-        digits = 3 if len(agents) <= 5 else 2
-        right.bar_label(bars, [f"{share:.{digits}g}" for share in shares[1:]], fontsize=_SIZE - 2, padding=2)
-        right.set_xticks(range(1, len(shares)))
-    else:
-        right.xaxis.get_major_locator().set_params(integer=True)
-    right.margins(y=0.12)
-    _finish(right, "changed by how many", f"agents (nobody: {shares[0]:.3g}%)", "elements, %")
+    most = max(shares[1:], default=0.0)
+    bottom = EDGE + ROW + 0.05 + X_TICKS + X_LABEL
+    panel = min(max(_PANEL, 0.25 * len(agents) + 0.4), 8.0)
+    canvas = Canvas(bottom + panel + TITLE)
+    left = EDGE + TICK + widest(labels)
+    gap = beside(ticks(most)) + 0.2
+    room = WIDTH - left - gap - 1.5 * EDGE
+    rows = max(len(agents), 1)
+    axes = Axes(canvas, left, bottom, 0.6 * room, panel, (0.0, 1.03 * longest or 1.0), (rows - 0.5, -0.5))
+    axes.title("changed alone and with others")
+    axes.grid("x", ticks(longest))
+    for row, parts in enumerate(lengths):
+        start = 0.0
+        for color, length in zip(colors, parts, strict=True):
+            axes.box(start, row - 0.35, start + length, row + 0.35, color)
+            start += length
+    axes.frame()
+    axes.x_ticks(ticks(longest))
+    axes.y_ticks(range(len(labels)), labels)
+    axes.label("elements, %", "")
+    place = (left + 0.6 * room + gap, bottom, 0.4 * room, panel)
+    axes = Axes(canvas, *place, (0.4, max(len(shares), 2) - 0.4), (0.0, 1.12 * most or 1.0))
+    axes.title("changed by how many")
+    axes.grid("y", ticks(most))
+    of_count = [color for color, group in zip(colors, groups.values(), strict=True) for _ in group]
+    few = len(agents) <= _ANNOTATED
+    for count, (share, color) in enumerate(zip(shares[1:], of_count, strict=True), 1):
+        axes.box(count - 0.35, 0.0, count + 0.35, share, color)
+        if few:
+            shown = f"{share:.{3 if len(agents) <= 5 else 2}g}"
+            canvas.text(axes.at_x(count), axes.at_y(share) + 0.04, shown, size=SIZE - 2, across=0.5)
+    axes.frame()
+    axes.x_ticks(range(1, len(shares)) if few else ticks(len(shares) - 1, 1, whole=True))
+    axes.y_ticks(ticks(most))
+    axes.label(f"agents (nobody: {shares[0]:.3g}%)", "elements, %", ticks(most))
+    legend(canvas, list(groups), len(groups), lambda g, x, y, width: canvas.box(x, y - 0.04, width, 0.08, colors[g]))
+    return canvas
 
 
 def _groups(agents: int) -> dict[str, range]:
@@ -173,44 +212,68 @@ def _shade(step: int, steps: int) -> Any:
     return colormaps["cividis_r"](0.15 + 0.85 * step / max(steps - 1, 1))
 
 
-def _pairs(figure: Any, labels: Sequence[str], statistics: Mapping[str, Any]) -> None:
+def _pairs(labels: Sequence[str], statistics: Mapping[str, Any]) -> Canvas:
     from matplotlib import colormaps
 
     pairs = statistics["total"]["pairs"]
-    panels = (("jaccard", "Jaccard index", "cividis", 0.0), ("cosine", "cosine of the updates", "PuOr", -1.0))
-    numbers = range(1, len(labels) + 1)
+    panels = (
+        ("jaccard", "Jaccard index", "cividis", (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
+        ("cosine", "cosine of the updates", "PuOr", (-1.0, -0.5, 0.0, 0.5, 1.0)),
+    )
     few = len(labels) <= _ANNOTATED
-    size = _SIZE if few else 6.0
-    for axes, (key, title, colors, least) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
-        grid = _matrix(len(labels), pairs, key)
-        image = axes.imshow(
-            grid, cmap=colormaps[colors].with_extremes(bad="#eeeeee"), vmin=least, vmax=1.0, aspect="auto"
-        )
-        axes.set_xticks(range(len(labels)), [str(n) for n in numbers])
-        axes.set_yticks(range(len(labels)), [f"{label}  {n}" for n, label in zip(numbers, labels, strict=True)])
-        axes.tick_params(labelsize=size, length=2)
-        axes.set_title(title, fontsize=_SIZE + 1)
-        axes.spines[:].set_visible(False)
-        bar = figure.colorbar(image, ax=axes, pad=0.03)
-        bar.ax.tick_params(labelsize=_SIZE - 1)
-        if few:
-            _annotate(axes, image, grid)
+    size = SIZE if few else 6.0
+    panel = max(2.4, 0.11 * len(labels))
+    bottom = EDGE + X_TICKS
+    canvas = Canvas(bottom + panel + TITLE)
+    numbered = [f"{label}  {n}" for n, label in enumerate(labels, 1)]
+    shown = range(0, len(labels), 1 + len(labels) // 25)  # of the numbers below
+    left = EDGE + TICK + widest(numbered, size)
+    scale, scale_numbers = 0.12, TICK + widest(map(number, panels[1][3]), SIZE - 1)
+    width = (WIDTH - left) / 2 - 2 * EDGE - scale - scale_numbers
+    for place, (key, title, colors, marks) in enumerate(panels):
+        shade = _Scale(colormaps[colors], marks[0])
+        ends = len(labels) - 0.5
+        axes = Axes(canvas, left, bottom, width, panel, (-0.5, ends), (ends, -0.5))
+        axes.title(title)
+        _draw_matrix(axes, _matrix(len(labels), pairs, key), shade, few)
+        axes.x_ticks(shown, [str(n + 1) for n in shown], size)
+        if not place:
+            axes.y_ticks(range(len(labels)), numbered, size)
+        bar = Axes(canvas, left + width + EDGE, bottom, scale, panel, (0.0, 1.0), (marks[0], 1.0))
+        step = (1.0 - marks[0]) / _SHADES
+        for n in range(_SHADES):
+            bar.box(0.0, marks[0] + n * step, 1.0, marks[0] + (n + 1) * step, shade(marks[0] + (n + 0.5) * step))
+        bar.y_ticks(marks, size=SIZE - 1, right=True)
+        left += width + EDGE + scale + scale_numbers + EDGE
+    return canvas
 
 
-def _annotate(axes: Any, image: Any, grid: Sequence[Sequence[float]]) -> None:
+@dataclass(frozen=True)
+class _Scale:
+    """Colours of the values from `least` to 1."""
+
+    colors: Any
+    least: float
+
+    def __call__(self, value: float) -> Any:
+        return _EMPTY if math.isnan(value) else self.colors((value - self.least) / (1.0 - self.least))
+
+
+def _draw_matrix(axes: Axes, grid: Sequence[Sequence[float]], shade: _Scale, numbered: bool) -> None:
     for row, values in enumerate(grid):
         for column, value in enumerate(values):
-            if row != column:
-                red, green, blue, _ = image.cmap(image.norm(value))
-                bright = 0.299 * red + 0.587 * green + 0.114 * blue > 0.5
-                axes.text(
-                    column,
-                    row,
+            color = shade(value)
+            axes.box(column - 0.5, row - 0.5, column + 0.5, row + 0.5, color)
+            if numbered and row != column:
+                red, green, blue, *_ = color
+                axes.canvas.text(
+                    axes.at_x(column),
+                    axes.at_y(row),
                     f"{round(value, 2) + 0.0:.2f}",  # + 0.0: no "-0.00"
-                    ha="center",
-                    va="center",
-                    color="black" if bright else "white",
-                    fontsize=_SIZE if len(grid) <= 5 else 5.5,
+                    size=SIZE if len(grid) <= 5 else 5.5,
+                    across=0.5,
+                    middle=True,
+                    color="black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white",
                 )
 
 
@@ -224,21 +287,9 @@ def _matrix(agents: int, pairs: Sequence[Mapping[str, Any]], key: str) -> list[l
     return grid
 
 
-def _finish(axes: Any, title: str, x: str, y: str, *, grid: str = "y") -> None:
-    axes.set_title(title, fontsize=_SIZE + 1)
-    axes.set_xlabel(x, fontsize=_SIZE)
-    axes.set_ylabel(y, fontsize=_SIZE)
-    axes.tick_params(labelsize=_SIZE, length=2)
-    axes.grid(axis=grid, **_GRID)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
 def _label(text: str) -> str:
     """Foreign text that fits beside an axis: its two ends, in characters that the font has."""
-    from matplotlib.font_manager import findfont, get_font
-
-    known = get_font(findfont(_FONT)).get_charmap()
+    known = font().get_charmap()
     shown = "".join(c if c.isprintable() and ord(c) in known else "?" for c in text)
     if len(shown) <= _LABEL:
         return shown

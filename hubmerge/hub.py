@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hubmerge.errors import GatedError, HubUnavailableError, LoginError, SourceNotFoundError
 from hubmerge.hub_bytes import HubBytes
@@ -20,6 +20,9 @@ from hubmerge.hub_errors import Patience, translated
 from hubmerge.hub_writing import HubWriting
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
 from hubmerge.sources.base import FileInfo, is_hub_id
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
 
 RepoType = Literal["model", "dataset"]
 SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; nothing that is no weight is larger
@@ -98,13 +101,21 @@ class Hub(HubWriting):
         self.repo_type: RepoType = repo_type
         self._token: str | bool = token or False  # False: never fall back to a token lying on this machine
         self.patience = patience or Patience()
+        self._bytes = HubBytes(self.endpoint, self._token, self.patience, repo_type, self.connect)
+
+    @cached_property
+    def _api(self) -> HfApi:  # type: ignore[override]
+        """The client, loaded when the Hub is first asked: a merge of local folders never asks it."""
         from huggingface_hub import HfApi, constants
 
         if Settings(endpoint=self.endpoint).is_loopback:
             constants.HF_HUB_DISABLE_XET = True  # the embedded Hub speaks plain LFS
         _limit_waiting()
-        self._api = HfApi(endpoint=self.endpoint, token=self._token, library_name="hubmerge")
-        self._bytes = HubBytes(self.endpoint, self._token, self.patience, repo_type)
+        return HfApi(endpoint=self.endpoint, token=self._token, library_name="hubmerge")
+
+    def connect(self) -> None:
+        """Load the client now; it sends nothing yet."""
+        assert self._api is not None
 
     @property
     def datasets(self) -> Hub:

@@ -59,13 +59,17 @@ class BreakableFile(io.BufferedReader):
 class HubBytes:
     """Reads files of repos of one type at `endpoint` with `token` (False: anonymously)."""
 
-    def __init__(self, endpoint: str, token: str | bool, patience: Patience, repo_type: str = "model") -> None:
+    def __init__(
+        self, endpoint: str, token: str | bool, patience: Patience, repo_type: str, connect: Callable[[], None]
+    ) -> None:
+        """`connect` is called before every request, to set the client up."""
         self._repo_type = repo_type
         self._endpoint = endpoint
         self._origin = _origin(endpoint)
         self._loopback = Settings(endpoint=endpoint).is_loopback
         self._token = token
         self._patience = patience
+        self._connect = connect
 
     def range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
         """Bytes start … end−1 of a file."""
@@ -176,6 +180,7 @@ class HubBytes:
         from huggingface_hub.utils._headers import build_hf_headers
         from huggingface_hub.utils._http import get_session
 
+        self._connect()
         url = hf_hub_url(repo_id, path, revision=sha, repo_type=self._repo_type, endpoint=self._endpoint)
         plain = {"Accept-Encoding": "identity", **headers}
         etag = ""

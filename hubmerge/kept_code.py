@@ -14,6 +14,7 @@ import os
 import pickle
 import platform
 import sys
+from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -54,6 +55,25 @@ def keep(dispatcher: Any, identity: str, folder: Path | None) -> Any:
     """
     dispatcher._cache = KeptCode(folder, dispatcher.py_func.__name__, identity)
     return dispatcher
+
+
+def kept(*modules: Any, signature: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """numba.njit(signature, **options) for a module's own functions, with code that stays.
+
+    `modules`: what else decides it, beside the module of the function. In place of numba's `cache=True` on what Python
+    calls; what only compiled code calls needs neither.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        files = digest_of_files(sys.modules[function.__module__], *modules)
+        identity = _digest(function.__qualname__, repr(sorted(options.items())), files)
+        dispatcher = keep(numba.njit(**options)(function), identity, numbas_folder())
+        if signature is not None:
+            dispatcher.compile(signature)
+            dispatcher.disable_compile()
+        return dispatcher
+
+    return decorate
 
 
 class KeptCode(_Cache):  # type: ignore[misc]
@@ -116,7 +136,7 @@ class KeptCode(_Cache):  # type: ignore[misc]
     def _digest_of(self, sig: Any, codegen: Any) -> str:
         settings = [(name, getattr(config, name, None)) for name in _SETTINGS]
         made_by = (numba.__version__, llvmlite.__version__, np.__version__, sys.version, platform.machine())
-        return _digest(self._identity, str(sig), repr(codegen.magic_tuple()), repr(made_by), repr(settings))
+        return _digest(self._name, self._identity, str(sig), repr(codegen.magic_tuple()), repr(made_by), repr(settings))
 
     def _path(self, digest: str) -> Path:
         assert self._folder is not None

@@ -18,16 +18,16 @@ from hashlib import sha256
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
+from uuid import uuid4
 
 from llvmlite.binding import set_option  # type: ignore[import-untyped]
 from numba import njit
 from numba.extending import overload
 
 from hubmerge import kept_code
-from hubmerge.compiled_passes import STRICT
 from hubmerge.kept_code import digest_of_files, keep, numbas_folder
 from hubmerge.methods import ops
-from hubmerge.pass_types import APPLY
+from hubmerge.pass_types import APPLY, STRICT
 
 # a kernel's loop over five agents or more stays a loop otherwise, and then that over elements is not vectorised
 _UNROLL_THRESHOLD = 8000
@@ -66,14 +66,15 @@ def compile_loop(
 ) -> Any:
     """`kernel_loop`, its machine code from `folder` or compiled and kept there."""
     source = _source(agents, inputs, columns, constants)
-    scope: dict[str, Any] = {"__name__": __name__, "kernel": njit(**STRICT)(kernel)}
-    exec(source, scope)  # noqa: S102 (the text is made from four integers)
-    loop = njit(**STRICT)(scope["loop"])
     meaning = meaning_of(kernel)
+    settings = repr((str(APPLY), sorted(STRICT.items())))
+    told = (digest_of_files(sys.modules[__name__], kept_code), source, settings, meaning or uuid4().hex)
+    identity = sha256("\n".join(told).encode()).hexdigest()
+    scope: dict[str, Any] = {"__name__": __name__, "kernel": njit(**STRICT)(_named(kernel, f"kernel_{identity}"))}
+    exec(source, scope)  # noqa: S102 (the text is made from four integers)
+    loop = njit(**STRICT)(_named(scope["loop"], f"loop_{identity}"))
     if meaning is not None:
-        settings = repr((str(APPLY), sorted(STRICT.items())))
-        told = (digest_of_files(sys.modules[__name__], kept_code), source, settings, meaning)
-        loop = keep(loop, sha256("\n".join(told).encode()).hexdigest(), folder)
+        loop = keep(loop, identity, folder)
     set_option("hubmerge", f"-unroll-threshold={_UNROLL_THRESHOLD}")
     try:
         loop.compile(APPLY)
@@ -81,6 +82,17 @@ def compile_loop(
         set_option("hubmerge", f"-unroll-threshold={_LLVMS_UNROLL_THRESHOLD}")
     loop.disable_compile()
     return loop
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A copy under another name. Symbols of machine code are made from names and a number that begins anew in every
+    process: of two functions of one name, one kept and one compiled now, the linker would run the first for both."""
+    assert isinstance(function, FunctionType)
+    copy = FunctionType(function.__code__, function.__globals__, name, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__qualname__ = name
+    copy.__module__ = __name__
+    return copy
 
 
 def _source(agents: int, inputs: int, columns: int, constants: int) -> str:

@@ -1,44 +1,38 @@
-"""The two counting passes of selection.py, fused over the agents and compiled by numba; the same counts as there.
+"""The counting passes of selection.py, fused over the agents and compiled by numba; the same counts as there.
 
-A block at a time: what is not zero (in the second pass: what lies in the wanted bin) is packed together first, so
-that a sparse agent costs no more than the scan, and random drops are drawn for those elements only. Each row is
-counted in _COPIES histograms by turns, because the updates of a bf16 checkpoint share few bins and each addition to
-a bin waits for the last one. Only bins that are not empty leave the pass, as triples (row, bin, count).
+A block at a time: the keys of what is not zero (in the second pass: the lower halves of what has the wanted key) are
+packed together first, so that a sparse agent costs no more than the scan, and random drops are drawn for those elements
+only. Each row is counted in _COPIES histograms by turns, because the updates of a bf16 checkpoint share few keys and
+each addition to a bin waits for the last one. Only bins that are not empty leave the pass: triples (row, bin, count).
 
-This file calls no compiled function of another one: numba's cache would not notice when that one changes.
+What is kept of the machine code is known by this file and vector_code.py; it calls no compiled function of another one.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hubmerge.counter_rng import Key
+from hubmerge import vector_code
 from hubmerge.dtypes import decode
 from hubmerge.eager import ChunkInputs
-from hubmerge.vector_code import VECTOR, pack_equal, pack_nonzero
+from hubmerge.kept_code import kept
+from hubmerge.methods.base import Threshold
+from hubmerge.vector_code import KEYS, pack_keys, pack_lower, pack_words, widen
 
-_BLOCK = 4096
-_COPIES = 4
-_STRICT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False, "cache": True}
+BINS = 1 << 16  # of keys, and of lower halves
+_COPIES = 8
+_WIDTH = BINS + 112  # of scratch rows, which would share cache sets if they lay a power of two apart
+_BLOCK = 16_384  # long enough for reading ahead, short enough for the second cache level
+_SHORT_BLOCK = 4096  # short enough for the first, as float32
+_STRICT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 _thread = threading.local()  # .scratch: histograms, all zero between two passes
-
-
-@njit(**_STRICT)
-def _load(raw16, raw32, row, start, n, values):
-    """values[n] = one block of one model as float32; raw16 holds BF16, else raw32 the values."""
-    if raw16.shape[0] > 0:
-        source = raw16[row, start : start + n]
-        bits = values[:n].view(np.uint32)
-        for i in range(n):
-            bits[i] = np.uint32(source[i]) << np.uint32(16)
-    else:
-        values[:n] = raw32[row, start : start + n]
 
 
 @njit(**_STRICT)
@@ -49,149 +43,207 @@ def _mix(x):
 
 
 @njit(**_STRICT)
-def _survivors(places, found, index, first, second, p, kept):
-    """Leaves in kept[:…] what the random drop leaves; the draws are counter_rng.uniform's."""
-    left = np.int64(0)
+def _mix_upper(x):
+    """_mix, right from bit 33 on: its last step changes lower bits only."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    return (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+
+
+@njit(**_STRICT)
+def _survivors(places, found, index, first, second, bound, packed):
+    """Leaves in places[:…] those of packed[:found] that the random drop leaves: counter_rng.uniform's draw is at
+    least bound · 2⁻²⁴. Elements behind the last ones are overwritten."""
+    start = np.uint64(index) * np.uint64(0x9E3779B97F4A7C15) + first
     for j in range(found):
-        x = (np.uint64(index) + np.uint64(places[j])) * np.uint64(0x9E3779B97F4A7C15) + first
-        drawn = np.float32(_mix(_mix(x) ^ second) >> np.uint64(40)) * np.float32(2.0**-24)
-        kept[left] = kept[j]
-        left += np.int64(drawn >= p)
+        x = np.uint64(places[j]) * np.uint64(0x9E3779B97F4A7C15) + start
+        drawn = _mix_upper(_mix(x) ^ second) >> np.uint64(40)
+        packed[j] = packed[j] if drawn >= bound else np.uint16(0)
+    packed[found : found + KEYS] = np.uint16(0)
+    left = np.int64(0)
+    for j in range(0, found, KEYS):
+        left += pack_words(packed, j, places, left)
     return left
 
 
 @njit(**_STRICT)
-def _pack(values, n, fine, wanted, shift, kept):
-    """The non-zero magnitudes of values[n] (if `fine`, those in bin `wanted`); returns how many. n: whole vectors."""
-    bits = values.view(np.uint32)
+def _pack(base, agent, fine, wanted, packed, places):
+    """Keys of the differences that are not zero (if `fine`, lower halves of those with key `wanted`) and, unless it is
+    None, their places; returns how many."""
+    n = len(base)
+    whole = n - n % KEYS
     found = np.int64(0)
     if fine:
-        for i in range(0, n, VECTOR):
-            found += pack_equal(bits, i, kept, found, shift, wanted)
+        for i in range(0, whole, KEYS):
+            found += pack_lower(base, agent, i, wanted, packed, places, found)
     else:
-        for i in range(0, n, VECTOR):
-            found += pack_nonzero(bits, i, kept, found)
+        for i in range(0, whole, KEYS):
+            found += pack_keys(base, agent, i, packed, places, found)
     return found
 
 
 @njit(**_STRICT)
-def _pack_places(values, n, fine, wanted, shift, kept, places):
-    """_pack, and the elements' places."""
-    bits = values.view(np.uint32)
-    found = np.int64(0)
-    for i in range(n):
-        magnitude = bits[i] & np.uint32(0x7FFFFFFF)
-        kept[found] = magnitude
-        places[found] = i
-        found += np.int64(magnitude != 0 and (not fine or (magnitude >> shift) == wanted))
-    return found
+def _count(packed, found, row):
+    """One addition each to row[_COPIES, bins]; packed[:found] is read eight at a time."""
+    words = packed.view(np.uint64)
+    mask = np.uint64(0xFFFF)
+    for i in range(0, found // 8 * 2, 2):
+        first, second = words[i], words[i + 1]
+        row[0, first & mask] += np.uint32(1)
+        row[1, (first >> np.uint64(16)) & mask] += np.uint32(1)
+        row[2, (first >> np.uint64(32)) & mask] += np.uint32(1)
+        row[3, first >> np.uint64(48)] += np.uint32(1)
+        row[4, second & mask] += np.uint32(1)
+        row[5, (second >> np.uint64(16)) & mask] += np.uint32(1)
+        row[6, (second >> np.uint64(32)) & mask] += np.uint32(1)
+        row[7, second >> np.uint64(48)] += np.uint32(1)
+    for i in range(found // 8 * 8, found):
+        row[0, packed[i]] += np.uint32(1)
 
 
 @njit(**_STRICT)
-def _count(raw16, raw32, n, agents, wanted, shift, drop, p, rescale, keys, index, scratch):
-    """Adds to scratch[agents, _COPIES, bins]: patterns by their upper bits where wanted is empty, else the lower bits
-    of those whose upper ones are wanted[k]."""
+def _widen(packed, found, span):
+    """span[2] = the smallest and the largest bin so far."""
+    low, high = span[0], span[1]
+    for i in range(found):
+        low = packed[i] if packed[i] < low else low
+        high = packed[i] if packed[i] > high else high
+    span[0], span[1] = low, high
+
+
+@kept(vector_code, **_STRICT)
+def _count_all(stored, n, wanted, drop, bound, draw_keys, index, scratch, spans):
+    """Adds to scratch[agents, _COPIES, bins]: keys where wanted is empty, else the lower halves of those whose key is
+    wanted[k], unless that is even. spans[agents, 2] are the smallest and the largest bin, except 0."""
     fine = wanted.shape[0] > 0
-    mask = np.uint32((1 << shift) - 1)
-    base, values = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.float32)
-    kept, places = np.empty(_BLOCK + VECTOR, np.uint32), np.empty(_BLOCK + 1, np.uint32)
-    low = np.uint32(shift)
-    for block in range((n + _BLOCK - 1) // _BLOCK):
-        start = block * _BLOCK
-        m = min(n - start, _BLOCK)
-        _load(raw16, raw32, 0, start, m, base)
+    packed, places = np.empty(_BLOCK + 2 * KEYS, np.uint16), np.empty(_BLOCK + 2 * KEYS, np.uint16)
+    last = np.zeros((2, KEYS), stored.dtype)
+    for start in range(0, n, _BLOCK):
+        stop = min(n, start + _BLOCK)
+        whole = start + (stop - start) // KEYS * KEYS
+        for k in range(spans.shape[0]):
+            key = wanted[k] if fine else np.uint16(1)
+            if key % 2 == 0:
+                continue
+            for part in range(2):
+                first, end = (start, whole) if part == 0 else (whole, stop)
+                if first == end:
+                    continue
+                if part == 0:
+                    base, agent = stored[0, first:end], stored[k + 1, first:end]
+                else:
+                    last[0, : end - first], last[1, : end - first] = stored[0, first:end], stored[k + 1, first:end]
+                    base, agent = last[0], last[1]
+                if drop:
+                    found = _pack(base, agent, fine, key, packed, places)
+                    counted = places
+                    found = _survivors(places, found, index + first, draw_keys[k, 0], draw_keys[k, 1], bound, packed)
+                else:
+                    found = _pack(base, agent, fine, key, packed, None)
+                    counted = packed
+                _count(counted, found, scratch[k])
+                _widen(counted, found, spans[k])
+                if not fine:
+                    scratch[k, 0, 0] += np.uint32(end - first - found)
+
+
+@kept(vector_code, **_STRICT)
+def _count_private(stored, n, epsilon, wanted, row, span):
+    """As _count_all, of all agents in one row: the magnitudes of elements where one agent alone is active."""
+    fine = wanted.shape[0] > 0
+    key = wanted[0] if fine else np.uint16(1)
+    if key % 2 == 0:
+        return
+    agents = stored.shape[0] - 1
+    magnitudes, nothing = np.empty((agents, _SHORT_BLOCK), np.float32), np.zeros(_SHORT_BLOCK, np.float32)
+    active = np.empty(_SHORT_BLOCK, np.uint8)
+    packed = np.empty(_SHORT_BLOCK + 2 * KEYS, np.uint16)
+    for start in range(0, n, _SHORT_BLOCK):
+        m = min(n - start, _SHORT_BLOCK)
+        padded = (m + KEYS - 1) // KEYS * KEYS
+        active[:m] = np.uint8(0)
+        base = stored[0, start : start + m]
         for k in range(agents):
-            _load(raw16, raw32, k + 1, start, m, values)
-            if drop:
-                for i in range(m):
-                    values[i] = (values[i] - base[i]) * rescale
-            else:
-                for i in range(m):
-                    values[i] = values[i] - base[i]
-            whole = (m + VECTOR - 1) // VECTOR * VECTOR
-            values[m:whole] = np.float32(0)
-            bin_ = np.uint32(wanted[k]) if fine else np.uint32(0)
-            # zeros are counted as what is left, so that bin 0 needs everything that is not zero
-            if not drop:
-                found = _pack(values, whole, fine and bin_ != 0, bin_, low, kept)
-            else:
-                found = _pack_places(values, m, fine and bin_ != 0, bin_, low, kept, places)
-                found = _survivors(places, found, index + start, keys[k, 0], keys[k, 1], p, kept)
-            row = scratch[k]
-            if not fine:
-                for j in range(found):
-                    row[j % _COPIES, kept[j] >> low] += np.uint32(1)
-                row[0, 0] += np.uint32(m - found)
-            elif bin_ != 0:
-                for j in range(found):
-                    row[j % _COPIES, kept[j] & mask] += np.uint32(1)
-            else:
-                row[0, 0] += np.uint32(m - found)
-                for j in range(found):
-                    if (kept[j] >> low) == 0:
-                        row[0, kept[j] & mask] += np.uint32(1)
+            agent, own = stored[k + 1, start : start + m], magnitudes[k]
+            for i in range(m):
+                own[i] = abs(widen(agent[i]) - widen(base[i]))
+                active[i] += np.uint8(own[i] > epsilon)
+        for k in range(agents):
+            own = magnitudes[k]
+            for i in range(m):
+                own[i] = own[i] if active[i] == 1 and own[i] > epsilon else np.float32(0)
+            own[m:padded] = np.float32(0)
+            found = _pack(nothing[:padded], own[:padded], fine, key, packed, None)
+            _count(packed, found, row)
+            _widen(packed, found, span)
 
 
-@njit(**_STRICT)
-def _take(scratch):
+@kept(vector_code, **_STRICT)
+def _take(scratch, spans):
     """[bins that are not empty, 3]: row, bin, count; leaves scratch empty."""
-    rows, copies, bins = scratch.shape
+    rows, copies, _ = scratch.shape
     filled = np.int64(0)
     for row in range(rows):
+        low, end = np.int64(spans[row, 0]), np.int64(spans[row, 1]) + 1
+        total = scratch[row, 0, low:end]
         for copy in range(1, copies):
-            for i in range(bins):
-                scratch[row, 0, i] += scratch[row, copy, i]
-            scratch[row, copy] = np.uint32(0)
-        for i in range(bins):
-            filled += np.int64(scratch[row, 0, i] != 0)
+            part = scratch[row, copy, low:end]
+            for i in range(len(total)):
+                total[i] += part[i]
+                part[i] = np.uint32(0)
+        filled += np.int64(scratch[row, 0, 0] != 0)
+        for i in range(len(total)):
+            filled += np.int64(total[i] != 0)
     out = np.empty((filled, 3), np.int64)
     place = 0
     for row in range(rows):
-        for i in range(bins):
+        zeros = scratch[row, 0, 0]
+        if zeros != 0:
+            out[place, 0], out[place, 1], out[place, 2] = row, 0, zeros
+            scratch[row, 0, 0] = np.uint32(0)
+            place += 1
+        for i in range(np.int64(spans[row, 0]), np.int64(spans[row, 1]) + 1):
             if scratch[row, 0, i] != 0:
                 out[place, 0], out[place, 1], out[place, 2] = row, i, scratch[row, 0, i]
+                scratch[row, 0, i] = np.uint32(0)
                 place += 1
-        scratch[row, 0] = np.uint32(0)
     return out
 
 
 def count_magnitudes(
-    chunk: ChunkInputs, wanted: Sequence[int], *, shift: int, bins: int, drop: float | None
+    chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float
 ) -> NDArray[np.int64]:
-    """[m, 3] (agent, bin, count) of the bit patterns of every agent's |δ|, after the random drop unless it is None.
+    """[m, 3] (row, bin, count) of the keys of the magnitudes that `threshold` ranks; a row per agent, or one.
 
-    A bin is the pattern without its lower `shift` bits; with one `wanted` bin per agent, the lower bits of what lies
-    in it.
+    With one `wanted` key per row: of the lower halves of what has it; an even key has no such.
     """
     agents = len(chunk.raws) - 1
-    none16, none32 = np.empty((0, 0), np.uint16), np.empty((0, 0), np.float32)
     kinds = set(chunk.dtypes)
     if kinds == {"BF16"} or kinds == {"F32"}:
         stored: NDArray[Any] = np.stack(chunk.raws) if chunk.stacked is None else chunk.stacked
     else:
         stored = np.stack([decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True)])
-    raw16, raw32 = (stored, none32) if kinds == {"BF16"} else (none16, stored)
-    scratch = _scratch(agents, bins)
-    p = np.float32(drop or 0.0)
-    rescale = np.float32(1.0 / (1.0 - (drop or 0.0)))
-    _count(
-        raw16, raw32, len(chunk.raws[0]), agents, np.array(wanted, dtype=np.int64), shift, drop is not None, p, rescale,
-        _keys(chunk.uniform_keys, agents), chunk.start, scratch,
-    )  # fmt: skip
-    found: NDArray[np.int64] = _take(scratch)
+    n, keys = len(chunk.raws[0]), np.array(wanted, dtype=np.uint16)
+    rows = 1 if threshold.of == "private" else agents
+    scratch, spans = _scratch(rows), np.tile(np.array([BINS - 1, 0], np.uint16), (rows, 1))
+    if threshold.of == "private":
+        _count_private(stored, n, np.float32(epsilon), keys, scratch[0], spans[0])
+    else:
+        drop = threshold.of == "dropped"
+        draw_keys = np.array([(k.first, k.second) for k in chunk.uniform_keys if drop], np.uint64).reshape(-1, 2)
+        _count_all(stored, n, keys, drop, _bound(threshold.drop), draw_keys, chunk.start, scratch, spans)
+    found: NDArray[np.int64] = _take(scratch, spans)
     return found
 
 
-def _scratch(agents: int, bins: int) -> NDArray[np.uint32]:
-    """This thread's histograms [agents, _COPIES, bins]; made once, since fresh pages cost more than counting."""
-    needed = agents * _COPIES * bins
+def _bound(p: float) -> np.uint64:
+    """The smallest k with k · 2⁻²⁴ ≥ p, p being rounded to float32 as a kernel's constants are."""
+    return np.uint64(ceil(float(np.float32(p)) * 2**24))
+
+
+def _scratch(rows: int) -> NDArray[np.uint32]:
+    """This thread's histograms [rows, _COPIES, bins]; made once, since fresh pages cost more than counting."""
+    needed = rows * _COPIES * _WIDTH
     kept: NDArray[np.uint32] | None = getattr(_thread, "scratch", None)
     if kept is None or kept.size < needed:
         kept = _thread.scratch = np.zeros(needed, np.uint32)
-    return kept[:needed].reshape(agents, _COPIES, bins)
-
-
-def _keys(keys: Sequence[Key], agents: int) -> NDArray[np.uint64]:
-    if not keys:
-        return np.zeros((agents, 2), np.uint64)
-    return np.array([(k.first, k.second) for k in keys], dtype=np.uint64)
+    return kept[:needed].reshape(rows, _COPIES, _WIDTH)

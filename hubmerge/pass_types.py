@@ -1,8 +1,13 @@
-"""The types of a method's loop and of the merging pass, for which compiled_passes.py is compiled ahead."""
+"""How compiled code is compiled: its settings, and the types of a method's loop and of the merging pass."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from numba import types
+
+STRICT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
+INNER = STRICT | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # of what only compiled code calls
 
 # inputs[rows, ≥ n], per_agent[K, columns], constants, n, out[≥ n]
 APPLY = types.void(

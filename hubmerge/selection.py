@@ -1,9 +1,11 @@
 """Exact order statistics of magnitudes, by streaming selection on float bit patterns in bounded memory.
 
-Among non-negative floats the order of the values is the order of their bit patterns. The patterns' upper half is
-counted in one pass, which finds the bin that holds the wanted rank; their lower half is counted within that bin in
-a second pass, which finds the value. No sample, no sort: the result is the element itself. Memory is a few histograms
-of 65,536 bins per agent and thread. magnitude_counts.py does the counting of both passes compiled.
+Among non-negative floats the order of the values is the order of their bit patterns. A pattern's key is its upper half
+and one bit more, which tells whether its lower half is zero or not: the order of the keys is that of the patterns, and
+an even key is that of one value alone. The keys are counted in one pass, which finds the key that holds the wanted
+rank. Differences of bf16 models hardly ever need more bits, so that mostly this is the value; only for odd keys the
+lower halves are counted within the key in a second pass. No sample, no sort: the result is the element itself. Memory
+is a few histograms of 65,536 bins per agent and thread. magnitude_counts.py does the counting of both passes compiled.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from hubmerge.counting import Float32, activity
 from hubmerge.eager import ChunkInputs, decoded
 from hubmerge.methods.base import Threshold
 
-_LOW_BITS = 15  # of the 31 bits of a magnitude; 16 upper ones
-_HIGH = 1 << 16
-_LOW = 1 << _LOW_BITS
+_LOWER_BITS = 16  # of the 31 bits of a magnitude; 15 upper ones
+_LOWER = (1 << _LOWER_BITS) - 1
+BINS = 1 << 16  # of keys, and of lower halves
 
 Counts = NDArray[np.int64]  # [m, 3]: row, bin, how often, of the bins that are not empty
 CountChunks = Callable[[Callable[[ChunkInputs], Counts]], Iterator[Counts]]
@@ -33,35 +35,41 @@ class Magnitudes:
 
     threshold: Threshold
     epsilon: float
-    compiled: bool = True  # the same counts in one pass, where there is one
+    compiled: bool = True  # the same counts in one pass
 
     def count(self, chunk: ChunkInputs, wanted: Sequence[int] = ()) -> Counts:
-        """The upper half of every pattern; with a `wanted` upper half per row, the lower half of its patterns."""
-        of, bins = self.threshold.of, _LOW if wanted else _HIGH
-        if self.compiled and of != "private":
+        """The key of every pattern; with a `wanted` key per row, the lower half of what has it, if it is odd."""
+        if self.compiled:
             from hubmerge.magnitude_counts import count_magnitudes  # numba takes half a second to import
 
-            drop = self.threshold.drop if of == "dropped" else None
-            return count_magnitudes(chunk, wanted, shift=_LOW_BITS, bins=bins, drop=drop)
+            return count_magnitudes(chunk, wanted, self.threshold, self.epsilon)
         found = []
         for number, row in enumerate(self.rows(chunk)):
             bits = _bits(row)
-            counted = bits >> _LOW_BITS
+            counted = keys = (bits >> _LOWER_BITS << 1) | ((bits & _LOWER) != 0)
             if wanted:
-                counted = bits[counted == wanted[number]] & (_LOW - 1)
+                counted = bits[(keys == wanted[number]) & (keys % 2 == 1)] & _LOWER
             filled = np.bincount(counted, minlength=1)
             place = np.flatnonzero(filled)
             found.append(np.stack([np.full_like(place, number), place, filled[place]], axis=1))
         return np.concatenate(found)
+
+    def compared(self, value: np.float32) -> float:
+        """What the method compares with, of a value of `rows`. A drop's rescaling keeps the order, so it is done to the
+        ranked element alone; were it done to all of them, their patterns would be longer."""
+        if self.threshold.of != "dropped":
+            return float(value)
+        with np.errstate(all="ignore"):
+            return float(value * np.float32(1.0 / (1.0 - self.threshold.drop)))
 
     def rows(self, chunk: ChunkInputs) -> list[Float32]:
         _, _, deltas = decoded(chunk)
         if self.threshold.of == "delta":
             return [np.abs(d) for d in deltas]
         if self.threshold.of == "dropped":
-            p, rescale = np.float32(self.threshold.drop), np.float32(1.0 / (1.0 - self.threshold.drop))
+            p = np.float32(self.threshold.drop)
             return [
-                np.abs(np.where(_uniform(key, chunk) >= p, d * rescale, np.float32(0)))
+                np.abs(np.where(_uniform(key, chunk) >= p, d, np.float32(0)))
                 for key, d in zip(chunk.uniform_keys, deltas, strict=True)
             ]
         act = activity(deltas, self.epsilon)
@@ -72,28 +80,31 @@ class Magnitudes:
 def select(magnitudes: Magnitudes, agents: int, passes: CountChunks) -> tuple[float, ...]:
     """The magnitude of the wanted rank, per agent; 0 where there is nothing to rank.
 
-    `passes(count)` must yield `count(chunk)` for every chunk of the tensor or model; it is called twice.
+    `passes(count)` must yield `count(chunk)` for every chunk of the tensor or model; it is called once, or twice.
     """
     rows = 1 if magnitudes.threshold.of == "private" else agents
-    coarse = _total(passes(magnitudes.count), (rows, _HIGH))
+    coarse = _total(passes(magnitudes.count), rows)
     found = [_from_the_top(row, magnitudes.threshold.rank(int(row.sum()))) for row in coarse]
-    wanted = [bin_ for bin_, _ in found]
-    fine = _total(passes(lambda chunk: magnitudes.count(chunk, wanted)), (rows, _LOW))
-    values = []
-    for row, (bin_, rank) in zip(fine, found, strict=True):
-        low, _ = _from_the_top(row, rank)
-        bits = (bin_ << _LOW_BITS) | low
-        values.append(float(np.uint32(bits).view(np.float32)) if row.any() else 0.0)
+    wanted = [key for key, _ in found]
+    bits = [key >> 1 << _LOWER_BITS for key in wanted]
+    if any(key % 2 for key in wanted):
+        fine = _total(passes(lambda chunk: magnitudes.count(chunk, wanted)), rows)
+        for number, (key, (_, rank)) in enumerate(zip(wanted, found, strict=True)):
+            if key % 2:
+                bits[number] |= _from_the_top(fine[number], rank)[0]
+    values = [magnitudes.compared(np.uint32(b).view(np.float32)) for b in bits]
     return tuple(values * agents) if rows == 1 else tuple(values)
 
 
 def _from_the_top(histogram: Counts, rank: int) -> tuple[int, int]:
     """The bin that holds the element of `rank` (1 is the largest), and its rank within that bin."""
-    above = np.cumsum(histogram[::-1])
-    place = int(np.searchsorted(above, max(1, rank)))
-    place = min(place, len(histogram) - 1)
+    filled = np.flatnonzero(histogram)[::-1]  # few of all bins
+    if not filled.size:
+        return 0, rank
+    above = np.cumsum(histogram[filled])
+    place = min(int(np.searchsorted(above, max(1, rank))), len(filled) - 1)
     before = int(above[place - 1]) if place else 0
-    return len(histogram) - 1 - place, max(1, rank) - before
+    return int(filled[place]), max(1, rank) - before
 
 
 def _bits(values: Float32) -> NDArray[np.uint32]:
@@ -104,8 +115,8 @@ def _uniform(key: Key, chunk: ChunkInputs) -> Float32:
     return uniform(key, chunk.start, len(chunk.raws[0]))
 
 
-def _total(parts: Iterable[Counts], shape: tuple[int, int]) -> Counts:
-    total = np.zeros(shape, dtype=np.int64)
+def _total(parts: Iterable[Counts], rows: int) -> Counts:
+    total = np.zeros((rows, BINS), dtype=np.int64)
     for part in parts:
         total[part[:, 0], part[:, 1]] += part[:, 2]  # no bin stands twice in a part
     return total

@@ -7,7 +7,6 @@ complete if and only if `hubmerge.json` is there: it is written last and removed
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -18,12 +17,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from hubmerge.errors import DiskError, TargetExistsError
 from hubmerge.follower import Follower
 from hubmerge.plan import Plan, PlannedShard
 from hubmerge.statistics import SCHEMA, ResultTally, Tally
+from hubmerge.uncached import UncachedFile
 
 MANIFEST = "hubmerge.json"
 WORK = ".hubmerge"  # inside the output folder, gone when it is complete
@@ -67,7 +67,7 @@ class ShardWriter:
         self._temporary = folder / WORK / (shard.filename + ".tmp")
         self._digest = hashlib.sha256()
         self._written = 0
-        self._file: BinaryIO | None = None
+        self._file: UncachedFile | None = None
         self._hashing = Follower(self._digest.update, "hubmerge-hash")
         self._writing = Follower(self._append, "hubmerge-write")
         self._threads = ExitStack()
@@ -76,8 +76,7 @@ class ShardWriter:
         try:
             with writing(self._final):
                 self._temporary.parent.mkdir(parents=True, exist_ok=True)
-                self._file = open(self._temporary, "wb", buffering=0)
-                self._reserve()
+                self._file = UncachedFile(self._temporary, self._shard.size)
         except DiskError:
             self.__exit__(None, None, None)
             raise
@@ -85,15 +84,6 @@ class ShardWriter:
         self._threads.enter_context(self._writing)
         self.write(self._shard.header)
         return self
-
-    def _reserve(self) -> None:
-        """Take the whole size from the disk now: a full disk is found before the work, and writing gets cheaper."""
-        assert self._file is not None
-        try:
-            os.posix_fallocate(self._file.fileno(), 0, self._shard.size)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise  # what other errors say is that this file system cannot reserve; it can be written
 
     def write(self, data: bytes | memoryview) -> None:
         """The next bytes, in file order, which must not change any more; DiskError when the disk is full, here or at
@@ -106,8 +96,7 @@ class ShardWriter:
     def _append(self, view: memoryview) -> None:
         assert self._file is not None
         with writing(self._final):
-            while view:
-                view = view[self._file.write(view) :]
+            self._file.append(view)
 
     def finish(self) -> tuple[int, str]:
         """Make the file durable under its name; returns its size in bytes and its sha256."""
@@ -116,6 +105,7 @@ class ShardWriter:
         self._hashing.finish()
         self._writing.finish()
         with writing(self._final):
+            self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
             os.replace(self._temporary, self._final)

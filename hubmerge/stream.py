@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge import eager
+from hubmerge import buffers, eager
 from hubmerge.chunks import (
     Chunk,
     Done,
@@ -39,6 +39,7 @@ from hubmerge.chunks import (
 from hubmerge.counting import fold_inputs, fold_result
 from hubmerge.distributed import ALONE
 from hubmerge.errors import InternalError, NonFiniteError
+from hubmerge.folding import TensorFold
 from hubmerge.methods import get_method
 from hubmerge.parallel_shards import Overall, write_shards
 from hubmerge.plan import Plan, PlannedTensor
@@ -76,10 +77,7 @@ class MergeResult:
 
     @property
     def total(self) -> ResultTally:
-        total = zero_result(len(self.statistics.agents))
-        for tally in self.result.values():
-            total = total + tally
-        return total
+        return ResultTally.sum_of([zero_result(len(self.statistics.agents)), *self.result.values()])
 
 
 @dataclass(frozen=True)
@@ -132,10 +130,13 @@ def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: O
     for chunk, item in in_order(chunks, count, options.workers, reader.abandon):
         name = chunk.tensor.name
         assert item.inputs is not None
-        tallies[name] = fold_inputs(tallies[name], item.inputs)
+        if not chunk.start:
+            fold = TensorFold(tallies[name], fold_inputs)
+        fold.add(item.inputs)
         done += chunk.count
-        _check_inputs(plan, name, tallies[name])
+        _check_inputs(plan, name, item.inputs.tally)
         if chunk.ends:
+            tallies[name] = fold.tally()
             counted = counted + tallies[name]
             observer.counted(counted)
         observer.progress("probe", done, total)
@@ -153,11 +154,13 @@ def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, ob
     magnitudes = Magnitudes(wanted, epsilon_of(plan), compiled=options.backend != "eager")
     merged = [t for t in plan.tensors() if t.action == "merge"]
     merged = options.ranks.mine(merged, lambda t: t.elements)
-    groups = [merged] if wanted.scope == "model" else [[t] for t in merged]
-    reader.expect([t for group in groups for t in (*group, *group)], again=True)
+    by_tensor = wanted.scope == "tensor"
+    groups = [[t] for t in merged] if by_tensor else [merged]
+    if by_tensor:
+        reader.expect([t for t in merged for _ in range(2)], again=True)
     done, total = 0, 2 * sum(t.elements for t in merged)
     found: dict[str, tuple[float, ...]] = {}
-    everyones = options.ranks if wanted.scope == "model" else ALONE
+    everyones = ALONE if by_tensor else options.ranks
 
     def own(group: list[PlannedTensor], count: CountChunk) -> Iterator[NDArray[np.int64]]:
         nonlocal done
@@ -176,11 +179,19 @@ def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, ob
             yield counted
 
     def passes(group: list[PlannedTensor], count: CountChunk) -> Iterator[NDArray[np.int64]]:
+        if not by_tensor:
+            reader.expect(group, again=True)
         return everyones.with_others(own(group, count), (len(plan.agents), MAGNITUDE_BINS))
 
     for group in groups:
+        end = done + 2 * sum(t.elements for t in group)
         values = select(magnitudes, len(plan.agents), partial(passes, group))
         found |= {t.name: values for t in group}
+        if done < end:  # the first pass was enough
+            done = end
+            observer.progress("select", done, total)
+            if by_tensor:
+                reader.consumed(group[0], group[0].elements)
     joined = options.ranks.joined(found)
     return {t.name: tuple(joined[t.name]) for t in plan.tensors() if t.name in joined}
 
@@ -321,6 +332,7 @@ def write_shard(
         return chunk, [w(chunk, stored, with_inputs=inputs is not None and i == 0) for i, w in enumerate(works)]
 
     with ExitStack() as stack:
+        stack.callback(buffers.drop)
         writers = [stack.enter_context(ShardWriter(o.folder, o.plan.shards[number])) for o in outputs]
         chunks = (
             c for t in shard.tensors for c in chunks_of(t, max(w.chunk_of(t, options.chunk(plan)) for w in works))
@@ -328,17 +340,23 @@ def write_shard(
         # a whole tensor is large: no more than two at a time
         for chunk, items in in_order(chunks, run, 1 if whole else workers or options.workers, reader.abandon):
             name = chunk.tensor.name
-            if inputs is not None and items[0].inputs is not None:
-                inputs[name] = fold_inputs(inputs[name], items[0].inputs)
-                _check_inputs(plan, name, inputs[name])
+            if not chunk.start:
+                fold_in = TensorFold(zero_tally(agents), fold_inputs)
+                folds_out = [TensorFold(zero_result(agents), fold_result) for _ in outputs]
+            if inputs is not None and (counts := items[0].inputs) is not None:
+                fold_in.add(counts)
+                _check_inputs(plan, name, counts.tally)
                 if chunk.ends:
+                    inputs[name] = fold_in.tally()
                     counted = counted + inputs[name]
                     observer.counted(counted)
-            for item, writer, result in zip(items, writers, results, strict=True):
+            for item, writer, fold_out, result in zip(items, writers, folds_out, results, strict=True):
                 writer.write(item.data)
                 if item.result is not None:
-                    result[name] = fold_result(result[name], item.result)
-                    _check_result(name, result[name])
+                    fold_out.add(item.result)
+                    _check_result(name, item.result.tally)
+                    if chunk.ends:
+                        result[name] = fold_out.tally()
             done += chunk.count
             observer.progress("merge", done, total)
             options.tell(observer.warning)

@@ -762,7 +762,7 @@ class Web:
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     web = Web()
-    Hub("https://hub.example")  # its own client factory is set once, at the first Hub
+    Hub("https://hub.example").connect()  # its own client factory is set once, by the first Hub that connects
     before = _http._GLOBAL_CLIENT_FACTORY
     huggingface_hub.set_client_factory(lambda: httpx2.Client(transport=httpx2.MockTransport(web.handle)))
     monkeypatch.setattr("hubmerge.hub_bytes.socket.getaddrinfo", web.resolve)

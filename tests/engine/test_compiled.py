@@ -13,6 +13,7 @@ from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
 from hubmerge.dtypes import decode, encode
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope
+from hubmerge.recipe import MAX_AGENTS
 from hubmerge.statistics import zero_tally
 
 SIZES = [1, 63, BLOCK - 1, BLOCK, 3 * BLOCK + 65]
@@ -64,7 +65,7 @@ def rule_of(method_name: str, chunk: eager.ChunkInputs, rounding: str) -> eager.
 
 @pytest.mark.parametrize("method", list(registry()))
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-@pytest.mark.parametrize("agents", [2, 3, compiled.MAX_AGENTS])
+@pytest.mark.parametrize("agents", [2, 3, 9])
 @pytest.mark.parametrize(
     ("stored", "output"),
     [
@@ -93,6 +94,22 @@ def test_compiled_and_eager_agree_bit_for_bit(
         probed = compiled.probe_chunk(chunk, 1e-5)
         assert probed.tally.to_json() == eager.probe_chunk(chunk, 1e-5).tally.to_json()
         assert probed.sums.tobytes() == slow.inputs.sums.tobytes()
+
+
+@pytest.mark.parametrize("method", ["ram", "ties", "sar"])
+def test_as_many_agents_as_a_recipe_takes_are_merged_alike(method: str) -> None:
+    dtypes = ("BF16",) * (MAX_AGENTS + 1)
+    chunk = for_method(chunk_of(MAX_AGENTS, BLOCK + 65, dtypes), method)
+    rule = rule_of(method, chunk, "nearest")
+    assert compiled.supports(MAX_AGENTS, "BF16")
+    slow = eager.merge_chunk(chunk, rule, "BF16", make_key(0, "x"), with_inputs=True)
+    fast = compiled.merge_chunk(chunk, rule, "BF16", make_key(0, "x"), with_inputs=True)
+    assert fast.raw.tobytes() == slow.raw.tobytes()
+    assert fast.result.sums.tobytes() == slow.result.sums.tobytes()
+    assert fast.inputs is not None
+    assert slow.inputs is not None
+    assert fast.inputs.sums.tobytes() == slow.inputs.sums.tobytes()
+    assert fast.inputs.tally.to_json() == slow.inputs.tally.to_json()
 
 
 def test_nan_and_infinity_are_counted_alike_and_stay_what_they_are() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hubmerge.counter_rng import make_key
 from hubmerge.eager import ChunkInputs
+from hubmerge.magnitude_counts import _bound
 from hubmerge.methods.base import Threshold
 from hubmerge.selection import Magnitudes
 
@@ -45,9 +46,25 @@ def test_compiled_counts_are_the_plain_ones(dtypes: tuple[str, ...], drop: float
         assert np.array_equal(fused.count(stored), coarse)
         assert coarse[:, 2].sum() == 10_000 * (len(dtypes) - 1)
         largest = [int(coarse[coarse[:, 0] == k, 1].max()) for k in range(len(dtypes) - 1)]
-        fullest = [int(rows[np.argmax(rows[:, 2]), 1]) for k in largest if (rows := coarse[coarse[:, 1] != 0]).size]
-        for wanted in (largest, fullest, [0] * len(largest), [9] * len(largest)):
+        rows = [coarse[(coarse[:, 0] == k) & (coarse[:, 1] != 0)] for k in range(len(dtypes) - 1)]
+        fullest = [int(row[np.argmax(row[:, 2]), 1]) for row in rows]
+        odd = [int(row[np.argmax(row[:, 2] * (row[:, 1] % 2)), 1]) for row in rows]
+        for wanted in (largest, fullest, odd, [0] * len(largest), [9] * len(largest)):
             assert np.array_equal(fused.count(stored, wanted), plain.count(stored, wanted))
+
+
+@pytest.mark.parametrize("dtypes", [("BF16",) * 4, ("F32",) * 3, ("BF16", "F16", "F32"), ("BF16",) * 2])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # float16 has no 3e38
+def test_compiled_counts_of_private_updates_are_the_plain_ones(dtypes: tuple[str, ...]) -> None:
+    stored = chunk(len(dtypes), dtypes, 10_001)
+    threshold = Threshold("private", "tensor", lambda n: 1)
+    plain, fused = Magnitudes(threshold, 1e-4, compiled=False), Magnitudes(threshold, 1e-4)
+    with np.errstate(all="ignore"):
+        coarse = plain.count(stored)
+        assert np.array_equal(fused.count(stored), coarse)
+        odd = coarse[coarse[:, 1] % 2 == 1]
+        for wanted in (*odd[np.argsort(odd[:, 2])[-3:], 1], 0, 9, 30_000):
+            assert np.array_equal(fused.count(stored, [int(wanted)]), plain.count(stored, [int(wanted)]))
 
 
 @settings(max_examples=25, deadline=None)
@@ -56,3 +73,13 @@ def test_no_length_loses_an_element(count: int, seed: int) -> None:
     stored = chunk(seed, ("BF16",) * 3, max(count, 1))
     counted = Magnitudes(Threshold("dropped", "tensor", lambda n: 1, 0.5), 1e-5).count(stored)
     assert [counted[counted[:, 0] == k, 2].sum() for k in range(2)] == [count, count]
+
+
+@given(
+    p=st.floats(0, 1, exclude_max=True) | st.sampled_from([0.0, 0.1, 0.5, 0.7, 2.0**-24, 3 * 2.0**-25, 1 - 2.0**-30])
+)
+def test_the_bound_of_a_draw_is_the_comparison_of_floats(p: float) -> None:
+    bound = int(_bound(p))
+    for k in range(max(bound - 2, 0), min(bound + 3, 2**24)):
+        assert (k >= bound) == bool(np.float32(k) * np.float32(2.0**-24) >= np.float32(p))
+    assert bound <= 2**24

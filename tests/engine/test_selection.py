@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hubmerge.counter_rng import make_key, uniform
 from hubmerge.eager import ChunkInputs
 from hubmerge.methods.base import Threshold
 from hubmerge.selection import Counts, Magnitudes, select
@@ -72,3 +73,23 @@ def test_private_magnitudes_of_all_agents_are_ranked_together() -> None:
 def test_nothing_to_rank_gives_zero() -> None:
     base = np.zeros(5, dtype=F)
     assert selected(Threshold("private", "tensor", lambda n: 1), base, [base, base], 2) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 0.9])
+def test_what_a_drop_leaves_is_ranked_as_if_every_element_were_rescaled(p: float, compiled: bool) -> None:
+    rng = np.random.default_rng(3)
+    agents = [(rng.normal(size=5000) * 10.0**-k).astype(F) for k in range(2)]
+    keys = tuple(make_key(0, "uniform", str(k), "t") for k in range(2))
+    stored = ChunkInputs((np.zeros(5000, F), *agents), ("F32",) * 3, 4096, uniform_keys=keys)
+    for rank in (1, 100, 400, 5000):
+        got = select(
+            Magnitudes(Threshold("dropped", "model", lambda n, r=rank: r, p), 1e-5, compiled),
+            2,
+            lambda count: iter([count(stored)]),
+        )
+        expected = []
+        for key, agent in zip(keys, agents, strict=True):
+            rescaled = np.where(uniform(key, 4096, 5000) >= F(p), agent * F(1 / (1 - p)), F(0))
+            expected.append(float(np.sort(np.abs(rescaled))[::-1][rank - 1]))
+        assert got == tuple(expected)

@@ -203,6 +203,7 @@ def stalled() -> Iterator[StalledXet]:
 
 def test_an_upload_to_xet_is_broken_off(stalled: StalledXet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(stalled.endpoint, "hf_token").breakable()
+    hub.connect()
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     path = tmp_path / "model.safetensors"
     path.write_bytes(bytes(2_000_000))

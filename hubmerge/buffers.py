@@ -1,0 +1,88 @@
+"""Memory for arrays that are made chunk after chunk and dropped a little later, by whichever thread is done last.
+
+A fresh array of megabytes is fresh pages, and each costs a fault and a zeroing when it is first written: about as much
+as writing it. So the memory of an array that `empty` made is kept when its last view is gone, and the next array gets
+it. Nobody has to give it back, and nothing can give it back too early. At most KEPT pieces wait; `drop` lets them go.
+
+An array that will be written to a file can be made to lie within its first page as its bytes will within theirs
+(`placed`): then whole pages of it are blocks of the file, which a disk takes without a copy (uncached.py).
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+KEPT = 24  # pieces that nobody uses: what a few threads have in flight
+SMALLEST = 256 * 1024  # bytes; below it the allocator has memory at hand
+
+PAGE = 4096  # bytes; where pages are larger, they begin at multiples of it, too
+
+_here = threading.local()  # .position
+_free: deque[mmap.mmap] = deque(maxlen=KEPT)  # append and pop are atomic
+
+
+class _Loan:
+    """What an array's memory belongs to while any view of it lives."""
+
+    _returns_to = _free  # which is there to the interpreter's end, as a module's names are not
+
+    def __init__(self, memory: mmap.mmap, address: int) -> None:
+        self._memory = memory
+        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": (len(memory),), "typestr": "|u1"}
+
+    def __del__(self) -> None:
+        self._returns_to.append(self._memory)
+
+
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """numpy.empty, in memory that was used before where there is some."""
+    wanted = np.dtype(dtype)
+    size = prod(shape if isinstance(shape, tuple) else (shape,)) * wanted.itemsize
+    if size < SMALLEST:
+        return np.empty(shape, wanted)
+    begin = getattr(_here, "position", 0) % PAGE
+    if begin % wanted.itemsize:  # an array must lie at a multiple of its elements' size
+        begin = 0
+    memory = _used(begin + size)
+    if memory is None:
+        memory = mmap.mmap(-1, PAGE + size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    whole = np.asarray(_Loan(memory, address))
+    return whole[begin : begin + size].view(wanted).reshape(shape)
+
+
+@contextmanager
+def placed(position: int) -> Iterator[None]:
+    """Arrays that this thread makes meanwhile begin as far behind a page's begin as a file's byte `position`."""
+    _here.position = position
+    try:
+        yield
+    finally:
+        _here.position = 0
+
+
+def _used(size: int) -> mmap.mmap | None:
+    """Free memory of `size` bytes or more. What is too small is let go: chunks have one size, most of the time."""
+    while True:
+        try:
+            memory = _free.pop()
+        except IndexError:
+            return None
+        if len(memory) >= size:
+            return memory
+
+
+def drop() -> None:
+    """Give free memory back to the system."""
+    _free.clear()

@@ -1,0 +1,295 @@
+"""What compiled_passes.py counts and sums of one block.
+
+The loops are in vector_loops.py. Which agents are active and where their updates are positive is kept as bits, 64
+elements to a word; every count across agents is a number of bits set.
+
+Counting magnitudes: those that BF16 holds (differences of bf16 checkpoints, nearly all) are counted by their upper 16
+bits, one addition each. For the others one 64-bit addition adds 1 to a bin's count (upper 24 bits) and the element's
+offset to the bin's sum (lower 40); FLUSH blocks fit before either half can overflow. Both have COPIES, because most
+elements share few bins and each addition to a bin waits for the last one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hubmerge import counting, histogram, vector_code, vector_loops
+from hubmerge.counting import SAFE
+from hubmerge.histogram import BINS, LAST, LOW_BITS
+from hubmerge.kept_code import kept
+from hubmerge.pass_types import INNER, STRICT
+from hubmerge.vector_code import from_half
+from hubmerge.vector_loops import dot, from_bits, masked_dot, popcount, powers, regions, split_bf16, split_float
+
+FLUSH = 512  # blocks; 2^21 elements of offsets below 2^18 stay below 2^40
+COPIES = 4
+SHORT = (1 << 15) + 16  # patterns of a magnitude in BF16; copies a power of two apart would share cache sets
+_COUNT_SHIFT = 40
+_SHORT_BITS = 16  # of a pattern, below those that BF16 holds
+_PER_BIN = 1 << (LOW_BITS - _SHORT_BITS)
+
+
+@njit(**INNER)
+def _decode(raw16, raw32, half, row, start, n, padded, values):
+    """One block of one model as float32 into values[padded], zeros behind n; raw16 holds F16 (`half`) or BF16, else
+    raw32 float32."""
+    if raw16.shape[0] == 0:
+        values[:n] = raw32[row, start : start + n]
+    elif half:
+        source = raw16[row, start : start + n]
+        for i in range(n):
+            values[i] = from_half(source[i])
+    else:
+        source = raw16[row, start : start + n]
+        for i in range(n):
+            values[i] = from_bits(np.uint32(source[i]) << np.uint32(16))
+    values[n:padded] = np.float32(0)
+
+
+@njit(**INNER)
+def differences(raw16, raw32, half, start, n, padded, epsilon, base, deltas, active, positive, kept, found, spare):
+    """base[padded], deltas[K, padded] = agents − base, the flags of every element, and per agent the magnitudes in
+    kept[K, 2, ≥ padded + VECTOR] and found[K, 4] (vector_loops.split_bf16)."""
+    _decode(raw16, raw32, half, 0, start, n, padded, base)
+    stored_as_bf16 = raw16.shape[0] > 0 and not half and n == padded
+    for k in range(deltas.shape[0]):
+        into = deltas[k], active[k], positive[k], kept[k, 0], kept[k, 1], found[k]
+        if stored_as_bf16:
+            split_bf16(base, raw16[k + 1], start, padded, epsilon, *into)
+        else:
+            _decode(raw16, raw32, half, k + 1, start, n, padded, spare)
+            split_float(base, spare, padded, epsilon, *into)
+
+
+@njit(**INNER)
+def overlaps(active, words, exactly):
+    """exactly[c]: where c = 0 … K agents are active."""
+    agents = active.shape[0]
+    exactly[:] = np.uint64(0)
+    exactly[0, :words] = ~np.uint64(0)
+    for k in range(agents):
+        own = active[k]
+        for c in range(k + 1, 0, -1):
+            here, below = exactly[c], exactly[c - 1]
+            for w in range(words):
+                here[w] = (here[w] & ~own[w]) | (below[w] & own[w])
+        none = exactly[0]
+        for w in range(words):
+            none[w] &= ~own[w]
+
+
+@njit(**INNER)
+def _common(x, y, words):
+    """How many bits are set in both."""
+    found = np.uint64(0)
+    for w in range(words):
+        found += popcount(x[w] & y[w])
+    return np.int64(found)
+
+
+@njit(**INNER)
+def _count_overlaps(active, positive, exactly, words, by_overlap, pair_active, pair_agree, conflict):
+    """Adds to Tally's counts of the same names; of pairs only those a < b."""
+    agents = active.shape[0]
+    for k in range(agents):
+        for c in range(1, agents + 1):
+            by_overlap[k, c] += _common(active[k], exactly[c], words)
+    for a in range(agents):
+        for b in range(a + 1, agents):
+            one, other, up, high = active[a], active[b], positive[a], positive[b]
+            both, same = np.uint64(0), np.uint64(0)
+            for w in range(words):
+                together = one[w] & other[w]
+                both += popcount(together)
+                same += popcount(together & ~(up[w] ^ high[w]))
+            pair_active[a, b] += np.int64(both)
+            pair_agree[a, b] += np.int64(same)
+    found = np.uint64(0)
+    for w in range(words):
+        rises, falls = np.uint64(0), np.uint64(0)
+        for k in range(agents):
+            rises |= positive[k, w]
+            falls |= active[k, w] & ~positive[k, w]
+        found += popcount(rises & falls)
+    conflict[0] += np.int64(found)
+
+
+@njit(**INNER)
+def _count_magnitudes(kept, found, short, packed):
+    """Adds what differences kept of one agent to short[COPIES, SHORT] and packed[COPIES, BINS]."""
+    place, bits, count = kept[0], np.uint32(_SHORT_BITS), found[0]
+    whole = count - count % COPIES
+    for i in range(0, whole, COPIES):
+        for copy in range(COPIES):
+            short[copy, place[i + copy] >> bits] += np.uint32(1)
+    for i in range(whole, count):
+        short[0, place[i] >> bits] += np.uint32(1)
+    one, low, last, count, place = np.uint64(1 << _COUNT_SHIFT), np.uint32(LOW_BITS), np.uint32(LAST), found[1], kept[1]
+    whole = count - count % COPIES
+    for i in range(0, whole, COPIES):
+        for copy in range(COPIES):
+            packed[copy, place[i + copy] >> low] += one + np.uint64(place[i + copy] & last)
+    for i in range(whole, count):
+        packed[0, place[i] >> low] += one + np.uint64(place[i] & last)
+
+
+@kept(vector_loops, vector_code, counting, histogram, **STRICT)
+def flush(packed, magnitudes):
+    """Moves packed[K, COPIES, BINS] into magnitudes[2, K, BINS]: counts and offsets."""
+    for k in range(packed.shape[0]):
+        for copy in range(COPIES):
+            for i in range(BINS):
+                both = packed[k, copy, i]
+                if both != 0:
+                    magnitudes[0, k, i] += np.int64(both >> np.uint64(_COUNT_SHIFT))
+                    magnitudes[1, k, i] += np.int64(both & np.uint64((1 << _COUNT_SHIFT) - 1))
+                    packed[k, copy, i] = 0
+
+
+@kept(vector_loops, vector_code, counting, histogram, **STRICT)
+def take(short, packed, magnitudes, extent):
+    """Histogram's keys, counts and offsets of short[K, COPIES, SHORT], packed[K, COPIES, BINS] and magnitudes[2, K,
+    BINS or none]; leaves the first two empty. extent[K, 2]: largest and (less 1) smallest pattern of each agent."""
+    agents = short.shape[0]
+    room = np.int64(0)
+    for k in range(agents):
+        if extent[k, 0] > 0:
+            room += np.int64(extent[k, 0] >> LOW_BITS) - np.int64((extent[k, 1] + 1) >> LOW_BITS) + 1
+    keys, counts, offsets = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    place = np.int64(0)
+    for k in range(agents):
+        if extent[k, 0] == 0:
+            continue
+        for i in range((extent[k, 1] + 1) >> LOW_BITS, (extent[k, 0] >> LOW_BITS) + 1):
+            count, offset = np.int64(0), np.int64(0)
+            for copy in range(COPIES):
+                for part in range(_PER_BIN):
+                    here = np.int64(short[k, copy, _PER_BIN * i + part])
+                    count += here
+                    offset += here * (part << _SHORT_BITS)
+                both = packed[k, copy, i]
+                count += np.int64(both >> np.uint64(_COUNT_SHIFT))
+                offset += np.int64(both & np.uint64((1 << _COUNT_SHIFT) - 1))
+                short[k, copy, _PER_BIN * i : _PER_BIN * (i + 1)] = np.uint32(0)
+                packed[k, copy, i] = np.uint64(0)
+            if magnitudes.shape[2] > 0:
+                count += magnitudes[0, k, i]
+                offset += magnitudes[1, k, i]
+            if count > 0:
+                keys[place], counts[place], offsets[place] = k * BINS + i, count, offset
+                place += 1
+    return keys[:place], counts[:place], offsets[:place]
+
+
+@njit(**INNER)
+def _nonfinite_stored(raw16, raw32, half, row, start, n):
+    found = np.int64(0)
+    if raw16.shape[0] > 0:
+        exponent = np.uint16(0x7C00) if half else np.uint16(0x7F80)
+        for i in range(start, start + n):
+            found += np.int64((raw16[row, i] & exponent) == exponent)
+    else:
+        for i in range(start, start + n):
+            found += np.int64(not np.isfinite(raw32[row, i]))
+    return found
+
+
+@njit(**INNER)
+def _scale(pattern):
+    """counting.block_scales of one block."""
+    exponent = np.int64(pattern >> 23)
+    if pattern == 0 or SAFE[0] <= exponent < SAFE[1]:
+        return np.float32(1)
+    return from_bits(np.uint32(min(max(254 - int(exponent), 1), 254)) << np.uint32(23))
+
+
+@njit(**INNER)
+def _scaled(values, scale, padded, out):
+    for i in range(padded):
+        out[i] = values[i] * scale
+
+
+@njit(**INNER)
+def count_inputs(
+    raw16, raw32, half, start, deltas, n, padded, active, positive, exactly, kept, found, counters, sums, scaled,
+    scratch,
+):  # fmt: skip
+    """Counts and sums of one block of the inputs; `sums` in the order of counting.count_inputs."""
+    by_overlap, pair_active, pair_agree, single, short, packed, _, extent = counters
+    agents = deltas.shape[0]
+    words = padded // 64
+    _count_overlaps(active, positive, exactly, words, by_overlap, pair_active, pair_agree, single[0])
+    finite, safe = True, True
+    for k in range(agents):
+        _count_magnitudes(kept[k], found[k], short[k], packed[k])
+        single[1, k] += n - found[k, 0] - found[k, 1]
+        extent[k, 0] = max(extent[k, 0], found[k, 2])
+        extent[k, 1] = min(extent[k, 1], found[k, 3])
+        finite = finite and found[k, 2] < 0x7F800000
+        safe = safe and _scale(found[k, 2]) == np.float32(1)
+    if not finite:  # a difference is finite only between finite values
+        for k in range(agents + 1):
+            single[2, k] += _nonfinite_stored(raw16, raw32, half, k, start, n)
+    out, undo = scratch[0], scratch[1]
+    undo[:] = 1.0
+    if not safe:
+        for k in range(agents):
+            scale = _scale(found[k, 2])
+            _scaled(deltas[k], scale, padded, scaled[k])
+            undo[k] = 1 / np.float64(scale)
+    values = deltas if safe else scaled
+    row = 3 * agents
+    for k in range(agents):
+        powers(values[k], padded, out)
+        u = undo[k]
+        sums[k] = out[0] * u
+        sums[agents + k] = out[1] * (u * u * u)
+        sums[2 * agents + k] = out[2] * (u * u * (u * u))
+        sums[row] = out[3] * (u * u)
+        for other in range(k + 1, agents):
+            sums[row + other - k] = dot(values[k], values[other], padded) * (u * undo[other])
+        row += agents - k
+
+
+@njit(**INNER)
+def sum_result(
+    deltas, found, active, exactly, delta, step, other_step, n, padded, has_other, sums, scaled, alone, shared, out,
+):  # fmt: skip
+    """Sums of one block of the output, in the order of ResultTally.SUMS, K rows each."""
+    agents = deltas.shape[0]
+    delta[n:padded] = np.float32(0)
+    step[n:padded] = np.float32(0)
+    if has_other:
+        other_step[n:padded] = np.float32(0)
+    largest = np.int64(0)
+    safe = True
+    for k in range(agents):
+        largest = max(largest, found[k, 2])
+        safe = safe and _scale(found[k, 2]) == np.float32(1)
+    common = _scale(largest)
+    if not safe:
+        _scaled(delta, common, padded, delta)
+        _scaled(step, common, padded, step)
+        if has_other:
+            _scaled(other_step, common, padded, other_step)
+    words = padded // 64
+    once = exactly[1]
+    for k in range(agents):
+        scale = _scale(found[k, 2])
+        own = deltas[k]
+        if not safe:
+            _scaled(deltas[k], scale, padded, scaled[0])
+            own = scaled[0]
+        mine = active[k]
+        for w in range(words):
+            alone[w] = mine[w] & once[w]
+            shared[w] = mine[w] & ~once[w]
+        regions(own, alone, shared, delta, step, padded, out)
+        undo = 1 / np.float64(scale)
+        both = undo / np.float64(common)
+        sums[k], sums[agents + k], sums[2 * agents + k] = out[0] * (undo * undo), out[1] * both, out[2] * both
+        sums[4 * agents + k], sums[5 * agents + k] = out[3] * (undo * undo), out[4] * both
+        sums[3 * agents + k] = sums[2 * agents + k]
+        if has_other:
+            sums[3 * agents + k] = masked_dot(own, alone, other_step, padded) * both

@@ -1,0 +1,112 @@
+"""How compiled_passes.py rounds and draws; dtypes.py and counter_rng.py, compiled."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from hubmerge.pass_types import INNER
+from hubmerge.vector_code import from_half, to_half
+
+FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # what the output is stored as
+_STEP = 0x9E3779B97F4A7C15  # of counter_rng's counter
+
+
+@njit(**INNER)
+def _mix(x):
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(**INNER)
+def _mix_upper(x):
+    """_mix, of which bits 33 and above are right: its last step changes the lower ones only."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    return (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+
+
+@njit(**INNER)
+def draw_uniform(first, second, index, n, out):
+    """counter_rng.uniform."""
+    x = np.uint64(index) * np.uint64(_STEP) + first
+    for i in range(n):
+        out[i] = np.float32(np.int32(_mix_upper(_mix(x) ^ second) >> np.uint64(40))) * np.float32(2.0**-24)
+        x += np.uint64(_STEP)
+
+
+@njit(**INNER)
+def _round_bf16(exact, n, stochastic, first, second, index, stored, out):
+    """exact[n] float32 → BF16 bits in out[n] and their values in stored[n] (dtypes.encode, decode)."""
+    bits, back = exact[:n].view(np.uint32), stored[:n].view(np.uint32)
+    high = np.uint32(16)
+    if stochastic:
+        x = np.uint64(index) * np.uint64(_STEP) + first
+        for i in range(n):
+            up = np.uint32(_mix_upper(_mix(x) ^ second) >> np.uint64(48))
+            x += np.uint64(_STEP)
+            special = (bits[i] & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
+            rounded = bits[i] >> high if special else (bits[i] + up) >> high
+            quiet = np.uint32(0x7FC0) if exact[i] != exact[i] else rounded
+            out[i] = np.uint16(quiet)
+            back[i] = quiet << high
+    else:
+        for i in range(n):
+            rounded = (bits[i] + np.uint32(0x7FFF) + ((bits[i] >> high) & np.uint32(1))) >> high
+            quiet = np.uint32(0x7FC0) if exact[i] != exact[i] else rounded
+            out[i] = np.uint16(quiet)
+            back[i] = quiet << high
+
+
+@njit(**INNER)
+def _round_f16(exact, n, stochastic, first, second, index, stored, out):
+    """exact[n] float32 → F16 bits in out[n] and their values in stored[n] (dtypes.encode, decode). Of the patterns of
+    a sign, one less is one step toward zero."""
+    if stochastic:
+        for i in range(n):
+            x = (np.uint64(index) + np.uint64(i)) * np.uint64(_STEP) + first
+            chance = np.float64(_mix(_mix(x) ^ second) >> np.uint64(11)) * 2.0**-53
+            near = to_half(exact[i])
+            inner = near - np.uint16(abs(from_half(near)) > abs(exact[i]))
+            outer = inner + np.uint16(1)
+            low, high = np.float64(from_half(inner)), np.float64(from_half(outer))
+            chosen = outer if chance < (np.float64(exact[i]) - low) / (high - low) else inner
+            special = (near & np.uint16(0x7C00)) == np.uint16(0x7C00)
+            out[i] = near if special else chosen
+            stored[i] = from_half(out[i])
+    else:
+        for i in range(n):
+            out[i] = to_half(exact[i])
+            stored[i] = from_half(out[i])
+
+
+@njit(**INNER)
+def round_to(dtype, exact, n, stochastic, first, second, index, stored, out):
+    """exact[n] as BFLOAT16 or FLOAT16: bits in out[n], values in stored[n]."""
+    if dtype == FLOAT16:
+        _round_f16(exact, n, stochastic, first, second, index, stored, out)
+    else:
+        _round_bf16(exact, n, stochastic, first, second, index, stored, out)
+
+
+@njit(**INNER)
+def _nonfinite(x, n):
+    bits = x[:n].view(np.uint32)
+    exponent = np.uint32(0x7F800000)
+    found = np.int32(0)
+    for i in range(n):
+        found += np.int32((bits[i] & exponent) == exponent)
+    return found
+
+
+@njit(**INNER)
+def finish(base, stored_base, exact, stored, n, step, counts):
+    """finish_bf16's steps and counts of an output that is there."""
+    changed, rounded = np.int32(0), np.int32(0)
+    for i in range(n):
+        changed += np.int32(stored[i] != stored_base[i])
+        rounded += np.int32(stored[i] != exact[i])
+        step[i] = stored[i] - base[i]
+    counts[0] += changed
+    counts[1] += rounded
+    counts[2] += _nonfinite(stored, n)

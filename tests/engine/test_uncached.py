@@ -1,0 +1,133 @@
+"""A file written past the page cache holds the bytes that were appended, whatever their sizes and wherever they lie."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from hubmerge import buffers, uncached
+from hubmerge.uncached import GATHERED_BYTES, UncachedFile
+
+SMALL = (0, 1, 7, 4095, 4096, 4097, 100_000)
+LARGE = (buffers.SMALLEST, buffers.SMALLEST + 5, 2_000_003, GATHERED_BYTES, GATHERED_BYTES + 1, 9_000_001)
+
+
+def parts_of(sizes: Sequence[int], *, placed: bool) -> list[NDArray[np.uint8]]:
+    """Random bytes, which lie as their file will lie or not."""
+    generator, position, parts = np.random.default_rng(1), 0, []
+    for size in sizes:
+        with buffers.placed(position if placed else position + 13):
+            part = buffers.empty(size, np.uint8)
+        part[:] = generator.integers(0, 256, size, dtype=np.uint8)
+        parts.append(part)
+        position += size
+    return parts
+
+
+def written(path: Path, parts: Sequence[NDArray[np.uint8]]) -> bytes:
+    file = UncachedFile(path, sum(map(len, parts)))
+    try:
+        for part in parts:
+            file.append(part.data)
+        file.flush()
+    finally:
+        file.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("placed", [True, False])
+@pytest.mark.parametrize(
+    "sizes", [(), (3,), SMALL, LARGE, (*SMALL, *LARGE, *SMALL), (8, *(1_048_576,) * 9, 5, 2_097_152, 4096)]
+)
+def test_every_byte_is_there_in_order(tmp_path: Path, sizes: tuple[int, ...], placed: bool) -> None:
+    parts = parts_of(sizes, placed=placed)
+    assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
+
+
+def test_a_large_array_in_its_place_is_written_from_where_it_lies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    class Noting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(os, name)
+
+        @staticmethod
+        def write(file: int, view: memoryview) -> int:
+            sizes.append(len(view))
+            return os.write(file, view)
+
+    parts = parts_of((5000, 3_000_000, 77), placed=True)
+    with monkeypatch.context() as context:
+        context.setattr(uncached, "os", Noting())
+        content = written(tmp_path / "file", parts)
+    if sizes[0] == len(content) // 4096 * 4096:
+        pytest.skip("this file system takes no direct writes")
+    # the 5,000 bytes reach into a second block, which the array completes; its end and the 77 bytes fill no block
+    assert sizes == [8192, 731 * 4096, 2709]
+    assert content == b"".join(map(bytes, parts))
+
+
+@pytest.mark.parametrize("accepted", [0, 1, 3])
+def test_where_direct_writing_is_refused_the_page_cache_takes_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accepted: int
+) -> None:
+    calls = refused = 0
+
+    class Strict:
+        """A file system that takes O_DIRECT, and after some writes no longer what comes with it."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(os, name)
+
+        @staticmethod
+        def write(file: int, view: memoryview) -> int:
+            nonlocal calls, refused
+            calls += 1
+            if calls > accepted and not refused:
+                refused += 1
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            return os.write(file, view)
+
+    parts = parts_of((5000, *LARGE, 77), placed=True)
+    with monkeypatch.context() as context:
+        context.setattr(uncached, "os", Strict())
+        assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
+    assert refused == 1
+
+
+def test_a_write_that_ends_within_a_block_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short:
+        def __getattr__(self, name: str) -> object:
+            return getattr(os, name)
+
+        @staticmethod
+        def write(file: int, view: memoryview) -> int:
+            if len(view) > 4096:
+                view = view[: len(view) // 4096 // 2 * 4096 or 4096]
+            return os.write(file, view)
+
+    parts = parts_of((5000, *LARGE, 77), placed=True)
+    with monkeypatch.context() as context:
+        context.setattr(uncached, "os", Short())
+        assert written(tmp_path / "file", parts) == b"".join(map(bytes, parts))
+
+
+def test_a_full_disk_is_found_when_the_file_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, begin: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    with monkeypatch.context() as context:
+        context.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match="No space left"):
+            UncachedFile(tmp_path / "file", 100)
+    after = len(os.listdir("/proc/self/fd")) if before else 0
+    assert after == before, "no descriptor stays open"
