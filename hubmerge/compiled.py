@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -60,23 +61,37 @@ class _InputCounters:
             flush(self.packed, self.magnitudes)
         changed = self.by_overlap.sum(axis=1)
         overlap = self.by_overlap.sum(axis=0)
-        overlap[1:] //= np.arange(1, agents + 1)
+        overlap[1:] //= _numbers(agents)
         overlap[0] = self.elements - overlap.sum()
         tally = replace(
-            zero_tally(agents),
+            _nothing(agents),
             elements=self.elements,
             changed=changed,
             identical=self.single[1, :agents],
             overlap=overlap,
             by_overlap=self.by_overlap,
-            pair_active=self.pair_active + self.pair_active.T + np.diag(changed),
-            pair_agree=self.pair_agree + self.pair_agree.T + np.diag(changed),
+            pair_active=_both_ways(self.pair_active, changed),
+            pair_agree=_both_ways(self.pair_agree, changed),
             conflict=int(self.single[0, 0]),
             nonfinite=self.single[2],
             max_abs=self.extent[:, 0].astype(np.uint32).view(np.float32).astype(np.float64),
             histogram=Histogram(*take(self.short, self.packed, self.magnitudes, self.extent)),
         )
         return Counted(tally, self.sums)
+
+
+def _both_ways(pairs: NDArray[np.int64], diagonal: NDArray[np.int64]) -> NDArray[np.int64]:
+    whole = pairs + pairs.T
+    whole.reshape(-1)[:: len(whole) + 1] = diagonal
+    return whole
+
+
+_nothing, _no_result = cache(zero_tally), cache(zero_result)  # their arrays are only read
+
+
+@cache
+def _numbers(agents: int) -> NDArray[np.int64]:
+    return np.arange(1, agents + 1)
 
 
 def _magnitudes(agents: int) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
@@ -127,8 +142,9 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
         np.uint64(key.first), np.uint64(key.second), chunk.start, into.arrays, into.sums, counts, sums, out16, out32,
         keys, sensitivities,
     )  # fmt: skip
-    zero = zero_result(agents)
-    tally = replace(zero, elements=n, changed=int(counts[0]), rounded=int(counts[1]), nonfinite=int(counts[2]))
+    tally = replace(
+        _no_result(agents), elements=n, changed=int(counts[0]), rounded=int(counts[1]), nonfinite=int(counts[2])
+    )
     raw = out32 if wide else out16.view(STORAGE[dtype])
     return ChunkOutput(raw, into.counted() if with_inputs else None, Counted(tally, sums))
 

@@ -81,6 +81,15 @@ def compile_loop(
     finally:
         set_option("hubmerge", f"-unroll-threshold={_LLVMS_UNROLL_THRESHOLD}")
     loop.disable_compile()
+    return _found_at_once(loop)
+
+
+def _found_at_once(loop: Any) -> Any:
+    """The loop, which has one signature. Whenever it is given to compiled code, numba asks twice where it lies, and
+    looks it up by types and by name each time, which takes longer than all else that a chunk costs."""
+    result = loop.get_compile_result(APPLY)
+    loop.get_compile_result = lambda signature: result
+    result.library.get_pointer_to_function = cache(result.library.get_pointer_to_function)
     return loop
 
 

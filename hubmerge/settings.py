@@ -93,6 +93,12 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings.model_validate(values)
 
 
+def use_one_blas_thread() -> None:
+    """For this process, if numpy was not imported yet. Its other threads would spin for 0.1 s; merges that multiply
+    matrices use one, so that the order of their sums does not depend on the machine."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 def evaluation_environment(environ: Mapping[str, str] | None = None, *, network: bool) -> dict[str, str]:
     """What an evaluating process inherits of `environ` (default: the process environment), by an allow-list."""
     env = os.environ if environ is None else environ

@@ -109,6 +109,7 @@ class ShardCache:
         self._threads = threads
         self._block_bytes = block_bytes
         self._files = OpenFiles()
+        self._local: dict[tuple[str, str], Path] = {}  # to make a path takes longer than to read from it
         self._buffer = BlockBuffer()
         self._changed = threading.Condition()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="hubmerge-fetch")
@@ -145,7 +146,10 @@ class ShardCache:
     def read_into(self, model: Model, shard: str, offset: int, out: memoryview) -> None:
         found = self._shards.get((model.ref.id, model.ref.sha, shard))
         if found is None:
-            self._files.read_into(local_path(model, shard), model, shard, offset, out)
+            path = self._local.get((model.ref.id, shard))
+            if path is None:
+                path = self._local[model.ref.id, shard] = local_path(model, shard)
+            self._files.read_into(path, model, shard, offset, out)
             return
         with self._lease(found):
             if found.blocks is not None:
