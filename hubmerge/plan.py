@@ -119,10 +119,12 @@ class Plan:
 
     @property
     def passes(self) -> int:
-        """How often the inputs are read: once to merge, once for statistics, twice for an order statistic."""
+        """How often the inputs are read: once to merge, once for statistics, twice for an order statistic, or once
+        where all are BF16, of whose differences nearly every one is told apart by 16 bits (selection.py)."""
         method = get_method(self.recipe.method)
         selects = method.threshold(method.parse_parameters(self.recipe.parameters)) is not None
-        return 1 + method.needs_statistics + 2 * selects
+        short = all(t.entry.dtype == "BF16" for tensor in self.tensors() for t in tensor.inputs)
+        return 1 + method.needs_statistics + (1 if short else 2) * selects
 
     @property
     def download_bytes(self) -> int:

@@ -27,7 +27,7 @@ from hubmerge.sources.header import DTYPE_BYTES
 _MB = 1_000_000
 
 # peak resident bytes
-_IMPORTED = 210 * _MB  # interpreter, numpy, the compiled passes and the machine code of one kernel
+_IMPORTED = 132 * _MB  # interpreter, numpy, and machine code that was kept; compiling it takes 120 MB more, once
 _CARD = 57 * _MB  # the figures' library, loaded when the stream is done
 _SELECTION = 8 * _MB  # the code of the counting passes
 _THREAD, _THREAD_PER_AGENT = 4 * _MB, 400_000  # counters, and what the allocator keeps
@@ -38,14 +38,14 @@ _TILE = 2 * 1_048_573  # of a synthetic model
 _WHOLE = 16  # bytes per element of a whole tensor beside the plain operations: moments, gradient, result
 
 # nanoseconds of one core at speed 1, per element unless they say otherwise; `agents` terms are per agent
-_MERGE, _MERGE_AGENTS = 1.2, 3.0  # with the inputs' statistics
-_MERGE_ONLY, _MERGE_ONLY_AGENTS = 0.7, 1.6  # after a probe
-_PROBE, _PROBE_AGENTS = 0.5, 1.5
-_SELECT_AGENTS, _DROP_AGENTS = 2.5, 1.0  # both counting passes; random drops beside
-_EAGER = 12.0  # times as long, operation by operation
-_READ_BYTE, _HASH_BYTE, _WRITE_BYTE = 0.25, 0.6, 0.3
-_TENSOR_S = 0.7e-3  # bookkeeping per tensor and pass
-_START_S = 3.3  # imports, loading compiled code, the card with its figures
+_MERGE, _MERGE_AGENTS = 0.6, 1.1  # with the inputs' statistics
+_MERGE_ONLY, _MERGE_ONLY_AGENTS = 1.4, 0.75  # after a probe, and what the other rounding would store
+_PROBE, _PROBE_AGENTS = 0.2, 0.6
+_SELECT_AGENTS, _DRAW_AGENTS = 0.35, 0.5  # a counting pass, and random draws
+_EAGER = 60.0  # times as long, operation by operation
+_READ_BYTE, _HASH_BYTE, _WRITE_BYTE = 0.2, 0.6, 0.2
+_TENSOR_S = 0.5e-3  # bookkeeping per tensor and pass
+_START_S = 1.2  # imports, loading compiled code, the card with its figures
 _FLOP = 1 / 50  # of a matrix product
 
 _REFERENCE_S = 0.0005  # what `_speed_probe` takes at speed 1
@@ -106,8 +106,8 @@ def _compiled_bytes(tensor: PlannedTensor) -> int:
 
 
 def _plain_bytes(agents: int) -> int:
-    """Per element in flight: values, differences and masks, and their float64 forms and squares."""
-    return 20 + 34 * agents
+    """Per element in flight: values, differences and masks, and their scaled forms, squares and products."""
+    return 20 + 26 * agents
 
 
 def _whole_bytes(tensor: PlannedTensor, agents: int) -> int:
@@ -124,7 +124,8 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
         per_element = _PROBE + _MERGE_ONLY + agents * (_PROBE_AGENTS + _MERGE_ONLY_AGENTS)
     threshold = method.threshold(parameters)
     if threshold is not None:
-        per_element += agents * (_SELECT_AGENTS + (_DROP_AGENTS if threshold.of == "dropped" else 0))
+        per_element += agents * _SELECT_AGENTS * (plan.passes - 1)
+    per_element += agents * _DRAW_AGENTS * ("uniform" in method.extras)
     parallel = serial = 0.0
     for tensor in tensors:
         eager = _is_whole(plan, tensor) or not _is_compiled(plan, tensor, options)

@@ -17,11 +17,11 @@ import pytest
 from numba import njit, types
 from numba.core.dispatcher import _FunctionCompiler
 
-from hubmerge import kept_code, kernel_loops
-from hubmerge.kept_code import keep
-from hubmerge.kernel_loops import compile_loop, meaning_of
+from hubmerge.compiled import kept_code, kernel_loops
+from hubmerge.compiled.kept_code import keep
+from hubmerge.compiled.kernel_loops import compile_loop, meaning_of
+from hubmerge.compiled.pass_types import APPLY, STRICT
 from hubmerge.methods import ops, registry
-from hubmerge.pass_types import APPLY, STRICT
 
 SCALE = 0.5
 
@@ -243,7 +243,7 @@ def test_a_change_of_a_file_is_a_change_of_its_functions(tmp_path: Path, monkeyp
         (tmp_path / "kept_module.py").write_text(
             "import kept_constants\n"
             "from numba import njit\n"
-            "from hubmerge.kept_code import kept\n"
+            "from hubmerge.compiled.kept_code import kept\n"
             "@njit\n"
             "def inner(x):\n"
             "    return x + kept_constants.ADDED\n"

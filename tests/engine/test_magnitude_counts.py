@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hubmerge.compiled.magnitude_counts import _bound
 from hubmerge.counter_rng import make_key
 from hubmerge.eager import ChunkInputs
-from hubmerge.magnitude_counts import _bound
 from hubmerge.methods.base import Threshold
 from hubmerge.selection import Magnitudes
 

@@ -1,4 +1,4 @@
-"""The passes of compiled.py: one block after the other through all the arithmetic of a chunk.
+"""The passes over a chunk: one block after the other through all the arithmetic of a chunk.
 
 What is called here lies in modules that `_kept` names: machine code stays between processes, and changes of a module
 that it does not name would go unnoticed.
@@ -10,18 +10,20 @@ from functools import partial
 
 import numpy as np
 
-from hubmerge import compiled_counts, compiled_rounding, counting, histogram, pass_types, vector_code, vector_loops
-from hubmerge.compiled_counts import FLUSH, count_inputs, differences, flush, overlaps, sum_result
-from hubmerge.compiled_rounding import BFLOAT16, FLOAT32, draw_uniform, finish, round_to
+from hubmerge import counting, histogram
+from hubmerge.compiled import counts as block_counts
+from hubmerge.compiled import pass_types, rounding, vector_code, vector_loops
+from hubmerge.compiled.counts import FLUSH, count_inputs, differences, flush, overlaps, sum_result
+from hubmerge.compiled.kept_code import kept
+from hubmerge.compiled.pass_types import MERGE, STRICT
+from hubmerge.compiled.rounding import BFLOAT16, FLOAT32, draw_uniform, finish, round_to
+from hubmerge.compiled.vector_loops import GROUP, VECTOR, finish_bf16
 from hubmerge.counting import BLOCK, LANES
-from hubmerge.kept_code import kept
-from hubmerge.pass_types import MERGE, STRICT
-from hubmerge.vector_loops import GROUP, VECTOR, finish_bf16
 
 _WIDTH = BLOCK + 112  # of scratch rows, which would share cache sets if they lay a power of two apart
 _ROWS = GROUP * LANES  # elements of a group of rows
 _WORDS = BLOCK // 64
-_kept = partial(kept, compiled_counts, compiled_rounding, vector_loops, vector_code, pass_types, counting, histogram)
+_kept = partial(kept, block_counts, rounding, vector_loops, vector_code, pass_types, counting, histogram)
 
 
 @_kept(**STRICT)

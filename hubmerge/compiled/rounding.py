@@ -1,12 +1,12 @@
-"""How compiled_passes.py rounds and draws; dtypes.py and counter_rng.py, compiled."""
+"""How passes.py rounds and draws; dtypes.py and counter_rng.py, compiled."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from hubmerge.pass_types import INNER
-from hubmerge.vector_code import from_half, to_half
+from hubmerge.compiled.pass_types import INNER
+from hubmerge.compiled.vector_code import from_half, to_half
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # what the output is stored as
 _STEP = 0x9E3779B97F4A7C15  # of counter_rng's counter

@@ -19,12 +19,12 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hubmerge import vector_code
+from hubmerge.compiled import vector_code
+from hubmerge.compiled.kept_code import kept
+from hubmerge.compiled.vector_code import KEYS, pack_keys, pack_lower, pack_words, widen
 from hubmerge.dtypes import decode
 from hubmerge.eager import ChunkInputs
-from hubmerge.kept_code import kept
 from hubmerge.methods.base import Threshold
-from hubmerge.vector_code import KEYS, pack_keys, pack_lower, pack_words, widen
 
 BINS = 1 << 16  # of keys, and of lower halves
 _COPIES = 8

@@ -1,4 +1,4 @@
-"""What compiled_passes.py counts and sums of one block.
+"""What passes.py counts and sums of one block.
 
 The loops are in vector_loops.py. Which agents are active and where their updates are positive is kept as bits, 64
 elements to a word; every count across agents is a number of bits set.
@@ -14,13 +14,23 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hubmerge import counting, histogram, vector_code, vector_loops
+from hubmerge import counting, histogram
+from hubmerge.compiled import vector_code, vector_loops
+from hubmerge.compiled.kept_code import kept
+from hubmerge.compiled.pass_types import INNER, STRICT
+from hubmerge.compiled.vector_code import from_half
+from hubmerge.compiled.vector_loops import (
+    dot,
+    from_bits,
+    masked_dot,
+    popcount,
+    powers,
+    regions,
+    split_bf16,
+    split_float,
+)
 from hubmerge.counting import SAFE
 from hubmerge.histogram import BINS, LAST, LOW_BITS
-from hubmerge.kept_code import kept
-from hubmerge.pass_types import INNER, STRICT
-from hubmerge.vector_code import from_half
-from hubmerge.vector_loops import dot, from_bits, masked_dot, popcount, powers, regions, split_bf16, split_float
 
 FLUSH = 512  # blocks; 2^21 elements of offsets below 2^18 stay below 2^40
 COPIES = 4

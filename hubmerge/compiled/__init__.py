@@ -1,6 +1,6 @@
 """One fused pass per chunk, compiled by numba; bit-equal to eager.py and counting.py.
 
-A chunk is worked through block by block (compiled_passes.py), so that everything between the stored inputs and the
+A chunk is worked through block by block (passes.py), so that everything between the stored inputs and the
 stored output stays in the first two cache levels. The method's kernel is the very function that runs eagerly: called
 with one scalar per agent inside a generated loop, it is vectorised; the pass around it is the same for all methods
 and kept on disk. Floating point is strict (no fast-math, no contraction), which is why the bits agree.
@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.buffers import empty
-from hubmerge.compiled_counts import COPIES, FLUSH, SHORT, flush, take
-from hubmerge.compiled_passes import merge_pass, probe_pass
-from hubmerge.compiled_rounding import BFLOAT16, FLOAT16, FLOAT32
+from hubmerge.compiled.counts import COPIES, FLUSH, SHORT, flush, take
+from hubmerge.compiled.kernel_loops import kernel_loop
+from hubmerge.compiled.passes import merge_pass, probe_pass
+from hubmerge.compiled.rounding import BFLOAT16, FLOAT16, FLOAT32
 from hubmerge.counter_rng import Key
 from hubmerge.counting import BLOCK, Counted
 from hubmerge.dtypes import STORAGE, decode
 from hubmerge.eager import COMPILED_AGENTS, ChunkInputs, ChunkOutput, Rule, compilable
 from hubmerge.histogram import BINS, Histogram
-from hubmerge.kernel_loops import kernel_loop
 from hubmerge.statistics import ResultTally, Tally, zero_result, zero_tally
 
 MAX_AGENTS = COMPILED_AGENTS
@@ -48,7 +48,7 @@ class _InputCounters:
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        """As compiled_passes.py takes them."""
+        """As passes.py takes them."""
         return (
             self.by_overlap, self.pair_active, self.pair_agree, self.single, self.short, self.packed, self.magnitudes,
             self.extent,

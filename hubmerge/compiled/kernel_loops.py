@@ -24,10 +24,10 @@ from llvmlite.binding import set_option  # type: ignore[import-untyped]
 from numba import njit
 from numba.extending import overload
 
-from hubmerge import kept_code
-from hubmerge.kept_code import digest_of_files, keep, numbas_folder
+from hubmerge.compiled import kept_code
+from hubmerge.compiled.kept_code import digest_of_files, keep, numbas_folder
+from hubmerge.compiled.pass_types import APPLY, STRICT
 from hubmerge.methods import ops
-from hubmerge.pass_types import APPLY, STRICT
 
 # a kernel's loop over five agents or more stays a loop otherwise, and then that over elements is not vectorised
 _UNROLL_THRESHOLD = 8000
@@ -36,11 +36,11 @@ _one_compiles = threading.Lock()
 
 
 # numba compares the parameters with those of what is returned, which cannot be annotated
-def _where(condition, yes, no):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _where(condition, yes, no):
     return lambda condition, yes, no: yes if condition else no
 
 
-def _absolute(x):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _absolute(x):
     return lambda x: abs(x)
 
 
