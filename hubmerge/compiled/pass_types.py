@@ -1,9 +1,14 @@
-"""How compiled code is compiled: its settings, and the types of a method's loop and of the merging pass."""
+"""How compiled code is compiled: its settings, and the types of a method's loop and of the merging pass.
+
+numba imports what it knows of functions as arguments when the first one is given, and that module adds to the table in
+which another thread may be looking up an argument's type at this moment. So it is imported here.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numba.experimental.function_type  # noqa: F401 (see below)
 from numba import types
 
 STRICT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}

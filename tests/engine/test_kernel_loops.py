@@ -106,6 +106,25 @@ def test_kept_loops_and_those_compiled_now_do_not_run_in_each_others_place(tmp_p
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_threads_that_merge_their_first_chunks_find_numbas_tables_complete() -> None:
+    """Adding to the table of argument types while another thread searches it ends that thread's merge."""
+    program = (
+        "import hubmerge.compiled; from numba.core.typing.typeof import typeof_impl\n"
+        "known = set(typeof_impl.registry)\n"
+        "import tests.engine.test_compiled as t; from hubmerge.compiled import merge_chunk, probe_chunk\n"
+        "from hubmerge.counter_rng import make_key\n"
+        "from tests.engine.test_kernel_loops import first_kernel, loop_of\n"
+        "chunk = t.chunk_of(2, 100, ('BF16',) * 3)\n"
+        "probe_chunk(chunk, 1e-5)\n"
+        "merge_chunk(chunk, t.rule_of('ram', chunk, 'nearest'), 'BF16', make_key(0, 'x'), with_inputs=True)\n"
+        "loop_of(first_kernel, None)\n"
+        "print(set(typeof_impl.registry) - known)\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout == "set()\n"
+
+
 @pytest.mark.parametrize(
     "damage",
     [
