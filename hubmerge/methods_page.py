@@ -28,8 +28,13 @@ def methods_page() -> str:
 
 
 def _passes(method: Method) -> str:
-    passes = 1 + method.needs_statistics + 2 * (method.threshold(method.parse_parameters({})) is not None)
-    return {1: "once", 2: "twice"}.get(passes, f"{passes} times")
+    selects = method.threshold(method.parse_parameters({})) is not None
+    fewest, most = (1 + method.needs_statistics + readings * selects for readings in (1, 2))  # Plan.passes
+
+    def often(passes: int) -> str:
+        return {1: "once", 2: "twice"}.get(passes, f"{passes} times")
+
+    return often(fewest) + (f", {often(most)} where not all is BF16" if selects else "")
 
 
 def _needs(method: Method) -> str:
