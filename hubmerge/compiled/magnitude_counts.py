@@ -19,8 +19,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from hubmerge.compiled import vector_code
+from hubmerge.compiled import pass_types, rounding, vector_code
 from hubmerge.compiled.kept_code import kept
+from hubmerge.compiled.pass_types import INNER, STRICT
+from hubmerge.compiled.rounding import STEP, mix, mix_upper
 from hubmerge.compiled.vector_code import KEYS, pack_keys, pack_lower, pack_words, widen
 from hubmerge.dtypes import decode
 from hubmerge.eager import ChunkInputs
@@ -31,32 +33,17 @@ _COPIES = 8
 _WIDTH = BINS + 112  # of scratch rows, which would share cache sets if they lay a power of two apart
 _BLOCK = 16_384  # long enough for reading ahead, short enough for the second cache level
 _SHORT_BLOCK = 4096  # short enough for the first, as float32
-_STRICT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": False}
 _thread = threading.local()  # .scratch: histograms, all zero between two passes
 
 
-@njit(**_STRICT)
-def _mix(x):
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-@njit(**_STRICT)
-def _mix_upper(x):
-    """_mix, right from bit 33 on: its last step changes lower bits only."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    return (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-
-
-@njit(**_STRICT)
+@njit(**INNER)
 def _survivors(places, found, index, first, second, bound, packed):
     """Leaves in places[:…] those of packed[:found] that the random drop leaves: counter_rng.uniform's draw is at
     least bound · 2⁻²⁴. Elements behind the last ones are overwritten."""
-    start = np.uint64(index) * np.uint64(0x9E3779B97F4A7C15) + first
+    start = np.uint64(index) * np.uint64(STEP) + first
     for j in range(found):
-        x = np.uint64(places[j]) * np.uint64(0x9E3779B97F4A7C15) + start
-        drawn = _mix_upper(_mix(x) ^ second) >> np.uint64(40)
+        x = np.uint64(places[j]) * np.uint64(STEP) + start
+        drawn = mix_upper(mix(x) ^ second) >> np.uint64(40)
         packed[j] = packed[j] if drawn >= bound else np.uint16(0)
     packed[found : found + KEYS] = np.uint16(0)
     left = np.int64(0)
@@ -65,7 +52,7 @@ def _survivors(places, found, index, first, second, bound, packed):
     return left
 
 
-@njit(**_STRICT)
+@njit(**INNER)
 def _pack(base, agent, fine, wanted, packed, places):
     """Keys of the differences that are not zero (if `fine`, lower halves of those with key `wanted`) and, unless it is
     None, their places; returns how many."""
@@ -81,7 +68,7 @@ def _pack(base, agent, fine, wanted, packed, places):
     return found
 
 
-@njit(**_STRICT)
+@njit(**INNER)
 def _count(packed, found, row):
     """One addition each to row[_COPIES, bins]; packed[:found] is read eight at a time."""
     words = packed.view(np.uint64)
@@ -100,7 +87,7 @@ def _count(packed, found, row):
         row[0, packed[i]] += np.uint32(1)
 
 
-@njit(**_STRICT)
+@njit(**INNER)
 def _widen(packed, found, span):
     """span[2] = the smallest and the largest bin so far."""
     low, high = span[0], span[1]
@@ -110,7 +97,7 @@ def _widen(packed, found, span):
     span[0], span[1] = low, high
 
 
-@kept(vector_code, **_STRICT)
+@kept(vector_code, rounding, pass_types, **STRICT)
 def _count_all(stored, n, wanted, drop, bound, draw_keys, index, scratch, spans):
     """Adds to scratch[agents, _COPIES, bins]: keys where wanted is empty, else the lower halves of those whose key is
     wanted[k], unless that is even. spans[agents, 2] are the smallest and the largest bin, except 0."""
@@ -146,7 +133,7 @@ def _count_all(stored, n, wanted, drop, bound, draw_keys, index, scratch, spans)
                     scratch[k, 0, 0] += np.uint32(end - first - found)
 
 
-@kept(vector_code, **_STRICT)
+@kept(vector_code, rounding, pass_types, **STRICT)
 def _count_private(stored, n, epsilon, wanted, row, span):
     """As _count_all, of all agents in one row: the magnitudes of elements where one agent alone is active."""
     fine = wanted.shape[0] > 0
@@ -177,7 +164,7 @@ def _count_private(stored, n, epsilon, wanted, row, span):
             _widen(packed, found, span)
 
 
-@kept(vector_code, **_STRICT)
+@kept(vector_code, rounding, pass_types, **STRICT)
 def _take(scratch, spans):
     """[bins that are not empty, 3]: row, bin, count; leaves scratch empty."""
     rows, copies, _ = scratch.shape

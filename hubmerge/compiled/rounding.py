@@ -9,19 +9,19 @@ from hubmerge.compiled.pass_types import INNER
 from hubmerge.compiled.vector_code import from_half, to_half
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # what the output is stored as
-_STEP = 0x9E3779B97F4A7C15  # of counter_rng's counter
+STEP = 0x9E3779B97F4A7C15  # of counter_rng's counter
 
 
 @njit(**INNER)
-def _mix(x):
+def mix(x):
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 @njit(**INNER)
-def _mix_upper(x):
-    """_mix, of which bits 33 and above are right: its last step changes the lower ones only."""
+def mix_upper(x):
+    """mix, of which bits 33 and above are right: its last step changes the lower ones only."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     return (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
 
@@ -29,10 +29,10 @@ def _mix_upper(x):
 @njit(**INNER)
 def draw_uniform(first, second, index, n, out):
     """counter_rng.uniform."""
-    x = np.uint64(index) * np.uint64(_STEP) + first
+    x = np.uint64(index) * np.uint64(STEP) + first
     for i in range(n):
-        out[i] = np.float32(np.int32(_mix_upper(_mix(x) ^ second) >> np.uint64(40))) * np.float32(2.0**-24)
-        x += np.uint64(_STEP)
+        out[i] = np.float32(np.int32(mix_upper(mix(x) ^ second) >> np.uint64(40))) * np.float32(2.0**-24)
+        x += np.uint64(STEP)
 
 
 @njit(**INNER)
@@ -41,10 +41,10 @@ def _round_bf16(exact, n, stochastic, first, second, index, stored, out):
     bits, back = exact[:n].view(np.uint32), stored[:n].view(np.uint32)
     high = np.uint32(16)
     if stochastic:
-        x = np.uint64(index) * np.uint64(_STEP) + first
+        x = np.uint64(index) * np.uint64(STEP) + first
         for i in range(n):
-            up = np.uint32(_mix_upper(_mix(x) ^ second) >> np.uint64(48))
-            x += np.uint64(_STEP)
+            up = np.uint32(mix_upper(mix(x) ^ second) >> np.uint64(48))
+            x += np.uint64(STEP)
             special = (bits[i] & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
             rounded = bits[i] >> high if special else (bits[i] + up) >> high
             quiet = np.uint32(0x7FC0) if exact[i] != exact[i] else rounded
@@ -64,8 +64,8 @@ def _round_f16(exact, n, stochastic, first, second, index, stored, out):
     a sign, one less is one step toward zero."""
     if stochastic:
         for i in range(n):
-            x = (np.uint64(index) + np.uint64(i)) * np.uint64(_STEP) + first
-            chance = np.float64(_mix(_mix(x) ^ second) >> np.uint64(11)) * 2.0**-53
+            x = (np.uint64(index) + np.uint64(i)) * np.uint64(STEP) + first
+            chance = np.float64(mix(mix(x) ^ second) >> np.uint64(11)) * 2.0**-53
             near = to_half(exact[i])
             inner = near - np.uint16(abs(from_half(near)) > abs(exact[i]))
             outer = inner + np.uint16(1)
