@@ -162,7 +162,7 @@ def fold_inputs(running: Tally, chunk: Counted[Tally]) -> Tally:
     """`running` plus the tensor's next chunk."""
     k = running.agents
     start = np.concatenate([running.moments.reshape(-1), [running.dot[a, b] for a, b in _pairs(k)]])
-    total = _in_order(start, chunk.sums)
+    total = added_in_order(start, chunk.sums)
     dot = np.zeros((k, k))
     for (a, b), value in zip(_pairs(k), total[3 * k :], strict=True):
         dot[a, b] = dot[b, a] = value
@@ -214,13 +214,13 @@ def count_result(
 def fold_result(running: ResultTally, chunk: Counted[ResultTally]) -> ResultTally:
     """`running` plus the tensor's next chunk."""
     k = len(running.unique_norm)
-    total = _in_order(np.concatenate([getattr(running, n) for n in ResultTally.SUMS]), chunk.sums)
+    total = added_in_order(np.concatenate([getattr(running, n) for n in ResultTally.SUMS]), chunk.sums)
     sums: dict[str, Any] = {name: total[i * k : (i + 1) * k] for i, name in enumerate(ResultTally.SUMS)}
     return replace(running + chunk.tally, **sums)
 
 
-def _in_order(total: Sums, blocks: Sums) -> Sums:
-    # a running sum adds one after the other, which numpy's sum does not
+def added_in_order(total: Sums, blocks: Sums) -> Sums:
+    """total [Q] plus the sums of blocks [Q, n], one block after the other, which numpy's sum does not do."""
     return np.asarray(np.add.accumulate(np.concatenate([total[:, None], blocks], axis=1), axis=1)[:, -1])
 
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from hubmerge.counting import Counted
+from hubmerge.counting import Counted, added_in_order
 from hubmerge.statistics import ResultTally, Sums, Tally, TallySum
 
 T = TypeVar("T", Tally, ResultTally)
@@ -32,8 +32,7 @@ class TensorFold(Generic[T]):
             self._counts, self._sums = TallySum(chunk.tally), np.zeros(len(chunk.sums))
         else:
             self._counts.add(chunk.tally)
-        # an accumulation adds one after the other, which numpy's sum does not
-        self._sums = np.add.accumulate(np.concatenate([self._sums[:, None], chunk.sums], axis=1), axis=1)[:, -1]
+        self._sums = added_in_order(self._sums, chunk.sums)
 
     def tally(self) -> T:
         """Of all chunks; only once."""
