@@ -26,14 +26,15 @@ from hubmerge.counting import BLOCK, Counted, Float32
 from hubmerge.device.choose import MEMORY_BYTES, DeviceName, chunk_elements, host_threads, open_engine
 from hubmerge.distributed import ALONE, Ranks
 from hubmerge.eager import compilable
-from hubmerge.errors import IncompatibleError
+from hubmerge.errors import IncompatibleError, NonFiniteError
 from hubmerge.methods import Method, get_method
 from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.parallel_shards import shards_at_once
 from hubmerge.plan import Plan, PlannedTensor
+from hubmerge.selection import Counts, Magnitudes, Selection
 from hubmerge.sources.base import StoredTensor
 from hubmerge.sources.header import DTYPE_BYTES
-from hubmerge.sources.reader import TensorReader
+from hubmerge.sources.reader import Scratch, TensorReader
 from hubmerge.statistics import ResultTally, Statistics, Tally
 
 if TYPE_CHECKING:
@@ -167,29 +168,51 @@ class Done:
 class Work:
     """One recipe's work on a chunk; called from several threads, holds nothing that changes."""
 
-    def __init__(
-        self, plan: Plan, options: StreamOptions, statistics: Statistics | None, thresholds: Thresholds
-    ) -> None:
+    def __init__(self, plan: Plan, options: StreamOptions, statistics: Statistics | None) -> None:
         self._plan = plan
         self._options = options
-        self._rules = rules(plan, statistics, thresholds)
-        self.takes_wholes = any(rule.whole for rule in self._rules.values())
-        if options.engine is not None and (tensor := next((t for t in plan.tensors() if self._on_device(t)), None)):
-            options.engine.check(self._rules[tensor.name], len(plan.agents), tensor.dtype)
+        self._statistics = statistics
+        self._method = get_method(plan.recipe.method)
+        self._parameters = self._method.parse_parameters(plan.recipe.parameters)
+        self._model = None if statistics is None else statistics.total
 
-    def _on_device(self, tensor: PlannedTensor) -> bool:
-        return tensor.action == "merge" and not self._rules[tensor.name].whole
+    def is_whole(self, tensor: PlannedTensor) -> bool:
+        """True where a tensor must be one chunk."""
+        return tensor.action == "merge" and self._method.needs_whole(tensor.name, tensor.shape)
 
-    def chunk_of(self, tensor: PlannedTensor, elements: int) -> int:
-        """How much of a tensor is one chunk."""
-        whole = tensor.action == "merge" and self._rules[tensor.name].whole
-        return max(tensor.elements, 1) if whole else elements
+    def rule(self, tensor: PlannedTensor, thresholds: tuple[float, ...]) -> eager.Rule | None:
+        """What is done to every element of a tensor; None where it is copied.
 
-    def __call__(self, chunk: Chunk, stored: eager.ChunkInputs, *, with_inputs: bool) -> Done:
-        tensor = chunk.tensor
+        Scalars are computed in float64 and rounded to float32 here.
+        """
         if tensor.action == "copy":
+            return None
+        counted = None if self._statistics is None else self._statistics.tensors[tensor.name]
+        scope = Scope(self._parameters, self._plan.recipe.weights, self._model, counted, thresholds)
+        method, whole = self._method, self.is_whole(tensor)
+        rule = eager.Rule(
+            kernel=_whole(method, tensor, scope) if whole else method.kernel,
+            whole=whole,
+            extras=method.extras,
+            per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
+            constants=tuple(np.float32(v) for v in method.constants(scope)),
+            epsilon=epsilon_of(self._plan),
+            rounding=self._plan.rounding,
+            both_roundings=method.rescales,
+        )
+        if self._options.engine is not None and not whole:
+            self._options.engine.check(rule, len(self._plan.agents), tensor.dtype)
+        return rule
+
+    def count(self, chunk: Chunk, stored: eager.ChunkInputs, selection: Selection) -> Counts:
+        """What a chunk adds to the counts of a selection."""
+        with np.errstate(all="ignore"):
+            return selection.count(with_draws(self._plan, selection.magnitudes, chunk, stored))
+
+    def __call__(self, chunk: Chunk, stored: eager.ChunkInputs, rule: eager.Rule | None, *, with_inputs: bool) -> Done:
+        tensor = chunk.tensor
+        if rule is None:
             return Done(_bytes(self._copied(chunk, stored)), None, None)
-        rule = self._rules[tensor.name]
         if "uniform" in rule.extras:
             stored = replace(stored, uniform_keys=draw_keys(self._plan, tensor))
         if "sensitivity" not in rule.extras:
@@ -211,29 +234,18 @@ class Work:
         return stored.raws[0].copy()  # it is written after this thread has read the next chunk
 
 
-def rules(plan: Plan, statistics: Statistics | None, thresholds: Thresholds) -> dict[str, eager.Rule]:
-    """The rule of every merged tensor; its scalars are computed in float64 and rounded to float32 here."""
+def magnitudes_of(plan: Plan, options: StreamOptions) -> Magnitudes | None:
+    """What the method ranks before it can merge, if anything."""
     method = get_method(plan.recipe.method)
-    parameters = method.parse_parameters(plan.recipe.parameters)
-    model = None if statistics is None else statistics.total
-    rules = {}
-    for tensor in plan.tensors():
-        if tensor.action != "merge":
-            continue
-        counted = None if statistics is None else statistics.tensors[tensor.name]
-        scope = Scope(parameters, plan.recipe.weights, model, counted, thresholds.get(tensor.name, ()))
-        whole = method.needs_whole(tensor.name, tensor.shape)
-        rules[tensor.name] = eager.Rule(
-            kernel=_whole(method, tensor, scope) if whole else method.kernel,
-            whole=whole,
-            extras=method.extras,
-            per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
-            constants=tuple(np.float32(v) for v in method.constants(scope)),
-            epsilon=epsilon_of(plan),
-            rounding=plan.rounding,
-            both_roundings=method.rescales,
-        )
-    return rules
+    wanted = method.threshold(method.parse_parameters(plan.recipe.parameters))
+    return None if wanted is None else Magnitudes(wanted, epsilon_of(plan), compiled=options.backend != "eager")
+
+
+def with_draws(plan: Plan, magnitudes: Magnitudes, chunk: Chunk, stored: eager.ChunkInputs) -> eager.ChunkInputs:
+    """The inputs as `magnitudes` counts them."""
+    if magnitudes.threshold.of != "dropped":
+        return stored
+    return replace(stored, uniform_keys=draw_keys(plan, chunk.tensor))
 
 
 def _whole(method: Method, tensor: PlannedTensor, scope: Scope) -> Callable[..., Float32]:
@@ -251,27 +263,34 @@ def draw_keys(plan: Plan, tensor: PlannedTensor) -> tuple[Key, ...]:
     return tuple(make_key(plan.recipe.seed, "uniform", str(k), tensor.name) for k in range(len(plan.agents)))
 
 
-def read_chunk(reader: TensorReader, chunk: Chunk, sensitivities: Sequence[Sensitivities] = ()) -> eager.ChunkInputs:
-    """The stored elements of a chunk, and what the agents' sensitivity files say of them.
+def read_chunk(reader: TensorReader, chunk: Chunk, scratch: Scratch | None = None) -> eager.ChunkInputs:
+    """The stored elements of a chunk.
 
-    They may lie in a buffer of this thread and are valid until it reads the next chunk.
+    They may lie in `scratch`, or else in a buffer of this thread, and are valid until the next chunk is read there.
     """
     inputs = chunk.tensor.inputs
-    stacked = reader.stacked(inputs, chunk.start, chunk.count)
+    stacked = reader.stacked(inputs, chunk.start, chunk.count, scratch)
     raws = (
         tuple(reader.raw(k, stored, chunk.start, chunk.count) for k, stored in enumerate(inputs))
         if stacked is None
         else tuple(stacked[:, : chunk.count])
     )
-    measured: tuple[Any, ...] = ()
-    if sensitivities and chunk.tensor.action == "merge":
-        measured = tuple(
-            reader.raw(len(inputs) + k, file[_name_in(chunk.tensor, k, file)], chunk.start, chunk.count)
-            for k, file in enumerate(sensitivities)
-        )
     dtypes = tuple(t.entry.dtype for t in inputs)
     reader.consumed(chunk.tensor, chunk.count)
-    return eager.ChunkInputs(raws, dtypes, chunk.start, sensitivities=measured, stacked=stacked)
+    return eager.ChunkInputs(raws, dtypes, chunk.start, stacked=stacked)
+
+
+def with_sensitivities(
+    reader: TensorReader, chunk: Chunk, stored: eager.ChunkInputs, sensitivities: Sequence[Sensitivities]
+) -> eager.ChunkInputs:
+    """And what the agents' sensitivity files say of these elements; each file is a model behind the inputs'."""
+    if not sensitivities or chunk.tensor.action == "copy":
+        return stored
+    measured: Any = tuple(
+        reader.raw(len(stored.raws) + k, file[_name_in(chunk.tensor, k, file)], chunk.start, chunk.count)
+        for k, file in enumerate(sensitivities)
+    )
+    return replace(stored, sensitivities=measured)
 
 
 def _name_in(tensor: PlannedTensor, agent: int, file: Sensitivities) -> str:
@@ -306,18 +325,20 @@ B = TypeVar("B")
 
 
 def in_order(
-    items: Iterable[A], work: Callable[[A], B], workers: int, abandon: Callable[[], None] = lambda: None
+    items: Iterable[A | None], work: Callable[[A], B], workers: int, abandon: Callable[[], None] = lambda: None
 ) -> Iterator[B]:
     """`work` over `items` in several threads, results in the items' order, at most two per thread in flight.
 
-    `abandon` is called when it ends before the items do, so that work that waits for something can give up.
+    None among the items takes the oldest result before the next item is asked for; there must be one. `abandon` is
+    called when it ends before the items do, so that work that waits for something can give up.
     """
     pending: deque[Future[B]] = deque()
     with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="hubmerge-stream") as pool:
         try:
             for item in items:
-                pending.append(pool.submit(work, item))
-                if len(pending) >= 2 * workers:
+                if item is not None:
+                    pending.append(pool.submit(work, item))
+                if item is None or len(pending) >= 2 * workers:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
@@ -327,3 +348,16 @@ def in_order(
         finally:
             for future in pending:
                 future.cancel()
+
+
+def check_inputs(plan: Plan, name: str, tally: Tally) -> None:
+    """NonFiniteError names the model."""
+    for model, bad in zip(plan.models, tally.nonfinite, strict=True):
+        if bad:
+            raise NonFiniteError(
+                "NaN or Inf in an input",
+                where=f"{name} of {model.ref}",
+                expected="finite values",
+                got=f"{bad} so far",
+                next_step=f"Remove {model.ref.id}: it is broken.",
+            )

@@ -1,6 +1,6 @@
 """One chunk, operation by operation in numpy: the definition of what a merge computes, and the fallback.
 
-compiled.py does the same in one pass and must give the same bits.
+compiled/ does the same in one pass and must give the same bits.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from hubmerge.eager import compilable
 from hubmerge.methods import get_method
 from hubmerge.plan import Plan, PlannedTensor
 from hubmerge.sources.header import DTYPE_BYTES
+from hubmerge.steps import kept_bytes, read_bytes
 
 _MB = 1_000_000
 
@@ -48,7 +49,7 @@ _TENSOR_S = 0.5e-3  # bookkeeping per tensor and pass
 _START_S = 1.2  # imports, loading compiled code, the card with its figures
 _FLOP = 1 / 50  # of a matrix product
 
-_REFERENCE_S = 0.0005  # what `_speed_probe` takes at speed 1
+_REFERENCE_S = 0.0005  # what `_speed` measures at speed 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def _memory(plan: Plan, options: StreamOptions) -> int:
         per_thread += chunk * max(_compiled_bytes(t) for t in compiled)
     if plain:
         per_thread += min(chunk, max(t.elements for t in plain)) * _plain_bytes(agents)
-    buffers = threads * per_thread
+    buffers = threads * per_thread + kept_bytes(plan, options)
     if whole:
         buffers += max(_whole_bytes(t, agents) for t in whole)
     tiles = sum(_TILE for m in plan.models if m.ref.kind == "synthetic")
@@ -134,7 +135,7 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
             rows, columns = tensor.shape[0], prod(tensor.shape[1:])
             steps = getattr(parameters, "steps", 1)
             serial += steps * agents * 4 * rows * columns * min(rows, columns) * _FLOP * 1e-9
-    parallel += plan.passes * (plan.input_bytes * _READ_BYTE * 1e-9 + len(tensors) * _TENSOR_S)
+    parallel += read_bytes(plan, options) * _READ_BYTE * 1e-9 + plan.passes * len(tensors) * _TENSOR_S
     hashing, writing = (plan.output_bytes * cost * 1e-9 for cost in (_HASH_BYTE, _WRITE_BYTE))
     workers = 1 if any(_is_whole(plan, t) for t in tensors) else min(options.workers, machine.cores)
     at_once = min(options.shards_at_once(plan), len(plan.shards) or 1)

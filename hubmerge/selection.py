@@ -10,7 +10,7 @@ is a few histograms of 65,536 bins per agent and thread. magnitude_counts.py doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,23 +77,54 @@ class Magnitudes:
         return [np.concatenate([np.abs(d[alone & m]) for d, m in zip(deltas, act.masks, strict=True)])]
 
 
-def select(magnitudes: Magnitudes, agents: int, passes: CountChunks) -> tuple[float, ...]:
-    """The magnitude of the wanted rank, per agent; 0 where there is nothing to rank.
+class Selection:
+    """The magnitude of the wanted rank, per agent, from the counts of one pass over a tensor or model, or of two.
 
-    `passes(count)` must yield `count(chunk)` for every chunk of the tensor or model; it is called once, or twice.
+    Every chunk's `count` goes to `add`; `end_pass` follows the last one of a pass. `values` are there after one pass
+    or two; 0 where there is nothing to rank.
     """
-    rows = 1 if magnitudes.threshold.of == "private" else agents
-    coarse = _total(passes(magnitudes.count), rows)
-    found = [_from_the_top(row, magnitudes.threshold.rank(int(row.sum()))) for row in coarse]
-    wanted = [key for key, _ in found]
-    bits = [key >> 1 << _LOWER_BITS for key in wanted]
-    if any(key % 2 for key in wanted):
-        fine = _total(passes(lambda chunk: magnitudes.count(chunk, wanted)), rows)
-        for number, (key, (_, rank)) in enumerate(zip(wanted, found, strict=True)):
-            if key % 2:
-                bits[number] |= _from_the_top(fine[number], rank)[0]
-    values = [magnitudes.compared(np.uint32(b).view(np.float32)) for b in bits]
-    return tuple(values * agents) if rows == 1 else tuple(values)
+
+    def __init__(self, magnitudes: Magnitudes, agents: int) -> None:
+        self.values: tuple[float, ...] | None = None
+        self.magnitudes = magnitudes
+        self._agents = agents
+        self._rows = 1 if magnitudes.threshold.of == "private" else agents
+        self._total: Counts | None = None  # only while a pass is counted: megabytes
+        self._found: list[tuple[int, int]] = []  # per row: the key, and the rank within it
+
+    def count(self, chunk: ChunkInputs) -> Counts:
+        """What a chunk adds to this pass; for any thread."""
+        return self.magnitudes.count(chunk, [key for key, _ in self._found])
+
+    def add(self, counts: Counts) -> None:
+        if self._total is None:
+            self._total = np.zeros((self._rows, BINS), dtype=np.int64)
+        self._total[counts[:, 0], counts[:, 1]] += counts[:, 2]  # no bin stands twice in one count
+
+    def end_pass(self) -> None:
+        total = np.zeros((self._rows, 0), dtype=np.int64) if self._total is None else self._total
+        self._total = None
+        if self._found:
+            lower = [_from_the_top(row, rank)[0] for row, (_, rank) in zip(total, self._found, strict=True)]
+        else:
+            rank = self.magnitudes.threshold.rank
+            self._found = [_from_the_top(row, rank(int(row.sum()))) for row in total]
+            if any(key % 2 for key, _ in self._found):
+                return
+            lower = [0] * self._rows
+        bits = [(key >> 1 << _LOWER_BITS) | (key % 2 * low) for (key, _), low in zip(self._found, lower, strict=True)]
+        values = [self.magnitudes.compared(np.uint32(b).view(np.float32)) for b in bits]
+        self.values = tuple(values * self._agents) if self._rows == 1 else tuple(values)
+
+
+def select(magnitudes: Magnitudes, agents: int, passes: CountChunks) -> tuple[float, ...]:
+    """`Selection.values`; `passes(count)` must yield `count(chunk)` for every chunk, and is called once, or twice."""
+    selection = Selection(magnitudes, agents)
+    while selection.values is None:
+        for counts in passes(selection.count):
+            selection.add(counts)
+        selection.end_pass()
+    return selection.values
 
 
 def _from_the_top(histogram: Counts, rank: int) -> tuple[int, int]:
@@ -113,10 +144,3 @@ def _bits(values: Float32) -> NDArray[np.uint32]:
 
 def _uniform(key: Key, chunk: ChunkInputs) -> Float32:
     return uniform(key, chunk.start, len(chunk.raws[0]))
-
-
-def _total(parts: Iterable[Counts], rows: int) -> Counts:
-    total = np.zeros((rows, BINS), dtype=np.int64)
-    for part in parts:
-        total[part[:, 0], part[:, 1]] += part[:, 2]  # no bin stands twice in a part
-    return total

@@ -10,48 +10,24 @@ have an order of their own (counting.py). What one chunk is and how it is worked
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hubmerge import buffers, eager
-from hubmerge.chunks import (
-    Chunk,
-    Done,
-    Observer,
-    Sensitivities,
-    Silent,
-    StreamOptions,
-    Thresholds,
-    Work,
-    chunks_of,
-    draw_keys,
-    epsilon_of,
-    in_order,
-    read_chunk,
-)
-from hubmerge.counting import fold_inputs, fold_result
-from hubmerge.distributed import ALONE
-from hubmerge.errors import InternalError, NonFiniteError
-from hubmerge.folding import TensorFold
+from hubmerge import buffers
+from hubmerge.chunks import Observer, Sensitivities, Silent, StreamOptions, Thresholds, epsilon_of
+from hubmerge.errors import InternalError
+from hubmerge.first_passes import find_thresholds, probe
 from hubmerge.methods import get_method
 from hubmerge.parallel_shards import Overall, write_shards
-from hubmerge.plan import Plan, PlannedTensor
+from hubmerge.plan import Plan
 from hubmerge.rank_folders import adopt, check_complete, collect
-from hubmerge.selection import Magnitudes, select
-from hubmerge.sink import FinishedShard, Journal, ShardWriter, plan_identity
+from hubmerge.shard_work import Output, readings, write_shard
+from hubmerge.sink import FinishedShard, Journal, plan_identity
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
-
-MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
-
-CountChunk = Callable[[eager.ChunkInputs], NDArray[np.int64]]
+from hubmerge.statistics import ResultTally, Statistics, zero_result
+from hubmerge.steps import ranked_by_tensor
 
 __all__ = [
     "MergeResult",
@@ -93,107 +69,6 @@ class Variant:
     folder: Path
     sensitivities: tuple[Sensitivities, ...] = ()
     settle: Callable[[], None] = lambda: None  # returns when the finished shards are where they belong
-
-
-@dataclass(frozen=True)
-class Output:
-    """What writing a shard needs to know of a variant; plain data."""
-
-    plan: Plan
-    folder: Path
-    sensitivities: tuple[Sensitivities, ...]
-    thresholds: Thresholds
-
-
-def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
-    """One pass over the inputs for their statistics; NonFiniteError names tensor and model."""
-    with options.on_device(observer.warning) as opened:
-        if opened.engine is not None:
-            opened.engine.check_counting(len(plan.agents))
-        return _probe(plan, reader, opened, observer)
-
-
-def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
-    epsilon = epsilon_of(plan)
-    planned = [t for t in plan.tensors() if t.action == "merge"]
-    merged = options.ranks.mine(planned, lambda t: t.elements)
-    tallies = {t.name: zero_tally(len(plan.agents)) for t in merged}
-    counted = zero_tally(len(plan.agents))
-    done, total = 0, sum(t.elements for t in merged)
-
-    def count(chunk: Chunk) -> tuple[Chunk, Done]:
-        module = options.module(len(plan.agents), "F32")
-        return chunk, Done(b"", module.probe_chunk(read_chunk(reader, chunk), epsilon), None)
-
-    reader.expect(merged, again=True)
-    chunks = (c for t in merged for c in chunks_of(t, options.chunk(plan)))
-    for chunk, item in in_order(chunks, count, options.workers, reader.abandon):
-        name = chunk.tensor.name
-        assert item.inputs is not None
-        if not chunk.start:
-            fold = TensorFold(tallies[name], fold_inputs)
-        fold.add(item.inputs)
-        done += chunk.count
-        _check_inputs(plan, name, item.inputs.tally)
-        if chunk.ends:
-            tallies[name] = fold.tally()
-            counted = counted + tallies[name]
-            observer.counted(counted)
-        observer.progress("probe", done, total)
-        options.tell(observer.warning)
-    tallies = options.ranks.tallies(tallies)
-    return Statistics(plan.labels, epsilon, {t.name: tallies[t.name] for t in planned})
-
-
-def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
-    """The exact order statistics that the method asks for, per tensor and agent; empty when it asks for none."""
-    method = get_method(plan.recipe.method)
-    wanted = method.threshold(method.parse_parameters(plan.recipe.parameters))
-    if wanted is None:
-        return {}
-    magnitudes = Magnitudes(wanted, epsilon_of(plan), compiled=options.backend != "eager")
-    merged = [t for t in plan.tensors() if t.action == "merge"]
-    merged = options.ranks.mine(merged, lambda t: t.elements)
-    by_tensor = wanted.scope == "tensor"
-    groups = [[t] for t in merged] if by_tensor else [merged]
-    if by_tensor:
-        reader.expect([t for t in merged for _ in range(2)], again=True)
-    done, total = 0, 2 * sum(t.elements for t in merged)
-    found: dict[str, tuple[float, ...]] = {}
-    everyones = ALONE if by_tensor else options.ranks
-
-    def own(group: list[PlannedTensor], count: CountChunk) -> Iterator[NDArray[np.int64]]:
-        nonlocal done
-        chunks = (c for t in group for c in chunks_of(t, options.chunk(plan)))
-
-        def work(chunk: Chunk) -> tuple[int, NDArray[np.int64]]:
-            stored = read_chunk(reader, chunk)
-            if wanted.of == "dropped":
-                stored = replace(stored, uniform_keys=draw_keys(plan, chunk.tensor))
-            with np.errstate(all="ignore"):
-                return chunk.count, count(stored)
-
-        for elements, counted in in_order(chunks, work, options.workers, reader.abandon):
-            done += elements
-            observer.progress("select", done, total)
-            yield counted
-
-    def passes(group: list[PlannedTensor], count: CountChunk) -> Iterator[NDArray[np.int64]]:
-        if not by_tensor:
-            reader.expect(group, again=True)
-        return everyones.with_others(own(group, count), (len(plan.agents), MAGNITUDE_BINS))
-
-    for group in groups:
-        end = done + 2 * sum(t.elements for t in group)
-        values = select(magnitudes, len(plan.agents), partial(passes, group))
-        found |= {t.name: values for t in group}
-        if done < end:  # the first pass was enough
-            done = end
-            observer.progress("select", done, total)
-            if by_tensor:
-                reader.consumed(group[0], group[0].elements)
-    joined = options.ranks.joined(found)
-    return {t.name: tuple(joined[t.name]) for t in plan.tensors() if t.name in joined}
 
 
 def merge(
@@ -240,30 +115,38 @@ def merge_share(
     ranks, plan = options.ranks, variants[0].plan
     statistics = _statistics(variants, reader, options, observer)
     thresholds = [_thresholds(variant, reader, options, observer) for variant in variants]
+    outputs = [Output(v.plan, v.folder, v.sensitivities, t) for v, t in zip(variants, thresholds, strict=True)]
     finished = [set(ranks.first(sorted(v.journal.shards))) for v in variants]
     left = [s for s in plan.shards if any(s.filename not in names for names in finished)]
     mine = ranks.mine(left, lambda s: s.size)
-    reader.expect([t for s in mine for t in s.tensors], again=False)
     numbers = [number for number, shard in enumerate(plan.shards) if shard in mine]
     at_once = min(options.shards_at_once(plan), len(numbers) or 1)
     if any(variant.journal.on_shard for variant in variants):  # what is finished leaves the disk first
         at_once = 1
+    workers = max(1, options.workers // at_once)
 
-    def open_in(number: int) -> list[tuple[Variant, Thresholds]]:
+    def open_in(number: int) -> list[tuple[Variant, Output]]:
         name = plan.shards[number].filename
-        return [(v, t) for v, t, names in zip(variants, thresholds, finished, strict=True) if name not in names]
+        return [(v, o) for v, o, names in zip(variants, outputs, finished, strict=True) if name not in names]
+
+    def outputs_of(number: int) -> list[Output]:
+        return [output for _, output in open_in(number)]
 
     def elements(number: int) -> int:
         return sum(t.elements for t in plan.shards[number].tensors)
 
     def write(number: int, watching: Observer) -> list[FinishedShard]:
-        outputs = [Output(v.plan, v.folder, v.sensitivities, t) for v, t in open_in(number)]
+        outputs = outputs_of(number)
         if options.bursts is not None:
             lent = options.bursts.write(outputs, number, reader, options, watching, observer.warning, statistics)
             if lent is not None:
                 return lent
-        return write_shard(outputs, number, reader, options, watching, statistics, options.workers // at_once)
+        try:
+            return write_shard(outputs, number, reader, options, watching, statistics, workers)
+        finally:
+            buffers.drop()
 
+    reader.expect([t for n in numbers for t in readings(outputs_of(n), n, options, workers)], again=False)
     overall = Overall(observer, sum(map(elements, set(range(len(plan.shards))) - set(numbers))), plan.elements)
     for number, written in write_shards(numbers, elements, write, at_once, overall, reader.abandon):
         for (variant, _), finished_shard in zip(open_in(number), written, strict=True):
@@ -296,74 +179,14 @@ def _statistics(
 
 
 def _thresholds(variant: Variant, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
+    if options.bursts is None and ranked_by_tensor(variant.plan, options) is not None:  # found tensor by tensor
+        return {}
     known = options.ranks.first(variant.journal.thresholds)
     if known is None:
         known = find_thresholds(variant.plan, reader, options, observer)
     if variant.journal.thresholds is None:
         variant.journal.add_thresholds({name: tuple(values) for name, values in known.items()})
     return variant.journal.thresholds or {}
-
-
-def write_shard(
-    outputs: Sequence[Output],
-    number: int,
-    reader: TensorReader,
-    options: StreamOptions,
-    observer: Observer,
-    statistics: Statistics | None,
-    workers: int = 0,
-) -> list[FinishedShard]:
-    """Write shard `number` of every output, with `workers` threads; 0: with all of the options."""
-    plan = outputs[0].plan
-    shard = plan.shards[number]
-    done, total = 0, sum(t.elements for t in shard.tensors)
-    agents = len(plan.agents)
-    merged = [t.name for t in shard.tensors if t.action == "merge"]
-    inputs = {name: zero_tally(agents) for name in merged} if statistics is None else None
-    results = [{name: zero_result(agents) for name in merged} for _ in outputs]
-    counted = zero_tally(agents)
-    measured = next((o.sensitivities for o in outputs if o.sensitivities), ())
-    works = [Work(o.plan, options, statistics, o.thresholds) for o in outputs]
-    whole = any(work.takes_wholes for work in works)
-
-    def run(chunk: Chunk) -> tuple[Chunk, list[Done]]:
-        stored = read_chunk(reader, chunk, measured)
-        # the inputs are counted once, with the first variant
-        return chunk, [w(chunk, stored, with_inputs=inputs is not None and i == 0) for i, w in enumerate(works)]
-
-    with ExitStack() as stack:
-        stack.callback(buffers.drop)
-        writers = [stack.enter_context(ShardWriter(o.folder, o.plan.shards[number])) for o in outputs]
-        chunks = (
-            c for t in shard.tensors for c in chunks_of(t, max(w.chunk_of(t, options.chunk(plan)) for w in works))
-        )
-        # a whole tensor is large: no more than two at a time
-        for chunk, items in in_order(chunks, run, 1 if whole else workers or options.workers, reader.abandon):
-            name = chunk.tensor.name
-            if not chunk.start:
-                fold_in = TensorFold(zero_tally(agents), fold_inputs)
-                folds_out = [TensorFold(zero_result(agents), fold_result) for _ in outputs]
-            if inputs is not None and (counts := items[0].inputs) is not None:
-                fold_in.add(counts)
-                _check_inputs(plan, name, counts.tally)
-                if chunk.ends:
-                    inputs[name] = fold_in.tally()
-                    counted = counted + inputs[name]
-                    observer.counted(counted)
-            for item, writer, fold_out, result in zip(items, writers, folds_out, results, strict=True):
-                writer.write(item.data)
-                if item.result is not None:
-                    fold_out.add(item.result)
-                    _check_result(name, item.result.tally)
-                    if chunk.ends:
-                        result[name] = fold_out.tally()
-            done += chunk.count
-            observer.progress("merge", done, total)
-            options.tell(observer.warning)
-        return [
-            FinishedShard(shard.filename, *writer.finish(), inputs, result)
-            for writer, result in zip(writers, results, strict=True)
-        ]
 
 
 def _collected(variant: Variant, statistics: Statistics | None) -> MergeResult:
@@ -373,26 +196,3 @@ def _collected(variant: Variant, statistics: Statistics | None) -> MergeResult:
         counted = {n: t for s in shards for n, t in (s.inputs or {}).items()}
         statistics = Statistics(plan.labels, epsilon_of(plan), counted)
     return MergeResult(shards, statistics, {n: t for s in shards for n, t in s.result.items()})
-
-
-def _check_result(name: str, tally: ResultTally) -> None:
-    if tally.nonfinite:
-        raise NonFiniteError(
-            "the merge overflows the output's dtype",
-            where=name,
-            expected="finite values",
-            got=f"{tally.nonfinite} NaN or Inf",
-            next_step="Choose dtype: float32 or bfloat16.",
-        )
-
-
-def _check_inputs(plan: Plan, name: str, tally: Tally) -> None:
-    for model, bad in zip(plan.models, tally.nonfinite, strict=True):
-        if bad:
-            raise NonFiniteError(
-                "NaN or Inf in an input",
-                where=f"{name} of {model.ref}",
-                expected="finite values",
-                got=f"{bad} so far",
-                next_step=f"Remove {model.ref.id}: it is broken.",
-            )

@@ -30,15 +30,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hubmerge.chunks import Observer, Silent, StreamOptions
 from hubmerge.distributed import ALONE
 from hubmerge.methods import get_method
 from hubmerge.plan import Plan
 from hubmerge.settings import Settings
+from hubmerge.shard_work import Output, write_shard
 from hubmerge.sink import FinishedShard
 from hubmerge.sources.base import Model
 from hubmerge.sources.reader import ShardKey, TensorReader, WholeFiles, local_path, shard_key
 from hubmerge.statistics import Statistics
-from hubmerge.stream import Observer, Output, Silent, StreamOptions, write_shard
 
 if TYPE_CHECKING:
     from hubmerge.device.burst_process import BurstProcess

@@ -80,6 +80,16 @@ class ShardStore(Protocol):
         """Give back what is held; reading again takes it anew."""
 
 
+class Scratch:
+    """Memory that one chunk after the other is read into: fresh memory costs more than the reading."""
+
+    buffer: NDArray[np.uint8] | None = None
+
+
+class _ThreadScratch(threading.local, Scratch):
+    """One for each thread."""
+
+
 class OpenFiles:
     """Descriptors of shards that lie on this machine, opened when first read."""
 
@@ -207,7 +217,7 @@ class TensorReader:
         self._store = store
         self._kept: OrderedDict[tuple[int, StoredTensor], Float32] = OrderedDict()
         self._lock = threading.Lock()
-        self._scratch = threading.local()
+        self._scratch = _ThreadScratch()
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -224,22 +234,25 @@ class TensorReader:
         self._fill(model, tensor, start, values)
         return values
 
-    def stacked(self, tensors: Sequence[StoredTensor], start: int, count: int) -> NDArray[np.generic] | None:
+    def stacked(
+        self, tensors: Sequence[StoredTensor], start: int, count: int, scratch: Scratch | None = None
+    ) -> NDArray[np.generic] | None:
         """[len(tensors), ≥ count] elements from `start` of tensor m of model m, as stored; None unless all are stored
         alike. What lies behind `count` elements has no meaning: it keeps equal elements of two rows from a distance
         of a power of two, at which they would share cache sets.
 
-        The array is this thread's own and valid until the thread asks for the next one.
+        The array lies in `scratch`, or else in this thread's own, and is valid until the next one does.
         """
+        scratch = scratch or self._scratch
         dtype = tensors[0].entry.dtype
         if any(isinstance(t, DerivedTensor) or t.entry.dtype != dtype for t in tensors):
             return None
         storage = _storage(dtype)
         width = count + _ROW_GAP // storage.itemsize
         needed = len(tensors) * width * storage.itemsize
-        buffer: NDArray[np.uint8] | None = getattr(self._scratch, "buffer", None)
+        buffer = scratch.buffer
         if buffer is None or buffer.size < needed:
-            buffer = self._scratch.buffer = np.empty(needed, dtype=np.uint8)
+            buffer = scratch.buffer = np.empty(needed, dtype=np.uint8)
         rows = buffer[:needed].view(storage).reshape(len(tensors), width)
         for model, tensor in enumerate(tensors):
             self._fill(model, tensor, start, rows[model, :count])

@@ -27,9 +27,10 @@ from hubmerge.device.zero import Burst, Bursts, announce, lent_bursts, run_burst
 from hubmerge.errors import CancelledError, NonFiniteError
 from hubmerge.plan import Plan
 from hubmerge.settings import load_settings
+from hubmerge.shard_work import Output
 from hubmerge.sink import Journal
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, Output, Silent, StreamOptions, Variant, merge, merge_variants
+from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_variants
 
 FAKE = Path(spaces.__file__).parents[1]
 ROOT = FAKE.parents[1]

@@ -12,8 +12,9 @@ from builders import tensor, write_model
 from safetensors.numpy import load_file
 from stream_helpers import NOWHERE, plan_of
 
+from hubmerge.chunks import Silent, StreamOptions
+from hubmerge.first_passes import find_thresholds
 from hubmerge.sources.reader import LocalOrFetched, Read, TensorReader
-from hubmerge.stream import Silent, StreamOptions, find_thresholds
 
 COUNT = 5000
 NAMES = ("a", "b")

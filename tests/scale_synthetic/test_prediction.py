@@ -39,6 +39,7 @@ def family(folder: Path, shape: Shape) -> dict[str, object]:
     [
         ("small", "ram", {}),
         ("large", "ties", {}),
+        ("large", "ties", {"parameters": {"trim_scope": "tensor"}}),
         ("large", "ram", {"dtype": "float16"}),
         ("wide", "wudi", {"parameters": {"steps": 1}}),
     ],
@@ -84,7 +85,7 @@ def test_time_is_work_over_cores_and_speed() -> None:
     one, two = predict(plan, Machine(1)).seconds, predict(plan, Machine(2)).seconds
     assert two == pytest.approx(one / 2, rel=0.1)
     assert predict(plan, Machine(1, speed=2.0)).seconds == pytest.approx(one / 2)
-    # one thread hashes and writes, however many cores there are
+    # a shard is hashed by one thread, however many cores there are
     assert predict(plan, Machine(512)).seconds == predict(plan, Machine(256)).seconds
     assert predict(planned("ties", shape="synthetic:llama-70b"), Machine(1)).seconds > one
 

@@ -84,13 +84,14 @@ def _work(task: Callable[..., Any], arguments: bytes, answer: Any, asked: str, o
     note(f"worker {os.getpid()}")
     import torch
 
-    from hubmerge import chunks, stream
+    from hubmerge import chunks
     from hubmerge.device.engine import Engine
+    from hubmerge.sink import ShardWriter
 
     torch.set_num_threads(1)  # the threads of the process that was forked are not here
     chunks.open_engine = lambda device, host, warn, memory_bytes: Engine("cpu", host, memory_bytes=0)
     if asked in ("kill", "hang"):  # in the middle of the shard
-        real = stream.ShardWriter.finish
+        real = ShardWriter.finish
 
         def finish(writer: Any) -> Any:
             note("middle of a shard")
@@ -99,7 +100,7 @@ def _work(task: Callable[..., Any], arguments: bytes, answer: Any, asked: str, o
             time.sleep(600)
             return real(writer)
 
-        stream.ShardWriter.finish = finish  # type: ignore[method-assign]
+        ShardWriter.finish = finish  # type: ignore[method-assign]
     try:
         done = True, task(*pickle.loads(arguments))
     except Exception as error:

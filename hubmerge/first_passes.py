@@ -1,0 +1,129 @@
+"""The passes over the inputs before the merge: what a method must know of the whole model.
+
+    probe            counts of every tensor, for methods that scale by them
+    find_thresholds  exact order statistics
+
+A threshold over one tensor needs no pass of its own: the tensor is counted just before it is merged (steps.py). Only
+where a GPU is lent by the second is it found here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hubmerge import eager
+from hubmerge.chunks import (
+    Chunk,
+    Done,
+    Observer,
+    StreamOptions,
+    Thresholds,
+    check_inputs,
+    chunks_of,
+    epsilon_of,
+    in_order,
+    magnitudes_of,
+    read_chunk,
+    with_draws,
+)
+from hubmerge.counting import fold_inputs
+from hubmerge.distributed import ALONE
+from hubmerge.folding import TensorFold
+from hubmerge.plan import Plan, PlannedTensor
+from hubmerge.selection import select
+from hubmerge.sources.reader import TensorReader
+from hubmerge.statistics import Statistics, zero_tally
+
+MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
+
+CountChunk = Callable[[eager.ChunkInputs], NDArray[np.int64]]
+
+
+def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
+    """One pass over the inputs for their statistics; NonFiniteError names tensor and model."""
+    with options.on_device(observer.warning) as opened:
+        if opened.engine is not None:
+            opened.engine.check_counting(len(plan.agents))
+        return _probe(plan, reader, opened, observer)
+
+
+def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
+    epsilon = epsilon_of(plan)
+    planned = [t for t in plan.tensors() if t.action == "merge"]
+    merged = options.ranks.mine(planned, lambda t: t.elements)
+    tallies = {t.name: zero_tally(len(plan.agents)) for t in merged}
+    counted = zero_tally(len(plan.agents))
+    done, total = 0, sum(t.elements for t in merged)
+
+    def count(chunk: Chunk) -> tuple[Chunk, Done]:
+        module = options.module(len(plan.agents), "F32")
+        return chunk, Done(b"", module.probe_chunk(read_chunk(reader, chunk), epsilon), None)
+
+    reader.expect(merged, again=True)
+    chunks = (c for t in merged for c in chunks_of(t, options.chunk(plan)))
+    for chunk, item in in_order(chunks, count, options.workers, reader.abandon):
+        name = chunk.tensor.name
+        assert item.inputs is not None
+        if not chunk.start:
+            fold = TensorFold(tallies[name], fold_inputs)
+        fold.add(item.inputs)
+        done += chunk.count
+        check_inputs(plan, name, item.inputs.tally)
+        if chunk.ends:
+            tallies[name] = fold.tally()
+            counted = counted + tallies[name]
+            observer.counted(counted)
+        observer.progress("probe", done, total)
+        options.tell(observer.warning)
+    tallies = options.ranks.tallies(tallies)
+    return Statistics(plan.labels, epsilon, {t.name: tallies[t.name] for t in planned})
+
+
+def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
+    """The exact order statistics that the method asks for, per tensor and agent; empty when it asks for none."""
+    magnitudes = magnitudes_of(plan, options)
+    if magnitudes is None:
+        return {}
+    merged = [t for t in plan.tensors() if t.action == "merge"]
+    merged = options.ranks.mine(merged, lambda t: t.elements)
+    by_tensor = magnitudes.threshold.scope == "tensor"
+    groups = [[t] for t in merged] if by_tensor else [merged]
+    if by_tensor:
+        reader.expect([t for t in merged for _ in range(2)], again=True)
+    done, total = 0, 2 * sum(t.elements for t in merged)
+    found: dict[str, tuple[float, ...]] = {}
+    everyones = ALONE if by_tensor else options.ranks
+
+    def own(group: list[PlannedTensor], count: CountChunk) -> Iterator[NDArray[np.int64]]:
+        nonlocal done
+        chunks = (c for t in group for c in chunks_of(t, options.chunk(plan)))
+
+        def work(chunk: Chunk) -> tuple[int, NDArray[np.int64]]:
+            with np.errstate(all="ignore"):
+                return chunk.count, count(with_draws(plan, magnitudes, chunk, read_chunk(reader, chunk)))
+
+        for elements, counted in in_order(chunks, work, options.workers, reader.abandon):
+            done += elements
+            observer.progress("select", done, total)
+            yield counted
+
+    def passes(group: list[PlannedTensor], count: CountChunk) -> Iterator[NDArray[np.int64]]:
+        if not by_tensor:
+            reader.expect(group, again=True)
+        return everyones.with_others(own(group, count), (len(plan.agents), MAGNITUDE_BINS))
+
+    for group in groups:
+        end = done + 2 * sum(t.elements for t in group)
+        values = select(magnitudes, len(plan.agents), partial(passes, group))
+        found |= {t.name: values for t in group}
+        if done < end:  # the first pass was enough
+            done = end
+            observer.progress("select", done, total)
+            if by_tensor:
+                reader.consumed(group[0], group[0].elements)
+    joined = options.ranks.joined(found)
+    return {t.name: tuple(joined[t.name]) for t in plan.tensors() if t.name in joined}

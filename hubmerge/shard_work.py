@@ -1,0 +1,174 @@
+"""Writing one output shard, of one merge or of several over the same models.
+
+Every chunk is read, counted or merged by a few threads (chunks.py), in the order of steps.py; its results are taken
+in that order, which is the file's: folded into the shard's statistics, hashed and written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from hubmerge.chunks import (
+    Chunk,
+    Done,
+    Observer,
+    Sensitivities,
+    StreamOptions,
+    Thresholds,
+    Work,
+    check_inputs,
+    in_order,
+    read_chunk,
+    with_sensitivities,
+)
+from hubmerge.counting import fold_inputs, fold_result
+from hubmerge.eager import Rule
+from hubmerge.errors import NonFiniteError
+from hubmerge.folding import TensorFold
+from hubmerge.methods import get_method
+from hubmerge.plan import Plan, PlannedShard, PlannedTensor
+from hubmerge.selection import Counts
+from hubmerge.sink import FinishedShard, ShardWriter
+from hubmerge.sources.reader import TensorReader
+from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
+from hubmerge.steps import KEPT_BYTES, Counted, Step, Steps, ranked_by_tensor
+
+
+@dataclass(frozen=True)
+class Output:
+    """What writing a shard needs to know of a variant; plain data."""
+
+    plan: Plan
+    folder: Path
+    sensitivities: tuple[Sensitivities, ...]
+    thresholds: Thresholds
+
+
+def readings(outputs: Sequence[Output], number: int, options: StreamOptions, workers: int) -> list[PlannedTensor]:
+    """The tensors that `write_shard` reads, in their order, as often as it may have to."""
+    return _counted(outputs, number, options, workers).readings(outputs[0].plan.shards[number].tensors)
+
+
+def write_shard(
+    outputs: Sequence[Output],
+    number: int,
+    reader: TensorReader,
+    options: StreamOptions,
+    observer: Observer,
+    statistics: Statistics | None,
+    workers: int = 0,
+) -> list[FinishedShard]:
+    """Write shard `number` of every output, with `workers` threads; 0: with all of the options."""
+    plan = outputs[0].plan
+    shard = plan.shards[number]
+    workers = workers or options.workers
+    measured = next((o.sensitivities for o in outputs if o.sensitivities), ())
+    works = [Work(o.plan, options, statistics) for o in outputs]
+    tallies = _Tallies(plan, shard, len(outputs), with_inputs=statistics is None, counted=observer.counted)
+
+    def rules_of(tensor: PlannedTensor, found: Sequence[tuple[float, ...]]) -> list[Rule | None]:
+        known = [output.thresholds.get(tensor.name, ()) for output in outputs]
+        return [w.rule(tensor, mine or own) for w, mine, own in zip(works, known, found or known, strict=True)]
+
+    def run(step: Step) -> tuple[Step, list[Counts | None], list[Done]]:
+        chunk, kept = step.chunk, step.kept
+        stored = None if kept is None else kept.inputs
+        if stored is None:
+            stored = read_chunk(reader, chunk, kept)
+            if kept is not None:
+                kept.inputs = stored
+        if step.counting:
+            counting = zip(works, step.counting, strict=True)
+            return step, [None if s is None else work.count(chunk, stored, s) for work, s in counting], []
+        stored = with_sensitivities(reader, chunk, stored, measured)
+        merging = enumerate(zip(works, step.rules, strict=True))
+        # the inputs are counted once, with the first output
+        with_inputs = statistics is None
+        return step, [], [w(chunk, stored, r, with_inputs=with_inputs and i == 0) for i, (w, r) in merging]
+
+    steps = Steps(
+        shard.tensors,
+        _counted(outputs, number, options, workers),
+        rules_of,
+        unread=lambda tensor: reader.consumed(tensor, tensor.elements),
+    )
+    whole = any(work.is_whole(t) for work in works for t in shard.tensors)
+    done, total = 0, sum(t.elements for t in shard.tensors)
+    with ExitStack() as stack:
+        writers = [stack.enter_context(ShardWriter(o.folder, o.plan.shards[number])) for o in outputs]
+        # a whole tensor is large: no more than two at a time
+        for step, counts, items in in_order(steps, run, 1 if whole else workers, reader.abandon):
+            steps.took(step, counts)
+            if items:
+                tallies.add(step.chunk, items)
+                for item, writer in zip(items, writers, strict=True):
+                    writer.write(item.data)
+                done += step.chunk.count
+            observer.progress("merge", done, total)
+            options.tell(observer.warning)
+        return [
+            FinishedShard(shard.filename, *writer.finish(), tallies.inputs, result)
+            for writer, result in zip(writers, tallies.results, strict=True)
+        ]
+
+
+class _Tallies:
+    """What was counted of a shard's tensors; chunks come in the file's order."""
+
+    def __init__(
+        self, plan: Plan, shard: PlannedShard, outputs: int, *, with_inputs: bool, counted: Callable[[Tally], None]
+    ) -> None:
+        agents = len(plan.agents)
+        merged = [t.name for t in shard.tensors if t.action == "merge"]
+        self.inputs = {name: zero_tally(agents) for name in merged} if with_inputs else None
+        self.results = [{name: zero_result(agents) for name in merged} for _ in range(outputs)]
+        self._plan = plan
+        self._total = zero_tally(agents)
+        self._counted = counted  # told of the inputs' counts so far
+
+    def add(self, chunk: Chunk, items: Sequence[Done]) -> None:
+        """The results of a chunk, one per output; NonFiniteError names what is not finite."""
+        name, agents = chunk.tensor.name, len(self._plan.agents)
+        if not chunk.start:
+            self._fold_in = TensorFold(zero_tally(agents), fold_inputs)
+            self._folds_out = [TensorFold(zero_result(agents), fold_result) for _ in items]
+        if self.inputs is not None and (counts := items[0].inputs) is not None:
+            self._fold_in.add(counts)
+            check_inputs(self._plan, name, counts.tally)
+            if chunk.ends:
+                self.inputs[name] = self._fold_in.tally()
+                self._total = self._total + self.inputs[name]
+                self._counted(self._total)
+        for item, fold, result in zip(items, self._folds_out, self.results, strict=True):
+            if item.result is not None:
+                fold.add(item.result)
+                _check_result(name, item.result.tally)
+                if chunk.ends:
+                    result[name] = fold.tally()
+
+
+def _counted(outputs: Sequence[Output], number: int, options: StreamOptions, workers: int) -> Counted:
+    plan = outputs[0].plan
+    size = options.chunk(plan)
+    methods = [get_method(o.plan.recipe.method) for o in outputs]
+
+    def chunk_of(tensor: PlannedTensor) -> int:
+        whole = tensor.action == "merge" and any(m.needs_whole(tensor.name, tensor.shape) for m in methods)
+        return max(tensor.elements, 1) if whole else size
+
+    ranked = [None if o.thresholds else ranked_by_tensor(o.plan, options) for o in outputs]
+    return Counted.of(plan.shards[number].tensors, chunk_of, ranked, KEPT_BYTES * workers // options.workers)
+
+
+def _check_result(name: str, tally: ResultTally) -> None:
+    if tally.nonfinite:
+        raise NonFiniteError(
+            "the merge overflows the output's dtype",
+            where=name,
+            expected="finite values",
+            got=f"{tally.nonfinite} NaN or Inf",
+            next_step="Choose dtype: float32 or bfloat16.",
+        )

@@ -1,0 +1,204 @@
+"""The order in which the chunks of a shard are worked on, where tensors are counted before they are merged.
+
+A method may need an exact order statistic of each tensor (selection.py): every chunk is counted first and merged then.
+Counting runs ahead of merging, so that no thread waits for the end of a tensor; and what counting has read is kept for
+merging, as far as KEPT_BYTES go. A tensor that is larger is read again, and is not counted ahead.
+
+    counted:  t0 t0 t1 t1 .. t2 .. t2 .. t3
+    merged:               t0 .. t0 .. t1 ..
+
+Steps are made in the caller's thread from the results that it took in order; what is kept, and when, depends on
+nothing else, and no bit of the result depends on it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hubmerge.chunks import Chunk, StreamOptions, chunks_of, magnitudes_of
+from hubmerge.eager import ChunkInputs, Rule
+from hubmerge.plan import Plan, PlannedTensor
+from hubmerge.selection import Counts, Magnitudes, Selection
+from hubmerge.sources.derived import DerivedTensor
+from hubmerge.sources.header import DTYPE_BYTES
+from hubmerge.sources.reader import Scratch
+
+KEPT_BYTES = 160_000_000  # of all threads together
+
+ChunkOf = Callable[[PlannedTensor], int]  # elements
+RulesOf = Callable[[PlannedTensor, Sequence[tuple[float, ...]]], Sequence[Rule | None]]  # of thresholds, per output
+
+
+class Kept(Scratch):
+    """The inputs of one chunk from its counting to its merging, and their memory, which another chunk gets then."""
+
+    inputs: ChunkInputs | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A chunk to be counted by `counting` or merged by `rules`, each per output; one of the two is empty."""
+
+    chunk: Chunk
+    counting: Sequence[Selection | None] = ()  # None: the output needs no count, or no more
+    rules: Sequence[Rule | None] = ()  # None: the tensor is copied
+    kept: Kept | None = None  # where its inputs lie or are to lie
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Which tensors of a shard are counted before they are merged, and what of them is kept.
+
+    ranked  per output what is ranked in each tensor by itself, or None
+    room    how many chunks' inputs are kept at once
+    """
+
+    chunk_of: ChunkOf
+    ranked: tuple[Magnitudes | None, ...]
+    room: int
+
+    @classmethod
+    def of(
+        cls, tensors: Sequence[PlannedTensor], chunk_of: ChunkOf, ranked: Sequence[Magnitudes | None], kept_bytes: int
+    ) -> Counted:
+        counted = [t for t in tensors if any(ranked) and _is_counted(t)]
+        return cls(chunk_of, tuple(ranked), _room(counted, chunk_of, kept_bytes)[0])
+
+    def __contains__(self, tensor: PlannedTensor) -> bool:
+        return any(self.ranked) and _is_counted(tensor)
+
+    def keeps(self, tensor: PlannedTensor) -> bool:
+        return -(-tensor.elements // self.chunk_of(tensor)) <= self.room
+
+    def readings(self, tensors: Sequence[PlannedTensor]) -> list[PlannedTensor]:
+        """`tensors`, each as often as it may have to be read."""
+        return [t for t in tensors for _ in range(1 if t not in self or self.keeps(t) else 3)]
+
+
+class Steps:
+    """An iterator over the steps of a shard, which is told of every result in order (`took`).
+
+    It yields None where nothing can be begun before a result has been taken.
+
+    rules_of  asked once per tensor, when its thresholds are known
+    unread    told of a tensor that is read once less than `Counted.readings` says
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[PlannedTensor],
+        counted: Counted,
+        rules_of: RulesOf,
+        unread: Callable[[PlannedTensor], None],
+    ) -> None:
+        self._tensors = tensors
+        self._counted = counted
+        self._rules_of = rules_of
+        self._unread = unread
+        self._uncounted = deque(c for t in tensors if t in counted for c in chunks_of(t, counted.chunk_of(t)))
+        self._selections = {
+            t.name: [None if m is None else Selection(m, len(t.inputs) - 1) for m in counted.ranked]
+            for t in tensors
+            if t in counted
+        }
+        self._free = [Kept() for _ in range(counted.room)]
+        self._kept: dict[tuple[str, int], Kept] = {}
+        self._passes: Counter[str] = Counter()  # counted to the end
+
+    def took(self, step: Step, counts: Sequence[Counts | None] = ()) -> None:
+        """The result of a step was taken; `counts` per output, if it counted."""
+        for selection, counted in zip(step.counting, counts, strict=True):
+            if selection is not None and counted is not None:
+                selection.add(counted)
+                if step.chunk.ends:
+                    selection.end_pass()
+        if step.counting:
+            self._passes[step.chunk.tensor.name] += step.chunk.ends
+        elif step.kept is not None:
+            step.kept.inputs = None
+            self._free.append(step.kept)
+
+    def __iter__(self) -> Iterator[Step | None]:
+        for tensor in self._tensors:
+            if not tensor.elements:
+                continue
+            if tensor in self._counted:
+                yield from self._count_ahead(tensor)
+                yield from self._finish_counting(tensor)
+            selections = self._selections.pop(tensor.name, [])
+            rules = self._rules_of(tensor, [(s and s.values) or () for s in selections])
+            for chunk in chunks_of(tensor, self._counted.chunk_of(tensor)):
+                yield Step(chunk, rules=rules, kept=self._kept.pop((tensor.name, chunk.start), None))
+                yield from self._count_ahead()
+
+    def _count_ahead(self, current: PlannedTensor | None = None) -> Iterator[Step | None]:
+        """First passes as far as there is room; all of `current`'s in any case."""
+        while self._uncounted:
+            chunk = self._uncounted[0]
+            tensor, kept = chunk.tensor, None
+            if self._counted.keeps(tensor) and self._free:
+                kept = self._kept[tensor.name, chunk.start] = self._free.pop()
+            elif tensor is not current:
+                return
+            elif self._counted.keeps(tensor):
+                yield None
+                continue
+            self._uncounted.popleft()
+            yield Step(chunk, self._selections[tensor.name], kept=kept)
+
+    def _finish_counting(self, tensor: PlannedTensor) -> Iterator[Step | None]:
+        """Until its thresholds are known; by a second pass over it only where the first was not enough."""
+        while not self._passes[tensor.name]:
+            yield None
+        left = [s if s is not None and s.values is None else None for s in self._selections[tensor.name]]
+        if any(left):
+            for chunk in chunks_of(tensor, self._counted.chunk_of(tensor)):
+                yield Step(chunk, left, kept=self._kept.get((tensor.name, chunk.start)))
+            while self._passes[tensor.name] < 2:
+                yield None
+        elif not self._counted.keeps(tensor):
+            self._unread(tensor)
+
+
+def ranked_by_tensor(plan: Plan, options: StreamOptions) -> Magnitudes | None:
+    """What is ranked in each tensor by itself, if anything."""
+    magnitudes = magnitudes_of(plan, options)
+    return magnitudes if magnitudes is not None and magnitudes.threshold.scope == "tensor" else None
+
+
+def kept_bytes(plan: Plan, options: StreamOptions) -> int:
+    """What is held in memory from counting to merging, at most."""
+    if ranked_by_tensor(plan, options) is None:
+        return 0
+    size = options.chunk(plan)
+    return max(_room([t for t in s.tensors if _is_counted(t)], lambda _: size, KEPT_BYTES)[1] for s in plan.shards)
+
+
+def read_bytes(plan: Plan, options: StreamOptions) -> int:
+    """What is read of the inputs in all passes: of tensors that are kept, once."""
+    ranked, size = ranked_by_tensor(plan, options), options.chunk(plan)
+    total = plan.passes * plan.input_bytes
+    for shard in plan.shards if ranked is not None else ():
+        counted = Counted.of(shard.tensors, lambda _: size, [ranked], KEPT_BYTES)
+        kept = sum(t.elements * _element_bytes(t) for t in shard.tensors if t in counted and counted.keeps(t))
+        total -= (plan.passes - 1) * kept
+    return max(total, plan.input_bytes)
+
+
+def _is_counted(tensor: PlannedTensor) -> bool:
+    return tensor.action == "merge" and tensor.elements > 0
+
+
+def _room(tensors: Sequence[PlannedTensor], chunk_of: ChunkOf, most: int) -> tuple[int, int]:
+    """How many chunks' inputs fit into `most` bytes, no more than there are; and the bytes that they take."""
+    sizes = [(min(chunk_of(t), t.elements) * _element_bytes(t), -(-t.elements // chunk_of(t))) for t in tensors]
+    largest = max((size for size, _ in sizes), default=0)
+    count = min(most // largest, sum(chunks for _, chunks in sizes)) if largest else 0
+    return count, count * largest
+
+
+def _element_bytes(tensor: PlannedTensor) -> int:
+    """Of all inputs as they are read: what is computed is float32."""
+    return sum(4 if isinstance(t, DerivedTensor) else DTYPE_BYTES[t.entry.dtype] for t in tensor.inputs)

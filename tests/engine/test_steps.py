@@ -1,0 +1,212 @@
+"""The order of a shard's steps: a tensor is counted before it is merged, and read as seldom as memory allows.
+
+The driver below stands for in_order: it takes results late, as threads do, and never has more than `depth` open.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import tensor, write_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
+
+from hubmerge import shard_work
+from hubmerge.eager import ChunkInputs
+from hubmerge.methods.base import Threshold
+from hubmerge.plan import PlannedTensor
+from hubmerge.selection import Counts, Magnitudes
+from hubmerge.sink import Journal
+from hubmerge.sources.base import StoredTensor
+from hubmerge.sources.header import TensorEntry
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.steps import Counted, Step, Steps, kept_bytes, read_bytes
+from hubmerge.stream import Silent, StreamOptions, merge
+
+SIZE = 4  # elements of a chunk
+BYTES = 4 * 2 * SIZE  # of a chunk of two models in float32
+MEDIAN = Magnitudes(Threshold("delta", "tensor", lambda n: max(1, n // 2)), 0.0, compiled=False)
+ALL = Magnitudes(Threshold("delta", "tensor", lambda n: n), 0.0, compiled=False)
+
+
+def planned(sizes: Sequence[int], copied: Sequence[int] = ()) -> list[PlannedTensor]:
+    def stored(elements: int) -> StoredTensor:
+        return StoredTensor("x", TensorEntry("t", "F32", (elements,), 0, 4 * elements))
+
+    return [
+        PlannedTensor(f"t{i}", (n,), "F32", "copy" if i in copied else "merge", 0, 0, (stored(n), stored(n)))
+        for i, n in enumerate(sizes)
+    ]
+
+
+class Driven:
+    """What became of the steps, one after the other."""
+
+    def __init__(
+        self,
+        tensors: list[PlannedTensor],
+        values: Mapping[str, np.ndarray],
+        room: int,
+        depth: int,
+        ranked: Sequence[Magnitudes | None] = (MEDIAN, None, ALL),
+    ) -> None:
+        self.order: list[tuple[str, str, int]] = []  # what, tensor, start
+        self.found: dict[str, list[tuple[float, ...]]] = {}
+        self.unread: list[str] = []
+        self.most_kept = 0
+        self.reads: Counter[str] = Counter()  # elements
+        self.counted = Counted.of(tensors, lambda tensor: SIZE, ranked, room * BYTES)
+        self._values = values
+        steps = Steps(tensors, self.counted, self._rules_of, lambda t: self.unread.append(t.name))
+        pending: deque[Step] = deque()
+        held: set[int] = set()
+
+        def take() -> None:
+            step = pending.popleft()  # IndexError where nothing could ever come of waiting
+            if step.counting:
+                assert step.kept is None or step.kept.inputs is not None
+                steps.took(step, [None if s is None else self._count(step, s) for s in step.counting])
+            else:
+                if step.kept is not None:
+                    assert step.kept.inputs is not None
+                    assert step.kept.inputs.start == step.chunk.start
+                    held.discard(id(step.kept))
+                steps.took(step)
+
+        for step in steps:
+            if step is None:
+                take()
+                continue
+            stored = None if step.kept is None else step.kept.inputs
+            if stored is None:
+                self.reads[step.chunk.tensor.name] += step.chunk.count
+                if step.kept is not None:
+                    step.kept.inputs = self._inputs(step)
+                    held.add(id(step.kept))
+                    self.most_kept = max(self.most_kept, len(held))
+            what = "count" if step.counting else "merge"
+            self.order.append((what, step.chunk.tensor.name, step.chunk.start))
+            pending.append(step)
+            if len(pending) == depth:
+                take()
+        while pending:
+            take()
+
+    def _rules_of(self, tensor: PlannedTensor, found: Sequence[tuple[float, ...]]) -> list[None]:
+        self.found[tensor.name] = list(found)
+        return [None]
+
+    def _inputs(self, step: Step) -> ChunkInputs:
+        delta = self._values[step.chunk.tensor.name][step.chunk.start : step.chunk.start + step.chunk.count]
+        return ChunkInputs((np.zeros_like(delta), delta), ("F32", "F32"), step.chunk.start)
+
+    def _count(self, step: Step, selection: object) -> Counts:
+        return selection.count(self._inputs(step))  # type: ignore[attr-defined, no-any-return]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 5 * SIZE), max_size=7),
+    room=st.integers(0, 9),
+    depth=st.integers(1, 6),
+    copied=st.sets(st.integers(0, 6)),
+    short=st.booleans(),
+)
+def test_every_tensor_is_counted_then_merged_with_its_own_thresholds_whatever_fits(
+    sizes: list[int], room: int, depth: int, copied: set[int], short: bool
+) -> None:
+    tensors = planned(sizes, sorted(copied))
+    rng = np.random.default_rng(len(sizes))
+    # multiples of a power of two are told apart by one pass; most other values need two
+    values = {t.name: (rng.integers(-9, 9, t.elements) * (0.5 if short else 0.1)).astype(np.float32) for t in tensors}
+    driven = Driven(tensors, values, room, depth)
+    assert driven.most_kept <= driven.counted.room
+    assert driven.counted.room * min(SIZE, max((t.elements for t in tensors if t in driven.counted), default=0)) <= (
+        room * SIZE
+    )
+    merged = [(name, start) for what, name, start in driven.order if what == "merge"]
+    assert merged == [(t.name, start) for t in tensors for start in range(0, t.elements, SIZE)]
+    expected = Counter(t.name for t in driven.counted.readings(tensors))
+    for t in tensors:
+        if not t.elements:
+            continue
+        passes = Counter(start for what, name, start in driven.order if (what, name) == ("count", t.name))
+        if t.action == "copy":
+            assert not passes
+            assert driven.found[t.name] == []
+            assert driven.reads[t.name] == t.elements
+            continue
+        assert set(passes) == set(range(0, t.elements, SIZE))
+        assert len(set(passes.values())) == 1
+        ranked = np.sort(np.abs(values[t.name]))[::-1]
+        median, nothing, smallest = driven.found[t.name]
+        assert (median, nothing, smallest) == ((ranked[max(1, t.elements // 2) - 1],), (), (ranked[-1],))
+        first_merge = driven.order.index(("merge", t.name, 0))
+        assert all(driven.order.index(("count", t.name, start)) < first_merge for start in passes)
+        # what was announced is what was read, or said not to be needed
+        assert driven.reads[t.name] == t.elements * (expected[t.name] - driven.unread.count(t.name))
+        assert driven.reads[t.name] == t.elements or not driven.counted.keeps(t)
+
+
+def test_what_fits_is_counted_while_the_tensor_before_it_is_merged() -> None:
+    tensors = planned([2 * SIZE, 2 * SIZE])
+    values = {t.name: np.ones(t.elements, np.float32) for t in tensors}
+    order = Driven(tensors, values, room=3, depth=2).order
+    assert order.index(("count", "t1", 0)) < order.index(("merge", "t0", 0))
+    assert order.index(("count", "t1", SIZE)) > order.index(("merge", "t0", 0))
+
+
+def test_a_tensor_that_does_not_fit_is_read_again_and_not_counted_ahead() -> None:
+    tensors = planned([SIZE, 4 * SIZE, SIZE])
+    values = {t.name: np.ones(t.elements, np.float32) for t in tensors}
+    driven = Driven(tensors, values, room=3, depth=2)
+    assert driven.reads == {"t0": SIZE, "t1": 8 * SIZE, "t2": SIZE}
+    assert driven.order.index(("count", "t1", 0)) > driven.order.index(("merge", "t0", 0))
+    assert driven.order.index(("count", "t2", 0)) < driven.order.index(("merge", "t1", 0))
+    assert driven.unread == ["t1"]
+
+
+def test_the_bits_do_not_depend_on_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_family(tmp_path)
+    for method, parameters in [("ties", {"trim_scope": "tensor"}), ("ram_quantile", {}), ("dare_ties", {"p": 0.3})]:
+        plan = plan_of(tmp_path, method, parameters=parameters)
+        found = []
+        for room in (0, 60_000, 10**9):
+            monkeypatch.setattr(shard_work, "KEPT_BYTES", room)
+            result = run(plan, tmp_path / f"{method}{room}")
+            counted = {name: tally.to_json() for name, tally in result.statistics.tensors.items()}
+            found.append((bytes_of(tmp_path / f"{method}{room}", plan), counted))
+        assert found[0] == found[1] == found[2]
+
+
+class Reading(LocalOrFetched):
+    """A store that counts the bytes that are read."""
+
+    total = 0
+
+    def read_into(self, model: object, shard: str, offset: int, out: memoryview) -> None:
+        super().read_into(model, shard, offset, out)  # type: ignore[arg-type]
+        self.total += out.nbytes
+
+
+def test_inputs_that_fit_into_memory_are_read_once_for_a_threshold_of_each_tensor(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for name in ("base", "agent0", "agent1"):
+        write_model(tmp_path / name, {n: tensor(rng.integers(-9, 9, 50_000) / 8, "BF16") for n in ("a", "b")})
+    options = StreamOptions(4096, 2)
+    for scope, passes in (("tensor", 1), ("model", 2)):
+        plan = plan_of(tmp_path, "ties", agents=2, parameters={"trim_scope": scope})
+        store = Reading(NOWHERE, tmp_path / "cache")
+        out = tmp_path / f"out_{scope}"
+        out.mkdir()
+        with TensorReader(plan.models, store) as reader:
+            merge(plan, reader, Journal.open(out, plan, resume=False), out, options, Silent())
+        assert store.total == 3 * 2 * 2 * 50_000 * passes
+        headers = sum(header.bytes for model in plan.models for header in model.headers.values())
+        assert 0 <= read_bytes(plan, options) - store.total <= 2 * headers
+        assert (kept_bytes(plan, options) > 0) == (scope == "tensor")
