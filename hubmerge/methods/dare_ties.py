@@ -13,7 +13,7 @@ from pydantic import Field
 from hubmerge.methods.base import Method, Paper, Scope, Threshold
 from hubmerge.methods.dare_linear import DARE_PAPER
 from hubmerge.methods.ops import absolute, where
-from hubmerge.methods.ties import TiesParameters, top_share
+from hubmerge.methods.ties import TiesParameters, trim, weights_and_trims
 
 
 class DareTiesParameters(TiesParameters):
@@ -30,11 +30,11 @@ class DareTies(Method):
     extras = ("uniform",)
     permutation_invariant = False
 
-    def threshold(self, parameters: DareTiesParameters) -> Threshold:
-        return Threshold("dropped", parameters.trim_scope, top_share(parameters.density), parameters.p)
+    def threshold(self, parameters: DareTiesParameters) -> Threshold | None:
+        return trim(parameters, "dropped", parameters.p)
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple(zip(scope.weights, scope.thresholds, strict=True))
+        return weights_and_trims(scope)
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
         p, mean = scope.parameters.p, 1.0 if scope.parameters.disjoint == "mean" else 0.0

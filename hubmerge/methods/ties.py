@@ -25,9 +25,17 @@ class TiesParameters(Parameters):
     disjoint: Literal["mean", "sum"] = Field(default="mean", description="what is taken of those that agree")
 
 
-def top_share(density: float) -> Any:
-    """n values → the rank of the smallest one that is kept."""
-    return lambda n: max(1, int(density * n))
+def trim(parameters: TiesParameters, of: Literal["delta", "dropped"], drop: float = 0.0) -> Threshold | None:
+    """The smallest magnitude that is kept; None where all are."""
+    if parameters.density >= 1:
+        return None
+    return Threshold(of, parameters.trim_scope, lambda n: max(1, int(parameters.density * n)), drop)
+
+
+def weights_and_trims(scope: Scope) -> tuple[tuple[float, ...], ...]:
+    """Per agent its weight and the magnitude from which its updates are kept."""
+    untrimmed = tuple(0.0 for _ in scope.weights)
+    return tuple(zip(scope.weights, untrimmed if scope.parameters.density >= 1 else scope.thresholds, strict=True))
 
 
 class Ties(Method):
@@ -38,11 +46,11 @@ class Ties(Method):
     papers = (Paper("TIES-Merging: Resolving Interference When Merging Models", "2306.01708", "Algorithm 1"),)
     parameters = TiesParameters
 
-    def threshold(self, parameters: TiesParameters) -> Threshold:
-        return Threshold("delta", parameters.trim_scope, top_share(parameters.density))
+    def threshold(self, parameters: TiesParameters) -> Threshold | None:
+        return trim(parameters, "delta")
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple(zip(scope.weights, scope.thresholds, strict=True))
+        return weights_and_trims(scope)
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
         return (scope.parameters.lam, 1.0 if scope.parameters.disjoint == "mean" else 0.0, 0.0, 1.0)
