@@ -14,7 +14,7 @@ import mmap
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import prod
 from typing import Any
 
@@ -54,9 +54,10 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
         begin = 0
     memory = _used(begin + size)
     if memory is None:
-        memory = mmap.mmap(-1, PAGE + size)
+        memory = pages(PAGE + size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+            with suppress(OSError):  # a kernel that has none; it is only faster with them
+                memory.madvise(mmap.MADV_HUGEPAGE)
     address = np.frombuffer(memory, np.uint8).ctypes.data
     whole = np.asarray(_Loan(memory, address))
     return whole[begin : begin + size].view(wanted).reshape(shape)
@@ -70,6 +71,14 @@ def placed(position: int) -> Iterator[None]:
         yield
     finally:
         _here.position = 0
+
+
+def pages(size: int) -> mmap.mmap:
+    """Fresh memory that begins at a page; MemoryError where there is none, as it is for an array of numpy's."""
+    try:
+        return mmap.mmap(-1, size)
+    except OSError as error:
+        raise MemoryError(f"no memory for {size} bytes: {error.strerror}") from None
 
 
 def _used(size: int) -> mmap.mmap | None:

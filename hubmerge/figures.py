@@ -148,24 +148,32 @@ def _draw_modules(canvas: Canvas, place: _Place, names: Sequence[str], bars: Seq
 
 def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> Canvas:
     total = statistics["total"]
-    agents = total["agents"]
-    groups = _groups(len(agents))
+    groups = _groups(len(labels))
     colors = [_shade(step, len(groups)) for step in range(len(groups))]
     lengths = [
         [100 * sum(a["shared_with"][c - 1] for c in group) / max(total["elements"], 1) for group in groups.values()]
-        for a in agents
+        for a in total["agents"]
     ]
-    longest = max(map(sum, lengths), default=0.0)
     shares = [100 * share for share in total["overlap_share"]]
-    most = max(shares[1:], default=0.0)
     bottom = EDGE + ROW + 0.05 + X_TICKS + X_LABEL
-    panel = min(max(_PANEL, 0.25 * len(agents) + 0.4), 8.0)
+    panel = min(max(_PANEL, 0.25 * len(labels) + 0.4), 8.0)
     canvas = Canvas(bottom + panel + TITLE)
     left = EDGE + TICK + widest(labels)
-    gap = beside(ticks(most)) + 0.2
+    gap = beside(ticks(_largest([shares[1:]]))) + 0.2
     room = WIDTH - left - gap - 1.5 * EDGE
-    rows = max(len(agents), 1)
-    axes = Axes(canvas, left, bottom, 0.6 * room, panel, (0.0, 1.03 * longest or 1.0), (rows - 0.5, -0.5))
+    _draw_sharing(canvas, (left, bottom, 0.6 * room, panel), labels, lengths, colors)
+    of_count = [color for color, group in zip(colors, groups.values(), strict=True) for _ in group]
+    _draw_counts(canvas, (left + 0.6 * room + gap, bottom, 0.4 * room, panel), shares, of_count)
+    legend(canvas, list(groups), len(groups), lambda g, x, y, width: canvas.box(x, y - 0.04, width, 0.08, colors[g]))
+    return canvas
+
+
+def _draw_sharing(
+    canvas: Canvas, place: _Place, labels: Sequence[str], lengths: Sequence[Sequence[float]], colors: Sequence[Any]
+) -> None:
+    """Per agent a bar whose parts are the elements that it changed alone, with one other, …"""
+    longest = max(map(sum, lengths), default=0.0)
+    axes = Axes(canvas, *place, (0.0, 1.03 * longest or 1.0), (max(len(labels), 1) - 0.5, -0.5))
     axes.title("changed alone and with others")
     axes.grid("x", ticks(longest))
     for row, parts in enumerate(lengths):
@@ -177,23 +185,24 @@ def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> Canvas:
     axes.x_ticks(ticks(longest))
     axes.y_ticks(range(len(labels)), labels)
     axes.label("elements, %", "")
-    place = (left + 0.6 * room + gap, bottom, 0.4 * room, panel)
-    axes = Axes(canvas, *place, (0.4, max(len(shares), 2) - 0.4), (0.0, 1.12 * most or 1.0))
+
+
+def _draw_counts(canvas: Canvas, place: _Place, shares: Sequence[float], colors: Sequence[Any]) -> None:
+    """shares[c]: of the elements that c agents changed."""
+    agents, most = len(shares) - 1, _largest([shares[1:]])
+    axes = Axes(canvas, *place, (0.4, max(agents + 1, 2) - 0.4), (0.0, 1.12 * most or 1.0))
     axes.title("changed by how many")
     axes.grid("y", ticks(most))
-    of_count = [color for color, group in zip(colors, groups.values(), strict=True) for _ in group]
-    few = len(agents) <= _ANNOTATED
-    for count, (share, color) in enumerate(zip(shares[1:], of_count, strict=True), 1):
+    few = agents <= _ANNOTATED
+    for count, (share, color) in enumerate(zip(shares[1:], colors, strict=True), 1):
         axes.box(count - 0.35, 0.0, count + 0.35, share, color)
         if few:
-            shown = f"{share:.{3 if len(agents) <= 5 else 2}g}"
+            shown = f"{share:.{3 if agents <= 5 else 2}g}"
             canvas.text(axes.at_x(count), axes.at_y(share) + 0.04, shown, size=SIZE - 2, across=0.5)
     axes.frame()
-    axes.x_ticks(range(1, len(shares)) if few else ticks(len(shares) - 1, 1, whole=True))
+    axes.x_ticks(range(1, agents + 1) if few else ticks(agents, 1, whole=True))
     axes.y_ticks(ticks(most))
     axes.label(f"agents (nobody: {shares[0]:.3g}%)", "elements, %", ticks(most))
-    legend(canvas, list(groups), len(groups), lambda g, x, y, width: canvas.box(x, y - 0.04, width, 0.08, colors[g]))
-    return canvas
 
 
 def _groups(agents: int) -> dict[str, range]:

@@ -158,7 +158,7 @@ def histogram_of(deltas: Sequence[NDArray[np.float32]]) -> Histogram:
 
 @dataclass(frozen=True, eq=False)
 class Magnitudes:
-    """|δ| of one agent over some elements; every method is None where no element is non-zero."""
+    """|δ| of one agent over some elements; what is estimated is None where no element is non-zero."""
 
     elements: int
     bins: Counts  # ascending
@@ -180,6 +180,11 @@ class Magnitudes:
         """Σ|δ| of each bin."""
         return self.counts * self._low + self.offsets * self._ulp
 
+    @cached_property
+    def l1(self) -> float:
+        """Σ|δ|, exact but for the addition of the bins in float64."""
+        return float(self.mass.sum())
+
     @property
     def _zeros(self) -> int:
         return self.elements - int(self.counts.sum())
@@ -188,7 +193,7 @@ class Magnitudes:
         """Σ_ij |x_i − x_j| / (2 n² x̄) of all elements; 0 where all are equal, (n − 1)/n where one alone is non-zero."""
         if not len(self.bins):
             return None
-        n, mass = self.elements, float(self.mass.sum())
+        n, mass = self.elements, self.l1
         smaller = self._zeros + np.cumsum(self.counts) - self.counts
         between = float((self.mass * (2 * smaller + self.counts - n)).sum()) / (n * mass)
         mean = self.offsets / self.counts
@@ -201,7 +206,7 @@ class Magnitudes:
             return None
         wanted = -(-self.elements * percent // 100)
         above = np.cumsum(self.counts[::-1])[::-1]  # elements in this bin and higher ones
-        total = float(self.mass.sum())
+        total = self.l1
         if wanted >= above[0]:
             return Estimate(1.0, 0.0)
         place = int(np.flatnonzero(above > wanted)[-1])

@@ -18,6 +18,7 @@ import secrets
 import shutil
 import socket
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
@@ -128,29 +129,30 @@ def check_complete(folder: Path, plan: Plan, journal: Journal) -> None:
         )
 
 
-def _locked(folder: Path) -> IO[str]:
+def _locked(folder: Path) -> IO[bytes]:
     """The lock of `folder`, until it is closed or the process ends."""
     path = folder / WORK / _LOCK
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(path, "a+", encoding="utf-8")  # noqa: SIM115  (the caller's)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read()
-        lock.close()
-        raise ProcessLostError(
-            "a process of an earlier run is still at work here",
-            where=str(folder),
-            got=holder,
-            next_step="It ends with its share of the shards. Wait for it, or end it, and start again.",
-        ) from None
-    except OSError:  # a file system without locks
-        return lock
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-    lock.flush()
+    with ExitStack() as unless_locked:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = unless_locked.enter_context(open(path, "a+b", buffering=0))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise ProcessLostError(
+                "a process of an earlier run is still at work here",
+                where=str(folder),
+                got=lock.read().decode(errors="replace"),
+                next_step="It ends with its share of the shards. Wait for it, or end it, and start again.",
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        else:
+            with writing(path):
+                lock.truncate(0)
+                lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+        unless_locked.pop_all()  # the caller's
     return lock
 
 

@@ -160,11 +160,6 @@ class Tally(_Addable):
         return self.changed - self.unique
 
     @property
-    def l1(self) -> Sums:
-        """[K] Σ |δk| over all elements, exact but for the last addition of bins in float64."""
-        return np.array([float(self.magnitudes(k).mass.sum()) for k in range(self.agents)])
-
-    @property
     def density(self) -> tuple[float, ...]:
         return tuple(int(c) / max(self.elements, 1) for c in self.changed)
 
@@ -363,26 +358,6 @@ def module_of(name: str) -> str:
 def summarize(tally: Tally, labels: Sequence[str]) -> dict[str, Any]:
     """One tally as plain data, the form of `probe --json` and hubmerge.json (docs/statistics.md)."""
     n = max(tally.elements, 1)
-    agents = [
-        {
-            "agent": label,
-            "changed": int(tally.changed[k]),
-            "density": tally.density[k],
-            "sparsity": 1 - tally.density[k],
-            "identical": int(tally.identical[k]),
-            "unique": int(tally.unique[k]),
-            "unique_share": int(tally.unique[k]) / max(int(tally.changed[k]), 1),
-            "shared": int(tally.shared[k]),
-            "shared_with": [int(c) for c in tally.by_overlap[k, 1:]],
-            "rho": _finite(tally.rho[k]),
-            "l1": float(tally.l1[k]),
-            "l2": float(np.sqrt(tally.dot[k, k])),
-            "max": float(tally.max_abs[k]),
-            "kurtosis": tally.kurtosis(k),
-            **_concentration(tally, k),
-        }
-        for k, label in enumerate(labels)
-    ]
     pairs = [
         {
             "agents": [labels[k], labels[m]],
@@ -399,16 +374,42 @@ def summarize(tally: Tally, labels: Sequence[str]) -> dict[str, Any]:
         "overlap": [int(c) for c in tally.overlap],
         "overlap_share": [int(c) / n for c in tally.overlap],
         "shares": tally.shares,
-        "agents": agents,
+        "agents": _agents(tally, labels),
         "pairs": pairs,
     }
 
 
-def _concentration(tally: Tally, k: int) -> dict[str, Any]:
+def _agents(tally: Tally, labels: Sequence[str]) -> list[dict[str, Any]]:
+    density, unique, shared, rho = tally.density, tally.unique, tally.shared, tally.rho
+    agents = []
+    for k, label in enumerate(labels):
+        magnitudes, largest = tally.magnitudes(k), float(tally.max_abs[k])
+        agents.append(
+            {
+                "agent": label,
+                "changed": int(tally.changed[k]),
+                "density": density[k],
+                "sparsity": 1 - density[k],
+                "identical": int(tally.identical[k]),
+                "unique": int(unique[k]),
+                "unique_share": int(unique[k]) / max(int(tally.changed[k]), 1),
+                "shared": int(shared[k]),
+                "shared_with": [int(c) for c in tally.by_overlap[k, 1:]],
+                "rho": _finite(rho[k]),
+                "l1": magnitudes.l1,
+                "l2": float(np.sqrt(tally.dot[k, k])),
+                "max": largest,
+                "kurtosis": tally.kurtosis(k),
+                **_concentration(magnitudes, largest),
+            }
+        )
+    return agents
+
+
+def _concentration(magnitudes: Magnitudes, largest: float) -> dict[str, Any]:
     """The order statistics of one agent, and how far each may be off."""
-    magnitudes = tally.magnitudes(k)
     estimates = {
-        "l0_sparsity": magnitudes.below(L0_FRACTION * float(tally.max_abs[k])),
+        "l0_sparsity": magnitudes.below(L0_FRACTION * largest),
         "gini": magnitudes.gini(),
         "top_1_mass": magnitudes.top_mass(1),
         "top_5_mass": magnitudes.top_mass(5),

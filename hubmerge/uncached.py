@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.buffers import PAGE, SMALLEST
+from hubmerge.buffers import PAGE, SMALLEST, pages
 
 GATHERED_BYTES = 4 * 1024 * 1024  # written at once
 BLOCK_BYTES = PAGE  # what every disk can be written by
@@ -29,13 +28,13 @@ _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # of what was asked, not of its by
 
 
 class UncachedFile:
-    """Writes `path` anew; every method may raise OSError."""
+    """Writes `path` anew; every method may raise OSError, and making one MemoryError."""
 
     def __init__(self, path: Path, size: int) -> None:
         """`size`: bytes that will be written. They are taken from the disk now: that it is too small is found before
         the work, and writing gets cheaper."""
+        self._memory = pages(GATHERED_BYTES)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-        self._memory = mmap.mmap(-1, GATHERED_BYTES)  # begins at a page, as it must
         self._gathered = np.frombuffer(self._memory, np.uint8)
         self._held = 0
         try:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from types import ModuleType
@@ -176,9 +176,10 @@ class Engine:
         """Give the device's memory back."""
         while not self._lanes.empty():
             self._lanes.get()
-        if self._cuda and not self._failed:  # a failed driver would raise here once more
-            torch.cuda.empty_cache()
-            torch.cuda.set_per_process_memory_fraction(1.0, self._device)
+        if self._cuda:
+            with suppress(RuntimeError):  # a failed driver raises here once more
+                torch.cuda.empty_cache()
+                torch.cuda.set_per_process_memory_fraction(1.0, self._device)
 
 
 class _Lane:

@@ -76,14 +76,14 @@ def scalars_of(rule: Rule, device: torch.device) -> Scalars:
 
 
 def probe(inputs: Inputs, scalars: Scalars) -> torch.Tensor:
-    """What `inputs_of` makes a tally from."""
+    """What `Counts.inputs` makes a tally from."""
     return torch.cat(_count_inputs(_decoded(inputs, scalars)))
 
 
 def merge(
     inputs: Inputs, rule: Rule, scalars: Scalars, dtype: str, key: Key, *, with_inputs: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output as stored, and what `result_of` (and `inputs_of`, which comes after it) make tallies from."""
+    """The output as stored, and what `Counts.result` and, after it, `Counts.inputs` make tallies from."""
     known = _decoded(inputs, scalars)
     base, n, device = known.values[0], known.values.shape[1], known.values.device
     extras: list[torch.Tensor] = []

@@ -80,5 +80,5 @@ def write_dense(
         shapes = {t.name: t.shape for t in merged}
         assert all(prod(shape) == t.elements for t, shape in zip(merged, shapes.values(), strict=True))
         if not (folder / SINGLE).exists():
-            write_tensors(folder / SINGLE, shapes, {"format": "pt"}, parts())
+            write_tensors(folder / SINGLE, shapes, {"format": "pt"}, parts(), "weight")
     return open_model(ModelName(id=str(folder), local=True), hub, allow_local=True)

@@ -162,12 +162,16 @@ def weights_digest(model: Model) -> str:
 
 
 def write_tensors(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], metadata: Mapping[str, str], parts: Iterable[tuple[str, Float32]]
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    metadata: Mapping[str, str],
+    parts: Iterable[tuple[str, Float32]],
+    element: str = "squared gradient",
 ) -> None:
     """A safetensors file of float32 tensors, in the order of `shapes`; durable under its name or not there.
 
-    `parts` gives (name, elements) in that order, a tensor in one piece or several. NonFiniteError names a tensor
-    with a value that is not finite, DiskError: it does not fit.
+    `parts` gives (name, elements) in that order, a tensor in one piece or several; `element`: what each is.
+    NonFiniteError names a tensor with a value that is not finite, DiskError: it does not fit.
     """
     header, places = serialize_header(((name, "F32", shape) for name, shape in shapes.items()), metadata)
     temporary = path.with_name(path.name + ".tmp")
@@ -177,7 +181,7 @@ def write_tensors(
             for name, values in parts:
                 if not np.isfinite(values).all():
                     raise NonFiniteError(
-                        "a squared gradient is NaN or infinite",
+                        f"a {element} is NaN or infinite",
                         where=name,
                         next_step="Check the model; with bfloat16, try --dtype float32.",
                     )
@@ -204,8 +208,9 @@ def each_chunk(file: SensitivityFile, entry: TensorEntry, use: Callable[[Float32
         source.seek(entry.begin)
         left = entry.end - entry.begin
         while left:
-            raw = source.read(min(left, 4 * CHUNK_ELEMENTS))
-            if not raw:
+            wanted = min(left, 4 * CHUNK_ELEMENTS)
+            raw = source.read(wanted)
+            if len(raw) < wanted:
                 raise SensitivityError("the file became shorter", where=file.path.name)
             left -= len(raw)
             use(np.frombuffer(raw, dtype="<f4"))

@@ -11,9 +11,13 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 DEFAULT_BUDGET_BYTES = 50_000_000_000
+
+_TAKING = ".taking-"
+_ABANDONED_S = 24 * 3600.0  # longer than any copy takes
 
 
 class KeptSensitivities:
@@ -46,6 +50,10 @@ class KeptSensitivities:
 
     def _prune(self, newest: str) -> None:
         assert self._folder is not None
+        for left in self._folder.glob(_TAKING + "*"):  # by a process that was killed in the middle
+            with contextlib.suppress(FileNotFoundError):  # another process is done with it
+                if left.stat().st_mtime < time.time() - _ABANDONED_S:
+                    shutil.rmtree(left, ignore_errors=True)
         entries = sorted(
             ((p.stat().st_mtime_ns, p.stat().st_size, p) for p in self._folder.glob("*.safetensors")),
             key=lambda entry: (entry[2].name != newest, -entry[0]),
@@ -59,7 +67,7 @@ class KeptSensitivities:
 
 def _link(source: Path, target: Path) -> None:
     """`target` becomes `source`'s content in one step."""
-    temporary = Path(tempfile.mkdtemp(prefix=".taking-", dir=target.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=_TAKING, dir=target.parent))
     try:
         try:
             os.link(source, temporary / target.name)

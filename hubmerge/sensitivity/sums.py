@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hubmerge.disk import DISK_MARGIN_BYTES
 from hubmerge.errors import DiskError, HeaderError, SensitivityError, TargetExistsError
 from hubmerge.sensitivity.file import CHUNK_ELEMENTS, Float32, write_tensors
 from hubmerge.sources.header import header_length, parse_header
@@ -24,7 +25,6 @@ from hubmerge.sources.header import header_length, parse_header
 if TYPE_CHECKING:
     import torch
 
-DISK_MARGIN_BYTES = 64 * 1024 * 1024
 _CHECKPOINT = "checkpoint.safetensors"
 _SUMS = "sums.f32"
 

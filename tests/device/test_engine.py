@@ -176,6 +176,25 @@ def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, mo
     assert device_there(tmp_path)
 
 
+@pytest.mark.parametrize("driver", ["works", "fails"])
+def test_a_device_that_failed_gets_its_memory_back_all_the_same(monkeypatch: pytest.MonkeyPatch, driver: str) -> None:
+    """What ran out of memory is a healthy device, which others in this process may want."""
+    told: list[object] = []
+
+    def empty_cache() -> None:
+        if driver == "fails":
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        told.append("empty")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: told.append(share))
+    opened = Engine("cpu", engine_helpers.host, memory_bytes=0)
+    opened._cuda = True
+    opened._fail("CUDA out of memory")
+    opened.close()
+    assert told == (["empty", 1.0] if driver == "works" else [])
+
+
 def test_a_lane_with_a_stream_copies_in_once_and_waits_before_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -125,6 +126,26 @@ def test_a_process_that_lost_the_others_keeps_its_folder_until_it_ends(tmp_path:
     lost.held.close()
     take_over(ALONE, out, plan, journal)
     take_over(ALONE, out, plan, journal)  # one process on its own claims nothing for itself
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from hubmerge.distributed import ALONE
+from hubmerge.errors import DiskError
+from hubmerge.rank_folders import claim
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+try:
+    claim(ALONE, Path(sys.argv[1]))
+except DiskError as error:
+    print(error.code)
+"""
+
+
+def test_a_full_disk_is_told_as_such_when_a_folder_is_claimed(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "E_DISK\n"
 
 
 def test_the_largest_goes_first_to_whoever_has_least() -> None:

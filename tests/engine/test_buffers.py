@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,3 +78,27 @@ def test_no_more_than_a_few_pieces_wait() -> None:
     assert len(buffers._free) == buffers.KEPT
     buffers.drop()
     assert not buffers._free
+
+
+def test_a_lack_of_memory_is_told_as_numpy_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An OSError would be taken for the disk's, or for a mistake of ours."""
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with monkeypatch.context() as context:
+        context.setattr(mmap, "mmap", refuse)
+        with pytest.raises(MemoryError, match="Cannot allocate memory"):
+            buffers.empty(MB, np.uint8)
+
+
+def test_a_kernel_without_huge_pages_is_good_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain(mmap.mmap):
+        def madvise(self, *_: int) -> None:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    with monkeypatch.context() as context:
+        context.setattr(mmap, "mmap", Plain)
+        array = buffers.empty(MB, np.uint8)
+    array[:] = 1
+    assert array.sum() == MB

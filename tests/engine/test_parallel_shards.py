@@ -74,9 +74,8 @@ def test_the_observer_sees_one_merge_in_its_own_thread(tmp_path: Path, parallel:
     assert seen.threads == {threading.current_thread().name}
     assert seen.done == sorted(seen.done)
     assert seen.elements == sorted(seen.elements)
-    if parallel == 1:
-        assert seen.done[-1] == plan.elements
-        assert seen.elements[-1] == sum(t.elements for t in plan.tensors() if t.action == "merge")
+    assert seen.done[-1] == plan.elements
+    assert seen.elements[-1] == sum(t.elements for t in plan.tensors() if t.action == "merge")
 
 
 @pytest.mark.parametrize("stop_at", [0, 2])

@@ -41,6 +41,11 @@ def written(path: Path, parts: Sequence[NDArray[np.uint8]]) -> bytes:
     return path.read_bytes()
 
 
+def descriptors() -> int:
+    """How many this process has open, where the system tells."""
+    return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+
+
 @pytest.mark.parametrize("placed", [True, False])
 @pytest.mark.parametrize(
     "sizes", [(), (3,), SMALL, LARGE, (*SMALL, *LARGE, *SMALL), (8, *(1_048_576,) * 9, 5, 2_097_152, 4096)]
@@ -124,10 +129,21 @@ def test_a_full_disk_is_found_when_the_file_is_made(tmp_path: Path, monkeypatch:
     def full(file: int, begin: int, size: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+    before = descriptors()
     with monkeypatch.context() as context:
         context.setattr(os, "posix_fallocate", full)
         with pytest.raises(OSError, match="No space left"):
             UncachedFile(tmp_path / "file", 100)
-    after = len(os.listdir("/proc/self/fd")) if before else 0
-    assert after == before, "no descriptor stays open"
+    assert descriptors() == before, "no descriptor stays open"
+
+
+def test_a_lack_of_memory_leaves_no_descriptor_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    before = descriptors()
+    with monkeypatch.context() as context:
+        context.setattr(buffers.mmap, "mmap", refuse)
+        with pytest.raises(MemoryError, match="Cannot allocate memory"):
+            UncachedFile(tmp_path / "file", 100)
+    assert descriptors() == before

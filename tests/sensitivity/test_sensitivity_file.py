@@ -13,7 +13,7 @@ from huggingface_hub import HfApi
 from safetensors.numpy import load_file, save_file
 from sensitivity_helpers import PAIRS, SPEC, llama
 
-from hubmerge.errors import FormatError, SensitivityError, SourceNotFoundError
+from hubmerge.errors import FormatError, NonFiniteError, SensitivityError, SourceNotFoundError
 from hubmerge.hub import Hub
 from hubmerge.recipe import ModelName
 from hubmerge.sensitivity import (
@@ -23,6 +23,7 @@ from hubmerge.sensitivity import (
     digest,
     read_sensitivity,
 )
+from hubmerge.sensitivity.file import write_tensors
 from hubmerge.sensitivity.names import map_names, verify
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
@@ -140,6 +141,24 @@ def test_a_checkpoint_is_no_sensitivity_file_and_a_missing_file_is_told(folder, 
         read_sensitivity(folder / "model.safetensors")
     with pytest.raises(SourceNotFoundError):
         read_sensitivity(tmp_path / "nope")
+
+
+@pytest.mark.parametrize("missing", [1, 4, 4000])
+def test_a_file_that_became_shorter_is_told(made, folder, tmp_path, missing):
+    path = shutil.copy(made.path, tmp_path / "s.safetensors")
+    known = read_sensitivity(path)
+    os.truncate(path, made.size - missing)
+    with pytest.raises(SensitivityError, match="became shorter"):
+        check_sensitivity(known, opened(folder))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_called_by_its_name_and_leaves_no_file(tmp_path, value):
+    values = np.array([1.0, value], dtype=np.float32)
+    for element, more in (("squared gradient", ()), ("weight", ("weight",))):
+        with pytest.raises(NonFiniteError, match=f"a {element} is NaN or infinite in x"):
+            write_tensors(tmp_path / "s.safetensors", {"x": (2,)}, {}, [("x", values)], *more)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_it_is_read_like_any_other_source(made):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,20 @@ def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers
     assert kept.take("2.safetensors", tmp_path / "third")
     (tmp_path / "kept" / "0.safetensors").unlink()
     assert (tmp_path / "mine").read_bytes() == b"x" * 10
+
+
+def test_what_a_killed_process_was_copying_goes_after_a_day(tmp_path: Path) -> None:
+    left = [tmp_path / "kept" / f".taking-{name}" for name in ("old", "new")]
+    for folder in left:
+        folder.mkdir(parents=True)
+        (folder / "1.safetensors").write_bytes(b"x" * 10)
+    yesterday = time.time() - 25 * 3600
+    os.utime(left[0], (yesterday, yesterday))
+    file = tmp_path / "0.safetensors"
+    file.write_bytes(b"x" * 10)
+    KeptSensitivities(tmp_path / "kept").keep(file)
+    assert [folder.exists() for folder in left] == [False, True]
+    assert (tmp_path / "kept" / "0.safetensors").exists()
 
 
 def test_nothing_is_kept_without_a_folder(tmp_path: Path) -> None:
