@@ -161,7 +161,8 @@ def _comparison(rows: Sequence[Row]) -> str:
         "## Side by side",
         "",
         "Whole processes: interpreter, imports, card and figures included. Three agents in bfloat16, sharing the page "
-        "cache; hubmerge counts the card's statistics and hashes its output, mergekit 0.1.5 does neither and "
+        "cache; both merge the same mergekit document (for `linear`, which has no base there, hubmerge gets a recipe). "
+        "hubmerge counts the card's statistics and hashes its output, mergekit 0.1.5 does neither and "
         "runs with `--lazy-unpickle --no-copy-tokenizer --no-write-model-card`, `dtype: bfloat16` and as many threads "
         "as cores. Predicted: what `hubmerge inspect` said before.",
     ]
@@ -195,9 +196,16 @@ def _floor(rows: Sequence[Row]) -> str:
         name = TITLES[row["method"]] + (", hashed" if row["hashed"] else "")
         lines.append((row["shape"], name, *_times(row["stream"]), *_times(row["floor"])))
     head = ("shape", "", "stream, wall s", "stream, CPU s", "floor, wall s", "floor, CPU s")
+    turns = min((row.get("turns", 0) for row in rows if row["method"] != "hash"), default=0)
+    how = (
+        " Both begin with the inputs in the page cache and write past it where the file system can; they ran by turns, "
+        f"{turns} times each, and the run with the least wall time of each is shown."
+        if turns
+        else ""
+    )
     return (
         "## Floor\n\nThe stream in its steady state (imports, compiled code and card left out) beside its floor: every "
-        "input read once (RAM+: twice), as many bytes as the output has written once, by all cores.\n\n"
+        f"input read once (RAM+: twice), as many bytes as the output has written once, by all cores.{how}\n\n"
     ) + table(head, lines)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-DENSITIES = (0.032, 0.462, 0.543)  # of the agents in the RAM paper's setting
+from benchmarks.synthetic import DENSITIES
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.synthetic import Shape, write_family
-from hubmerge.line import DISK_MARGIN_BYTES
+from hubmerge.disk import DISK_MARGIN_BYTES, used_bytes
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.localhub.protocol import open_hub
 from hubmerge.localhub.seed import seed_folder
@@ -144,7 +144,7 @@ class Bench:
                 os.kill(child, signal.SIGKILL)
                 killed = True
             if now - sampled > SAMPLE_S:
-                sampled, disk = now, max(disk, used_bytes(data))
+                sampled, disk = now, max(disk, used_bytes([data]))
             if select.select([read], [], [], 0.002)[0]:
                 piece = os.read(read, 65536)
                 is_open = bool(piece)
@@ -159,7 +159,7 @@ class Bench:
         seconds = time.monotonic() - started
         if seconds > RUN_LIMIT_S:
             killed, code = False, 124
-        disk = max(disk, used_bytes(data))
+        disk = max(disk, used_bytes([data]))
         return Run(killed, code, stage, seconds, began, disk, told[-2000:].decode(errors="replace"))
 
     def _child(self, model: str, target: str, data: Path, read: int, write: int) -> None:
@@ -286,16 +286,6 @@ def stages_in(told: bytes) -> list[str]:
         if line.startswith(b'{"type": "stage"'):
             found.append(json.loads(line)["stage"])
     return found
-
-
-def used_bytes(folder: Path) -> int:
-    """Disk that the files of a folder take, while they may come and go."""
-    total = 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += os.lstat(os.path.join(path, name)).st_blocks * 512
-    return total
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

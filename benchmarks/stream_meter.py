@@ -3,9 +3,11 @@
     python -m benchmarks.stream_meter RECIPE [--sink file|null] [--no-hash] [--threads N] [--chunk-elements N]
     python -m benchmarks.stream_meter RECIPE --floor 1|2 [--no-hash]
 
-The method is merged once on a small model before the clock starts, so that what is measured is the steady state.
-`--floor`: instead of a merge, every input is read once (or twice) and as many bytes as the output has are written
-once, by all cores, in chunks as large as the merge's. Prints one JSON object.
+Before the clock starts, the method is merged once on a small model, so that what is measured is the steady state, and
+every local input is read once, so that stream and floor begin with the same page cache. `--floor`: instead of a merge,
+every input is read once (or twice) by all cores, in chunks as large as the merge's, and during the last time as many
+bytes as the output has are hashed and written as the sink does it, past the page cache where the file system can, but
+by all cores. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -15,28 +17,38 @@ import hashlib
 import json
 import os
 import resource
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
+from numpy.typing import NDArray
+
+import hubmerge.shard_work
 import hubmerge.sink
-import hubmerge.stream
 from benchmarks.metering import NoHash, NullWriter, UnhashedNullWriter
-from hubmerge.chunks import chunks_of, read_chunk
+from hubmerge import buffers
+from hubmerge.chunks import Chunk, chunks_of, read_chunk
+from hubmerge.follower import Follower
 from hubmerge.hub import Hub
 from hubmerge.line import prepare
 from hubmerge.plan import Plan
 from hubmerge.recipe import Recipe, load_recipe
 from hubmerge.sink import Journal
-from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.sources.reader import LocalOrFetched, TensorReader, local_path
 from hubmerge.stream import Silent, StreamOptions, merge
+from hubmerge.uncached import UncachedFile
 
 HUB = Hub("http://127.0.0.1:9")  # everything is local
-_WRITE_BYTES = 2 * 1024 * 1024
+_WRITE_BYTES = 2 * 1024 * 1024  # a chunk of bfloat16, as the sink gets it
+_READ_BYTES = 8 * 1024 * 1024
 
 
 def main() -> None:
@@ -51,27 +63,32 @@ def main() -> None:
     options = parser.parse_args()
     recipe = load_recipe(options.recipe)
     stream = StreamOptions(options.chunk_elements, options.threads)
-    if options.sink == "null":
-        hubmerge.stream.ShardWriter = UnhashedNullWriter if options.no_hash else NullWriter  # type: ignore
-    elif options.no_hash:
-        hubmerge.sink.hashlib = type("hashlib", (), {"sha256": NoHash})  # type: ignore
+    hashed = not options.no_hash
     with tempfile.TemporaryDirectory(dir=options.out) as place:
         if options.floor:
-            plan = prepare(recipe, HUB, allow_local=True).plan
-            result = timed(plan, lambda: floor(plan, options.floor, not options.no_hash, Path(place), stream))
+            plan, block = prepare(recipe, HUB, allow_local=True).plan, block_to_write()
+            result = timed(plan, lambda: floor(plan, options.floor, hashed, Path(place), stream, block))
         else:
             small = [f"synthetic:qwen2.5-0.5b?layers=1&agent={k + 1}&density=0.1" for k in range(len(recipe.agents))]
             data = {**recipe.to_dict(), "base": "synthetic:qwen2.5-0.5b?layers=1", "agents": small}
             warm = Recipe.model_validate(data)
-            saved, hubmerge.stream.ShardWriter = hubmerge.stream.ShardWriter, UnhashedNullWriter  # type: ignore
-            merged(prepare(warm, HUB, allow_local=True).plan, Path(place) / "warm", stream)
-            hubmerge.stream.ShardWriter = saved  # type: ignore
+            with sink("null", hashed=False):
+                merged(prepare(warm, HUB, allow_local=True).plan, Path(place) / "warm", stream)
             plan = prepare(recipe, HUB, allow_local=True).plan
-            result = timed(plan, lambda: merged(plan, Path(place) / "out", stream))
+            with sink(options.sink, hashed=hashed):
+                result = timed(plan, lambda: merged(plan, Path(place) / "out", stream))
     print(json.dumps(result))
 
 
+def sink(kind: str, *, hashed: bool) -> AbstractContextManager[Any]:
+    """Meanwhile a merge writes as it does to a file, or drops what it would write ("null")."""
+    if kind == "null":
+        return patch.object(hubmerge.shard_work, "ShardWriter", NullWriter if hashed else UnhashedNullWriter)
+    return nullcontext() if hashed else patch.object(hubmerge.sink, "hashlib", SimpleNamespace(sha256=NoHash))
+
+
 def timed(plan: Plan, work: Callable[[], None]) -> dict[str, Any]:
+    _read_once(plan)
     before = resource.getrusage(resource.RUSAGE_SELF)
     start = time.monotonic()
     work()
@@ -82,8 +99,8 @@ def timed(plan: Plan, work: Callable[[], None]) -> dict[str, Any]:
         "elements": plan.elements,
         "tensors": sum(1 for _ in plan.tensors()),
         "largest": max(t.elements for t in plan.tensors()),
-        "wall_s": round(wall, 3),
-        "cpu_s": round(cpu, 3),
+        "wall_s": round(wall, 4),
+        "cpu_s": round(cpu, 4),
         "cpu_ns_per_element": round(cpu / plan.elements * 1e9, 3),
         "peak_rss_bytes": after.ru_maxrss * 1024,
     }
@@ -93,33 +110,66 @@ def merged(plan: Plan, folder: Path, options: StreamOptions) -> None:
     journal = Journal.open(folder, plan, resume=False)
     with TensorReader(plan.models, LocalOrFetched(HUB, folder / "cache")) as reader:
         merge(plan, reader, journal, folder, options, Silent())
-    shutil.rmtree(folder)
 
 
-def floor(plan: Plan, passes: int, hashed: bool, folder: Path, options: StreamOptions) -> None:
-    """Reads by every thread; the output's shards are cut evenly among as many threads, each with a digest."""
+def _read_once(plan: Plan) -> None:
+    """Local inputs into the page cache."""
+    buffer = bytearray(_READ_BYTES)
+    for model in plan.models:
+        for shard in model.shards if model.ref.kind == "local" else ():
+            with open(local_path(model, shard), "rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
+
+
+def block_to_write() -> NDArray[np.uint8]:
+    """As long as a chunk, random, since some disks save themselves zeros, and where a disk can take it from."""
+    block = buffers.empty(_WRITE_BYTES, np.uint8)
+    block[:] = np.random.default_rng(0).integers(0, 256, _WRITE_BYTES, dtype=np.uint8)
+    return block
+
+
+def floor(
+    plan: Plan, passes: int, hashed: bool, folder: Path, options: StreamOptions, block: NDArray[np.uint8]
+) -> None:
+    """Reads by every thread; meanwhile the output's bytes, cut evenly among as many files, are hashed and written."""
     chunks = [c for t in plan.tensors() for c in chunks_of(t, options.chunk(plan))]
+    workers = options.workers
+    ends = [plan.output_bytes * k // workers for k in range(workers + 1)]
     with (
         TensorReader(plan.models, LocalOrFetched(HUB, folder / "cache")) as reader,
-        ThreadPoolExecutor(options.workers) as pool,
+        ThreadPoolExecutor(workers) as readers,
+        ThreadPoolExecutor(workers) as writers,
     ):
+
+        def read(chunk: Chunk) -> None:
+            read_chunk(reader, chunk)
+
         for _ in range(passes - 1):
-            list(pool.map(lambda chunk: read_chunk(reader, chunk) and None, chunks))
-        reads = pool.map(lambda chunk: read_chunk(reader, chunk) and None, chunks)
-        share = plan.output_bytes // options.workers
-        list(pool.map(lambda k: _write(folder / str(k), share, hashed), range(options.workers)))
+            list(readers.map(read, chunks))
+        reads = readers.map(read, chunks)
+        sizes = enumerate(end - start for start, end in pairwise(ends))
+        writes = [writers.submit(_write, folder / str(k), size, hashed, block) for k, size in sizes]
+        for write in writes:
+            write.result()
         list(reads)
 
 
-def _write(path: Path, size: int, hashed: bool) -> None:
-    block, digest = bytes(_WRITE_BYTES), hashlib.sha256()
-    with open(path, "wb", buffering=0) as file:
-        os.posix_fallocate(file.fileno(), 0, max(size, 1))
-        for _ in range(size // _WRITE_BYTES):
-            if hashed:
-                digest.update(block)
-            file.write(block)
+def _write(path: Path, size: int, hashed: bool, block: NDArray[np.uint8]) -> None:
+    """Like sink.ShardWriter: hashed in a thread beside, made durable."""
+    digest = hashlib.sha256() if hashed else NoHash()
+    file = UncachedFile(path, size)
+    try:
+        with Follower(digest.update, "floor-hash") as hashing:
+            for start in range(0, size, len(block)):
+                part = block[: size - start].data
+                hashing.put(part)
+                file.append(part)
+            hashing.finish()
+        file.flush()
         os.fsync(file.fileno())
+    finally:
+        file.close()
 
 
 if __name__ == "__main__":

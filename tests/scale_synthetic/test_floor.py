@@ -1,0 +1,106 @@
+"""What a stream is compared with: the floor does all reading and writing, side by side, and is measured by turns."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import benchmark_page, stream_meter, suite
+from benchmarks.synthetic import SHAPES, write_family
+from hubmerge.hub import Hub
+from hubmerge.line import prepare
+from hubmerge.plan import Plan
+from hubmerge.recipe import Recipe
+from hubmerge.stream import StreamOptions
+
+WAIT_S = 60.0  # turns a hang into a failure
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    folder = tmp_path_factory.mktemp("family")
+    write_family(SHAPES["tiny"], folder)
+    recipe = {"base": str(folder / "base"), "agents": [str(folder / f"agent{k}") for k in range(3)], "method": "ram"}
+    return prepare(Recipe.model_validate(recipe), Hub("http://127.0.0.1:9"), allow_local=True).plan
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("passes", [1, 2])
+def test_the_floor_reads_every_input_and_writes_every_byte_of_an_output(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: int, hashed: bool
+) -> None:
+    read: list[int] = []
+    original = stream_meter.read_chunk
+
+    def reading(reader: Any, chunk: Any) -> Any:
+        stored = original(reader, chunk)
+        read.append(sum(len(raw) for raw in stored.raws))
+        return stored
+
+    monkeypatch.setattr(stream_meter, "read_chunk", reading)
+    block = stream_meter.block_to_write()[: 64 * 1024]  # so that a tiny output is many
+    stream_meter.floor(plan, passes, hashed, tmp_path, StreamOptions(threads=3), block)
+    assert sum(read) == passes * 4 * plan.elements
+    written = sorted(path.stat().st_size for path in tmp_path.iterdir())
+    assert len(written) == 3
+    assert sum(written) == plan.output_bytes
+    assert written[-1] - written[0] <= 1, "every core has the same share"
+    assert [t.name for t in threading.enumerate() if t.name == "floor-hash"] == []
+
+
+def test_the_floor_writes_while_it_reads(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sink does; a floor that wrote afterwards would be none."""
+    writing = threading.Event()
+
+    def read(reader: Any, chunk: Any) -> None:
+        assert writing.wait(WAIT_S), "nothing is written before everything is read"
+
+    def write(*told: Any) -> None:
+        writing.set()
+
+    monkeypatch.setattr(stream_meter, "read_chunk", read)
+    monkeypatch.setattr(stream_meter, "_write", write)
+    stream_meter.floor(plan, 1, True, tmp_path, StreamOptions(threads=2), stream_meter.block_to_write())
+
+
+@pytest.mark.parametrize(("kind", "hashed"), [("null", True), ("null", False), ("file", True), ("file", False)])
+def test_a_sink_writes_and_hashes_what_it_says(plan: Plan, tmp_path: Path, kind: str, hashed: bool) -> None:
+    with stream_meter.sink(kind, hashed=hashed):
+        stream_meter.merged(plan, tmp_path / "out", StreamOptions(threads=2, backend="eager"))
+    written = list((tmp_path / "out").glob("*.safetensors"))
+    assert sum(path.stat().st_size for path in written) == (plan.output_bytes if kind == "file" else 0)
+    lines = (tmp_path / "out" / ".hubmerge" / "journal.jsonl").read_text().splitlines()
+    digests = {json.loads(line)["sha256"] for line in lines if '"shard"' in line}
+    assert ("0" * 64 in digests) is not hashed
+    if written and hashed:
+        assert digests == {hashlib.sha256(path.read_bytes()).hexdigest() for path in written}
+
+
+def test_what_is_compared_runs_by_turns_and_the_least_of_each_is_kept(tmp_path: Path) -> None:
+    begun: list[str] = []
+
+    def run(name: str, walls: Iterator[float]) -> dict[str, Any]:
+        begun.append(name)
+        return {"wall_s": next(walls), "cpu_s": 10.0 - len(begun)}
+
+    walls = {"stream": iter([3.0, 2.0, 4.0]), "floor": iter([1.5, 7.0, 1.0])}
+    machine = suite.Suite(argparse.Namespace(data=tmp_path, repeat=1, shapes=[], compare=[]))
+    found = machine.by_turns({name: lambda name=name: run(name, walls[name]) for name in walls})
+    assert begun == ["stream", "floor"] * 3
+    assert found == {"stream": {"wall_s": 2.0, "cpu_s": 7.0}, "floor": {"wall_s": 1.0, "cpu_s": 4.0}}
+
+
+def test_the_page_tells_how_often_it_was_measured_where_it_was_by_turns() -> None:
+    time = {"wall_s": 1.0, "cpu_s": 2.0}
+    row = {"shape": "tiny", "method": "ram", "hashed": False, "stream": time, "floor": time}
+    alone = {"shape": "tiny", "method": "hash", "stream": time}
+    assert "by turns" not in benchmark_page._floor([row, alone])  # as measured before
+    page = benchmark_page._floor([{**row, "turns": 4}, alone])
+    assert "they ran by turns, 4 times each, and the run with the least wall time of each is shown" in page
