@@ -1,20 +1,19 @@
-"""The clockwork and what it schedules: ticks that survive their errors, each evaluation asked for once."""
+"""What the clock schedules: each evaluation is asked for once, and in the order of its worth."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
-from watch_helpers import Agents, FakeClock, rule_of
+from watch_helpers import FakeClock
 
-from hubmerge.errors import EvaluationError, HubUnavailableError, InternalError, QuotaError
+from hubmerge.errors import EvaluationError, QuotaError
 from workflows.evaluations import (
     OF_CANDIDATE,
     OF_MERGE,
@@ -25,15 +24,17 @@ from workflows.evaluations import (
     evaluation_job,
 )
 from workflows.jobs import Job, JobError, NewJob, State
-from workflows.schedule_bot import Bot, Intervals, Scoring
 from workflows.schedule_evaluations import done_merges, schedule_evaluations
-from workflows.scheduler import Scheduler, Tick, run_tick
 from workflows.schema import open_engine
 from workflows.store import Store
 from workflows.tokens import SealedToken
 
 BASE, MATH, TOOL, MEM = (f"zoo/{name}" for name in ("base", "math", "tool", "mem"))
+
+
 SHA = {name: f"{n:040x}" for n, name in enumerate((BASE, MATH, TOOL, MEM), start=1)}
+
+
 PARENTS = [f"{name}@{SHA[name]}" for name in (MATH, TOOL)]
 
 
@@ -100,110 +101,6 @@ def bench(tmp_path: Path, clock: FakeClock) -> Iterator[Bench]:
     yield made
     made.engine.dispose()
     made.store.close()
-
-
-# The clockwork.
-
-
-def test_a_tick_that_raises_stops_neither_itself_nor_the_others() -> None:
-    counts = {"bug": 0, "refused": 0, "good": 0}
-    enough = threading.Event()
-
-    def count(name: str, error: Exception | None) -> Callable[[], None]:
-        def run() -> None:
-            counts[name] += 1
-            if min(counts.values()) >= 3:
-                enough.set()
-            if error is not None:
-                raise error
-
-        return run
-
-    ticks = [
-        Tick("bug", 0.01, count("bug", ZeroDivisionError())),
-        Tick("refused", 0.01, count("refused", HubUnavailableError("away"))),
-        Tick("good", 0.01, count("good", None)),
-    ]
-    with Scheduler(ticks):
-        assert enough.wait(60)
-
-
-def test_what_goes_wrong_in_a_tick_is_logged_under_its_name(caplog: pytest.LogCaptureFixture) -> None:
-    def bug() -> None:
-        raise ZeroDivisionError
-
-    def refused() -> None:
-        raise HubUnavailableError("away")
-
-    run_tick(Tick("bug", 1, bug))
-    run_tick(Tick("refused", 1, refused))
-    assert [(r.levelname, r.getMessage().partition(":")[0]) for r in caplog.records] == [
-        ("ERROR", "tick bug"),
-        ("WARNING", "tick refused"),
-    ]
-    assert caplog.records[0].exc_info is not None  # a bug is shown with its trace
-
-
-def test_a_tick_never_runs_twice_at_once_and_a_slow_one_holds_up_no_other() -> None:
-    release, others = threading.Event(), threading.Event()
-    running: list[int] = []
-    most: list[int] = []
-    passed: list[int] = []
-
-    def slow() -> None:
-        running.append(1)
-        most.append(len(running))
-        release.wait(60)
-        running.pop()
-
-    def quick() -> None:
-        passed.append(1)
-        if len(passed) >= 10:
-            others.set()
-
-    with Scheduler([Tick("slow", 0.01, slow), Tick("quick", 0.01, quick)]):
-        assert others.wait(60)
-        release.set()
-    assert set(most) == {1}
-
-
-def test_no_thread_is_left_after_the_end() -> None:
-    before = set(threading.enumerate())
-    ran = threading.Event()
-    scheduler = Scheduler([Tick("a", 1000, ran.set), Tick("b", 1000, lambda: None)])
-    with scheduler:
-        assert ran.wait(60)  # the first call comes at once
-        with pytest.raises(InternalError):
-            scheduler.start()
-    assert set(threading.enumerate()) <= before
-    scheduler.stop()  # a second end is none
-    with scheduler:
-        pass
-    assert set(threading.enumerate()) <= before
-
-
-def test_stopping_waits_for_a_tick_that_runs() -> None:
-    started, finished = threading.Event(), threading.Event()
-    go_on = threading.Event()
-
-    def work() -> None:
-        started.set()
-        go_on.wait(60)
-        finished.set()
-
-    scheduler = Scheduler([Tick("work", 1000, work)]).start()
-    assert started.wait(60)
-    threading.Timer(0.05, go_on.set).start()
-    scheduler.stop()
-    assert finished.is_set()
-
-
-def test_two_ticks_of_one_name_are_refused() -> None:
-    with pytest.raises(InternalError):
-        Scheduler([Tick("a", 1, lambda: None), Tick("a", 2, lambda: None)])
-
-
-# Evaluations.
 
 
 def test_the_identity_of_an_evaluation_by_hand() -> None:
@@ -385,68 +282,3 @@ def test_done_merges_come_newest_first(bench: Bench) -> None:
     bench.merge("three")
     assert [m.merged[0] for m in done_merges(bench.engine, None)] == ["ada/three", "ada/one"]
     assert done_merges(bench.engine, None)[0].parents == tuple((n, SHA[n]) for n in (BASE, MATH, TOOL))
-
-
-# All of it.
-
-
-def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(
-    agents: Agents, bot_for: Callable[..., Bot], tmp_path: Path
-) -> None:
-    """Push → tick → merge job → (done) → tick → evaluations of the merge, its agents and its base."""
-    base = agents.base()
-    rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/unattended-{set}", suite="zoo")
-    scoring = Scoring(lambda _: "1", set)
-    quick = Intervals(reap_s=0.02, inbox_s=0.02, poll_s=0.05, evaluations_s=0.02)
-    bot = bot_for(rule, scoring=scoring, jobs_per_user=20, intervals=quick)
-    names = [agents.agent(base) for _ in range(2)]
-    store = Store(tmp_path / "data")
-    pause = threading.Event()
-
-    def await_job(kind: str, count: int) -> list[Job]:
-        for _ in range(3000):
-            found = [job for job in store.list_jobs(limit=100) if job.kind == kind]
-            if len(found) >= count:
-                return found
-            pause.wait(0.02)
-        raise AssertionError(f"no {count} jobs of kind {kind}")
-
-    with bot:
-        [merge] = await_job("merge", 1)
-        claimed = store.claim("worker")
-        assert claimed is not None
-        assert claimed.id == merge.id
-        store.finish(merge.id, claimed.fence, {"repo": merge.payload["target"], "commit": "c" * 40})
-        asked = await_job("evaluate", 4)
-    wanted = {(merge.payload["target"], "c" * 40)} | {(n, agents.head(n)) for n in (base, *names)}
-    assert {(job.payload["model"], job.payload["sha"]) for job in asked} == wanted
-    store.close()
-
-
-def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: Callable[..., Bot], tmp_path: Path) -> None:
-    base = agents.base()
-    names = sorted(agents.agent(base) for _ in range(3))
-    board: dict[tuple[str, str], float] = {}
-
-    def ranking(suite: str, models: Any) -> dict[tuple[str, str], float]:
-        return {pair: board[pair] for pair in models if pair in board}
-
-    rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/best-{set}", suite="zoo", join={"best": 2})
-    bot = bot_for(rule, scoring=Scoring(lambda _: "1", set, ranking=ranking), jobs_per_user=20)
-    [turn] = bot.watchers.poll()
-    assert turn.decision.waiting == "evaluations on their way: 3"
-    [turn] = bot.watchers.poll()
-    store = Store(tmp_path / "data")
-    asked = store.list_jobs(limit=100)
-    assert sorted(job.payload["model"] for job in asked) == names  # each once
-    assert {job.priority for job in asked} == {OF_CANDIDATE}
-    for job in asked:
-        board[job.payload["model"], job.payload["sha"]] = 0.1 * names.index(job.payload["model"])
-        claimed = store.claim("worker")
-        assert claimed is not None
-        store.finish(claimed.id, claimed.fence, {})
-    [turn] = bot.watchers.poll()
-    assert turn.decision.merge is not None
-    assert [a.partition("@")[0] for a in turn.decision.merge.recipe["agents"]] == names[1:]
-    assert {s.subject: s.code for s in turn.decision.skips} == {names[0]: "not_best"}
-    store.close()

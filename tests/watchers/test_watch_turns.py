@@ -1,62 +1,21 @@
-"""Rules against the embedded Hub: pushes by the real client, real deliveries, and exactly one job."""
+"""Rules against the embedded Hub, poll by poll: what is merged, what is left out, and what waits."""
 
 from __future__ import annotations
 
-import http.client
-import json
-import random
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from builders import random_base
 from test_watch_webhook import post
-from watch_helpers import BASE_WEIGHTS, Agents, FakeClock, make_bot, payload, rule_of, serving
+from turn_helpers import BotFor, finish, jobs, one, rule_for, skipped
+from watch_helpers import BASE_WEIGHTS, Agents, FakeClock, payload, serving
 
-from hubmerge.errors import GatedError, HubUnavailableError, LoginError
+from hubmerge.errors import LoginError
 from hubmerge.hub import Hub
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.ui.service import Visitor
-from workflows.jobs import Job, JobError, State
-from workflows.schedule_bot import Bot
+from workflows.jobs import JobError, State
 from workflows.store import Store
-from workflows.watchers.rule import AgentRule
-from workflows.watchers.runner import Turn
-
-BotFor = Callable[..., Bot]
-
-
-def rule_for(base: str, **changes: Any) -> AgentRule:
-    return rule_of(**{"base": base, "agents": {"authors": ["ada", "bob"]}, "target": "ada/watched-{set}", **changes})
-
-
-def jobs(folder: Path) -> list[Job]:
-    store = Store(folder / "data")
-    found = list(store.list_jobs(limit=1000))
-    store.close()
-    return found
-
-
-def one(turns: list[Turn]) -> Turn:
-    [turn] = turns
-    assert turn.error is None, turn.error
-    return turn
-
-
-def finish(folder: Path) -> None:
-    """The jobs are done, as a worker would leave them."""
-    store = Store(folder / "data")
-    while (job := store.claim("worker")) is not None:
-        store.finish(job.id, job.fence, {"repo": job.payload.get("target"), "commit": "c" * 40})
-    store.close()
-
-
-def skipped(turn: Turn) -> dict[str, str]:
-    return {skip.subject: skip.code for skip in turn.decision.skips}
 
 
 def test_a_poll_finds_the_agents_and_queues_one_merge(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
@@ -106,137 +65,6 @@ def test_a_rule_of_another_user_does_not_run(agents: Agents, bot_for: BotFor, tm
     state = bot.ledger.state("watch")
     assert state is not None
     assert state.code == "E_LOGIN"
-
-
-def test_without_a_token_nothing_is_done(agents: Agents, tmp_path: Path) -> None:
-    bot = make_bot(None, tmp_path / "data", [rule_for("ada/base")])
-    [turn] = bot.watchers.poll()
-    assert isinstance(turn.error, LoginError)
-    bot.close()
-
-
-def test_a_push_is_announced_and_merged_and_a_replay_changes_nothing(
-    agents: Agents, bot_for: BotFor, tmp_path: Path
-) -> None:
-    """Real pushes, real deliveries over HTTP, a tick: one job per new agent."""
-    base = agents.base()
-    bot = bot_for(rule_for(base))
-    agents.agent(base)
-    with serving(bot.routes) as url:
-        hook = agents.api.create_webhook(
-            url=f"{url}/webhooks/hub",
-            watched=[{"type": "user", "name": "ada"}],
-            domains=["repo"],
-            secret="the webhook's secret",
-        )
-        try:
-            agent = agents.agent(base)
-            until(lambda: agent in [d.repo for d in bot.inbox.pending()])
-            turn = one(bot.watchers.handle_inbox())
-            assert turn.job is not None
-            assert bot.inbox.pending() == ()
-            body = payload(agent, agents.head(agent))
-            for _ in range(100):
-                assert post(url, body) == (202, {"stored": 0})
-            assert bot.watchers.handle_inbox() == []
-            third = agents.agent(base)
-            until(lambda: third in [d.repo for d in bot.inbox.pending()])
-            second = one(bot.watchers.handle_inbox())
-            assert second.job is not None
-            assert second.decision.merge is not None
-            assert len(second.decision.merge.recipe["agents"]) == 3
-        finally:
-            agents.api.delete_webhook(hook.id)
-    assert len(jobs(tmp_path)) == 2
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.02)
-
-
-def test_deliveries_out_of_order_and_a_hundred_replays_make_one_job_at_the_head(
-    agents: Agents, bot_for: BotFor, tmp_path: Path
-) -> None:
-    base = agents.base()
-    other, agent = agents.agent(base), agents.agent(base)
-    shas = [agents.head(agent)]
-    for _ in range(2):
-        agents.agent(base, name=agent)
-        shas.append(agents.head(agent))
-    bot = bot_for(rule_for(base))
-    replays = [payload(agent, sha) for sha in reversed(shas)] * 33 + [payload(agent, "e" * 40)]
-    random.Random(1).shuffle(replays)
-    with serving(bot.routes) as url:
-        for body in replays:
-            assert post(url, body)[0] == 202
-        turn = one(bot.watchers.handle_inbox())
-        for body in replays:
-            assert post(url, body) == (202, {"stored": 0})
-        assert bot.watchers.handle_inbox() == []
-    [job] = jobs(tmp_path)
-    assert turn.job is not None
-    # the head counts, not what a delivery said
-    assert set(job.payload["recipe"]["agents"]) == {f"{agent}@{shas[-1]}", f"{other}@{agents.head(other)}"}
-
-
-def test_a_pull_request_and_a_forged_delivery_make_no_job(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
-    base = agents.base()
-    agents.agent(base)
-    agent = agents.agent(base)
-    bot = bot_for(rule_for(base))
-    one(bot.watchers.poll())
-    before = len(jobs(tmp_path))
-    sha = agents.push(agent, random_base(seed=9), {"base_model": base}, pull_request=True)
-    with serving(bot.routes) as url:
-        assert post(url, payload(agent, sha, "refs/pr/1")) == (202, {"stored": 0})
-        assert post(url, payload(agent, sha), {"X-Webhook-Secret": "guess"})[0] == 403
-        assert bot.watchers.handle_inbox() == []
-        # even one with the right secret that lies: what counts is read from the Hub
-        post(url, payload(agent, sha))
-        post(url, payload("ada/not-there", "d" * 40))
-        assert one(bot.watchers.handle_inbox()).job is None
-    assert one(bot.watchers.poll()).job is None
-    assert len(jobs(tmp_path)) == before
-
-
-def test_a_hint_reaches_an_agent_that_the_search_does_not_show_yet(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = agents.base()
-    shown, hinted = agents.agent(base), agents.agent(base)
-    find = Hub.find_models
-
-    def lagging(self: Hub, **how: Any) -> Any:
-        return [c for c in find(self, **how) if c.id != hinted]
-
-    monkeypatch.setattr(Hub, "find_models", lagging)
-    bot = bot_for(rule_for(base))
-    assert one(bot.watchers.poll()).job is None
-    with serving(bot.routes) as url:
-        post(url, payload(hinted, agents.head(hinted)))
-    turn = one(bot.watchers.handle_inbox())
-    assert turn.decision.merge is not None
-    assert [a.partition("@")[0] for a in turn.decision.merge.recipe["agents"]] == sorted([shown, hinted])
-
-
-def test_a_hint_reaches_new_weights_that_the_search_does_not_show_yet(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = agents.base()
-    agent, _ = agents.agent(base), agents.agent(base)
-    bot = bot_for(rule_for(base))
-    assert one(bot.watchers.poll()).job is not None
-    stale = {c.id: c for c in Hub(agents.api.endpoint, agents.api.token).find_models(tags=[f"base_model:{base}"])}
-    agents.agent(base, name=agent)
-    monkeypatch.setattr(Hub, "find_models", lambda self, **_: list(stale.values()))
-    with serving(bot.routes) as url:
-        post(url, payload(agent, agents.head(agent)))
-    turn = one(bot.watchers.handle_inbox())
-    assert turn.decision.merge is not None
-    assert f"{agent}@{agents.head(agent)}" in turn.decision.merge.recipe["agents"]
 
 
 def test_own_outputs_are_never_merged(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
@@ -423,140 +251,6 @@ def test_a_failed_merge_is_not_started_again_by_the_rule(agents: Agents, bot_for
     assert [job.state for job in jobs(tmp_path)] == [State.FAILED]
 
 
-def test_deliveries_survive_a_restart_in_the_middle(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = agents.base()
-    agent, _ = agents.agent(base), agents.agent(base)
-    rule = rule_for(base)
-    first = bot_for(rule)
-    with serving(first.routes) as url:
-        post(url, payload(agent, agents.head(agent)))
-
-    # the process dies in the transaction that starts the merge: neither the set nor the job is there
-    def dies(*_: object, **__: object) -> None:
-        raise SystemExit
-
-    with monkeypatch.context() as broken:
-        broken.setattr("workflows.transitions.Transitions.keep_token", dies)
-        with pytest.raises(SystemExit):
-            first.watchers.handle_inbox()
-    first.close()
-    assert jobs(tmp_path) == []
-    second = bot_for(rule)
-    assert [d.repo for d in second.inbox.pending()] == [agent]
-    assert one(second.watchers.handle_inbox()).job is not None
-    assert second.inbox.pending() == ()
-    assert second.watchers.handle_inbox() == []
-    # and after another restart everything is known
-    third = bot_for(rule)
-    assert one(third.watchers.poll()).job is None
-    assert len(jobs(tmp_path)) == 1
-
-
-def test_two_schedulers_at_once_make_one_job(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
-    base = agents.base()
-    for _ in range(2):
-        agents.agent(base)
-    bots = [bot_for(rule_for(base)) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        turns = [turn for turns in pool.map(lambda bot: bot.watchers.poll(), bots) for turn in turns]
-    assert sum(turn.job is not None for turn in turns) == 1
-    assert all(turn.error is None for turn in turns)
-    assert len(jobs(tmp_path)) == 1
-
-
-def test_a_hub_that_is_away_leaves_the_deliveries_waiting(
-    agents: Agents, bot_for: BotFor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = agents.base()
-    agent, _ = agents.agent(base), agents.agent(base)
-    bot = bot_for(rule_for(base))
-    with serving(bot.routes) as url:
-        post(url, payload(agent, agents.head(agent)))
-
-    def away(*_: object, **__: object) -> None:
-        raise HubUnavailableError("the Hub cannot be reached")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(Hub, "find_models", away)
-        [turn] = bot.watchers.handle_inbox()
-    assert turn.error is not None
-    assert len(bot.inbox.pending()) == 1
-    assert bot.watchers.handle_inbox() == []  # not at once again
-    monkeypatch.setattr(bot.watchers, "_inbox_from", 0.0)
-    assert one(bot.watchers.handle_inbox()).job is not None
-    assert bot.inbox.pending() == ()
-
-
-def test_one_unreadable_model_holds_a_rule_up_for_a_while_only(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = agents.base()
-    for _ in range(2):
-        agents.agent(base)
-    bad = agents.agent(base)
-    state = Hub.repo_state
-
-    def breaks(self: Hub, repo: str, *more: Any) -> Any:
-        if repo == bad:
-            raise HubUnavailableError("the Hub answered with an error", where=repo)
-        return state(self, repo, *more)
-
-    monkeypatch.setattr(Hub, "repo_state", breaks)
-    bot = bot_for(rule_for(base))
-    for _ in range(3):
-        [turn] = bot.watchers.poll()
-        assert turn.error is not None  # a set without it now would be another set once it is back
-    turn = one(bot.watchers.poll())
-    assert turn.job is not None
-    assert skipped(turn) == {bad: "E_HUB"}
-
-
-def test_a_base_that_cannot_be_opened_is_no_candidate_s_fault(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = agents.base()
-    for _ in range(2):
-        agents.agent(base)
-    read = Hub.read_range
-
-    def closed(self: Hub, repo: str, *more: Any) -> bytes:
-        if repo == base:
-            raise GatedError("a gated repo", where=repo)
-        return read(self, repo, *more)
-
-    bot = bot_for(rule_for(base))
-    with monkeypatch.context() as broken:
-        broken.setattr(Hub, "read_range", closed)
-        [turn] = bot.watchers.poll()
-    assert turn.error is not None
-    assert turn.error.code == "E_GATED"
-    assert bot.ledger.skips("watch") == ()
-    assert one(bot.watchers.poll()).job is not None
-
-
-def test_a_bug_in_one_rule_does_not_stop_the_others(
-    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = agents.base()
-    for _ in range(2):
-        agents.agent(base)
-    bot = bot_for(rule_for(base, name="one", agents={"authors": ["carol"]}), rule_for(base, name="two"))
-    find = Hub.find_models
-
-    def bug(self: Hub, **how: Any) -> Any:
-        if how["author"] == "carol":
-            raise ZeroDivisionError
-        return find(self, **how)
-
-    monkeypatch.setattr(Hub, "find_models", bug)
-    first, second = bot.watchers.poll()
-    assert first.error is not None
-    assert first.error.code == "E_INTERNAL"
-    assert second.job is not None
-
-
 def test_a_dry_run_changes_nothing(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
     base = agents.base()
     for _ in range(2):
@@ -585,20 +279,3 @@ def test_a_private_candidate_is_told_to_its_owner_only(agents: Agents, bot_for: 
     assert [view.name for view in own] == ["watch", "hidden"]
     assert [(e.subject, e.code) for e in own[0].events] == [(secret, "closed")]
     assert own[1].events[0].kind == "merged"
-
-
-def test_the_route_answers_before_anything_is_looked_at(bot_for: BotFor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A delivery costs the Hub no wait: the request handler never talks to it."""
-
-    def never(*_: object, **__: object) -> None:
-        raise AssertionError("the Hub was asked")
-
-    bot = bot_for(rule_for("ada/base"))
-    monkeypatch.setattr(Hub, "repo_state", never)
-    monkeypatch.setattr(Hub, "find_models", never)
-    with serving(bot.routes) as url:
-        connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
-        body = json.dumps(payload("ada/x", "a" * 40))
-        connection.request("POST", "/webhooks/hub", body, {"X-Webhook-Secret": "the webhook's secret"})
-        assert connection.getresponse().status == 202
-        connection.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.settings import Settings
-from workflows.jobs import JobError, NewJob
+from workflows.jobs import Job, JobError, NewJob
 from workflows.store import Store
 from workflows.supervision import Timing
 from workflows.tokens import TokenVault
@@ -56,6 +56,12 @@ def job_id(name: str) -> str:
 
 def new_job(name: str, user: str = "ann", **changes: Any) -> NewJob:
     return NewJob(**{"id": job_id(name), "user": user, "payload": {"name": name}, **changes})
+
+
+def claim(store: Store, owner: str = "w1") -> Job:
+    job = store.claim(owner)
+    assert job is not None
+    return job
 
 
 def until(condition: Callable[[], Any], limit_s: float = 120.0) -> Any:

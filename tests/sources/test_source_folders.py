@@ -1,0 +1,222 @@
+"""Models in folders are opened from headers alone, pinned by what they hold, and never trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import T, llama_config, random_base, tensor, write_index, write_model
+from hub_helpers import NOWHERE, Clock, bytes_of, on_hub, opened, refuse_folder
+from scripted_hub import ScriptedHub
+
+from hubmerge.errors import (
+    FormatError,
+    HeaderError,
+    HubmergeError,
+    IndexFileError,
+    SourceChangedError,
+    SourceNotFoundError,
+)
+from hubmerge.hub import Hub
+from hubmerge.hub_errors import Patience
+from hubmerge.recipe import ModelName
+from hubmerge.sources.open import open_model
+from hubmerge.sources.reader import LocalOrFetched
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_folder_is_read_bit_for_bit(tmp_path: Path, shards: int):
+    tensors: dict[str, T] = {**random_base(0), "ids": tensor([3, 1, 2], "I64"), "one": tensor(2.5, "F16")}
+    model = opened(write_model(tmp_path / "m", tensors, shards=shards))
+    assert model.ref.kind == "local"
+    assert len(model.shards) == shards
+    assert set(model.tensors) == set(tensors)
+    store = LocalOrFetched(NOWHERE, tmp_path / "cache")
+    for name, t in tensors.items():
+        entry = model.tensors[name].entry
+        assert (entry.dtype, entry.shape) == (t.dtype, t.shape)
+        assert bytes_of(model, name, store) == t.raw.tobytes()
+
+
+def test_a_folder_is_pinned_by_what_it_holds(tmp_path: Path):
+    base = random_base(0)
+    first, same = write_model(tmp_path / "a", base), write_model(tmp_path / "b", base)
+    times = os.stat(first / "model.safetensors")
+    os.utime(same / "model.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
+    pin = opened(first).ref.sha
+    assert len(pin) == 40
+    assert opened(same).ref.sha == pin == opened(first).ref.sha
+    os.utime(same / "model.safetensors", ns=(1, 1))
+    assert opened(same).ref.sha != pin
+    (first / "config.json").write_text(json.dumps(llama_config(base, rope_theta=1.0)))
+    assert opened(first).ref.sha != pin
+
+
+def test_a_license_is_read_from_a_local_card_and_a_broken_card_says_nothing(tmp_path: Path):
+    cards = {
+        b"---\nlicense: apache-2.0\ntags: [x]\n---\n# Hi": "apache-2.0",
+        b"---\r\nlicense: mit\r\n---\r\n": "mit",
+        b"---\nlicense: [mit]\n---\n": None,
+        b"---\nlicense: &a mit\nother: *a\n---\n": None,
+        b"---\n[" + b"[" * 5000 + b"\n---\n": None,
+        b"# no front matter": None,
+        b"\xff\xfe---": None,
+    }
+    for number, (content, license_name) in enumerate(cards.items()):
+        path = write_model(tmp_path / str(number), random_base(0), files={"README.md": content})
+        assert opened(path).license == license_name
+
+
+@pytest.mark.parametrize("change", ["longer", "empty", "gone"])
+def test_a_folder_that_changed_under_the_reader_is_noticed(tmp_path: Path, folder: Path, change: str):
+    model = opened(folder)
+    path = folder / "model.safetensors"
+    if change == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes() + b"x" if change == "longer" else b"")
+    with pytest.raises(SourceChangedError, match=r"model\.safetensors of"):
+        bytes_of(model, "model.norm.weight", LocalOrFetched(NOWHERE, tmp_path))
+
+
+def test_a_single_file_goes_before_an_index_as_in_transformers(tmp_path: Path):
+    path = write_model(tmp_path / "m", random_base(0), shards=2)
+    write_model(path, random_base(1))
+    assert opened(path).shards == ("model.safetensors",)
+
+
+def test_folders_are_refused_where_they_are_not_allowed(folder: Path):
+    with pytest.raises(SourceNotFoundError, match="cannot be used here"):
+        open_model(ModelName.parse(str(folder)), NOWHERE, allow_local=False)
+
+
+def test_a_folder_that_is_missing_is_named():
+    with pytest.raises(SourceNotFoundError, match="no such folder"):
+        opened(Path("/nowhere/at/all"))
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"", HeaderError),
+        (b"\x10\0\0\0\0\0\0\0{}", HeaderError),
+        (struct.pack("<Q", 2**63) + b"{}" * 100, HeaderError),
+        (struct.pack("<Q", 25_000_001) + b"{}" * 100, HeaderError),
+        (b"PK\x03\x04" + b"\0" * 100, HeaderError),
+        (b"\x80\x02}q\x00." + b"\0" * 100, HeaderError),
+        (struct.pack("<Q", 16) + b'{"a":' + b"[" * 11 + b"\0" * 64, HeaderError),
+    ],
+)
+def test_a_file_that_is_no_safetensors_is_refused(folder: Path, content: bytes, kind: type[HubmergeError]):
+    (folder / "model.safetensors").write_bytes(content)
+    assert "model.safetensors in" in refuse_folder(kind, folder)
+
+
+def test_a_truncated_file_is_refused(folder: Path):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "cover the file" in refuse_folder(HeaderError, folder)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"a":' + b"9" * 5000 + b"}",
+        b'{"a":[' + b"[]," * 1_000_000 + b"[]]}",
+        b'{"a":"' + b"x" * 5_000_000 + b'"}',
+    ],
+)
+def test_a_config_that_is_no_small_json_object_is_refused(folder: Path, config: bytes):
+    (folder / "config.json").write_bytes(config)
+    refuse_folder(FormatError, folder)
+
+
+def test_a_model_without_a_config_is_refused(folder: Path):
+    (folder / "config.json").unlink()
+    assert "no config.json" in refuse_folder(FormatError, folder)
+
+
+@pytest.mark.parametrize(
+    "shard",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "..",
+        "https://example.org/x.safetensors",
+        "sub/model-00001-of-00002.safetensors",
+        "model-00003-of-00002.safetensors",
+        "config.json",
+        "model.bin",
+        "a\0.safetensors",
+        ".hidden.safetensors",
+        "\u202emodel.safetensors",
+        "",
+        None,
+        1,
+        ["model-00001-of-00002.safetensors"],
+        {},
+    ],
+)
+def test_an_index_may_only_name_shards_that_are_there(tmp_path: Path, shard: Any):
+    base = random_base(0)
+    path = write_model(tmp_path / "m", base, shards=2)
+    write_index(path, {**dict.fromkeys(base, "model-00001-of-00002.safetensors"), "model.norm.weight": shard})
+    assert "the index names a file that is not a shard" in refuse_folder(IndexFileError, path)
+
+
+def test_a_hostile_index_sends_no_request(tmp_path: Path, clock: Clock):
+    base = random_base(0)
+    path = write_model(tmp_path / "m", base, shards=2)
+    for shard in ("../../etc/passwd", "http://127.0.0.1/x.safetensors", "gone.safetensors"):
+        write_index(path, {**dict.fromkeys(base, "model-00001-of-00002.safetensors"), "model.norm.weight": shard})
+        with ScriptedHub({p.name: p.read_bytes() for p in path.iterdir()}) as server:
+            with pytest.raises(IndexFileError):
+                on_hub(Hub(server.endpoint, patience=Patience(sleep=clock)), "org/model")
+            assert server.paths("resolve") == [f"/org/model/resolve/{'a' * 40}/model.safetensors.index.json"]
+
+
+def test_an_index_that_names_a_tensor_its_shard_lacks_is_refused(tmp_path: Path):
+    base = random_base(0)
+    names = list(base)
+    path = write_model(tmp_path / "m", base, shards=2)
+    right = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
+    for changed in ({names[0]: "model-00002-of-00002.safetensors"}, {"ghost": "model-00001-of-00002.safetensors"}):
+        write_index(path, {**right, **changed})
+        assert "does not hold" in refuse_folder(IndexFileError, path)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path):
+    base = random_base(0)
+    path = write_model(tmp_path / "m", base, shards=2)
+    (path / "model-00002-of-00002.safetensors").write_bytes((path / "model-00001-of-00002.safetensors").read_bytes())
+    assert "two shards" in refuse_folder(IndexFileError, path)
+
+
+@pytest.mark.parametrize("index", [b"{}", b'{"weight_map":{}}', b'{"weight_map":[]}', b'{"weight_map":null}'])
+def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, index: bytes):
+    path = write_model(tmp_path / "m", random_base(0), shards=2, files={"model.safetensors.index.json": index})
+    refuse_folder(IndexFileError, path)
+
+
+def test_an_index_of_a_million_lists_is_not_even_parsed(tmp_path: Path):
+    bomb = b'{"weight_map":[' + b"[]," * 2_000_000 + b"[]]}"
+    path = write_model(tmp_path / "m", random_base(0), shards=2, files={"model.safetensors.index.json": bomb})
+    assert "holds too much" in refuse_folder(FormatError, path)
+
+
+def test_what_the_index_leaves_out_is_no_part_of_the_model(tmp_path: Path):
+    base = random_base(0)
+    path = write_model(tmp_path / "m", base, shards=2)
+    weight_map = json.loads((path / "model.safetensors.index.json").read_text())["weight_map"]
+    del weight_map["model.norm.weight"]
+    write_index(path, weight_map)
+    assert set(opened(path).tensors) == set(base) - {"model.norm.weight"}

@@ -1,0 +1,182 @@
+"""Models on the embedded Hub are pinned to commits and read like folders; what cannot be had is named."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from builders import random_base, read_model, sparse_agent, write_model
+from hub_helpers import Clock, bytes_of, on_hub
+from huggingface_hub import HfApi
+from scripted_hub import ScriptedHub, error
+
+from hubmerge.errors import (
+    FormatError,
+    GatedError,
+    HubmergeError,
+    HubUnavailableError,
+    LoginError,
+    SourceChangedError,
+    SourceNotFoundError,
+)
+from hubmerge.hub import Hub
+from hubmerge.hub_errors import Patience
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.recipe import ModelName, recipe_from_dict
+from hubmerge.sources.open import open_model, open_models
+from hubmerge.sources.reader import LocalOrFetched
+
+
+@pytest.fixture
+def ada(local_hub: LocalHubProcess) -> HfApi:
+    return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+
+
+@pytest.fixture
+def repo(ada: HfApi, request: pytest.FixtureRequest, folder: Path) -> str:
+    """A public model of ada, named after the test."""
+    name = "ada/src-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
+    ada.create_repo(name)
+    ada.upload_folder(repo_id=name, folder_path=folder)
+    return name
+
+
+def bob(local_hub: LocalHubProcess, clock: Clock | None = None) -> Hub:
+    return Hub(local_hub.endpoint, local_hub.tokens["bob"], patience=Patience(sleep=clock or Clock()))
+
+
+def test_a_repo_is_pinned_and_read_like_the_folder_it_came_from(
+    local_hub: LocalHubProcess, ada: HfApi, repo: str, folder: Path, tmp_path: Path
+):
+    hub = bob(local_hub)
+    model = on_hub(hub, repo)
+    head = ada.model_info(repo).sha
+    assert (model.ref.kind, model.ref.id, model.ref.sha, model.ref.requested) == ("hub", repo, head, "main")
+    assert (
+        model.files["model.safetensors"].sha256
+        == hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    )
+    told: list[int] = []
+    store = LocalOrFetched(hub, tmp_path / "cache", lambda name, count: told.append(count))
+    for name, t in read_model(folder).items():
+        assert bytes_of(model, name, store) == t.raw.tobytes()
+    size = model.files["model.safetensors"].size
+    assert sum(told[:2]) == size, "the first call fetches"
+    assert set(told[2:]) == {size}, "later calls find it there"
+    assert store.path(model, "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_tags_branches_and_commits_are_pinned_to_their_sha(local_hub: LocalHubProcess, ada: HfApi, repo: str):
+    first = ada.model_info(repo).sha
+    ada.create_tag(repo, tag="v1")
+    ada.create_branch(repo, branch="exp/x")
+    ada.upload_file(repo_id=repo, path_or_fileobj=b"more", path_in_repo="notes.txt")
+    head = ada.model_info(repo).sha
+    assert head != first
+    hub = bob(local_hub)
+    shas = {name: on_hub(hub, f"{repo}{name}").ref.sha for name in ("", "@main", "@v1", "@exp/x", f"@{first}")}
+    assert shas == {"": head, "@main": head, "@v1": first, "@exp/x": first, f"@{first}": first}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("ada/nothing-here", "no such repo"), ("nobody/nothing", "no such repo"), ("{repo}@gone", "no such revision")],
+)
+def test_what_is_not_there_is_named(local_hub: LocalHubProcess, repo: str, name: str, words: str):
+    with pytest.raises(SourceNotFoundError, match=words) as caught:
+        on_hub(bob(local_hub), name.format(repo=repo))
+    assert name.format(repo=repo) in str(caught.value)
+
+
+def test_a_private_repo_of_someone_else_is_as_good_as_missing(local_hub: LocalHubProcess, ada: HfApi, repo: str):
+    ada.update_repo_settings(repo, private=True)
+    for hub in (bob(local_hub), Hub(local_hub.endpoint)):
+        with pytest.raises(SourceNotFoundError, match="or one that you may not read"):
+            on_hub(hub, repo)
+    assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), repo).private
+
+
+def test_a_gated_repo_says_how_to_get_in(local_hub: LocalHubProcess, ada: HfApi, repo: str):
+    ada.update_repo_settings(repo, gated="manual")
+    with pytest.raises(GatedError, match="Ask for access"):
+        on_hub(bob(local_hub), repo)
+    assert on_hub(Hub(local_hub.endpoint, local_hub.tokens["ada"]), repo).gated
+
+
+def test_a_token_that_is_not_valid_is_told_from_a_missing_repo(local_hub: LocalHubProcess, repo: str):
+    with pytest.raises(LoginError):
+        on_hub(Hub(local_hub.endpoint, "hf_wrong_token"), repo)
+
+
+def test_only_safetensors_is_opened_and_nothing_of_a_pickle_is_fetched(folder: Path, clock: Clock):
+    files = {p.name: p.read_bytes() for p in folder.iterdir() if p.suffix != ".safetensors"}
+    with ScriptedHub({**files, "pytorch_model.bin": b"\x80\x02}q\0."}) as server:
+        with pytest.raises(FormatError, match=r"pytorch_model\.bin"):
+            on_hub(Hub(server.endpoint, patience=Patience(sleep=clock)), "org/model")
+        assert server.paths("resolve") == []
+
+
+def test_a_repo_made_anew_in_mid_job_is_noticed(
+    local_hub: LocalHubProcess, ada: HfApi, repo: str, folder: Path, tmp_path: Path
+):
+    hub = bob(local_hub)
+    model = on_hub(hub, repo)
+    ada.delete_repo(repo)
+    ada.create_repo(repo)
+    ada.upload_folder(repo_id=repo, folder_path=write_model(tmp_path / "other", random_base(9)))
+    with pytest.raises(SourceChangedError, match="no longer there"):
+        LocalOrFetched(hub, tmp_path / "cache").path(model, "model.safetensors")
+    with pytest.raises(SourceChangedError):
+        hub.read_file(repo, model.ref.sha, "config.json")
+    with pytest.raises(SourceChangedError):
+        on_hub(hub, f"{repo}@{model.ref.sha}")
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+def test_a_repo_that_moved_on_is_still_read_at_its_pin(
+    local_hub: LocalHubProcess, ada: HfApi, repo: str, folder: Path, tmp_path: Path
+):
+    hub = bob(local_hub)
+    model = on_hub(hub, repo)
+    ada.upload_folder(repo_id=repo, folder_path=write_model(tmp_path / "next", sparse_agent(random_base(0), 0.5, 1)))
+    path = LocalOrFetched(hub, tmp_path / "cache").path(model, "model.safetensors")
+    assert path.read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_all_problems_of_several_models_are_raised_together(
+    local_hub: LocalHubProcess, ada: HfApi, repo: str, folder: Path, tmp_path: Path
+):
+    ada.update_repo_settings(repo, gated="manual")
+    broken = write_model(tmp_path / "broken", random_base(0))
+    (broken / "model.safetensors").write_bytes(b"{}")
+    recipe = recipe_from_dict(
+        {"base": str(folder), "agents": [repo, "ada/nothing-here", str(broken), "./no/folder"], "method": "ram"}
+    )
+    with pytest.raises(HubmergeError) as caught:
+        open_models(recipe, bob(local_hub), allow_local=True)
+    assert [p.code for p in caught.value.problems] == ["E_GATED", "E_SOURCE", "E_HEADER", "E_SOURCE"]
+    assert not caught.value.retryable
+    for place in (repo, "ada/nothing-here", str(broken), "./no/folder"):
+        assert place in str(caught.value)
+
+
+def test_a_problem_that_no_retry_mends_decides_over_one_that_passes(server: ScriptedHub, hub: Hub, folder: Path):
+    server.bend = lambda request: error(503) if "api" in request.path else None
+    content = {"base": "org/model", "agents": [str(folder), "./gone"], "method": "ram"}
+    with pytest.raises(SourceNotFoundError) as caught:
+        open_models(recipe_from_dict(content), hub, allow_local=True)
+    assert [p.code for p in caught.value.problems] == ["E_HUB", "E_SOURCE"]
+    with pytest.raises(HubUnavailableError) as passing:
+        open_models(recipe_from_dict({**content, "agents": [str(folder)]}), hub, allow_local=True)
+    assert passing.value.retryable
+
+
+def test_a_folder_named_like_a_missing_repo_is_hinted_at(
+    server: ScriptedHub, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "org" / "gone").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    server.bend = lambda request: error(404, "RepoNotFound")
+    with pytest.raises(SourceNotFoundError, match=r"write \./org/gone"):
+        open_model(ModelName.parse("org/gone"), hub, allow_local=True)

@@ -1,0 +1,253 @@
+"""Servers that lie or break: no byte is taken that was not asked for, and what passes is tried again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hub_helpers import Clock, fetch, weights
+from scripted_hub import Answer, Request, ScriptedHub, error
+
+from hubmerge.errors import CorruptError, DiskError, FormatError, HubUnavailableError, SourceChangedError
+from hubmerge.hub import Hub
+from hubmerge.hub_errors import Patience, TransientHubError
+from hubmerge.sources.base import FileInfo
+
+
+def test_a_whole_file_in_place_of_a_range_is_not_read(server: ScriptedHub, hub: Hub, clock: Clock):
+    server.bend = lambda request: Answer(200, server.files["model.safetensors"]) if "resolve" in request.path else None
+    with pytest.raises(HubUnavailableError, match="did not answer the byte range"):
+        hub.read_range(server.repo, server.sha, "model.safetensors", 0, 8)
+    assert clock.pauses == [], "a server that does not know ranges will not learn it in a second"
+
+
+@pytest.mark.parametrize("stated", ["", "bytes 0-8/13512", "bytes 1-8/13512", "bytes 0-7", "bytes 00-7/13512", "x"])
+def test_another_range_than_the_one_asked_for_is_refused(server: ScriptedHub, hub: Hub, stated: str):
+    server.bend = lambda request: Answer(206, b"12345678", {"Content-Range": stated})
+    with pytest.raises(HubUnavailableError, match="did not answer the byte range"):
+        hub.read_range(server.repo, server.sha, "model.safetensors", 0, 8)
+
+
+def test_a_range_under_the_status_of_a_whole_file_is_refused(server: ScriptedHub, hub: Hub):
+    server.bend = lambda request: Answer(200, b"12345678", {"Content-Range": "bytes 0-7/13512"})
+    with pytest.raises(HubUnavailableError, match="did not answer the byte range"):
+        hub.read_range(server.repo, server.sha, "model.safetensors", 0, 8)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_more_bytes_than_asked_for_are_not_taken(server: ScriptedHub, hub: Hub, chunked: bool):
+    headers = {"Content-Range": "bytes 0-7/13512"}
+    server.bend = lambda request: Answer(206, b"x" * 5_000_000, headers, chunked=chunked)
+    with pytest.raises(FormatError, match="more than was asked for"):
+        hub.read_range(server.repo, server.sha, "model.safetensors", 0, 8)
+    server.bend = lambda request: Answer(200, b"x" * 5_000_000, chunked=chunked)
+    with pytest.raises(FormatError, match="more than was asked for"):
+        hub.read_file(server.repo, server.sha, "config.json", 1000)
+
+
+def test_compressed_answers_are_refused(server: ScriptedHub, hub: Hub):
+    server.bend = lambda request: Answer(200, b"\x1f\x8b", {"Content-Encoding": "gzip"})
+    with pytest.raises(HubUnavailableError, match="compresses"):
+        hub.read_file(server.repo, server.sha, "config.json")
+    assert server.requests[-1].headers["accept-encoding"] == "identity"
+
+
+def test_too_few_bytes_are_asked_for_again(server: ScriptedHub, hub: Hub, clock: Clock):
+    answers = [Answer(206, b"1234", {"Content-Range": "bytes 0-7/13512"}), Answer(503), None]
+    server.bend = lambda request: answers.pop(0)
+    expected = server.files["model.safetensors"][:8]
+    assert hub.read_range(server.repo, server.sha, "model.safetensors", 0, 8) == expected
+    assert len(clock.pauses) == 2
+
+
+def test_an_empty_range_asks_nobody(server: ScriptedHub, hub: Hub):
+    assert hub.read_range(server.repo, server.sha, "model.safetensors", 8, 8) == b""
+    assert server.requests == []
+
+
+def test_a_download_that_breaks_off_goes_on_at_the_byte(server: ScriptedHub, hub: Hub, tmp_path: Path, clock: Clock):
+    content = server.files["model.safetensors"]
+    cuts = [1000, 5, 7000]
+
+    def bend(request: Request) -> Answer | None:
+        if not cuts or request.range is None:
+            return None
+        return Answer(**{**vars(server.honest(request)), "sent": cuts.pop(0)})
+
+    server.bend = bend
+    assert fetch(hub, server, tmp_path).read_bytes() == content
+    starts = [r.range[0] for r in server.requests if r.range]
+    assert starts == [0, 1000, 1005, 8005]
+    assert len(clock.pauses) == 3
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_download_that_a_killed_process_began_is_completed(server: ScriptedHub, hub: Hub, tmp_path: Path):
+    content = server.files["model.safetensors"]
+    partial = tmp_path / server.sha / "model.safetensors.partial"
+    partial.parent.mkdir()
+    partial.write_bytes(content[:4321])
+    told: list[int] = []
+    path = hub.download(server.repo, server.sha, weights(server), tmp_path, told.append)
+    assert path.read_bytes() == content
+    assert [r.range for r in server.requests] == [(4321, len(content) - 1)]
+    assert sum(told) == len(content)
+
+
+def test_a_partial_file_that_is_too_long_is_begun_anew(server: ScriptedHub, hub: Hub, tmp_path: Path):
+    content = server.files["model.safetensors"]
+    partial = tmp_path / server.sha / "model.safetensors.partial"
+    partial.parent.mkdir()
+    partial.write_bytes(content + b"x")
+    assert fetch(hub, server, tmp_path).read_bytes() == content
+
+
+@pytest.mark.parametrize("where", ["served", "left by another"])
+def test_corrupt_bytes_leave_no_file_under_the_final_name(server: ScriptedHub, hub: Hub, tmp_path: Path, where: str):
+    file = weights(server)
+    content = bytearray(server.files["model.safetensors"])
+    content[-1] ^= 1
+    if where == "served":
+        server.files["model.safetensors"] = bytes(content)
+    else:
+        partial = tmp_path / server.sha / "model.safetensors.partial"
+        partial.parent.mkdir()
+        partial.write_bytes(bytes(content))
+    with pytest.raises(CorruptError) as caught:
+        fetch(hub, server, tmp_path, file)
+    assert caught.value.code == "E_CORRUPT"
+    assert not any(p.is_file() for p in (tmp_path / server.sha).rglob("*")), "neither the file nor a partial one"
+    if where != "served":
+        assert fetch(hub, server, tmp_path, file).read_bytes() == server.files["model.safetensors"]
+
+
+def test_a_download_does_not_wait_for_a_server_that_sends_a_byte_at_a_time(
+    server: ScriptedHub, hub: Hub, tmp_path: Path
+):
+    server.bend = lambda request: Answer(**{**vars(server.honest(request)), "sent": 1})
+    with pytest.raises(TransientHubError):
+        fetch(hub, server, tmp_path)
+    assert len(server.requests) == 5
+
+
+def test_a_full_disk_is_told_from_a_broken_network(
+    server: ScriptedHub, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskError, match="No space left"):
+        fetch(hub, server, tmp_path)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("path", ["../x.safetensors", "/etc/passwd", "a/../../b", "a\\b", "a\0b", ""])
+def test_a_file_name_cannot_lead_out_of_the_cache(server: ScriptedHub, hub: Hub, tmp_path: Path, path: str):
+    with pytest.raises(FormatError, match="leads elsewhere"):
+        fetch(hub, server, tmp_path, FileInfo(path, 4, None))
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_what_passes_is_repeated_with_growing_random_pauses(server: ScriptedHub, hub: Hub, clock: Clock, status: int):
+    server.bend = lambda request: error(status)
+    with pytest.raises(TransientHubError, match=str(status)):
+        hub.repo_state("org/model")
+    assert len(server.requests) == 5
+    limits = [0.5, 1.0, 2.0, 4.0]
+    assert all(limit / 2 <= pause <= limit for pause, limit in zip(clock.pauses, limits, strict=True))
+    assert not any(pause in limits for pause in clock.pauses), "drawn at random"
+
+
+@pytest.mark.parametrize("status", [400, 405, 409, 422])
+def test_what_does_not_pass_is_not_repeated(server: ScriptedHub, hub: Hub, status: int):
+    server.bend = lambda request: error(status)
+    with pytest.raises(HubUnavailableError):
+        hub.repo_state("org/model")
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry_After": "7"}, 7.0),
+        ({"Retry_After": "0"}, 0.0),
+        ({"RateLimit": '"api";r=0;t=42', "RateLimit_Policy": '"fixed window";"api";q=500;w=300'}, 42.0),
+        ({"Retry_After": "3", "RateLimit": '"api";r=0;t=42'}, 3.0),
+    ],
+)
+def test_the_pause_that_a_server_asks_for_is_kept(
+    server: ScriptedHub, hub: Hub, clock: Clock, headers: dict[str, str], seconds: float
+):
+    answers: list[Answer | None] = [error(429, **headers), None]
+    server.bend = lambda request: answers.pop(0)
+    hub.read_file(server.repo, server.sha, "config.json")
+    (pause,) = clock.pauses
+    assert seconds <= pause <= seconds + 1
+
+
+def test_a_pause_too_long_for_a_request_is_left_to_the_job(server: ScriptedHub, hub: Hub, clock: Clock):
+    server.bend = lambda request: error(429, RateLimit='"api";r=0;t=290')
+    with pytest.raises(TransientHubError) as caught:
+        hub.repo_state("org/model")
+    assert caught.value.retryable
+    assert caught.value.after_s == 290
+    assert clock.pauses == []
+
+
+@pytest.mark.parametrize("asked", ["soon", "-5", "Wed, 99 Foo 2015", "9" * 400, "1e3"])
+def test_a_pause_that_makes_no_sense_is_ignored(server: ScriptedHub, hub: Hub, clock: Clock, asked: str):
+    answers: list[Answer | None] = [error(503, Retry_After=asked), None]
+    server.bend = lambda request: answers.pop(0)
+    hub.repo_state("org/model")
+    assert clock.pauses[0] <= 0.5
+
+
+def test_a_pause_may_be_given_as_a_date(server: ScriptedHub, hub: Hub, clock: Clock):
+    answers: list[Answer | None] = [error(503, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"), None]
+    server.bend = lambda request: answers.pop(0)
+    hub.repo_state("org/model")
+    assert 0 <= clock.pauses[0] <= 1, "a date that is over asks for no pause"
+
+
+def test_a_hub_that_is_not_there_is_worth_a_retry(clock: Clock):
+    with pytest.raises(TransientHubError, match="cannot be reached") as caught:
+        Hub("http://127.0.0.1:9", patience=Patience(sleep=clock)).repo_state("org/model")
+    assert caught.value.retryable
+    assert len(clock.pauses) == 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b"[]",
+        b"null",
+        b"{}",
+        b'{"id":"org/model","sha":"abc","siblings":[]}',
+        b'{"id":"../x","sha":"' + b"a" * 40 + b'"}',
+    ],
+)
+def test_an_answer_without_sense_is_no_crash(server: ScriptedHub, hub: Hub, body: bytes):
+    server.bend = lambda request: Answer(200, body, {"Content-Type": "application/json"})
+    with pytest.raises(HubUnavailableError):
+        hub.repo_state("org/model")
+
+
+def test_a_pinned_commit_is_not_swapped_for_another(server: ScriptedHub, hub: Hub):
+    with pytest.raises(HubUnavailableError, match="another commit"):
+        hub.repo_state("org/model", "b" * 40)
+
+
+def test_an_error_page_without_end_is_not_read_to_its_end(server: ScriptedHub, hub: Hub):
+    server.bend = lambda request: (
+        error(404, "EntryNotFound", "x" * 60_000)
+        if "api" in request.path
+        else Answer(404, b"x" * 50_000_000, {"X-Error-Code": "EntryNotFound"})
+    )
+    with pytest.raises(SourceChangedError) as caught:
+        hub.read_file(server.repo, server.sha, "config.json")
+    assert len(str(caught.value)) < 1000
+    assert server.hung_up.wait(timeout=30)

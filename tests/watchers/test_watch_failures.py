@@ -1,0 +1,125 @@
+"""What goes wrong in a turn: two schedulers at once, a Hub that is away, models that cannot be read, a bug."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_watch_webhook import post
+from turn_helpers import BotFor, jobs, one, rule_for, skipped
+from watch_helpers import Agents, make_bot, payload, serving
+
+from hubmerge.errors import GatedError, HubUnavailableError, LoginError
+from hubmerge.hub import Hub
+
+
+def test_without_a_token_nothing_is_done(agents: Agents, tmp_path: Path) -> None:
+    bot = make_bot(None, tmp_path / "data", [rule_for("ada/base")])
+    [turn] = bot.watchers.poll()
+    assert isinstance(turn.error, LoginError)
+    bot.close()
+
+
+def test_two_schedulers_at_once_make_one_job(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+    base = agents.base()
+    for _ in range(2):
+        agents.agent(base)
+    bots = [bot_for(rule_for(base)) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        turns = [turn for turns in pool.map(lambda bot: bot.watchers.poll(), bots) for turn in turns]
+    assert sum(turn.job is not None for turn in turns) == 1
+    assert all(turn.error is None for turn in turns)
+    assert len(jobs(tmp_path)) == 1
+
+
+def test_a_hub_that_is_away_leaves_the_deliveries_waiting(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base()
+    agent, _ = agents.agent(base), agents.agent(base)
+    bot = bot_for(rule_for(base))
+    with serving(bot.routes) as url:
+        post(url, payload(agent, agents.head(agent)))
+
+    def away(*_: object, **__: object) -> None:
+        raise HubUnavailableError("the Hub cannot be reached")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Hub, "find_models", away)
+        [turn] = bot.watchers.handle_inbox()
+    assert turn.error is not None
+    assert len(bot.inbox.pending()) == 1
+    assert bot.watchers.handle_inbox() == []  # not at once again
+    monkeypatch.setattr(bot.watchers, "_inbox_from", 0.0)
+    assert one(bot.watchers.handle_inbox()).job is not None
+    assert bot.inbox.pending() == ()
+
+
+def test_one_unreadable_model_holds_a_rule_up_for_a_while_only(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base()
+    for _ in range(2):
+        agents.agent(base)
+    bad = agents.agent(base)
+    state = Hub.repo_state
+
+    def breaks(self: Hub, repo: str, *more: Any) -> Any:
+        if repo == bad:
+            raise HubUnavailableError("the Hub answered with an error", where=repo)
+        return state(self, repo, *more)
+
+    monkeypatch.setattr(Hub, "repo_state", breaks)
+    bot = bot_for(rule_for(base))
+    for _ in range(3):
+        [turn] = bot.watchers.poll()
+        assert turn.error is not None  # a set without it now would be another set once it is back
+    turn = one(bot.watchers.poll())
+    assert turn.job is not None
+    assert skipped(turn) == {bad: "E_HUB"}
+
+
+def test_a_base_that_cannot_be_opened_is_no_candidate_s_fault(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base()
+    for _ in range(2):
+        agents.agent(base)
+    read = Hub.read_range
+
+    def closed(self: Hub, repo: str, *more: Any) -> bytes:
+        if repo == base:
+            raise GatedError("a gated repo", where=repo)
+        return read(self, repo, *more)
+
+    bot = bot_for(rule_for(base))
+    with monkeypatch.context() as broken:
+        broken.setattr(Hub, "read_range", closed)
+        [turn] = bot.watchers.poll()
+    assert turn.error is not None
+    assert turn.error.code == "E_GATED"
+    assert bot.ledger.skips("watch") == ()
+    assert one(bot.watchers.poll()).job is not None
+
+
+def test_a_bug_in_one_rule_does_not_stop_the_others(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base()
+    for _ in range(2):
+        agents.agent(base)
+    bot = bot_for(rule_for(base, name="one", agents={"authors": ["carol"]}), rule_for(base, name="two"))
+    find = Hub.find_models
+
+    def bug(self: Hub, **how: Any) -> Any:
+        if how["author"] == "carol":
+            raise ZeroDivisionError
+        return find(self, **how)
+
+    monkeypatch.setattr(Hub, "find_models", bug)
+    first, second = bot.watchers.poll()
+    assert first.error is not None
+    assert first.error.code == "E_INTERNAL"
+    assert second.job is not None
