@@ -95,6 +95,15 @@ def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(
     assert threads_left() == []
 
 
+def test_thresholds_of_each_tensor_fetch_the_inputs_once_however_small_the_disk(job: Job) -> None:
+    job.recipe = {**job.recipe, "method": "ties", "parameters": {"trim_scope": "tensor"}}
+    plan = job.prepare().plan
+    job.disk_budget = plan.output_bytes + int(0.7 * plan.download_bytes)
+    job.to_folder()
+    fetch = json.loads((job.out / "hubmerge.json").read_text())["environment"]["fetch"]
+    assert (fetch["bytes"], fetch["refetched_shards"], fetch["range_bytes"]) == (plan.download_bytes, 0, 0)
+
+
 def test_a_budget_below_the_output_is_refused_before_anything_is_fetched(job: Job, switch: FaultSwitch) -> None:
     job.disk_budget = 100_000
     seen = switch.add(SHARD, Observe(), times=None)
