@@ -302,9 +302,28 @@ def backend_module(backend: Backend, agents: int, dtype: str) -> ModuleType:
     """eager or compiled; the choice changes no bit."""
     if backend == "eager":
         return eager
-    from hubmerge import compiled  # numba takes half a second to import
+    from hubmerge import compiled  # which most commands do without
 
     return compiled if compiled.supports(agents, dtype) else eager
+
+
+def runnable(options: StreamOptions, plan: Plan, warn: Callable[[str], None]) -> StreamOptions:
+    """`options` as this machine can follow them: eager, with a warning, where it has no machine code of the passes."""
+    if options.backend == "eager" or not any(compilable(len(plan.agents), dtype) for dtype in plan.merged_dtypes):
+        return options
+    try:
+        from hubmerge import compiled
+
+        why = compiled.unavailable()
+    except ImportError as error:
+        why = str(error)
+    if why is None:
+        return options
+    first_line = (why.splitlines() or [""])[0][:200]
+    warn(
+        f"nothing can be compiled on this machine, so the merge takes much longer; its bytes are the same: {first_line}"
+    )
+    return replace(options, backend="eager")
 
 
 def epsilon_of(plan: Plan) -> float:

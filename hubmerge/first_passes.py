@@ -28,6 +28,7 @@ from hubmerge.chunks import (
     in_order,
     magnitudes_of,
     read_chunk,
+    runnable,
     with_draws,
 )
 from hubmerge.counting import fold_inputs
@@ -45,7 +46,7 @@ CountChunk = Callable[[eager.ChunkInputs], NDArray[np.int64]]
 
 def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
     """One pass over the inputs for their statistics; NonFiniteError names tensor and model."""
-    with options.on_device(observer.warning) as opened:
+    with runnable(options, plan, observer.warning).on_device(observer.warning) as opened:
         if opened.engine is not None:
             opened.engine.check_counting(len(plan.agents))
         return _probe(plan, reader, opened, observer)

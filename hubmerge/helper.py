@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hubmerge.chunks import runnable
 from hubmerge.disk import input_budget
 from hubmerge.distributed import ProcessLostError, Ranks
 from hubmerge.errors import SourceNotFoundError
@@ -80,7 +81,8 @@ def _merge(variant: Variant, hub: Hub, own: Path, cache: Path, inputs: int, opti
     with ExitStack() as stack:
         store = ShardCache(hub, own / WORK / "inputs", plan.models, inputs)
         reader = stack.enter_context(TensorReader((*plan.models, *measured), store))
-        opened = stack.enter_context(options.on_device(lambda message: None))
+        possible = runnable(options, plan, warn=lambda message: None)  # rank 0 warns of its own machine
+        opened = stack.enter_context(possible.on_device(lambda message: None))
         merge_share([variant], reader, opened, Silent())
 
 

@@ -28,7 +28,7 @@ from hubmerge.steps import kept_bytes, read_bytes
 _MB = 1_000_000
 
 # peak resident bytes
-_IMPORTED = 132 * _MB  # interpreter, numpy, and machine code that was kept; compiling it takes 120 MB more, once
+_IMPORTED = 78 * _MB  # interpreter, numpy, and machine code that was kept; compiling it takes 170 MB more, once
 _CARD = 57 * _MB  # the figures' library, loaded when the stream is done
 _SELECTION = 8 * _MB  # the code of the counting passes
 _THREAD, _THREAD_PER_AGENT = 4 * _MB, 400_000  # counters, and what the allocator keeps

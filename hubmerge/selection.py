@@ -40,7 +40,7 @@ class Magnitudes:
     def count(self, chunk: ChunkInputs, wanted: Sequence[int] = ()) -> Counts:
         """The key of every pattern; with a `wanted` key per row, the lower half of what has it, if it is odd."""
         if self.compiled:
-            from hubmerge.compiled.magnitude_counts import count_magnitudes  # numba takes half a second to import
+            from hubmerge.compiled.magnitude_counts import count_magnitudes  # which most commands do without
 
             return count_magnitudes(chunk, wanted, self.threshold, self.epsilon)
         found = []

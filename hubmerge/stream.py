@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge import buffers
-from hubmerge.chunks import Observer, Sensitivities, Silent, StreamOptions, Thresholds, epsilon_of
+from hubmerge.chunks import Observer, Sensitivities, Silent, StreamOptions, Thresholds, epsilon_of, runnable
 from hubmerge.errors import InternalError
 from hubmerge.first_passes import find_thresholds, probe
 from hubmerge.methods import get_method
@@ -94,7 +94,7 @@ def merge_variants(
         if layout_of(variant.plan) != layout_of(first.plan):
             raise InternalError("variants with other models, dtypes or ε cannot be merged in one pass")
     options.ranks.agree("the plan", plan_identity(first.plan))
-    with options.on_device(observer.warning) as opened:
+    with runnable(options, first.plan, observer.warning).on_device(observer.warning) as opened:
         statistics = merge_share(variants, reader, opened, observer)
         device = {} if opened.engine is None else opened.engine.facts()
         if opened.bursts is not None:

@@ -14,16 +14,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hubmerge import counting, histogram
-from hubmerge.compiled import vector_code, vector_loops
-from hubmerge.compiled.kept_code import kept
-from hubmerge.compiled.pass_types import INNER, STRICT
-from hubmerge.compiled.vector_code import from_half
+from hubmerge.compiled.adapters import INNER
+from hubmerge.compiled.layout import COPIES
+from hubmerge.compiled.vector_code import from_bits, from_half, popcount
 from hubmerge.compiled.vector_loops import (
     dot,
-    from_bits,
     masked_dot,
-    popcount,
     powers,
     regions,
     split_bf16,
@@ -32,9 +28,6 @@ from hubmerge.compiled.vector_loops import (
 from hubmerge.counting import SAFE
 from hubmerge.histogram import BINS, LAST, LOW_BITS
 
-FLUSH = 512  # blocks; 2^21 elements of offsets below 2^18 stay below 2^40
-COPIES = 4
-SHORT = (1 << 15) + 16  # patterns of a magnitude in BF16; copies a power of two apart would share cache sets
 _COUNT_SHIFT = 40
 _SHORT_BITS = 16  # of a pattern, below those that BF16 holds
 _PER_BIN = 1 << (LOW_BITS - _SHORT_BITS)
@@ -45,7 +38,9 @@ def _decode(raw16, raw32, half, row, start, n, padded, values):
     """One block of one model as float32 into values[padded], zeros behind n; raw16 holds F16 (`half`) or BF16, else
     raw32 float32."""
     if raw16.shape[0] == 0:
-        values[:n] = raw32[row, start : start + n]
+        source = raw32[row, start : start + n]
+        for i in range(n):
+            values[i] = source[i]
     elif half:
         source = raw16[row, start : start + n]
         for i in range(n):
@@ -144,7 +139,7 @@ def _count_magnitudes(kept, found, short, packed):
         packed[0, place[i] >> low] += one + np.uint64(place[i] & last)
 
 
-@kept(vector_loops, vector_code, counting, histogram, **STRICT)
+@njit(**INNER)
 def flush(packed, magnitudes):
     """Moves packed[K, COPIES, BINS] into magnitudes[2, K, BINS]: counts and offsets."""
     for k in range(packed.shape[0]):
@@ -155,20 +150,17 @@ def flush(packed, magnitudes):
                     magnitudes[0, k, i] += np.int64(both >> np.uint64(_COUNT_SHIFT))
                     magnitudes[1, k, i] += np.int64(both & np.uint64((1 << _COUNT_SHIFT) - 1))
                     packed[k, copy, i] = 0
+    return 0
 
 
-@kept(vector_loops, vector_code, counting, histogram, **STRICT)
-def take(short, packed, magnitudes, extent):
-    """Histogram's keys, counts and offsets of short[K, COPIES, SHORT], packed[K, COPIES, BINS] and magnitudes[2, K,
-    BINS or none]; leaves the first two empty. extent[K, 2]: largest and (less 1) smallest pattern of each agent."""
-    agents = short.shape[0]
-    room = np.int64(0)
-    for k in range(agents):
-        if extent[k, 0] > 0:
-            room += np.int64(extent[k, 0] >> LOW_BITS) - np.int64((extent[k, 1] + 1) >> LOW_BITS) + 1
-    keys, counts, offsets = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+@njit(**INNER)
+def take(counted, out):
+    """Histogram's keys, counts and offsets into out[3, …] of `counted`: short[K, COPIES, SHORT], packed[K, COPIES,
+    BINS], magnitudes[2, K, BINS or none] and extent[K, 2], the largest and (less 1) smallest pattern of each agent.
+    Leaves the first two empty; returns how many there are."""
+    short, packed, magnitudes, extent = counted
     place = np.int64(0)
-    for k in range(agents):
+    for k in range(short.shape[0]):
         if extent[k, 0] == 0:
             continue
         for i in range((extent[k, 1] + 1) >> LOW_BITS, (extent[k, 0] >> LOW_BITS) + 1):
@@ -187,9 +179,9 @@ def take(short, packed, magnitudes, extent):
                 count += magnitudes[0, k, i]
                 offset += magnitudes[1, k, i]
             if count > 0:
-                keys[place], counts[place], offsets[place] = k * BINS + i, count, offset
+                out[0, place], out[1, place], out[2, place] = k * BINS + i, count, offset
                 place += 1
-    return keys[:place], counts[:place], offsets[:place]
+    return place
 
 
 @njit(**INNER)

@@ -1,146 +1,163 @@
-"""Machine code that stays between processes: what numba compiled, in a file that its whole meaning names.
+"""Machine code that stays between processes, in files that their whole meaning names.
 
-numba's own cache wants a function from a file, notices changes of that file alone, loads its whole compiler (0.4 s)
-before it looks, and believes what it reads. Here a file is named by the digest of everything that decides the code
-(what the caller says, the signature, the versions of numba, llvmlite, numpy and Python, the processor, the compiler's
-settings), so that other code is another file and none is ever replaced by something else; it begins with a checksum
-over that digest and its content, so that a torn, mixed up or rotten file is compiled anew. Files lie where numba keeps
-its own and are trusted as far as those: who can write there can write what is run.
+A process that finds its code kept needs no compiler, which takes twice as long to import as numpy. A file is named by
+the digest of everything that decides the code: what the caller says, the source files of all modules that take part,
+the versions of numba, llvmlite, numpy and Python, the processor, and numba's settings. So other code is another file
+and none is ever replaced by something else. It begins with a checksum over that digest and its content, so that a
+torn, mixed up or rotten file is compiled anew.
+
+Files lie in the package's `__pycache__`; where that cannot be written to, in the user's cache directory. They are
+trusted as far as the package's own: who can write there can write what is run. NUMBA_CACHE_DIR names another folder.
+When code is added, files go that no process has used for UNUSED_DAYS.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import pickle
-import platform
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import llvmlite  # type: ignore[import-untyped]
-import numba
 import numpy as np
-from numba.core import config
-from numba.core.caching import CompileResultCacheImpl, _Cache
-from numba.core.compiler import CompileResult
-from numba.core.runtime import rtsys
-from numba.core.serialize import dumps
+from llvmlite import binding
 
-_SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT", "LLVM_PASS_TIMINGS")
+from hubmerge import counting, histogram
+from hubmerge.compiled.machine_code import Code, Kinds, LinkError, ObjectCode
+from hubmerge.settings import numbas_variables, user_cache
+
+UNUSED_DAYS = 30
+_DAY_S = 86_400
 _CHECKSUM_BYTES = 32
+_HERE = Path(__file__).parent
+_FOLDER_VARIABLE = "NUMBA_CACHE_DIR"
+
+
+def folders() -> tuple[Path, ...]:
+    """Where code may be kept: it is looked for in all of them, and new code goes to the first that takes it."""
+    if chosen := numbas_variables().get(_FOLDER_VARIABLE):
+        return (Path(chosen) / "hubmerge",)
+    of_user = user_cache()
+    return _HERE / "__pycache__", *(() if of_user is None else (of_user / "hubmerge",))
+
+
+def code_of(
+    name: str, kinds: Kinds, meaning: str, places: Sequence[Path], compile_now: Callable[[str], ObjectCode]
+) -> Code:
+    """The code that was kept as `name` for this meaning, or what `compile_now` makes for the given digest.
+
+    `meaning` must differ wherever the code could, as far as `surroundings` do not say it.
+    """
+    digest = _digest(name, repr(kinds), meaning, surroundings())
+    for place in places:
+        path = _path(place, name, digest)
+        if (made := _read(path, digest)) is not None:
+            try:
+                code = Code(made, kinds)
+            except LinkError:  # a library that it was linked with is gone
+                continue
+            _note_use(path)
+            return code
+    made = compile_now(digest)
+    code = Code(made, kinds)
+    for place in places:
+        if _write(_path(place, name, digest), digest, made):
+            break
+    return code
 
 
 @cache
-def numbas_folder() -> Path | None:
-    """Where numba keeps compiled code of this package; None where it finds no folder that it may write to."""
+def surroundings() -> str:
+    """The digest of all that decides machine code beside its own source text."""
+    made_by = (_numbas_version(), llvmlite.__version__, np.__version__, sys.version)
+    return _digest(source_files(), repr(made_by), repr(_processor()), repr(_settings()))
+
+
+def source_files() -> str:
+    """The digest of every module that compiled code is made from or with."""
+    beside = [Path(module.__file__ or "") for module in (counting, histogram)]
+    paths = (*sorted(_HERE.glob("*.py")), *beside)
+    return _digest(*(part for path in paths for part in (path.name, path.read_bytes())))
+
+
+def _numbas_version() -> str | bytes:
+    """Without importing it, nor its metadata's parser, which takes 40 ms."""
+    found = importlib.util.find_spec("numba")
     try:
-        return Path(CompileResultCacheImpl(numbas_folder.__wrapped__).locator.get_cache_path())
-    except RuntimeError:
+        return (Path((found and found.origin) or "").parent / "_version.py").read_bytes()
+    except OSError:
+        return version("numba")
+
+
+def _processor() -> tuple[str, ...]:
+    return binding.get_process_triple(), binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+
+
+def _settings() -> tuple[object, ...]:
+    """All that numba could read settings from, whichever of them change code."""
+    variables = numbas_variables()
+    variables.pop(_FOLDER_VARIABLE, None)
+    try:
+        of_folder = Path(".numba_config.yaml").read_bytes()
+    except OSError:
+        of_folder = b""
+    return variables, of_folder
+
+
+def _path(place: Path, name: str, digest: str) -> Path:
+    return place / f"{name}-{digest}.kept"
+
+
+def _read(path: Path, digest: str) -> ObjectCode | None:
+    """What was kept, where it is sound."""
+    try:
+        content = path.read_bytes()
+    except OSError:
         return None
+    checksum, payload = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+    if checksum != _checksum(digest, payload):
+        return None
+    symbol, _, image = payload.partition(b"\n")
+    return ObjectCode(symbol.decode(), image)
 
 
-def digest_of_files(*modules: Any) -> str:
-    """The digest of the modules' source files."""
-    return _digest(*(Path(module.__file__).read_bytes() for module in modules))
-
-
-def keep(dispatcher: Any, identity: str, folder: Path | None) -> Any:
-    """Let what `dispatcher` (of numba.njit, without a signature) compiles stay in `folder`; returns the dispatcher.
-
-    `identity` must differ wherever the code could: the function's source, all that it calls, all constants.
-    """
-    dispatcher._cache = KeptCode(folder, dispatcher.py_func.__name__, identity)
-    return dispatcher
-
-
-def kept(*modules: Any, signature: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """numba.njit(signature, **options) for a module's own functions, with code that stays.
-
-    `modules`: what else decides it, beside the module of the function. In place of numba's `cache=True` on what Python
-    calls; what only compiled code calls needs neither.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        files = digest_of_files(sys.modules[function.__module__], *modules)
-        identity = _digest(function.__qualname__, repr(sorted(options.items())), files)
-        dispatcher = keep(numba.njit(**options)(function), identity, numbas_folder())
-        if signature is not None:
-            dispatcher.compile(signature)
-            dispatcher.disable_compile()
-        return dispatcher
-
-    return decorate
-
-
-class KeptCode(_Cache):  # type: ignore[misc]
-    """numba's interface to a cache, for one function."""
-
-    def __init__(self, folder: Path | None, name: str, identity: str) -> None:
-        self._folder = folder
-        self._name = name
-        self._identity = identity
-        self._enabled = True
-
-    @property
-    def cache_path(self) -> str | None:
-        return None if self._folder is None else str(self._folder)
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """What was kept for the signature, ready to be called; None where there is nothing sound."""
-        if not self._enabled or self._folder is None:
-            return None
-        digest = self._digest_of(sig, target_context.codegen())
+def _write(path: Path, digest: str, made: ObjectCode) -> bool:
+    """Keep it, if the folder takes it; a merge does not fail for want of it."""
+    payload = made.symbol.encode() + b"\n" + made.image
+    written = path.with_name(f"{path.name}.{uuid4().hex[:16]}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            content = self._path(digest).read_bytes()
-        except OSError:
-            return None
-        checksum, payload = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
-        if checksum != _checksum(digest, payload):
-            return None
-        rtsys.initialize(target_context)  # compiled code calls it; all else of the compiler is not needed
-        return CompileResult._rebuild(target_context, *pickle.loads(payload))  # noqa: S301 (see above: trust)
+            written.write_bytes(_checksum(digest, payload) + payload)
+            os.replace(written, path)
+        finally:
+            written.unlink(missing_ok=True)
+    except OSError:
+        return False
+    _remove_unused(path.parent)
+    return True
 
-    def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep what was compiled, if it can be and the folder takes it; a merge does not fail for want of it."""
-        if not self._enabled or self._folder is None or data.lifted or data.library.has_dynamic_globals:
-            return
-        digest = self._digest_of(sig, data.codegen)
-        payload: bytes = dumps(data._reduce())
-        path = self._path(digest)
-        written = path.with_name(f"{path.name}.{uuid4().hex[:16]}")
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            try:
-                written.write_bytes(_checksum(digest, payload) + payload)
-                os.replace(written, path)
-            finally:
-                written.unlink(missing_ok=True)
-        except OSError:
-            return
 
-    def enable(self) -> None:
-        self._enabled = True
+def _note_use(path: Path) -> None:
+    """At most once a day, so that a merge does not write."""
+    with suppress(OSError):
+        if time.time() - path.stat().st_mtime > _DAY_S:
+            os.utime(path)
 
-    def disable(self) -> None:
-        self._enabled = False
 
-    def flush(self) -> None:
-        """Remove all that was kept of this function."""
-        for path in [] if self._folder is None else self._folder.glob(f"{self._name}-*.kept"):
-            path.unlink(missing_ok=True)
-
-    def _digest_of(self, sig: Any, codegen: Any) -> str:
-        settings = [(name, getattr(config, name, None)) for name in _SETTINGS]
-        made_by = (numba.__version__, llvmlite.__version__, np.__version__, sys.version, platform.machine())
-        return _digest(self._name, self._identity, str(sig), repr(codegen.magic_tuple()), repr(made_by), repr(settings))
-
-    def _path(self, digest: str) -> Path:
-        assert self._folder is not None
-        return self._folder / f"{self._name}-{digest}.kept"
+def _remove_unused(place: Path) -> None:
+    """What other processes are reading they have read, or compile; none reads a file twice."""
+    for path in place.glob("*.kept*"):  # and what processes left that were killed while they wrote
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > UNUSED_DAYS * _DAY_S:
+                path.unlink()
 
 
 def _digest(*parts: str | bytes) -> str:

@@ -1,12 +1,4 @@
-"""The counting passes of selection.py, fused over the agents and compiled by numba; the same counts as there.
-
-A block at a time: the keys of what is not zero (in the second pass: the lower halves of what has the wanted key) are
-packed together first, so that a sparse agent costs no more than the scan, and random drops are drawn for those elements
-only. Each row is counted in _COPIES histograms by turns, because the updates of a bf16 checkpoint share few keys and
-each addition to a bin waits for the last one. Only bins that are not empty leave the pass: triples (row, bin, count).
-
-What is kept of the machine code is known by this file and vector_code.py; it calls no compiled function of another one.
-"""
+"""The counts of selection.py by the compiled passes of magnitude_passes.py."""
 
 from __future__ import annotations
 
@@ -16,184 +8,36 @@ from math import ceil
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from hubmerge.compiled import pass_types, rounding, vector_code
-from hubmerge.compiled.kept_code import kept
-from hubmerge.compiled.pass_types import INNER, STRICT
-from hubmerge.compiled.rounding import STEP, mix, mix_upper
-from hubmerge.compiled.vector_code import KEYS, pack_keys, pack_lower, pack_words, widen
+from hubmerge.compiled.entries import Entry
+from hubmerge.compiled.layout import KEY_BINS, KEY_BLOCK, KEY_COPIES, KEY_WIDTH, KEYS, PRIVATE_BLOCK
 from hubmerge.dtypes import decode
 from hubmerge.eager import ChunkInputs
 from hubmerge.methods.base import Threshold
 
-BINS = 1 << 16  # of keys, and of lower halves
-_COPIES = 8
-_WIDTH = BINS + 112  # of scratch rows, which would share cache sets if they lay a power of two apart
-_BLOCK = 16_384  # long enough for reading ahead, short enough for the second cache level
-_SHORT_BLOCK = 4096  # short enough for the first, as float32
+_SCRATCH, _SPANS, _WANTED = "uint32[3]", "uint16[2]", "uint16[1]"
+_count_all, _count_private = (
+    {
+        np.dtype(stored): Entry("magnitude_passes", function, (f"{stored}[2]", "int64", *kinds(stored)))
+        for stored in ("uint16", "float32")
+    }
+    for function, kinds in (
+        (
+            "count_all",
+            lambda stored: (
+                _WANTED, "bool", "uint64", "uint64[2]", "int64", _SCRATCH, _SPANS, "uint16[2]", f"{stored}[2]",
+            ),
+        ),
+        (
+            "count_private",
+            lambda _: ("float32", _WANTED, _SCRATCH, _SPANS, "uint16[2]", "float32[2]", "float32[1]", "uint8[1]"),
+        ),
+    )
+)  # fmt: skip
+_add_copies = Entry("magnitude_passes", "add_copies", (_SCRATCH, _SPANS))
+_take = Entry("magnitude_passes", "take", (_SCRATCH, _SPANS, "int64[2]"))
 _thread = threading.local()  # .scratch: histograms, all zero between two passes
-
-
-@njit(**INNER)
-def _survivors(places, found, index, first, second, bound, packed):
-    """Leaves in places[:…] those of packed[:found] that the random drop leaves: counter_rng.uniform's draw is at
-    least bound · 2⁻²⁴. Elements behind the last ones are overwritten."""
-    start = np.uint64(index) * np.uint64(STEP) + first
-    for j in range(found):
-        x = np.uint64(places[j]) * np.uint64(STEP) + start
-        drawn = mix_upper(mix(x) ^ second) >> np.uint64(40)
-        packed[j] = packed[j] if drawn >= bound else np.uint16(0)
-    packed[found : found + KEYS] = np.uint16(0)
-    left = np.int64(0)
-    for j in range(0, found, KEYS):
-        left += pack_words(packed, j, places, left)
-    return left
-
-
-@njit(**INNER)
-def _pack(base, agent, fine, wanted, packed, places):
-    """Keys of the differences that are not zero (if `fine`, lower halves of those with key `wanted`) and, unless it is
-    None, their places; returns how many."""
-    n = len(base)
-    whole = n - n % KEYS
-    found = np.int64(0)
-    if fine:
-        for i in range(0, whole, KEYS):
-            found += pack_lower(base, agent, i, wanted, packed, places, found)
-    else:
-        for i in range(0, whole, KEYS):
-            found += pack_keys(base, agent, i, packed, places, found)
-    return found
-
-
-@njit(**INNER)
-def _count(packed, found, row):
-    """One addition each to row[_COPIES, bins]; packed[:found] is read eight at a time."""
-    words = packed.view(np.uint64)
-    mask = np.uint64(0xFFFF)
-    for i in range(0, found // 8 * 2, 2):
-        first, second = words[i], words[i + 1]
-        row[0, first & mask] += np.uint32(1)
-        row[1, (first >> np.uint64(16)) & mask] += np.uint32(1)
-        row[2, (first >> np.uint64(32)) & mask] += np.uint32(1)
-        row[3, first >> np.uint64(48)] += np.uint32(1)
-        row[4, second & mask] += np.uint32(1)
-        row[5, (second >> np.uint64(16)) & mask] += np.uint32(1)
-        row[6, (second >> np.uint64(32)) & mask] += np.uint32(1)
-        row[7, second >> np.uint64(48)] += np.uint32(1)
-    for i in range(found // 8 * 8, found):
-        row[0, packed[i]] += np.uint32(1)
-
-
-@njit(**INNER)
-def _widen(packed, found, span):
-    """span[2] = the smallest and the largest bin so far."""
-    low, high = span[0], span[1]
-    for i in range(found):
-        low = packed[i] if packed[i] < low else low
-        high = packed[i] if packed[i] > high else high
-    span[0], span[1] = low, high
-
-
-@kept(vector_code, rounding, pass_types, **STRICT)
-def _count_all(stored, n, wanted, drop, bound, draw_keys, index, scratch, spans):
-    """Adds to scratch[agents, _COPIES, bins]: keys where wanted is empty, else the lower halves of those whose key is
-    wanted[k], unless that is even. spans[agents, 2] are the smallest and the largest bin, except 0."""
-    fine = wanted.shape[0] > 0
-    packed, places = np.empty(_BLOCK + 2 * KEYS, np.uint16), np.empty(_BLOCK + 2 * KEYS, np.uint16)
-    last = np.zeros((2, KEYS), stored.dtype)
-    for start in range(0, n, _BLOCK):
-        stop = min(n, start + _BLOCK)
-        whole = start + (stop - start) // KEYS * KEYS
-        for k in range(spans.shape[0]):
-            key = wanted[k] if fine else np.uint16(1)
-            if key % 2 == 0:
-                continue
-            for part in range(2):
-                first, end = (start, whole) if part == 0 else (whole, stop)
-                if first == end:
-                    continue
-                if part == 0:
-                    base, agent = stored[0, first:end], stored[k + 1, first:end]
-                else:
-                    last[0, : end - first], last[1, : end - first] = stored[0, first:end], stored[k + 1, first:end]
-                    base, agent = last[0], last[1]
-                if drop:
-                    found = _pack(base, agent, fine, key, packed, places)
-                    counted = places
-                    found = _survivors(places, found, index + first, draw_keys[k, 0], draw_keys[k, 1], bound, packed)
-                else:
-                    found = _pack(base, agent, fine, key, packed, None)
-                    counted = packed
-                _count(counted, found, scratch[k])
-                _widen(counted, found, spans[k])
-                if not fine:
-                    scratch[k, 0, 0] += np.uint32(end - first - found)
-
-
-@kept(vector_code, rounding, pass_types, **STRICT)
-def _count_private(stored, n, epsilon, wanted, row, span):
-    """As _count_all, of all agents in one row: the magnitudes of elements where one agent alone is active."""
-    fine = wanted.shape[0] > 0
-    key = wanted[0] if fine else np.uint16(1)
-    if key % 2 == 0:
-        return
-    agents = stored.shape[0] - 1
-    magnitudes, nothing = np.empty((agents, _SHORT_BLOCK), np.float32), np.zeros(_SHORT_BLOCK, np.float32)
-    active = np.empty(_SHORT_BLOCK, np.uint8)
-    packed = np.empty(_SHORT_BLOCK + 2 * KEYS, np.uint16)
-    for start in range(0, n, _SHORT_BLOCK):
-        m = min(n - start, _SHORT_BLOCK)
-        padded = (m + KEYS - 1) // KEYS * KEYS
-        active[:m] = np.uint8(0)
-        base = stored[0, start : start + m]
-        for k in range(agents):
-            agent, own = stored[k + 1, start : start + m], magnitudes[k]
-            for i in range(m):
-                own[i] = abs(widen(agent[i]) - widen(base[i]))
-                active[i] += np.uint8(own[i] > epsilon)
-        for k in range(agents):
-            own = magnitudes[k]
-            for i in range(m):
-                own[i] = own[i] if active[i] == 1 and own[i] > epsilon else np.float32(0)
-            own[m:padded] = np.float32(0)
-            found = _pack(nothing[:padded], own[:padded], fine, key, packed, None)
-            _count(packed, found, row)
-            _widen(packed, found, span)
-
-
-@kept(vector_code, rounding, pass_types, **STRICT)
-def _take(scratch, spans):
-    """[bins that are not empty, 3]: row, bin, count; leaves scratch empty."""
-    rows, copies, _ = scratch.shape
-    filled = np.int64(0)
-    for row in range(rows):
-        low, end = np.int64(spans[row, 0]), np.int64(spans[row, 1]) + 1
-        total = scratch[row, 0, low:end]
-        for copy in range(1, copies):
-            part = scratch[row, copy, low:end]
-            for i in range(len(total)):
-                total[i] += part[i]
-                part[i] = np.uint32(0)
-        filled += np.int64(scratch[row, 0, 0] != 0)
-        for i in range(len(total)):
-            filled += np.int64(total[i] != 0)
-    out = np.empty((filled, 3), np.int64)
-    place = 0
-    for row in range(rows):
-        zeros = scratch[row, 0, 0]
-        if zeros != 0:
-            out[place, 0], out[place, 1], out[place, 2] = row, 0, zeros
-            scratch[row, 0, 0] = np.uint32(0)
-            place += 1
-        for i in range(np.int64(spans[row, 0]), np.int64(spans[row, 1]) + 1):
-            if scratch[row, 0, i] != 0:
-                out[place, 0], out[place, 1], out[place, 2] = row, i, scratch[row, 0, i]
-                scratch[row, 0, i] = np.uint32(0)
-                place += 1
-    return out
 
 
 def count_magnitudes(
@@ -211,14 +55,23 @@ def count_magnitudes(
         stored = np.stack([decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True)])
     n, keys = len(chunk.raws[0]), np.array(wanted, dtype=np.uint16)
     rows = 1 if threshold.of == "private" else agents
-    scratch, spans = _scratch(rows), np.tile(np.array([BINS - 1, 0], np.uint16), (rows, 1))
+    scratch, spans = _scratch(rows), np.tile(np.array([KEY_BINS - 1, 0], np.uint16), (rows, 1))
+    packed = np.empty((2, KEY_BLOCK + 2 * KEYS), np.uint16)
     if threshold.of == "private":
-        _count_private(stored, n, np.float32(epsilon), keys, scratch[0], spans[0])
+        magnitudes, nothing = np.empty((agents, PRIVATE_BLOCK), np.float32), np.zeros(PRIVATE_BLOCK, np.float32)
+        active = np.empty(PRIVATE_BLOCK, np.uint8)
+        _count_private[stored.dtype](
+            stored, n, epsilon, keys, scratch, spans, packed, magnitudes, nothing, active
+        )  # fmt: skip
     else:
         drop = threshold.of == "dropped"
         draw_keys = np.array([(k.first, k.second) for k in chunk.uniform_keys if drop], np.uint64).reshape(-1, 2)
-        _count_all(stored, n, keys, drop, _bound(threshold.drop), draw_keys, chunk.start, scratch, spans)
-    found: NDArray[np.int64] = _take(scratch, spans)
+        _count_all[stored.dtype](
+            stored, n, keys, drop, _bound(threshold.drop), draw_keys, chunk.start, scratch, spans, packed,
+            np.empty((2, KEYS), stored.dtype),
+        )  # fmt: skip
+    found = np.empty((_add_copies(scratch, spans), 3), np.int64)
+    _take(scratch, spans, found)
     return found
 
 
@@ -228,9 +81,9 @@ def _bound(p: float) -> np.uint64:
 
 
 def _scratch(rows: int) -> NDArray[np.uint32]:
-    """This thread's histograms [rows, _COPIES, bins]; made once, since fresh pages cost more than counting."""
-    needed = rows * _COPIES * _WIDTH
+    """This thread's histograms [rows, KEY_COPIES, bins]; made once, since fresh pages cost more than counting."""
+    needed = rows * KEY_COPIES * KEY_WIDTH
     kept: NDArray[np.uint32] | None = getattr(_thread, "scratch", None)
     if kept is None or kept.size < needed:
         kept = _thread.scratch = np.zeros(needed, np.uint32)
-    return kept[:needed].reshape(rows, _COPIES, _WIDTH)
+    return kept[:needed].reshape(rows, KEY_COPIES, KEY_WIDTH)

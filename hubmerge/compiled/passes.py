@@ -1,41 +1,27 @@
-"""The passes over a chunk: one block after the other through all the arithmetic of a chunk.
-
-What is called here lies in modules that `_kept` names: machine code stays between processes, and changes of a module
-that it does not name would go unnoticed.
-"""
+"""The passes over a chunk: one block after the other through all the arithmetic of a chunk."""
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
+from numba import njit
 
-from hubmerge import counting, histogram
-from hubmerge.compiled import counts as block_counts
-from hubmerge.compiled import pass_types, rounding, vector_code, vector_loops
-from hubmerge.compiled.counts import FLUSH, count_inputs, differences, flush, overlaps, sum_result
-from hubmerge.compiled.kept_code import kept
-from hubmerge.compiled.pass_types import MERGE, STRICT
-from hubmerge.compiled.rounding import BFLOAT16, FLOAT32, draw_uniform, finish, round_to
+from hubmerge.compiled.adapters import INNER, call_code
+from hubmerge.compiled.counts import count_inputs, differences, flush, overlaps, sum_result
+from hubmerge.compiled.kernel_loops import N_WORD
+from hubmerge.compiled.layout import BFLOAT16, FLOAT32, FLUSH
+from hubmerge.compiled.rounding import draw_uniform, finish, round_to
 from hubmerge.compiled.vector_loops import GROUP, VECTOR, finish_bf16
 from hubmerge.counting import BLOCK, LANES
 
-_WIDTH = BLOCK + 112  # of scratch rows, which would share cache sets if they lay a power of two apart
 _ROWS = GROUP * LANES  # elements of a group of rows
-_WORDS = BLOCK // 64
-_kept = partial(kept, block_counts, rounding, vector_loops, vector_code, pass_types, counting, histogram)
 
 
-@_kept(**STRICT)
-def probe_pass(raw16, raw32, half, n, epsilon, counters, sums):
-    """Counts of n elements into `counters` (compiled.InputCounters), sums per block into sums[:, blocks]."""
-    agents = counters[0].shape[0]
-    base, spare = np.empty(_WIDTH, np.float32), np.empty(_WIDTH, np.float32)
-    deltas, scaled = np.empty((agents, _WIDTH), np.float32), np.empty((agents, _WIDTH), np.float32)
-    active, positive = np.empty((agents, _WORDS), np.uint64), np.empty((agents, _WORDS), np.uint64)
-    exactly = np.empty((agents + 1, _WORDS), np.uint64)
-    kept, found = np.empty((agents, 2, _WIDTH), np.uint32), np.empty((agents, 4), np.int64)
-    scratch = np.empty((2, max(agents, 8)))
+@njit(**INNER)
+def probe_pass(raw16, raw32, half, n, epsilon, counters, sums, workspace):
+    """Counts of n elements into `counters` (chunk_arrays.Counters), sums per block into sums[:, blocks];
+    `workspace` is chunk_arrays.Workspace's."""
+    inputs, scaled, singles, _, active, positive, exactly, _, kept, found, scratch = workspace
+    deltas, base, spare = inputs[: counters[0].shape[0]], singles[0], singles[8]
     for block in range((n + BLOCK - 1) // BLOCK):
         if block > 0 and block % FLUSH == 0:
             flush(counters[5], counters[6])
@@ -50,29 +36,23 @@ def probe_pass(raw16, raw32, half, n, epsilon, counters, sums):
             raw16, raw32, half, start, deltas, m, padded, active, positive, exactly, kept, found, counters,
             sums[:, block], scaled, scratch,
         )  # fmt: skip
+    return 0
 
 
-# The signature is given so that the machine code can be kept on disk: `apply` is a pointer, not a part of it.
-@_kept(signature=MERGE, **STRICT)
+@njit(**INNER)
 def merge_pass(
-    apply, raw16, raw32, half, n, epsilon, per_agent, constants, with_inputs, dtype, recode, stochastic, has_other,
-    first, second, index, counters, in_sums, counts, out_sums, out16, out32, uniform_keys, sensitivities,
+    apply, loop_words, raw16, raw32, half, n, epsilon, with_inputs, dtype, recode, stochastic, has_other, first,
+    second, index, counters, in_sums, counts, out_sums, out16, out32, uniform_keys, sensitivities, workspace,
 ):  # fmt: skip
     """Merges n elements into out16 (dtype FLOAT16 or BFLOAT16) or out32 (FLOAT32), and counts the inputs (as
-    probe_pass) and the result. `recode`: the base is stored in another dtype than the output's 16 bits."""
-    agents = per_agent.shape[0]
-    draws = uniform_keys.shape[0]
-    inputs = np.empty((agents + draws + sensitivities.shape[0], _WIDTH), np.float32)
-    deltas, scaled = inputs[:agents], np.empty((agents, _WIDTH), np.float32)
-    singles = np.empty((9, _WIDTH), np.float32)
+    probe_pass) and the result. `recode`: the base is stored in another dtype than the output's 16 bits. `apply` is the
+    address of a kernel's loop, `loop_words` what it is called with: inputs and delta (singles[1]) of `workspace`."""
+    inputs, scaled, singles, unused, active, positive, exactly, flags, kept, found, scratch = workspace
+    agents, draws = counters[0].shape[0], uniform_keys.shape[0]
+    deltas = inputs[:agents]
     base, delta, exact, stored, other = singles[0], singles[1], singles[2], singles[3], singles[4]
     stored_base, step, other_step, spare = singles[5], singles[6], singles[7], singles[8]
-    unused = np.empty(BLOCK, np.uint16)
-    active, positive = np.empty((agents, _WORDS), np.uint64), np.empty((agents, _WORDS), np.uint64)
-    exactly = np.empty((agents + 1, _WORDS), np.uint64)
-    alone, shared = np.empty(_WORDS, np.uint64), np.empty(_WORDS, np.uint64)
-    kept, found = np.empty((agents, 2, _WIDTH), np.uint32), np.empty((agents, 4), np.int64)
-    scratch = np.empty((2, max(agents, 8)))
+    alone, shared = flags[0], flags[1]
     for block in range((n + BLOCK - 1) // BLOCK):
         start = block * BLOCK
         stop = min(n, start + BLOCK)
@@ -92,16 +72,18 @@ def merge_pass(
         for k in range(draws):
             draw_uniform(uniform_keys[k, 0], uniform_keys[k, 1], index + start, m, inputs[agents + k])
         for k in range(sensitivities.shape[0]):
-            inputs[agents + draws + k, :m] = sensitivities[k, start:stop]
-        apply(inputs, per_agent, constants, m, delta)
+            _copy(sensitivities[k, start:stop], m, inputs[agents + draws + k])
+        loop_words[N_WORD] = np.uint64(m)
+        if call_code(apply, loop_words) != 0:
+            return -1
         if dtype == BFLOAT16 and not stochastic and not recode and m % VECTOR == 0:
             finish_bf16(base, delta, m, out16[start:stop], exact, step, counts)
         else:
             for i in range(m):
                 exact[i] = base[i] if delta[i] == np.float32(0) else base[i] + delta[i]
             if dtype == FLOAT32:
-                stored[:m] = exact[:m]
-                out32[start:stop] = exact[:m]
+                _copy(exact, m, stored)
+                _copy(exact, m, out32[start:stop])
             else:
                 round_to(dtype, exact, m, stochastic, first, second, index + start, stored, out16[start:stop])
             if recode:
@@ -115,3 +97,11 @@ def merge_pass(
             deltas, found, active, exactly, delta, step, other_step, m, padded, has_other, out_sums[:, block], scaled,
             alone, shared, scratch[0],
         )  # fmt: skip
+    return 0
+
+
+@njit(**INNER)
+def _copy(source, n, target):
+    """target[:n] = source[:n], which numba would prepare for arrays that overlap."""
+    for i in range(n):
+        target[i] = source[i]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hubmerge.compiled.pass_types import INNER
+from hubmerge.compiled.adapters import INNER
+from hubmerge.compiled.layout import FLOAT16
 from hubmerge.compiled.vector_code import from_half, to_half
 
-FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2  # what the output is stored as
 STEP = 0x9E3779B97F4A7C15  # of counter_rng's counter
 
 

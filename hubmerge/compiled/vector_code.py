@@ -12,8 +12,7 @@ words (uint16) that are not zero. No array is checked for its bounds.
     widen(value)     BF16 pattern (uint16) or float32 → float32
     to_half(value)   float32 → F16 bits (uint16), to nearest, ties to even
     from_half(bits)  F16 bits → float32
-
-numba's own cache would not notice a change of this file; kept_code.py does, where it is told of it.
+    to_bits(x), from_bits(x), popcount(word)   float32 ↔ uint32, bits set in a uint64
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from hubmerge.compiled.layout import KEYS
+
 VECTOR = 16
-KEYS = 32
 AHEAD = 4096  # elements
 _WORDS = ir.VectorType(ir.IntType(32), VECTOR)
 _FLOATS = ir.VectorType(ir.FloatType(), VECTOR)
@@ -214,3 +214,26 @@ def from_half(typing, bits):
         return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
 
     return types.float32(types.uint16), generate
+
+
+@intrinsic
+def to_bits(typing, value):
+    """float32 → its pattern, uint32."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+@intrinsic
+def from_bits(typing, bits):
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+@intrinsic
+def popcount(typing, word):
+    return types.uint64(types.uint64), lambda context, builder, signature, arguments: builder.ctpop(arguments[0])

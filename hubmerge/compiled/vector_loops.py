@@ -22,8 +22,6 @@ base + delta (base where delta is 0) in float32, rounded to the nearest BF16 in 
 base in step; adds to counts int64[3] how many differ from the base, how many were rounded, how many are not finite;
 n is a multiple of VECTOR.
 
-    to_bits(x), from_bits(x), popcount(word)           float32 ↔ uint32, bits set in a uint64
-
 sums in float32 in counting.block_sums's order, returned as float64.
 """
 
@@ -305,26 +303,3 @@ def finish_bf16(typing, base, delta, n, out, exact, step, counts):
         return context.get_dummy_value()
 
     return types.void(base, delta, types.int64, out, exact, step, counts), generate
-
-
-@intrinsic
-def to_bits(typing, value):
-    """float32 → its pattern, uint32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
-
-
-@intrinsic
-def from_bits(typing, bits):
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.uint32), generate
-
-
-@intrinsic
-def popcount(typing, word):
-    return types.uint64(types.uint64), lambda context, builder, signature, arguments: builder.ctpop(arguments[0])
