@@ -6,8 +6,12 @@ embedded Hub.
 
 import sys
 
+from hubmerge.errors import HubmergeError
 from hubmerge.settings import load_settings
 from workflows.serve import serve
 
 if __name__ == "__main__":
-    sys.exit(serve(load_settings(), host="0.0.0.0", port=7860))  # noqa: S104 (a container's only interface)
+    try:
+        sys.exit(serve(load_settings(), host="0.0.0.0", port=7860))  # noqa: S104 (a container's only interface)
+    except HubmergeError as error:
+        sys.exit(f"hubmerge: {error}")

@@ -1,17 +1,24 @@
 """`python -m hubmerge`, also installed as `hubmerge`."""
 
 import gc
+import io
 import sys
-
-from hubmerge.cli import main
-from hubmerge.settings import use_one_blas_thread
 
 
 def console() -> int:
     """A process that runs one command; returns the exit code."""
-    use_one_blas_thread()
     gc.set_threshold(100_000)  # imports and figures make many objects that stay: to look through them takes a while
-    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # formulas, on a terminal that has no such letters
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        from hubmerge.cli import main
+        from hubmerge.settings import use_one_blas_thread
+
+        use_one_blas_thread()
+        code = main(own_process=True)
+    except KeyboardInterrupt:  # while it was still starting
+        return 1
     gc.freeze()  # and once more at the exit
     return code
 

@@ -8,33 +8,82 @@ they do not use.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
+import os
 import shutil
+import signal
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hubmerge import __version__
-from hubmerge.errors import HubmergeError
+from hubmerge.errors import DiskError, HubmergeError, InternalError, MemoryLimitError
+from hubmerge.flags import gigabytes, port, positive
 from hubmerge.settings import Settings, load_settings
+from hubmerge.terminal import Terminal
+
+_END_AFTER_S = 10.0  # after Ctrl-C
+_LICENSE = "license of the result, where the parents leave it open"
+_UNDECIDED = "other"  # claims nothing; for commands that make no result
+_RESUMED = "; the same command with --resume goes on"
+_REPEATED = "; the same command goes on"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int:
+    """Run one command; returns the exit code. `own_process`: nothing else runs in this process."""
     arguments = _parser().parse_args(argv)
+    if own_process and arguments.again is not None:
+        _end_soon_when(signal.SIGINT)
+        if arguments.command is _probe:  # what it fetched lies in a temporary folder, which must not stay behind
+            _end_soon_when(signal.SIGTERM)
     try:
-        return int(arguments.command(arguments, load_settings()))
+        code = int(arguments.command(arguments, load_settings()))
+        sys.stdout.flush()
+        return code
     except HubmergeError as error:
-        if getattr(arguments, "log_json", False) or getattr(arguments, "json", False):
-            print(json.dumps({"type": "error", **error.as_dict()}), file=sys.stderr)
-        else:
-            print(f"hubmerge: {error}", file=sys.stderr)
-        return 1
+        failure = error
     except KeyboardInterrupt:
-        print("hubmerge: interrupted; the same command with --resume goes on", file=sys.stderr)
+        print(f"hubmerge: interrupted{arguments.again or ''}", file=sys.stderr)
         return 1
+    except BrokenPipeError:  # whoever reads the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
+        return 1
+    except (MemoryError, OSError) as error:
+        failure = _of_system(error)
+    if getattr(arguments, "log_json", False) or getattr(arguments, "json", False):
+        print(json.dumps({"type": "error", **failure.as_dict()}), file=sys.stderr)
+    else:
+        print(f"hubmerge: {failure}", file=sys.stderr)
+    return 1
+
+
+def _of_system(error: MemoryError | OSError) -> HubmergeError:
+    """What the machine refuses where no other place looks after it."""
+    if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
+        return MemoryLimitError("not enough memory", next_step="Use fewer --threads, or a larger machine.")
+    if error.errno is None:
+        return InternalError("the machine refuses", got=str(error))
+    return DiskError("a file cannot be used", where=str(error.filename or ""), got=error.strerror or str(error))
+
+
+def _end_soon_when(number: signal.Signals) -> None:
+    """Ctrl-C does not wait for ever for a thread that waits for the network; a merge may end anywhere."""
+
+    def leave() -> None:
+        sys.stderr.write("hubmerge: interrupted, and what waited for the network was left\n")
+        os._exit(1)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        timer = threading.Timer(_END_AFTER_S, leave)
+        timer.daemon = True
+        timer.start()
+        signal.default_int_handler(number, frame)
+
+    signal.signal(number, interrupt)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,45 +91,48 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hubmerge {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, run: Callable[[Any, Settings], int], help: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, run: Callable[[Any, Settings], int], help: str, again: str | None = None
+    ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=help, description=help)
-        command.set_defaults(command=run)
+        command.set_defaults(command=run, again=again)
         command.add_argument("--log-json", action="store_true", help="progress and errors as JSON lines on stderr")
         return command
 
-    inspect = add("inspect", _inspect, "check a recipe from headers alone: compatibility, sizes, predictions")
+    inspect = add("inspect", _inspect, "check a recipe from headers alone: compatibility, sizes, predictions", "")
     inspect.add_argument("recipe", type=Path)
     inspect.add_argument("--json", action="store_true")
 
-    probe = add("probe", _probe, "the statistics of a recipe's agents: density, overlap, conflicts")
+    probe = add("probe", _probe, "the statistics of a recipe's agents: density, overlap, conflicts", "")
     probe.add_argument("recipe", type=Path)
     probe.add_argument("--json", action="store_true")
     _add_stream_options(probe)
 
-    merge = add("merge", _merge, "merge to a folder: shards, config, tokenizer, card, hubmerge.json")
+    merge = add("merge", _merge, "merge to a folder: shards, config, tokenizer, card, hubmerge.json", _RESUMED)
     merge.add_argument("recipe", type=Path)
     merge.add_argument("--out", type=Path, required=True)
     merge.add_argument("--resume", action="store_true", help="go on with an unfinished merge in the folder")
-    merge.add_argument("--license", help="license of the result, where the parents leave it open")
+    merge.add_argument("--license", help=_LICENSE)
     _add_stream_options(merge)
 
-    publish = add("publish", _publish, "publish a finished folder to a repo on the Hub, in one commit")
+    publish = add("publish", _publish, "publish a finished folder to a repo on the Hub, in one commit", _REPEATED)
     publish.add_argument("folder", type=Path)
     publish.add_argument("repo")
     publish.add_argument("--private", action="store_true")
 
-    run = add("run", _run, "the whole line: check, merge, publish; run again to go on after a kill")
+    run = add("run", _run, "the whole line: check, merge, publish; run again to go on after a kill", _REPEATED)
     from hubmerge import run_command
 
     run_command.add_arguments(run)
     _add_stream_options(run)
 
-    sweep = add("sweep", _sweep, "several methods or a grid of parameters in one go, inputs read once")
+    sweep = add("sweep", _sweep, "several methods or a grid of parameters in one go, inputs read once", _RESUMED)
     sweep.add_argument("sweep", type=Path)
     sweep.add_argument("--out", type=Path, required=True, help="a folder per variant, and the table of variants")
     sweep.add_argument("--resume", action="store_true", help="go on with an unfinished sweep in the folder")
     sweep.add_argument("--to", metavar="REPO", help="publish every variant as REPO-<variant>")
     sweep.add_argument("--private", action="store_true")
+    sweep.add_argument("--license", help=_LICENSE)
     _add_stream_options(sweep)
 
     from hubmerge.sensitivity_command import add_arguments
@@ -101,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     methods.add_argument("--json", action="store_true")
 
     localhub = add("localhub", _localhub, "an embedded Hub on loopback")
-    localhub.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    localhub.add_argument("--port", type=port, default=0, help="0 takes a free one")
     localhub.add_argument("--data", type=Path, required=True)
     localhub.add_argument("--zoo", action="store_true", help="seed it with the example agents and benchmark data")
     localhub.add_argument("--faults", action="store_true", help="with the route that switches faults on, for tests")
@@ -112,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = add(name, handler, help)
         command.add_argument("--host", default="127.0.0.1")
-        command.add_argument("--port", type=int, default=7860)
+        command.add_argument("--port", type=port, default=7860)
         if name == "demo":
             command.add_argument("--watch", action="store_true", help="also let the example watcher merge")
     return parser
@@ -120,28 +172,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_stream_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--chunk-elements", type=_positive, default=None, help="elements per chunk; never changes a bit"
+        "--chunk-elements", type=positive, default=None, help="elements per chunk; never changes a bit"
     )
-    command.add_argument("--threads", type=_positive, default=None, help="default: one per core")
+    command.add_argument("--threads", type=positive, default=None, help="default: one per core")
     command.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="where chunks are merged; never changes a bit"
     )
     words = "what fetched inputs and output may take on disk together; default: what is free"
-    command.add_argument("--disk-budget", type=_gigabytes, metavar="GB", help=words)
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
-def _gigabytes(text: str) -> int:
-    value = float(text)
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError("must be a number of gigabytes above 0")
-    return int(value * 10**9)
+    command.add_argument("--disk-budget", type=gigabytes, metavar="GB", help=words)
 
 
 def _stream_options(arguments: Any) -> Any:
@@ -157,11 +195,15 @@ def _hub(settings: Settings) -> Any:
 
 
 def _inspect(arguments: Any, settings: Settings) -> int:
+    from hubmerge.licenses import strictest
     from hubmerge.line import prepare
     from hubmerge.recipe import load_recipe
 
-    prepared = prepare(load_recipe(arguments.recipe), _hub(settings), allow_local=True)
-    summary = prepared.plan.summary()
+    recipe = load_recipe(arguments.recipe)
+    plan = prepare(recipe, _hub(settings), license_choice=_UNDECIDED, allow_local=True).plan
+    summary = plan.summary()
+    if (decision := strictest([m.license for m in plan.models])).needs_choice:
+        summary["warnings"] = [*summary["warnings"], f"a merge needs --license: {decision.reason}"]
     if arguments.json:
         print(json.dumps(summary, indent=2))
         return 0
@@ -178,19 +220,25 @@ def _inspect(arguments: Any, settings: Settings) -> int:
 def _probe(arguments: Any, settings: Settings) -> int:
     import tempfile
 
+    from hubmerge.disk import available_bytes
     from hubmerge.line import prepare
     from hubmerge.recipe import load_recipe
-    from hubmerge.sources.reader import LocalOrFetched, TensorReader
+    from hubmerge.sources.reader import TensorReader
+    from hubmerge.sources.shard_cache import ShardCache
+    from hubmerge.sources.unchanged import UnchangedFolders
     from hubmerge.statistics import SCHEMA, summarize
     from hubmerge.stream import probe
 
     hub = _hub(settings)
-    prepared = prepare(load_recipe(arguments.recipe), hub, allow_local=True)
-    observer = _Terminal(arguments.log_json)
+    prepared = prepare(load_recipe(arguments.recipe), hub, license_choice=_UNDECIDED, allow_local=True)
+    observer = Terminal(arguments.log_json)
+    folders = UnchangedFolders(prepared.plan.models)
     with tempfile.TemporaryDirectory(prefix="hubmerge-") as cache:
-        store = LocalOrFetched(hub, Path(cache))
+        budget = max(0, available_bytes((Path(cache),), arguments.disk_budget))  # what exceeds it is read by ranges
+        store = ShardCache(hub, Path(cache), prepared.plan.models, budget)
         with TensorReader(prepared.plan.models, store) as reader:
             statistics = probe(prepared.plan, reader, _stream_options(arguments), observer.stream)
+    folders.check()
     observer.close()
     labels = statistics.agents
     data = {
@@ -231,7 +279,7 @@ def _print_statistics(total: Any) -> None:
 def _merge(arguments: Any, settings: Settings) -> int:
     from hubmerge.merge_command import run_cli
 
-    terminal = _Terminal(arguments.log_json)
+    terminal = Terminal(arguments.log_json)
     try:
         return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
     finally:
@@ -246,10 +294,12 @@ def _sweep(arguments: Any, settings: Settings) -> int:
 
     refuse_several(settings, "sweep")
     hub = _hub(settings)
-    observer = _Terminal(arguments.log_json)
+    observer = Terminal(arguments.log_json)
     observer.stage("resolve")
     variants = load_sweep(arguments.sweep).variants
-    prepared = prepare_variants([recipe for _, recipe in variants], hub, allow_local=True)
+    prepared = prepare_variants(
+        [recipe for _, recipe in variants], hub, license_choice=arguments.license, allow_local=True
+    )
     targets = {name: Target(f"{arguments.to}-{name}", arguments.private) for name, _ in variants if arguments.to}
     for (name, _), one in zip(variants, prepared, strict=True):
         if name in targets:  # before anything is fetched
@@ -277,7 +327,7 @@ def _sweep(arguments: Any, settings: Settings) -> int:
 def _sensitivity(arguments: Any, settings: Settings) -> int:
     from hubmerge.sensitivity_command import run_cli
 
-    observer = _Terminal(arguments.log_json)
+    observer = Terminal(arguments.log_json)
     try:
         return run_cli(arguments, settings, observer.progress)
     finally:
@@ -288,7 +338,7 @@ def _publish(arguments: Any, settings: Settings) -> int:
     from hubmerge.line import publish_folder
     from hubmerge.publish import Target
 
-    observer = _Terminal(arguments.log_json)
+    observer = Terminal(arguments.log_json)
     published = publish_folder(Target(arguments.repo, arguments.private), arguments.folder, _hub(settings), observer)
     observer.close()
     print(f"{published.url} at {published.commit}")
@@ -298,7 +348,7 @@ def _publish(arguments: Any, settings: Settings) -> int:
 def _run(arguments: Any, settings: Settings) -> int:
     from hubmerge.run_command import run_cli
 
-    terminal = _Terminal(arguments.log_json)
+    terminal = Terminal(arguments.log_json)
     try:
         return run_cli(arguments, settings, terminal, _stream_options(arguments))
     finally:
@@ -308,7 +358,7 @@ def _run(arguments: Any, settings: Settings) -> int:
 def _evaluate(arguments: Any, settings: Settings) -> int:
     from hubmerge.evaluation.command import run_cli
 
-    terminal = _Terminal(arguments.log_json)
+    terminal = Terminal(arguments.log_json)
     try:
         return run_cli(arguments, settings, terminal)
     finally:
@@ -380,67 +430,3 @@ def _bytes(count: int) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"
-
-
-class _Terminal:
-    """The observers of line and stream on a terminal (a bar per stage) or as JSON lines."""
-
-    def __init__(self, as_json: bool) -> None:
-        self._json = as_json
-        self._bar: Any = None
-        self._stage = ""
-        self._told_at = 0.0
-        self.stream = _StreamTerminal(self)
-
-    def stage(self, name: str) -> None:
-        if self._json:
-            self._line({"type": "stage", "stage": name})
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
-        if self._json:
-            now = time.monotonic()
-            if done == total or now - self._told_at > 0.5:
-                self._told_at = now
-                self._line({"type": "progress", "stage": stage, "done": done, "total": total, "unit": unit})
-            return
-        if stage != self._stage:
-            from tqdm import tqdm
-
-            self.close()
-            self._stage = stage
-            shown = unit if unit == "B" else " el"
-            self._bar = tqdm(
-                total=total, desc=stage, unit=shown, unit_scale=True, disable=None, file=sys.stderr, leave=False
-            )
-        self._bar.update(done - self._bar.n)
-
-    def statistics(self, values: Mapping[str, Any]) -> None:
-        pass
-
-    def warning(self, message: str) -> None:
-        if self._json:
-            self._line({"type": "warning", "message": message})
-        else:
-            print(f"hubmerge: warning: {message}", file=sys.stderr)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-    def _line(self, value: Mapping[str, Any]) -> None:
-        print(json.dumps(value), file=sys.stderr, flush=True)
-
-
-class _StreamTerminal:
-    def __init__(self, terminal: _Terminal) -> None:
-        self._terminal = terminal
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        self._terminal.progress(stage, done, total, "elements")
-
-    def counted(self, total: Any) -> None:
-        pass
-
-    def warning(self, message: str) -> None:
-        self._terminal.warning(message)

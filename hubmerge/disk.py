@@ -112,22 +112,32 @@ def input_budget(
     free = shutil.disk_usage(folders[0]).free
     available = available_bytes((*folders, cache), limit)
     if limit is not None and limit < needed:
+        least, given = shown_bytes(needed, limit)
         raise DiskError(
             "the disk budget is too small for the output",
             where=str(folders[0]),
-            expected=f"{needed / 1e9:.2f} GB or more",
-            got=f"{limit / 1e9:.2f} GB",
+            expected=f"{least} or more",
+            got=given,
             next_step="Raise the budget.",
         )
     if needed > available:
+        least, found = shown_bytes(needed - available + free, free)
         raise DiskError(
             "not enough disk",
             where=str(folders[0]),
-            expected=f"{(needed - available + free) / 1e9:.2f} GB free",
-            got=f"{free / 1e9:.2f} GB",
+            expected=f"{least} free",
+            got=found,
             next_step="Free some disk or use a larger Space.",
         )
     return available - needed
+
+
+def shown_bytes(*counts: int) -> tuple[str, ...]:
+    """Sizes in one unit, so that they can be compared, and with as many digits as tell them apart."""
+    largest = max(counts)
+    unit, scale = next(((u, s) for u, s in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)) if largest >= s), ("B", 1))
+    digits = next((n for n in (2, 4, 6) if len({f"{c / scale:.{n}f}" for c in counts}) == len(set(counts))), 9)
+    return tuple(f"{c / scale:.{digits if scale > 1 else 0}f} {unit}" for c in counts)
 
 
 class DiskGauge:

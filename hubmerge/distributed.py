@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.errors import HubmergeError, InternalError, RecipeError
+from hubmerge.errors import HubmergeError, RecipeError, SettingsError
 from hubmerge.settings import Settings
 from hubmerge.statistics import Tally
 
@@ -141,7 +141,13 @@ def join(settings: Settings) -> Iterator[Ranks]:
         yield ALONE
         return
     if not 0 <= settings.rank < settings.world_size:
-        raise InternalError("the rank of this process is out of range", got=str(settings.rank))
+        raise SettingsError(
+            "the rank of this process is out of range",
+            where="RANK",
+            expected=f"0 to {settings.world_size - 1}, since WORLD_SIZE is {settings.world_size}",
+            got=str(settings.rank),
+            next_step="Leave both to the launcher, or start one process without them.",
+        )
     from torch import distributed
 
     with _noticing_loss():

@@ -2,6 +2,7 @@
 
     HubmergeError                 .code  .what  .where  .expected  .got  .next_step  .retryable
     ├── RecipeError               E_RECIPE          the recipe itself is wrong
+    ├── SettingsError             E_SETTINGS        a variable of the environment that makes no sense
     ├── FormatError               E_FORMAT          no safetensors, or a file of another kind
     ├── HeaderError               E_HEADER          a safetensors header that is corrupt or hostile
     ├── IndexFileError            E_INDEX           a shard index that names what it must not
@@ -15,7 +16,8 @@
     ├── EvaluationError           E_EVALUATION      a model, dataset or task that cannot be evaluated
     ├── ResultError               E_RESULT          an evaluation result that is malformed or not credible
     ├── RuleError                 E_RULE            a watcher's rule that is wrong or matches too much
-    ├── DiskError                 E_DISK            not enough disk
+    ├── DiskError                 E_DISK            not enough disk, or one that takes nothing
+    ├── FolderInUseError          E_IN_USE          another process works in this folder
     ├── MemoryLimitError          E_TOO_BIG         not enough memory
     ├── TargetExistsError         E_TARGET_EXISTS   the target holds something that this job did not make
     ├── PermissionDeniedError     E_PERMISSION      the token may not do this
@@ -38,6 +40,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 
+def printable(text: str) -> str:
+    """`text` with an escape for every character that would steer a terminal; names and answers come from strangers."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One reason why a job cannot run, in the same words on every surface."""
@@ -56,10 +63,11 @@ class Problem:
         found = [f"expected {self.expected}"] * bool(self.expected) + [f"got {self.got}"] * bool(self.got)
         if found:
             text += ": " + ", ".join(found)
-        text += "."
+        if not text.endswith("."):
+            text += "."
         if self.next_step:
             text += f" {self.next_step}"
-        return f"{self.code}: {text}"
+        return printable(f"{self.code}: {text}")
 
     def as_dict(self) -> dict[str, str]:
         return {
@@ -104,6 +112,10 @@ class HubmergeError(Exception):
 
 class RecipeError(HubmergeError):
     code = "E_RECIPE"
+
+
+class SettingsError(HubmergeError):
+    code = "E_SETTINGS"
 
 
 class FormatError(HubmergeError):
@@ -160,6 +172,11 @@ class RuleError(HubmergeError):
 
 class DiskError(HubmergeError):
     code = "E_DISK"
+    retryable = True
+
+
+class FolderInUseError(HubmergeError):
+    code = "E_IN_USE"
     retryable = True
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hubmerge.errors import GatedError, HubUnavailableError, LoginError, SourceNotFoundError
 from hubmerge.hub_bytes import HubBytes
-from hubmerge.hub_errors import Patience, translated
+from hubmerge.hub_errors import Patience, checked_endpoint, checked_token, quiet_client, translated
 from hubmerge.hub_writing import HubWriting
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
 from hubmerge.sources.base import FileInfo, is_hub_id
@@ -84,6 +84,7 @@ class Identity:
 
     name: str
     namespaces: tuple[str, ...]
+    may_write: bool = True  # False for a token of the role `read`; what a fine-grained one may do, only a try tells
 
 
 class Hub(HubWriting):
@@ -97,9 +98,9 @@ class Hub(HubWriting):
         patience: Patience | None = None,
         repo_type: RepoType = "model",
     ) -> None:
-        self.endpoint = endpoint.rstrip("/")
+        self.endpoint = checked_endpoint(endpoint)
         self.repo_type: RepoType = repo_type
-        self._token: str | bool = token or False  # False: never fall back to a token lying on this machine
+        self._token: str | bool = checked_token(token) or False  # False: no token that lies on this machine
         self.patience = patience or Patience()
         self._bytes = HubBytes(self.endpoint, self._token, self.patience, repo_type, self.connect)
 
@@ -142,7 +143,8 @@ class Hub(HubWriting):
                 answer = self._api.whoami()
                 roles = (None, "admin", "write", "contributor")
                 orgs = [o for o in answer.get("orgs", []) if o.get("roleInOrg") in roles]
-                return Identity(answer["name"], (answer["name"], *(o["name"] for o in orgs)))
+                role = ((answer.get("auth") or {}).get("accessToken") or {}).get("role")
+                return Identity(answer["name"], (answer["name"], *(o["name"] for o in orgs)), role != "read")
 
         return self.patience.repeat(ask)
 
@@ -305,4 +307,5 @@ def _limit_waiting() -> None:
         return made
 
     set_client_factory(client)
+    quiet_client()
     disable_progress_bars()  # how far it is, our own observers tell

@@ -24,7 +24,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import urljoin, urlsplit
 
-from hubmerge.errors import CorruptError, DiskError, FormatError, HubUnavailableError
+from hubmerge.disk_errors import written
+from hubmerge.errors import CorruptError, FormatError, HubUnavailableError
 from hubmerge.hub_errors import Patience, TransientHubError, translated
 from hubmerge.settings import Settings
 from hubmerge.sources.base import FileInfo
@@ -99,7 +100,7 @@ class HubBytes:
             progress(file.size)
             return target
         partial = target.with_name(target.name + ".partial")
-        with _disk(where):
+        with written("a download cannot be written", where):
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(partial, "a+b") as out:
                 digest = self._fill(repo_id, sha, file, out, progress, where)
@@ -114,7 +115,8 @@ class HubBytes:
                 got=f"{digest[:16]}…",
                 next_step="Run again; if it stays, the repo is damaged.",
             )
-        os.replace(partial, target)
+        with written("a download cannot be written", where):
+            os.replace(partial, target)
         return target
 
     def _fill(
@@ -160,7 +162,8 @@ class HubBytes:
                     "the server did not answer the byte range",
                     where=where,
                     expected=f"206 {wanted}…",
-                    got=f"{response.status_code} {got[:80]}",
+                    got=f"{response.status_code} {got[:80]}".strip(),
+                    next_step="Run again; if it stays, look for a proxy on the way that drops ranges.",
                 )
             size = 0
             for part in _capped(response, end - start, where):
@@ -278,19 +281,6 @@ def _capped(response: Any, cap: int, where: str) -> Iterator[bytes]:
                 "the server sends more than was asked for", where=where, expected=f"{cap} bytes", got="more"
             )
         yield part
-
-
-@contextmanager
-def _disk(where: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DiskError(
-            "a download cannot be written",
-            where=where,
-            got=str(error.strerror or error),
-            next_step="Free some disk and resume.",
-        ) from None
 
 
 def _origin(url: str) -> tuple[str, str, int]:

@@ -11,6 +11,7 @@ left to the job, which stays queued.
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 import threading
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from hubmerge.errors import (
     CancelledError,
@@ -29,6 +31,7 @@ from hubmerge.errors import (
     HubUnavailableError,
     LoginError,
     PermissionDeniedError,
+    SettingsError,
     SourceChangedError,
     SourceNotFoundError,
 )
@@ -36,6 +39,7 @@ from hubmerge.errors import (
 _PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 _BRANCH_MOVED = 412
 _NAP_S = 0.2
+_QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
 Result = TypeVar("Result")
 
 
@@ -151,6 +155,9 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
         raise SourceNotFoundError("not a repo id", where=where, got=_reason(error)) from None
     except errors.HfHubHTTPError as error:
         raise _from_status(error, where, writing) from None
+    except httpx2.LocalProtocolError:
+        # its text quotes the header, which may be the token
+        raise HubUnavailableError("a request that cannot be sent", where=where) from None
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise _unreachable(error, where) from None
     except OSError as error:
@@ -191,14 +198,15 @@ def _from_status(
         kind = TransientHubError
     elif status == _BRANCH_MOVED:
         kind = BranchMovedError
+    after_s = asked_pause_s(response.headers) if response is not None else None
     result = kind(
         "the Hub answered with an error",
         where=where,
         got=f"{status}: {_reason(error)}",
-        next_step="Try again later.",
+        next_step=f"Try again in {after_s:.0f} s; the Hub asks for it." if after_s else "Try again later.",
     )
-    if isinstance(result, TransientHubError) and response is not None:
-        result.after_s = asked_pause_s(response.headers)
+    if isinstance(result, TransientHubError):
+        result.after_s = after_s
     return result
 
 
@@ -214,4 +222,53 @@ def _unreachable(error: Exception, where: str) -> TransientHubError:
 def _reason(error: Exception) -> str:
     """The first line of what the server or the client says, without the queries of URLs: they can hold signatures."""
     message = str(getattr(error, "server_message", None) or str(error).strip()).split("\n")[0]
-    return re.sub(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*", r"\1?…", message)[:200]
+    return _without_queries(message)[:200]
+
+
+def _without_queries(text: str) -> str:
+    return _QUERY.sub(r"\1?…", text)
+
+
+def checked_token(token: str | None) -> str | None:
+    """`token` without the spaces around it; LoginError when no header can hold it, which else would quote it."""
+    token = (token or "").strip()
+    if not token:
+        return None
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise LoginError(
+            "the token is not one of the Hub",
+            expected="letters and digits",
+            got=f"{len(token)} characters, some of them others",
+            next_step="Copy it again from the settings of your account.",
+        )
+    return token
+
+
+def checked_endpoint(endpoint: str) -> str:
+    """`endpoint` as all addresses begin; SettingsError when it is no address of a server."""
+    try:
+        parts = urlsplit(endpoint.strip())
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        secret = parts.username is not None or parts.password is not None
+    except ValueError:
+        usable, secret = False, "@" in endpoint
+    if secret or not usable or parts.query or parts.fragment:
+        raise SettingsError(
+            "the address of the Hub is none",
+            where="HF_ENDPOINT",
+            expected="http://host or https://host" + ", without a user or password" * secret,
+            got="" if secret else _without_queries(endpoint)[:80],
+            next_step="Leave it out for the public Hub.",
+        )
+    return endpoint.strip().rstrip("/")
+
+
+class _WithoutQueries(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = _without_queries(record.getMessage()), ()
+        return True
+
+
+def quiet_client() -> None:
+    """The client logs the addresses that it tries again; those of uploads hold a signature, which is left out."""
+    logging.getLogger("huggingface_hub.utils._http").addFilter(_WithoutQueries())

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -50,11 +50,12 @@ from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.report import Report, make_report
 from hubmerge.sensitivity.kept import KeptSensitivities
 from hubmerge.sensitivity.of_plan import sensitivities_of
-from hubmerge.sink import MANIFEST, WORK, Journal, plan_identity
+from hubmerge.sink import MANIFEST, WORK, Journal, plan_identity, sole_owner
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
+from hubmerge.sources.unchanged import read_companion
 from hubmerge.statistics import summarize
 from hubmerge.stream import MergeResult, StreamOptions, Variant, layout_of, merge_variants
 from hubmerge.upload import ShardUploader
@@ -98,10 +99,12 @@ def prepare(
     return _checked(recipe, base, agents, hub, target, license_choice, allow_local)
 
 
-def prepare_variants(recipes: Sequence[Recipe], hub: Hub, *, allow_local: bool = False) -> list[Prepared]:
+def prepare_variants(
+    recipes: Sequence[Recipe], hub: Hub, *, license_choice: str | None = None, allow_local: bool = False
+) -> list[Prepared]:
     """`prepare` for several recipes over the same models, which are opened once."""
     base, agents = open_models(recipes[0], hub, allow_local=allow_local)
-    return [_checked(recipe, base, agents, hub, None, None, allow_local) for recipe in recipes]
+    return [_checked(recipe, base, agents, hub, None, license_choice, allow_local) for recipe in recipes]
 
 
 def _checked(
@@ -172,30 +175,32 @@ def merge_to_folders(
     disk_budget: int | None = None,
 ) -> list[Report]:
     """Merges of the same models, each into a folder of its own; inputs are read once for all that fit together."""
-    finished = {folder: _finished(folder, p.identity) for p, folder in merges if (folder / MANIFEST).is_file()}
-    left = [(p, folder) for p, folder in merges if folder not in finished]
-    if not left:
+    with ExitStack() as owned:
+        for _, folder in merges:
+            owned.enter_context(sole_owner(folder))
+        finished = {folder: _finished(folder, p.identity) for p, folder in merges if (folder / MANIFEST).is_file()}
+        left = [(p, folder) for p, folder in merges if folder not in finished]
+        if not left:
+            return [finished[folder] for _, folder in merges]
+        for prepared, _ in left:
+            for warning in prepared.plan.warnings:
+                observer.warning(warning)
+        options = options or StreamOptions()
+        inputs = input_budget([p.plan for p, _ in left], [folder for _, folder in left], cache, disk_budget)
+        inputs //= options.ranks.size
+        groups: dict[object, list[tuple[Prepared, Path]]] = {}
+        for prepared, folder in left:
+            groups.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
+        for number, group in enumerate(groups.values(), 1):
+            surroundings = _Surroundings(
+                hub, cache, observer, options, inputs, sensitivities, disk_budget, keep=number < len(groups)
+            )
+            variants = [(p, folder, Journal.open(folder, p.plan, resume=resume)) for p, folder in group]
+            for prepared, folder, journal in variants:
+                take_over(options.ranks, folder, prepared.plan, journal)
+                see(options.ranks, folder)
+            finished |= surroundings.merge(variants, DiskGauge({cache, *(folder for _, folder in left)}))
         return [finished[folder] for _, folder in merges]
-    for prepared, folder in left:
-        folder.mkdir(parents=True, exist_ok=True)
-        for warning in prepared.plan.warnings:
-            observer.warning(warning)
-    options = options or StreamOptions()
-    inputs = input_budget([p.plan for p, _ in left], [folder for _, folder in left], cache, disk_budget)
-    inputs //= options.ranks.size
-    groups: dict[object, list[tuple[Prepared, Path]]] = {}
-    for prepared, folder in left:
-        groups.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
-    for number, group in enumerate(groups.values(), 1):
-        surroundings = _Surroundings(
-            hub, cache, observer, options, inputs, sensitivities, disk_budget, keep=number < len(groups)
-        )
-        variants = [(p, folder, Journal.open(folder, p.plan, resume=resume)) for p, folder in group]
-        for prepared, folder, journal in variants:
-            take_over(options.ranks, folder, prepared.plan, journal)
-            see(options.ranks, folder)
-        finished |= surroundings.merge(variants, DiskGauge({cache, *(folder for _, folder in left)}))
-    return [finished[folder] for _, folder in merges]
 
 
 def merge_to_hub(
@@ -217,49 +222,49 @@ def merge_to_hub(
     """
     assert prepared.target is not None
     options = options or StreamOptions()
-    ranks = options.ranks
-    if not ranks.first(not (folder / MANIFEST).is_file() or Journal.is_in(folder)):  # by `merge_to_folder`
-        _finished(folder, prepared.identity)
-        return publish_folder(prepared.target, folder, hub, observer, extra)
-    folder.mkdir(parents=True, exist_ok=True)
-    inputs = input_budget([prepared.plan] * ranks.size, [folder], cache, disk_budget, uploaded=True) // ranks.size
-    journal = Journal.open(folder, prepared.plan, resume=True, uploads=True)
-    take_over(ranks, folder, prepared.plan, journal, uploads=True)
-    ranks.agree("the plan", plan_identity(prepared.plan))
-    collect(ranks, journal)
-    if journal.uploaded:
-        held = [s for s in journal.shards.values() if s.filename in journal.uploaded]
-        missing = hub.missing_uploads(prepared.target.repo, [(s.sha256, s.size) for s in held])
-        if lost := [s.filename for s in held if s.sha256 in missing]:
-            (folder / MANIFEST).unlink(missing_ok=True)
-            journal.forget(lost)
-    merging = ranks.first(not (folder / MANIFEST).is_file())
-    surroundings = _Surroundings(hub, cache, observer, options, inputs, sensitivities, disk_budget)
-    gauge = DiskGauge({cache, folder})
-    copies = large_files(prepared.plan.models, prepared.target)
-    alone = withdrawn_if_refused(hub, prepared.target, folder, observer.warning) if ranks.size == 1 else nullcontext()
-    with (
-        alone,
-        ShardUploader(
-            hub,
-            prepared.target,
-            prepared.identity,
-            journal,
-            folder,
-            waiting=lambda: surroundings.bridge.again(),
-            deleting=gauge.sample,
-            copies=copies,
-        ) as uploader,
-    ):
-        if merging:
-            for warning in prepared.plan.warnings:
-                observer.warning(warning)
-            uploader.catch_up()
-            surroundings.merge([(prepared, folder, journal)], gauge, uploader.drain)
-        else:
-            _finished(folder, prepared.identity, keep_work=True)
-        uploader.drain()
-    return publish_folder(prepared.target, folder, hub, observer, extra, journal.uploaded, copies)
+    target, ranks = prepared.target, options.ranks
+    with sole_owner(folder):
+        if not ranks.first(not (folder / MANIFEST).is_file() or Journal.is_in(folder)):  # by `merge_to_folder`
+            _finished(folder, prepared.identity)
+            return publish_folder(target, folder, hub, observer, extra)
+        inputs = input_budget([prepared.plan] * ranks.size, [folder], cache, disk_budget, uploaded=True) // ranks.size
+        journal = Journal.open(folder, prepared.plan, resume=True, uploads=True)
+        take_over(ranks, folder, prepared.plan, journal, uploads=True)
+        ranks.agree("the plan", plan_identity(prepared.plan))
+        collect(ranks, journal)
+        if journal.uploaded:
+            held = [s for s in journal.shards.values() if s.filename in journal.uploaded]
+            missing = hub.missing_uploads(target.repo, [(s.sha256, s.size) for s in held])
+            if lost := [s.filename for s in held if s.sha256 in missing]:
+                (folder / MANIFEST).unlink(missing_ok=True)
+                journal.forget(lost)
+        merging = ranks.first(not (folder / MANIFEST).is_file())
+        surroundings = _Surroundings(hub, cache, observer, options, inputs, sensitivities, disk_budget)
+        gauge = DiskGauge({cache, folder})
+        copies = large_files(prepared.plan.models, target)
+        alone = withdrawn_if_refused(hub, target, folder, observer.warning) if ranks.size == 1 else nullcontext()
+        with (
+            alone,
+            ShardUploader(
+                hub,
+                target,
+                prepared.identity,
+                journal,
+                folder,
+                waiting=lambda: surroundings.bridge.again(),
+                deleting=gauge.sample,
+                copies=copies,
+            ) as uploader,
+        ):
+            if merging:
+                for warning in prepared.plan.warnings:
+                    observer.warning(warning)
+                uploader.catch_up()
+                surroundings.merge([(prepared, folder, journal)], gauge, uploader.drain)
+            else:
+                _finished(folder, prepared.identity, keep_work=True)
+            uploader.drain()
+        return publish_folder(target, folder, hub, observer, extra, journal.uploaded, copies)
 
 
 @dataclass
@@ -387,6 +392,7 @@ def publish_folder(
         {**small, **(extra or {})},
         lambda done, total: observer.progress("publish", done, total, "B"),
         copies,
+        {f.name: f.sha256 for f in report.files},
     )
 
 
@@ -421,7 +427,7 @@ def _small_file(hub: Hub, model: Model, path: str) -> bytes | None:
     if path not in model.files:
         return None
     if model.ref.kind == "local":
-        return (Path(model.ref.id).expanduser() / path).read_bytes()
+        return read_companion(model, path)
     return hub.read_file(model.ref.id, model.ref.sha, path)
 
 

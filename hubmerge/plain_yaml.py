@@ -77,8 +77,10 @@ def load_plain_yaml(text: str) -> Any:
     try:
         loader = _PlainLoader(text)
         return loader.get_single_data()
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(" ".join(str(error).split())[:300] or "nested too deeply") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())[:300]) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     finally:
         if loader is not None:
             loader.dispose()

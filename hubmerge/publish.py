@@ -108,17 +108,27 @@ def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
             got=ascii(target.repo)[1:-1][:120],
             next_step="Give the name of a new repo.",
         )
-    if namespace not in (allowed := hub.whoami().namespaces):
+    me = hub.whoami()
+    if namespace not in me.namespaces:
         raise PermissionDeniedError(
-            "you cannot write to this namespace", where=target.repo, expected=" or ".join(allowed), got=namespace
+            "you cannot write to this namespace",
+            where=target.repo,
+            expected=" or ".join(me.namespaces),
+            got=namespace,
+            next_step="Choose one of those, or sign in with another account.",
+        )
+    if not me.may_write:
+        raise PermissionDeniedError(
+            "the token may only read", where=target.repo, next_step="Sign in with one that may write."
         )
     try:
         state = hub.repo_state(target.repo)
     except SourceNotFoundError:
         return TargetState("missing")
-    if MANIFEST in state.files and _identity(hub, target.repo, state.sha) == identity:
+    ours = MANIFEST in state.files and _identity(hub, target.repo, state.sha) == identity
+    if ours and (state.private or not target.private):
         return TargetState("ours", state.sha)
-    foreign = sorted(set(state.files) - _INITIAL_FILES)
+    foreign = [] if ours else sorted(set(state.files) - _INITIAL_FILES)
     if foreign:
         raise TargetExistsError(
             "the target already holds something else",
@@ -225,11 +235,19 @@ def publish(
     files: Mapping[str, bytes],
     uploaded: Callable[[int, int], None],
     copies: Mapping[str, LargeFile] | None = None,
+    digests: Mapping[str, str] | None = None,
 ) -> Published:
     """Publish `shards` and `files` (with the manifest) in one commit; safe to repeat after any failure.
 
-    `uploaded(done, total)` is told bytes; `copies`: see `large_files`.
+    `uploaded(done, total)` is told bytes; `copies`: see `large_files`. `digests`: by name the sha256 that a shard
+    must have; CorruptError, before any of it is sent, where it has another.
     """
+    known: dict[str, str] = {}
+    if digests and (here := [s for s in shards if isinstance(s, Path)]):
+        state = check_target(hub, target, identity)
+        if state.state == "ours":
+            return _published(hub, target, identity, state.head)
+        known = {shard.name: _verified(shard, digests[shard.name]) for shard in here}  # before the target is made
     state = ensure_target(hub, target, identity)
     if state.state == "ours":
         return _published(hub, target, identity, state.head)
@@ -239,7 +257,7 @@ def publish(
         if isinstance(shard, Uploaded):
             operations.append(hub.uploaded(shard.name, shard.size, shard.sha256))
         else:
-            operations.append(hub.preupload(target.repo, shard, shard.name))
+            operations.append(hub.preupload(target.repo, shard, shard.name, sha256=known.get(shard.name)))
         uploaded(sum(sizes[:number]), sum(sizes))
     small = dict(files)
     for name, content in files.items():
@@ -274,6 +292,23 @@ def publish(
             # a branch that moved is followed at once, unless the Hub still shows it where it was
             if not isinstance(error, BranchMovedError) or state.head == parent:
                 hub.patience.pause(failures, error)
+
+
+def _verified(shard: Path, sha256: str) -> str:
+    try:
+        with shard.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        digest = error.strerror or str(error)
+    if digest != sha256:
+        raise CorruptError(
+            "a shard is not what its manifest says",
+            where=str(shard),
+            expected=f"sha256 {sha256[:16]}",
+            got=digest[:40],
+            next_step="Merge again into a new folder; nothing was published.",
+        )
+    return digest
 
 
 def _mark(identity: str) -> str:

@@ -148,6 +148,13 @@ class Recipe(_Frozen):
             raise ValueError("agents must be a list of models")
         return value
 
+    @field_validator("agents")
+    @classmethod
+    def _some_agent_counts(cls, value: tuple[AgentSpec, ...]) -> tuple[AgentSpec, ...]:
+        if value and not any(agent.weight for agent in value):
+            raise ValueError("every agent has the weight 0, so that nothing would be merged")
+        return value
+
     @field_validator("method")
     @classmethod
     def _method_exists(cls, value: str) -> str:
@@ -242,16 +249,39 @@ def recipe_from_dict(content: Any, where: str = "the recipe") -> Recipe:
     try:
         return Recipe.model_validate(dict(content))
     except ValidationError as error:
+        issues = error.errors(include_url=False)
+        # pydantic counts only the agents that it could read
+        wrong = {issue["loc"][0] for issue in issues if len(issue["loc"]) > 1}
         problems = [
             Problem(
                 RecipeError.code,
-                issue["msg"].removeprefix("Value error, "),
+                _words(issue),
                 where=" → ".join([where, *(str(part) for part in issue["loc"])]),
                 got="" if issue["type"] == "missing" else repr(issue["input"])[:120],
             )
-            for issue in error.errors(include_url=False)
+            for issue in issues
+            if not (issue["type"] == "too_short" and issue["loc"][0] in wrong)
         ]
         raise RecipeError("the recipe has errors", where=where, problems=problems) from None
+
+
+_WORDS = {
+    "missing": "this is missing",
+    "extra_forbidden": "a recipe has no such key",
+    "string_type": "this must be text",
+    "model_type": "this must be text, or a table",
+    "model_attributes_type": "an agent is a model's name, or a table with its `model` and `weight`",
+    "dict_type": "this must be a table",
+    "mapping_type": "this must be a table",
+    "too_short": "there is no agent",
+    "too_long": f"there are more than {MAX_AGENTS} agents",
+    "string_unicode": "this holds half a character",
+}
+
+
+def _words(issue: Any) -> str:
+    """What pydantic found, in words for somebody who does not know pydantic."""
+    return _WORDS.get(issue["type"]) or issue["msg"].removeprefix("Value error, ").replace("Input should", "this must")
 
 
 def recipe_from_yaml(text: str, where: str = "the recipe") -> Recipe:
@@ -277,6 +307,18 @@ def load_recipe(path: Path) -> Recipe:
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_RECIPE_BYTES + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError("the recipe cannot be read", where=str(path), got=str(error)) from None
+    except UnicodeDecodeError as error:
+        raise RecipeError(
+            "the recipe cannot be read",
+            where=str(path),
+            expected="UTF-8 text",
+            got=f"a byte that is none at {error.start}",
+        ) from None
+    except OSError as error:
+        raise RecipeError(
+            "the recipe cannot be read",
+            where=str(path),
+            got=error.strerror or str(error),
+            next_step="Name a YAML file with base, agents and method.",
+        ) from None
     return recipe_from_yaml(text, str(path))

@@ -21,6 +21,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -198,7 +199,12 @@ class _Line:
 
         self._terminal.stage("resolve")
         suite = pin(self._arguments.evaluate, self._hub, "dev")
-        prepared = prepare_variants([recipe for _, recipe in variants], self._hub, allow_local=True)
+        prepared = prepare_variants(
+            [recipe for _, recipe in variants],
+            self._hub,
+            license_choice=self._arguments.license,
+            allow_local=True,
+        )
         digest = hashlib.sha256("".join(p.identity for p in prepared).encode()).hexdigest()
         work = self._settings.data_dir / "runs" / f"sweep-{digest[:32]}"
         folders = {name: work / name for name, _ in variants}
@@ -252,9 +258,8 @@ def _remove(work: Path) -> None:
     """Remove a finished run's folder; a kill in the middle leaves nothing that looks like an unfinished one."""
     done = work.with_name(work.name + _DONE)
     shutil.rmtree(done, ignore_errors=True)
-    if not work.exists():
-        return
-    work.replace(done)
+    with suppress(FileNotFoundError):  # another process may do the same
+        work.replace(done)
     shutil.rmtree(done, ignore_errors=True)
 
 

@@ -11,7 +11,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from hubmerge.errors import Problem, SettingsError
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 
@@ -26,6 +28,20 @@ _WAY_OUT = (
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
 
+_VARIABLES = {
+    "token": "HF_TOKEN",
+    "data_dir": "HUBMERGE_DATA",
+    "secret": "HUBMERGE_SECRET",
+    "jobs_per_user": "HUBMERGE_JOBS_PER_USER",
+    "space_id": "SPACE_ID",
+    "oauth_client_id": "OAUTH_CLIENT_ID",
+    "oauth_client_secret": "OAUTH_CLIENT_SECRET",
+    "webhook_secret": "HUBMERGE_WEBHOOK_SECRET",
+    "results_repo": "HUBMERGE_RESULTS",
+    "rules_dir": "HUBMERGE_RULES",
+    "suite": "HUBMERGE_SUITE",
+    "zero_gpu": "SPACES_ZERO_GPU",
+}
 # torchrun's and accelerate's names, then those of MPI's launchers; the first that is set counts
 _LAUNCHERS = {
     "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"),
@@ -67,30 +83,44 @@ class Settings(BaseModel):
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings from `environ` (default: the process environment)."""
+    """Read the settings from `environ` (default: the process environment); SettingsError names what is wrong."""
     env = os.environ if environ is None else environ
-    values: dict[str, object] = {}
-    for field, variable in {
-        "token": "HF_TOKEN",
-        "data_dir": "HUBMERGE_DATA",
-        "secret": "HUBMERGE_SECRET",
-        "jobs_per_user": "HUBMERGE_JOBS_PER_USER",
-        "space_id": "SPACE_ID",
-        "oauth_client_id": "OAUTH_CLIENT_ID",
-        "oauth_client_secret": "OAUTH_CLIENT_SECRET",
-        "webhook_secret": "HUBMERGE_WEBHOOK_SECRET",
-        "results_repo": "HUBMERGE_RESULTS",
-        "rules_dir": "HUBMERGE_RULES",
-        "suite": "HUBMERGE_SUITE",
-        "zero_gpu": "SPACES_ZERO_GPU",
-    }.items():
-        if env.get(variable):
-            values[field] = env[variable]
+    values: dict[str, object] = {field: env[name] for field, name in _VARIABLES.items() if env.get(name)}
+    named = dict(_VARIABLES)
     for field, variables in _LAUNCHERS.items():
-        if given := [env[variable] for variable in variables if env.get(variable)]:
-            values[field] = given[0]
+        if given := [variable for variable in variables if env.get(variable)]:
+            values[field], named[field] = env[given[0]], given[0]
     values["endpoint"] = (env.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
-    return Settings.model_validate(values)
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        problems = [
+            Problem(
+                SettingsError.code,
+                issue["msg"],
+                where=named.get(str(issue["loc"][0]), "HF_ENDPOINT"),
+                next_step="Set it right or leave it out.",
+            )
+            for issue in error.errors(include_url=False, include_input=False)  # it may be a secret
+        ]
+        raise SettingsError("the environment has errors", problems=problems) from None
+
+
+def user_cache(environ: Mapping[str, str] | None = None) -> Path | None:
+    """The folder of this user's caches (XDG_CACHE_HOME, else ~/.cache); None for a user without a home."""
+    env = os.environ if environ is None else environ
+    if (given := env.get("XDG_CACHE_HOME")) and Path(given).is_absolute():
+        return Path(given)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        return None
+
+
+def numbas_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What the compiler of machine code reads of the environment; NUMBA_CACHE_DIR is where the code is kept."""
+    env = os.environ if environ is None else environ
+    return {name: env[name] for name in sorted(env) if name.startswith("NUMBA_")}
 
 
 def use_one_blas_thread() -> None:

@@ -7,6 +7,7 @@ complete if and only if `hubmerge.json` is there: it is written last and removed
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -19,9 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hubmerge.errors import DiskError, TargetExistsError
+from hubmerge.disk_errors import make_folder, written
+from hubmerge.errors import DiskError, FolderInUseError, TargetExistsError
 from hubmerge.follower import Follower
 from hubmerge.plan import Plan, PlannedShard
+from hubmerge.sources.unchanged import UnchangedFolders
 from hubmerge.statistics import SCHEMA, ResultTally, Tally
 from hubmerge.uncached import UncachedFile
 
@@ -44,15 +47,34 @@ class FinishedShard:
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """DiskError for what the disk refuses while `path` is written."""
-    try:
+    with written("the output cannot be written", str(path)):
         yield
-    except OSError as error:
-        raise DiskError(
-            "the output cannot be written",
-            where=str(path),
-            got=str(error.strerror or error),
-            next_step="Free some disk and resume.",
-        ) from None
+
+
+@contextmanager
+def sole_owner(folder: Path) -> Iterator[None]:
+    """Nobody else on this machine works in `folder` meanwhile; it is made if it is missing.
+
+    The folder itself is locked, so that nothing is left in one that turns out to be somebody else's; the lock goes
+    with the process, however it ends.
+    """
+    make_folder(folder)
+    with written("the folder cannot be read", str(folder)):
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderInUseError(
+                "another process is merging into this folder",
+                where=str(folder),
+                next_step="Wait for it, or choose another folder; nothing was touched.",
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(held)
 
 
 class ShardWriter:
@@ -121,11 +143,17 @@ class ShardWriter:
 
 
 class Journal:
-    """Append-only record of what a merge into one folder has made durable."""
+    """Append-only record of what a merge into one folder has made durable.
 
-    def __init__(self, folder: Path, identity: str) -> None:
+    Nothing is recorded that was made of local folders which are no longer as they were pinned.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
         self._path = folder / WORK / _JOURNAL
-        self._identity = identity
+        self._identity = plan_identity(plan)
+        self._models = [f"{m.ref.id}@{m.ref.sha}" for m in plan.models]
+        self._on_hub = [m.ref.kind == "hub" for m in plan.models]
+        self._folders = UnchangedFolders(plan.models)
         self._begun = False
         self.statistics: Mapping[str, Tally] | None = None
         self.thresholds: Mapping[str, tuple[float, ...]] | None = None
@@ -141,7 +169,7 @@ class Journal:
 
         Raises TargetExistsError when the folder holds something else, or an unfinished merge and not `resume`.
         """
-        journal = cls(folder, plan_identity(plan))
+        journal = cls(folder, plan)
         journal._uploads = uploads
         path = journal._path
         if path.is_file():
@@ -162,7 +190,7 @@ class Journal:
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
         if not journal._begun:
-            journal._append({"event": "plan", "identity": journal._identity})
+            journal._append({"event": "plan", "identity": journal._identity, "models": journal._models})
         return journal
 
     @staticmethod
@@ -170,14 +198,17 @@ class Journal:
         return (folder / WORK / _JOURNAL).is_file()
 
     def add_statistics(self, tensors: Mapping[str, Tally]) -> None:
+        self._folders.check()
         self.statistics = dict(tensors)
         self._append({"event": "probe", "tensors": _dump(tensors)})
 
     def add_thresholds(self, thresholds: Mapping[str, tuple[float, ...]]) -> None:
+        self._folders.check()
         self.thresholds = dict(thresholds)
         self._append({"event": "thresholds", "tensors": {n: list(v) for n, v in thresholds.items()}})
 
     def add_shard(self, shard: FinishedShard) -> None:
+        self._folders.check()
         self.shards[shard.filename] = shard
         self._append(
             {
@@ -226,13 +257,7 @@ class Journal:
             line = json.loads(text)
             self._begun = True  # the plan comes first
             if line["event"] == "plan" and line["identity"] != self._identity:
-                raise TargetExistsError(
-                    "another merge is unfinished here",
-                    where=str(folder),
-                    expected=self._identity[:12],
-                    got=str(line["identity"])[:12],
-                    next_step="Choose another folder.",
-                )
+                raise self._another(folder, line)
             if line["event"] == "probe":
                 self.statistics = {n: Tally.from_json(t) for n, t in line["tensors"].items()}
             if line["event"] == "thresholds":
@@ -255,6 +280,33 @@ class Journal:
             path = folder / name
             if name not in self.uploaded and not (path.is_file() and path.stat().st_size == shard.size):
                 del self.shards[name]
+
+    def _another(self, folder: Path, line: Mapping[str, Any]) -> TargetExistsError:
+        """The folder holds the merge of another plan, perhaps of the same recipe before a source moved on."""
+        theirs = [str(name) for name in line.get("models", ())]
+        if [_name(m) for m in theirs] == [_name(m) for m in self._models] and theirs != self._models:
+            moved = [n for n, (old, new) in enumerate(zip(theirs, self._models, strict=True)) if old != new]
+            again = all(self._on_hub[n] for n in moved)
+            return TargetExistsError(
+                "an unfinished merge of other versions of the models is here",
+                where=str(folder),
+                expected=", ".join(self._models[n] for n in moved),
+                got=", ".join(theirs[n] for n in moved),
+                next_step="To go on with it, name those versions in the recipe; or choose another folder."
+                if again
+                else "The models have changed since: choose another folder.",
+            )
+        return TargetExistsError(
+            "another merge is unfinished here",
+            where=str(folder),
+            expected=self._identity[:12],
+            got=str(line["identity"])[:12],
+            next_step="Choose another folder.",
+        )
+
+
+def _name(model: str) -> str:
+    return model.rpartition("@")[0]
 
 
 def plan_identity(plan: Plan) -> str:

@@ -275,14 +275,14 @@ def test_an_organisation_that_one_may_write_to_is_a_namespace(hub: Watched, ada:
     assert send(hub, target, shards).commit == ada.model_info(target).sha
 
 
-def test_a_token_that_may_only_read_is_refused_by_the_hub(
+def test_a_token_that_may_only_read_is_refused_before_anything_is_sent(
     local_hub: LocalHubProcess, ada: HfApi, name: str, shards: list[Path]
 ):
     reader = Watched(local_hub.endpoint, local_hub.tokens["ada_read"])
-    with pytest.raises(PermissionDeniedError, match="may not do this"):
+    with pytest.raises(PermissionDeniedError, match="may only read"):
         send(reader, name, shards)
     ada.create_repo(name)
-    with pytest.raises(PermissionDeniedError, match="may not do this"):
+    with pytest.raises(PermissionDeniedError, match="may only read"):
         send(reader, name, shards)
     assert set(ada.list_repo_files(name)) == {".gitattributes"}
 

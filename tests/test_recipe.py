@@ -345,3 +345,36 @@ def test_a_recipe_file_that_cannot_be_read_is_refused(tmp_path: Path):
     good = tmp_path / "good.yaml"
     good.write_text(FULL)
     assert load_recipe(good) == from_yaml(FULL)
+
+
+def test_agents_that_all_weigh_nothing_are_refused():
+    recipe = {"base": "org/base", "agents": [{"model": f"org/{n}", "weight": 0} for n in "ab"], "method": "ram"}
+    with pytest.raises(RecipeError, match="nothing would be merged"):
+        recipe_from_dict(recipe)
+    recipe["agents"][0]["weight"] = 0.5
+    assert recipe_from_dict(recipe).weights == (0.5, 0.0)
+
+
+@pytest.mark.parametrize("agent", ["a\u202eb/c", "https://hub/x/y", None, 3, {"model": "org/a", "weight": True}])
+def test_one_agent_that_is_wrong_is_one_problem(agent: object):
+    with pytest.raises(RecipeError) as error:
+        recipe_from_dict({"base": "org/base", "agents": [agent], "method": "ram"})
+    assert len(error.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"agents": []}, "there is no agent"),
+        ({"agents": [f"org/a{n}" for n in range(33)]}, "there are more than 32 agents"),
+        ({"colour": 1}, "a recipe has no such key"),
+        ({"method": 3}, "this must be text"),
+        ({"parameters": [1]}, "this must be a table"),
+        ({"dtype": "int3"}, "this must be 'float32', 'bfloat16' or 'float16'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_of_the_recipe(change: dict[str, object], words: str):
+    with pytest.raises(RecipeError) as error:
+        recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", **change})
+    [problem] = error.value.problems
+    assert problem.what == words

@@ -30,7 +30,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route as CatchAll
 
-from hubmerge.errors import HubUnavailableError
+from hubmerge.errors import HubmergeError, HubUnavailableError
 from hubmerge.localhub import (
     accounts,
     commits,
@@ -135,7 +135,7 @@ def serve(
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listener.close()
         raise HubUnavailableError(
             "the port is not free",
@@ -143,7 +143,11 @@ def serve(
             got=str(error),
             next_step="Choose another port, or 0 for any free one.",
         ) from error
-    hub = open_hub(data_dir, known, limits)
+    try:
+        hub = open_hub(data_dir, known, limits)
+    except HubmergeError:
+        listener.close()
+        raise
     endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
     if zoo:
         seed_zoo(hub, _EXAMPLES / "zoo", endpoint=endpoint)

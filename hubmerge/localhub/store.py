@@ -30,6 +30,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from weakref import WeakSet
 
+from hubmerge.disk_errors import written
 from hubmerge.errors import HubUnavailableError
 
 SCHEMA = """
@@ -126,8 +127,9 @@ class Store:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock_file = (data_dir / "lock").open("w")
+        with written("the data folder cannot be used", str(data_dir)):
+            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock_file = (data_dir / "lock").open("w")
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

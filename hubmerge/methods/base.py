@@ -102,10 +102,11 @@ class Method(ABC):
             return self.parameters.model_validate(dict(values))
         except ValidationError as error:
             issues = "; ".join(
-                f"{'.'.join(str(p) for p in e['loc']) or 'parameters'}: {e['msg']} (got {e['input']!r})"
+                f"{'.'.join(str(p) for p in e['loc']) or 'parameters'}: "
+                f"{'is unknown' if e['type'] == 'extra_forbidden' else e['msg']} (got {e['input']!r})"
                 for e in error.errors(include_url=False)
             )
-            known = ", ".join(self.parameters.model_fields) or "none"
+            known = ", ".join(f.alias or name for name, f in self.parameters.model_fields.items()) or "none"
             raise ValueError(f"parameters of {self.name}: {issues}; it knows {known}") from None
 
     @abstractmethod

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -34,17 +33,17 @@ from hubmerge.sources.base import SYNTHETIC, FileInfo, HeaderDigest, Model, Mode
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
 from hubmerge.sources.synthetic import open_synthetic
 from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, tokens_of
+from hubmerge.sources.unchanged import ADAPTER_CONFIG, CONFIG, folder_digest
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-CONFIG = "config.json"
-ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER = "adapter_model.safetensors"
 _FIRST_READ_BYTES = 128 * 1024  # most headers fit, so that one request per shard is enough
 _MAX_INDEX_BYTES = 50_000_000
 _MAX_CONFIG_BYTES = 4_000_000
 _MAX_CARD_BYTES = 64 * 1024
 _MAX_SHARDS = 2_000
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,200}\.safetensors", re.ASCII)
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pkl")
 
@@ -128,9 +127,14 @@ def open_model(name: ModelName, hub: Hub, *, allow_local: bool) -> Model:
 
 
 def _open_folder(text: str) -> Model:
-    folder = Path(text).expanduser()
-    if not folder.is_dir():
-        raise SourceNotFoundError("no such folder", where=text)
+    try:
+        folder = Path(text).expanduser()
+        found = folder.is_dir()
+    except (OSError, RuntimeError) as error:  # a name that is too long, or the home of nobody
+        got = error.strerror if isinstance(error, OSError) else "no such home"
+        raise SourceNotFoundError("a folder that cannot be read", where=text[:200], got=str(got)) from None
+    if not found:
+        raise SourceNotFoundError("no such folder", where=text, next_step="Give a folder of a model, or a Hub id.")
 
     def read_range(path: str, start: int, end: int) -> bytes:
         with open(folder / path, "rb") as file:
@@ -146,17 +150,14 @@ def _open_folder(text: str) -> Model:
     try:
         files = {p.name: FileInfo(p.name, p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file()}
         tensors, config, adapter, headers = _read_headers(text, files, read_range, read_file)
-        digest = hashlib.sha256(read_file(ADAPTER_CONFIG if adapter else CONFIG, _MAX_CONFIG_BYTES))
-        for shard in dict.fromkeys(t.shard for t in tensors.values()):
-            prefix = read_range(shard, 0, 8)
-            digest.update(f"{shard}\0{files[shard].size}\0{os.stat(folder / shard).st_mtime_ns}\0".encode())
-            digest.update(read_range(shard, 0, 8 + header_length(prefix, shard)))
+        shards = tuple(dict.fromkeys(t.shard for t in tensors.values()))
+        digest = folder_digest(folder, ADAPTER_CONFIG if adapter else CONFIG, shards)
         card = _card_data(read_range("README.md", 0, _MAX_CARD_BYTES)) if "README.md" in files else {}
     except OSError as error:
         raise SourceNotFoundError("a folder that cannot be read", where=text, got=str(error)) from None
     license_name = card.get("license")
     return Model(
-        ModelRef("local", text, digest.hexdigest()[:40]),
+        ModelRef("local", text, digest),
         config,
         files,
         tensors,
@@ -301,6 +302,12 @@ def _read_header(place: str, file: FileInfo, read_range: ReadRange) -> bytes:
     if file.size < 10:
         raise HeaderError("the file is too short for a safetensors header", where=place, got=f"{file.size} bytes")
     first = read_range(file.path, 0, min(_FIRST_READ_BYTES, file.size))
+    if first.startswith(_LFS_POINTER):
+        raise FormatError(
+            "a pointer of git-lfs stands in for the weights",
+            where=place,
+            next_step="Fetch the weights into the folder: git lfs pull.",
+        )
     length = header_length(first, place)
     if 8 + length > file.size:
         raise HeaderError(

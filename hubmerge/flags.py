@@ -1,0 +1,27 @@
+"""The values of the command line's options, each refused with what it must be."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def positive(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18 or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text[:40]!r}")
+    return int(text)
+
+
+def port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 5 or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 65535, not {text[:40]!r}")
+    return int(text)
+
+
+def gigabytes(text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"must be a number of gigabytes above 0, not {text[:40]!r}")
+    return int(value * 10**9)

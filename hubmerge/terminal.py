@@ -1,0 +1,76 @@
+"""Where a command tells how far it is: a bar per stage on a terminal, or JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hubmerge.errors import printable
+
+
+class Terminal:
+    """The observers of line and stream on a terminal (a bar per stage) or as JSON lines."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._json = as_json
+        self._bar: Any = None
+        self._stage = ""
+        self._told_at = 0.0
+        self.stream = StreamTerminal(self)
+
+    def stage(self, name: str) -> None:
+        if self._json:
+            self._line({"type": "stage", "stage": name})
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        if self._json:
+            now = time.monotonic()
+            if done == total or now - self._told_at > 0.5:
+                self._told_at = now
+                self._line({"type": "progress", "stage": stage, "done": done, "total": total, "unit": unit})
+            return
+        if stage != self._stage:
+            from tqdm import tqdm
+
+            self.close()
+            self._stage = stage
+            shown = unit if unit == "B" else " el"
+            self._bar = tqdm(
+                total=total, desc=stage, unit=shown, unit_scale=True, disable=None, file=sys.stderr, leave=False
+            )
+        self._bar.update(done - self._bar.n)
+
+    def statistics(self, values: Mapping[str, Any]) -> None:
+        pass
+
+    def warning(self, message: str) -> None:
+        if self._json:
+            self._line({"type": "warning", "message": message})
+        else:
+            sys.stderr.write(f"hubmerge: warning: {printable(message)}\n")
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _line(self, value: Mapping[str, Any]) -> None:
+        sys.stderr.write(json.dumps(value) + "\n")
+        sys.stderr.flush()
+
+
+class StreamTerminal:
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._terminal.progress(stage, done, total, "elements")
+
+    def counted(self, total: Any) -> None:
+        pass
+
+    def warning(self, message: str) -> None:
+        self._terminal.warning(message)

@@ -1,0 +1,279 @@
+"""What a stranger does wrong at the command line: named in one line, exit code 1 or 2, no traceback, no secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import random_base, recipe_dict, sparse_agent, write_model
+from fault_line import Family
+
+from hubmerge import merge_command
+from hubmerge.cli import main
+from hubmerge.errors import HubmergeError, LoginError, Problem, SettingsError
+from hubmerge.hub import Hub
+from hubmerge.localhub.process import LocalHubProcess
+
+REPO = Path(__file__).resolve().parents[2]
+CANARY = "hf_canary"
+IMPATIENT = "import sys, hubmerge.cli as c; c._END_AFTER_S = 0.1; sys.exit(c.main(sys.argv[1:], own_process=True))"
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    base = random_base(0)
+    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
+    card = {"README.md": b"---\nlicense: mit\n---\n"}
+    folders = [write_model(tmp_path / name, tensors, files=card) for name, tensors in parts.items()]
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe_dict(folders[0], folders[1:])))
+    return path
+
+
+@pytest.fixture
+def hub_recipe(tmp_path: Path, family: Family) -> Path:
+    path = tmp_path / "hub.yaml"
+    path.write_text(json.dumps(family.recipe()))
+    return path
+
+
+@pytest.mark.parametrize("option", ["--threads", "--chunk-elements", "--disk-budget"])
+@pytest.mark.parametrize("value", ["0", "-1", "abc", "", "nan", "1e400"])
+def test_an_option_that_is_no_such_number_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["merge", "recipe.yaml", "--out", "out", f"{option}={value}"])
+    assert stopped.value.code == 2
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert f"{option}: must be a " in message
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "99999999999999999999", "http"])
+def test_a_port_that_cannot_be_is_wrong_usage(capsys: pytest.CaptureFixture[str], port: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["localhub", f"--port={port}", "--data", str(tmp_path)])
+    assert stopped.value.code == 2
+    assert "from 0 to 65535" in capsys.readouterr().err
+
+
+def test_a_file_as_the_data_folder_of_the_local_hub_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("somebody's")
+    for data in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert main(["localhub", "--data", str(data)]) == 1
+        assert capsys.readouterr().err.startswith("hubmerge: E_DISK: ")
+    assert (tmp_path / "file").read_text() == "somebody's"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("RANK", "first"), ("WORLD_SIZE", "0"), ("SPACES_ZERO_GPU", "perhaps"), ("HUBMERGE_JOBS_PER_USER", "-1")],
+)
+def test_a_setting_that_makes_no_sense_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str, value: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert main(["methods"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("hubmerge: E_SETTINGS: ")
+    assert variable in message
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "nonsense",
+        "ftp://host",
+        "http://",
+        "http://[bad",
+        "http://127.0.0.1:99999",
+        "http://a:b@127.0.0.1",
+        "http://h?x",
+    ],
+)
+def test_an_address_of_no_hub_is_refused_at_once_and_no_password_shown(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match="HF_ENDPOINT") as error:
+        Hub(endpoint.replace("a:b@", f"ada:{CANARY}@"))
+    assert CANARY not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "token", [f"{CANARY}\nx", f"{CANARY}\rx", f"{CANARY} x", f"{CANARY}ä", f"\x00{CANARY}", f"{CANARY}\x7f"]
+)
+def test_a_token_that_no_header_can_hold_is_refused_without_being_shown(token: str) -> None:
+    with pytest.raises(LoginError) as error:
+        Hub("http://127.0.0.1:9", token)
+    assert CANARY not in json.dumps(error.value.as_dict())
+
+
+def test_a_line_break_after_a_token_does_no_harm(faulty_hub: LocalHubProcess) -> None:
+    hub = Hub(faulty_hub.endpoint, f" {faulty_hub.tokens['ada']}\r\n")
+    assert hub.whoami().name == "ada"
+    assert Hub(faulty_hub.endpoint, " \n").token is None
+
+
+def test_a_token_that_may_only_read_is_told_from_one_that_may_write(faulty_hub: LocalHubProcess) -> None:
+    may = [Hub(faulty_hub.endpoint, faulty_hub.tokens[name]).whoami().may_write for name in ("ada", "ada_read")]
+    assert may == [True, False]
+
+
+def test_an_upload_that_is_tried_again_is_logged_without_its_signature(
+    faulty_hub: LocalHubProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    Hub(faulty_hub.endpoint).connect()
+    client = logging.getLogger("huggingface_hub.utils._http")
+    with caplog.at_level(logging.WARNING, logger=client.name):
+        client.addHandler(caplog.handler)
+        client.warning("'timeout' thrown while requesting PUT https://s3.example/lfs/ab?X-Amz-Signature=%s&x=1", CANARY)
+        client.removeHandler(caplog.handler)
+    assert CANARY not in caplog.text
+    assert "https://s3.example/lfs/ab" in caplog.text
+
+
+def test_what_strangers_write_does_not_steer_the_terminal() -> None:
+    hostile = "a\x1b[2J\r\nE_OK: done\u202e\x9b\ud800 é 漢"
+    for error in (HubmergeError(hostile, where=hostile, got=hostile), Problem("E_X", hostile)):
+        assert str(error).isprintable()
+        assert "é 漢" in str(error)
+        str(error).encode()
+
+
+def test_memory_that_does_not_suffice_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exhausted() -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("hubmerge.methods.registry", exhausted)
+    assert main(["methods"]) == 1
+    assert capsys.readouterr().err.startswith("hubmerge: E_TOO_BIG: ")
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "hubmerge", "methods"]
+    with os.fdopen(writing, "wb") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, cwd=REPO, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(recipe_dict("ada/base", ["ada/one", "ada/two"])))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        command = [sys.executable, "-c", IMPATIENT, "inspect", str(recipe)]
+        process = subprocess.Popen(command, env=environment, cwd=REPO, stderr=subprocess.PIPE, text=True)
+        connection, _ = silent.accept()
+        with connection:
+            process.send_signal(signal.SIGINT)
+            _, words = process.communicate(timeout=30)  # the Hub may take 300 s for an answer
+    assert process.returncode == 1
+    assert "interrupted" in words
+    assert "Traceback" not in words
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["merge", "--out", "out"], ["run", "--to", "ada/x"]])
+def test_an_interrupted_command_says_how_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe_file: Path, command: list[str]
+) -> None:
+    def interrupted(path: Path) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(merge_command, "load_recipe", interrupted)
+    monkeypatch.setattr("hubmerge.recipe.load_recipe", interrupted)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.chdir(recipe_file.parent)
+    assert main([command[0], str(recipe_file), *command[1:]]) == 1
+    told = capsys.readouterr().err
+    assert ("--resume" in told) == (command[0] == "merge")
+    assert ("goes on" in told) == (command[0] != "inspect")
+
+
+def test_a_probe_keeps_to_its_disk_budget(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], faulty_hub: LocalHubProcess, hub_recipe: Path
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", faulty_hub.endpoint)
+    monkeypatch.setenv("HF_TOKEN", faulty_hub.tokens["ada"])
+    assert main(["probe", str(hub_recipe)]) == 0
+    unlimited = capsys.readouterr().out
+
+    def download(*arguments: Any) -> Path:
+        raise AssertionError("a shard of 250 kB does not fit in")
+
+    monkeypatch.setattr(Hub, "download", download)
+    assert main(["probe", str(hub_recipe), "--disk-budget", "0.0001"]) == 0
+    assert capsys.readouterr().out == unlimited
+
+
+def test_a_budget_that_is_too_small_is_told_in_sizes_that_differ(
+    recipe_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out"), "--disk-budget", "1e-6"]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith("hubmerge: E_DISK: ")
+    assert "got 1.00 kB" in message
+    assert "0.00" not in message
+
+
+def test_models_without_a_license_can_be_looked_at_and_are_merged_once_one_is_chosen(
+    recipe_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "one" / "README.md").unlink()
+    assert main(["probe", str(recipe_file)]) == 0
+    assert main(["inspect", str(recipe_file)]) == 0
+    assert "needs --license" in capsys.readouterr().out
+    sweep = tmp_path / "sweep.yaml"
+    recipe = json.loads(recipe_file.read_text())
+    sweep.write_text(json.dumps({"base": recipe["base"], "agents": recipe["agents"], "sweep": [{"method": "ram"}]}))
+    for command in (["merge", str(recipe_file)], ["sweep", str(sweep)]):
+        out = str(tmp_path / command[0])
+        assert main([*command, "--out", out]) == 1
+        assert "license" in capsys.readouterr().err
+        assert main([*command, "--out", out, "--license", "mit"]) == 0
+
+
+def test_a_terminal_without_greek_letters_is_written_to_all_the_same() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "hubmerge", "methods"]
+    done = subprocess.run(command, capture_output=True, env=environment, cwd=REPO, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"ram_plus" in done.stdout
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "gone"])
+def test_a_finished_folder_of_which_a_shard_is_damaged_is_not_published(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    faulty_hub: LocalHubProcess,
+    recipe_file: Path,
+    tmp_path: Path,
+    name: str,
+    damage: str,
+) -> None:
+    out = tmp_path / "out"
+    assert main(["merge", str(recipe_file), "--out", str(out)]) == 0
+    shard = out / "model.safetensors"
+    whole = shard.read_bytes()
+    if damage == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(whole[:100] if damage == "truncated" else whole[:-1] + bytes([whole[-1] ^ 1]))
+    monkeypatch.setenv("HF_ENDPOINT", faulty_hub.endpoint)
+    monkeypatch.setenv("HF_TOKEN", faulty_hub.tokens["ada"])
+    assert main(["publish", str(out), name]) == 1
+    assert "E_CORRUPT" in capsys.readouterr().err
+    assert not Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"]).exists(name)
+    shard.write_bytes(whole)
+    assert main(["publish", str(out), name]) == 0

@@ -1,0 +1,166 @@
+"""Local folders that change while they are merged, folders that two processes want, and ones that cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import random_base, recipe_dict, sparse_agent, write_model
+from fault_line import Line, Watcher, upload_family
+
+from hubmerge.cli import main
+from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError, TargetExistsError
+from hubmerge.hub import Hub
+from hubmerge.line import Prepared, merge_to_folder, merge_to_hub, prepare
+from hubmerge.recipe import ModelName, recipe_from_dict
+from hubmerge.sink import MANIFEST, sole_owner
+from hubmerge.sources.open import open_model
+
+NOWHERE = Hub("http://127.0.0.1:9")
+SHARD = "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[Path]:
+    base = random_base(0)
+    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
+    card = {"README.md": b"---\nlicense: mit\n---\n"}
+    return [write_model(tmp_path / name, tensors, shards=2, files=card) for name, tensors in parts.items()]
+
+
+@pytest.fixture
+def recipe(models: list[Path]) -> dict[str, Any]:
+    return recipe_dict(models[0], models[1:], "ram_plus")
+
+
+@pytest.fixture
+def recipe_file(recipe: dict[str, Any], tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe))
+    return path
+
+
+def checked(recipe: dict[str, Any]) -> Prepared:
+    return prepare(recipe_from_dict(recipe), NOWHERE, allow_local=True)
+
+
+def replace_shard(folder: Path) -> None:
+    """By one of the same size and header, as another training run's would be."""
+    other = folder.with_name("two") / SHARD
+    content = other.read_bytes()
+    assert len(content) == (folder / SHARD).stat().st_size
+    new = folder / "new"
+    new.write_bytes(content)
+    os.replace(new, folder / SHARD)
+
+
+def flip_a_bit(folder: Path) -> None:
+    content = bytearray((folder / SHARD).read_bytes())
+    content[-1] ^= 1
+    (folder / SHARD).write_bytes(content)
+
+
+def remove_shard(folder: Path) -> None:
+    (folder / SHARD).unlink()
+
+
+def truncate_shard(folder: Path) -> None:
+    os.truncate(folder / SHARD, 100)
+
+
+@pytest.mark.parametrize("change", [replace_shard, flip_a_bit, remove_shard, truncate_shard])
+def test_a_shard_that_changes_while_it_is_merged_is_noticed_and_nothing_made_of_it_is_kept(
+    models: list[Path], recipe: dict[str, Any], tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    out = tmp_path / "out"
+    observer = Watcher({"merge": lambda: change(models[1])})
+    with pytest.raises(SourceChangedError) as error:
+        merge_to_folder(checked(recipe), NOWHERE, out, cache=tmp_path / "cache", observer=observer)
+    assert SHARD in str(error.value)
+    assert not (out / MANIFEST).exists()
+    journal = [json.loads(line) for line in (out / ".hubmerge" / "journal.jsonl").read_text().splitlines()]
+    assert not [line for line in journal if line["event"] == "shard"]
+
+
+def test_a_folder_that_changed_between_plan_and_merge_is_noticed(
+    models: list[Path], recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    prepared = checked(recipe)
+    flip_a_bit(models[1])
+    with pytest.raises(SourceChangedError, match="one"):
+        merge_to_folder(prepared, NOWHERE, tmp_path / "out", cache=tmp_path / "cache", observer=Watcher())
+
+
+def test_a_tokenizer_that_goes_meanwhile_is_a_changed_source(
+    models: list[Path], recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    observer = Watcher({"card": lambda: (models[0] / "tokenizer.json").unlink()})
+    with pytest.raises(SourceChangedError, match=r"tokenizer\.json"):
+        merge_to_folder(checked(recipe), NOWHERE, tmp_path / "out", cache=tmp_path / "cache", observer=observer)
+
+
+def test_a_second_process_into_the_same_folder_is_refused_and_the_first_goes_on(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["merge", str(recipe_file), "--out", str(out), "--resume"]
+    with sole_owner(out):
+        assert main(command) == 1
+        assert "E_IN_USE" in capsys.readouterr().err
+        assert not [*out.iterdir()]
+    assert main(command) == 0
+
+
+def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away(line: Line) -> None:
+    prepared, out = line.prepare(), line.folder / "out"
+    with sole_owner(out), pytest.raises(FolderInUseError) as error:
+        merge_to_hub(prepared, line.hub, out, cache=line.folder / "inputs", observer=Watcher())
+    assert error.value.retryable
+    assert not line.api.repo_exists(line.target)
+
+
+def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, name: str) -> None:
+    line.recipe = upload_family(line.api, line.folder / "models", name).recipe()
+    prepared, out = line.prepare(), line.folder / "out"
+    older = prepared.plan.base.ref.sha
+
+    def break_off() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        merge_to_folder(prepared, line.hub, out, cache=line.folder / "inputs", observer=Watcher({"merge": break_off}))
+    line.api.upload_file(path_or_fileobj=b"{}", path_in_repo="extra.json", repo_id=prepared.plan.base.ref.id)
+    with pytest.raises(TargetExistsError, match="name those versions") as error:
+        merge_to_folder(line.prepare(), line.hub, out, cache=line.folder / "inputs", observer=Watcher(), resume=True)
+    assert f"{prepared.plan.base.ref.id}@{older}" in str(error.value)
+    line.recipe = {**line.recipe, "base": f"{prepared.plan.base.ref.id}@{older}"}
+    merge_to_folder(line.prepare(), line.hub, out, cache=line.folder / "inputs", observer=Watcher(), resume=True)
+    assert (out / MANIFEST).is_file()
+
+
+@pytest.mark.parametrize("where", ["file", "file/below", "x" * 300])
+def test_an_output_that_can_be_no_folder_is_refused(
+    recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], where: str
+) -> None:
+    (tmp_path / "file").write_text("somebody's")
+    assert main(["merge", str(recipe_file), "--out", str(tmp_path / where)]) == 1
+    assert capsys.readouterr().err.startswith("hubmerge: E_DISK: ")
+    assert (tmp_path / "file").read_text() == "somebody's"
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-that-name/model", "/" + "x" * 300])
+def test_a_folder_that_cannot_be_named_is_a_missing_source(name: str) -> None:
+    with pytest.raises(SourceNotFoundError, match="cannot be read"):
+        open_model(ModelName.parse(name), NOWHERE, allow_local=True)
+
+
+def test_a_pointer_of_git_lfs_is_told_from_a_hostile_header(
+    models: list[Path], recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (models[1] / SHARD).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 7\n")
+    assert main(["inspect", str(recipe_file)]) == 1
+    assert "git lfs pull" in capsys.readouterr().err
