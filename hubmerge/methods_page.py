@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from hubmerge.methods import Method, registry
+from hubmerge.steps import KEPT_BYTES
 
 _HEAD = """\
 # Merge methods
@@ -28,7 +29,10 @@ def methods_page() -> str:
 
 
 def _passes(method: Method) -> str:
-    selects = method.threshold(method.parse_parameters({})) is not None
+    threshold = method.threshold(method.parse_parameters({}))
+    if threshold is not None and threshold.scope == "tensor" and not method.needs_statistics:
+        return f"once, and again what does not fit into {KEPT_BYTES // 10**6} MB"
+    selects = threshold is not None
     fewest, most = (1 + method.needs_statistics + readings * selects for readings in (1, 2))  # Plan.passes
 
     def often(passes: int) -> str:

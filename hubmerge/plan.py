@@ -119,8 +119,9 @@ class Plan:
 
     @property
     def passes(self) -> int:
-        """How often the inputs are read: once to merge, once for statistics, twice for an order statistic, or once
-        where all are BF16, of whose differences nearly every one is told apart by 16 bits (selection.py)."""
+        """How often the inputs are passed over: once to merge, once for statistics, twice for an order statistic, or
+        once where all are BF16, of whose differences nearly every one is told apart by 16 bits (selection.py). What
+        one pass keeps for the next is not read again (steps.py)."""
         method = get_method(self.recipe.method)
         selects = method.threshold(method.parse_parameters(self.recipe.parameters)) is not None
         short = all(t.entry.dtype == "BF16" for tensor in self.tensors() for t in tensor.inputs)
