@@ -29,6 +29,7 @@ from hubmerge.terminal import Terminal
 _END_AFTER_S = 10.0  # after Ctrl-C
 _LICENSE = "license of the result, where the parents leave it open"
 _UNDECIDED = "other"  # claims nothing; for commands that make no result
+_NO_THREAD = "can't start new thread"  # what Python says, in a RuntimeError
 _RESUMED = "; the same command with --resume goes on"
 _REPEATED = "; the same command goes on"
 
@@ -54,6 +55,13 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
         return 1
     except (MemoryError, OSError) as error:
         failure = _of_system(error)
+    except RuntimeError as error:
+        if str(error) != _NO_THREAD:
+            raise
+        failure = MemoryLimitError(
+            "no further thread can be started",
+            next_step="Use fewer --threads, or raise the limits on memory and processes (ulimit -v, ulimit -u).",
+        )
     if getattr(arguments, "log_json", False) or getattr(arguments, "json", False):
         print(json.dumps({"type": "error", **failure.as_dict()}), file=sys.stderr)
     else:

@@ -38,6 +38,7 @@ from hubmerge.errors import (
 
 _PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 _BRANCH_MOVED = 412
+_REFUSALS = frozenset((400, 402, 405, 411, 413, 414, 415, 422, 451))  # of what was asked, whenever it is asked
 _NAP_S = 0.2
 _QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
 Result = TypeVar("Result")
@@ -203,11 +204,19 @@ def _from_status(
         "the Hub answered with an error",
         where=where,
         got=f"{status}: {_reason(error)}",
-        next_step=f"Try again in {after_s:.0f} s; the Hub asks for it." if after_s else "Try again later.",
+        next_step=_remedy(status, after_s),
     )
     if isinstance(result, TransientHubError):
         result.after_s = after_s
     return result
+
+
+def _remedy(status: int, after_s: float | None) -> str:
+    if after_s:
+        return f"Try again in {after_s:.0f} s; the Hub asks for it."
+    if status in _REFUSALS:
+        return "Look at what it says; the same request will be refused again."
+    return "Try again later."
 
 
 def _unreachable(error: Exception, where: str) -> TransientHubError:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +278,27 @@ def test_a_finished_folder_of_which_a_shard_is_damaged_is_not_published(
     assert not Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"]).exists(name)
     shard.write_bytes(whole)
     assert main(["publish", str(out), name]) == 0
+
+
+def test_threads_that_cannot_be_started_are_a_shortage_that_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe_file: Path, tmp_path: Path
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, "start", refuse)
+        assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out")]) == 1
+    message = capsys.readouterr().err
+    assert "E_TOO_BIG: no further thread can be started" in message
+    assert "ulimit" in message
+    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out"), "--resume"]) == 0
+
+
+def test_another_error_of_the_program_is_not_taken_for_a_shortage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any) -> int:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr("hubmerge.cli.load_settings", broken)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        main(["methods"])

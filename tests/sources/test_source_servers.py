@@ -161,12 +161,17 @@ def test_what_passes_is_repeated_with_growing_random_pauses(server: ScriptedHub,
     assert not any(pause in limits for pause in clock.pauses), "drawn at random"
 
 
-@pytest.mark.parametrize("status", [400, 405, 409, 422])
-def test_what_does_not_pass_is_not_repeated(server: ScriptedHub, hub: Hub, status: int):
+@pytest.mark.parametrize(
+    ("status", "advice"), [(400, "refused again"), (405, "refused again"), (409, "later"), (451, "refused again")]
+)
+def test_what_does_not_pass_is_not_repeated_and_nobody_is_told_to_repeat_what_is_refused(
+    server: ScriptedHub, hub: Hub, status: int, advice: str
+):
     server.bend = lambda request: error(status)
-    with pytest.raises(HubUnavailableError):
+    with pytest.raises(HubUnavailableError) as caught:
         hub.repo_state("org/model")
     assert len(server.requests) == 1
+    assert advice in str(caught.value)
 
 
 @pytest.mark.parametrize(
