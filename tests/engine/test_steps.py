@@ -1,6 +1,7 @@
 """The order of a shard's steps: a tensor is counted before it is merged, and read as seldom as memory allows.
 
-The driver below stands for in_order: it takes results late, as threads do, and never has more than `depth` open.
+The driver below stands for in_order: it takes results late, as threads give them, and never has more than `depth` open.
+A step's work is done as soon as it is made (`early`), or at the last moment.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Driven:
         room: int,
         depth: int,
         ranked: Sequence[Magnitudes | None] = (MEDIAN, None, ALL),
+        *,
+        early: bool = True,
     ) -> None:
         self.order: list[tuple[str, str, int]] = []  # what, tensor, start
         self.found: dict[str, list[tuple[float, ...]]] = {}
@@ -63,14 +66,14 @@ class Driven:
         self.counted = Counted.of(tensors, lambda tensor: SIZE, ranked, room * BYTES)
         self._values = values
         steps = Steps(tensors, self.counted, self._rules_of, lambda t: self.unread.append(t.name))
-        pending: deque[Step] = deque()
+        pending: deque[tuple[Step, list[Counts | None]]] = deque()
         held: set[int] = set()
 
         def take() -> None:
-            step = pending.popleft()  # IndexError where nothing could ever come of waiting
+            step, counts = pending.popleft()  # IndexError where nothing could ever come of waiting
             if step.counting:
                 assert step.kept is None or step.kept.inputs is not None
-                steps.took(step, [None if s is None else self._count(step, s) for s in step.counting])
+                steps.took(step, counts if early else self._counts(step))
             else:
                 if step.kept is not None:
                     assert step.kept.inputs is not None
@@ -91,7 +94,7 @@ class Driven:
                     self.most_kept = max(self.most_kept, len(held))
             what = "count" if step.counting else "merge"
             self.order.append((what, step.chunk.tensor.name, step.chunk.start))
-            pending.append(step)
+            pending.append((step, self._counts(step) if early else []))
             if len(pending) == depth:
                 take()
         while pending:
@@ -105,8 +108,8 @@ class Driven:
         delta = self._values[step.chunk.tensor.name][step.chunk.start : step.chunk.start + step.chunk.count]
         return ChunkInputs((np.zeros_like(delta), delta), ("F32", "F32"), step.chunk.start)
 
-    def _count(self, step: Step, selection: object) -> Counts:
-        return selection.count(self._inputs(step))  # type: ignore[attr-defined, no-any-return]
+    def _counts(self, step: Step) -> list[Counts | None]:
+        return [None if s is None else s.count(self._inputs(step)) for s in step.counting]
 
 
 @settings(max_examples=300, deadline=None)
@@ -116,15 +119,16 @@ class Driven:
     depth=st.integers(1, 6),
     copied=st.sets(st.integers(0, 6)),
     short=st.booleans(),
+    early=st.booleans(),
 )
 def test_every_tensor_is_counted_then_merged_with_its_own_thresholds_whatever_fits(
-    sizes: list[int], room: int, depth: int, copied: set[int], short: bool
+    sizes: list[int], room: int, depth: int, copied: set[int], short: bool, early: bool
 ) -> None:
     tensors = planned(sizes, sorted(copied))
     rng = np.random.default_rng(len(sizes))
     # multiples of a power of two are told apart by one pass; most other values need two
     values = {t.name: (rng.integers(-9, 9, t.elements) * (0.5 if short else 0.1)).astype(np.float32) for t in tensors}
-    driven = Driven(tensors, values, room, depth)
+    driven = Driven(tensors, values, room, depth, early=early)
     assert driven.most_kept <= driven.counted.room
     assert driven.counted.room * min(SIZE, max((t.elements for t in tensors if t in driven.counted), default=0)) <= (
         room * SIZE
