@@ -27,7 +27,8 @@ from hubmerge.methods import Method
 from hubmerge.plain_yaml import load_plain_yaml
 
 Kind = Literal["number", "integer", "switch", "choice", "text", "yaml"]
-_SIGNS = {Ge: "≥", Gt: ">", Le: "≤", Lt: "<"}
+# in words: a form shows the entity of a sign, not the sign
+_LIMITS = {Ge: "at least", Gt: "above", Le: "at most", Lt: "below"}
 _MARKDOWN = re.compile(r"([\\`*_\[\]#|~])")
 
 
@@ -40,7 +41,7 @@ class ParameterField:
     description: str
     default: Any  # None: no value, the field starts empty
     required: bool
-    bounds: str  # "0 to 1", "> 0", or "" without
+    bounds: str  # "0 to 1", "above 0", or "" without
     choices: tuple[str, ...] = ()
 
     @property
@@ -70,12 +71,12 @@ def _field(name: str, info: FieldInfo) -> ParameterField:
 
 def _bounds(info: FieldInfo) -> str:
     limits = [
-        (_SIGNS[type(m)], _plain(getattr(m, type(m).__name__.lower()))) for m in info.metadata if type(m) in _SIGNS
+        (_LIMITS[type(m)], _plain(getattr(m, type(m).__name__.lower()))) for m in info.metadata if type(m) in _LIMITS
     ]
-    if sorted(sign for sign, _ in limits) == ["≤", "≥"]:
+    if sorted(word for word, _ in limits) == ["at least", "at most"]:
         values = dict(limits)
-        return f"{values['≥']} to {values['≤']}"
-    return ", ".join(f"{sign} {value}" for sign, value in limits)
+        return f"{values['at least']} to {values['at most']}"
+    return ", ".join(f"{word} {value}" for word, value in limits)
 
 
 def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:

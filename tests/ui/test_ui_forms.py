@@ -70,7 +70,7 @@ def test_every_parameter_becomes_a_component_with_its_name_and_description(metho
 def test_types_ranges_and_defaults_come_from_the_model() -> None:
     share, steps, lam, flip, norm, label, scales, needed = fields_of(Sample())
     assert (share.kind, share.bounds, share.default) == ("number", "0 to 1", 0.25)
-    assert (steps.kind, steps.bounds, steps.default) == ("integer", "> 0", 7)
+    assert (steps.kind, steps.bounds, steps.default) == ("integer", "above 0", 7)
     assert (lam.name, lam.kind, lam.default, lam.required) == ("lambda", "number", None, False)
     assert (flip.kind, norm.kind, norm.choices, label.kind) == ("switch", "choice", ("l1", "l2"), "text")
     assert (scales.kind, needed.required) == ("yaml", True)
@@ -130,3 +130,9 @@ def test_choosing_a_method_shows_its_summary_paper_and_parameters_only(method: M
     assert str(about).count("<li>") == len(method.papers)
     visible = [m.name for m, group in zip(METHODS, groups, strict=True) if group["visible"]]
     assert visible == ([method.name] if fields_of(method) else [])
+
+
+def test_no_hint_of_a_method_needs_an_entity_which_the_form_would_show() -> None:
+    hints = [field.hint for method in registry().values() for field in fields_of(method)]
+    assert hints
+    assert [hint for hint in hints if "&" in hint] == []
