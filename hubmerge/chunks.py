@@ -133,8 +133,7 @@ class StreamOptions:
 
     def shards_at_once(self, plan: Plan) -> int:
         """How many output shards to write at once: more than one only on the CPU's cores."""
-        method = get_method(plan.recipe.method)
-        whole = any(method.needs_whole(t.name, t.shape) for t in plan.tensors() if t.action == "merge")
+        whole = any(is_whole(plan, t) for t in plan.tensors())
         if self.engine is not None or self.bursts is not None or whole:
             return 1
         return self.parallel_shards or shards_at_once(self.workers)
@@ -176,10 +175,6 @@ class Work:
         self._parameters = self._method.parse_parameters(plan.recipe.parameters)
         self._model = None if statistics is None else statistics.total
 
-    def is_whole(self, tensor: PlannedTensor) -> bool:
-        """True where a tensor must be one chunk."""
-        return tensor.action == "merge" and self._method.needs_whole(tensor.name, tensor.shape)
-
     def rule(self, tensor: PlannedTensor, thresholds: tuple[float, ...]) -> eager.Rule | None:
         """What is done to every element of a tensor; None where it is copied.
 
@@ -189,7 +184,7 @@ class Work:
             return None
         counted = None if self._statistics is None else self._statistics.tensors[tensor.name]
         scope = Scope(self._parameters, self._plan.recipe.weights, self._model, counted, thresholds)
-        method, whole = self._method, self.is_whole(tensor)
+        method, whole = self._method, is_whole(self._plan, tensor)
         rule = eager.Rule(
             kernel=_whole(method, tensor, scope) if whole else method.kernel,
             whole=whole,
@@ -232,6 +227,11 @@ class Work:
                     next_step=f"Remove {model.ref.id}.",
                 )
         return stored.raws[0].copy()  # it is written after this thread has read the next chunk
+
+
+def is_whole(plan: Plan, tensor: PlannedTensor) -> bool:
+    """True where a tensor must be one chunk."""
+    return tensor.action == "merge" and get_method(plan.recipe.method).needs_whole(tensor.name, tensor.shape)
 
 
 def magnitudes_of(plan: Plan, options: StreamOptions) -> Magnitudes | None:

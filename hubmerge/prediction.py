@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hubmerge.chunks import StreamOptions
+from hubmerge.chunks import StreamOptions, is_whole
 from hubmerge.eager import compilable
 from hubmerge.methods import get_method
 from hubmerge.plan import Plan, PlannedTensor
@@ -81,9 +81,9 @@ def _memory(plan: Plan, options: StreamOptions) -> int:
     agents, tensors = len(plan.agents), [t for t in plan.tensors() if t.action == "merge"]
     chunk = min(options.chunk(plan), max((t.elements for t in tensors), default=0))
     selects = _selects(plan)
-    compiled = [t for t in tensors if not _is_whole(plan, t) and _is_compiled(plan, t, options)]
-    plain = [t for t in tensors if not _is_whole(plan, t) and not _is_compiled(plan, t, options)]
-    whole = [t for t in tensors if _is_whole(plan, t)]
+    compiled = [t for t in tensors if not is_whole(plan, t) and _is_compiled(plan, t, options)]
+    plain = [t for t in tensors if not is_whole(plan, t) and not _is_compiled(plan, t, options)]
+    whole = [t for t in tensors if is_whole(plan, t)]
     threads = 1 if whole else options.workers
     per_thread = _THREAD + agents * (_THREAD_PER_AGENT + (_SELECTION_PER_AGENT if selects else 0))
     if compiled:
@@ -129,23 +129,19 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
     per_element += agents * _DRAW_AGENTS * ("uniform" in method.extras)
     parallel = serial = 0.0
     for tensor in tensors:
-        eager = _is_whole(plan, tensor) or not _is_compiled(plan, tensor, options)
+        eager = is_whole(plan, tensor) or not _is_compiled(plan, tensor, options)
         parallel += tensor.elements * per_element * (_EAGER if eager else 1) * 1e-9
-        if _is_whole(plan, tensor):
+        if is_whole(plan, tensor):
             rows, columns = tensor.shape[0], prod(tensor.shape[1:])
             steps = getattr(parameters, "steps", 1)
             serial += steps * agents * 4 * rows * columns * min(rows, columns) * _FLOP * 1e-9
     parallel += read_bytes(plan, options) * _READ_BYTE * 1e-9 + plan.passes * len(tensors) * _TENSOR_S
     hashing, writing = (plan.output_bytes * cost * 1e-9 for cost in (_HASH_BYTE, _WRITE_BYTE))
-    workers = 1 if any(_is_whole(plan, t) for t in tensors) else min(options.workers, machine.cores)
+    workers = 1 if any(is_whole(plan, t) for t in tensors) else min(options.workers, machine.cores)
     at_once = min(options.shards_at_once(plan), len(plan.shards) or 1)
     # the threads that hash and write need cores, too
     everything = (parallel + serial + hashing + writing) / min(workers + 2, machine.cores)
     return (_START_S + max(everything, parallel / workers, serial, hashing / at_once)) / machine.speed
-
-
-def _is_whole(plan: Plan, tensor: PlannedTensor) -> bool:
-    return get_method(plan.recipe.method).needs_whole(tensor.name, tensor.shape)
 
 
 def _is_compiled(plan: Plan, tensor: PlannedTensor, options: StreamOptions) -> bool:

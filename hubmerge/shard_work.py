@@ -21,6 +21,7 @@ from hubmerge.chunks import (
     Work,
     check_inputs,
     in_order,
+    is_whole,
     read_chunk,
     with_sensitivities,
 )
@@ -28,7 +29,6 @@ from hubmerge.counting import fold_inputs, fold_result
 from hubmerge.eager import Rule
 from hubmerge.errors import NonFiniteError
 from hubmerge.folding import TensorFold
-from hubmerge.methods import get_method
 from hubmerge.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.selection import Counts
 from hubmerge.sink import FinishedShard, ShardWriter
@@ -95,7 +95,7 @@ def write_shard(
         rules_of,
         unread=lambda tensor: reader.consumed(tensor, tensor.elements),
     )
-    whole = any(work.is_whole(t) for work in works for t in shard.tensors)
+    whole = any(is_whole(o.plan, t) for o in outputs for t in shard.tensors)
     done, total = 0, sum(t.elements for t in shard.tensors)
     with ExitStack() as stack:
         writers = [stack.enter_context(ShardWriter(o.folder, o.plan.shards[number])) for o in outputs]
@@ -153,11 +153,9 @@ class _Tallies:
 def _counted(outputs: Sequence[Output], number: int, options: StreamOptions, workers: int) -> Counted:
     plan = outputs[0].plan
     size = options.chunk(plan)
-    methods = [get_method(o.plan.recipe.method) for o in outputs]
 
     def chunk_of(tensor: PlannedTensor) -> int:
-        whole = tensor.action == "merge" and any(m.needs_whole(tensor.name, tensor.shape) for m in methods)
-        return max(tensor.elements, 1) if whole else size
+        return max(tensor.elements, 1) if any(is_whole(o.plan, tensor) for o in outputs) else size
 
     ranked = [None if o.thresholds else ranked_by_tensor(o.plan, options) for o in outputs]
     return Counted.of(plan.shards[number].tensors, chunk_of, ranked, KEPT_BYTES * workers // options.workers)

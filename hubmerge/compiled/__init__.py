@@ -28,6 +28,7 @@ from hubmerge.counter_rng import Key
 from hubmerge.counting import Counted
 from hubmerge.dtypes import STORAGE, decode
 from hubmerge.eager import COMPILED_AGENTS, ChunkInputs, ChunkOutput, Rule, compilable
+from hubmerge.errors import InternalError
 from hubmerge.statistics import Tally, zero_result
 
 MAX_AGENTS = COMPILED_AGENTS
@@ -84,12 +85,14 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
     sensitivities = np.stack(chunk.sensitivities) if chunk.sensitivities else _NO_FLOATS
     workspace = Workspace.of_thread(agents, len(chunk.uniform_keys) + len(chunk.sensitivities))
     loop = LoopCall.of_thread(rule, workspace)
-    _merge_pass(
+    status = _merge_pass(
         loop.address, loop.words, raw16, raw32, half, n, rule.epsilon, with_inputs, _OUTPUTS[dtype],
         not wide and chunk.dtypes[0] != dtype, rule.rounding == "stochastic", rule.both_roundings and not wide,
         key.first, key.second, chunk.start, into.words, into.sums_words, into.result_words, into.result_sums_words,
         _NOTHING if wide else out, out if wide else _NOTHING, keys, sensitivities, workspace.words,
     )  # fmt: skip
+    if status != 0:
+        raise InternalError("the compiled kernel of a method failed", got=f"status {status}")
     changed, rounded, nonfinite = into.result.tolist()
     tally = replace(_no_result(agents), elements=n, changed=changed, rounded=rounded, nonfinite=nonfinite)
     raw = out if wide else out.view(STORAGE[dtype])

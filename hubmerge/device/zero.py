@@ -30,9 +30,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.chunks import Observer, Silent, StreamOptions
+from hubmerge.chunks import Observer, Silent, StreamOptions, is_whole
 from hubmerge.distributed import ALONE
-from hubmerge.methods import get_method
 from hubmerge.plan import Plan
 from hubmerge.settings import Settings
 from hubmerge.shard_work import Output, write_shard
@@ -195,8 +194,7 @@ def ends_with(parent: int, signum: int) -> bool:
 
 def _takes_wholes(plan: Plan, number: int) -> bool:
     """True where tensors are merged whole, which the CPU does anyway."""
-    method = get_method(plan.recipe.method)
-    return any(t.action == "merge" and method.needs_whole(t.name, t.shape) for t in plan.shards[number].tensors)
+    return any(is_whole(plan, t) for t in plan.shards[number].tensors)
 
 
 def seconds_of(burst: Burst, _asking: int) -> int:

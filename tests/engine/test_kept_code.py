@@ -25,6 +25,7 @@ import hubmerge.compiled
 from hubmerge.compiled import adapters, entries, kept_code
 from hubmerge.compiled.entries import Entry
 from hubmerge.compiled.machine_code import Code, LinkError, ObjectCode, Packed, length
+from hubmerge.errors import InternalError
 from hubmerge.stream import Silent
 
 __all__ = ["kept"]  # a fixture
@@ -327,3 +328,10 @@ def test_where_nothing_can_be_compiled_the_merge_is_eager_with_one_warning_and_t
     assert "the merge takes much longer" in said
     assert ("no code for this processor" in said) == (what == "compiler")
     assert bytes_of(tmp_path / "eager", plan) == bytes_of(tmp_path / "compiled", plan)
+
+
+def test_a_kernel_that_fails_in_compiled_code_ends_the_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_family(tmp_path)
+    monkeypatch.setattr(hubmerge.compiled, "_merge_pass", lambda *values: -1)
+    with pytest.raises(InternalError, match="compiled kernel"):
+        run_merge(plan_of(tmp_path, "ram"), tmp_path / "out")
