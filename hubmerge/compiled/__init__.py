@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.buffers import empty
+from hubmerge.compiled import magnitude_counts
 from hubmerge.compiled.chunk_arrays import COUNTERS, WORKSPACE, Counters, LoopCall, Workspace
 from hubmerge.compiled.entries import Entry
 from hubmerge.compiled.layout import BFLOAT16, FLOAT16, FLOAT32
@@ -57,6 +58,15 @@ def unavailable() -> str | None:
     except Exception as error:  # noqa: BLE001 (a compiler or a linker may raise anything; the eager pass needs neither)
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def to_compile() -> frozenset[str]:
+    """Which passes this machine has no code of yet: "merging" them, "counting" magnitudes for a threshold."""
+    there = {
+        "merging": _probe_pass.is_there() and _merge_pass.is_there(),
+        "counting": magnitude_counts.is_there(),
+    }
+    return frozenset(name for name, is_there in there.items() if not is_there)
 
 
 def supports(agents: int, dtype: str) -> bool:
