@@ -1,8 +1,4 @@
-"""The work on one chunk, an element range of one tensor: from stored inputs to stored output, in any of a few threads.
-
-What is made here for every chunk is made of tuples: a frozen dataclass takes three times as long, in which no other
-thread runs.
-"""
+"""The work on one chunk, an element range of one tensor: from stored inputs to stored output, in any thread."""
 
 from __future__ import annotations
 
@@ -140,7 +136,8 @@ class StreamOptions:
         return self.threads or (len(os.sched_getaffinity(0)) if self.engine is None else host_threads())
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True)
+class Chunk:
     tensor: PlannedTensor
     start: int
     count: int

@@ -78,7 +78,7 @@ class TallySum(Generic[A]):
 
     def __init__(self, first: A, *, counts: bool = False) -> None:
         self._kind = type(first)
-        self._added, self._greatest = _added(self._kind, counts)
+        self._added, self._greatest = _added(self._kind, counts)  # type: ignore[arg-type]
         self._histogram: HistogramSum | None = None
         self._begin(first)
 
