@@ -1,20 +1,13 @@
-"""The work on one chunk, and the order in which chunks are worked on.
-
-A chunk is an element range of one tensor. `Work` takes it from stored inputs to stored output in any of a few
-threads; `in_order` keeps the results in the chunks' order with at most two per thread in flight, so that memory
-does not grow with the model or its largest tensor.
-"""
+"""The work on one chunk, an element range of one tensor: from stored inputs to stored output, in any thread."""
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,8 +148,7 @@ class Chunk:
         return self.start + self.count == self.tensor.elements
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """A chunk's stored output and what was counted; the counts are None where there was nothing to count."""
 
     data: bytes | memoryview
@@ -210,7 +202,7 @@ class Work:
             return Done(_bytes(self._copied(chunk, stored)), None, None)
         if "uniform" in rule.extras:
             stored = replace(stored, uniform_keys=draw_keys(self._plan, tensor))
-        if "sensitivity" not in rule.extras:
+        if stored.sensitivities and "sensitivity" not in rule.extras:
             stored = replace(stored, sensitivities=())
         module = eager if rule.whole else self._options.module(len(stored.raws) - 1, tensor.dtype)
         key = make_key(self._plan.recipe.seed, "rounding", tensor.name)
@@ -339,38 +331,10 @@ def _bytes(raw: NDArray[np.generic]) -> memoryview:
     return np.ascontiguousarray(raw).data.cast("B") if raw.size else memoryview(b"")
 
 
-A = TypeVar("A")
-B = TypeVar("B")
-
-
-def in_order(
-    items: Iterable[A | None], work: Callable[[A], B], workers: int, abandon: Callable[[], None] = lambda: None
-) -> Iterator[B]:
-    """`work` over `items` in several threads, results in the items' order, at most two per thread in flight.
-
-    None among the items takes the oldest result before the next item is asked for; there must be one. `abandon` is
-    called when it ends before the items do, so that work that waits for something can give up.
-    """
-    pending: deque[Future[B]] = deque()
-    with ThreadPoolExecutor(max_workers=workers, thread_name_prefix="hubmerge-stream") as pool:
-        try:
-            for item in items:
-                if item is not None:
-                    pending.append(pool.submit(work, item))
-                if item is None or len(pending) >= 2 * workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        except BaseException:  # an error of the work, or the consumer leaves (GeneratorExit)
-            abandon()
-            raise
-        finally:
-            for future in pending:
-                future.cancel()
-
-
 def check_inputs(plan: Plan, name: str, tally: Tally) -> None:
     """NonFiniteError names the model."""
+    if not any(tally.nonfinite.tolist()):
+        return
     for model, bad in zip(plan.models, tally.nonfinite, strict=True):
         if bad:
             raise NonFiniteError(

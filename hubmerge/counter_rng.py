@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ class Key:
     second: int  # 64 bits
 
 
+@lru_cache(1000)  # every chunk of a tensor asks for the same
 def make_key(seed: int, *identity: str) -> Key:
     """The key of a sequence, e.g. make_key(seed, "rounding", tensor_name)."""
     digest = hashlib.blake2b(repr((int(seed), *identity)).encode(), digest_size=16, person=b"hubmerge-rng").digest()

@@ -220,8 +220,14 @@ def fold_result(running: ResultTally, chunk: Counted[ResultTally]) -> ResultTall
 
 
 def added_in_order(total: Sums, blocks: Sums) -> Sums:
-    """total [Q] plus the sums of blocks [Q, n], one block after the other, which numpy's sum does not do."""
-    return np.asarray(np.add.accumulate(np.concatenate([total[:, None], blocks], axis=1), axis=1)[:, -1])
+    """total [Q] plus the sums of blocks [Q, n], one block after the other.
+
+    numpy's sum adds rows that way, of two numbers or more, but not the numbers of a row: blocks become rows here.
+    """
+    rows = np.empty((blocks.shape[1] + 1, len(total)))  # zeros would be made without the interpreter's lock: a wait
+    rows[0] = total
+    rows[1:] = blocks.T
+    return np.asarray(np.add.reduce(rows) if len(total) > 1 else np.add.accumulate(rows)[-1])
 
 
 def _pairs(k: int) -> list[tuple[int, int]]:

@@ -1,8 +1,9 @@
 """A canvas for the card's figures: texts, lines, boxes and markers at places in inches, and axes made of them.
 
-Drawn by matplotlib's Agg renderer itself. matplotlib's figures find out where labels and numbers touch by drawing them,
-and make an object with a dozen properties of every tick: two thirds of a second for three figures, of which ours know
-all places beforehand. There is no global state, so that threads may draw at once, and no text is ever mathematics.
+Drawn by matplotlib's Agg renderer itself (figure_renderer.py). matplotlib's figures find out where labels and numbers
+touch by drawing them, and make an object with a dozen properties of every tick: two thirds of a second for three
+figures, of which ours know all places beforehand. There is no global state, so that threads may draw at once, and no
+text is ever mathematics.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
+from hubmerge.figure_renderer import Pen, Renderer, font
+
 WIDTH = 8.0  # inches, as all lengths here; cards show about 800 pixels, so that 9 points read as 12 pixels
 SIZE = 9.0  # points
 EDGE = 0.1  # around everything
@@ -23,7 +26,6 @@ TICK = 0.07  # a tick and the space to its number
 ROW = 0.2  # of a legend
 LIGHT = "#dddddd"
 
-_FONT = "DejaVu Sans"  # comes with matplotlib
 _DPI = 150
 _POINT = 1 / 72
 _CAPITAL = 0.73 * _POINT  # height of a capital letter of one point
@@ -34,13 +36,6 @@ _LEGEND_GAP = 0.25
 
 Point = tuple[float, float]
 Color = Any  # what matplotlib takes: a name, or three or four numbers
-
-
-def font() -> Any:
-    # imported here, as below: matplotlib takes a quarter of a second and 30 MB, and most commands draw nothing
-    from matplotlib.font_manager import findfont, get_font
-
-    return get_font(findfont(_FONT))
 
 
 @lru_cache(1000)
@@ -81,12 +76,11 @@ class Canvas:
     """`height` inches of white; y goes up. Later things cover earlier ones."""
 
     def __init__(self, height: float) -> None:
-        from matplotlib.backends.backend_agg import RendererAgg
+        # imported here, as below: matplotlib takes a tenth of a second and 20 MB, and most commands draw nothing
         from matplotlib.transforms import IdentityTransform
 
-        self._agg = RendererAgg(round(WIDTH * _DPI), round(height * _DPI), _DPI)
+        self._agg = Renderer(round(WIDTH * _DPI), round(height * _DPI), _DPI)
         self._as_it_is = IdentityTransform()
-        self._fonts: dict[float, Any] = {}
         self.box(0.0, 0.0, WIDTH, height + 1.0, "white")
 
     def text(
@@ -103,18 +97,14 @@ class Canvas:
     ) -> None:
         """`across`: the part of the text before x, 0 to 1. y: of its baseline, or of its capitals' middle. `turned`:
         degrees around that point."""
-        from matplotlib.font_manager import FontProperties
-
         if not text:
             return
-        if size not in self._fonts:
-            self._fonts[size] = FontProperties(family=_FONT, size=size)
         before = across * text_width(text, size)
         below = _CAPITAL * size / 2 if middle else 0.0
         cos, sin = math.cos(math.radians(turned)), math.sin(math.radians(turned))
         x, y = x - before * cos + below * sin, y - before * sin - below * cos
         place = (round(x * _DPI), round(self._agg.height - y * _DPI))
-        self._agg.draw_text(self._pen(color, 0.0), *place, text, self._fonts[size], turned)
+        self._agg.draw_text(self._pen(color, 0.0), *place, text, size, turned)
 
     def box(self, x: float, y: float, width: float, height: float, color: Color) -> None:
         """Filled, in whole pixels."""
@@ -130,11 +120,9 @@ class Canvas:
         """`width` and `dashes` (drawn, left out, …) in points."""
         from matplotlib.path import Path
 
-        pen = self._pen(color, width)
-        pen.set_joinstyle("round")
-        if dashes:
-            pen.set_dashes(0, list(dashes))
-        self._agg.draw_path(pen, Path([(x * _DPI, y * _DPI) for x, y in points]), self._as_it_is, None)
+        self._agg.draw_path(
+            self._pen(color, width, dashes), Path([(x * _DPI, y * _DPI) for x, y in points]), self._as_it_is, None
+        )
 
     def marks(self, points: Sequence[Point], shape: str, color: Color, size: float = 4.0) -> None:
         """A marker of matplotlib's, `size` points wide, at each point."""
@@ -157,11 +145,10 @@ class Canvas:
         picture.convert("RGB").save(buffer, "png", dpi=(_DPI, _DPI), compress_level=3)  # a higher one saves little
         return buffer.getvalue()
 
-    def _pen(self, color: Color, width: float) -> Any:
-        pen = self._agg.new_gc()
-        pen.set_foreground(color)
-        pen.set_linewidth(width)
-        return pen
+    def _pen(self, color: Color, width: float, dashes: Sequence[float] = ()) -> Pen:
+        from matplotlib.colors import to_rgba
+
+        return Pen(to_rgba(color), width, dashes)
 
     def _scaled(self, factor: float) -> Any:
         from matplotlib.transforms import Affine2D

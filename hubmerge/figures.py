@@ -24,13 +24,13 @@ from hubmerge.figure_canvas import (
     Canvas,
     Point,
     beside,
-    font,
     legend,
     legend_shape,
     number,
     ticks,
     widest,
 )
+from hubmerge.figure_renderer import font
 from hubmerge.report import Report
 
 DENSITY = "figures/density_by_layer.png"

@@ -25,7 +25,6 @@ from hubmerge.chunks import (
     check_inputs,
     chunks_of,
     epsilon_of,
-    in_order,
     magnitudes_of,
     read_chunk,
     runnable,
@@ -34,6 +33,7 @@ from hubmerge.chunks import (
 from hubmerge.counting import fold_inputs
 from hubmerge.distributed import ALONE
 from hubmerge.folding import TensorFold
+from hubmerge.in_order import in_order
 from hubmerge.plan import Plan, PlannedTensor
 from hubmerge.selection import select
 from hubmerge.sources.reader import TensorReader

@@ -29,7 +29,7 @@ class TensorFold(Generic[T]):
 
     def add(self, chunk: Counted[T]) -> None:
         if self._counts is None or self._sums is None:
-            self._counts, self._sums = TallySum(chunk.tally), np.zeros(len(chunk.sums))
+            self._counts, self._sums = TallySum(chunk.tally, counts=True), np.zeros(len(chunk.sums))
         else:
             self._counts.add(chunk.tally)
         self._sums = added_in_order(self._sums, chunk.sums)

@@ -22,6 +22,7 @@ comes on top of all this.
 
 from __future__ import annotations
 
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,17 +100,14 @@ class Histogram:
         part = slice(first, end)
         return Magnitudes(elements, self.keys[part] - agent * BINS, self.counts[part], self.offsets[part])
 
-    def to_json(self) -> dict[str, list[int]]:
-        """Keys as gaps, which are short."""
-        return {
-            "gaps": np.diff(self.keys, prepend=0).tolist(),
-            "counts": self.counts.tolist(),
-            "offsets": self.offsets.tolist(),
-        }
+    def to_json(self) -> dict[str, str]:
+        """Keys as gaps, which are small; numbers as text that is made and read a hundred times faster than digits."""
+        values = {"gaps": np.diff(self.keys, prepend=0), "counts": self.counts, "offsets": self.offsets}
+        return {name: _as_text(array) for name, array in values.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        gaps, counts, offsets = (np.array(data[name], dtype=np.int64) for name in ("gaps", "counts", "offsets"))
+        gaps, counts, offsets = (_from_text(data[name]) for name in ("gaps", "counts", "offsets"))
         return cls(np.cumsum(gaps), counts, offsets)
 
 
@@ -133,6 +131,20 @@ class HistogramSum:
         """Keys, counts and offsets of the sum."""
         keys = np.flatnonzero(self._counts).astype(np.int64)
         return keys, self._counts[keys], self._offsets[keys]
+
+
+def _as_text(values: Counts) -> str:
+    """How many bytes a number takes, then the numbers in base64."""
+    size = max(1, -(-int(values.max(initial=0)).bit_length() // 8))
+    numbers = values.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size]
+    return f"{size}{b2a_base64(numbers.tobytes(), newline=False).decode('ascii')}"
+
+
+def _from_text(text: str) -> Counts:
+    numbers = np.frombuffer(a2b_base64(text[1:]), np.uint8).reshape(-1, int(text[:1]))
+    values = np.zeros((len(numbers), 8), np.uint8)
+    values[:, : numbers.shape[1]] = numbers
+    return values.view("<u8").reshape(-1).astype(np.int64)
 
 
 def _none() -> Counts:

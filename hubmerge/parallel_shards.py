@@ -37,11 +37,12 @@ def shards_at_once(workers: int) -> int:
 class Relay:
     """Observes one shard for an `Overall`, in whatever thread writes it."""
 
-    def __init__(self, told: Callable[[], None], warn: Callable[[str], None]) -> None:
+    def __init__(self, told: Callable[[], None], counted: Callable[[], None], warn: Callable[[str], None]) -> None:
         self.warning = warn
         self.done = 0
         self.counted_here: Tally | None = None
         self._told = told
+        self._counted = counted
 
     def progress(self, stage: str, done: int, total: int) -> None:
         self.done = done
@@ -49,6 +50,7 @@ class Relay:
 
     def counted(self, total: Tally) -> None:
         self.counted_here = total
+        self._counted()
 
 
 class Overall:
@@ -58,14 +60,17 @@ class Overall:
         self.observer = observer
         self._done, self._total = done, total
         self._counted: Tally | None = None
-        self._shown: list[Tally] = []
+        self._has_counted = False
         self._open: list[Relay] = []
         self._warnings: SimpleQueue[str] = SimpleQueue()
 
     def relay(self, told: Callable[[], None]) -> Relay:
-        relay = Relay(told, self._warnings.put)
+        relay = Relay(told, self._counts, self._warnings.put)
         self._open.append(relay)
         return relay
+
+    def _counts(self) -> None:
+        self._has_counted = True
 
     def close(self, relay: Relay, elements: int) -> None:
         """The shard of `relay` is finished."""
@@ -82,13 +87,10 @@ class Overall:
     def tell(self) -> None:
         """Pass on how far it is; raises what the observer raises."""
         self._warn()
-        parts = [t for t in (self._counted, *(r.counted_here for r in self._open)) if t is not None]
-        if parts and list(map(id, parts)) != list(map(id, self._shown)):
-            self._shown = parts
-            total = parts[0]
-            for part in parts[1:]:
-                total = total + part
-            self.observer.counted(total)
+        if self._has_counted:
+            self._has_counted = False
+            parts = (self._counted, *(relay.counted_here for relay in self._open))
+            self.observer.counted(Tally.sum_of([t for t in parts if t is not None]))
         self.observer.progress("merge", self._done + sum(r.done for r in self._open), self._total)
 
 

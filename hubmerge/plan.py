@@ -40,7 +40,7 @@ class PlannedTensor:
     end: int
     inputs: tuple[StoredTensor, ...]
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return self.inputs[0].entry.elements
 

@@ -6,6 +6,7 @@ in that order, which is the file's: folded into the shard's statistics, hashed a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from hubmerge.chunks import (
     Thresholds,
     Work,
     check_inputs,
-    in_order,
     is_whole,
     read_chunk,
     with_sensitivities,
@@ -29,12 +29,15 @@ from hubmerge.counting import fold_inputs, fold_result
 from hubmerge.eager import Rule
 from hubmerge.errors import NonFiniteError
 from hubmerge.folding import TensorFold
+from hubmerge.in_order import in_order
 from hubmerge.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.selection import Counts
 from hubmerge.sink import FinishedShard, ShardWriter
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
+from hubmerge.statistics import ResultTally, Statistics, Tally, TallySum, zero_result, zero_tally
 from hubmerge.steps import KEPT_BYTES, Counted, Step, Steps, ranked_by_tensor
+
+_TELLING_S = 0.1  # between two statistics on the way: who looks at them cannot tell more of them apart
 
 
 @dataclass(frozen=True)
@@ -126,27 +129,33 @@ class _Tallies:
         self.inputs = {name: zero_tally(agents) for name in merged} if with_inputs else None
         self.results = [{name: zero_result(agents) for name in merged} for _ in range(outputs)]
         self._plan = plan
-        self._total = zero_tally(agents)
+        self._zero = zero_tally(agents)
+        self._zero_result = zero_result(agents)
+        self._total = TallySum(self._zero)
         self._counted = counted  # told of the inputs' counts so far
+        self._next_telling = 0.0
+        self._last = next((t.name for t in reversed(shard.tensors) if t.action == "merge" and t.elements), "")
 
     def add(self, chunk: Chunk, items: Sequence[Done]) -> None:
         """The results of a chunk, one per output; NonFiniteError names what is not finite."""
-        name, agents = chunk.tensor.name, len(self._plan.agents)
+        name, ends = chunk.tensor.name, chunk.ends
         if not chunk.start:
-            self._fold_in = TensorFold(zero_tally(agents), fold_inputs)
-            self._folds_out = [TensorFold(zero_result(agents), fold_result) for _ in items]
+            self._fold_in = TensorFold(self._zero, fold_inputs)
+            self._folds_out = [TensorFold(self._zero_result, fold_result) for _ in items]
         if self.inputs is not None and (counts := items[0].inputs) is not None:
             self._fold_in.add(counts)
             check_inputs(self._plan, name, counts.tally)
-            if chunk.ends:
+            if ends:
                 self.inputs[name] = self._fold_in.tally()
-                self._total = self._total + self.inputs[name]
-                self._counted(self._total)
+                self._total.add(self.inputs[name])
+                if name == self._last or time.monotonic() >= self._next_telling:
+                    self._counted(self._total.value())
+                    self._next_telling = time.monotonic() + _TELLING_S
         for item, fold, result in zip(items, self._folds_out, self.results, strict=True):
             if item.result is not None:
                 fold.add(item.result)
                 _check_result(name, item.result.tally)
-                if chunk.ends:
+                if ends:
                     result[name] = fold.tally()
 
 

@@ -31,6 +31,7 @@ from hubmerge.uncached import UncachedFile
 MANIFEST = "hubmerge.json"
 WORK = ".hubmerge"  # inside the output folder, gone when it is complete
 _JOURNAL = "journal.jsonl"
+_FORM = 2  # version of its lines
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ def _name(model: str) -> str:
 def plan_identity(plan: Plan) -> str:
     """What a resumed merge must agree on: inputs, recipe, rounding and the layout of the shards."""
     # the journal holds tallies, so those of another schema are another merge's
-    digest = hashlib.sha256(f"{plan.identity}\0{plan.rounding}\0{SCHEMA}".encode())
+    digest = hashlib.sha256(f"{plan.identity}\0{plan.rounding}\0{SCHEMA}.{_FORM}".encode())
     for shard in plan.shards:
         digest.update(shard.filename.encode() + b"\0" + shard.header)
     return digest.hexdigest()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -36,6 +37,7 @@ class _Addable:
     """Field-wise `+`; fields named in MAXIMA combine by maximum."""
 
     MAXIMA: tuple[str, ...] = ()
+    SUMS: tuple[str, ...] = ()  # real numbers
     elements: int
 
     def __add__(self, other: Self) -> Self:
@@ -60,11 +62,9 @@ class _Addable:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        sums = cls.SUMS  # type: ignore[attr-defined]
-
         def value(name: str, plain: Any) -> Any:
             if isinstance(plain, list):
-                return np.array(plain, dtype=np.float64 if name in sums else np.int64)
+                return np.array(plain, dtype=np.float64 if name in cls.SUMS else np.int64)
             return Histogram.from_json(plain) if isinstance(plain, dict) else plain
 
         return cls(**{name: value(name, plain) for name, plain in data.items()})
@@ -74,16 +74,17 @@ A = TypeVar("A", bound=_Addable)
 
 
 class TallySum(Generic[A]):
-    """Tallies of one kind added up in place, in the order in which they come."""
+    """Tallies of one kind added up in place, in the order in which they come. `counts`: their real sums are zeros."""
 
-    def __init__(self, first: A) -> None:
+    def __init__(self, first: A, *, counts: bool = False) -> None:
         self._kind = type(first)
+        self._added, self._greatest = _added(self._kind, counts)  # type: ignore[arg-type]
+        self._histogram: HistogramSum | None = None
         self._begin(first)
 
     def _begin(self, first: A) -> None:
         self._values = {f.name: getattr(first, f.name) for f in fields(first)}  # type: ignore[arg-type]
         self._own = False  # a first tally is not changed
-        self._histogram: HistogramSum | None = None
 
     def add(self, part: A) -> None:
         values = self._values
@@ -91,31 +92,36 @@ class TallySum(Generic[A]):
             self._begin(part)
             return
         if not self._own:
-            self._own = True
-            for name, value in values.items():
-                if isinstance(value, np.ndarray):
-                    values[name] = value.copy()
-                elif isinstance(value, Histogram):
-                    self._histogram = HistogramSum()
-                    self._histogram.add(value)
-        for name, value in values.items():
-            more = getattr(part, name)
-            if isinstance(value, Histogram):
-                assert self._histogram is not None
-                self._histogram.add(more)
-            elif name in self._kind.MAXIMA:
-                np.maximum(value, more, out=value)
-            elif isinstance(value, np.ndarray):
-                value += more
-            else:
-                values[name] = value + more
+            self._make_own()
+        for name in self._added:
+            values[name] += getattr(part, name)
+        for name in self._greatest:
+            np.maximum(values[name], getattr(part, name), out=values[name])
+        if self._histogram is not None:
+            self._histogram.add(part.histogram)  # type: ignore[attr-defined]
+
+    def _make_own(self) -> None:
+        self._own = True
+        for name, value in self._values.items():
+            if isinstance(value, np.ndarray):
+                self._values[name] = value.copy()
+            elif isinstance(value, Histogram) and self._histogram is None:
+                self._histogram = HistogramSum()
+                self._histogram.add(value)
 
     def value(self) -> A:
-        """The sum so far; nothing is added afterwards."""
-        if self._histogram is None:
-            return self._kind(**self._values)
-        histogram = Histogram(*self._histogram.arrays())
-        return self._kind(**{n: histogram if isinstance(v, Histogram) else v for n, v in self._values.items()})
+        """The sum so far."""
+        self._own = False  # what is added from now on is added to copies
+        if self._histogram is not None:
+            self._values["histogram"] = Histogram(*self._histogram.arrays())
+        return self._kind(**self._values)
+
+
+@cache
+def _added(kind: type[_Addable], counts: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the fields that are added, and of those of which the greatest is taken; a histogram is neither."""
+    left_out = {"histogram", *kind.MAXIMA, *(kind.SUMS if counts else ())}
+    return tuple(f.name for f in fields(kind) if f.name not in left_out), kind.MAXIMA  # type: ignore[arg-type]
 
 
 def _plain(value: Any) -> Any:

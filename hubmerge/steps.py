@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hubmerge.chunks import Chunk, StreamOptions, chunks_of, magnitudes_of
 from hubmerge.eager import ChunkInputs, Rule
@@ -37,8 +38,7 @@ class Kept(Scratch):
     inputs: ChunkInputs | None = None
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A chunk to be counted by `counting` or merged by `rules`, each per output; one of the two is empty."""
 
     chunk: Chunk

@@ -33,15 +33,15 @@ class Terminal:
                 self._line({"type": "progress", "stage": stage, "done": done, "total": total, "unit": unit})
             return
         if stage != self._stage:
-            from tqdm import tqdm
-
             self.close()
             self._stage = stage
-            shown = unit if unit == "B" else " el"
-            self._bar = tqdm(
-                total=total, desc=stage, unit=shown, unit_scale=True, disable=None, file=sys.stderr, leave=False
-            )
-        self._bar.update(done - self._bar.n)
+            if sys.stderr.isatty():
+                from tqdm import tqdm
+
+                shown = unit if unit == "B" else " el"
+                self._bar = tqdm(total=total, desc=stage, unit=shown, unit_scale=True, file=sys.stderr, leave=False)
+        if self._bar is not None:
+            self._bar.update(done - self._bar.n)
 
     def statistics(self, values: Mapping[str, Any]) -> None:
         pass

@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import RendererAgg
+from matplotlib.font_manager import FontProperties
 from PIL import Image
 from report_helpers import FIGURES, report, report_data, report_of, summary
 
+from hubmerge import figure_canvas
 from hubmerge.figure_canvas import WIDTH, Axes, Canvas, legend_shape, text_width, ticks
 from hubmerge.figures import _label, _matrix, render_figures
 from hubmerge.report import Report
@@ -100,6 +104,40 @@ def test_a_bar_is_as_long_as_its_share() -> None:
     assert len(rows) == 2
     assert rows[1] / rows[0] == pytest.approx(3, rel=0.03)
     assert np.median(dark[dark > 50]) == pytest.approx(rows[0], rel=0.05)
+
+
+class PublicRenderer:
+    """What figure_renderer.Renderer does, by matplotlib's public one."""
+
+    def __init__(self, width: int, height: int, dpi: int) -> None:
+        self.width, self.height = width, height
+        self._agg = RendererAgg(width, height, dpi)
+
+    def _context(self, pen: Any) -> Any:
+        context = self._agg.new_gc()
+        context.set_foreground(pen._rgb)
+        context.set_linewidth(pen._linewidth)
+        context.set_dashes(*pen.get_dashes())
+        return context
+
+    def draw_path(self, pen: Any, *rest: Any) -> None:
+        self._agg.draw_path(self._context(pen), *rest)
+
+    def draw_markers(self, pen: Any, *rest: Any) -> None:
+        self._agg.draw_markers(self._context(pen), *rest)
+
+    def draw_text(self, pen: Any, x: int, y: int, text: str, size: float, turned: float) -> None:
+        self._agg.draw_text(self._context(pen), x, y, text, FontProperties(family="DejaVu Sans", size=size), turned)
+
+    def buffer_rgba(self) -> memoryview:
+        return self._agg.buffer_rgba()
+
+
+def test_every_pixel_is_as_matplotlibs_public_renderer_draws_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = report_of([f"AVA To/fi-{k}" for k in range(19)])  # kerning, every marker, every kind of line
+    drawn = render_figures(shown)
+    monkeypatch.setattr(figure_canvas, "Renderer", PublicRenderer)
+    assert drawn == render_figures(shown)
 
 
 def test_drawing_leaves_matplotlibs_global_state_alone() -> None:

@@ -76,7 +76,7 @@ def test_what_is_not_needed_is_not_loaded() -> None:
         "data = json.loads(Path('tests/data/report.json').read_text())\n"
         "report = Report.from_json(data | {'evaluations': []})\n"
         "assert len(render_figures(report)) == 3 and render_card(report)\nHub('http://127.0.0.1:1')\n"
-        "heavy = {'huggingface_hub', 'httpx2', 'matplotlib.axes', 'hubmerge.leaderboard', 'numba', 'scipy'}\n"
+        "heavy = {'huggingface_hub', 'httpx2', 'matplotlib.backend_bases', 'hubmerge.leaderboard', 'numba', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -7,7 +7,7 @@ a chunk is made once per thread with its words (machine_code.Packed), and a chun
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 from math import prod
@@ -76,8 +76,8 @@ class Counters:
         overlap = self.by_overlap.sum(axis=0)
         overlap[1:] //= _numbers(agents)
         overlap[0] = self.elements - overlap.sum()
-        tally = replace(
-            _nothing(agents),
+        nothing = _nothing(agents)
+        tally = Tally(
             elements=self.elements,
             changed=changed,
             identical=self.single[1, :agents],
@@ -87,7 +87,9 @@ class Counters:
             pair_agree=_both_ways(self.pair_agree, changed),
             conflict=int(self.single[0, 0]),
             nonfinite=self.single[2],
+            dot=nothing.dot,
             max_abs=self.extent[:, 0].astype(np.uint32).view(np.float32).astype(np.float64),
+            moments=nothing.moments,
             histogram=self._histogram(),
         )
         return Counted(tally, self.sums)

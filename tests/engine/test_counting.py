@@ -15,6 +15,7 @@ from hubmerge.counting import (
     LANES,
     RELATIVE_ERROR,
     activity,
+    added_in_order,
     block_scales,
     block_sums,
     count_inputs,
@@ -244,3 +245,21 @@ def test_the_page_on_statistics_names_every_field_and_the_schema() -> None:
 )
 def test_names_tell_layer_and_module(name: str, layer: int | None, module: str) -> None:
     assert (layer_of(name), module_of(name)) == (layer, module)
+
+
+@pytest.mark.parametrize("quantities", [1, 2, 3, 4, 15, 33])
+@pytest.mark.parametrize("blocks", [1, 7, 8, 9, 256, 1000])
+def test_blocks_are_added_one_after_the_other(quantities: int, blocks: int) -> None:
+    rng = np.random.default_rng(quantities + blocks)
+    start, sums = (
+        rng.standard_normal(quantities),
+        rng.standard_normal((quantities, blocks)) * 10.0 ** rng.integers(-9, 9),
+    )
+    wanted = []
+    for first, row in zip(start.tolist(), sums.tolist(), strict=True):
+        for value in row:
+            first += value
+        wanted.append(first)
+    assert added_in_order(start, sums).tolist() == wanted
+    turned = np.ascontiguousarray(sums.T).T  # however the blocks lie in memory
+    assert added_in_order(start, turned).tolist() == wanted
