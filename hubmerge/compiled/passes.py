@@ -9,8 +9,15 @@ from hubmerge.compiled.adapters import INNER, call_code
 from hubmerge.compiled.counts import count_inputs, differences, flush, overlaps, sum_result
 from hubmerge.compiled.kernel_loops import N_WORD
 from hubmerge.compiled.layout import BFLOAT16, FLOAT32, FLUSH
-from hubmerge.compiled.rounding import draw_uniform, finish, round_to
-from hubmerge.compiled.vector_loops import GROUP, VECTOR, finish_bf16
+from hubmerge.compiled.rounding import finish, round_f16
+from hubmerge.compiled.rounding_loops import (
+    draw_uniform,
+    finish_nearest,
+    finish_nearest_and_other,
+    finish_stochastic,
+    finish_stochastic_and_other,
+)
+from hubmerge.compiled.vector_loops import GROUP
 from hubmerge.counting import BLOCK, LANES
 
 _ROWS = GROUP * LANES  # elements of a group of rows
@@ -76,8 +83,18 @@ def merge_pass(
         loop_words[N_WORD] = np.uint64(m)
         if call_code(apply, loop_words) != 0:
             return -1
-        if dtype == BFLOAT16 and not stochastic and not recode and m % VECTOR == 0:
-            finish_bf16(base, delta, m, out16[start:stop], exact, step, counts)
+        if dtype == BFLOAT16:
+            place, into = index + start, out16[start:stop]
+            if has_other and stochastic:
+                finish_stochastic_and_other(
+                    base, delta, m, recode, first, second, place, into, step, other_step, counts
+                )  # fmt: skip
+            elif has_other:
+                finish_nearest_and_other(base, delta, m, recode, first, second, place, into, step, other_step, counts)
+            elif stochastic:
+                finish_stochastic(base, delta, m, recode, first, second, place, into, step, other_step, counts)
+            else:
+                finish_nearest(base, delta, m, recode, first, second, place, into, step, other_step, counts)
         else:
             for i in range(m):
                 exact[i] = base[i] if delta[i] == np.float32(0) else base[i] + delta[i]
@@ -85,14 +102,14 @@ def merge_pass(
                 _copy(exact, m, stored)
                 _copy(exact, m, out32[start:stop])
             else:
-                round_to(dtype, exact, m, stochastic, first, second, index + start, stored, out16[start:stop])
+                round_f16(exact, m, stochastic, first, second, index + start, stored, out16[start:stop])
             if recode:
-                round_to(dtype, base, m, False, first, second, 0, stored_base, unused)
+                round_f16(base, m, False, first, second, 0, stored_base, unused)
             finish(base, stored_base if recode else base, exact, stored, m, step, counts)
-        if has_other:
-            round_to(dtype, exact, m, not stochastic, first, second, index + start, other, unused)
-            for i in range(m):
-                other_step[i] = other[i] - base[i]
+            if has_other:
+                round_f16(exact, m, not stochastic, first, second, index + start, other, unused)
+                for i in range(m):
+                    other_step[i] = other[i] - base[i]
         sum_result(
             deltas, found, active, exactly, delta, step, other_step, m, padded, has_other, out_sums[:, block], scaled,
             alone, shared, scratch[0],

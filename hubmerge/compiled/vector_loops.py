@@ -16,11 +16,6 @@ largest pattern, and the smallest one less 1 (of none: 2^32 − 1).
     dot(x, y, n)                                       → Σx·y
     regions(own, alone, shared, merged, step, n, out)  Σo², Σo·m, Σo·s where alone, Σo², Σo·m where shared
     masked_dot(own, mask, step, n)                     → Σo·s where masked
-    finish_bf16(base, delta, n, out, exact, step, counts)
-
-base + delta (base where delta is 0) in float32, rounded to the nearest BF16 in out (uint16), what that moved from the
-base in step; adds to counts int64[3] how many differ from the base, how many were rounded, how many are not finite;
-n is a multiple of VECTOR.
 
 sums in float32 in counting.block_sums's order, returned as float64.
 """
@@ -270,36 +265,3 @@ def regions(typing, own, alone, shared, merged, step, n, out):
         return _keep(context, builder, signature, arguments, 6, _sums(builder, arguments[5], 5, products))
 
     return types.void(own, alone, shared, merged, step, types.int64, out), generate
-
-
-@intrinsic
-def finish_bf16(typing, base, delta, n, out, exact, step, counts):
-    def generate(context, builder, signature, arguments):
-        def at(place, offset, element):
-            return _pointer(context, builder, signature, arguments, place, offset, element)
-
-        totals = [cgutils.alloca_once_value(builder, ir.Constant(_I64, 0)) for _ in range(3)]
-        last, width = arguments[2], ir.Constant(_I64, VECTOR)
-        with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), last, width, _I64) as (i, _):
-            first, update = (_load(builder, at(place, i, _FLOAT), 4) for place in (0, 1))
-            still = builder.fcmp_ordered("==", update, ir.Constant(_FLOAT, [0.0] * VECTOR))
-            value = builder.select(still, first, builder.fadd(first, update))
-            bits = builder.bitcast(value, _INT)
-            odd = builder.and_(builder.lshr(bits, _all(16)), _all(1))
-            near = builder.lshr(builder.add(builder.add(bits, _all(0x7FFF)), odd), _all(16))
-            near = builder.select(builder.fcmp_unordered("uno", value, value), _all(0x7FC0), near)
-            stored = builder.bitcast(builder.shl(near, _all(16)), _FLOAT)
-            _store(builder, builder.trunc(near, _SHORT), at(3, i, _SHORT), 2)
-            _store(builder, value, at(4, i, _FLOAT), 4)
-            _store(builder, builder.fsub(stored, first), at(5, i, _FLOAT), 4)
-            infinite = builder.icmp_unsigned("==", builder.and_(near, _all(0x7F80)), _all(0x7F80))
-            changed, rounded = (builder.fcmp_unordered("!=", stored, before) for before in (first, value))
-            for total, flags in zip(totals, (changed, rounded, infinite), strict=True):
-                more = builder.zext(builder.ctpop(builder.bitcast(flags, ir.IntType(VECTOR))), _I64)
-                builder.store(builder.add(builder.load(total), more), total)
-        for number, total in enumerate(totals):
-            address = at(6, ir.Constant(_I64, number), _I64)
-            builder.store(builder.add(builder.load(address), builder.load(total)), address)
-        return context.get_dummy_value()
-
-    return types.void(base, delta, types.int64, out, exact, step, counts), generate

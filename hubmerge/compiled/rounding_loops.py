@@ -1,0 +1,199 @@
+"""The loops over one block that draw, and that finish a BF16 output, written as LLVM code.
+
+As vector_loops.py, whose rules hold here too; the last elements of an array, fewer than VECTOR, are done under a mask.
+
+    draw_uniform(first, second, index, n, out)
+
+counter_rng.uniform of the elements index … index + n − 1 in out (float32, up to VECTOR − 1 elements more than n).
+
+    finish_nearest(base, delta, n, recode, first, second, index, out, step, other_step, counts)
+    finish_stochastic(…)           finish_nearest_and_other(…)           finish_stochastic_and_other(…)
+
+base + delta (base where delta is 0) in float32, rounded to BF16 in out (uint16), what that moved from the base in step;
+adds to counts int64[3] how many differ from the base (if `recode`, from the base rounded to the nearest BF16), how many
+were rounded, how many are not finite. Draws are counter_rng's of the elements index …. `and_other`: what the other way
+to round would have moved in other_step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from hubmerge.compiled.rounding import FACTORS, STEP
+from hubmerge.compiled.vector_loops import (
+    _BIT, _FLOAT, _I64, _INT, _SHORT, VECTOR, _all, _load, _pointer, _spread, _store,
+)  # fmt: skip
+
+_HALF = VECTOR // 2
+_LONG = ir.VectorType(_I64, _HALF)
+_MASK = ir.IntType(VECTOR)
+
+
+def _longs(value):
+    return ir.Constant(_LONG, [value & 0xFFFF_FFFF_FFFF_FFFF] * _HALF)
+
+
+def _spread_long(builder, scalar):
+    one = builder.insert_element(ir.Constant(_LONG, ir.Undefined), scalar, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), _HALF), [0] * _HALF)
+    return builder.shuffle_vector(one, ir.Constant(_LONG, ir.Undefined), zeros)
+
+
+class _Draws:
+    """counter_rng.draws of VECTOR elements after the other."""
+
+    def __init__(self, builder, first, second, index):
+        self._builder, self._second = builder, _spread_long(builder, second)
+        start = _spread_long(builder, builder.add(builder.mul(index, _I64(STEP)), first))
+        # of the even elements and of the odd ones, so that the upper halves of both are interleaved by one instruction
+        self._counters = [
+            cgutils.alloca_once_value(
+                builder,
+                builder.add(start, ir.Constant(_LONG, [STEP * (2 * i + odd) & (2**64 - 1) for i in range(_HALF)])),
+            )
+            for odd in range(2)
+        ]
+
+    def next(self):
+        """The upper 32 bits of the next VECTOR draws."""
+        builder, words = self._builder, []
+        for counter in self._counters:
+            x = builder.load(counter)
+            builder.store(builder.add(x, _longs(VECTOR * STEP)), counter)
+            x = self._multiplied(x)
+            x = builder.xor(builder.xor(x, builder.lshr(x, _longs(31))), self._second)
+            # the last step of mixing changes lower bits only
+            words.append(builder.bitcast(self._multiplied(x), _INT))
+        upper = [half * VECTOR + 2 * i + 1 for i in range(_HALF) for half in range(2)]
+        return builder.shuffle_vector(*words, ir.Constant(_INT, upper))
+
+    def _multiplied(self, x):
+        for shift, factor in zip((30, 27), FACTORS, strict=True):
+            x = self._builder.mul(self._builder.xor(x, self._builder.lshr(x, _longs(shift))), _longs(factor))
+        return x
+
+
+@intrinsic
+def draw_uniform(typing, first, second, index, n, out):
+    def generate(context, builder, signature, arguments):
+        first, second, index, n, _ = arguments
+        draws, unit = _Draws(builder, first, second, index), ir.Constant(_FLOAT, [2.0**-24] * VECTOR)
+        with cgutils.for_range_slice(builder, _I64(0), n, _I64(VECTOR), _I64) as (i, _):
+            whole = builder.sitofp(builder.lshr(draws.next(), _all(8)), _FLOAT)
+            place = _pointer(context, builder, signature, arguments, 4, i, _FLOAT)
+            _store(builder, builder.fmul(whole, unit), place, 4)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64, types.int64, types.int64, out), generate
+
+
+def _nearest(builder, value):
+    """The upper 16 bits of each pattern, rounded to nearest, ties to even."""
+    bits = builder.bitcast(value, _INT)
+    odd = builder.and_(builder.lshr(bits, _all(16)), _all(1))
+    return _quiet(builder, value, builder.add(builder.add(bits, _all(0x7FFF)), odd))
+
+
+def _stochastic(builder, value, draw):
+    bits = builder.bitcast(value, _INT)
+    special = builder.icmp_unsigned("==", builder.and_(bits, _all(0x7F800000)), _all(0x7F800000))
+    up = builder.select(special, _all(0), builder.lshr(draw, _all(16)))
+    return _quiet(builder, value, builder.add(bits, up))
+
+
+def _quiet(builder, value, bits):
+    """BF16 patterns in the upper halves of 32 bits."""
+    nan = builder.fcmp_unordered("uno", value, value)
+    return builder.and_(builder.select(nan, _all(0x7FC00000), bits), _all(0xFFFF0000))
+
+
+def _finish(stochastic: bool, and_other: bool) -> Callable[..., Any]:
+    def generate(context, builder, signature, arguments):
+        _, _, n, recode, first, second, index, *_ = arguments
+        draws = _Draws(builder, first, second, index) if stochastic or and_other else None
+        totals = [cgutils.alloca_once_value(builder, _I64(0)) for _ in range(3)]
+
+        def at(place, offset, element):
+            return _pointer(context, builder, signature, arguments, place, offset, element)
+
+        def finish(i, recoded, among):
+            """VECTOR elements from i; of fewer, those `among` say."""
+            base, update = (_load(builder, at(place, i, _FLOAT), 4) for place in (0, 1))
+            still = builder.fcmp_ordered("==", update, ir.Constant(_FLOAT, [0.0] * VECTOR))
+            value = builder.select(still, base, builder.fadd(base, update))
+            draw = None if draws is None else draws.next()
+            bits = _stochastic(builder, value, draw) if stochastic else _nearest(builder, value)
+            stored = builder.bitcast(bits, _FLOAT)
+            output = builder.trunc(builder.lshr(bits, _all(16)), _SHORT)
+            if among is None:
+                _store(builder, output, at(7, i, _SHORT), 2)
+            else:
+                arguments = [output, at(7, i, _SHORT), ir.IntType(32)(2), builder.bitcast(among, _BIT)]
+                kind = ir.FunctionType(ir.VoidType(), [a.type for a in arguments])
+                name = f"llvm.masked.store.v{VECTOR}i16.p0"
+                builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+            _store(builder, builder.fsub(stored, base), at(8, i, _FLOAT), 4)
+            if and_other:
+                other = _nearest(builder, value) if stochastic else _stochastic(builder, value, draw)
+                _store(builder, builder.fsub(builder.bitcast(other, _FLOAT), base), at(9, i, _FLOAT), 4)
+            before = builder.bitcast(_nearest(builder, base), _FLOAT) if recoded else base
+            infinite = builder.icmp_unsigned("==", builder.and_(bits, _all(0x7F800000)), _all(0x7F800000))
+            changed, rounded = (builder.fcmp_unordered("!=", stored, known) for known in (before, value))
+            for total, flags in zip(totals, (changed, rounded, infinite), strict=True):
+                word = builder.bitcast(flags, _MASK)
+                word = word if among is None else builder.and_(word, among)
+                builder.store(builder.add(builder.load(total), builder.zext(builder.ctpop(word), _I64)), total)
+
+        def loop(recoded):
+            left = builder.urem(n, _I64(VECTOR))
+            whole = builder.sub(n, left)
+            with cgutils.for_range_slice(builder, _I64(0), whole, _I64(VECTOR), _I64) as (i, _):
+                finish(i, recoded, None)
+            with builder.if_then(builder.icmp_unsigned("!=", left, _I64(0))):
+                ones = builder.shl(ir.IntType(32)(1), builder.trunc(left, ir.IntType(32)))
+                finish(whole, recoded, builder.trunc(builder.sub(ones, ir.IntType(32)(1)), _MASK))
+
+        with builder.if_else(recode) as (recoded, same):
+            with recoded:
+                loop(recoded=True)
+            with same:
+                loop(recoded=False)
+        for number, total in enumerate(totals):
+            address = at(10, _I64(number), _I64)
+            builder.store(builder.add(builder.load(address), builder.load(total)), address)
+        return context.get_dummy_value()
+
+    return generate
+
+
+def _signature(base, delta, out, step, other_step, counts):
+    number = types.uint64
+    return types.void(
+        base, delta, types.int64, types.boolean, number, number, types.int64, out, step, other_step, counts
+    )
+
+
+@intrinsic
+def finish_nearest(typing, base, delta, n, recode, first, second, index, out, step, other_step, counts):
+    return _signature(base, delta, out, step, other_step, counts), _finish(stochastic=False, and_other=False)
+
+
+@intrinsic
+def finish_stochastic(typing, base, delta, n, recode, first, second, index, out, step, other_step, counts):
+    return _signature(base, delta, out, step, other_step, counts), _finish(stochastic=True, and_other=False)
+
+
+@intrinsic
+def finish_nearest_and_other(typing, base, delta, n, recode, first, second, index, out, step, other_step, counts):
+    return _signature(base, delta, out, step, other_step, counts), _finish(stochastic=False, and_other=True)
+
+
+@intrinsic
+def finish_stochastic_and_other(typing, base, delta, n, recode, first, second, index, out, step, other_step, counts):
+    return _signature(base, delta, out, step, other_step, counts), _finish(stochastic=True, and_other=True)
