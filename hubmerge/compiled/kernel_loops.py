@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from hubmerge.compiled import kept_code
 from hubmerge.compiled.kernel_meaning import meaning_of
+from hubmerge.compiled.kernel_trace import Trace, trace_of
 from hubmerge.compiled.machine_code import OWN_WORDS, Code, Kind, ObjectCode, length
 
 # inputs[rows, ≥ n], per_agent[K, columns], constants, n, out[≥ n]
@@ -42,6 +43,8 @@ def loop_from(
     folders: Sequence[Path], kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int
 ) -> Code:
     """`kernel_loop`, its machine code from `folders` or compiled and kept there."""
+    if (trace := trace_of(kernel, agents, inputs, columns, constants)) is not None:
+        return kept_code.code_of("kernel_loop", LOOP, repr(trace), folders, partial(_compile_trace, trace))
     source = _source(agents, inputs, columns, constants)
     meaning = meaning_of(kernel)
 
@@ -59,6 +62,13 @@ def loop_from(
     return kept_code.code_of(
         "kernel_loop", LOOP, f"{source}\n{meaning if known else uuid4().hex}", folders if known else (), compile_now
     )
+
+
+def _compile_trace(trace: Trace, digest: str) -> ObjectCode:
+    from hubmerge.compiled.adapters import object_code
+    from hubmerge.compiled.trace_loops import loop_of
+
+    return object_code(loop_of(trace), "kernel_loop", LOOP, digest)
 
 
 def _source(agents: int, inputs: int, columns: int, constants: int) -> str:
