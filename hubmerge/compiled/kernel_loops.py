@@ -21,7 +21,8 @@ from hubmerge.compiled.machine_code import OWN_WORDS, Code, Kind, ObjectCode, le
 
 # inputs[rows, ≥ n], per_agent[K, columns], constants, n, out[≥ n]
 LOOP: tuple[Kind, ...] = ("float32[2]", "float32[2]", "float32[1]", "int64", "float32[1]")
-N_WORD = OWN_WORDS + length(LOOP[:3])  # where a call's words say n
+# where a call's words say the addresses of inputs and out, and n
+INPUTS_WORD, N_WORD, OUT_WORD = (OWN_WORDS + length(LOOP[:k]) for k in (0, 3, 4))
 
 # a kernel's loop over five agents or more stays a loop otherwise, and then that over elements is not vectorised
 _UNROLL_THRESHOLD = 8000

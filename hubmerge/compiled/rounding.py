@@ -6,10 +6,16 @@ import numpy as np
 from numba import njit
 
 from hubmerge.compiled.adapters import INNER
+from hubmerge.compiled.layout import BFLOAT16, FLOAT32
+from hubmerge.compiled.rounding_loops import (
+    FACTORS,
+    STEP,
+    finish_nearest,
+    finish_nearest_and_other,
+    finish_stochastic,
+    finish_stochastic_and_other,
+)
 from hubmerge.compiled.vector_code import from_half, to_half
-
-STEP = 0x9E3779B97F4A7C15  # of counter_rng's counter
-FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of its mixing
 
 
 @njit(**INNER)
@@ -27,7 +33,7 @@ def mix_upper(x):
 
 
 @njit(**INNER)
-def round_f16(exact, n, stochastic, first, second, index, stored, out):
+def _round_f16(exact, n, stochastic, first, second, index, stored, out):
     """exact[n] float32 → F16 bits in out[n] and their values in stored[n] (dtypes.encode, decode). Of the patterns of
     a sign, one less is one step toward zero."""
     if stochastic:
@@ -59,7 +65,14 @@ def _nonfinite(x, n):
 
 
 @njit(**INNER)
-def finish(base, stored_base, exact, stored, n, step, counts):
+def copy(source, n, target):
+    """target[:n] = source[:n], which numba would prepare for arrays that overlap."""
+    for i in range(n):
+        target[i] = source[i]
+
+
+@njit(**INNER)
+def _finish(base, stored_base, exact, stored, n, step, counts):
     """rounding_loops.finish_nearest's steps and counts of an output that is there."""
     changed, rounded = np.int32(0), np.int32(0)
     for i in range(n):
@@ -69,3 +82,36 @@ def finish(base, stored_base, exact, stored, n, step, counts):
     counts[0] += changed
     counts[1] += rounded
     counts[2] += _nonfinite(stored, n)
+
+
+@njit(**INNER)
+def finish_part(
+    dtype, recode, stochastic, has_other, first, second, index, singles, place, n, out16, out32, unused, counts
+):
+    """The output of n elements from `place` of the rows of chunk_arrays.Workspace, its steps and its counts."""
+    base, delta, step, other_step = singles[0, place:], singles[1, place:], singles[6, place:], singles[7, place:]
+    if dtype == BFLOAT16:
+        if has_other and stochastic:
+            finish_stochastic_and_other(base, delta, n, recode, first, second, index, out16, step, other_step, counts)
+        elif has_other:
+            finish_nearest_and_other(base, delta, n, recode, first, second, index, out16, step, other_step, counts)
+        elif stochastic:
+            finish_stochastic(base, delta, n, recode, first, second, index, out16, step, other_step, counts)
+        else:
+            finish_nearest(base, delta, n, recode, first, second, index, out16, step, other_step, counts)
+        return
+    exact, stored, other, stored_base = singles[2], singles[3], singles[4], singles[5]
+    for i in range(n):
+        exact[i] = base[i] if delta[i] == np.float32(0) else base[i] + delta[i]
+    if dtype == FLOAT32:
+        copy(exact, n, stored)
+        copy(exact, n, out32)
+    else:
+        _round_f16(exact, n, stochastic, first, second, index, stored, out16)
+    if recode:
+        _round_f16(base, n, False, first, second, 0, stored_base, unused)
+    _finish(base, stored_base if recode else base, exact, stored, n, step, counts)
+    if has_other:
+        _round_f16(exact, n, not stochastic, first, second, index, other, unused)
+        for i in range(n):
+            other_step[i] = other[i] - base[i]

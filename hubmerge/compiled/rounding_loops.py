@@ -25,11 +25,21 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from hubmerge.compiled.rounding import FACTORS, STEP
 from hubmerge.compiled.vector_loops import (
-    _BIT, _FLOAT, _I64, _INT, _SHORT, VECTOR, _all, _load, _pointer, _spread, _store,
+    _BIT,
+    _FLOAT,
+    _I64,
+    _INT,
+    _SHORT,
+    VECTOR,
+    _all,
+    _load,
+    _pointer,
+    _store,
 )  # fmt: skip
 
+STEP = 0x9E3779B97F4A7C15  # of counter_rng's counter
+FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of its mixing
 _HALF = VECTOR // 2
 _LONG = ir.VectorType(_I64, _HALF)
 _MASK = ir.IntType(VECTOR)
