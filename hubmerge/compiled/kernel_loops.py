@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from hubmerge.compiled import kept_code
 from hubmerge.compiled.kernel_meaning import meaning_of
-from hubmerge.compiled.kernel_trace import Trace, trace_of
+from hubmerge.compiled.kernel_trace import Known, Trace, trace_of
 from hubmerge.compiled.machine_code import OWN_WORDS, Code, Kind, ObjectCode, length
 
 # inputs[rows, ≥ n], per_agent[K, columns], constants, n, out[≥ n]
@@ -29,24 +29,24 @@ _UNROLL_THRESHOLD = 8000
 _one_loads = threading.Lock()
 
 
-def kernel_loop(kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int) -> Code:
+def kernel_loop(kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known) -> Code:
     """The compiled loop, for `inputs` rows: the deltas and the method's extras."""
     with _one_loads:  # the first chunks of all threads ask at once
         return _loop(kernel, agents, inputs, columns, constants)
 
 
 @cache
-def _loop(kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int) -> Code:
+def _loop(kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known) -> Code:
     return loop_from(kept_code.folders(), kernel, agents, inputs, columns, constants)
 
 
 def loop_from(
-    folders: Sequence[Path], kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int
+    folders: Sequence[Path], kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known
 ) -> Code:
     """`kernel_loop`, its machine code from `folders` or compiled and kept there."""
     if (trace := trace_of(kernel, agents, inputs, columns, constants)) is not None:
         return kept_code.code_of("kernel_loop", LOOP, repr(trace), folders, partial(_compile_trace, trace))
-    source = _source(agents, inputs, columns, constants)
+    source = _source(agents, inputs, len(columns), len(constants))
     meaning = meaning_of(kernel)
 
     def compile_now(digest: str) -> ObjectCode:

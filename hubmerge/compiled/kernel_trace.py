@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 Step = tuple[str | int, ...]
+Known = tuple[float | None, ...]  # of each value, what it is where code may rest on it
+_PLAIN = {0x00000000: 0.0, 0x3F800000: 1.0}  # by float32 pattern; −0 is none of them
 COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
@@ -32,14 +35,31 @@ class _Unknown(Exception):
     """Not to be told by symbols."""
 
 
-def trace_of(kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int) -> Trace | None:
+def known(values: NDArray[np.float32]) -> Known:
+    """0 and 1, with which arithmetic is less; every other value would be other code. `values`: [columns] or, to be
+    known where all are alike, [agents, columns]."""
+    rows = values.reshape(-1, values.shape[-1])
+    found = []
+    for column in rows.T.copy().view(np.uint32):
+        alike = bool((column == column[0]).all()) and int(column[0]) in _PLAIN
+        found.append(_PLAIN[int(column[0])] if alike else None)
+    return tuple(found)
+
+
+def trace_of(
+    kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known
+) -> Trace | None:  # fmt: skip
     """None where calling it with symbols does not tell what it computes."""
     steps: dict[Step, int] = {}
+
+    def value(is_known: float | None, *step: str | int) -> _Value:
+        return _Value(steps, *step) if is_known is None else _literal(steps, is_known)
+
     try:
         result = kernel(
             tuple(_Value(steps, "input", k) for k in range(inputs)),
-            tuple(tuple(_Value(steps, "scalar", k, c) for c in range(columns)) for k in range(agents)),
-            tuple(_Value(steps, "constant", c) for c in range(constants)),
+            tuple(tuple(value(v, "scalar", k, c) for c, v in enumerate(columns)) for k in range(agents)),
+            tuple(value(v, "constant", c) for c, v in enumerate(constants)),
         )
     except (_Unknown, AttributeError, TypeError):  # the latter from functions that take no symbols
         return None
@@ -146,10 +166,14 @@ def _number(steps: dict[Step, int], value: object) -> int:
     """The step of a float32 value, or of a number that float32 arrays would take as one."""
     if isinstance(value, _Value):
         return value.number
-    if type(value) in (int, float, np.float32):
-        try:
-            [bits] = struct.unpack("<I", struct.pack("<f", value))
-        except OverflowError:
-            raise _Unknown from None
-        return _Value(steps, "literal", bits).number
+    if isinstance(value, int | float | np.float32) and not isinstance(value, bool | np.float64):
+        return _literal(steps, value).number
     raise _Unknown
+
+
+def _literal(steps: dict[Step, int], value: float | np.float32) -> _Value:
+    try:
+        [bits] = struct.unpack("<I", struct.pack("<f", value))
+    except OverflowError:
+        raise _Unknown from None
+    return _Value(steps, "literal", bits)
