@@ -1,8 +1,10 @@
 """The loop over elements around a method's kernel, as machine code that stays between processes.
 
-A method's kernel is the very function that runs eagerly. The loop around it is generated, so that the values of an
-element and the scalars are named and the compiler sees no array of pointers: only then is it vectorised. Compiling
-takes 0.4 s, so the code is kept (kept_code.py) under the loop's text and the kernel's meaning (kernel_meaning.py).
+A method's kernel is the very function that runs eagerly. Called with symbols it tells its steps (kernel_trace.py),
+which become the loop (trace_loops.py). A kernel that looks at values has no such trace: around it a loop is generated,
+in which the values of an element and the scalars are named and the compiler sees no array of pointers; only then is it
+vectorised, for a few agents. Compiling takes 0.1 to 0.4 s, so the code is kept (kept_code.py) under the trace, or under
+the loop's text and the kernel's meaning (kernel_meaning.py).
 """
 
 from __future__ import annotations

@@ -104,21 +104,19 @@ def draw_uniform(typing, first, second, index, n, out):
 
 
 def _nearest(builder, value):
-    """The upper 16 bits of each pattern, rounded to nearest, ties to even."""
+    """Patterns whose upper halves are those of BF16: rounded to nearest, ties to even."""
     bits = builder.bitcast(value, _INT)
     odd = builder.and_(builder.lshr(bits, _all(16)), _all(1))
     return _quiet(builder, value, builder.add(builder.add(bits, _all(0x7FFF)), odd))
 
 
 def _stochastic(builder, value, draw):
-    bits = builder.bitcast(value, _INT)
-    special = builder.icmp_unsigned("==", builder.and_(bits, _all(0x7F800000)), _all(0x7F800000))
-    up = builder.select(special, _all(0), builder.lshr(draw, _all(16)))
-    return _quiet(builder, value, builder.add(bits, up))
+    """As _nearest, up with the probability of the lower half; what has none, as an infinity, stays."""
+    return _quiet(builder, value, builder.add(builder.bitcast(value, _INT), builder.lshr(draw, _all(16))))
 
 
 def _quiet(builder, value, bits):
-    """BF16 patterns in the upper halves of 32 bits."""
+    """Without the lower halves, and a NaN as dtypes.encode has it."""
     nan = builder.fcmp_unordered("uno", value, value)
     return builder.and_(builder.select(nan, _all(0x7FC00000), bits), _all(0xFFFF0000))
 
