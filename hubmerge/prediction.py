@@ -28,7 +28,8 @@ from hubmerge.steps import kept_bytes, read_bytes
 _MB = 1_000_000
 
 # peak resident bytes
-_IMPORTED = 78 * _MB  # interpreter, numpy, and machine code that was kept; compiling it takes 170 MB more, once
+_IMPORTED = 78 * _MB  # interpreter, numpy, and machine code that was kept
+_COMPILER = 175 * _MB  # numba and LLVM with what they hold, in the process that compiles
 _CARD = 57 * _MB  # the figures' library, loaded when the stream is done
 _SELECTION = 8 * _MB  # the code of the counting passes
 _THREAD, _THREAD_PER_AGENT = 4 * _MB, 400_000  # counters, and what the allocator keeps
@@ -47,6 +48,7 @@ _EAGER = 60.0  # times as long, operation by operation
 _READ_BYTE, _HASH_BYTE, _WRITE_BYTE = 0.2, 0.6, 0.2
 _TENSOR_S = 0.5e-3  # bookkeeping per tensor and pass
 _START_S = 1.2  # imports, loading compiled code, the card with its figures
+_COMPILE_S = {"merging": 15.0, "counting": 4.0}  # once on a machine, in one thread
 _FLOP = 1 / 50  # of a matrix product
 
 _REFERENCE_S = 0.0005  # what `_speed` measures at speed 1
@@ -58,11 +60,12 @@ class Machine:
 
     cores: int
     speed: float = 1.0  # of one core, relative to the one that the constants were measured on
+    to_compile: frozenset[str] = frozenset()  # passes that it has no machine code of yet (compiled.to_compile)
 
     @classmethod
     def here(cls) -> Machine:
         """This machine, as far as the process may use it."""
-        return cls(len(os.sched_getaffinity(0)), _speed())
+        return cls(len(os.sched_getaffinity(0)), _speed(), _to_compile())
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,19 @@ class Prediction:
 def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) -> Prediction:
     """A pure function of its arguments."""
     options = options or StreamOptions(threads=machine.cores)
-    return Prediction(_memory(plan, options), _seconds(plan, machine, options))
+    memory, seconds = _memory(plan, options), _seconds(plan, machine, options)
+    if missing := machine.to_compile & _compiled_passes(plan, options):
+        memory += _COMPILER
+        seconds += sum(_COMPILE_S[name] for name in missing) / machine.speed
+    return Prediction(memory, seconds)
+
+
+def _compiled_passes(plan: Plan, options: StreamOptions) -> frozenset[str]:
+    """What the merge runs that has to be compiled once."""
+    tensors = [t for t in plan.tensors() if t.action == "merge" and not is_whole(plan, t)]
+    if not any(_is_compiled(plan, t, options) for t in tensors):
+        return frozenset()
+    return frozenset({"merging", "counting"} if _selects(plan) else {"merging"})
 
 
 def _memory(plan: Plan, options: StreamOptions) -> int:
@@ -151,6 +166,15 @@ def _is_compiled(plan: Plan, tensor: PlannedTensor, options: StreamOptions) -> b
 def _selects(plan: Plan) -> bool:
     method = get_method(plan.recipe.method)
     return method.threshold(method.parse_parameters(plan.recipe.parameters)) is not None
+
+
+def _to_compile() -> frozenset[str]:
+    try:
+        from hubmerge import compiled  # which most commands do without
+
+        return compiled.to_compile()
+    except ImportError:  # then nothing is compiled (chunks.runnable)
+        return frozenset()
 
 
 @cache

@@ -6,13 +6,13 @@ called once with symbols, it tells its steps, which become a loop of vectors (ke
 the same for all methods. Floating point is strict (no fast-math, no contraction), which is why the bits agree.
 
 numba compiles, once: the machine code is kept (kept_code.py) and called without numba (machine_code.py). Modules that
-import it (adapters, passes, counts, rounding, magnitude_passes, vector_code, vector_loops, rounding_loops, trace_loops)
-are imported to compile alone.
+import it (adapters, passes, counts, rounding, magnitude_passes, vector_code, vectors and the loops made of them) are
+imported to compile alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.buffers import empty
+from hubmerge.compiled import magnitude_counts
 from hubmerge.compiled.chunk_arrays import COUNTERS, WORKSPACE, Counters, LoopCall, Workspace
 from hubmerge.compiled.entries import Entry
 from hubmerge.compiled.layout import BFLOAT16, FLOAT16, FLOAT32
-from hubmerge.compiled.machine_code import Kinds, Packed
+from hubmerge.compiled.machine_code import Kinds, Packed, address_of
 from hubmerge.counter_rng import Key
 from hubmerge.counting import Counted
 from hubmerge.dtypes import STORAGE, decode
@@ -33,7 +34,7 @@ from hubmerge.statistics import Tally, zero_result
 
 MAX_AGENTS = COMPILED_AGENTS
 _OUTPUTS = {"F32": FLOAT32, "BF16": BFLOAT16, "F16": FLOAT16}
-_STORED: Kinds = ("uint16[2]", "float32[2]", "bool", "int64", "float32")  # raw16, raw32, half, n, epsilon
+_STORED: Kinds = ("uint64[1]", "uint64[1]", "bool", "int64", "float32")  # rows16, rows32, half, n, epsilon
 _probe_pass = Entry("passes", "probe_pass", (*_STORED, COUNTERS, "float64[2]", WORKSPACE))
 _merge_pass = Entry(
     "passes",
@@ -45,7 +46,6 @@ _merge_pass = Entry(
     ),
 )  # fmt: skip
 _NOTHING, _NO_FLOATS, _NO_KEYS = Packed((0, 0)), Packed((0, 0, 0)), Packed((0, 0, 2))  # empty arrays
-_Rows = NDArray[Any] | Packed
 _no_result = cache(zero_result)  # its arrays are only read
 
 
@@ -60,6 +60,15 @@ def unavailable() -> str | None:
     return None
 
 
+def to_compile() -> frozenset[str]:
+    """Which passes this machine has no code of yet: "merging" them, "counting" magnitudes for a threshold."""
+    there = {
+        "merging": _probe_pass.is_there() and _merge_pass.is_there(),
+        "counting": magnitude_counts.is_there(),
+    }
+    return frozenset(name for name, is_there in there.items() if not is_there)
+
+
 def supports(agents: int, dtype: str) -> bool:
     """What the compiled pass covers."""
     return compilable(agents, dtype)
@@ -67,16 +76,16 @@ def supports(agents: int, dtype: str) -> bool:
 
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
     """eager.probe_chunk in one pass."""
-    raw16, raw32, half = _stacked(chunk)
+    rows = _rows(chunk)
     agents = len(chunk.raws) - 1
     into, workspace = Counters(agents, len(chunk.raws[0])), Workspace.of_thread(agents, 0)
-    _probe_pass(raw16, raw32, half, into.elements, epsilon, into.words, into.sums_words, workspace.words)
+    _probe_pass(rows.of16, rows.of32, rows.half, into.elements, epsilon, into.words, into.sums_words, workspace.words)
     return into.counted()
 
 
 def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
     """eager.merge_chunk in one pass, for what `supports` says."""
-    raw16, raw32, half = _stacked(chunk)
+    rows = _rows(chunk)
     agents, n = len(chunk.raws) - 1, len(chunk.raws[0])
     wide = dtype == "F32"
     into = Counters(agents, n, merged=True)
@@ -86,7 +95,7 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
     workspace = Workspace.of_thread(agents, len(chunk.uniform_keys) + len(chunk.sensitivities))
     loop = LoopCall.of_thread(rule, workspace)
     status = _merge_pass(
-        loop.address, loop.words, raw16, raw32, half, n, rule.epsilon, with_inputs, _OUTPUTS[dtype],
+        loop.address, loop.words, rows.of16, rows.of32, rows.half, n, rule.epsilon, with_inputs, _OUTPUTS[dtype],
         not wide and chunk.dtypes[0] != dtype, rule.rounding == "stochastic", rule.both_roundings and not wide,
         key.first, key.second, chunk.start, into.words, into.sums_words, into.result_words, into.result_sums_words,
         _NOTHING if wide else out, out if wide else _NOTHING, keys, sensitivities, workspace.words,
@@ -99,17 +108,26 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
     return ChunkOutput(raw, into.counted() if with_inputs else None, Counted(tally, into.result_sums))
 
 
-def _stacked(chunk: ChunkInputs) -> tuple[_Rows, _Rows, bool]:
-    """The stored elements as one array [K+1, ≥ n]: uint16 patterns where all are stored alike (True for F16), else
-    float32."""
+@dataclass(frozen=True)
+class _Rows:
+    """Where the models' elements lie: all as 16 bits (F16 if `half`, else BF16), or all as float32."""
+
+    of16: NDArray[np.uint64] | Packed
+    of32: NDArray[np.uint64] | Packed
+    half: bool
+    kept: tuple[NDArray[Any], ...]  # they live as long
+
+
+def _rows(chunk: ChunkInputs) -> _Rows:
     kinds = set(chunk.dtypes)
-    if kinds == {"BF16"} or kinds == {"F16"}:
-        return _rows(chunk).view(np.uint16), _NO_FLOATS, kinds == {"F16"}
-    if kinds == {"F32"}:
-        return _NO_FLOATS, _rows(chunk), False
-    values = [decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True)]
-    return _NO_FLOATS, np.stack(values), False
-
-
-def _rows(chunk: ChunkInputs) -> NDArray[Any]:
-    return np.stack(chunk.raws) if chunk.stacked is None else chunk.stacked
+    alike = kinds in ({"BF16"}, {"F16"}, {"F32"})
+    if not alike:
+        kept = tuple(decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True))
+    elif all(raw.flags.c_contiguous for raw in chunk.raws):
+        kept = chunk.raws
+    else:
+        kept = tuple(np.ascontiguousarray(raw) for raw in chunk.raws)
+    addresses = np.array([address_of(raw) for raw in kept], np.uint64)
+    if kinds in ({"BF16"}, {"F16"}):
+        return _Rows(addresses, _NOTHING, kinds == {"F16"}, kept)
+    return _Rows(_NOTHING, addresses, False, kept)

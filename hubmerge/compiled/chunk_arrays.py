@@ -32,7 +32,7 @@ COUNTERS: tuple[Kind, ...] = (
 )  # fmt: skip
 WORKSPACE: tuple[Kind, ...] = (
     "float32[2]", "float32[2]", "float32[2]", "uint16[1]", "uint64[2]", "uint64[2]", "uint64[2]", "uint64[2]",
-    "uint32[3]", "int64[2]", "float64[2]",
+    "uint16[2]", "uint32[2]", "int64[2]", "float64[2]", ("uint64[1]", "uint16[2]", "float32[1]"),
 )  # fmt: skip
 _flush = Entry("counts", "flush", ("uint64[3]", "int64[3]"))
 _take = Entry("counts", "take", (("uint32[3]", "uint64[3]", "int64[3]", "int64[2]"), "int64[2]"))
@@ -108,19 +108,23 @@ class Workspace:
         dtypes_and_shapes: list[tuple[Any, tuple[int, ...]]] = [
             (np.float32, (agents + extras, WIDTH)),  # inputs of the kernel, the deltas first
             (np.float32, (agents, WIDTH)),  # scaled deltas
-            (np.float32, (9, WIDTH)),  # rows of the base, the update and the output
+            (np.float32, (8, WIDTH)),  # rows of the base, the update and the output
             (np.uint16, (BLOCK,)),
             (np.uint64, (agents, WORDS)),  # where agents are active
             (np.uint64, (agents, WORDS)),  # where their updates are positive
             (np.uint64, (agents + 1, WORDS)),  # where exactly so many are active
             (np.uint64, (2, WORDS)),  # where one alone is, or more
-            (np.uint32, (agents, 2, WIDTH)),  # magnitudes
+            (np.uint16, (agents, WIDTH)),  # magnitudes that BF16 holds
+            (np.uint32, (agents, WIDTH)),  # the others
             (np.int64, (agents, 4)),  # what was found of them
-            (np.float64, (2, max(agents, 8))),
+            (np.float64, (2, max(agents, 9))),
+            (np.uint16, (agents + 1, WIDTH)),  # a last block, filled up
+            (np.float32, (WIDTH,)),
         ]
         arrays = [_aligned(dtype, shape) for dtype, shape in dtypes_and_shapes]
-        self._arrays = arrays
-        self.words = Packed.of(WORKSPACE, arrays)
+        rows = np.array([address_of(row) for row in arrays[-2]], np.uint64)
+        self._arrays = arrays, rows
+        self.words = Packed.of(WORKSPACE, (*arrays[:-2], (rows, *arrays[-2:])))
         self.inputs, self.delta = arrays[0], arrays[2][1]
 
     @classmethod

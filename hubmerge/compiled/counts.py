@@ -1,7 +1,7 @@
 """What passes.py counts and sums of one block.
 
-The loops are in vector_loops.py. Which agents are active and where their updates are positive is kept as bits, 64
-elements to a word; every count across agents is a number of bits set.
+The loops are in difference_loops.py and sum_loops.py. Which agents are active and where their updates are positive is
+kept as bits, 64 elements to a word; every count across agents is a number of bits set.
 
 Counting magnitudes: those that BF16 holds (differences of bf16 checkpoints, nearly all) are counted by their upper 16
 bits, one addition each. For the others one 64-bit addition adds 1 to a bin's count (upper 24 bits) and the element's
@@ -14,17 +14,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hubmerge.compiled.adapters import INNER
+from hubmerge.compiled.adapters import INNER, array_at
+from hubmerge.compiled.difference_loops import split_bf16_1, split_bf16_2, split_bf16_3, split_float
 from hubmerge.compiled.layout import COPIES
+from hubmerge.compiled.sum_loops import dots_2, masked_dot, powers_1, powers_2, regions
 from hubmerge.compiled.vector_code import from_bits, from_half, popcount
-from hubmerge.compiled.vector_loops import (
-    dot,
-    masked_dot,
-    powers,
-    regions,
-    split_bf16,
-    split_float,
-)
 from hubmerge.counting import SAFE
 from hubmerge.histogram import BINS, LAST, LOW_BITS
 
@@ -34,37 +28,53 @@ _PER_BIN = 1 << (LOW_BITS - _SHORT_BITS)
 
 
 @njit(**INNER)
-def _decode(raw16, raw32, half, row, start, n, padded, values):
-    """One block of one model as float32 into values[padded], zeros behind n; raw16 holds F16 (`half`) or BF16, else
-    raw32 float32."""
-    if raw16.shape[0] == 0:
-        source = raw32[row, start : start + n]
+def _decode(rows16, rows32, half, model, start, n, padded, values):
+    """One block of one model as float32 into values[padded], zeros behind n."""
+    if rows16.shape[0] == 0:
+        floats = array_at(rows32[model] + np.uint64(4 * start), (n,), np.float32)
         for i in range(n):
-            values[i] = source[i]
-    elif half:
-        source = raw16[row, start : start + n]
-        for i in range(n):
-            values[i] = from_half(source[i])
+            values[i] = floats[i]
     else:
-        source = raw16[row, start : start + n]
-        for i in range(n):
-            values[i] = from_bits(np.uint32(source[i]) << np.uint32(16))
+        words = array_at(rows16[model] + np.uint64(2 * start), (n,), np.uint16)
+        if half:
+            for i in range(n):
+                values[i] = from_half(words[i])
+        else:
+            for i in range(n):
+                values[i] = from_bits(np.uint32(words[i]) << np.uint32(16))
     values[n:padded] = np.float32(0)
 
 
 @njit(**INNER)
-def differences(raw16, raw32, half, start, n, padded, epsilon, base, deltas, active, positive, kept, found, spare):
-    """base[padded], deltas[K, padded] = agents − base, the flags of every element, and per agent the magnitudes in
-    kept[K, 2, ≥ padded + VECTOR] and found[K, 4] (vector_loops.split_bf16)."""
-    _decode(raw16, raw32, half, 0, start, n, padded, base)
-    stored_as_bf16 = raw16.shape[0] > 0 and not half and n == padded
-    for k in range(deltas.shape[0]):
-        into = deltas[k], active[k], positive[k], kept[k, 0], kept[k, 1], found[k]
-        if stored_as_bf16:
-            split_bf16(base, raw16[k + 1], start, padded, epsilon, *into)
-        else:
-            _decode(raw16, raw32, half, k + 1, start, n, padded, spare)
-            split_float(base, spare, padded, epsilon, *into)
+def differences(
+    rows16, rows32, half, start, n, padded, epsilon, base, deltas, active, positive, short, long, found, tail
+):
+    """base[padded], deltas[K, padded] = agents − base, the flags of every element, and per agent its magnitudes:
+    difference_loops. `tail`: addresses and memory of as many rows as there are models, and a spare row."""
+    agents = deltas.shape[0]
+    tail_rows, tails, spare = tail
+    if rows16.shape[0] > 0 and not half:
+        rows, first = rows16, start
+        if n < padded:  # the last block of a tensor, which zeros fill up
+            for model in range(agents + 1):
+                words = array_at(rows16[model] + np.uint64(2 * start), (n,), np.uint16)
+                for i in range(n):
+                    tails[model, i] = words[i]
+                tails[model, n:padded] = np.uint16(0)
+            rows, first = tail_rows, 0
+        k = 0
+        while agents - k >= 3:
+            split_bf16_3(rows, k, first, padded, epsilon, base, deltas, active, positive, short, long, found)
+            k += 3
+        if agents - k == 2:
+            split_bf16_2(rows, k, first, padded, epsilon, base, deltas, active, positive, short, long, found)
+        elif agents - k == 1:
+            split_bf16_1(rows, k, first, padded, epsilon, base, deltas, active, positive, short, long, found)
+    else:
+        _decode(rows16, rows32, half, 0, start, n, padded, base)
+        for k in range(agents):
+            _decode(rows16, rows32, half, k + 1, start, n, padded, spare)
+            split_float(base, spare, k, padded, epsilon, deltas, active, positive, short, long, found)
 
 
 @njit(**INNER)
@@ -121,22 +131,22 @@ def _count_overlaps(active, positive, exactly, words, by_overlap, pair_active, p
 
 
 @njit(**INNER)
-def _count_magnitudes(kept, found, short, packed):
-    """Adds what differences kept of one agent to short[COPIES, SHORT] and packed[COPIES, BINS]."""
-    place, bits, count = kept[0], np.uint32(_SHORT_BITS), found[0]
+def _count_magnitudes(short, long, found, fine, packed):
+    """Adds what differences found of one agent to fine[COPIES, SHORT] and packed[COPIES, BINS]."""
+    count = found[0]
     whole = count - count % COPIES
     for i in range(0, whole, COPIES):
         for copy in range(COPIES):
-            short[copy, place[i + copy] >> bits] += np.uint32(1)
+            fine[copy, short[i + copy]] += np.uint32(1)
     for i in range(whole, count):
-        short[0, place[i] >> bits] += np.uint32(1)
-    one, low, last, count, place = np.uint64(1 << _COUNT_SHIFT), np.uint32(LOW_BITS), np.uint32(LAST), found[1], kept[1]
+        fine[0, short[i]] += np.uint32(1)
+    one, low, last, count = np.uint64(1 << _COUNT_SHIFT), np.uint32(LOW_BITS), np.uint32(LAST), found[1]
     whole = count - count % COPIES
     for i in range(0, whole, COPIES):
         for copy in range(COPIES):
-            packed[copy, place[i + copy] >> low] += one + np.uint64(place[i + copy] & last)
+            packed[copy, long[i + copy] >> low] += one + np.uint64(long[i + copy] & last)
     for i in range(whole, count):
-        packed[0, place[i] >> low] += one + np.uint64(place[i] & last)
+        packed[0, long[i] >> low] += one + np.uint64(long[i] & last)
 
 
 @njit(**INNER)
@@ -185,15 +195,17 @@ def take(counted, out):
 
 
 @njit(**INNER)
-def _nonfinite_stored(raw16, raw32, half, row, start, n):
+def _nonfinite_stored(rows16, rows32, half, model, start, n):
     found = np.int64(0)
-    if raw16.shape[0] > 0:
+    if rows16.shape[0] > 0:
         exponent = np.uint16(0x7C00) if half else np.uint16(0x7F80)
-        for i in range(start, start + n):
-            found += np.int64((raw16[row, i] & exponent) == exponent)
+        words = array_at(rows16[model] + np.uint64(2 * start), (n,), np.uint16)
+        for i in range(n):
+            found += np.int64((words[i] & exponent) == exponent)
     else:
-        for i in range(start, start + n):
-            found += np.int64(not np.isfinite(raw32[row, i]))
+        floats = array_at(rows32[model] + np.uint64(4 * start), (n,), np.float32)
+        for i in range(n):
+            found += np.int64(not np.isfinite(floats[i]))
     return found
 
 
@@ -214,17 +226,17 @@ def _scaled(values, scale, padded, out):
 
 @njit(**INNER)
 def count_inputs(
-    raw16, raw32, half, start, deltas, n, padded, active, positive, exactly, kept, found, counters, sums, scaled,
-    scratch,
+    rows16, rows32, half, start, deltas, n, padded, active, positive, exactly, short, long, found, counters, sums,
+    scaled, scratch,
 ):  # fmt: skip
     """Counts and sums of one block of the inputs; `sums` in the order of counting.count_inputs."""
-    by_overlap, pair_active, pair_agree, single, short, packed, _, extent = counters
+    by_overlap, pair_active, pair_agree, single, fine, packed, _, extent = counters
     agents = deltas.shape[0]
     words = padded // 64
     _count_overlaps(active, positive, exactly, words, by_overlap, pair_active, pair_agree, single[0])
     finite, safe = True, True
     for k in range(agents):
-        _count_magnitudes(kept[k], found[k], short[k], packed[k])
+        _count_magnitudes(short[k], long[k], found[k], fine[k], packed[k])
         single[1, k] += n - found[k, 0] - found[k, 1]
         extent[k, 0] = max(extent[k, 0], found[k, 2])
         extent[k, 1] = min(extent[k, 1], found[k, 3])
@@ -232,31 +244,44 @@ def count_inputs(
         safe = safe and _scale(found[k, 2]) == np.float32(1)
     if not finite:  # a difference is finite only between finite values
         for k in range(agents + 1):
-            single[2, k] += _nonfinite_stored(raw16, raw32, half, k, start, n)
+            single[2, k] += _nonfinite_stored(rows16, rows32, half, k, start, n)
     out, undo = scratch[0], scratch[1]
     undo[:] = 1.0
+    values = deltas
     if not safe:
+        values = scaled
         for k in range(agents):
             scale = _scale(found[k, 2])
             _scaled(deltas[k], scale, padded, scaled[k])
             undo[k] = 1 / np.float64(scale)
-    values = deltas if safe else scaled
-    row = 3 * agents
-    for k in range(agents):
-        powers(values[k], padded, out)
-        u = undo[k]
-        sums[k] = out[0] * u
-        sums[agents + k] = out[1] * (u * u * u)
-        sums[2 * agents + k] = out[2] * (u * u * (u * u))
-        sums[row] = out[3] * (u * u)
-        for other in range(k + 1, agents):
-            sums[row + other - k] = dot(values[k], values[other], padded) * (u * undo[other])
-        row += agents - k
+    for k in range(0, agents, 2):
+        two = agents - k > 1
+        if two:
+            powers_2(values, k, padded, out)
+            sums[_pair(k, k + 1, agents)] = out[8] * (undo[k] * undo[k + 1])
+        else:
+            powers_1(values, k, padded, out)
+        for part in range(2 if two else 1):
+            own, u = k + part, undo[k + part]
+            sums[own] = out[4 * part] * u
+            sums[agents + own] = out[4 * part + 1] * (u * u * u)
+            sums[2 * agents + own] = out[4 * part + 2] * (u * u * (u * u))
+            sums[_pair(own, own, agents)] = out[4 * part + 3] * (u * u)
+        for other in range(k + 2, agents):
+            dots_2(values, k, other, padded, out)
+            sums[_pair(k, other, agents)] = out[0] * (undo[k] * undo[other])
+            sums[_pair(k + 1, other, agents)] = out[1] * (undo[k + 1] * undo[other])
+
+
+@njit(**INNER)
+def _pair(a, b, agents):
+    """Where counting.count_inputs has the sum of agents a ≤ b."""
+    return 3 * agents + a * agents - a * (a - 1) // 2 + b - a
 
 
 @njit(**INNER)
 def sum_result(
-    deltas, found, active, exactly, delta, step, other_step, n, padded, has_other, sums, scaled, alone, shared, out,
+    deltas, found, active, exactly, flags, delta, step, other_step, n, padded, has_other, sums, scaled, out,
 ):  # fmt: skip
     """Sums of one block of the output, in the order of ResultTally.SUMS, K rows each."""
     agents = deltas.shape[0]
@@ -270,28 +295,27 @@ def sum_result(
         largest = max(largest, found[k, 2])
         safe = safe and _scale(found[k, 2]) == np.float32(1)
     common = _scale(largest)
+    values = deltas
     if not safe:
+        values = scaled
         _scaled(delta, common, padded, delta)
         _scaled(step, common, padded, step)
         if has_other:
             _scaled(other_step, common, padded, other_step)
-    words = padded // 64
-    once = exactly[1]
+        for k in range(agents):
+            _scaled(deltas[k], _scale(found[k, 2]), padded, scaled[k])
+    once, words = exactly[1], padded // 64
+    alone, shared = flags[0], flags[1]
     for k in range(agents):
-        scale = _scale(found[k, 2])
-        own = deltas[k]
-        if not safe:
-            _scaled(deltas[k], scale, padded, scaled[0])
-            own = scaled[0]
         mine = active[k]
         for w in range(words):
             alone[w] = mine[w] & once[w]
             shared[w] = mine[w] & ~once[w]
-        regions(own, alone, shared, delta, step, padded, out)
-        undo = 1 / np.float64(scale)
+        regions(values, k, alone, shared, delta, step, padded, out)
+        undo = 1 / np.float64(_scale(found[k, 2]))
         both = undo / np.float64(common)
         sums[k], sums[agents + k], sums[2 * agents + k] = out[0] * (undo * undo), out[1] * both, out[2] * both
         sums[4 * agents + k], sums[5 * agents + k] = out[3] * (undo * undo), out[4] * both
         sums[3 * agents + k] = sums[2 * agents + k]
         if has_other:
-            sums[3 * agents + k] = masked_dot(own, alone, other_step, padded) * both
+            sums[3 * agents + k] = masked_dot(values, k, alone, other_step, padded) * both

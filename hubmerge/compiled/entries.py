@@ -23,13 +23,22 @@ class Entry:
         code = self._code or self.load()
         return code(*values)
 
+    def is_there(self) -> bool:
+        """Whether it can be called without being compiled."""
+        return self._code is not None or kept_code.is_kept(
+            self._function, self._kinds, self._meaning, kept_code.folders()
+        )
+
+    @property
+    def _meaning(self) -> str:
+        return f"{self._module}.{self._function}"
+
     def load(self) -> Code:
         """The code, compiled if it is not kept; raises whatever a compiler or a linker does."""
         with _loading:
             if self._code is None:
-                meaning = f"{self._module}.{self._function}"
                 places = kept_code.folders()
-                self._code = kept_code.code_of(self._function, self._kinds, meaning, places, self._compile)
+                self._code = kept_code.code_of(self._function, self._kinds, self._meaning, places, self._compile)
             return self._code
 
     def _compile(self, digest: str) -> ObjectCode:

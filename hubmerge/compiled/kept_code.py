@@ -73,6 +73,12 @@ def code_of(
     return code
 
 
+def is_kept(name: str, kinds: Kinds, meaning: str, places: Sequence[Path]) -> bool:
+    """Whether `code_of` finds a file, sound or not."""
+    digest = _digest(name, repr(kinds), meaning, surroundings())
+    return any(_path(place, name, digest).is_file() for place in places)
+
+
 @cache
 def surroundings() -> str:
     """The digest of all that decides machine code beside its own source text."""

@@ -40,6 +40,11 @@ _take = Entry("magnitude_passes", "take", (_SCRATCH, _SPANS, "int64[2]"))
 _thread = threading.local()  # .scratch: histograms, all zero between two passes
 
 
+def is_there() -> bool:
+    """Whether BF16 is counted without being compiled first."""
+    return all(entry.is_there() for entry in (_count_all[np.dtype(np.uint16)], _add_copies, _take))
+
+
 def count_magnitudes(
     chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float
 ) -> NDArray[np.int64]:

@@ -11,19 +11,19 @@ from hubmerge.compiled.kernel_loops import INPUTS_WORD, N_WORD, OUT_WORD
 from hubmerge.compiled.layout import FLUSH
 from hubmerge.compiled.rounding import copy, finish_part
 from hubmerge.compiled.rounding_loops import draw_uniform
-from hubmerge.compiled.vector_loops import GROUP
-from hubmerge.counting import BLOCK, LANES
+from hubmerge.counting import BLOCK, GROUP, LANES
 
 _ROWS = GROUP * LANES  # elements of a group of rows
 _PART = 512  # elements from draws to output, in the first cache level even where rows are many
 
 
 @njit(**INNER)
-def probe_pass(raw16, raw32, half, n, epsilon, counters, sums, workspace):
-    """Counts of n elements into `counters` (chunk_arrays.Counters), sums per block into sums[:, blocks];
+def probe_pass(rows16, rows32, half, n, epsilon, counters, sums, workspace):
+    """Counts of n elements of the models that lie at the addresses `rows16` (BF16, or F16 if `half`) or else `rows32`
+    (F32) into `counters` (chunk_arrays.Counters), sums per block into sums[:, blocks];
     `workspace` is chunk_arrays.Workspace's."""
-    inputs, scaled, singles, _, active, positive, exactly, _, kept, found, scratch = workspace
-    deltas, base, spare = inputs[: counters[0].shape[0]], singles[0], singles[8]
+    inputs, scaled, singles, _, active, positive, exactly, _, short, long, found, scratch, tail = workspace
+    deltas, base = inputs[: counters[0].shape[0]], singles[0]
     for block in range((n + BLOCK - 1) // BLOCK):
         if block > 0 and block % FLUSH == 0:
             flush(counters[5], counters[6])
@@ -31,44 +31,44 @@ def probe_pass(raw16, raw32, half, n, epsilon, counters, sums, workspace):
         m = min(n - start, BLOCK)
         padded = (m + _ROWS - 1) // _ROWS * _ROWS
         differences(
-            raw16, raw32, half, start, m, padded, epsilon, base, deltas, active, positive, kept, found, spare
+            rows16, rows32, half, start, m, padded, epsilon, base, deltas, active, positive, short, long,
+            found, tail,
         )  # fmt: skip
         overlaps(active, padded // 64, exactly)
         count_inputs(
-            raw16, raw32, half, start, deltas, m, padded, active, positive, exactly, kept, found, counters,
-            sums[:, block], scaled, scratch,
+            rows16, rows32, half, start, deltas, m, padded, active, positive, exactly, short, long, found,
+            counters, sums[:, block], scaled, scratch,
         )  # fmt: skip
     return 0
 
 
 @njit(**INNER)
 def merge_pass(
-    apply, loop_words, raw16, raw32, half, n, epsilon, with_inputs, dtype, recode, stochastic, has_other, first,
+    apply, loop_words, rows16, rows32, half, n, epsilon, with_inputs, dtype, recode, stochastic, has_other, first,
     second, index, counters, in_sums, counts, out_sums, out16, out32, uniform_keys, sensitivities, workspace,
 ):  # fmt: skip
     """Merges n elements into out16 (dtype FLOAT16 or BFLOAT16) or out32 (FLOAT32), and counts the inputs (as
     probe_pass) and the result. `recode`: the base is stored in another dtype than the output's 16 bits. `apply` is the
     address of a kernel's loop, `loop_words` what it is called with: inputs and delta (singles[1]) of `workspace`."""
-    inputs, scaled, singles, unused, active, positive, exactly, flags, kept, found, scratch = workspace
+    inputs, scaled, singles, unused, active, positive, exactly, flags, short, long, found, scratch, tail = workspace
     agents, draws = counters[0].shape[0], uniform_keys.shape[0]
     deltas = inputs[:agents]
-    base, delta, step, other_step, spare = singles[0], singles[1], singles[6], singles[7], singles[8]
-    alone, shared = flags[0], flags[1]
+    base, delta, step, other_step = singles[0], singles[1], singles[6], singles[7]
     for block in range((n + BLOCK - 1) // BLOCK):
         start = block * BLOCK
-        stop = min(n, start + BLOCK)
-        m = stop - start
+        m = min(n - start, BLOCK)
         padded = (m + _ROWS - 1) // _ROWS * _ROWS
         differences(
-            raw16, raw32, half, start, m, padded, epsilon, base, deltas, active, positive, kept, found, spare
+            rows16, rows32, half, start, m, padded, epsilon, base, deltas, active, positive, short, long,
+            found, tail,
         )  # fmt: skip
         overlaps(active, padded // 64, exactly)
         if with_inputs:
             if block > 0 and block % FLUSH == 0:
                 flush(counters[5], counters[6])
             count_inputs(
-                raw16, raw32, half, start, deltas, m, padded, active, positive, exactly, kept, found, counters,
-                in_sums[:, block], scaled, scratch,
+                rows16, rows32, half, start, deltas, m, padded, active, positive, exactly, short, long, found,
+                counters, in_sums[:, block], scaled, scratch,
             )  # fmt: skip
         for place in range(0, m, _PART):
             at, few = start + place, min(m - place, _PART)
@@ -83,8 +83,8 @@ def merge_pass(
                 out32[at:], unused, counts,
             )  # fmt: skip
         sum_result(
-            deltas, found, active, exactly, delta, step, other_step, m, padded, has_other, out_sums[:, block], scaled,
-            alone, shared, scratch[0],
+            deltas, found, active, exactly, flags, delta, step, other_step, m, padded, has_other, out_sums[:, block],
+            scaled, scratch[0],
         )  # fmt: skip
     return 0
 

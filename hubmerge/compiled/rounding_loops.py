@@ -1,6 +1,6 @@
 """The loops over one block that draw, and that finish a BF16 output, written as LLVM code.
 
-As vector_loops.py, whose rules hold here too; the last elements of an array, fewer than VECTOR, are done under a mask.
+No array is checked for its bounds; the last elements of an array, fewer than VECTOR, are done under a mask.
 
     draw_uniform(first, second, index, n, out)
 
@@ -25,23 +25,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from hubmerge.compiled.vector_loops import (
-    _BIT,
-    _FLOAT,
-    _I64,
-    _INT,
-    _SHORT,
-    VECTOR,
-    _all,
-    _load,
-    _pointer,
-    _store,
-)  # fmt: skip
+from hubmerge.compiled.vectors import BITS, FLOAT, I64, INT, SHORT, VECTOR, Arguments, every, load, store
 
 STEP = 0x9E3779B97F4A7C15  # of counter_rng's counter
 FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of its mixing
 _HALF = VECTOR // 2
-_LONG = ir.VectorType(_I64, _HALF)
+_LONG = ir.VectorType(I64, _HALF)
 _MASK = ir.IntType(VECTOR)
 
 
@@ -60,7 +49,7 @@ class _Draws:
 
     def __init__(self, builder, first, second, index):
         self._builder, self._second = builder, _spread_long(builder, second)
-        start = _spread_long(builder, builder.add(builder.mul(index, _I64(STEP)), first))
+        start = _spread_long(builder, builder.add(builder.mul(index, I64(STEP)), first))
         # of the even elements and of the odd ones, so that the upper halves of both are interleaved by one instruction
         self._counters = [
             cgutils.alloca_once_value(
@@ -79,9 +68,9 @@ class _Draws:
             x = self._multiplied(x)
             x = builder.xor(builder.xor(x, builder.lshr(x, _longs(31))), self._second)
             # the last step of mixing changes lower bits only
-            words.append(builder.bitcast(self._multiplied(x), _INT))
+            words.append(builder.bitcast(self._multiplied(x), INT))
         upper = [half * VECTOR + 2 * i + 1 for i in range(_HALF) for half in range(2)]
-        return builder.shuffle_vector(*words, ir.Constant(_INT, upper))
+        return builder.shuffle_vector(*words, ir.Constant(INT, upper))
 
     def _multiplied(self, x):
         for shift, factor in zip((30, 27), FACTORS, strict=True):
@@ -93,11 +82,11 @@ class _Draws:
 def draw_uniform(typing, first, second, index, n, out):
     def generate(context, builder, signature, arguments):
         first, second, index, n, _ = arguments
-        draws, unit = _Draws(builder, first, second, index), ir.Constant(_FLOAT, [2.0**-24] * VECTOR)
-        with cgutils.for_range_slice(builder, _I64(0), n, _I64(VECTOR), _I64) as (i, _):
-            whole = builder.sitofp(builder.lshr(draws.next(), _all(8)), _FLOAT)
-            place = _pointer(context, builder, signature, arguments, 4, i, _FLOAT)
-            _store(builder, builder.fmul(whole, unit), place, 4)
+        draws, unit = _Draws(builder, first, second, index), ir.Constant(FLOAT, [2.0**-24] * VECTOR)
+        with cgutils.for_range_slice(builder, I64(0), n, I64(VECTOR), I64) as (i, _):
+            whole = builder.sitofp(builder.lshr(draws.next(), every(8)), FLOAT)
+            place = Arguments(context, builder, signature, arguments).at(4, i, FLOAT)
+            store(builder, builder.fmul(whole, unit), place, 4)
         return context.get_dummy_value()
 
     return types.void(types.uint64, types.uint64, types.int64, types.int64, out), generate
@@ -105,65 +94,64 @@ def draw_uniform(typing, first, second, index, n, out):
 
 def _nearest(builder, value):
     """Patterns whose upper halves are those of BF16: rounded to nearest, ties to even."""
-    bits = builder.bitcast(value, _INT)
-    odd = builder.and_(builder.lshr(bits, _all(16)), _all(1))
-    return _quiet(builder, value, builder.add(builder.add(bits, _all(0x7FFF)), odd))
+    bits = builder.bitcast(value, INT)
+    odd = builder.and_(builder.lshr(bits, every(16)), every(1))
+    return _quiet(builder, value, builder.add(builder.add(bits, every(0x7FFF)), odd))
 
 
 def _stochastic(builder, value, draw):
     """As _nearest, up with the probability of the lower half; what has none, as an infinity, stays."""
-    return _quiet(builder, value, builder.add(builder.bitcast(value, _INT), builder.lshr(draw, _all(16))))
+    return _quiet(builder, value, builder.add(builder.bitcast(value, INT), builder.lshr(draw, every(16))))
 
 
 def _quiet(builder, value, bits):
     """Without the lower halves, and a NaN as dtypes.encode has it."""
     nan = builder.fcmp_unordered("uno", value, value)
-    return builder.and_(builder.select(nan, _all(0x7FC00000), bits), _all(0xFFFF0000))
+    return builder.and_(builder.select(nan, every(0x7FC00000), bits), every(0xFFFF0000))
 
 
 def _finish(stochastic: bool, and_other: bool) -> Callable[..., Any]:
     def generate(context, builder, signature, arguments):
         _, _, n, recode, first, second, index, *_ = arguments
         draws = _Draws(builder, first, second, index) if stochastic or and_other else None
-        totals = [cgutils.alloca_once_value(builder, _I64(0)) for _ in range(3)]
+        totals = [cgutils.alloca_once_value(builder, I64(0)) for _ in range(3)]
 
-        def at(place, offset, element):
-            return _pointer(context, builder, signature, arguments, place, offset, element)
+        at = Arguments(context, builder, signature, arguments).at
 
         def finish(i, recoded, among):
             """VECTOR elements from i; of fewer, those `among` say."""
-            base, update = (_load(builder, at(place, i, _FLOAT), 4) for place in (0, 1))
-            still = builder.fcmp_ordered("==", update, ir.Constant(_FLOAT, [0.0] * VECTOR))
+            base, update = (load(builder, at(place, i, FLOAT), 4) for place in (0, 1))
+            still = builder.fcmp_ordered("==", update, ir.Constant(FLOAT, [0.0] * VECTOR))
             value = builder.select(still, base, builder.fadd(base, update))
             draw = None if draws is None else draws.next()
             bits = _stochastic(builder, value, draw) if stochastic else _nearest(builder, value)
-            stored = builder.bitcast(bits, _FLOAT)
-            output = builder.trunc(builder.lshr(bits, _all(16)), _SHORT)
+            stored = builder.bitcast(bits, FLOAT)
+            output = builder.trunc(builder.lshr(bits, every(16)), SHORT)
             if among is None:
-                _store(builder, output, at(7, i, _SHORT), 2)
+                store(builder, output, at(7, i, SHORT), 2)
             else:
-                arguments = [output, at(7, i, _SHORT), ir.IntType(32)(2), builder.bitcast(among, _BIT)]
+                arguments = [output, at(7, i, SHORT), ir.IntType(32)(2), builder.bitcast(among, BITS)]
                 kind = ir.FunctionType(ir.VoidType(), [a.type for a in arguments])
                 name = f"llvm.masked.store.v{VECTOR}i16.p0"
                 builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-            _store(builder, builder.fsub(stored, base), at(8, i, _FLOAT), 4)
+            store(builder, builder.fsub(stored, base), at(8, i, FLOAT), 4)
             if and_other:
                 other = _nearest(builder, value) if stochastic else _stochastic(builder, value, draw)
-                _store(builder, builder.fsub(builder.bitcast(other, _FLOAT), base), at(9, i, _FLOAT), 4)
-            before = builder.bitcast(_nearest(builder, base), _FLOAT) if recoded else base
-            infinite = builder.icmp_unsigned("==", builder.and_(bits, _all(0x7F800000)), _all(0x7F800000))
+                store(builder, builder.fsub(builder.bitcast(other, FLOAT), base), at(9, i, FLOAT), 4)
+            before = builder.bitcast(_nearest(builder, base), FLOAT) if recoded else base
+            infinite = builder.icmp_unsigned("==", builder.and_(bits, every(0x7F800000)), every(0x7F800000))
             changed, rounded = (builder.fcmp_unordered("!=", stored, known) for known in (before, value))
             for total, flags in zip(totals, (changed, rounded, infinite), strict=True):
                 word = builder.bitcast(flags, _MASK)
                 word = word if among is None else builder.and_(word, among)
-                builder.store(builder.add(builder.load(total), builder.zext(builder.ctpop(word), _I64)), total)
+                builder.store(builder.add(builder.load(total), builder.zext(builder.ctpop(word), I64)), total)
 
         def loop(recoded):
-            left = builder.urem(n, _I64(VECTOR))
+            left = builder.urem(n, I64(VECTOR))
             whole = builder.sub(n, left)
-            with cgutils.for_range_slice(builder, _I64(0), whole, _I64(VECTOR), _I64) as (i, _):
+            with cgutils.for_range_slice(builder, I64(0), whole, I64(VECTOR), I64) as (i, _):
                 finish(i, recoded, None)
-            with builder.if_then(builder.icmp_unsigned("!=", left, _I64(0))):
+            with builder.if_then(builder.icmp_unsigned("!=", left, I64(0))):
                 ones = builder.shl(ir.IntType(32)(1), builder.trunc(left, ir.IntType(32)))
                 finish(whole, recoded, builder.trunc(builder.sub(ones, ir.IntType(32)(1)), _MASK))
 
@@ -173,7 +161,7 @@ def _finish(stochastic: bool, and_other: bool) -> Callable[..., Any]:
             with same:
                 loop(recoded=False)
         for number, total in enumerate(totals):
-            address = at(10, _I64(number), _I64)
+            address = at(10, I64(number), I64)
             builder.store(builder.add(builder.load(address), builder.load(total)), address)
         return context.get_dummy_value()
 

@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from hubmerge.compiled.kernel_trace import COMPARISONS, Trace
-from hubmerge.compiled.vector_loops import _BIT, _FLOAT, _I64, VECTOR, _call, _load, _pointer, _spread, _store
+from hubmerge.compiled.vectors import BITS, FLOAT, I64, VECTOR, Arguments, call, load, spread, store
 
 _INPUTS, _PER_AGENT, _CONSTANTS, _N, _OUT = range(5)  # kernel_loops.LOOP
 _WORD = ir.IntType(32)
@@ -23,22 +23,15 @@ def loop_of(trace: Trace) -> Any:
     @intrinsic
     def loop(typing, inputs, per_agent, constants, n, out):
         def generate(context, builder, signature, arguments):
-            def width(place):
-                """The length of an array's rows."""
-                array = context.make_array(signature.args[place])(context, builder, arguments[place])
-                return builder.extract_value(array.shape, 1)
+            given = Arguments(context, builder, signature, arguments)
 
-            def at(place, offset, element):
-                return _pointer(context, builder, signature, arguments, place, offset, element)
+            def spread_out(address):
+                return spread(builder, load(builder, address, 4))
 
-            def spread(place, offset):
-                return _spread(builder, _load(builder, at(place, offset, _FLOAT.element), 4), _FLOAT)
-
-            row, columns = width(_INPUTS), width(_PER_AGENT)
             scalars = {
-                step: spread(_PER_AGENT, builder.add(builder.mul(_I64(step[1]), columns), _I64(step[2])))
+                step: spread_out(given.row(_PER_AGENT, I64(step[1]), I64(step[2]), FLOAT.element))
                 if step[0] == "scalar"
-                else spread(_CONSTANTS, _I64(step[1]))
+                else spread_out(given.at(_CONSTANTS, I64(step[1]), FLOAT.element))
                 for step in trace.steps
                 if step[0] in ("scalar", "constant")
             }
@@ -50,20 +43,20 @@ def loop_of(trace: Trace) -> Any:
                     if step in scalars:
                         values.append(scalars[step])
                     elif step[0] == "input":
-                        address = at(_INPUTS, builder.add(builder.mul(_I64(step[1]), row), i), _FLOAT)
+                        address = given.row(_INPUTS, I64(step[1]), i, FLOAT)
                         values.append(_load_some(builder, address, among))
                     else:
                         values.append(_step(builder, step, values))
-                _store_some(builder, values[trace.result], at(_OUT, i, _FLOAT), among)
+                _store_some(builder, values[trace.result], given.at(_OUT, i, FLOAT), among)
 
-            left = builder.urem(arguments[_N], _I64(VECTOR))
+            left = builder.urem(arguments[_N], I64(VECTOR))
             whole = builder.sub(arguments[_N], left)
-            with cgutils.for_range_slice(builder, _I64(0), whole, _I64(VECTOR), _I64) as (i, _):
+            with cgutils.for_range_slice(builder, I64(0), whole, I64(VECTOR), I64) as (i, _):
                 elements(i, None)
-            with builder.if_then(builder.icmp_unsigned("!=", left, _I64(0))):
+            with builder.if_then(builder.icmp_unsigned("!=", left, I64(0))):
                 ones = builder.sub(builder.shl(_WORD(1), builder.trunc(left, _WORD)), _WORD(1))
-                elements(whole, builder.bitcast(builder.trunc(ones, ir.IntType(VECTOR)), _BIT))
-            return _I64(0)
+                elements(whole, builder.bitcast(builder.trunc(ones, ir.IntType(VECTOR)), BITS))
+            return I64(0)
 
         return types.int64(inputs, per_agent, constants, types.int64, out), generate
 
@@ -74,13 +67,13 @@ def _step(builder, step, values):
     operation = step[0]
     if operation == "literal":
         [value] = struct.unpack("<f", struct.pack("<I", step[1]))
-        return ir.Constant(_FLOAT, [value] * VECTOR)
+        return ir.Constant(FLOAT, [value] * VECTOR)
     operands = [values[k] for k in step[1:]]
     if operation in COMPARISONS:
         compare = builder.fcmp_unordered if operation == "ne" else builder.fcmp_ordered
         return compare(COMPARISONS[operation], *operands)
     if operation == "abs":
-        return _call(builder, f"llvm.fabs.v{VECTOR}f32", _FLOAT, operands)
+        return call(builder, f"llvm.fabs.v{VECTOR}f32", FLOAT, operands)
     made = {
         "add": builder.fadd, "sub": builder.fsub, "mul": builder.fmul, "div": builder.fdiv, "neg": builder.fneg,
         "where": builder.select, "and": builder.and_, "or": builder.or_, "xor": builder.xor, "not": builder.not_,
@@ -90,13 +83,13 @@ def _step(builder, step, values):
 
 def _load_some(builder, address, among):
     if among is None:
-        return _load(builder, address, 4)
-    nothing = ir.Constant(_FLOAT, [0.0] * VECTOR)
-    return _call(builder, f"llvm.masked.load.v{VECTOR}f32.p0", _FLOAT, [address, _WORD(4), among, nothing])
+        return load(builder, address, 4)
+    nothing = ir.Constant(FLOAT, [0.0] * VECTOR)
+    return call(builder, f"llvm.masked.load.v{VECTOR}f32.p0", FLOAT, [address, _WORD(4), among, nothing])
 
 
 def _store_some(builder, value, address, among):
     if among is None:
-        _store(builder, value, address, 4)
+        store(builder, value, address, 4)
     else:
-        _call(builder, f"llvm.masked.store.v{VECTOR}f32.p0", ir.VoidType(), [value, address, _WORD(4), among])
+        call(builder, f"llvm.masked.store.v{VECTOR}f32.p0", ir.VoidType(), [value, address, _WORD(4), among])

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,14 @@ def family(folder: Path, shape: Shape) -> dict[str, object]:
     return {"base": str(folder / "base"), "agents": [str(folder / f"agent{k}") for k in range(3)]}
 
 
+def merge_once(method: str, folder: Path) -> None:
+    """So that all that can be kept of compiled code is."""
+    path = folder / "once.yaml"
+    path.write_text(Recipe.model_validate({**family(folder / "once", SMALL), "method": method}).to_yaml())
+    command = [sys.executable, "-m", "hubmerge", "merge", str(path), "--out", str(folder / "merged_once")]
+    subprocess.run(command, check=True, capture_output=True)
+
+
 @pytest.mark.parametrize(
     ("case", "method", "more"),
     [
@@ -54,6 +63,7 @@ def test_the_peak_memory_of_a_process_is_within_a_quarter_of_what_its_plan_said(
         }
     else:
         models = family(tmp_path, SMALL if case == "small" else WIDE)
+    merge_once(method, tmp_path)
     recipe = Recipe.model_validate({**models, "method": method, **more})
     threads = 2 if case != "large" else 4
     predicted = predict(prepare(recipe, HUB, allow_local=True).plan, Machine(2), StreamOptions(threads=threads))
@@ -63,6 +73,39 @@ def test_the_peak_memory_of_a_process_is_within_a_quarter_of_what_its_plan_said(
     command = [sys.executable, "-m", "hubmerge", "merge", str(path), "--out", str(out), "--threads", str(threads)]
     measured = measure(command).peak_rss_bytes
     assert 0.75 <= predicted.memory_bytes / measured <= 1.25, (predicted.memory_bytes, measured)
+
+
+def test_what_must_be_compiled_first_is_part_of_what_is_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of its own, so that nothing is there yet."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(Recipe.model_validate({**family(tmp_path, SMALL), "method": "ram"}).to_yaml())
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "code"))
+
+    def told() -> dict[str, float]:
+        command = [sys.executable, "-m", "hubmerge", "inspect", str(path), "--json"]
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)  # type: ignore[no-any-return]
+
+    first = told()
+    measured = measure([sys.executable, "-m", "hubmerge", "merge", str(path), "--out", str(tmp_path / "out")])
+    assert 0.75 <= first["predicted_memory_bytes"] / measured.peak_rss_bytes <= 1.25
+    second = told()
+    assert first["predicted_seconds"] > second["predicted_seconds"] + 1
+    assert first["predicted_memory_bytes"] > second["predicted_memory_bytes"] + 100_000_000
+
+
+def test_only_what_a_merge_runs_is_compiled_for_it() -> None:
+    new = Machine(2, to_compile=frozenset({"merging", "counting"}))
+    some = Machine(2, to_compile=frozenset({"counting"}))
+
+    def extra(method: str, machine: Machine, **options: Any) -> float:
+        plan, given = planned(method), StreamOptions(threads=2, **options)
+        return predict(plan, machine, given).seconds - predict(plan, Machine(2), given).seconds
+
+    assert extra("ties", new) > extra("ram", new) > 0
+    assert extra("ties", some) > extra("ram", some) == 0
+    assert extra("ties", new, backend="eager") == 0
 
 
 def test_memory_does_not_grow_with_the_model_but_with_agents_threads_and_whole_tensors() -> None:

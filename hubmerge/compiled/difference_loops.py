@@ -1,0 +1,230 @@
+"""The differences of up to GROUPED agents from the base, and their magnitudes, as instructions for LLVM.
+
+    split_bf16_1, _2, _3 (rows, first, start, n, epsilon, base, deltas, active, positive, short, long, found)
+    split_float          (base, values, k, n, epsilon, deltas, active, positive, short, long, found)
+
+The first read BF16 patterns of the base and of agents `first`, first + 1 … from element `start` of the rows that lie at
+the addresses rows[model], and write base[n] and deltas[k, n], float32; the last one reads float32 for agent k. For each
+agent: active[k] and positive[k], a bit per element; the magnitudes that are not zero packed into short[k] (those whose
+lower 16 bits are zero, which BF16 holds; their upper 16 bits, uint16) and long[k] (the others, uint32), each with room
+for STEP more than n; found[k], int64[4]: how many are short, how many long, the largest pattern, and the smallest one
+less 1 (of none: 2^32 − 1). n is a multiple of STEP; no array is checked for its bounds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from hubmerge.compiled.vectors import (
+    FLOAT,
+    I64,
+    INT,
+    VECTOR,
+    Arguments,
+    call,
+    every,
+    every_float,
+    halved,
+    load,
+    number,
+    pick,
+    spread,
+    store,
+)
+
+STEP = 2 * VECTOR  # elements of an instruction on 16-bit numbers
+GROUPED = 3  # agents for whom all that a loop keeps fits the vector registers
+
+_HALVES = ir.VectorType(ir.IntType(16), STEP)
+_WORD = ir.IntType(32)
+_INDEX = ir.VectorType(ir.IntType(32), STEP)
+_UPPER = ir.Constant(_INDEX, [2 * i + 1 for i in range(STEP)])  # halves of two vectors of 32-bit numbers
+
+
+def _halves(value):
+    return ir.Constant(_HALVES, [value] * STEP)
+
+
+def _prefetch(builder, address):
+    """Ask for what will be read soon; an address that is not ours does no harm."""
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, _WORD, _WORD, _WORD])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    settings = [ir.Constant(_WORD, value) for value in (0, 3, 1)]  # to read, from data, into the first cache
+    builder.call(function, [builder.bitcast(address, byte), *settings])
+
+
+class _Agent:
+    """What is written of one agent, and what stays in registers until the end."""
+
+    def __init__(self, builder, row) -> None:
+        self._builder, self._row = builder, row  # row(name, element, offset) → address
+        zero = number(0)
+        self._counts = {name: cgutils.alloca_once_value(builder, zero) for name in ("short", "long")}
+        none = {"largest": every(0), "least": every(0xFFFFFFFF)}
+        self._longs = {name: cgutils.alloca_once_value(builder, value) for name, value in none.items()}
+        none = {"largest": _halves(0), "least": _halves(0xFFFF)}
+        self._shorts = {name: cgutils.alloca_once_value(builder, value) for name, value in none.items()}
+
+    def take(self, at, deltas, epsilon):
+        """Two vectors of differences from element `at`."""
+        builder = self._builder
+        magnitudes, actives, positives = [], [], []
+        for part, delta in enumerate(deltas):
+            store(builder, delta, self._row("deltas", FLOAT, builder.add(at, number(part * VECTOR))), 4)
+            magnitude = builder.and_(builder.bitcast(delta, INT), every(0x7FFFFFFF))
+            active = builder.fcmp_ordered(">", builder.bitcast(magnitude, FLOAT), epsilon)
+            magnitudes.append(magnitude)
+            actives.append(active)
+            positives.append(builder.and_(active, builder.fcmp_ordered(">", delta, every_float(0))))
+        word = builder.udiv(at, number(STEP))
+        for name, flags in (("active", actives), ("positive", positives)):
+            store(builder, _bits(builder, flags), self._row(name, _WORD, word), 4)
+        upper = builder.shuffle_vector(*(builder.bitcast(m, _HALVES) for m in magnitudes), _UPPER)
+        lower = builder.and_(builder.or_(*magnitudes), every(0xFFFF))
+        some = builder.bitcast(builder.icmp_unsigned("!=", lower, every(0)), ir.IntType(VECTOR))
+        with builder.if_else(builder.icmp_unsigned("!=", some, ir.Constant(some.type, 0)), likely=False) as (yes, no):
+            with yes:
+                longs = [builder.icmp_unsigned("!=", builder.and_(m, every(0xFFFF)), every(0)) for m in magnitudes]
+                for magnitude, long in zip(magnitudes, longs, strict=True):
+                    masked = builder.select(long, magnitude, every(0))
+                    self._extend(self._longs, masked, every(1))
+                    self._pack("long", INT, magnitude, long, every(0))
+                all_longs = builder.bitcast(_bits(builder, longs), ir.VectorType(ir.IntType(1), STEP))
+                self._short(builder.select(all_longs, _halves(0), upper))
+            with no:
+                self._short(upper)
+
+    def _short(self, upper):
+        self._extend(self._shorts, upper, _halves(1))
+        self._pack("short", _HALVES, upper, self._builder.icmp_unsigned("!=", upper, _halves(0)), _halves(0))
+
+    def _extend(self, into, magnitude, one):
+        builder = self._builder
+        for name, how, value in (("largest", "umax", magnitude), ("least", "umin", builder.sub(magnitude, one))):
+            builder.store(pick(builder, how, builder.load(into[name]), value), into[name])
+
+    def _pack(self, name, vector, values, which, nothing):
+        builder, count = self._builder, self._counts[name]
+        width = vector.element.width
+        packed = call(
+            builder, f"llvm.experimental.vector.compress.v{vector.count}i{width}", vector, [values, which, nothing]
+        )
+        first = builder.load(count)
+        store(builder, packed, self._row(name, vector, first), width // 8)
+        more = builder.ctpop(builder.bitcast(which, ir.IntType(vector.count)))
+        builder.store(builder.add(first, builder.zext(more, I64)), count)
+
+    def finish(self):
+        builder = self._builder
+        results = [builder.load(self._counts[name]) for name in ("short", "long")]
+        for name, how in (("largest", "umax"), ("least", "umin")):
+            pair = partial(pick, builder, how)
+            short, long = (halved(builder, builder.load(kept[name]), pair) for kept in (self._shorts, self._longs))
+            short = builder.shl(builder.zext(short, I64), number(16))
+            if name == "least":  # (u − 1) of an upper half u is pattern u·2^16 − 1; of none, more than any
+                short = builder.add(short, number(0xFFFF))
+            long = builder.zext(long, I64)
+            larger = builder.icmp_unsigned(">" if name == "largest" else "<", short, long)
+            results.append(builder.select(larger, short, long))
+        for place, result in enumerate(results):
+            builder.store(result, self._row("found", I64, number(place)))
+
+
+def _bits(builder, flags):
+    """Two vectors' flags as one word."""
+    first, second = (builder.zext(builder.bitcast(f, ir.IntType(VECTOR)), _WORD) for f in flags)
+    return builder.or_(first, builder.shl(second, ir.Constant(_WORD, VECTOR)))
+
+
+def _agents(given, names, first, size):
+    """`size` agents from `first`, whose rows are those of the arguments `names`."""
+    builder = given.builder
+
+    def of(k):
+        return _Agent(builder, lambda name, element, offset: given.row(names[name], k, offset, element))
+
+    return [of(builder.add(first, number(k))) for k in range(size)]
+
+
+_WRITTEN = ("deltas", "active", "positive", "short", "long", "found")
+
+
+def _split_of(size: int) -> Any:
+    @intrinsic
+    def split(typing, rows, first, start, n, epsilon, base, deltas, active, positive, short, long, found):
+        def generate(context, builder, signature, arguments):
+            given = Arguments(context, builder, signature, arguments)
+            first, start, n = arguments[1:4]
+            epsilon = spread(builder, arguments[4])
+            names = {name: 6 + place for place, name in enumerate(_WRITTEN)}
+            agents = _agents(given, names, first, size)
+            two = number(2)
+
+            def source(model):
+                address = builder.load(given.at(0, model, I64))
+                address = builder.add(address, builder.mul(start, two))
+                return builder.inttoptr(address, ir.IntType(16).as_pointer())
+
+            def values(pointer, at):
+                """Two vectors of float32."""
+                place = builder.gep(pointer, [at])
+                raw = load(builder, builder.bitcast(place, _HALVES.as_pointer()), 2)
+                _prefetch(builder, builder.gep(place, [n]))
+                parts = []
+                for part in range(2):
+                    mask = ir.Constant(INT, list(range(part * VECTOR, (part + 1) * VECTOR)))
+                    half = builder.zext(builder.shuffle_vector(raw, raw, mask), INT)
+                    parts.append(builder.bitcast(builder.shl(half, every(16)), FLOAT))
+                return parts
+
+            models = [number(0)]
+            models += [builder.add(first, number(1 + k)) for k in range(size)]
+            sources = [source(model) for model in models]
+            with cgutils.for_range_slice(builder, number(0), n, number(STEP), I64) as (i, _):
+                bases = values(sources[0], i)
+                for part, value in enumerate(bases):
+                    place = builder.add(i, number(part * VECTOR))
+                    store(builder, value, given.at(5, place, FLOAT), 4)
+                for agent, pointer in zip(agents, sources[1:], strict=True):
+                    deltas = [builder.fsub(v, b) for v, b in zip(values(pointer, i), bases, strict=True)]
+                    agent.take(i, deltas, epsilon)
+            for agent in agents:
+                agent.finish()
+            return context.get_dummy_value()
+
+        signature = types.void(
+            rows, types.int64, types.int64, types.int64, types.float32, base, deltas, active, positive, short, long,
+            found,
+        )  # fmt: skip
+        return signature, generate
+
+    return split
+
+
+split_bf16_1, split_bf16_2, split_bf16_3 = map(_split_of, range(1, GROUPED + 1))
+
+
+@intrinsic
+def split_float(typing, base, values, k, n, epsilon, deltas, active, positive, short, long, found):
+    def generate(context, builder, signature, arguments):
+        given = Arguments(context, builder, signature, arguments)
+        n, epsilon = arguments[3], spread(builder, arguments[4])
+        names = {name: 5 + place for place, name in enumerate(_WRITTEN)}
+        [agent] = _agents(given, names, arguments[2], 1)
+        with cgutils.for_range_slice(builder, number(0), n, number(STEP), I64) as (i, _):
+            places = i, builder.add(i, number(VECTOR))
+            agent.take(i, [builder.fsub(given.floats(1, at), given.floats(0, at)) for at in places], epsilon)
+        agent.finish()
+        return context.get_dummy_value()
+
+    signature = types.void(
+        base, values, types.int64, types.int64, types.float32, deltas, active, positive, short, long, found
+    )  # fmt: skip
+    return signature, generate
