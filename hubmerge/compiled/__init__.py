@@ -1,9 +1,9 @@
 """One fused pass per chunk, compiled; bit-equal to eager.py and counting.py.
 
 A chunk is worked through block by block (passes.py), so that everything between the stored inputs and the
-stored output stays in the first two cache levels. The method's kernel is the very function that runs eagerly: called
-with one scalar per agent inside a generated loop, it is vectorised; the pass around it is the same for all methods.
-Floating point is strict (no fast-math, no contraction), which is why the bits agree.
+stored output stays in the first two cache levels. The method's kernel is the very function that runs eagerly:
+called once with symbols, it tells its steps, which become a loop of vectors (kernel_trace.py); the pass around it is
+the same for all methods. Floating point is strict (no fast-math, no contraction), which is why the bits agree.
 
 numba compiles, once: the machine code is kept (kept_code.py) and called without numba (machine_code.py). Modules that
 import it (adapters, passes, counts, rounding, magnitude_passes, vector_code, vectors and the loops made of them) are

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from hubmerge.compiled.entries import Entry
 from hubmerge.compiled.kernel_loops import kernel_loop
+from hubmerge.compiled.kernel_trace import known
 from hubmerge.compiled.layout import COPIES, FLUSH, SHORT, WIDTH, WORDS
 from hubmerge.compiled.machine_code import Kind, Packed, address_of
 from hubmerge.counting import BLOCK, Counted
@@ -147,8 +148,8 @@ class LoopCall:
         self._rule, self._workspace = rule, workspace
         self._per_agent = np.array(rule.per_agent, np.float32)
         self._constants = np.array(rule.constants, np.float32)
-        agents, columns = self._per_agent.shape
-        loop = kernel_loop(rule.kernel, agents, len(workspace.inputs), columns, len(rule.constants))
+        fixed = known(self._per_agent), known(self._constants)
+        loop = kernel_loop(rule.kernel, len(self._per_agent), len(workspace.inputs), *fixed)
         self.address = loop.address
         values = (workspace.inputs, self._per_agent, self._constants, 0, workspace.delta)
         self._words = np.array(loop.words(*values), np.uint64)

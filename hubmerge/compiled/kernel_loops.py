@@ -1,48 +1,54 @@
 """The loop over elements around a method's kernel, as machine code that stays between processes.
 
-A method's kernel is the very function that runs eagerly. The loop around it is generated, so that the values of an
-element and the scalars are named and the compiler sees no array of pointers: only then is it vectorised. Compiling
-takes 0.4 s, so the code is kept (kept_code.py) under the loop's text and the kernel's meaning (kernel_meaning.py).
+A method's kernel is the very function that runs eagerly. Called with symbols it tells its steps (kernel_trace.py),
+which become the loop (trace_loops.py). A kernel that looks at values has no such trace: around it a loop is generated,
+in which the values of an element and the scalars are named and the compiler sees no array of pointers; only then is it
+vectorised, for a few agents. Compiling takes 0.1 to 0.4 s, so the code is kept (kept_code.py) under the trace, or under
+the loop's text and the kernel's meaning (kernel_meaning.py).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from hubmerge.compiled import kept_code
 from hubmerge.compiled.kernel_meaning import meaning_of
+from hubmerge.compiled.kernel_trace import Known, Trace, trace_of
 from hubmerge.compiled.machine_code import OWN_WORDS, Code, Kind, ObjectCode, length
 
 # inputs[rows, ≥ n], per_agent[K, columns], constants, n, out[≥ n]
 LOOP: tuple[Kind, ...] = ("float32[2]", "float32[2]", "float32[1]", "int64", "float32[1]")
-N_WORD = OWN_WORDS + length(LOOP[:3])  # where a call's words say n
+# where a call's words say the addresses of inputs and out, and n
+INPUTS_WORD, N_WORD, OUT_WORD = (OWN_WORDS + length(LOOP[:k]) for k in (0, 3, 4))
 
 # a kernel's loop over five agents or more stays a loop otherwise, and then that over elements is not vectorised
 _UNROLL_THRESHOLD = 8000
 _one_loads = threading.Lock()
 
 
-def kernel_loop(kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int) -> Code:
+def kernel_loop(kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known) -> Code:
     """The compiled loop, for `inputs` rows: the deltas and the method's extras."""
     with _one_loads:  # the first chunks of all threads ask at once
         return _loop(kernel, agents, inputs, columns, constants)
 
 
 @cache
-def _loop(kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int) -> Code:
+def _loop(kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known) -> Code:
     return loop_from(kept_code.folders(), kernel, agents, inputs, columns, constants)
 
 
 def loop_from(
-    folders: Sequence[Path], kernel: Callable[..., Any], agents: int, inputs: int, columns: int, constants: int
+    folders: Sequence[Path], kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known
 ) -> Code:
     """`kernel_loop`, its machine code from `folders` or compiled and kept there."""
-    source = _source(agents, inputs, columns, constants)
+    if (trace := trace_of(kernel, agents, inputs, columns, constants)) is not None:
+        return kept_code.code_of("kernel_loop", LOOP, repr(trace), folders, partial(_compile_trace, trace))
+    source = _source(agents, inputs, len(columns), len(constants))
     meaning = meaning_of(kernel)
 
     def compile_now(digest: str) -> ObjectCode:
@@ -59,6 +65,13 @@ def loop_from(
     return kept_code.code_of(
         "kernel_loop", LOOP, f"{source}\n{meaning if known else uuid4().hex}", folders if known else (), compile_now
     )
+
+
+def _compile_trace(trace: Trace, digest: str) -> ObjectCode:
+    from hubmerge.compiled.adapters import object_code
+    from hubmerge.compiled.trace_loops import loop_of
+
+    return object_code(loop_of(trace), "kernel_loop", LOOP, digest)
 
 
 def _source(agents: int, inputs: int, columns: int, constants: int) -> str:

@@ -1,4 +1,4 @@
-"""What a kernel means, as a text: the name under which its machine code is kept.
+"""What a kernel without a trace means, as a text: the name under which its machine code is kept.
 
 Its bytecode with its constants, and the same of every function and global that it refers to; also of how operations
 are compiled that numba does not know (COMPILED_AS). A kernel that refers to anything whose meaning is not plain has no

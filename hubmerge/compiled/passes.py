@@ -7,14 +7,14 @@ from numba import njit
 
 from hubmerge.compiled.adapters import INNER, call_code
 from hubmerge.compiled.counts import count_inputs, differences, flush, overlaps, sum_result
-from hubmerge.compiled.kernel_loops import N_WORD
-from hubmerge.compiled.layout import BFLOAT16, FLOAT32, FLUSH
-from hubmerge.compiled.rounding import draw_uniform, finish, round_to
-from hubmerge.compiled.vector_loops import finish_bf16
-from hubmerge.compiled.vectors import VECTOR
+from hubmerge.compiled.kernel_loops import INPUTS_WORD, N_WORD, OUT_WORD
+from hubmerge.compiled.layout import FLUSH
+from hubmerge.compiled.rounding import copy, finish_part
+from hubmerge.compiled.rounding_loops import draw_uniform
 from hubmerge.counting import BLOCK, GROUP, LANES
 
 _ROWS = GROUP * LANES  # elements of a group of rows
+_PART = 512  # elements from draws to output, in the first cache level even where rows are many
 
 
 @njit(**INNER)
@@ -53,12 +53,10 @@ def merge_pass(
     inputs, scaled, singles, unused, active, positive, exactly, flags, short, long, found, scratch, tail = workspace
     agents, draws = counters[0].shape[0], uniform_keys.shape[0]
     deltas = inputs[:agents]
-    base, delta, exact, stored, other = singles[0], singles[1], singles[2], singles[3], singles[4]
-    stored_base, step, other_step = singles[5], singles[6], singles[7]
+    base, delta, step, other_step = singles[0], singles[1], singles[6], singles[7]
     for block in range((n + BLOCK - 1) // BLOCK):
         start = block * BLOCK
-        stop = min(n, start + BLOCK)
-        m = stop - start
+        m = min(n - start, BLOCK)
         padded = (m + _ROWS - 1) // _ROWS * _ROWS
         differences(
             rows16, rows32, half, start, m, padded, epsilon, base, deltas, active, positive, short, long,
@@ -72,30 +70,18 @@ def merge_pass(
                 rows16, rows32, half, start, deltas, m, padded, active, positive, exactly, short, long, found,
                 counters, in_sums[:, block], scaled, scratch,
             )  # fmt: skip
-        for k in range(draws):
-            draw_uniform(uniform_keys[k, 0], uniform_keys[k, 1], index + start, m, inputs[agents + k])
-        for k in range(sensitivities.shape[0]):
-            _copy(sensitivities[k, start:stop], m, inputs[agents + draws + k])
-        loop_words[N_WORD] = np.uint64(m)
-        if call_code(apply, loop_words) != 0:
-            return -1
-        if dtype == BFLOAT16 and not stochastic and not recode and m % VECTOR == 0:
-            finish_bf16(base, delta, m, out16[start:stop], exact, step, counts)
-        else:
-            for i in range(m):
-                exact[i] = base[i] if delta[i] == np.float32(0) else base[i] + delta[i]
-            if dtype == FLOAT32:
-                _copy(exact, m, stored)
-                _copy(exact, m, out32[start:stop])
-            else:
-                round_to(dtype, exact, m, stochastic, first, second, index + start, stored, out16[start:stop])
-            if recode:
-                round_to(dtype, base, m, False, first, second, 0, stored_base, unused)
-            finish(base, stored_base if recode else base, exact, stored, m, step, counts)
-        if has_other:
-            round_to(dtype, exact, m, not stochastic, first, second, index + start, other, unused)
-            for i in range(m):
-                other_step[i] = other[i] - base[i]
+        for place in range(0, m, _PART):
+            at, few = start + place, min(m - place, _PART)
+            for k in range(draws):
+                draw_uniform(uniform_keys[k, 0], uniform_keys[k, 1], index + at, few, inputs[agents + k, place:])
+            for k in range(sensitivities.shape[0]):
+                copy(sensitivities[k, at : at + few], few, inputs[agents + draws + k, place:])
+            if _apply(apply, loop_words, place, few) != 0:
+                return -1
+            finish_part(
+                dtype, recode, stochastic, has_other, first, second, index + at, singles, place, few, out16[at:],
+                out32[at:], unused, counts,
+            )  # fmt: skip
         sum_result(
             deltas, found, active, exactly, flags, delta, step, other_step, m, padded, has_other, out_sums[:, block],
             scaled, scratch[0],
@@ -104,7 +90,13 @@ def merge_pass(
 
 
 @njit(**INNER)
-def _copy(source, n, target):
-    """target[:n] = source[:n], which numba would prepare for arrays that overlap."""
-    for i in range(n):
-        target[i] = source[i]
+def _apply(apply, loop_words, place, n):
+    """A kernel's loop over n elements from `place` of its rows; its status."""
+    ahead = np.uint64(4 * place)
+    loop_words[N_WORD] = np.uint64(n)
+    loop_words[INPUTS_WORD] += ahead
+    loop_words[OUT_WORD] += ahead
+    status = call_code(apply, loop_words)
+    loop_words[INPUTS_WORD] -= ahead
+    loop_words[OUT_WORD] -= ahead
+    return status

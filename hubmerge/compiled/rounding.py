@@ -6,56 +6,30 @@ import numpy as np
 from numba import njit
 
 from hubmerge.compiled.adapters import INNER
-from hubmerge.compiled.layout import FLOAT16
+from hubmerge.compiled.layout import BFLOAT16, FLOAT32
+from hubmerge.compiled.rounding_loops import (
+    FACTORS,
+    STEP,
+    finish_nearest,
+    finish_nearest_and_other,
+    finish_stochastic,
+    finish_stochastic_and_other,
+)
 from hubmerge.compiled.vector_code import from_half, to_half
-
-STEP = 0x9E3779B97F4A7C15  # of counter_rng's counter
 
 
 @njit(**INNER)
 def mix(x):
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(FACTORS[0])
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(FACTORS[1])
     return x ^ (x >> np.uint64(31))
 
 
 @njit(**INNER)
 def mix_upper(x):
     """mix, of which bits 33 and above are right: its last step changes the lower ones only."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    return (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-
-
-@njit(**INNER)
-def draw_uniform(first, second, index, n, out):
-    """counter_rng.uniform."""
-    x = np.uint64(index) * np.uint64(STEP) + first
-    for i in range(n):
-        out[i] = np.float32(np.int32(mix_upper(mix(x) ^ second) >> np.uint64(40))) * np.float32(2.0**-24)
-        x += np.uint64(STEP)
-
-
-@njit(**INNER)
-def _round_bf16(exact, n, stochastic, first, second, index, stored, out):
-    """exact[n] float32 → BF16 bits in out[n] and their values in stored[n] (dtypes.encode, decode)."""
-    bits, back = exact[:n].view(np.uint32), stored[:n].view(np.uint32)
-    high = np.uint32(16)
-    if stochastic:
-        x = np.uint64(index) * np.uint64(STEP) + first
-        for i in range(n):
-            up = np.uint32(mix_upper(mix(x) ^ second) >> np.uint64(48))
-            x += np.uint64(STEP)
-            special = (bits[i] & np.uint32(0x7F800000)) == np.uint32(0x7F800000)
-            rounded = bits[i] >> high if special else (bits[i] + up) >> high
-            quiet = np.uint32(0x7FC0) if exact[i] != exact[i] else rounded
-            out[i] = np.uint16(quiet)
-            back[i] = quiet << high
-    else:
-        for i in range(n):
-            rounded = (bits[i] + np.uint32(0x7FFF) + ((bits[i] >> high) & np.uint32(1))) >> high
-            quiet = np.uint32(0x7FC0) if exact[i] != exact[i] else rounded
-            out[i] = np.uint16(quiet)
-            back[i] = quiet << high
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(FACTORS[0])
+    return (x ^ (x >> np.uint64(27))) * np.uint64(FACTORS[1])
 
 
 @njit(**INNER)
@@ -81,15 +55,6 @@ def _round_f16(exact, n, stochastic, first, second, index, stored, out):
 
 
 @njit(**INNER)
-def round_to(dtype, exact, n, stochastic, first, second, index, stored, out):
-    """exact[n] as BFLOAT16 or FLOAT16: bits in out[n], values in stored[n]."""
-    if dtype == FLOAT16:
-        _round_f16(exact, n, stochastic, first, second, index, stored, out)
-    else:
-        _round_bf16(exact, n, stochastic, first, second, index, stored, out)
-
-
-@njit(**INNER)
 def _nonfinite(x, n):
     bits = x[:n].view(np.uint32)
     exponent = np.uint32(0x7F800000)
@@ -100,8 +65,15 @@ def _nonfinite(x, n):
 
 
 @njit(**INNER)
-def finish(base, stored_base, exact, stored, n, step, counts):
-    """finish_bf16's steps and counts of an output that is there."""
+def copy(source, n, target):
+    """target[:n] = source[:n], which numba would prepare for arrays that overlap."""
+    for i in range(n):
+        target[i] = source[i]
+
+
+@njit(**INNER)
+def _finish(base, stored_base, exact, stored, n, step, counts):
+    """rounding_loops.finish_nearest's steps and counts of an output that is there."""
     changed, rounded = np.int32(0), np.int32(0)
     for i in range(n):
         changed += np.int32(stored[i] != stored_base[i])
@@ -110,3 +82,36 @@ def finish(base, stored_base, exact, stored, n, step, counts):
     counts[0] += changed
     counts[1] += rounded
     counts[2] += _nonfinite(stored, n)
+
+
+@njit(**INNER)
+def finish_part(
+    dtype, recode, stochastic, has_other, first, second, index, singles, place, n, out16, out32, unused, counts
+):
+    """The output of n elements from `place` of the rows of chunk_arrays.Workspace, its steps and its counts."""
+    base, delta, step, other_step = singles[0, place:], singles[1, place:], singles[6, place:], singles[7, place:]
+    if dtype == BFLOAT16:
+        if has_other and stochastic:
+            finish_stochastic_and_other(base, delta, n, recode, first, second, index, out16, step, other_step, counts)
+        elif has_other:
+            finish_nearest_and_other(base, delta, n, recode, first, second, index, out16, step, other_step, counts)
+        elif stochastic:
+            finish_stochastic(base, delta, n, recode, first, second, index, out16, step, other_step, counts)
+        else:
+            finish_nearest(base, delta, n, recode, first, second, index, out16, step, other_step, counts)
+        return
+    exact, stored, other, stored_base = singles[2], singles[3], singles[4], singles[5]
+    for i in range(n):
+        exact[i] = base[i] if delta[i] == np.float32(0) else base[i] + delta[i]
+    if dtype == FLOAT32:
+        copy(exact, n, stored)
+        copy(exact, n, out32)
+    else:
+        _round_f16(exact, n, stochastic, first, second, index, stored, out16)
+    if recode:
+        _round_f16(base, n, False, first, second, 0, stored_base, unused)
+    _finish(base, stored_base if recode else base, exact, stored, n, step, counts)
+    if has_other:
+        _round_f16(exact, n, not stochastic, first, second, index, other, unused)
+        for i in range(n):
+            other_step[i] = other[i] - base[i]

@@ -45,7 +45,7 @@ def run(loop: Code) -> np.ndarray:
 
 
 def loop_of(kernel: Callable[..., Any], *folders: Path) -> Code:
-    return loop_from(folders, kernel, 2, 2, 1, 1)
+    return loop_from(folders, kernel, 2, 2, (None,), (None,))
 
 
 @pytest.fixture

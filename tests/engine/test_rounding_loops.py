@@ -1,0 +1,79 @@
+"""Outputs and draws of compiled code at every place of a chunk: parts, last elements, special values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hubmerge import compiled, eager
+from hubmerge.counter_rng import make_key, uniform
+from hubmerge.dtypes import encode
+from hubmerge.methods import get_method
+from hubmerge.methods.ops import where
+
+F = np.float32
+PART = 512  # of passes.py
+SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 3.39e38, -3.4e38, 1e-45, -1e-40, 1 + 2.0**-8, 1 + 3 * 2.0**-8]
+
+
+def chunk(n: int, base: str, agent: str, start: int) -> eager.ChunkInputs:
+    """Values and updates of all sizes, special ones strewn in."""
+    rng = np.random.default_rng([n, start])
+    values = [(rng.normal(size=n) * 2.0 ** rng.integers(-20, 20, n)).astype(F) for _ in range(2)]
+    values[1] = np.where(rng.random(n) < 0.3, values[0], values[0] + values[1] * F(2.0**-9))
+    for value in values:
+        at = rng.integers(0, n, n // 20 + 1)
+        value[at] = rng.choice(np.array(SPECIAL, F), at.size)
+    raws = tuple(encode(v, d, "nearest", None) for v, d in zip(values, (base, agent), strict=True))
+    return eager.ChunkInputs(raws, (base, agent), start)
+
+
+def rule(rounding: str, both: bool) -> eager.Rule:
+    kernel = get_method("task_arithmetic").kernel
+    return eager.Rule(kernel, (), ((F(0.7),),), (F(1.3),), 1e-5, rounding, both)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, PART - 1, PART, PART + 1, 2 * PART + 31, 9 * PART - 3])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize(("base", "agent"), [("BF16", "BF16"), ("F32", "F32"), ("F32", "BF16"), ("BF16", "F16")])
+def test_bf16_outputs_are_eagers(n: int, rounding: str, both: bool, base: str, agent: str) -> None:
+    inputs, key = chunk(n, base, agent, 12_345), make_key(5, "rounding", "w")
+    with np.errstate(all="ignore"):
+        slow = eager.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
+    fast = compiled.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
+    assert fast.raw.tobytes() == slow.raw.tobytes()
+    found, expected = fast.result.tally, slow.result.tally
+    assert (found.changed, found.rounded, found.nonfinite) == (expected.changed, expected.rounded, expected.nonfinite)
+    np.testing.assert_array_equal(fast.result.sums, slow.result.sums)
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_sums_know_what_the_other_rounding_would_have_stored(rounding: str, both: bool) -> None:
+    """Without special values, whose sums are NaN whatever was stored."""
+    rng = np.random.default_rng(2)
+    base = rng.normal(size=PART + 5).astype(F)
+    raws = tuple(encode(v, "BF16", "nearest", None) for v in (base, base * F(1.02)))
+    inputs, key = eager.ChunkInputs(raws, ("BF16", "BF16"), 0), make_key(5, "rounding", "w")
+    slow = eager.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
+    fast = compiled.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
+    assert fast.result.sums.tobytes() == slow.result.sums.tobytes()
+    own, other = slow.result.sums[2], slow.result.sums[3]  # Σo·s as stored, and as the other way would store it
+    assert (own.tobytes() == other.tobytes()) is not both
+
+
+@pytest.mark.parametrize("start", [0, 1, 4095, 2**40 + 3])
+@pytest.mark.parametrize("n", [1, 16, PART + 1, 3 * PART + 77])
+def test_draws_are_those_of_the_elements(start: int, n: int) -> None:
+    """A kernel whose update is the draw itself."""
+
+    def kernel(inputs: object, per_agent: object, constants: object) -> object:
+        return where(inputs[0] == inputs[0], inputs[1], inputs[0])  # type: ignore[index]
+
+    inputs = eager.ChunkInputs((np.zeros(n, F), np.ones(n, F)), ("F32", "F32"), start, (make_key(1, "drop", "a"),))
+    drawing = replace(rule("nearest", both=False), kernel=kernel, extras=("uniform",))
+    fast = compiled.merge_chunk(inputs, drawing, "F32", make_key(0, "x"), with_inputs=False)
+    assert fast.raw.tobytes() == uniform(make_key(1, "drop", "a"), start, n).tobytes()
