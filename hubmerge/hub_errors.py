@@ -50,6 +50,12 @@ class TransientHubError(HubUnavailableError):
     after_s: float | None = None
 
 
+class RefusedError(HubUnavailableError):
+    """The Hub understood the request and will never do it."""
+
+    retryable = False
+
+
 class BranchMovedError(HubUnavailableError):
     """The branch is no longer at the commit that a new commit was to follow."""
 
@@ -76,9 +82,9 @@ class Patience:
                 self.pause(failures, error)
 
     def pause(self, failures: int, error: HubUnavailableError) -> None:
-        """Wait after so many failures in a row; raises `error` when that is enough."""
+        """Wait after so many failures in a row; raises `error` when that is enough, or once where it is refused."""
         after_s = error.after_s if isinstance(error, TransientHubError) else None
-        if failures >= self.tries or (after_s or 0.0) > self.longest_pause_s:
+        if isinstance(error, RefusedError) or failures >= self.tries or (after_s or 0.0) > self.longest_pause_s:
             raise error
         if after_s is None:
             pause_s = min(self.longest_pause_s, self.first_pause_s * 2 ** (failures - 1))
@@ -199,6 +205,8 @@ def _from_status(
         kind = TransientHubError
     elif status == _BRANCH_MOVED:
         kind = BranchMovedError
+    elif status in _REFUSALS:
+        kind = RefusedError
     after_s = asked_pause_s(response.headers) if response is not None else None
     result = kind(
         "the Hub answered with an error",

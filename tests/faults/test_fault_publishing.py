@@ -14,7 +14,7 @@ from huggingface_hub import HfApi
 
 from hubmerge.errors import HubUnavailableError, TargetExistsError
 from hubmerge.hub import Hub
-from hubmerge.hub_errors import BranchMovedError, Patience
+from hubmerge.hub_errors import BranchMovedError, Patience, RefusedError
 from hubmerge.localhub.fault_rules import Delay, FaultSwitch, LostAnswer, Observe, Reset, StaleHead, Status
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.publish import Published, Target, publish
@@ -112,6 +112,19 @@ def test_a_hub_that_takes_nothing_leaves_no_commit_and_the_next_try_is_whole(
         job.publish()
     assert caught.value.retryable
     assert job.titles() == ["initial commit"]
+    switch.clear()
+    job.publish()
+    assert job.is_whole_in_one_commit()
+
+
+@pytest.mark.parametrize("status", [413, 451])
+def test_a_commit_that_is_refused_for_good_is_asked_for_once(job: Job, switch: FaultSwitch, status: int) -> None:
+    rule = switch.add(COMMIT, Status(status=status, message="not here"), methods=["POST"], times=None)
+    with pytest.raises(RefusedError, match="not here") as caught:
+        job.publish()
+    assert not caught.value.retryable
+    assert switch.state(rule).fired == 1
+    assert not job.pauses
     switch.clear()
     job.publish()
     assert job.is_whole_in_one_commit()
