@@ -9,7 +9,8 @@ where a GPU is lent by the second is it found here, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -37,35 +38,58 @@ from hubmerge.in_order import in_order
 from hubmerge.plan import Plan, PlannedTensor
 from hubmerge.selection import select
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics import Statistics, zero_tally
+from hubmerge.statistics import Statistics, Tally, zero_tally
 
+KEEPING_S = 3.0  # of a probe that is killed, at most so much is counted again
 MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
 
 CountChunk = Callable[[eager.ChunkInputs], NDArray[np.int64]]
 
 
-def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
-    """One pass over the inputs for their statistics; NonFiniteError names tensor and model."""
+def probe(
+    plan: Plan,
+    reader: TensorReader,
+    options: StreamOptions,
+    observer: Observer,
+    known: Mapping[str, Tally] | None = None,
+    keep: Callable[[Mapping[str, Tally]], None] = lambda tallies: None,
+) -> Statistics:
+    """One pass over the inputs for their statistics; NonFiniteError names tensor and model.
+
+    Tensors that are `known` are not read again; `keep` is given every few seconds those that were counted meanwhile.
+    """
     with runnable(options, plan, observer.warning).on_device(observer.warning) as opened:
         if opened.engine is not None:
             opened.engine.check_counting(len(plan.agents))
-        return _probe(plan, reader, opened, observer)
+        return _probe(plan, reader, opened, observer, known or {}, keep)
 
 
-def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
+def _probe(
+    plan: Plan,
+    reader: TensorReader,
+    options: StreamOptions,
+    observer: Observer,
+    known: Mapping[str, Tally],
+    keep: Callable[[Mapping[str, Tally]], None],
+) -> Statistics:
     epsilon = epsilon_of(plan)
     planned = [t for t in plan.tensors() if t.action == "merge"]
     merged = options.ranks.mine(planned, lambda t: t.elements)
-    tallies = {t.name: zero_tally(len(plan.agents)) for t in merged}
-    counted = zero_tally(len(plan.agents))
-    done, total = 0, sum(t.elements for t in merged)
+    nothing = zero_tally(len(plan.agents))
+    tallies = {t.name: known.get(t.name, nothing) for t in merged}
+    left = [t for t in merged if t.name not in known]
+    counted = Tally.sum_of([nothing, *tallies.values()])
+    total = sum(t.elements for t in merged)
+    done = total - sum(t.elements for t in left)
+    unkept: dict[str, Tally] = {}
+    next_keeping = time.monotonic() + KEEPING_S
 
     def count(chunk: Chunk) -> tuple[Chunk, Done]:
         module = options.module(len(plan.agents), "F32")
         return chunk, Done(b"", module.probe_chunk(read_chunk(reader, chunk), epsilon), None)
 
-    reader.expect(merged, again=True)
-    chunks = (c for t in merged for c in chunks_of(t, options.chunk(plan)))
+    reader.expect(left, again=True)
+    chunks = (c for t in left for c in chunks_of(t, options.chunk(plan)))
     for chunk, item in in_order(chunks, count, options.workers, reader.abandon):
         name = chunk.tensor.name
         assert item.inputs is not None
@@ -75,7 +99,11 @@ def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: O
         done += chunk.count
         check_inputs(plan, name, item.inputs.tally)
         if chunk.ends:
-            tallies[name] = fold.tally()
+            tallies[name] = unkept[name] = fold.tally()
+            if time.monotonic() >= next_keeping:
+                keep(unkept)
+                unkept = {}
+                next_keeping = time.monotonic() + KEEPING_S
             counted = counted + tallies[name]
             observer.counted(counted)
         observer.progress("probe", done, total)

@@ -157,6 +157,7 @@ class Journal:
         self._folders = UnchangedFolders(plan.models)
         self._begun = False
         self.statistics: Mapping[str, Tally] | None = None
+        self.probed: dict[str, Tally] = {}  # tensors that the probe has counted, before it has all
         self.thresholds: Mapping[str, tuple[float, ...]] | None = None
         self.shards: dict[str, FinishedShard] = {}
         self.uploaded: set[str] = set()  # shards that the target holds; their files are no longer needed
@@ -198,9 +199,16 @@ class Journal:
     def is_in(folder: Path) -> bool:
         return (folder / WORK / _JOURNAL).is_file()
 
+    def add_probed(self, tensors: Mapping[str, Tally]) -> None:
+        """The probe has counted these tensors, too."""
+        self._folders.check()
+        self.probed |= tensors
+        self._append({"event": "probed", "tensors": _dump(tensors)})
+
     def add_statistics(self, tensors: Mapping[str, Tally]) -> None:
         self._folders.check()
         self.statistics = dict(tensors)
+        self.probed.clear()
         self._append({"event": "probe", "tensors": _dump(tensors)})
 
     def add_thresholds(self, thresholds: Mapping[str, tuple[float, ...]]) -> None:
@@ -259,8 +267,11 @@ class Journal:
             self._begun = True  # the plan comes first
             if line["event"] == "plan" and line["identity"] != self._identity:
                 raise self._another(folder, line)
+            if line["event"] == "probed":
+                self.probed |= {n: Tally.from_json(t) for n, t in line["tensors"].items()}
             if line["event"] == "probe":
                 self.statistics = {n: Tally.from_json(t) for n, t in line["tensors"].items()}
+                self.probed.clear()
             if line["event"] == "thresholds":
                 self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
             if line["event"] == "shard":

@@ -26,7 +26,7 @@ from hubmerge.rank_folders import adopt, check_complete, collect
 from hubmerge.shard_work import Output, readings, write_shard
 from hubmerge.sink import FinishedShard, Journal, plan_identity
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics import ResultTally, Statistics, zero_result
+from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result
 from hubmerge.steps import ranked_by_tensor
 
 __all__ = [
@@ -171,11 +171,18 @@ def _statistics(
         return None
     known = next((v.journal.statistics for v in variants if v.journal.statistics is not None), None)
     known = options.ranks.known_tallies(known)
-    tensors = known if known is not None else probe(plan, reader, options, observer).tensors
-    for variant in variants:
-        if variant.journal.statistics is None:
-            variant.journal.add_statistics(tensors)
-    return Statistics(plan.labels, epsilon_of(plan), tensors)
+    unknowing = [v.journal for v in variants if v.journal.statistics is None]
+
+    def keep(tallies: Mapping[str, Tally]) -> None:
+        for journal in unknowing:
+            journal.add_probed(tallies)
+
+    if known is None:
+        probed = {name: tally for journal in unknowing for name, tally in journal.probed.items()}
+        known = probe(plan, reader, options, observer, probed, keep).tensors
+    for journal in unknowing:
+        journal.add_statistics(known)
+    return Statistics(plan.labels, epsilon_of(plan), known)
 
 
 def _thresholds(variant: Variant, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
