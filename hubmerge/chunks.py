@@ -177,12 +177,13 @@ class Work:
         counted = None if self._statistics is None else self._statistics.tensors[tensor.name]
         scope = Scope(self._parameters, self._plan.recipe.weights, self._model, counted, thresholds)
         method, whole = self._method, is_whole(self._plan, tensor)
+        per_agent, constants = scalars_of(method, scope)
         rule = eager.Rule(
             kernel=_whole(method, tensor, scope) if whole else method.kernel,
             whole=whole,
             extras=method.extras,
-            per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
-            constants=tuple(np.float32(v) for v in method.constants(scope)),
+            per_agent=per_agent,
+            constants=constants,
             epsilon=epsilon_of(self._plan),
             rounding=self._plan.rounding,
             both_roundings=method.rescales,
@@ -219,6 +220,12 @@ class Work:
                     next_step=f"Remove {model.ref.id}.",
                 )
         return stored.raws[0].copy()  # it is written after this thread has read the next chunk
+
+
+def scalars_of(method: Method, scope: Scope) -> tuple[tuple[tuple[np.float32, ...], ...], tuple[np.float32, ...]]:
+    """A kernel's scalars: per agent, and those that all share."""
+    per_agent = tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope))
+    return per_agent, tuple(np.float32(v) for v in method.constants(scope))
 
 
 def is_whole(plan: Plan, tensor: PlannedTensor) -> bool:

@@ -166,7 +166,7 @@ class Plan:
             "folder_disk_most_bytes": most_use(self, uploaded=False),
             "resident_bytes": self.resident_bytes,
             "passes": self.passes,
-            **as_facts(predict(self, Machine.here())),
+            **as_facts(predict(self, Machine.here(self))),
             "identity": self.identity,
             "warnings": list(self.warnings),
         }

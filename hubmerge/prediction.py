@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -18,11 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from hubmerge.chunks import StreamOptions, is_whole
+from hubmerge.chunks import StreamOptions, is_whole, scalars_of
+from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
 from hubmerge.eager import compilable
 from hubmerge.methods import get_method
+from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.plan import Plan, PlannedTensor
 from hubmerge.sources.header import DTYPE_BYTES
+from hubmerge.statistics import zero_tally
 from hubmerge.steps import kept_bytes, read_bytes
 
 _MB = 1_000_000
@@ -30,6 +34,7 @@ _MB = 1_000_000
 # peak resident bytes
 _IMPORTED = 78 * _MB  # interpreter, numpy, and machine code that was kept
 _COMPILER = 175 * _MB  # numba and LLVM with what they hold, in the process that compiles
+_LOOP_COMPILER = 110 * _MB  # … for a kernel's loop alone
 _CARD = 57 * _MB  # the figures' library, loaded when the stream is done
 _SELECTION = 8 * _MB  # the code of the counting passes
 _THREAD, _THREAD_PER_AGENT = 4 * _MB, 400_000  # counters, and what the allocator keeps
@@ -48,7 +53,7 @@ _EAGER = 60.0  # times as long, operation by operation
 _READ_BYTE, _HASH_BYTE, _WRITE_BYTE = 0.2, 0.6, 0.2
 _TENSOR_S = 0.5e-3  # bookkeeping per tensor and pass
 _START_S = 1.2  # imports, loading compiled code, the card with its figures
-_COMPILE_S = {"merging": 15.0, "counting": 4.0}  # once on a machine, in one thread
+_COMPILE_S = {"merging": 15.0, "counting": 4.0, "loop": 0.6}  # once on a machine, in one thread
 _FLOP = 1 / 50  # of a matrix product
 
 _REFERENCE_S = 0.0005  # what `_speed` measures at speed 1
@@ -60,12 +65,13 @@ class Machine:
 
     cores: int
     speed: float = 1.0  # of one core, relative to the one that the constants were measured on
-    to_compile: frozenset[str] = frozenset()  # passes that it has no machine code of yet (compiled.to_compile)
+    # what it has no machine code of yet: passes (compiled.to_compile) and the "loop" of a merge's kernel
+    to_compile: frozenset[str] = frozenset()
 
     @classmethod
-    def here(cls) -> Machine:
-        """This machine, as far as the process may use it."""
-        return cls(len(os.sched_getaffinity(0)), _speed(), _to_compile())
+    def here(cls, plan: Plan) -> Machine:
+        """This machine, as far as the process may use it for `plan`."""
+        return cls(len(os.sched_getaffinity(0)), _speed(), _to_compile(plan))
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) 
     options = options or StreamOptions(threads=machine.cores)
     memory, seconds = _memory(plan, options), _seconds(plan, machine, options)
     if missing := machine.to_compile & _compiled_passes(plan, options):
-        memory += _COMPILER
+        memory += _COMPILER if missing != {"loop"} else _LOOP_COMPILER
         seconds += sum(_COMPILE_S[name] for name in missing) / machine.speed
     return Prediction(memory, seconds)
 
@@ -89,7 +95,7 @@ def _compiled_passes(plan: Plan, options: StreamOptions) -> frozenset[str]:
     tensors = [t for t in plan.tensors() if t.action == "merge" and not is_whole(plan, t)]
     if not any(_is_compiled(plan, t, options) for t in tensors):
         return frozenset()
-    return frozenset({"merging", "counting"} if _selects(plan) else {"merging"})
+    return frozenset({"merging", "counting", "loop"} if _selects(plan) else {"merging", "loop"})
 
 
 def _memory(plan: Plan, options: StreamOptions) -> int:
@@ -168,13 +174,27 @@ def _selects(plan: Plan) -> bool:
     return method.threshold(method.parse_parameters(plan.recipe.parameters)) is not None
 
 
-def _to_compile() -> frozenset[str]:
+def _to_compile(plan: Plan) -> frozenset[str]:
     try:
         from hubmerge import compiled  # which most commands do without
-
-        return compiled.to_compile()
     except ImportError:  # then nothing is compiled (chunks.runnable)
         return frozenset()
+    method, agents = get_method(plan.recipe.method), len(plan.agents)
+    inputs = agents * (1 + len(method.extras))
+    loop = any(compiled.has_loop(method.kernel, inputs, *scalars_of(method, scope)) for scope in _likely_scopes(plan))
+    return compiled.to_compile() | (frozenset() if loop else {"loop"})
+
+
+def _likely_scopes(plan: Plan) -> Iterator[Scope]:
+    """Of any tensor of the plan, with counts that nobody counted; thresholds are 0 where agents changed little."""
+    method, agents = get_method(plan.recipe.method), len(plan.agents)
+    parameters = method.parse_parameters(plan.recipe.parameters)
+    n = np.arange(1, 2 * BLOCK + 1, dtype=np.float32)
+    deltas = [np.where(n % (k + 2) == 0, n, -n * (n % (k + 3) == 0)) * np.float32(1e-3) for k in range(agents)]
+    base = np.zeros_like(n)
+    counted = fold_inputs(zero_tally(agents), count_inputs(base, deltas, deltas, activity(deltas, EPSILON)))
+    for thresholds in [()] if method.threshold(parameters) is None else [(0.5,) * agents, (0.0,) * agents]:
+        yield Scope(parameters, plan.recipe.weights, counted, counted, thresholds)
 
 
 @cache

@@ -51,18 +51,20 @@ class TokenVault:
         self._fernet = MultiFernet([Fernet(_derive(secret)) for secret in secrets_newest_first])
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> TokenVault:
-        """Keys from the configured secret, else from a random one that stays in the data folder."""
+    def from_settings(cls, settings: Settings, *, told: bool = False) -> TokenVault:
+        """Keys from the configured secret, else from a random one that stays in the data folder, which is warned of
+        unless it was `told` already."""
         if settings.secret is not None:
             lines = [line.strip() for line in settings.secret.get_secret_value().splitlines()]
             if any(lines):
                 return cls([line.encode() for line in lines if line])
         path = settings.data_dir / KEY_FILE
-        log.warning(
-            "HUBMERGE_SECRET is not set: tokens are sealed with a random key in %s. "
-            "Whoever can read that file and the database can read the tokens of waiting jobs.",
-            path,
-        )
+        if not told:
+            log.warning(
+                "HUBMERGE_SECRET is not set: tokens are sealed with a random key in %s. "
+                "Whoever can read that file and the database can read the tokens of waiting jobs.",
+                path,
+            )
         return cls([_random_secret(path)])
 
     def seal(self, job_id: str, token: SecretStr, expires_at: datetime | None = None) -> SealedToken:

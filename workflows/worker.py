@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     worker = Worker(
         settings,
         store,
-        TokenVault.from_settings(settings),
+        TokenVault.from_settings(settings, told=options.die_with_parent),  # by the process that started this one
         pipelines=pipelines,
         timing=Timing(heartbeat_s=options.lease_seconds / 6),
     )

@@ -12,6 +12,7 @@ imported to compile alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -23,6 +24,8 @@ from hubmerge.buffers import empty
 from hubmerge.compiled import magnitude_counts
 from hubmerge.compiled.chunk_arrays import COUNTERS, WORKSPACE, Counters, LoopCall, Workspace
 from hubmerge.compiled.entries import Entry
+from hubmerge.compiled.kernel_loops import is_kept
+from hubmerge.compiled.kernel_trace import known
 from hubmerge.compiled.layout import BFLOAT16, FLOAT16, FLOAT32
 from hubmerge.compiled.machine_code import Kinds, Packed, address_of
 from hubmerge.counter_rng import Key
@@ -61,12 +64,20 @@ def unavailable() -> str | None:
 
 
 def to_compile() -> frozenset[str]:
-    """Which passes this machine has no code of yet: "merging" them, "counting" magnitudes for a threshold."""
+    """Which passes this machine has no code of yet: "merging", and "counting" magnitudes for a threshold."""
     there = {
         "merging": _probe_pass.is_there() and _merge_pass.is_there(),
         "counting": magnitude_counts.is_there(),
     }
     return frozenset(name for name, is_there in there.items() if not is_there)
+
+
+def has_loop(
+    kernel: Callable[..., Any], inputs: int, per_agent: Sequence[Sequence[np.float32]], constants: Sequence[np.float32]
+) -> bool:
+    """Whether this machine has the loop that merge_pass calls for a kernel of so many inputs and such scalars."""
+    columns, shared = (known(np.array(scalars, np.float32)) for scalars in (per_agent, constants))
+    return is_kept(kernel, len(per_agent), inputs, columns, shared)
 
 
 def supports(agents: int, dtype: str) -> bool:

@@ -37,6 +37,15 @@ def kernel_loop(kernel: Callable[..., Any], agents: int, inputs: int, columns: K
         return _loop(kernel, agents, inputs, columns, constants)
 
 
+def is_kept(kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known) -> bool:
+    """Whether `kernel_loop` finds it."""
+    if (trace := trace_of(kernel, agents, inputs, columns, constants)) is not None:
+        meaning: str | None = repr(trace)
+    else:
+        meaning = _meaning(kernel, _source(agents, inputs, len(columns), len(constants)))
+    return meaning is not None and kept_code.is_kept("kernel_loop", LOOP, meaning, kept_code.folders())
+
+
 @cache
 def _loop(kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known) -> Code:
     return loop_from(kept_code.folders(), kernel, agents, inputs, columns, constants)
@@ -49,7 +58,7 @@ def loop_from(
     if (trace := trace_of(kernel, agents, inputs, columns, constants)) is not None:
         return kept_code.code_of("kernel_loop", LOOP, repr(trace), folders, partial(_compile_trace, trace))
     source = _source(agents, inputs, len(columns), len(constants))
-    meaning = meaning_of(kernel)
+    meaning = _meaning(kernel, source)
 
     def compile_now(digest: str) -> ObjectCode:
         from numba import njit
@@ -61,10 +70,8 @@ def loop_from(
         loop = njit(**INNER)(named(scope["loop"], f"loop_{digest}"))
         return object_code(loop, "kernel_loop", LOOP, digest, _UNROLL_THRESHOLD)
 
-    known = meaning is not None
-    return kept_code.code_of(
-        "kernel_loop", LOOP, f"{source}\n{meaning if known else uuid4().hex}", folders if known else (), compile_now
-    )
+    places = folders if meaning is not None else ()
+    return kept_code.code_of("kernel_loop", LOOP, meaning or uuid4().hex, places, compile_now)
 
 
 def _compile_trace(trace: Trace, digest: str) -> ObjectCode:
@@ -72,6 +79,12 @@ def _compile_trace(trace: Trace, digest: str) -> ObjectCode:
     from hubmerge.compiled.trace_loops import loop_of
 
     return object_code(loop_of(trace), "kernel_loop", LOOP, digest)
+
+
+def _meaning(kernel: Callable[..., Any], source: str) -> str | None:
+    """All that decides the code of a kernel that is not traced; None where that cannot be told."""
+    meaning = meaning_of(kernel)
+    return None if meaning is None else f"{source}\n{meaning}"
 
 
 def _source(agents: int, inputs: int, columns: int, constants: int) -> str:

@@ -77,7 +77,9 @@ def test_without_a_secret_a_random_key_is_kept_for_this_user_and_that_is_said(
     assert key.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in key.parent.iterdir()] == ["secret.key"]
     assert key.read_text() not in caplog.text
-    again = TokenVault.from_settings(settings)
+    caplog.clear()
+    again = TokenVault.from_settings(settings, told=True)
+    assert not caplog.records
     assert again.open("job", sealed, NOW).get_secret_value() == CANARY
 
 
