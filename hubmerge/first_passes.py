@@ -40,7 +40,7 @@ from hubmerge.selection import select
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import Statistics, Tally, zero_tally
 
-KEEPING_S = 3.0  # of a probe that is killed, at most so much is counted again
+KEEPING_S = 3.0  # of a probe that is killed, at most so much and the tensor at hand are counted again
 MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
 
 CountChunk = Callable[[eager.ChunkInputs], NDArray[np.int64]]

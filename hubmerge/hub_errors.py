@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from hubmerge.errors import (
@@ -39,6 +39,8 @@ from hubmerge.errors import (
 _PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 _BRANCH_MOVED = 412
 _REFUSALS = frozenset((400, 402, 405, 411, 413, 414, 415, 422, 451))  # of what was asked, whenever it is asked
+# what an object storage says, with 400 or 403, of an upload that took too long: a new signed address will do
+_TOO_LATE = re.compile(r"<Code>(?:RequestTimeout|RequestTimeTooSkewed|ExpiredToken)</Code>|Request has expired")
 _NAP_S = 0.2
 _QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
 Result = TypeVar("Result")
@@ -48,6 +50,10 @@ class TransientHubError(HubUnavailableError):
     """Trouble that passes; `after_s` is the pause that the server asked for, in seconds."""
 
     after_s: float | None = None
+
+
+class TooLateError(TransientHubError):
+    """An upload took longer than its signed address held."""
 
 
 class RefusedError(HubUnavailableError):
@@ -191,9 +197,10 @@ def _from_status(
 ) -> LoginError | PermissionDeniedError | HubUnavailableError:
     response = getattr(error, "response", None)
     status = response.status_code if response is not None else 0
+    too_late = status in (400, 403) and _is_too_late(response)
     if status == 401:
         return LoginError("the token is not valid or has expired", where=where, next_step="Sign in again.")
-    if status == 403:
+    if status == 403 and not too_late:
         return PermissionDeniedError(
             "the token may not do this" if writing else "access is denied",
             where=where,
@@ -201,7 +208,9 @@ def _from_status(
             next_step="Choose a namespace you can write to." if writing else "Sign in with an account that may.",
         )
     kind = HubUnavailableError
-    if status in _PASSING_STATUS:
+    if too_late:
+        kind = TooLateError
+    elif status in _PASSING_STATUS:
         kind = TransientHubError
     elif status == _BRANCH_MOVED:
         kind = BranchMovedError
@@ -212,17 +221,24 @@ def _from_status(
         "the Hub answered with an error",
         where=where,
         got=f"{status}: {_reason(error)}",
-        next_step=_remedy(status, after_s),
+        next_step=_remedy(kind, after_s),
     )
     if isinstance(result, TransientHubError):
         result.after_s = after_s
     return result
 
 
-def _remedy(status: int, after_s: float | None) -> str:
+def _is_too_late(response: Any) -> bool:
+    try:
+        return _TOO_LATE.search(response.text[:4000]) is not None
+    except (RuntimeError, ValueError):  # its body was not read, or is no text
+        return False
+
+
+def _remedy(kind: type[HubUnavailableError], after_s: float | None) -> str:
     if after_s:
         return f"Try again in {after_s:.0f} s; the Hub asks for it."
-    if status in _REFUSALS:
+    if kind is RefusedError:
         return "Look at what it says; the same request will be refused again."
     return "Try again later."
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hubmerge.errors import CancelledError, HubmergeError, SourceNotFoundError
 from hubmerge.hub_bytes import BreakableFile
-from hubmerge.hub_errors import Patience, translated
+from hubmerge.hub_errors import Patience, TooLateError, translated
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -145,9 +145,17 @@ class HubWriting:
         operation = CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path))
         if sha256 is not None:
             operation.upload_info.sha256 = bytes.fromhex(sha256)
-        with translated(repo_id, writing=True), self._may_break_off(operation, path):
-            self._api.preupload_lfs_files(repo_id, additions=[operation], repo_type=self.repo_type, free_memory=False)
-        return operation
+        failures = 0
+        while True:
+            try:
+                with translated(repo_id, writing=True), self._may_break_off(operation, path):
+                    self._api.preupload_lfs_files(
+                        repo_id, additions=[operation], repo_type=self.repo_type, free_memory=False
+                    )
+                return operation
+            except TooLateError as error:  # the client repeats what else may pass, with the same address
+                failures += 1
+                self.patience.pause(failures, error)
 
     @contextmanager
     def _may_break_off(self, operation: Any, path: Path) -> Iterator[None]:

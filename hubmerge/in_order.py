@@ -31,8 +31,8 @@ class _Job(Generic[A, B]):
 
     def run(self) -> None:
         try:
-            if self._work is not None:
-                self._result = self._work(self.item)
+            if (work := self._work) is not None:
+                self._result = work(self.item)
         except BaseException as error:  # noqa: BLE001 (it is raised where the result is taken)
             self._error = error
         finally:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from hubmerge.errors import HubUnavailableError, TargetExistsError
+from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError, TargetExistsError
 from hubmerge.hub import Hub
 from hubmerge.hub_errors import BranchMovedError, Patience, RefusedError
 from hubmerge.localhub.fault_rules import Delay, FaultSwitch, LostAnswer, Observe, Reset, StaleHead, Status
@@ -128,6 +128,35 @@ def test_a_commit_that_is_refused_for_good_is_asked_for_once(job: Job, switch: F
     switch.clear()
     job.publish()
     assert job.is_whole_in_one_commit()
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (400, "<Error><Code>RequestTimeout</Code></Error>"),
+        (403, "<Error><Code>AccessDenied</Code><Message>Request has expired</Message></Error>"),
+    ],
+)
+def test_an_upload_that_came_too_late_for_its_signed_address_gets_another_one(
+    job: Job, switch: FaultSwitch, status: int, said: str
+) -> None:
+    rule = switch.add("/lfs-uploads/", Status(status=status, message=said), times=2)
+    addresses = switch.add("/info/lfs/objects/batch", Observe(), times=None)
+    job.publish()
+    assert switch.state(rule).fired == 2
+    assert switch.state(addresses).seen >= 3
+    assert job.is_whole_in_one_commit()
+
+
+@pytest.mark.parametrize(("status", "error"), [(400, RefusedError), (403, PermissionDeniedError)])
+def test_an_upload_that_is_refused_for_another_reason_is_not_repeated(
+    job: Job, switch: FaultSwitch, status: int, error: type[HubmergeError]
+) -> None:
+    rule = switch.add("/lfs-uploads/", Status(status=status, message="<Code>AccessDenied</Code>"), times=None)
+    with pytest.raises(error):
+        job.publish()
+    assert switch.state(rule).fired <= 2, "one for each shard at once"
+    assert job.titles() == ["initial commit"]
 
 
 def test_a_lost_answer_behind_a_stale_head_makes_no_second_commit(job: Job, switch: FaultSwitch) -> None:
