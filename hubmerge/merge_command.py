@@ -14,7 +14,8 @@ from typing import Any
 from hubmerge.distributed import join
 from hubmerge.helper import help_to_folder
 from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folder, prepare
+from hubmerge.line import merge_to_folder
+from hubmerge.prepare import prepare
 from hubmerge.progress import Observer
 from hubmerge.recipe import load_recipe
 from hubmerge.settings import Settings

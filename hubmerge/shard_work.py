@@ -34,8 +34,9 @@ from hubmerge.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.selection import Counts
 from hubmerge.sink import FinishedShard, ShardWriter
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics import ResultTally, Statistics, Tally, TallySum, zero_result, zero_tally
+from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
 from hubmerge.steps import KEPT_BYTES, Counted, Step, Steps, ranked_by_tensor
+from hubmerge.tally_sums import TallySum
 
 _TELLING_S = 0.1  # between two statistics on the way: who looks at them cannot tell more of them apart
 

@@ -15,8 +15,8 @@ import pytest
 from benchmarks import benchmark_page, stream_meter, suite
 from benchmarks.synthetic import SHAPES, write_family
 from hubmerge.hub import Hub
-from hubmerge.line import prepare
 from hubmerge.plan import Plan
+from hubmerge.prepare import prepare
 from hubmerge.recipe import Recipe
 from hubmerge.stream import StreamOptions
 
