@@ -219,7 +219,7 @@ def _copies(agents: int) -> _Copies:
         kept.clear()  # a merge needs one
         kept[agents] = _Copies(
             np.zeros((agents, COPIES, SHORT), np.uint32), np.zeros((agents, COPIES, BINS), np.uint64)
-        )  # fmt: skip
+        )
     return kept[agents]
 
 

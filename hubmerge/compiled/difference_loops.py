@@ -226,5 +226,5 @@ def split_float(typing, base, values, k, n, epsilon, deltas, active, positive, s
 
     signature = types.void(
         base, values, types.int64, types.int64, types.float32, deltas, active, positive, short, long, found
-    )  # fmt: skip
+    )
     return signature, generate

@@ -46,9 +46,7 @@ def known(values: NDArray[np.float32]) -> Known:
     return tuple(found)
 
 
-def trace_of(
-    kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known
-) -> Trace | None:  # fmt: skip
+def trace_of(kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known) -> Trace | None:
     """None where calling it with symbols does not tell what it computes."""
     steps: dict[Step, int] = {}
 

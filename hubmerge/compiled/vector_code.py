@@ -12,7 +12,8 @@ words (uint16) that are not zero. No array is checked for its bounds.
     widen(value)     BF16 pattern (uint16) or float32 → float32
     to_half(value)   float32 → F16 bits (uint16), to nearest, ties to even
     from_half(bits)  F16 bits → float32
-    to_bits(x), from_bits(x), popcount(word)   float32 ↔ uint32, bits set in a uint64
+    from_bits(x)     uint32 pattern → float32
+    popcount(word)   bits set in a uint64
 """
 
 from __future__ import annotations
@@ -214,16 +215,6 @@ def from_half(typing, bits):
         return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
 
     return types.float32(types.uint16), generate
-
-
-@intrinsic
-def to_bits(typing, value):
-    """float32 → its pattern, uint32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.uint32(types.float32), generate
 
 
 @intrinsic
