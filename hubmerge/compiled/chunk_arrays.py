@@ -7,6 +7,7 @@ a chunk is made once per thread with its words (machine_code.Packed), and a chun
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
@@ -22,7 +23,8 @@ from hubmerge.compiled.kernel_trace import known
 from hubmerge.compiled.layout import COPIES, FLUSH, SHORT, WIDTH, WORDS
 from hubmerge.compiled.machine_code import Kind, Packed, address_of
 from hubmerge.counting import BLOCK, Counted
-from hubmerge.eager import Rule
+from hubmerge.dtypes import decode
+from hubmerge.eager import ChunkInputs, Rule
 from hubmerge.histogram import BINS, LOW_BITS, Histogram
 from hubmerge.statistics import ResultTally, Tally, zero_tally
 
@@ -124,7 +126,7 @@ class Workspace:
             (np.float32, (WIDTH,)),
         ]
         arrays = [_aligned(dtype, shape) for dtype, shape in dtypes_and_shapes]
-        rows = np.array([address_of(row) for row in arrays[-2]], np.uint64)
+        rows = addresses_of(arrays[-2])
         self._arrays = arrays, rows
         self.words = Packed.of(WORKSPACE, (*arrays[:-2], (rows, *arrays[-2:])))
         self.inputs, self.delta = arrays[0], arrays[2][1]
@@ -166,6 +168,19 @@ class LoopCall:
                 kept.clear()
             call = kept[id(rule), id(workspace)] = cls(rule, workspace)
         return call
+
+
+def stored_alike(chunk: ChunkInputs, *dtypes: str) -> tuple[NDArray[Any], ...]:
+    """K+1 × [n], contiguous: the models' elements as they are stored if all are of one of `dtypes`, else float32."""
+    if set(chunk.dtypes) in [{dtype} for dtype in dtypes]:
+        return tuple(map(np.ascontiguousarray, chunk.raws))
+    decoded = (decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True))
+    return tuple(map(np.ascontiguousarray, decoded))
+
+
+def addresses_of(rows: Iterable[NDArray[Any]]) -> NDArray[np.uint64]:
+    """Where contiguous arrays begin, which must live as long as this is used."""
+    return np.array([address_of(row) for row in rows], np.uint64)
 
 
 def _aligned(dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -219,7 +234,7 @@ def _copies(agents: int) -> _Copies:
         kept.clear()  # a merge needs one
         kept[agents] = _Copies(
             np.zeros((agents, COPIES, SHORT), np.uint32), np.zeros((agents, COPIES, BINS), np.uint64)
-        )  # fmt: skip
+        )
     return kept[agents]
 
 
