@@ -38,10 +38,10 @@ from hubmerge import buffers
 from hubmerge.chunks import Chunk, chunks_of, read_chunk
 from hubmerge.follower import Follower
 from hubmerge.hub import Hub
+from hubmerge.journal import Journal
 from hubmerge.plan import Plan
 from hubmerge.prepare import prepare
 from hubmerge.recipe import Recipe, load_recipe
-from hubmerge.sink import Journal
 from hubmerge.sources.reader import LocalOrFetched, TensorReader, local_path
 from hubmerge.stream import Silent, StreamOptions, merge
 from hubmerge.uncached import UncachedFile

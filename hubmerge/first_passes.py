@@ -10,11 +10,10 @@ where a GPU is lent by the second is it found here, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hubmerge import eager
 from hubmerge.chunks import (
@@ -32,18 +31,18 @@ from hubmerge.chunks import (
     with_draws,
 )
 from hubmerge.counting import fold_inputs
-from hubmerge.distributed import ALONE
 from hubmerge.folding import TensorFold
 from hubmerge.in_order import in_order
 from hubmerge.plan import Plan, PlannedTensor
-from hubmerge.selection import select
+from hubmerge.ranked import Ranked, addable, sparse
+from hubmerge.selection import Counts, Magnitudes, Selection, select
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import Statistics, Tally, zero_tally
 
 KEEPING_S = 3.0  # of a probe that is killed, at most so much and the tensor at hand are counted again
 MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
 
-CountChunk = Callable[[eager.ChunkInputs], NDArray[np.int64]]
+CountChunk = Callable[[eager.ChunkInputs], Counts]
 
 
 def probe(
@@ -56,7 +55,8 @@ def probe(
 ) -> Statistics:
     """One pass over the inputs for their statistics; NonFiniteError names tensor and model.
 
-    Tensors that are `known` are not read again; `keep` is given every few seconds those that were counted meanwhile.
+    Tensors that any process has `known` are not read again; `keep` is given every few seconds, and at the end of this
+    process's share, those that were counted meanwhile.
     """
     with runnable(options, plan, observer.warning).on_device(observer.warning) as opened:
         if opened.engine is not None:
@@ -74,13 +74,14 @@ def _probe(
 ) -> Statistics:
     epsilon = epsilon_of(plan)
     planned = [t for t in plan.tensors() if t.action == "merge"]
-    merged = options.ranks.mine(planned, lambda t: t.elements)
+    everyones = {name for names in options.ranks.gather(sorted(known)) for name in names}
+    left = options.ranks.mine([t for t in planned if t.name not in everyones], lambda t: t.elements)
     nothing = zero_tally(len(plan.agents))
-    tallies = {t.name: known.get(t.name, nothing) for t in merged}
-    left = [t for t in merged if t.name not in known]
-    counted = Tally.sum_of([nothing, *tallies.values()])
-    total = sum(t.elements for t in merged)
-    done = total - sum(t.elements for t in left)
+    mine = {t.name for t in left}.union(known)
+    tallies = {t.name: known.get(t.name, nothing) for t in planned if t.name in mine}
+    counted = Tally.sum_of([nothing, *known.values()])
+    done = sum(t.elements for t in planned if t.name in known)
+    total = done + sum(t.elements for t in left)
     unkept: dict[str, Tally] = {}
     next_keeping = time.monotonic() + KEEPING_S
 
@@ -108,51 +109,122 @@ def _probe(
             observer.counted(counted)
         observer.progress("probe", done, total)
         options.tell(observer.warning)
+    if unkept:
+        keep(unkept)
     tallies = options.ranks.tallies(tallies)
     return Statistics(plan.labels, epsilon, {t.name: tallies[t.name] for t in planned})
 
 
-def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
-    """The exact order statistics that the method asks for, per tensor and agent; empty when it asks for none."""
+def find_thresholds(
+    plan: Plan,
+    reader: TensorReader,
+    options: StreamOptions,
+    observer: Observer,
+    known: Ranked | None = None,
+    keep: Callable[[Ranked], None] = lambda ranked: None,
+) -> Thresholds:
+    """The exact order statistics that the method asks for, per tensor and agent; empty when it asks for none.
+
+    A threshold over the model goes on from what is `known`, and `keep` is given every few seconds what is known then.
+    """
     magnitudes = magnitudes_of(plan, options)
     if magnitudes is None:
         return {}
-    merged = [t for t in plan.tensors() if t.action == "merge"]
-    merged = options.ranks.mine(merged, lambda t: t.elements)
-    by_tensor = magnitudes.threshold.scope == "tensor"
-    groups = [[t] for t in merged] if by_tensor else [merged]
-    if by_tensor:
-        reader.expect([t for t in merged for _ in range(2)], again=True)
+    if magnitudes.threshold.scope == "tensor":
+        return _of_each_tensor(plan, magnitudes, reader, options, observer)
+    values = _of_model(plan, magnitudes, reader, options, observer, known or Ranked(), keep)
+    return {t.name: values for t in plan.tensors() if t.action == "merge"}
+
+
+def _of_each_tensor(
+    plan: Plan, magnitudes: Magnitudes, reader: TensorReader, options: StreamOptions, observer: Observer
+) -> Thresholds:
+    merged = options.ranks.mine([t for t in plan.tensors() if t.action == "merge"], lambda t: t.elements)
+    reader.expect([t for t in merged for _ in range(2)], again=True)
     done, total = 0, 2 * sum(t.elements for t in merged)
     found: dict[str, tuple[float, ...]] = {}
-    everyones = ALONE if by_tensor else options.ranks
 
-    def own(group: list[PlannedTensor], count: CountChunk) -> Iterator[NDArray[np.int64]]:
+    def passes(tensor: PlannedTensor, count: CountChunk) -> Iterator[Counts]:
         nonlocal done
-        chunks = (c for t in group for c in chunks_of(t, options.chunk(plan)))
-
-        def work(chunk: Chunk) -> tuple[int, NDArray[np.int64]]:
-            with np.errstate(all="ignore"):
-                return chunk.count, count(with_draws(plan, magnitudes, chunk, read_chunk(reader, chunk)))
-
-        for elements, counted in in_order(chunks, work, options.workers, reader.abandon):
-            done += elements
+        for chunk, counts in _counted([tensor], count, plan, magnitudes, reader, options):
+            done += chunk.count
             observer.progress("select", done, total)
-            yield counted
+            yield counts
 
-    def passes(group: list[PlannedTensor], count: CountChunk) -> Iterator[NDArray[np.int64]]:
-        if not by_tensor:
-            reader.expect(group, again=True)
-        return everyones.with_others(own(group, count), (len(plan.agents), MAGNITUDE_BINS))
-
-    for group in groups:
-        end = done + 2 * sum(t.elements for t in group)
-        values = select(magnitudes, len(plan.agents), partial(passes, group))
-        found |= {t.name: values for t in group}
+    for tensor in merged:
+        end = done + 2 * tensor.elements
+        found[tensor.name] = select(magnitudes, len(plan.agents), partial(passes, tensor))
         if done < end:  # the first pass was enough
             done = end
             observer.progress("select", done, total)
-            if by_tensor:
-                reader.consumed(group[0], group[0].elements)
+            reader.consumed(tensor, tensor.elements)
     joined = options.ranks.joined(found)
     return {t.name: tuple(joined[t.name]) for t in plan.tensors() if t.name in joined}
+
+
+def _of_model(
+    plan: Plan,
+    magnitudes: Magnitudes,
+    reader: TensorReader,
+    options: StreamOptions,
+    observer: Observer,
+    known: Ranked,
+    keep: Callable[[Ranked], None],
+) -> tuple[float, ...]:
+    """Tensors that any process knows are not counted again; the others are shared out anew in every pass."""
+    ranks = options.ranks
+    tensors = list(plan.tensors())
+    place_of = {t.name: place for place, t in enumerate(tensors)}
+    everyones = [Ranked.from_json(one) for one in ranks.gather(known.without_counts().to_json())]
+    chosen = addable(everyones)
+    selection = Selection(magnitudes, len(plan.agents), everyones[chosen.index(True)].keys)
+    known = known if chosen[ranks.rank] else Ranked(selection.keys)
+    counted = {int(p) for one, is_chosen in zip(everyones, chosen, strict=True) if is_chosen for p in one.places}
+    share = -(-sum(t.elements for t in tensors if t.action == "merge") // ranks.size)  # about, of each process
+    next_keeping = time.monotonic() + KEEPING_S
+
+    def own(left: list[PlannedTensor], known: Ranked) -> Iterator[Counts]:
+        nonlocal next_keeping
+        yield known.counts
+        places, remaining = known.places.tolist(), sum(t.elements for t in left)
+        for chunk, counts in _counted(left, selection.count, plan, magnitudes, reader, options):
+            remaining -= chunk.count
+            done = (share if selection.keys else 0) + max(0, share - remaining)
+            observer.progress("select", done, 2 * share)
+            yield counts
+            if chunk.ends:
+                places.append(place_of[chunk.tensor.name])
+                if time.monotonic() >= next_keeping:
+                    keep(Ranked(selection.keys, np.sort(places), sparse(selection.total)))
+                    next_keeping = time.monotonic() + KEEPING_S
+
+    while selection.values is None:
+        left = [t for t in tensors if t.action == "merge" and place_of[t.name] not in counted]
+        left = ranks.mine(left, lambda t: t.elements)
+        reader.expect(left, again=True)
+        for counts in ranks.with_others(own(left, known), (len(plan.agents), MAGNITUDE_BINS)):
+            selection.add(counts)
+        selection.end_pass()
+        if selection.values is None:
+            known, counted = Ranked(selection.keys), set()
+            keep(known)
+    observer.progress("select", 2 * share, 2 * share)
+    return selection.values
+
+
+def _counted(
+    tensors: Iterable[PlannedTensor],
+    count: CountChunk,
+    plan: Plan,
+    magnitudes: Magnitudes,
+    reader: TensorReader,
+    options: StreamOptions,
+) -> Iterator[tuple[Chunk, Counts]]:
+    """What every chunk adds to a pass, in order."""
+
+    def work(chunk: Chunk) -> tuple[Chunk, Counts]:
+        with np.errstate(all="ignore"):
+            return chunk, count(with_draws(plan, magnitudes, chunk, read_chunk(reader, chunk)))
+
+    chunks = (c for t in tensors for c in chunks_of(t, options.chunk(plan)))
+    return in_order(chunks, work, options.workers, reader.abandon)

@@ -21,12 +21,13 @@ from hubmerge.disk import input_budget
 from hubmerge.distributed import ProcessLostError, Ranks
 from hubmerge.errors import SourceNotFoundError
 from hubmerge.hub import Hub
+from hubmerge.journal import Journal, plan_identity
 from hubmerge.methods import get_method
 from hubmerge.plan import Plan
 from hubmerge.publish import large_files
 from hubmerge.rank_folders import claim, collect, rank_folder, see
 from hubmerge.sensitivity.file import SensitivityFile, read_sensitivity
-from hubmerge.sink import WORK, Journal, plan_identity
+from hubmerge.sink import WORK
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
 from hubmerge.stream import Silent, StreamOptions, Variant, merge_share

@@ -29,6 +29,7 @@ from hubmerge.figures import render_figures
 from hubmerge.finished import finished_report, publish_folder
 from hubmerge.helper import share_sensitivities
 from hubmerge.hub import Hub
+from hubmerge.journal import Journal, plan_identity
 from hubmerge.methods import get_method
 from hubmerge.prepare import Prepared
 from hubmerge.progress import Bridge, Observer
@@ -37,7 +38,7 @@ from hubmerge.rank_folders import collect, see, take_over
 from hubmerge.report import Report, make_report
 from hubmerge.sensitivity.kept import KeptSensitivities
 from hubmerge.sensitivity.of_plan import sensitivities_of
-from hubmerge.sink import MANIFEST, Journal, plan_identity, sole_owner
+from hubmerge.sink import MANIFEST, sole_owner
 from hubmerge.sources.base import Model
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache

@@ -17,15 +17,14 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from hubmerge.distributed import ProcessLostError, Ranks
+from hubmerge.journal import Journal
 from hubmerge.plan import Plan
-from hubmerge.sink import WORK, FinishedShard, Journal, writing
-from hubmerge.statistics import ResultTally, Tally
+from hubmerge.sink import WORK, FinishedShard, writing
 
 _RANK_FOLDER = "rank-"
 _LOCK = "lock"
@@ -111,9 +110,9 @@ def collect(ranks: Ranks, journal: Journal) -> None:
     """Tell rank 0, for its journal, what the target holds of this process; returns when everyone has told."""
     if ranks.size == 1:
         return
-    told = ranks.gather([_to_json(s) for name, s in journal.shards.items() if name in journal.uploaded])
+    told = ranks.gather([s.to_json() for name, s in journal.shards.items() if name in journal.uploaded])
     if ranks.rank == 0:
-        for shard in (_from_json(line) for lines in told for line in lines):
+        for shard in (FinishedShard.from_json(line) for lines in told for line in lines):
             _note_upload(journal, shard)
 
 
@@ -170,16 +169,3 @@ def _note_upload(journal: Journal, shard: FinishedShard) -> None:
         journal.add_uploaded(shard.filename)
     finally:
         journal.on_shard = uploading
-
-
-def _to_json(shard: FinishedShard) -> dict[str, Any]:
-    inputs = None if shard.inputs is None else {n: t.to_json() for n, t in shard.inputs.items()}
-    result = {n: t.to_json() for n, t in shard.result.items()}
-    facts = {"filename": shard.filename, "size": shard.size, "sha256": shard.sha256}
-    return {**facts, "inputs": inputs, "result": result}
-
-
-def _from_json(line: Mapping[str, Any]) -> FinishedShard:
-    inputs = None if line["inputs"] is None else {n: Tally.from_json(t) for n, t in line["inputs"].items()}
-    result = {n: ResultTally.from_json(t) for n, t in line["result"].items()}
-    return FinishedShard(line["filename"], line["size"], line["sha256"], inputs, result)

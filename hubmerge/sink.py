@@ -1,19 +1,16 @@
-"""The sink: shards written at known offsets and hashed on the way, a journal of what is durable, the manifest last.
+"""The sink: shards written at known offsets and hashed on the way, the manifest last.
 
-A shard is written to a temporary name, synced and renamed; then one line of the journal makes it final, with
-its sha256 and tallies. A resumed merge reads the journal and repeats only what has no line. An output folder is
-complete if and only if `hubmerge.json` is there: it is written last and removed first.
+A shard is written to a temporary name, synced and renamed; then one line of the journal (journal.py) makes it final,
+with its sha256 and tallies. An output folder is complete if and only if `hubmerge.json` is there: it is written last
+and removed first.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
-import shutil
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +18,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from hubmerge.disk_errors import make_folder, written
-from hubmerge.errors import DiskError, FolderInUseError, TargetExistsError
+from hubmerge.errors import DiskError, FolderInUseError
 from hubmerge.follower import Follower
-from hubmerge.plan import Plan, PlannedShard
-from hubmerge.sources.unchanged import UnchangedFolders
-from hubmerge.statistics import SCHEMA, ResultTally, Tally
+from hubmerge.plan import PlannedShard
+from hubmerge.statistics import ResultTally, Tally
 from hubmerge.uncached import UncachedFile
 
 MANIFEST = "hubmerge.json"
 WORK = ".hubmerge"  # inside the output folder, gone when it is complete
-_JOURNAL = "journal.jsonl"
-_FORM = 2  # version of its lines
 
 
 @dataclass(frozen=True)
@@ -43,6 +37,26 @@ class FinishedShard:
     sha256: str
     inputs: Mapping[str, Tally] | None  # by tensor; None when a probe counted them before
     result: Mapping[str, ResultTally]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "filename": self.filename,
+            "size": self.size,
+            "sha256": self.sha256,
+            "inputs": None if self.inputs is None else {n: t.to_json() for n, t in self.inputs.items()},
+            "result": {n: t.to_json() for n, t in self.result.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        inputs = data["inputs"]
+        return cls(
+            data["filename"],
+            data["size"],
+            data["sha256"],
+            None if inputs is None else {n: Tally.from_json(t) for n, t in inputs.items()},
+            {n: ResultTally.from_json(t) for n, t in data["result"].items()},
+        )
 
 
 @contextmanager
@@ -141,194 +155,3 @@ class ShardWriter:
         if self._file is not None:
             self._file.close()
         self._temporary.unlink(missing_ok=True)
-
-
-class Journal:
-    """Append-only record of what a merge into one folder has made durable.
-
-    Nothing is recorded that was made of local folders which are no longer as they were pinned.
-    """
-
-    def __init__(self, folder: Path, plan: Plan) -> None:
-        self._path = folder / WORK / _JOURNAL
-        self._identity = plan_identity(plan)
-        self._models = [f"{m.ref.id}@{m.ref.sha}" for m in plan.models]
-        self._on_hub = [m.ref.kind == "hub" for m in plan.models]
-        self._folders = UnchangedFolders(plan.models)
-        self._begun = False
-        self.statistics: Mapping[str, Tally] | None = None
-        self.probed: dict[str, Tally] = {}  # tensors that the probe has counted, before it has all
-        self.thresholds: Mapping[str, tuple[float, ...]] | None = None
-        self.shards: dict[str, FinishedShard] = {}
-        self.uploaded: set[str] = set()  # shards that the target holds; their files are no longer needed
-        self.on_shard: Callable[[FinishedShard], None] | None = None  # called when a shard has its line
-        self._uploads = False
-        self._lock = threading.Lock()
-
-    @classmethod
-    def open(cls, folder: Path, plan: Plan, *, resume: bool, uploads: bool = False) -> Self:
-        """The journal of `folder` for this plan; `uploads`: shards are uploaded and deleted one by one.
-
-        Raises TargetExistsError when the folder holds something else, or an unfinished merge and not `resume`.
-        """
-        journal = cls(folder, plan)
-        journal._uploads = uploads
-        path = journal._path
-        if path.is_file():
-            if not resume:
-                raise TargetExistsError(
-                    "an unfinished merge is here",
-                    where=str(folder),
-                    next_step="Go on with --resume, or remove the folder.",
-                )
-            journal._read(folder)
-        else:
-            if folder.exists() and any(p for p in folder.iterdir() if p.name != WORK):
-                raise TargetExistsError(
-                    "the output folder is not empty",
-                    where=str(folder),
-                    next_step="Choose another folder; nothing was touched.",
-                )
-            with writing(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-        if not journal._begun:
-            journal._append({"event": "plan", "identity": journal._identity, "models": journal._models})
-        return journal
-
-    @staticmethod
-    def is_in(folder: Path) -> bool:
-        return (folder / WORK / _JOURNAL).is_file()
-
-    def add_probed(self, tensors: Mapping[str, Tally]) -> None:
-        """The probe has counted these tensors, too."""
-        self._folders.check()
-        self.probed |= tensors
-        self._append({"event": "probed", "tensors": _dump(tensors)})
-
-    def add_statistics(self, tensors: Mapping[str, Tally]) -> None:
-        self._folders.check()
-        self.statistics = dict(tensors)
-        self.probed.clear()
-        self._append({"event": "probe", "tensors": _dump(tensors)})
-
-    def add_thresholds(self, thresholds: Mapping[str, tuple[float, ...]]) -> None:
-        self._folders.check()
-        self.thresholds = dict(thresholds)
-        self._append({"event": "thresholds", "tensors": {n: list(v) for n, v in thresholds.items()}})
-
-    def add_shard(self, shard: FinishedShard) -> None:
-        self._folders.check()
-        self.shards[shard.filename] = shard
-        self._append(
-            {
-                "event": "shard",
-                "filename": shard.filename,
-                "size": shard.size,
-                "sha256": shard.sha256,
-                "inputs": None if shard.inputs is None else _dump(shard.inputs),
-                "result": _dump(shard.result),
-            }
-        )
-
-        if self.on_shard is not None:
-            self.on_shard(shard)
-
-    def add_uploaded(self, filename: str) -> None:
-        """The target holds the bytes of this shard."""
-        self.uploaded.add(filename)
-        self._append({"event": "uploaded", "filename": filename})
-
-    def forget(self, filenames: Iterable[str]) -> None:
-        """These shards are lost, on both sides."""
-        for filename in filenames:
-            self.uploaded.discard(filename)
-            self.shards.pop(filename, None)
-            self._append({"event": "lost", "filename": filename})
-
-    def close(self, folder: Path) -> None:
-        """The merge is complete: the working folder goes. Where shards were uploaded it is needed until the commit."""
-        if not self._uploads:
-            shutil.rmtree(folder / WORK, ignore_errors=True)
-
-    def _append(self, line: Mapping[str, Any]) -> None:
-        with self._lock, writing(self._path), open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _read(self, folder: Path) -> None:
-        raw = self._path.read_bytes()
-        complete, _, torn = raw.rpartition(b"\n")
-        if torn:  # a kill in the middle of a line: what it would have said is repeated
-            with open(self._path, "r+b") as file:
-                file.truncate(len(raw) - len(torn))
-        for text in complete.splitlines():
-            line = json.loads(text)
-            self._begun = True  # the plan comes first
-            if line["event"] == "plan" and line["identity"] != self._identity:
-                raise self._another(folder, line)
-            if line["event"] == "probed":
-                self.probed |= {n: Tally.from_json(t) for n, t in line["tensors"].items()}
-            if line["event"] == "probe":
-                self.statistics = {n: Tally.from_json(t) for n, t in line["tensors"].items()}
-                self.probed.clear()
-            if line["event"] == "thresholds":
-                self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
-            if line["event"] == "shard":
-                inputs = line["inputs"]
-                self.shards[line["filename"]] = FinishedShard(
-                    line["filename"],
-                    line["size"],
-                    line["sha256"],
-                    None if inputs is None else {n: Tally.from_json(t) for n, t in inputs.items()},
-                    {n: ResultTally.from_json(t) for n, t in line["result"].items()},
-                )
-            if line["event"] == "uploaded" and self._uploads:
-                self.uploaded.add(line["filename"])
-            if line["event"] == "lost":
-                self.uploaded.discard(line["filename"])
-                self.shards.pop(line["filename"], None)
-        for name, shard in tuple(self.shards.items()):
-            path = folder / name
-            if name not in self.uploaded and not (path.is_file() and path.stat().st_size == shard.size):
-                del self.shards[name]
-
-    def _another(self, folder: Path, line: Mapping[str, Any]) -> TargetExistsError:
-        """The folder holds the merge of another plan, perhaps of the same recipe before a source moved on."""
-        theirs = [str(name) for name in line.get("models", ())]
-        if [_name(m) for m in theirs] == [_name(m) for m in self._models] and theirs != self._models:
-            moved = [n for n, (old, new) in enumerate(zip(theirs, self._models, strict=True)) if old != new]
-            again = all(self._on_hub[n] for n in moved)
-            return TargetExistsError(
-                "an unfinished merge of other versions of the models is here",
-                where=str(folder),
-                expected=", ".join(self._models[n] for n in moved),
-                got=", ".join(theirs[n] for n in moved),
-                next_step="To go on with it, name those versions in the recipe; or choose another folder."
-                if again
-                else "The models have changed since: choose another folder.",
-            )
-        return TargetExistsError(
-            "another merge is unfinished here",
-            where=str(folder),
-            expected=self._identity[:12],
-            got=str(line["identity"])[:12],
-            next_step="Choose another folder.",
-        )
-
-
-def _name(model: str) -> str:
-    return model.rpartition("@")[0]
-
-
-def plan_identity(plan: Plan) -> str:
-    """What a resumed merge must agree on: inputs, recipe, rounding and the layout of the shards."""
-    # the journal holds tallies, so those of another schema are another merge's
-    digest = hashlib.sha256(f"{plan.identity}\0{plan.rounding}\0{SCHEMA}.{_FORM}".encode())
-    for shard in plan.shards:
-        digest.update(shard.filename.encode() + b"\0" + shard.header)
-    return digest.hexdigest()
-
-
-def _dump(tallies: Mapping[str, Tally] | Mapping[str, ResultTally]) -> dict[str, Any]:
-    return {name: tally.to_json() for name, tally in tallies.items()}

@@ -19,12 +19,13 @@ from hubmerge import buffers
 from hubmerge.chunks import Observer, Sensitivities, Silent, StreamOptions, Thresholds, epsilon_of, runnable
 from hubmerge.errors import InternalError
 from hubmerge.first_passes import find_thresholds, probe
+from hubmerge.journal import Journal, plan_identity
 from hubmerge.methods import get_method
 from hubmerge.parallel_shards import Overall, write_shards
 from hubmerge.plan import Plan
 from hubmerge.rank_folders import adopt, check_complete, collect
 from hubmerge.shard_work import Output, readings, write_shard
-from hubmerge.sink import FinishedShard, Journal, plan_identity
+from hubmerge.sink import FinishedShard
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result
 from hubmerge.steps import ranked_by_tensor
@@ -181,7 +182,10 @@ def _statistics(
         probed = {name: tally for journal in unknowing for name, tally in journal.probed.items()}
         known = probe(plan, reader, options, observer, probed, keep).tensors
     for journal in unknowing:
-        journal.add_statistics(known)
+        if options.ranks.rank:  # rank 0 keeps them for all
+            journal.probed.clear()
+        else:
+            journal.add_statistics(known)
     return Statistics(plan.labels, epsilon_of(plan), known)
 
 
@@ -190,7 +194,8 @@ def _thresholds(variant: Variant, reader: TensorReader, options: StreamOptions, 
         return {}
     known = options.ranks.first(variant.journal.thresholds)
     if known is None:
-        known = find_thresholds(variant.plan, reader, options, observer)
+        journal = variant.journal
+        known = find_thresholds(variant.plan, reader, options, observer, journal.ranked, journal.keep_ranked)
     if variant.journal.thresholds is None:
         variant.journal.add_thresholds({name: tuple(values) for name, values in known.items()})
     return variant.journal.thresholds or {}

@@ -21,8 +21,9 @@ from typing import Self
 from hubmerge.errors import HubmergeError
 from hubmerge.hub import Hub
 from hubmerge.hub_writing import LargeFile
+from hubmerge.journal import Journal
 from hubmerge.publish import Target, ensure_target, note_created
-from hubmerge.sink import FinishedShard, Journal
+from hubmerge.sink import FinishedShard
 
 _TICK_S = 0.2
 

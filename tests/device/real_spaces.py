@@ -57,8 +57,8 @@ def main(folder: Path) -> None:
     from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
     from hubmerge.device.zero import announce, lent_bursts
+    from hubmerge.journal import Journal
     from hubmerge.settings import load_settings
-    from hubmerge.sink import Journal
     from hubmerge.sources.reader import LocalOrFetched, TensorReader
     from hubmerge.stream import Silent, StreamOptions, merge
 

@@ -21,8 +21,8 @@ from hubmerge.device import choose, engine, passes
 from hubmerge.device.choose import bytes_per_element, chunk_elements, device_there, open_engine
 from hubmerge.device.engine import Engine
 from hubmerge.errors import MemoryLimitError
+from hubmerge.journal import Journal
 from hubmerge.plan import Plan
-from hubmerge.sink import Journal
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.stream import MergeResult, Silent, StreamOptions, merge
 

@@ -16,8 +16,8 @@ from hubmerge.counter_rng import make_key
 from hubmerge.counting import BLOCK
 from hubmerge.device.choose import MEMORY_BYTES, chunk_elements
 from hubmerge.device.engine import LANES, Engine
+from hubmerge.journal import Journal
 from hubmerge.methods import registry
-from hubmerge.sink import Journal
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.stream import StreamOptions, merge
 

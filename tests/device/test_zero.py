@@ -25,10 +25,10 @@ from test_stream_sensitive import run as weighed
 from hubmerge.device import zero
 from hubmerge.device.zero import Burst, Bursts, announce, lent_bursts, run_burst
 from hubmerge.errors import CancelledError, NonFiniteError
+from hubmerge.journal import Journal
 from hubmerge.plan import Plan
 from hubmerge.settings import load_settings
 from hubmerge.shard_work import Output
-from hubmerge.sink import Journal
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_variants
 

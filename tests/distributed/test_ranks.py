@@ -23,10 +23,10 @@ from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 from hubmerge.distributed import ALONE, ProcessLostError, Ranks, assign, refuse_several
 from hubmerge.errors import RecipeError
 from hubmerge.helper import share_sensitivities
+from hubmerge.journal import Journal, plan_identity
 from hubmerge.rank_folders import claim, rank_folder, take_over
 from hubmerge.sensitivity.file import SensitivityMetadata, read_sensitivity, write_tensors
 from hubmerge.settings import load_settings
-from hubmerge.sink import Journal, plan_identity
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_share, merge_variants
 

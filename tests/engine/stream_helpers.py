@@ -11,9 +11,9 @@ from builders import T, f32, random_base, sparse_agent, write_model
 from safetensors.numpy import load_file
 
 from hubmerge.hub import Hub
+from hubmerge.journal import Journal
 from hubmerge.plan import MAX_SHARD_BYTES, Plan, make_plan
 from hubmerge.recipe import recipe_from_dict
-from hubmerge.sink import Journal
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.stream import MergeResult, Observer, Silent, StreamOptions, merge

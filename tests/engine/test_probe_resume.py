@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from stream_helpers import SIZES, StopAfter, bytes_of, plan_of, run, write_family
 
-from hubmerge import first_passes
+from hubmerge import first_passes, journal
 from hubmerge.chunks import Silent
+from hubmerge.errors import TargetExistsError
+from hubmerge.journal import Journal
 from hubmerge.sink import WORK
 from hubmerge.sources.reader import TensorReader
 
@@ -67,12 +69,41 @@ def test_tensors_that_were_counted_are_not_read_again(
     assert list(resumed.statistics.tensors) == list(whole.statistics.tensors)
 
 
-def test_a_whole_probe_writes_what_it_counted_on_the_way_only_every_few_seconds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keeping_s", [0.0, 1e9])
+def test_every_tally_is_written_once_and_a_short_line_says_that_all_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeping_s: float
+) -> None:
+    monkeypatch.setattr(first_passes, "KEEPING_S", keeping_s)
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000)
+    whole = run(plan, tmp_path / "out")
+    written = (tmp_path / "out" / WORK / "journal.jsonl").read_text().splitlines()
+    lines = [json.loads(text) for text in written]
+    names = [name for line in lines if line["event"] == "probed" for name in line["tensors"]]
+    assert sorted(names) == sorted(whole.statistics.tensors)
+    [end] = [text for text, line in zip(written, lines, strict=True) if line["event"] == "probe"]
+    assert len(end) < 100
+
+
+def test_many_tallies_take_several_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "_TENSORS_A_LINE", 3)
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram_plus")
-    run(plan, tmp_path / "out")
-    events = [
-        json.loads(line)["event"] for line in (tmp_path / "out" / WORK / "journal.jsonl").read_text().splitlines()
+    whole = run(plan, tmp_path / "out")
+    kept = Journal.open(tmp_path / "out", plan, resume=True)
+    lines = [json.loads(text) for text in (tmp_path / "out" / WORK / "journal.jsonl").read_text().splitlines()]
+    assert max(len(line["tensors"]) for line in lines if line["event"] == "probed") == 3
+    assert kept.statistics is not None
+    assert [(n, t.to_json()) for n, t in kept.statistics.items()] == [
+        (n, t.to_json()) for n, t in whole.statistics.tensors.items()
     ]
-    assert events.count("probe") == 1
-    assert "probed" not in events
+
+
+def test_a_journal_of_the_previous_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram_plus")
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_FORM", 2)
+        run(plan, tmp_path / "out")
+    with pytest.raises(TargetExistsError, match="another merge is unfinished here"):
+        Journal.open(tmp_path / "out", plan, resume=True)

@@ -19,10 +19,10 @@ from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
 from hubmerge import shard_work
 from hubmerge.eager import ChunkInputs
+from hubmerge.journal import Journal
 from hubmerge.methods.base import Threshold
 from hubmerge.plan import PlannedTensor
 from hubmerge.selection import Counts, Magnitudes
-from hubmerge.sink import Journal
 from hubmerge.sources.base import StoredTensor
 from hubmerge.sources.header import TensorEntry
 from hubmerge.sources.reader import LocalOrFetched, TensorReader

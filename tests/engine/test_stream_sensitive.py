@@ -14,9 +14,9 @@ from stream_helpers import NOWHERE, SIZES, bytes_of, plan_of, tensors_of, values
 
 from hubmerge.cli import main
 from hubmerge.errors import IncompatibleError
+from hubmerge.journal import Journal
 from hubmerge.plan import Plan
 from hubmerge.recipe import ModelName
-from hubmerge.sink import Journal
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader

@@ -8,8 +8,8 @@ import pytest
 from stream_helpers import NOWHERE, StopAfter, bytes_of, plan_of, run, write_family
 
 from hubmerge.errors import InternalError, RecipeError
+from hubmerge.journal import Journal
 from hubmerge.plan import Plan
-from hubmerge.sink import Journal
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.stream import MergeResult, Observer, Silent, StreamOptions, Variant, merge_variants
 from hubmerge.sweep import MAX_VARIANTS, sweep_from_dict

@@ -16,8 +16,8 @@ from merge_helpers import IN_SHARDS, OUT_SHARD_BYTES, Job, Killed
 from hubmerge.disk import DISK_MARGIN_BYTES
 from hubmerge.errors import CorruptError, DiskError, HubUnavailableError
 from hubmerge.hub import Hub
+from hubmerge.journal import Journal
 from hubmerge.localhub.fault_rules import FaultSwitch, LostAnswer, Observe, Reset, Status, WrongByte
-from hubmerge.sink import Journal
 from hubmerge.upload import ShardUploader
 
 ROUNDED_UP = 25 * 4096  # the disk takes whole blocks

@@ -1,0 +1,238 @@
+"""The journal of a merge into one folder: what is durable, so that a resumed merge repeats only what has no line.
+
+Lines of JSON, in the order in which things happened:
+
+    plan        which merge this is, and of which commits
+    probed      statistics of some tensors; probe: those of all tensors are there
+    thresholds  what a threshold's passes have found
+    shard       a shard is a file; uploaded: its bytes are at the target; lost: neither
+    usage       what a process of a run has fetched and taken so far; the last line of a process counts
+
+Beside it lies what a pass over the model has counted for its threshold (ranked.py), which is replaced as it goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from hubmerge.errors import TargetExistsError
+from hubmerge.plan import Plan
+from hubmerge.ranked import Ranked
+from hubmerge.sink import WORK, FinishedShard, writing
+from hubmerge.sources.unchanged import UnchangedFolders
+from hubmerge.statistics import SCHEMA, Tally
+
+_JOURNAL = "journal.jsonl"
+_RANKED = "ranked.json"
+_FORM = 3  # version of both
+_TENSORS_A_LINE = 256  # about 5 MB of tallies
+
+
+class Journal:
+    """Append-only record of what a merge into one folder has made durable.
+
+    Nothing is recorded that was made of local folders which are no longer as they were pinned.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._path = folder / WORK / _JOURNAL
+        self._ranked = folder / WORK / _RANKED
+        self._identity = plan_identity(plan)
+        self._order = [t.name for t in plan.tensors()]
+        self._models = [f"{m.ref.id}@{m.ref.sha}" for m in plan.models]
+        self._on_hub = [m.ref.kind == "hub" for m in plan.models]
+        self._folders = UnchangedFolders(plan.models)
+        self._begun = False
+        self.statistics: Mapping[str, Tally] | None = None  # in plan order
+        self.probed: dict[str, Tally] = {}  # tensors that the probe has counted, before it has all
+        self.ranked: Ranked | None = None  # what has been counted for a threshold that is not found yet
+        self.thresholds: Mapping[str, tuple[float, ...]] | None = None
+        self.shards: dict[str, FinishedShard] = {}
+        self.uploaded: set[str] = set()  # shards that the target holds; their files are no longer needed
+        self.on_shard: Callable[[FinishedShard], None] | None = None  # called when a shard has its line
+        self._uploads = False
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, folder: Path, plan: Plan, *, resume: bool, uploads: bool = False) -> Self:
+        """The journal of `folder` for this plan; `uploads`: shards are uploaded and deleted one by one.
+
+        Raises TargetExistsError when the folder holds something else, or an unfinished merge and not `resume`.
+        """
+        journal = cls(folder, plan)
+        journal._uploads = uploads
+        path = journal._path
+        if path.is_file():
+            if not resume:
+                raise TargetExistsError(
+                    "an unfinished merge is here",
+                    where=str(folder),
+                    next_step="Go on with --resume, or remove the folder.",
+                )
+            journal._read(folder)
+        else:
+            if folder.exists() and any(p for p in folder.iterdir() if p.name != WORK):
+                raise TargetExistsError(
+                    "the output folder is not empty",
+                    where=str(folder),
+                    next_step="Choose another folder; nothing was touched.",
+                )
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                journal._ranked.unlink(missing_ok=True)
+        if not journal._begun:
+            journal._append({"event": "plan", "identity": journal._identity, "models": journal._models})
+        return journal
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        return (folder / WORK / _JOURNAL).is_file()
+
+    def add_probed(self, tensors: Mapping[str, Tally]) -> None:
+        """The probe has counted these tensors, too."""
+        self._folders.check()
+        self.probed |= tensors
+        names = list(tensors)
+        for start in range(0, len(names), _TENSORS_A_LINE):
+            part = names[start : start + _TENSORS_A_LINE]
+            self._append({"event": "probed", "tensors": {name: tensors[name].to_json() for name in part}})
+
+    def add_statistics(self, tensors: Mapping[str, Tally]) -> None:
+        """The probe has counted all tensors; those that have a line already get no other."""
+        self.add_probed({name: tally for name, tally in tensors.items() if name not in self.probed})
+        self._end_probe()
+        self._append({"event": "probe", "tensors": len(tensors)})
+
+    def _end_probe(self) -> None:
+        self.statistics = {name: self.probed[name] for name in self._order if name in self.probed}
+        self.probed = {}
+
+    def keep_ranked(self, ranked: Ranked) -> None:
+        """A pass that counts for a threshold has come so far."""
+        self._folders.check()
+        self.ranked = ranked
+        with writing(self._ranked):
+            temporary = self._ranked.with_suffix(".tmp")
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump(ranked.to_json(), file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._ranked)
+
+    def add_thresholds(self, thresholds: Mapping[str, tuple[float, ...]]) -> None:
+        self._folders.check()
+        self.thresholds = dict(thresholds)
+        self._append({"event": "thresholds", "tensors": {n: list(v) for n, v in thresholds.items()}})
+        self.ranked = None
+        self._ranked.unlink(missing_ok=True)
+
+    def add_shard(self, shard: FinishedShard) -> None:
+        self._folders.check()
+        self.shards[shard.filename] = shard
+        self._append({"event": "shard", **shard.to_json()})
+        if self.on_shard is not None:
+            self.on_shard(shard)
+
+    def add_uploaded(self, filename: str) -> None:
+        """The target holds the bytes of this shard."""
+        self.uploaded.add(filename)
+        self._append({"event": "uploaded", "filename": filename})
+
+    def forget(self, filenames: Iterable[str]) -> None:
+        """These shards are lost, on both sides."""
+        for filename in filenames:
+            self.uploaded.discard(filename)
+            self.shards.pop(filename, None)
+            self._append({"event": "lost", "filename": filename})
+
+    def close(self, folder: Path) -> None:
+        """The merge is complete: the working folder goes. Where shards were uploaded it is needed until the commit."""
+        if not self._uploads:
+            shutil.rmtree(folder / WORK, ignore_errors=True)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with self._lock, writing(self._path), open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _read(self, folder: Path) -> None:
+        """Line by line, since all of them together may take more memory than the merge."""
+        with open(self._path, "r+b") as file:
+            read = 0
+            for text in file:
+                if not text.endswith(b"\n"):  # a kill in the middle of a line: what it would have said is repeated
+                    file.truncate(read)
+                    break
+                read += len(text)
+                self._take(json.loads(text), folder)
+                self._begun = True
+        if self.thresholds is None and self._ranked.is_file():
+            self.ranked = Ranked.from_json(json.loads(self._ranked.read_text(encoding="utf-8")))
+        for name, shard in tuple(self.shards.items()):
+            path = folder / name
+            if name not in self.uploaded and not (path.is_file() and path.stat().st_size == shard.size):
+                del self.shards[name]
+
+    def _take(self, line: Mapping[str, Any], folder: Path) -> None:
+        match line["event"]:
+            case "plan":  # it comes first
+                if line["identity"] != self._identity:
+                    raise self._another(folder, line)
+            case "probed":
+                self.probed |= {n: Tally.from_json(t) for n, t in line["tensors"].items()}
+            case "probe":
+                self._end_probe()
+            case "thresholds":
+                self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
+            case "shard":
+                self.shards[line["filename"]] = FinishedShard.from_json(line)
+            case "uploaded":
+                if self._uploads:
+                    self.uploaded.add(line["filename"])
+            case "lost":
+                self.uploaded.discard(line["filename"])
+                self.shards.pop(line["filename"], None)
+
+    def _another(self, folder: Path, line: Mapping[str, Any]) -> TargetExistsError:
+        """The folder holds the merge of another plan, perhaps of the same recipe before a source moved on."""
+        theirs = [str(name) for name in line.get("models", ())]
+        if [_name(m) for m in theirs] == [_name(m) for m in self._models] and theirs != self._models:
+            moved = [n for n, (old, new) in enumerate(zip(theirs, self._models, strict=True)) if old != new]
+            again = all(self._on_hub[n] for n in moved)
+            return TargetExistsError(
+                "an unfinished merge of other versions of the models is here",
+                where=str(folder),
+                expected=", ".join(self._models[n] for n in moved),
+                got=", ".join(theirs[n] for n in moved),
+                next_step="To go on with it, name those versions in the recipe; or choose another folder."
+                if again
+                else "The models have changed since: choose another folder.",
+            )
+        return TargetExistsError(
+            "another merge is unfinished here",
+            where=str(folder),
+            expected=self._identity[:12],
+            got=str(line["identity"])[:12],
+            next_step="Choose another folder.",
+        )
+
+
+def _name(model: str) -> str:
+    return model.rpartition("@")[0]
+
+
+def plan_identity(plan: Plan) -> str:
+    """What a resumed merge must agree on: inputs, recipe, rounding and the layout of the shards."""
+    # the journal holds tallies, so those of another schema are another merge's
+    digest = hashlib.sha256(f"{plan.identity}\0{plan.rounding}\0{SCHEMA}.{_FORM}".encode())
+    for shard in plan.shards:
+        digest.update(shard.filename.encode() + b"\0" + shard.header)
+    return digest.hexdigest()
