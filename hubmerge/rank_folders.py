@@ -1,8 +1,8 @@
 """What the processes of a shared merge leave on disk, and how rank 0 comes by it.
 
-A helper works in a folder of its own, `.hubmerge/rank-N`, with a journal of its own. Rank 0 adopts what lies there:
-it moves the shards beside its own and journals them, at the end and at the start of every run. So a run that was
-killed anywhere goes on, also with another number of processes.
+A helper works in a folder of its own, `.hubmerge/rank-N`, with a journal of its own. Rank 0 adopts what lies there, at
+the end and at the start of every run: it moves the shards beside its own and journals them, with what the helper had
+counted of a probe or for a threshold. So a run that was killed anywhere goes on, also with another number of processes.
 
 A merge to a folder needs one that all processes see. Towards the Hub each process uploads its own shards and tells
 rank 0 their journal lines, so that machines need not share a folder; where they do, rank 0 also adopts the uploads of
@@ -24,6 +24,7 @@ from typing import IO
 from hubmerge.distributed import ProcessLostError, Ranks
 from hubmerge.journal import Journal
 from hubmerge.plan import Plan
+from hubmerge.ranked import Ranked, addable, joined
 from hubmerge.sink import WORK, FinishedShard, writing
 
 _RANK_FOLDER = "rank-"
@@ -91,12 +92,13 @@ def take_over(ranks: Ranks, folder: Path, plan: Plan, journal: Journal, *, uploa
 
 
 def adopt(folder: Path, plan: Plan, journal: Journal, *, uploads: bool = False) -> None:
-    """Move the shards that helpers have finished into `folder`, and journal them there. Rank 0 only.
+    """Move the shards that helpers have finished into `folder`, and journal there what they have done. Rank 0 only.
 
-    `uploads`: also take their word for what the target holds.
+    A kill in the middle leaves what is adopted again. `uploads`: also take their word for what the target holds.
     """
     for own in _rank_folders(folder):
         theirs = Journal.open(own, plan, resume=True, uploads=uploads)
+        _adopt_counts(journal, theirs)
         for shard in theirs.shards.values():
             if shard.filename in theirs.uploaded:
                 _note_upload(journal, shard)
@@ -104,6 +106,19 @@ def adopt(folder: Path, plan: Plan, journal: Journal, *, uploads: bool = False) 
                 with writing(folder / shard.filename):
                     os.replace(own / shard.filename, folder / shard.filename)
                 journal.add_shard(shard)
+
+
+def _adopt_counts(journal: Journal, theirs: Journal) -> None:
+    if journal.statistics is None and (more := {n: t for n, t in theirs.probed.items() if n not in journal.probed}):
+        journal.add_probed(more)
+    if journal.thresholds is not None:
+        return
+    if theirs.thresholds is not None:
+        journal.add_thresholds(theirs.thresholds)
+    elif theirs.ranked is not None:
+        both = [journal.ranked or Ranked(), theirs.ranked]
+        if addable(both)[1]:  # and not adopted already, nor of an earlier pass
+            journal.keep_ranked(joined(both))
 
 
 def collect(ranks: Ranks, journal: Journal) -> None:
