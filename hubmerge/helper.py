@@ -69,7 +69,7 @@ def help_to_hub(
     copies = large_files(plan.models, prepared.target)
     with ShardUploader(hub, prepared.target, prepared.identity, journal, own, copies=copies) as uploader:
         uploader.drain()  # what an earlier run left where rank 0 cannot see it
-        collect(ranks, journal)
+        collect(ranks, plan, journal)
         if ranks.first(False):
             _merge(Variant(plan, journal, own, settle=uploader.drain), hub, own, cache, inputs, options)
 

@@ -45,6 +45,7 @@ class Journal:
         self._path = folder / WORK / _JOURNAL
         self._ranked = folder / WORK / _RANKED
         self._identity = plan_identity(plan)
+        self._tensors = plan.merged_tensors
         self._order = [t.name for t in plan.tensors()]
         self._models = [f"{m.ref.id}@{m.ref.sha}" for m in plan.models]
         self._on_hub = [m.ref.kind == "hub" for m in plan.models]
@@ -187,13 +188,13 @@ class Journal:
                 if line["identity"] != self._identity:
                     raise self._another(folder, line)
             case "probed":
-                self.probed |= {n: Tally.from_json(t) for n, t in line["tensors"].items()}
+                self.probed |= {n: Tally.from_json(t).packed_among(self._tensors) for n, t in line["tensors"].items()}
             case "probe":
                 self._end_probe()
             case "thresholds":
                 self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
             case "shard":
-                self.shards[line["filename"]] = FinishedShard.from_json(line)
+                self.shards[line["filename"]] = FinishedShard.from_json(line, self._tensors)
             case "uploaded":
                 if self._uploads:
                     self.uploaded.add(line["filename"])

@@ -150,7 +150,7 @@ def merge_to_hub(
         journal = Journal.open(folder, prepared.plan, resume=True, uploads=True)
         take_over(ranks, folder, prepared.plan, journal, uploads=True)
         ranks.agree("the plan", plan_identity(prepared.plan))
-        collect(ranks, journal)
+        collect(ranks, prepared.plan, journal)
         if journal.uploaded:
             held = [s for s in journal.shards.values() if s.filename in journal.uploaded]
             missing = hub.missing_uploads(target.repo, [(s.sha256, s.size) for s in held])

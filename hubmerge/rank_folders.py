@@ -121,13 +121,13 @@ def _adopt_counts(journal: Journal, theirs: Journal) -> None:
             journal.keep_ranked(joined(both))
 
 
-def collect(ranks: Ranks, journal: Journal) -> None:
+def collect(ranks: Ranks, plan: Plan, journal: Journal) -> None:
     """Tell rank 0, for its journal, what the target holds of this process; returns when everyone has told."""
     if ranks.size == 1:
         return
     told = ranks.gather([s.to_json() for name, s in journal.shards.items() if name in journal.uploaded])
     if ranks.rank == 0:
-        for shard in (FinishedShard.from_json(line) for lines in told for line in lines):
+        for shard in (FinishedShard.from_json(line, plan.merged_tensors) for lines in told for line in lines):
             _note_upload(journal, shard)
 
 

@@ -154,7 +154,7 @@ def merge_share(
             variant.journal.add_shard(finished_shard)
     for variant in variants:
         variant.settle()
-        collect(ranks, variant.journal)
+        collect(ranks, plan, variant.journal)
     return statistics
 
 
