@@ -259,7 +259,8 @@ def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
     def shards_of(key: str) -> str:
         return f"{(count := get(key, 0)):,} shard{'' if count == 1 else 's'}"
 
-    fetched = [size(get("bytes", 0)), f"{shards_of('shards')} whole"]
+    runs, processes = get("runs", 1), get("processes", 1)
+    fetched = [size(get("bytes", 0)) + (f" in {runs:,} runs" if runs > 1 else ""), f"{shards_of('shards')} whole"]
     if again := get("refetched_shards"):
         fetched.append(f"{again:,} of them again, since they had not fitted in")
     if ranged := get("ranged_shards"):
@@ -267,7 +268,8 @@ def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("Fetched", ", ".join(fetched)), ("Found on disk", f"{shards_of('hits')} of an earlier pass or run")]
     if "high_water_bytes" in numbers:
         room = f", of {size(numbers['budget_bytes'])} that they could take" if "budget_bytes" in numbers else ""
-        rows.append(("Inputs on disk", f"{size(numbers['high_water_bytes'])} at their peak{room}"))
+        where = f" in the largest of {processes:,} processes" if processes > 1 else ""
+        rows.append(("Inputs on disk", f"{size(numbers['high_water_bytes'])} at their peak{where}{room}"))
     return rows
 
 
@@ -287,5 +289,7 @@ def _environment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
             text = ", ".join(f"{name} {version}" for name, version in value.items())
         else:
             text = str(value)
+        if key == "peak_rss_bytes" and values.get("processes", 1) != 1:
+            text += ", the largest process"
         rows.append((_HARDWARE_NAMES.get(key, key.capitalize()), text))
     return rows

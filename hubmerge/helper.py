@@ -10,14 +10,14 @@ each of n processes may hold two finished shards and 1/n of what is left for fet
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hubmerge.chunks import runnable
-from hubmerge.disk import input_budget
+from hubmerge.disk import DiskGauge, input_budget
 from hubmerge.distributed import ProcessLostError, Ranks
 from hubmerge.errors import SourceNotFoundError
 from hubmerge.hub import Hub
@@ -32,6 +32,7 @@ from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
 from hubmerge.stream import Silent, StreamOptions, Variant, merge_share
 from hubmerge.upload import ShardUploader
+from hubmerge.usage import Meter
 
 if TYPE_CHECKING:
     from hubmerge.prepare import Prepared
@@ -49,7 +50,7 @@ def help_to_folder(
     claim(ranks, own)
     inputs = input_budget([plan], [folder, cache], own / WORK, disk_budget) // ranks.size
     journal = Journal.open(own, plan, resume=True)
-    _merge(Variant(plan, journal, own), hub, own, cache, inputs, options)
+    _merge(Variant(plan, journal, own), hub, own, cache, inputs, options, DiskGauge({folder, cache}))
 
 
 def help_to_hub(
@@ -66,25 +67,55 @@ def help_to_hub(
     ranks.agree("the plan", plan_identity(plan))  # rank 0 has taken over what it sees
     claim(ranks, own)
     journal = Journal.open(own, plan, resume=True, uploads=True)
-    copies = large_files(plan.models, prepared.target)
-    with ShardUploader(hub, prepared.target, prepared.identity, journal, own, copies=copies) as uploader:
+    copies, gauge = large_files(plan.models, prepared.target), DiskGauge({folder, cache})
+    with ShardUploader(
+        hub, prepared.target, prepared.identity, journal, own, deleting=gauge.sample, copies=copies
+    ) as uploader:
         uploader.drain()  # what an earlier run left where rank 0 cannot see it
         collect(ranks, plan, journal)
         if ranks.first(False):
-            _merge(Variant(plan, journal, own, settle=uploader.drain), hub, own, cache, inputs, options)
+            _merge(Variant(plan, journal, own, settle=uploader.drain), hub, own, cache, inputs, options, gauge)
 
 
-def _merge(variant: Variant, hub: Hub, own: Path, cache: Path, inputs: int, options: StreamOptions) -> None:
+class _Ticking(Silent):
+    """An observer that looks at the clock."""
+
+    def __init__(self, tick: Callable[[], None]) -> None:
+        self._tick = tick
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._tick()
+
+
+def _merge(
+    variant: Variant, hub: Hub, own: Path, cache: Path, inputs: int, options: StreamOptions, gauge: DiskGauge
+) -> None:
     plan, ranks = variant.plan, options.ranks
     measured = tuple(file.as_model() for file in share_sensitivities(ranks, plan, cache / "sensitivity"))
-    variant = replace(variant, sensitivities=tuple(m.tensors for m in measured))
     ranks.agree("the plan", plan_identity(plan))
     with ExitStack() as stack:
-        store = ShardCache(hub, own / WORK / "inputs", plan.models, inputs)
+        store = ShardCache(
+            hub,
+            own / WORK / "inputs",
+            plan.models,
+            inputs,
+            starting=lambda done, total: meter.tick(),
+            deleting=gauge.sample,
+        )
+        meter = Meter(ranks.rank, store.fetched, gauge, [variant.journal])
+        settle = variant.settle
+
+        def settled() -> None:
+            settle()
+            gauge.sample()
+            meter.note()
+
+        variant = replace(variant, sensitivities=tuple(m.tensors for m in measured), settle=settled)
+        stack.enter_context(meter)
         reader = stack.enter_context(TensorReader((*plan.models, *measured), store))
         possible = runnable(options, plan, warn=lambda message: None)  # rank 0 warns of its own machine
         opened = stack.enter_context(possible.on_device(lambda message: None))
-        merge_share([variant], reader, opened, Silent())
+        merge_share([variant], reader, opened, _Ticking(meter.tick))
 
 
 def share_sensitivities(

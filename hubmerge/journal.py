@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +29,7 @@ from hubmerge.ranked import Ranked
 from hubmerge.sink import WORK, FinishedShard, writing
 from hubmerge.sources.unchanged import UnchangedFolders
 from hubmerge.statistics import SCHEMA, Tally
+from hubmerge.usage import Usage
 
 _JOURNAL = "journal.jsonl"
 _RANKED = "ranked.json"
@@ -58,7 +60,11 @@ class Journal:
         self.shards: dict[str, FinishedShard] = {}
         self.uploaded: set[str] = set()  # shards that the target holds; their files are no longer needed
         self.on_shard: Callable[[FinishedShard], None] | None = None  # called when a shard has its line
+        self.usages: dict[str, Usage] = {}  # by a name that a process has in one run
+        self.metered: Callable[[], Usage] | None = None  # what this process has taken, noted with every line
+        self._own_name = secrets.token_hex(8)
         self._uploads = False
+        self._end = 0  # of the last whole line
         self._lock = threading.Lock()
 
     @classmethod
@@ -146,6 +152,24 @@ class Journal:
         self.uploaded.add(filename)
         self._append({"event": "uploaded", "filename": filename})
 
+    def note_usage(self, usage: Usage) -> None:
+        """What this process has taken so far."""
+        self.add_usages({self._own_name: usage})
+
+    def _usage_since(self) -> dict[str, Usage]:
+        """By this process's name, where it has fetched more than it noted."""
+        if self.metered is None:
+            return {}
+        usage, noted = self.metered(), self.usages.get(self._own_name)
+        return {} if noted is not None and noted.fetched == usage.fetched else {self._own_name: usage}
+
+    def add_usages(self, usages: Mapping[str, Usage]) -> None:
+        """What processes have taken so far, by their names."""
+        for name, usage in usages.items():
+            if self.usages.get(name) != usage:
+                self.usages[name] = usage
+                self._append(_usage_line(name, usage))
+
     def forget(self, filenames: Iterable[str]) -> None:
         """These shards are lost, on both sides."""
         for filename in filenames:
@@ -159,20 +183,23 @@ class Journal:
             shutil.rmtree(folder / WORK, ignore_errors=True)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        with self._lock, writing(self._path), open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        with self._lock, writing(self._path), open(self._path, "ab") as file:
+            self.usages |= (since := self._usage_since())
+            file.truncate(self._end)  # an earlier line may have been broken off
+            for one in (line, *(_usage_line(*item) for item in since.items())):
+                file.write(json.dumps(one).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
+            self._end = file.tell()
 
     def _read(self, folder: Path) -> None:
         """Line by line, since all of them together may take more memory than the merge."""
         with open(self._path, "r+b") as file:
-            read = 0
             for text in file:
                 if not text.endswith(b"\n"):  # a kill in the middle of a line: what it would have said is repeated
-                    file.truncate(read)
+                    file.truncate(self._end)
                     break
-                read += len(text)
+                self._end += len(text)
                 self._take(json.loads(text), folder)
                 self._begun = True
         if self.thresholds is None and self._ranked.is_file():
@@ -195,6 +222,8 @@ class Journal:
                 self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
             case "shard":
                 self.shards[line["filename"]] = FinishedShard.from_json(line, self._tensors)
+            case "usage":
+                self.usages[line["name"]] = Usage.from_json(line)
             case "uploaded":
                 if self._uploads:
                     self.uploaded.add(line["filename"])
@@ -237,3 +266,7 @@ def plan_identity(plan: Plan) -> str:
     for shard in plan.shards:
         digest.update(shard.filename.encode() + b"\0" + shard.header)
     return digest.hexdigest()
+
+
+def _usage_line(name: str, usage: Usage) -> dict[str, Any]:
+    return {"event": "usage", "name": name, **usage.to_json()}

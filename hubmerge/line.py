@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -46,6 +44,7 @@ from hubmerge.sources.unchanged import read_companion
 from hubmerge.stream import MergeResult, StreamOptions, Variant, layout_of, merge_variants
 from hubmerge.summary import summarize
 from hubmerge.upload import ShardUploader
+from hubmerge.usage import Meter, total
 
 
 def merge_to_folder(
@@ -237,25 +236,35 @@ class _Surroundings:
             starting=self.bridge.fetching,
             deleting=gauge.sample,
         )
-        with TensorReader((*plan.models, *measured), store) as reader:
+        meter = Meter(self.options.ranks.rank, store.fetched, gauge, (journal for *_, journal in merges))
+        self.bridge.ticking = meter.tick
+
+        def settled() -> None:
+            settle()
+            meter.note()
+
+        with meter, TensorReader((*plan.models, *measured), store) as reader:
             variants = [
-                Variant(p.plan, journal, folder, tuple(m.tensors for m in measured), settle)
+                Variant(p.plan, journal, folder, tuple(m.tensors for m in measured), settled)
                 for p, folder, journal in merges
             ]
             if not plan.download_bytes:
                 self.bridge.merging()
             results = merge_variants(variants, reader, self.options, self.bridge)
         gauge.sample()
+        meter.note()
         refuse_equal_to_base(plan, results[0].statistics)
         self.observer.statistics(summarize(results[0].statistics.total, plan.labels))
         self.observer.stage("card")
         environment = _environment(time.monotonic() - started, self.options)
         environment |= results[0].device
-        environment["disk_high_water_bytes"] = gauge.high_water_bytes
-        if plan.download_bytes:
-            environment["fetch"] = {**store.fetched.to_json(), "budget_bytes": self.input_bytes}
+        processes, budget = self.options.ranks.size, self.input_bytes if plan.download_bytes else None
+
+        def ran(variant: Variant) -> dict[str, Any]:
+            return environment | total(variant.journal.usages.values(), processes, budget)
+
         return {
-            variant.folder: _complete(prepared, variant, merged, self.hub, environment)
+            variant.folder: _complete(prepared, variant, merged, self.hub, ran(variant))
             for (prepared, *_), variant, merged in zip(merges, variants, results, strict=True)
         }
 
@@ -292,7 +301,6 @@ def _small_file(hub: Hub, model: Model, path: str) -> bytes | None:
 
 
 def _environment(seconds: float, options: StreamOptions) -> dict[str, Any]:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "hubmerge": __version__,
         "python": platform.python_version(),
@@ -305,5 +313,4 @@ def _environment(seconds: float, options: StreamOptions) -> dict[str, Any]:
         "threads": options.workers,
         "processes": options.ranks.size,
         "seconds": round(seconds, 3),
-        "peak_rss_bytes": peak,
     }

@@ -16,14 +16,14 @@ from hubmerge.helper import help_to_folder
 from hubmerge.hub import Hub
 from hubmerge.line import merge_to_folder
 from hubmerge.prepare import prepare
-from hubmerge.progress import Observer
 from hubmerge.recipe import load_recipe
 from hubmerge.settings import Settings
 from hubmerge.sink import MANIFEST, WORK
 from hubmerge.stream import StreamOptions
+from hubmerge.terminal import Terminal
 
 
-def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Observer, options: StreamOptions) -> int:
+def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, options: StreamOptions) -> int:
     """The command; returns the exit code."""
     folder: Path = arguments.out
     cache = folder / WORK / "inputs"
@@ -48,5 +48,6 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Observer, op
             resume=arguments.resume,
             disk_budget=arguments.disk_budget,
         )
+    terminal.usage(report.environment)
     sys.stdout.write(f"{folder}: {report.method['title']} of {len(report.outcomes)} agents, {report.identity[:16]}\n")
     return 0

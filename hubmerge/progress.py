@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hubmerge.statistics import Tally
@@ -31,6 +31,7 @@ class Bridge:
 
     def __init__(self, observer: Observer) -> None:
         self.labels: tuple[str, ...] = ()
+        self.ticking: Callable[[], None] = lambda: None  # called whenever the line is told anything
         self._observer = observer
         self._stage = ""
         self._last: tuple[str, int, int, str] | None = None
@@ -38,6 +39,7 @@ class Bridge:
 
     def fetching(self, done: int, total: int) -> None:
         """The merge waits for what it begins with; what else it needs is fetched meanwhile."""
+        self.ticking()
         if not self._stage:
             self._stage = "fetch"
             self._observer.stage("fetch")
@@ -53,6 +55,7 @@ class Bridge:
         self._observer.stage("merge")
 
     def progress(self, stage: str, done: int, total: int) -> None:
+        self.ticking()
         self._last = (stage, done, total, "elements")
         self.again()
 

@@ -26,6 +26,7 @@ from hubmerge.journal import Journal
 from hubmerge.plan import Plan
 from hubmerge.ranked import Ranked, addable, joined
 from hubmerge.sink import WORK, FinishedShard, writing
+from hubmerge.usage import Usage
 
 _RANK_FOLDER = "rank-"
 _LOCK = "lock"
@@ -99,6 +100,7 @@ def adopt(folder: Path, plan: Plan, journal: Journal, *, uploads: bool = False) 
     for own in _rank_folders(folder):
         theirs = Journal.open(own, plan, resume=True, uploads=uploads)
         _adopt_counts(journal, theirs)
+        journal.add_usages(theirs.usages)
         for shard in theirs.shards.values():
             if shard.filename in theirs.uploaded:
                 _note_upload(journal, shard)
@@ -122,13 +124,17 @@ def _adopt_counts(journal: Journal, theirs: Journal) -> None:
 
 
 def collect(ranks: Ranks, plan: Plan, journal: Journal) -> None:
-    """Tell rank 0, for its journal, what the target holds of this process; returns when everyone has told."""
+    """Tell rank 0, for its journal, what the target holds of this process and what that took; returns when everyone
+    has told."""
     if ranks.size == 1:
         return
-    told = ranks.gather([s.to_json() for name, s in journal.shards.items() if name in journal.uploaded])
+    uploaded = [s.to_json() for name, s in journal.shards.items() if name in journal.uploaded]
+    everyone = ranks.gather([uploaded, {name: usage.to_json() for name, usage in journal.usages.items()}])
     if ranks.rank == 0:
-        for shard in (FinishedShard.from_json(line, plan.merged_tensors) for lines in told for line in lines):
-            _note_upload(journal, shard)
+        for shards, usages in everyone:
+            journal.add_usages({name: Usage.from_json(usage) for name, usage in usages.items()})
+            for shard in shards:
+                _note_upload(journal, FinishedShard.from_json(shard, plan.merged_tensors))
 
 
 def check_complete(folder: Path, plan: Plan, journal: Journal) -> None:

@@ -46,6 +46,7 @@ class Terminal(Protocol):
     def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
     def statistics(self, values: Mapping[str, Any]) -> None: ...
     def warning(self, message: str) -> None: ...
+    def usage(self, environment: Mapping[str, Any]) -> None: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,6 +119,7 @@ class _Line:
 
     def _publish(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes]) -> Published | None:
         """None where another process publishes it."""
+        from hubmerge.finished import load_report
         from hubmerge.line import merge_to_hub
         from hubmerge.prepare import prepare
         from hubmerge.publish import Target, find_published
@@ -147,6 +149,7 @@ class _Line:
             disk_budget=self._arguments.disk_budget,
             extra=extra,
         )
+        self._terminal.usage(load_report(work / "out").environment)
         _remove(work)
         self._options.ranks.gather("published")
         return published

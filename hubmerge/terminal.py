@@ -52,6 +52,16 @@ class Terminal:
         else:
             sys.stderr.write(f"hubmerge: warning: {printable(message)}\n")
 
+    def usage(self, environment: Mapping[str, Any]) -> None:
+        """At the end: what the merge took, from the environment of its report."""
+        from hubmerge.usage import facts, in_words
+
+        self.close()
+        if self._json:
+            self._line({"type": "usage", **facts(environment)})
+        else:
+            sys.stdout.write(in_words(environment) + "\n")
+
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()

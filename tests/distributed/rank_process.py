@@ -26,7 +26,7 @@ import torch.distributed  # noqa: F401
 import hubmerge.compiled
 import hubmerge.merge_command
 import hubmerge.run_command  # noqa: F401
-from hubmerge import cli, line, prepare, sink, stream, upload
+from hubmerge import cli, journal, line, prepare, stream, upload
 from hubmerge.errors import HubUnavailableError
 
 
@@ -94,8 +94,8 @@ def _run(order: dict[str, Any], rank: int) -> int:
     trouble = order["trouble"]
     if trouble and trouble["rank"] == rank:
         owner, name, wrap = {
-            "die at shard": (sink.Journal, "add_shard", _die_after),
-            "die at upload": (sink.Journal, "add_uploaded", _die_after),
+            "die at shard": (journal.Journal, "add_shard", _die_after),
+            "die at upload": (journal.Journal, "add_uploaded", _die_after),
             "no upload": (upload.ShardUploader, "_upload", _refuse_after),
         }[trouble["kind"]]
         setattr(owner, name, wrap(trouble["times"], getattr(owner, name)))

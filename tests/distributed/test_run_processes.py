@@ -121,8 +121,12 @@ def work(start: Launcher, hub: LocalHubProcess, recipe: Path, tmp_path: Path, re
     return Work(start, hub, recipe, tmp_path, f"ada/p-{name}")
 
 
+def input_bytes(recipe: Path) -> int:
+    return sum(path.stat().st_size for path in recipe.parent.glob("*/*.safetensors"))
+
+
 def test_two_processes_upload_their_own_shards_and_make_one_commit_with_the_bytes_of_one(
-    work: Work, alone: dict[str, Any]
+    work: Work, alone: dict[str, Any], recipe: Path
 ) -> None:
     finished = work.run(2, times=2)  # the second time they find it published
     assert [code for code, _ in finished] == [0, 0], finished
@@ -136,13 +140,16 @@ def test_two_processes_upload_their_own_shards_and_make_one_commit_with_the_byte
     fetch, shard_bytes = report["environment"]["fetch"], max(f["size"] for f in report["files"])
     assert fetch["budget_bytes"] == DISK_BYTES // 2 - 2 * shard_bytes, "half of the budget, less two shards"
     assert fetch["high_water_bytes"] <= fetch["budget_bytes"]
-    assert report["environment"]["processes"] == 2
+    assert report["environment"]["processes"] == fetch["processes"] == 2
+    assert fetch["bytes"] >= input_bytes(recipe), "what both have fetched"
+    assert fetch["shards"] >= 4 * SHARDS
+    assert "runs" not in fetch
     assert not [*(work.folder / "data" / "runs").iterdir()]
 
 
 @pytest.mark.parametrize(("lost", "processes"), [(1, 2), (0, 1)])
 def test_after_a_kill_the_same_command_goes_on_with_any_number_of_processes(
-    work: Work, alone: dict[str, Any], lost: int, processes: int
+    work: Work, alone: dict[str, Any], recipe: Path, lost: int, processes: int
 ) -> None:
     first = work.run(2, {"rank": lost, "kind": "die at upload", "times": 2})
     assert first[lost][0] == -9
@@ -161,6 +168,9 @@ def test_after_a_kill_the_same_command_goes_on_with_any_number_of_processes(
         name for own, before in zip(noted(work.notes, "merged"), merged, strict=True) for name in own[len(before) :]
     }
     assert not again & kept
+    fetch = work.report()["environment"]["fetch"]
+    assert fetch["runs"] == 2
+    assert fetch["bytes"] >= input_bytes(recipe), "of both runs"
     assert not [*(work.folder / "data" / "runs").iterdir()]
 
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from fault_line import SHARDS, Line
 
-from hubmerge import sink
+from hubmerge import journal, sink
 from hubmerge.errors import DiskError
+from hubmerge.journal import Journal
 
 REPO = Path(__file__).resolve().parents[2]
 MB = 1024 * 1024
@@ -136,7 +137,8 @@ def test_an_error_at_any_sync_leaves_what_can_be_gone_on_with(
             os.fsync(descriptor)
 
     with monkeypatch.context() as context:
-        context.setattr(sink, "os", FullDisk())
+        for module in (sink, journal):
+            context.setattr(module, "os", FullDisk())
         with pytest.raises(DiskError, match="No space left"):
             line.merge()
     assert not list((line.folder / "out").rglob("*.tmp"))
@@ -145,12 +147,12 @@ def test_an_error_at_any_sync_leaves_what_can_be_gone_on_with(
 
 def test_a_journal_that_was_begun_and_not_written_is_begun_again(line: Line, undisturbed: dict[str, str]) -> None:
     """A kill between the creation of the journal and its first line, whole or torn."""
-    journal = line.folder / "out" / ".hubmerge" / "journal.jsonl"
-    journal.parent.mkdir(parents=True)
-    journal.write_text('{"event": "pla')
+    path = line.folder / "out" / ".hubmerge" / "journal.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"event": "pla')
     prepared = line.prepare()
-    sink.Journal.open(line.folder / "out", prepared.plan, resume=True)
-    assert journal.read_text().count('"plan"') == 1
-    sink.Journal.open(line.folder / "out", prepared.plan, resume=True)
-    assert journal.read_text().count('"plan"') == 1
+    Journal.open(line.folder / "out", prepared.plan, resume=True)
+    assert path.read_text().count('"plan"') == 1
+    Journal.open(line.folder / "out", prepared.plan, resume=True)
+    assert path.read_text().count('"plan"') == 1
     assert line.merge() == undisturbed

@@ -1,0 +1,132 @@
+"""What a merge took is told for all of its runs and processes, on its card and at the end of the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import random_base, recipe_dict, sparse_agent, write_model
+from merge_helpers import Job, Killed
+
+from hubmerge import line, usage
+from hubmerge.card import fetch_facts
+from hubmerge.cli import main
+from hubmerge.sources.shard_cache import Fetched, ShardCache
+from hubmerge.usage import Meter, Usage, in_words, total
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Fetched]:
+    """What the cache of every run did."""
+    seen: list[Fetched] = []
+
+    def make(*arguments: Any, **more: Any) -> ShardCache:
+        cache = ShardCache(*arguments, **more)
+        seen.append(cache.fetched)
+        return cache
+
+    monkeypatch.setattr(line, "ShardCache", make)
+    return seen
+
+
+def noted(job: Job) -> int:
+    """The bytes of the last note in the journal."""
+    lines = [json.loads(text) for text in (job.out / ".hubmerge" / "journal.jsonl").read_text().splitlines()]
+    return int([one for one in lines if one["event"] == "usage"][-1]["fetched"]["bytes"])
+
+
+def break_off(job: Job, error: type[BaseException], after: int) -> None:
+    left = [after]
+
+    def stop(stage: str) -> None:
+        left[0] -= stage == "merge"
+        if left[0] < 0:
+            raise error
+
+    job.watcher.seen = stop
+    with pytest.raises(error):
+        job.to_hub()
+    job.watcher.seen = lambda stage: None
+
+
+def test_what_a_killed_run_had_fetched_is_added_up(
+    job: Job, fetched: list[Fetched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "NOTING_S", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Meter, "__exit__", lambda *arguments: None)  # a kill says nothing any more
+        break_off(job, Killed, 5)
+    first = noted(job)
+    assert first > 0
+    job.to_hub()
+    fetch = job.report()["environment"]["fetch"]
+    assert fetch["bytes"] == first + fetched[1].bytes
+    assert fetch["runs"] == 2
+    assert fetch["high_water_bytes"] >= max(fetched[1].high_water_bytes, 1)
+
+
+def test_a_run_that_ends_with_an_error_says_to_the_byte_what_it_had_fetched(
+    job: Job, fetched: list[Fetched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "NOTING_S", 1e9)
+    for _ in range(2):
+        break_off(job, Killed, 2)
+    job.to_hub()
+    environment = job.report()["environment"]
+    assert environment["fetch"]["bytes"] == sum(one.bytes for one in fetched)
+    assert environment["fetch"]["shards"] == sum(one.shards for one in fetched)
+    assert environment["fetch"]["runs"] == 3
+
+
+def test_processes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and_disk() -> None:
+    one = Usage(0, {"bytes": 5, "shards": 1, "high_water_bytes": 4, "hits": 0, "ranged_shards": 1}, 100, 60)
+    two = Usage(1, {"bytes": 7, "shards": 2, "high_water_bytes": 3, "hits": 4, "ranged_shards": 0}, 80, 70)
+    both = total([one, two], 2, 50)
+    assert both == {
+        "peak_rss_bytes": 100,
+        "disk_high_water_bytes": 70,
+        "fetch": {
+            "bytes": 12,
+            "shards": 3,
+            "high_water_bytes": 4,
+            "hits": 4,
+            "ranged_shards": 1,
+            "budget_bytes": 50,
+            "processes": 2,
+        },
+    }
+    words = in_words({**both, "processes": 2})
+    assert words == (
+        "fetched 12 B (shards: 3 whole, 1 by ranges), 4 found on disk, disk at most 70 B, "
+        "memory at most 100 B in the largest of 2 processes"
+    )
+    assert dict(fetch_facts(both["fetch"]))["Inputs on disk"].startswith(
+        "4 B at their peak in the largest of 2 processes"
+    )
+    again = total([one, one, two], 2, 50)["fetch"]
+    assert again["runs"] == 2
+    assert dict(fetch_facts(again))["Fetched"].startswith("17 B in 2 runs, 4 shards whole")
+    assert "fetch" not in total([one], 1, None)
+
+
+def test_a_merge_ends_with_a_line_of_what_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = random_base(0)
+    models = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
+    folders = [write_model(tmp_path / name, tensors) for name, tensors in models.items()]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(recipe_dict(folders[0], folders[1:], "ram")))
+    command = ["merge", str(recipe), "--license", "mit", "--device", "cpu", "--out"]
+    assert main([*command, str(tmp_path / "out")]) == 0
+    told = capsys.readouterr()
+    first, last = told.out.splitlines()
+    assert first.startswith("nothing fetched, disk at most ")
+    assert last.startswith(str(tmp_path / "out"))
+    assert main([*command, str(tmp_path / "more"), "--log-json"]) == 0
+    told = capsys.readouterr()
+    [line] = [one for one in map(json.loads, told.err.splitlines()) if one["type"] == "usage"]
+    report = json.loads((tmp_path / "more" / "hubmerge.json").read_text())["environment"]
+    assert line["peak_rss_bytes"] == report["peak_rss_bytes"] > 10_000_000
+    assert line["disk_high_water_bytes"] == report["disk_high_water_bytes"] > 0
+    assert (line["fetched_bytes"], line["fetched_shards"], line["fetched_hits"], line["runs"]) == (0, 0, 0, 1)
