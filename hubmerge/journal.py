@@ -49,8 +49,7 @@ class Journal:
         self._identity = plan_identity(plan)
         self._tensors = plan.merged_tensors
         self._order = [t.name for t in plan.tensors()]
-        self._models = [f"{m.ref.id}@{m.ref.sha}" for m in plan.models]
-        self._on_hub = [m.ref.kind == "hub" for m in plan.models]
+        self._refs = [m.ref for m in plan.models]
         self._folders = UnchangedFolders(plan.models)
         self._begun = False
         self.statistics: Mapping[str, Tally] | None = None  # in plan order
@@ -95,12 +94,22 @@ class Journal:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 journal._ranked.unlink(missing_ok=True)
         if not journal._begun:
-            journal._append({"event": "plan", "identity": journal._identity, "models": journal._models})
+            pins = [{"kind": r.kind, "id": r.id, "sha": r.sha, "requested": r.requested} for r in journal._refs]
+            journal._append({"event": "plan", "identity": journal._identity, "models": pins})
         return journal
 
     @staticmethod
     def is_in(folder: Path) -> bool:
         return (folder / WORK / _JOURNAL).is_file()
+
+    @staticmethod
+    def models_in(folder: Path) -> list[dict[str, str]] | None:
+        """The models of the unfinished merge in `folder` as they were pinned, if one was begun there."""
+        try:
+            with open(folder / WORK / _JOURNAL, encoding="utf-8") as file:
+                return list(json.loads(file.readline())["models"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
 
     def add_probed(self, tensors: Mapping[str, Tally]) -> None:
         """The probe has counted these tensors, too."""
@@ -233,15 +242,16 @@ class Journal:
 
     def _another(self, folder: Path, line: Mapping[str, Any]) -> TargetExistsError:
         """The folder holds the merge of another plan, perhaps of the same recipe before a source moved on."""
-        theirs = [str(name) for name in line.get("models", ())]
-        if [_name(m) for m in theirs] == [_name(m) for m in self._models] and theirs != self._models:
-            moved = [n for n, (old, new) in enumerate(zip(theirs, self._models, strict=True)) if old != new]
-            again = all(self._on_hub[n] for n in moved)
+        theirs = [(str(pin["id"]), str(pin["sha"])) for pin in line.get("models", ()) if isinstance(pin, dict)]
+        ours = [(ref.id, ref.sha) for ref in self._refs]
+        if [name for name, _ in theirs] == [name for name, _ in ours] and theirs != ours:
+            moved = [n for n, (old, new) in enumerate(zip(theirs, ours, strict=True)) if old != new]
+            again = all(self._refs[n].kind == "hub" for n in moved)
             return TargetExistsError(
                 "an unfinished merge of other versions of the models is here",
                 where=str(folder),
-                expected=", ".join(self._models[n] for n in moved),
-                got=", ".join(theirs[n] for n in moved),
+                expected=", ".join("@".join(ours[n]) for n in moved),
+                got=", ".join("@".join(theirs[n]) for n in moved),
                 next_step="To go on with it, name those versions in the recipe; or choose another folder."
                 if again
                 else "The models have changed since: choose another folder.",
@@ -253,10 +263,6 @@ class Journal:
             got=str(line["identity"])[:12],
             next_step="Choose another folder.",
         )
-
-
-def _name(model: str) -> str:
-    return model.rpartition("@")[0]
 
 
 def plan_identity(plan: Plan) -> str:

@@ -15,6 +15,7 @@ from hubmerge.distributed import join
 from hubmerge.helper import help_to_folder
 from hubmerge.hub import Hub
 from hubmerge.line import merge_to_folder
+from hubmerge.pins import NEWEST_ELSEWHERE, going_on, pins_in
 from hubmerge.prepare import prepare
 from hubmerge.recipe import load_recipe
 from hubmerge.settings import Settings
@@ -30,7 +31,16 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
     with join(settings) as ranks:
         options = replace(options, ranks=ranks)
         terminal.stage("resolve")
-        prepared = prepare(load_recipe(arguments.recipe), hub, license_choice=arguments.license, allow_local=True)
+        recipe = load_recipe(arguments.recipe)
+        prepared = going_on(
+            pins_in(folder) if arguments.resume else None,
+            recipe,
+            lambda commits: prepare(recipe, hub, license_choice=arguments.license, allow_local=True, commits=commits),
+            hub=hub,
+            ranks=ranks,
+            warn=terminal.warning,
+            newest=NEWEST_ELSEWHERE,
+        )
         ranks.agree("the merge", prepared.identity)
         finished = ranks.first((folder / MANIFEST).is_file())
         if ranks.rank:

@@ -37,17 +37,26 @@ def prepare(
     target: Target | None = None,
     license_choice: str | None = None,
     allow_local: bool = False,
+    commits: Sequence[str | None] = (),
 ) -> Prepared:
-    """Pin and check everything that headers, cards and the target can tell; raises with every problem."""
-    base, agents = open_models(recipe, hub, allow_local=allow_local)
+    """Pin and check everything that headers, cards and the target can tell; raises with every problem.
+
+    `commits`: where an unfinished merge goes on (pins.py).
+    """
+    base, agents = open_models(recipe, hub, allow_local=allow_local, commits=commits)
     return _checked(recipe, base, agents, hub, target, license_choice, allow_local)
 
 
 def prepare_variants(
-    recipes: Sequence[Recipe], hub: Hub, *, license_choice: str | None = None, allow_local: bool = False
+    recipes: Sequence[Recipe],
+    hub: Hub,
+    *,
+    license_choice: str | None = None,
+    allow_local: bool = False,
+    commits: Sequence[str | None] = (),
 ) -> list[Prepared]:
     """`prepare` for several recipes over the same models, which are opened once."""
-    base, agents = open_models(recipes[0], hub, allow_local=allow_local)
+    base, agents = open_models(recipes[0], hub, allow_local=allow_local, commits=commits)
     return [_checked(recipe, base, agents, hub, None, license_choice, allow_local) for recipe in recipes]
 
 

@@ -9,8 +9,8 @@
 The first of them can be started as several processes by a launcher: each merges and uploads its share of the shards,
 rank 0 makes the commit. They need no common folder.
 
-Run again after a kill: merges resume from their journals, evaluations from their answers, and what is published or
-recorded is found again.
+Run again after a kill: merges resume from their journals, at the commits that they began with (pins.py), evaluations
+from their answers, and what is published or recorded is found again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hubmerge.errors import RecipeError
 from hubmerge.settings import Settings
@@ -33,10 +33,13 @@ if TYPE_CHECKING:
     from hubmerge.evaluation.result import EvaluationResult, Split
     from hubmerge.hub import Hub
     from hubmerge.pick import Pick
+    from hubmerge.pins import Pins, RunPins
     from hubmerge.prepare import Prepared
     from hubmerge.publish import Published
     from hubmerge.recipe import Recipe
     from hubmerge.stream import StreamOptions
+
+T = TypeVar("T")
 
 
 class Terminal(Protocol):
@@ -54,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", required=True, metavar="REPO")
     parser.add_argument("--private", action="store_true")
     parser.add_argument("--license", help="license of the result, where the parents leave it open")
+    words = "begin with the newest versions, where an unfinished run would go on with those that it began with"
+    parser.add_argument("--newest", action="store_true", help=words)
     parser.add_argument("--evaluate", metavar="SUITE", help="measure the merge and its parents afterwards")
     parser.add_argument("--sweep", type=Path, metavar="SWEEP.yaml", help="several variants instead of a recipe")
     parser.add_argument("--pick", action="store_true", help="publish only the variant that does best on dev rows")
@@ -78,8 +83,11 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal, options: Str
 
     variants = load_sweep(arguments.sweep).variants
     if arguments.pick:
-        found, folder = line.pick(variants)
-        return line.run(dict(variants)[found.chosen], arguments.to, _told(found, folder))
+        found, folder, unfinished = line.pick(variants)
+        code = line.run(dict(variants)[found.chosen], arguments.to, _told(found, folder), unfinished.pins)
+        if code == 0:
+            unfinished.end()
+        return code
     return max(line.run(recipe, f"{arguments.to}-{name}") for name, recipe in variants)
 
 
@@ -107,17 +115,26 @@ class _Line:
         self._options = options
         self._sensitivities = settings.data_dir / "sensitivity"
 
-    def run(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes] | None = None) -> int:
-        """Merge to `repo` with the files `extra` beside the card; then evaluate, if that was asked for."""
-        published = self._publish(recipe, repo, extra or {})
+    def run(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes] | None = None, pins: Pins | None = None) -> int:
+        """Merge to `repo` with the files `extra` beside the card; then evaluate, if that was asked for.
+
+        `pins`: where to take the models, whatever an unfinished run began with.
+        """
+        from hubmerge.pins import RunPins
+
+        unfinished = RunPins(self._settings.data_dir / "runs", [recipe], repo, newest=self._arguments.newest)
+        published = self._publish(recipe, repo, extra or {}, unfinished, pins)
         if published is None:
             return 0
         sys.stdout.write(f"{published.url} at {published.commit}\n")
-        if self._arguments.evaluate is None:
-            return 0
-        return self._evaluate(published)
+        code = 0 if self._arguments.evaluate is None else self._evaluate(published)
+        if code == 0:
+            unfinished.end()
+        return code
 
-    def _publish(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes]) -> Published | None:
+    def _publish(
+        self, recipe: Recipe, repo: str, extra: Mapping[str, bytes], unfinished: RunPins, pins: Pins | None
+    ) -> Published | None:
         """None where another process publishes it."""
         from hubmerge.finished import load_report
         from hubmerge.line import merge_to_hub
@@ -126,7 +143,18 @@ class _Line:
 
         target = Target(repo, self._arguments.private)
         self._terminal.stage("resolve")
-        prepared = prepare(recipe, self._hub, target=target, license_choice=self._arguments.license, allow_local=True)
+        prepared = self._going_on(
+            pins or unfinished.pins,
+            recipe,
+            lambda commits: prepare(
+                recipe,
+                self._hub,
+                target=target,
+                license_choice=self._arguments.license,
+                allow_local=True,
+                commits=commits,
+            ),
+        )
         work = self._settings.data_dir / "runs" / prepared.identity
         if self._options.ranks.rank:
             self._help(prepared, work)
@@ -138,6 +166,7 @@ class _Line:
         if published is not None:  # by an earlier run that was killed before it could say so, or simply again
             _remove(work)
             return published
+        self._begin(unfinished, work, prepared)
         published = merge_to_hub(
             prepared,
             self._hub,
@@ -153,6 +182,25 @@ class _Line:
         _remove(work)
         self._options.ranks.gather("published")
         return published
+
+    def _going_on(self, pins: Pins | None, recipe: Recipe, prepare: Callable[[Sequence[str | None]], T]) -> T:
+        from hubmerge.pins import going_on
+
+        return going_on(
+            pins,
+            recipe,
+            prepare,
+            hub=self._hub,
+            ranks=self._options.ranks,
+            warn=self._terminal.warning,
+            newest="To begin with the newest, add --newest.",
+        )
+
+    def _begin(self, unfinished: RunPins, work: Path, prepared: Prepared) -> None:
+        given_up = unfinished.begin(work.name, prepared.plan)
+        if given_up is not None:
+            self._terminal.warning("an unfinished run of other versions of the models is given up, and removed")
+            _remove(given_up)
 
     def _help(self, prepared: Prepared, work: Path) -> None:
         """Another process leads: the exchanges of `_publish`, and a share of the work between them."""
@@ -193,25 +241,30 @@ class _Line:
         publish_scores(self._hub, published.repo, results, source_url=dataset.url if dataset else "")
         return int(results[0].status != "done")
 
-    def pick(self, variants: Sequence[tuple[str, Recipe]]) -> tuple[Pick, Path]:
-        """Merge every variant, measure each on the development split, and choose."""
+    def pick(self, variants: Sequence[tuple[str, Recipe]]) -> tuple[Pick, Path, RunPins]:
+        """Merge every variant, measure each on the development split, and choose; also what all of them began with."""
         from hubmerge.evaluation.suites import pin
         from hubmerge.line import merge_to_folders
         from hubmerge.pick import pick, pick_table
+        from hubmerge.pins import RunPins
         from hubmerge.prepare import prepare_variants
         from hubmerge.recipe import ModelName
         from hubmerge.sweep import sweep_table
 
         self._terminal.stage("resolve")
         suite = pin(self._arguments.evaluate, self._hub, "dev")
-        prepared = prepare_variants(
-            [recipe for _, recipe in variants],
-            self._hub,
-            license_choice=self._arguments.license,
-            allow_local=True,
+        runs, recipes = self._settings.data_dir / "runs", [recipe for _, recipe in variants]
+        unfinished = RunPins(runs, recipes, self._arguments.to, newest=self._arguments.newest)
+        prepared = self._going_on(
+            unfinished.pins,
+            recipes[0],
+            lambda commits: prepare_variants(
+                recipes, self._hub, license_choice=self._arguments.license, allow_local=True, commits=commits
+            ),
         )
         digest = hashlib.sha256("".join(p.identity for p in prepared).encode()).hexdigest()
-        work = self._settings.data_dir / "runs" / f"sweep-{digest[:32]}"
+        work = runs / f"sweep-{digest[:32]}"
+        self._begin(unfinished, work, prepared[0])
         folders = {name: work / name for name, _ in variants}
         reports = merge_to_folders(
             list(zip(prepared, folders.values(), strict=True)),
@@ -236,7 +289,7 @@ class _Line:
         text = pick_table(found) + "\n" + sweep_table(dict(zip(folders, reports, strict=True)))
         (work / "pick.md").write_text(text, encoding="utf-8")
         sys.stdout.write(text)
-        return found, work
+        return found, work, unfinished
 
     def _measure(self, name: Any, suite: Any) -> EvaluationResult:
         from hubmerge.evaluation.runner import EvaluateOptions, evaluate

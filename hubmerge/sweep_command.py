@@ -10,6 +10,7 @@ from hubmerge.distributed import refuse_several
 from hubmerge.finished import publish_folder
 from hubmerge.hub import Hub
 from hubmerge.line import merge_to_folders
+from hubmerge.pins import NEWEST_ELSEWHERE, going_on, pins_in
 from hubmerge.prepare import prepare_variants
 from hubmerge.publish import Target, check_target
 from hubmerge.settings import Settings
@@ -23,8 +24,18 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
     refuse_several(settings, "sweep")
     terminal.stage("resolve")
     variants = load_sweep(arguments.sweep).variants
-    prepared = prepare_variants(
-        [recipe for _, recipe in variants], hub, license_choice=arguments.license, allow_local=True
+    recipes = [recipe for _, recipe in variants]
+    begun = (pins_in(arguments.out / name) for name, _ in variants if arguments.resume)
+    prepared = going_on(
+        next(filter(None, begun), None),
+        recipes[0],
+        lambda commits: prepare_variants(
+            recipes, hub, license_choice=arguments.license, allow_local=True, commits=commits
+        ),
+        hub=hub,
+        ranks=options.ranks,
+        warn=terminal.warning,
+        newest=NEWEST_ELSEWHERE,
     )
     targets = {name: Target(f"{arguments.to}-{name}", arguments.private) for name, _ in variants if arguments.to}
     for (name, _), one in zip(variants, prepared, strict=True):

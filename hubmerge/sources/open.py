@@ -51,13 +51,21 @@ ReadRange = Callable[[str, int, int], bytes]
 ReadFile = Callable[[str, int], bytes]  # path, most bytes
 
 
-def open_models(recipe: Recipe, hub: Hub, *, allow_local: bool) -> tuple[Model, tuple[Model, ...]]:
-    """The base and the agents, pinned; every problem of every model is raised together."""
+def open_models(
+    recipe: Recipe, hub: Hub, *, allow_local: bool, commits: Sequence[str | None] = ()
+) -> tuple[Model, tuple[Model, ...]]:
+    """The base and the agents, pinned; every problem of every model is raised together.
+
+    `commits`: of each, where it is taken instead of at the revision that the recipe names, or None.
+    """
     names = (recipe.base, *(a.model for a in recipe.agents))
     errors: list[HubmergeError] = []
     models: list[Model] = []
     with ThreadPoolExecutor(max_workers=8) as pool:
-        for future in [pool.submit(open_model, name, hub, allow_local=allow_local) for name in names]:
+        for future in [
+            pool.submit(open_model, name, hub, allow_local=allow_local, commit=commit)
+            for name, commit in zip(names, commits or [None] * len(names), strict=True)
+        ]:
             try:
                 models.append(future.result())
             except HubmergeError as error:
@@ -89,14 +97,14 @@ def _with_tokens(model: Model, hub: Hub) -> Model:
     return replace(model, tokens=tokens_of(content))
 
 
-def open_model(name: ModelName, hub: Hub, *, allow_local: bool) -> Model:
+def open_model(name: ModelName, hub: Hub, *, allow_local: bool, commit: str | None = None) -> Model:
     """One model from its headers; raises SourceNotFoundError, GatedError, FormatError, HeaderError, IndexFileError."""
     if name.local:
         if not allow_local:
             raise SourceNotFoundError("local folders cannot be used here", where=name.id, next_step="Give a Hub id.")
         return open_synthetic(name.id) if name.id.startswith(SYNTHETIC) else _open_folder(name.id)
     try:
-        state = hub.repo_state(name.id, name.revision)
+        state = hub.repo_state(name.id, commit or name.revision)
     except SourceNotFoundError as error:
         if allow_local and Path(name.id).is_dir():
             raise SourceNotFoundError(

@@ -1,0 +1,156 @@
+"""The commits that an unfinished merge began with: the same command goes on with them when a branch has moved on.
+
+A folder says them itself, in its journal or its manifest. A run works in a folder named by what it merges, commits
+included, so that a file beside it, named by recipe and target, leads from the command to the folder. A model that the
+recipe names by a commit is never taken at another one, and local folders have no other versions to go on with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hubmerge.distributed import Ranks
+from hubmerge.errors import HubmergeError, SourceChangedError
+from hubmerge.hub import Hub
+from hubmerge.journal import Journal
+from hubmerge.plan import Plan
+from hubmerge.recipe import ModelName, Recipe
+from hubmerge.sink import MANIFEST, writing
+
+NEWEST_ELSEWHERE = "To begin with the newest, merge into another folder."
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+Pins = Sequence[Mapping[str, str]]  # of the base and the agents: kind, id, sha, requested
+Commits = Sequence[str | None]  # the same, for `prepare`; None: as the recipe says
+
+T = TypeVar("T")
+
+
+def pins_of(plan: Plan) -> Pins:
+    return [{"kind": m.ref.kind, "id": m.ref.id, "sha": m.ref.sha, "requested": m.ref.requested} for m in plan.models]
+
+
+def pins_in(folder: Path) -> Pins | None:
+    """What the merge in `folder` was begun with, finished or not; None where there is none."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        return _checked(manifest["parents"])
+    except FileNotFoundError:
+        return _checked(Journal.models_in(folder))
+    except (ValueError, KeyError, TypeError):  # whoever opens it says so
+        return None
+
+
+def commits_for(recipe: Recipe, pins: Pins | None) -> Commits:
+    """Where to take the recipe's models; nothing where the pins are of other models or branches."""
+    names = (recipe.base, *(agent.model for agent in recipe.agents))
+    if pins is None or len(pins) != len(names):
+        return ()
+    found: list[str | None] = []
+    for name, pin in zip(names, pins, strict=True):
+        if name.local or _COMMIT.fullmatch(name.revision or ""):
+            found.append(None)
+        elif (pin["kind"], pin["id"], pin["requested"]) == ("hub", name.id, name.revision or "main"):
+            found.append(pin["sha"])
+        else:
+            return ()
+    return found if any(found) else ()
+
+
+def going_on(
+    pins: Pins | None,
+    recipe: Recipe,
+    prepare: Callable[[Commits], T],
+    *,
+    hub: Hub,
+    ranks: Ranks,
+    warn: Callable[[str], None],
+    newest: str,
+) -> T:
+    """What `prepare` makes of the recipe's models, at the commits of rank 0's `pins` where it has them.
+
+    `newest`: how to begin with the newest ones instead, for whoever is told that a branch has moved on, or is refused
+    since a commit is gone.
+    """
+    commits: Commits = ranks.first(list(commits_for(recipe, pins)))
+    if not commits:
+        return prepare(())
+    try:
+        prepared = prepare(commits)
+    except SourceChangedError as error:
+        problems = [replace(problem, next_step=newest) for problem in error.problems]
+        raise SourceChangedError(error.what, problems=problems) from None
+    if ranks.rank == 0 and (moved := _moved_on(recipe, commits, hub)):
+        warn(f"the unfinished merge goes on with the versions that it began with: {', '.join(moved)}. {newest}")
+    return prepared
+
+
+def _moved_on(recipe: Recipe, commits: Commits, hub: Hub) -> list[str]:
+    """The models whose branches are elsewhere by now, at the commits where they are taken."""
+    names = (recipe.base, *(agent.model for agent in recipe.agents))
+
+    def elsewhere(name: ModelName, commit: str | None) -> bool:
+        try:
+            return commit is not None and hub.repo_state(name.id, name.revision).sha != commit
+        except HubmergeError:  # the branch is gone, or cannot be asked for: the commits are what counts
+            return True
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        answers = list(pool.map(elsewhere, names, commits))
+    found = [f"{name.id}@{str(commit)[:12]}" for name, commit, has in zip(names, commits, answers, strict=True) if has]
+    return list(dict.fromkeys(found))
+
+
+class RunPins:
+    """The file beside the folders of runs that leads from recipes and a target to their unfinished run.
+
+    `newest`: its pins are not wanted.
+    """
+
+    def __init__(self, runs: Path, recipes: Sequence[Recipe], target: str, *, newest: bool = False) -> None:
+        key = json.dumps([[recipe.to_dict() for recipe in recipes], target], sort_keys=True)
+        self._runs = runs
+        self._path = runs / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
+        self._known = self._read()
+        self.pins: Pins | None = None if newest else self._known.get("models")
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            name, pins = found["folder"], _checked(found["models"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return {}
+        plain = isinstance(name, str) and re.fullmatch(r"[\w-]+", name)
+        return {"folder": name, "models": pins} if plain and pins else {}
+
+    def begin(self, folder: str, plan: Plan) -> Path | None:
+        """A run is about to work in `folder`; returns the folder of an older one that will never be gone on with."""
+        given_up = self._runs / self._known.get("folder", folder)
+        self.pins = pins_of(plan)
+        line = {"folder": folder, "models": self.pins}
+        if line != self._known:
+            with writing(self._path):
+                self._runs.mkdir(parents=True, exist_ok=True)
+                temporary = self._path.with_suffix(".tmp")
+                temporary.write_text(json.dumps(line), encoding="utf-8")
+                temporary.replace(self._path)
+            self._known = line
+        return given_up if given_up.name != folder and given_up.is_dir() else None
+
+    def end(self) -> None:
+        """The command is done."""
+        self._path.unlink(missing_ok=True)
+
+
+def _checked(pins: Any) -> Pins | None:
+    fields = ("kind", "id", "sha", "requested")
+    if not pins or not all(isinstance(pin.get(name), str) for pin in pins for name in fields):
+        return None
+    return [{name: pin[name] for name in fields} for pin in pins]
