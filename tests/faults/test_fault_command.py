@@ -193,7 +193,8 @@ def test_an_interrupted_command_says_how_it_goes_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(merge_command, "load_recipe", interrupted)
-    monkeypatch.setattr("hubmerge.recipe.load_recipe", interrupted)
+    for module in ("recipe", "inspect_command"):
+        monkeypatch.setattr(f"hubmerge.{module}.load_recipe", interrupted)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.chdir(recipe_file.parent)
     assert main([command[0], str(recipe_file), *command[1:]]) == 1
