@@ -30,6 +30,7 @@ from hubmerge.eager import Rule
 from hubmerge.errors import NonFiniteError
 from hubmerge.folding import TensorFold
 from hubmerge.in_order import in_order
+from hubmerge.null_sink import NullShardWriter
 from hubmerge.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.selection import Counts
 from hubmerge.sink import FinishedShard, ShardWriter
@@ -101,7 +102,8 @@ def write_shard(
     whole = any(is_whole(o.plan, t) for o in outputs for t in shard.tensors)
     done, total = 0, sum(t.elements for t in shard.tensors)
     with ExitStack() as stack:
-        writers = [stack.enter_context(ShardWriter(o.folder, o.plan.shards[number])) for o in outputs]
+        writer_of = NullShardWriter if options.sink == "null" else ShardWriter
+        writers = [stack.enter_context(writer_of(o.folder, o.plan.shards[number])) for o in outputs]
         # a whole tensor is large: no more than two at a time
         for step, counts, items in in_order(steps, run, 1 if whole else workers, reader.abandon):
             steps.took(step, counts)
