@@ -331,7 +331,7 @@ class _Surroundings:
         self.observer.statistics(summarize(results[0].statistics.total, plan.labels))
         self.observer.stage("card")
         environment = _environment(time.monotonic() - started, self.options)
-        environment |= results[0].device | {"disk_high_water_bytes": gauge.high_water_bytes}
+        environment |= {**results[0].device, "disk_high_water_bytes": gauge.high_water_bytes}
         if plan.download_bytes:
             environment["fetch"] = {**store.fetched.to_json(), "budget_bytes": self.input_bytes}
         return {
