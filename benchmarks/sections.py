@@ -25,6 +25,14 @@ ROOT = Path(__file__).resolve().parents[1]
 GPU = ROOT / "docs" / "data" / "gpu.json"
 KILLS = ROOT / "docs" / "data" / "kills.json"
 AGENTS = len(DENSITIES)
+SIZES = (("qwen2.5-0.5b", 0), ("qwen2.5-1.5b", 0), ("qwen2.5-7b", 0), ("mixtral-8x7b", 4))  # layers; 0: all
+LARGE = (
+    ("llama-70b", "ram", 1),
+    ("llama-70b", "ties", 1),
+    ("llama-405b", "ram", 1),
+    ("qwen3-30b-a3b", "ram", 1),
+    ("llama-70b", "ram", 0),
+)
 RESULTS = 300  # of the board whose start is measured
 REPO = "ada/results"
 
@@ -104,8 +112,7 @@ def processes(suite: Suite) -> list[dict[str, Any]]:
 def sizes(suite: Suite) -> list[dict[str, Any]]:
     """Cost per parameter of whole models, but for the largest, of which the first layers stand for all."""
     rows = []
-    cases = (("qwen2.5-0.5b", 0), ("qwen2.5-1.5b", 0), ("qwen2.5-7b", 0), ("mixtral-8x7b", 4))
-    for shape, layers in cases:
+    for shape, layers in SIZES:
         for method in ("ram", "ram_plus"):
             recipe = suite.synthetic(shape, AGENTS, method, layers)
             row = suite.stream(recipe, "--sink", "null", "--no-hash")
@@ -127,14 +134,7 @@ def chunks(suite: Suite) -> list[dict[str, Any]]:
 def large(suite: Suite) -> list[dict[str, Any]]:
     """Whole processes on full tensor shapes, hashed, into the null sink: one layer of all, and once a whole model."""
     rows = []
-    cases = (
-        ("llama-70b", "ram", 1),
-        ("llama-70b", "ties", 1),
-        ("llama-405b", "ram", 1),
-        ("qwen3-30b-a3b", "ram", 1),
-        ("llama-70b", "ram", 0),
-    )
-    for shape, method, layers in cases:
+    for shape, method, layers in LARGE:
         plan = inspected(suite.synthetic(shape, AGENTS, method))
         recipe = suite.synthetic(shape, AGENTS, method, layers)
         predicted = inspected(recipe)

@@ -1,7 +1,8 @@
 """Decoder shapes: every tensor of a checkpoint by name and shape, from the numbers in its config.json.
 
-Published ones, and any of a Llama's or Mixtral's numbers. The order is that of the layers; a mixture of experts has one tensor per expert and projection, as transformers
-stores them. Parameter counts are those that the model cards state (tests/scale_synthetic).
+Published ones, and any of a Llama's or a Mixtral's numbers. The order is that of the layers; a mixture of experts has
+one tensor per expert and projection, as transformers stores them. Parameter counts are those that the model cards
+state (tests/scale_synthetic).
 """
 
 from __future__ import annotations
