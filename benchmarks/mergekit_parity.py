@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folder, prepare
+from hubmerge.line import merge_to_folder
+from hubmerge.prepare import prepare
 from hubmerge.recipe import recipe_from_yaml
 
 PYTHON = Path(".cache/mergekit/bin/python")

@@ -39,8 +39,8 @@ from hubmerge import buffers
 from hubmerge.chunks import Chunk, chunks_of, read_chunk
 from hubmerge.follower import Follower
 from hubmerge.hub import Hub
-from hubmerge.line import prepare
 from hubmerge.plan import Plan
+from hubmerge.prepare import prepare
 from hubmerge.recipe import Recipe, load_recipe
 from hubmerge.sink import Journal
 from hubmerge.sources.reader import LocalOrFetched, TensorReader, local_path

@@ -22,8 +22,9 @@ from examples.zoo.evaluate import evaluate_model
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
 from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folders, prepare_variants
+from hubmerge.line import merge_to_folders
 from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.prepare import prepare_variants
 from hubmerge.sweep import load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]

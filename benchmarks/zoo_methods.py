@@ -15,7 +15,8 @@ from pathlib import Path
 from examples.zoo.evaluate import Score, evaluate_model
 from hubmerge.figures import render_figures
 from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folders, prepare_variants
+from hubmerge.line import merge_to_folders
+from hubmerge.prepare import prepare_variants
 from hubmerge.report import Report
 from hubmerge.sweep import load_sweep
 

@@ -135,6 +135,7 @@ class StreamOptions:
 
     @property
     def workers(self) -> int:
+        """Threads that work on chunks; with a device, those that feed it."""
         return self.threads or (len(os.sched_getaffinity(0)) if self.engine is None else host_threads())
 
 
@@ -270,15 +271,10 @@ def read_chunk(reader: TensorReader, chunk: Chunk, scratch: Scratch | None = Non
     They may lie in `scratch`, or else in a buffer of this thread, and are valid until the next chunk is read there.
     """
     inputs = chunk.tensor.inputs
-    stacked = reader.stacked(inputs, chunk.start, chunk.count, scratch)
-    raws = (
-        tuple(reader.raw(k, stored, chunk.start, chunk.count) for k, stored in enumerate(inputs))
-        if stacked is None
-        else tuple(stacked[:, : chunk.count])
-    )
+    raws = reader.rows(inputs, chunk.start, chunk.count, scratch)
     dtypes = tuple(t.entry.dtype for t in inputs)
     reader.consumed(chunk.tensor, chunk.count)
-    return eager.ChunkInputs(raws, dtypes, chunk.start, stacked=stacked)
+    return eager.ChunkInputs(raws, dtypes, chunk.start)
 
 
 def with_sensitivities(

@@ -11,7 +11,6 @@ import argparse
 import errno
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -28,7 +27,6 @@ from hubmerge.terminal import Terminal
 
 _END_AFTER_S = 10.0  # after Ctrl-C
 _LICENSE = "license of the result, where the parents leave it open"
-_UNDECIDED = "other"  # claims nothing; for commands that make no result
 _NO_THREAD = "can't start new thread"  # what Python says, in a RuntimeError
 _RESUMED = "; the same command with --resume goes on"
 _REPEATED = "; the same command goes on"
@@ -207,85 +205,15 @@ def _hub(settings: Settings) -> Any:
 
 
 def _inspect(arguments: Any, settings: Settings) -> int:
-    from hubmerge.licenses import strictest
-    from hubmerge.line import prepare
-    from hubmerge.recipe import load_recipe
+    from hubmerge.inspect_command import run_cli
 
-    recipe = load_recipe(arguments.recipe)
-    plan = prepare(recipe, _hub(settings), license_choice=_UNDECIDED, allow_local=True).plan
-    summary = plan.summary()
-    if (decision := strictest([m.license for m in plan.models])).needs_choice:
-        summary["warnings"] = [*summary["warnings"], f"a merge needs --license: {decision.reason}"]
-    if arguments.json:
-        print(json.dumps(summary, indent=2))
-        return 0
-    for key, value in summary.items():
-        if key == "warnings":
-            for warning in value:
-                print(f"  warning: {warning}")
-        else:
-            shown = _bytes(value) if key.endswith("_bytes") else value
-            print(f"{key.replace('_', ' '):>16}  {', '.join(map(str, shown)) if isinstance(shown, list) else shown}")
-    return 0
+    return run_cli(arguments, _hub(settings))
 
 
 def _probe(arguments: Any, settings: Settings) -> int:
-    import tempfile
+    from hubmerge.probe_command import run_cli
 
-    from hubmerge.disk import available_bytes
-    from hubmerge.line import prepare
-    from hubmerge.recipe import load_recipe
-    from hubmerge.sources.reader import TensorReader
-    from hubmerge.sources.shard_cache import ShardCache
-    from hubmerge.sources.unchanged import UnchangedFolders
-    from hubmerge.statistics import SCHEMA, summarize
-    from hubmerge.stream import probe
-
-    hub = _hub(settings)
-    prepared = prepare(load_recipe(arguments.recipe), hub, license_choice=_UNDECIDED, allow_local=True)
-    observer = Terminal(arguments.log_json)
-    folders = UnchangedFolders(prepared.plan.models)
-    with tempfile.TemporaryDirectory(prefix="hubmerge-") as cache:
-        budget = max(0, available_bytes((Path(cache),), arguments.disk_budget))  # what exceeds it is read by ranges
-        store = ShardCache(hub, Path(cache), prepared.plan.models, budget)
-        with TensorReader(prepared.plan.models, store) as reader:
-            statistics = probe(prepared.plan, reader, _stream_options(arguments), observer.stream)
-    folders.check()
-    observer.close()
-    labels = statistics.agents
-    data = {
-        "schema": SCHEMA,
-        "identity": prepared.plan.identity,
-        "epsilon": statistics.epsilon,
-        "agents": list(labels),
-        "total": summarize(statistics.total, labels),
-        "modules": {n: summarize(t, labels) for n, t in statistics.by_module().items()},
-        "layers": {str(n): summarize(t, labels) for n, t in statistics.by_layer().items()},
-        "tensors": {n: summarize(t, labels) for n, t in statistics.tensors.items()},
-    }
-    if arguments.json:
-        print(json.dumps(data, indent=1))
-        return 0
-    _print_statistics(data["total"])
-    return 0
-
-
-def _print_statistics(total: Any) -> None:
-    print(f"{'agent':<24} {'changed':>8} {'unique':>8} {'shared':>8} {'ρ':>7}")
-    for agent in total["agents"]:
-        n = total["elements"]
-        rho = agent["rho"] if isinstance(agent["rho"], str) else f"{agent['rho']:.3f}"
-        print(
-            f"{agent['agent'][:24]:<24} {agent['density']:>8.2%} {agent['unique'] / n:>8.2%} "
-            f"{agent['shared'] / n:>8.2%} {rho:>7}"
-        )
-    print("changed by 0, 1, 2, … agents: " + ", ".join(f"{share:.2%}" for share in total["overlap_share"]))
-    print(", ".join(f"{name} {share:.2%}" for name, share in total["shares"].items()))
-    for pair in total["pairs"]:
-        print(
-            f"{' / '.join(pair['agents'])}: Jaccard {pair['jaccard']:.3f}, cosine {pair['cosine']:.3f}, "
-            f"signs agree {pair['sign_agreement']:.1%}"
-        )
+    return run_cli(arguments, _hub(settings), Terminal(arguments.log_json), _stream_options(arguments))
 
 
 def _merge(arguments: Any, settings: Settings) -> int:
@@ -301,41 +229,9 @@ def _merge(arguments: Any, settings: Settings) -> int:
 
 
 def _sweep(arguments: Any, settings: Settings) -> int:
-    from hubmerge.distributed import refuse_several
-    from hubmerge.line import merge_to_folders, prepare_variants, publish_folder
-    from hubmerge.publish import Target, check_target
-    from hubmerge.sweep import load_sweep, sweep_table
+    from hubmerge.sweep_command import run_cli
 
-    refuse_several(settings, "sweep")
-    hub = _hub(settings)
-    observer = Terminal(arguments.log_json)
-    observer.stage("resolve")
-    variants = load_sweep(arguments.sweep).variants
-    prepared = prepare_variants(
-        [recipe for _, recipe in variants], hub, license_choice=arguments.license, allow_local=True
-    )
-    targets = {name: Target(f"{arguments.to}-{name}", arguments.private) for name, _ in variants if arguments.to}
-    for (name, _), one in zip(variants, prepared, strict=True):
-        if name in targets:  # before anything is fetched
-            check_target(hub, targets[name], one.identity)
-    reports = merge_to_folders(
-        [(p, arguments.out / name) for p, (name, _) in zip(prepared, variants, strict=True)],
-        hub,
-        cache=arguments.out / ".inputs",
-        observer=observer,
-        options=_stream_options(arguments),
-        sensitivities=settings.data_dir / "sensitivity",
-        resume=arguments.resume,
-        disk_budget=arguments.disk_budget,
-    )
-    for name, target in targets.items():
-        print(publish_folder(target, arguments.out / name, hub, observer).url)
-    observer.close()
-    shutil.rmtree(arguments.out / ".inputs", ignore_errors=True)
-    table = sweep_table({name: report for (name, _), report in zip(variants, reports, strict=True)})
-    (arguments.out / "sweep.md").write_text(table, encoding="utf-8")
-    print(table)
-    return 0
+    return run_cli(arguments, settings, _hub(settings), Terminal(arguments.log_json), _stream_options(arguments))
 
 
 def _sensitivity(arguments: Any, settings: Settings) -> int:
@@ -349,7 +245,7 @@ def _sensitivity(arguments: Any, settings: Settings) -> int:
 
 
 def _publish(arguments: Any, settings: Settings) -> int:
-    from hubmerge.line import publish_folder
+    from hubmerge.finished import publish_folder
     from hubmerge.publish import Target
 
     observer = Terminal(arguments.log_json)
@@ -435,12 +331,3 @@ def _demo(arguments: Any, settings: Settings) -> int:
     from workflows.demo import demo
 
     return int(demo(settings, host=arguments.host, port=arguments.port, watch=arguments.watch))
-
-
-def _bytes(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"

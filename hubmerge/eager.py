@@ -45,7 +45,6 @@ class ChunkInputs:
     start: int  # the chunk's first element within its tensor, a multiple of BLOCK
     uniform_keys: tuple[Key, ...] = ()  # per agent, when the method draws
     sensitivities: tuple[Float32, ...] = ()  # K × [n], when the method weighs by them
-    stacked: Raw | None = None  # [K+1, ≥ n], of which `raws` begin the rows, where all are stored alike
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ _SIXTEENTH = 0x10000  # 16.16 fixed point
 _PIXEL = 64  # 26.6 fixed point
 _UPRIGHT = [[_SIXTEENTH, 0], [0, _SIXTEENTH]]
 
-
 _thread = threading.local()  # .font: one of FreeType's must not be used by two threads
 
 

@@ -12,7 +12,8 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from hubmerge.counting import Counted, added_in_order
-from hubmerge.statistics import ResultTally, Sums, Tally, TallySum
+from hubmerge.statistics import ResultTally, Sums, Tally
+from hubmerge.tally_sums import TallySum
 
 T = TypeVar("T", Tally, ResultTally)
 

@@ -33,7 +33,7 @@ from hubmerge.stream import Silent, StreamOptions, Variant, merge_share
 from hubmerge.upload import ShardUploader
 
 if TYPE_CHECKING:
-    from hubmerge.line import Prepared
+    from hubmerge.prepare import Prepared
 
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 

@@ -1,20 +1,18 @@
 """The line, top to bottom: recipe → sources → plan → fetch → probe/stream → sink → card → publish.
 
-`prepare` is everything that can be refused before a weight moves; `merge_to_folder` and `publish_folder` do the
-work, or `merge_to_hub` does, which uploads and deletes every shard while the next one is merged. Each step can be
-repeated after a kill and goes on where the last durable thing was written.
+`prepare` (prepare.py) is everything that can be refused before a weight moves; `merge_to_folder` and `publish_folder`
+(finished.py) do the work, or `merge_to_hub` does, which uploads and deletes every shard while the next one is merged.
+Each step can be repeated after a kill and goes on where the last durable thing was written.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import resource
-import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,110 +23,28 @@ from typing import Any
 from hubmerge import __version__
 from hubmerge.assemble import companion_files, write_folder
 from hubmerge.card import render_card
-from hubmerge.disk import DISK_MARGIN_BYTES, DiskGauge, available_bytes, input_budget
-from hubmerge.equal_weights import refuse_equal_folders, refuse_equal_to_base
-from hubmerge.errors import RecipeError, TargetExistsError
+from hubmerge.disk import DiskGauge, available_bytes, input_budget
+from hubmerge.equal_weights import refuse_equal_to_base
 from hubmerge.figures import render_figures
+from hubmerge.finished import finished_report, publish_folder
 from hubmerge.helper import share_sensitivities
 from hubmerge.hub import Hub
-from hubmerge.hub_writing import LargeFile
-from hubmerge.licenses import choose, strictest
 from hubmerge.methods import get_method
-from hubmerge.plan import Plan, make_plan
+from hubmerge.prepare import Prepared
 from hubmerge.progress import Bridge, Observer
-from hubmerge.publish import (
-    Published,
-    Target,
-    Uploaded,
-    check_target,
-    large_files,
-    publish,
-    withdrawn_if_refused,
-)
+from hubmerge.publish import Published, large_files, withdrawn_if_refused
 from hubmerge.rank_folders import collect, see, take_over
-from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.report import Report, make_report
 from hubmerge.sensitivity.kept import KeptSensitivities
 from hubmerge.sensitivity.of_plan import sensitivities_of
-from hubmerge.sink import MANIFEST, WORK, Journal, plan_identity, sole_owner
+from hubmerge.sink import MANIFEST, Journal, plan_identity, sole_owner
 from hubmerge.sources.base import Model
-from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
 from hubmerge.sources.unchanged import read_companion
-from hubmerge.statistics import summarize
 from hubmerge.stream import MergeResult, StreamOptions, Variant, layout_of, merge_variants
+from hubmerge.summary import summarize
 from hubmerge.upload import ShardUploader
-
-__all__ = [
-    "DISK_MARGIN_BYTES",
-    "Observer",
-    "Prepared",
-    "load_report",
-    "merge_to_folder",
-    "merge_to_folders",
-    "merge_to_hub",
-    "prepare",
-    "prepare_variants",
-    "publish_folder",
-]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A merge that nothing known speaks against."""
-
-    plan: Plan
-    license: Mapping[str, str]
-    target: Target | None
-    identity: str  # over the pinned inputs, the recipe and the target
-    allow_local: bool = False  # whether paths of this machine may be read
-    published: bool = False  # the target holds this very merge already
-
-
-def prepare(
-    recipe: Recipe,
-    hub: Hub,
-    *,
-    target: Target | None = None,
-    license_choice: str | None = None,
-    allow_local: bool = False,
-) -> Prepared:
-    """Pin and check everything that headers, cards and the target can tell; raises with every problem."""
-    base, agents = open_models(recipe, hub, allow_local=allow_local)
-    return _checked(recipe, base, agents, hub, target, license_choice, allow_local)
-
-
-def prepare_variants(
-    recipes: Sequence[Recipe], hub: Hub, *, license_choice: str | None = None, allow_local: bool = False
-) -> list[Prepared]:
-    """`prepare` for several recipes over the same models, which are opened once."""
-    base, agents = open_models(recipes[0], hub, allow_local=allow_local)
-    return [_checked(recipe, base, agents, hub, None, license_choice, allow_local) for recipe in recipes]
-
-
-def _checked(
-    recipe: Recipe,
-    base: Model,
-    agents: tuple[Model, ...],
-    hub: Hub,
-    target: Target | None,
-    license_choice: str | None,
-    allow_local: bool,
-) -> Prepared:
-    plan = make_plan(recipe, base, agents)
-    refuse_equal_folders(plan.models)
-    decision = choose(strictest([m.license for m in plan.models]), license_choice)
-    if target is not None and decision.needs_choice:
-        raise RecipeError(
-            "the license of the result must be chosen",
-            where=target.repo,
-            got=decision.reason,
-            next_step="Name a license that every parent allows.",
-        )
-    identity = merge_identity(plan.recipe, base.ref, tuple(a.ref for a in agents), target.repo if target else "")
-    published = target is not None and check_target(hub, target, identity).state == "ours"
-    return Prepared(plan, decision.as_dict(), target, identity, allow_local, published)
 
 
 def merge_to_folder(
@@ -178,7 +94,9 @@ def merge_to_folders(
     with ExitStack() as owned:
         for _, folder in merges:
             owned.enter_context(sole_owner(folder))
-        finished = {folder: _finished(folder, p.identity) for p, folder in merges if (folder / MANIFEST).is_file()}
+        finished = {
+            folder: finished_report(folder, p.identity) for p, folder in merges if (folder / MANIFEST).is_file()
+        }
         left = [(p, folder) for p, folder in merges if folder not in finished]
         if not left:
             return [finished[folder] for _, folder in merges]
@@ -225,7 +143,7 @@ def merge_to_hub(
     target, ranks = prepared.target, options.ranks
     with sole_owner(folder):
         if not ranks.first(not (folder / MANIFEST).is_file() or Journal.is_in(folder)):  # by `merge_to_folder`
-            _finished(folder, prepared.identity)
+            finished_report(folder, prepared.identity)
             return publish_folder(target, folder, hub, observer, extra)
         inputs = input_budget([prepared.plan] * ranks.size, [folder], cache, disk_budget, uploaded=True) // ranks.size
         journal = Journal.open(folder, prepared.plan, resume=True, uploads=True)
@@ -262,7 +180,7 @@ def merge_to_hub(
                 uploader.catch_up()
                 surroundings.merge([(prepared, folder, journal)], gauge, uploader.drain)
             else:
-                _finished(folder, prepared.identity, keep_work=True)
+                finished_report(folder, prepared.identity, keep_work=True)
             uploader.drain()
         return publish_folder(target, folder, hub, observer, extra, journal.uploaded, copies)
 
@@ -360,65 +278,6 @@ def _complete(
     card = render_card(report, figures=figures, endpoint=hub.endpoint).encode()
     write_folder(variant.folder, merged.shards, {**files, **figures, "README.md": card}, report.to_json())
     variant.journal.close(variant.folder)
-    return report
-
-
-def publish_folder(
-    prepared_target: Target,
-    folder: Path,
-    hub: Hub,
-    observer: Observer,
-    extra: Mapping[str, bytes] | None = None,
-    uploaded: Set[str] = frozenset(),
-    copies: Mapping[str, LargeFile] | None = None,
-) -> Published:
-    """Publish a complete folder and the files `extra` in one commit; repeatable.
-
-    `uploaded`: shards whose bytes the target holds already. `copies`: see `publish.large_files`.
-    """
-    report = load_report(folder)
-    observer.stage("publish")
-    weights = {f.name for f in report.files}
-    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and WORK not in p.relative_to(folder).parts]
-    small = {str(p.relative_to(folder)): p.read_bytes() for p in paths if str(p.relative_to(folder)) not in weights}
-    title = f"Merge {len(report.recipe['agents'])} agents with {report.method['title']}"
-    return publish(
-        hub,
-        prepared_target,
-        report.identity,
-        title,
-        [Uploaded(f.name, f.size, f.sha256) if f.name in uploaded else folder / f.name for f in report.files],
-        {**small, **(extra or {})},
-        lambda done, total: observer.progress("publish", done, total, "B"),
-        copies,
-        {f.name: f.sha256 for f in report.files},
-    )
-
-
-def load_report(folder: Path) -> Report:
-    """The report of a complete folder; RecipeError when it is none."""
-    try:
-        return Report.from_json(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise RecipeError(
-            "not a finished merge", where=str(folder), expected=MANIFEST, next_step="Finish it with --resume."
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise RecipeError("the manifest is damaged", where=str(folder / MANIFEST), got=str(error)[:200]) from None
-
-
-def _finished(folder: Path, identity: str, *, keep_work: bool = False) -> Report:
-    report = load_report(folder)
-    if report.identity != identity:
-        raise TargetExistsError(
-            "another finished merge is here",
-            where=str(folder),
-            expected=identity[:12],
-            got=report.identity[:12],
-            next_step="Choose another folder; nothing was touched.",
-        )
-    if not keep_work:
-        shutil.rmtree(folder / WORK, ignore_errors=True)  # left by a kill between the manifest and the end
     return report
 
 

@@ -20,7 +20,8 @@ from hubmerge.distributed import join, refuse_several
 from hubmerge.errors import RecipeError
 from hubmerge.helper import help_to_folder
 from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folder, prepare
+from hubmerge.line import merge_to_folder
+from hubmerge.prepare import prepare
 from hubmerge.progress import Observer
 from hubmerge.recipe import load_recipe
 from hubmerge.settings import Settings

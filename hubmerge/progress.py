@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from hubmerge.statistics import Tally, summarize
+from hubmerge.statistics import Tally
+from hubmerge.summary import summarize
 
 _SUMMARY_S = 0.5  # between two looks at the statistics on the way: a summary of many agents takes milliseconds
 

@@ -14,8 +14,8 @@ from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
-from hubmerge.statistics import summarize
 from hubmerge.stream import MergeResult
+from hubmerge.summary import summarize
 
 SCHEMA = 2
 

@@ -32,8 +32,8 @@ from hubmerge.settings import Settings
 if TYPE_CHECKING:
     from hubmerge.evaluation.result import EvaluationResult, Split
     from hubmerge.hub import Hub
-    from hubmerge.line import Prepared
     from hubmerge.pick import Pick
+    from hubmerge.prepare import Prepared
     from hubmerge.publish import Published
     from hubmerge.recipe import Recipe
     from hubmerge.stream import StreamOptions
@@ -118,7 +118,8 @@ class _Line:
 
     def _publish(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes]) -> Published | None:
         """None where another process publishes it."""
-        from hubmerge.line import merge_to_hub, prepare
+        from hubmerge.line import merge_to_hub
+        from hubmerge.prepare import prepare
         from hubmerge.publish import Target, find_published
 
         target = Target(repo, self._arguments.private)
@@ -192,8 +193,9 @@ class _Line:
     def pick(self, variants: Sequence[tuple[str, Recipe]]) -> tuple[Pick, Path]:
         """Merge every variant, measure each on the development split, and choose."""
         from hubmerge.evaluation.suites import pin
-        from hubmerge.line import merge_to_folders, prepare_variants
+        from hubmerge.line import merge_to_folders
         from hubmerge.pick import pick, pick_table
+        from hubmerge.prepare import prepare_variants
         from hubmerge.recipe import ModelName
         from hubmerge.sweep import sweep_table
 

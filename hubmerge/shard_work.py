@@ -35,8 +35,9 @@ from hubmerge.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.selection import Counts
 from hubmerge.sink import FinishedShard, ShardWriter
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics import ResultTally, Statistics, Tally, TallySum, zero_result, zero_tally
+from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
 from hubmerge.steps import KEPT_BYTES, Counted, Step, Steps, ranked_by_tensor
+from hubmerge.tally_sums import TallySum
 
 _TELLING_S = 0.1  # between two statistics on the way: who looks at them cannot tell more of them apart
 
@@ -135,11 +136,11 @@ class _Tallies:
     ) -> None:
         agents = len(plan.agents)
         merged = [t.name for t in shard.tensors if t.action == "merge"]
-        self.inputs = {name: zero_tally(agents) for name in merged} if with_inputs else None
-        self.results = [{name: zero_result(agents) for name in merged} for _ in range(outputs)]
-        self._plan = plan
         self._zero = zero_tally(agents)
         self._zero_result = zero_result(agents)
+        self.inputs = dict.fromkeys(merged, self._zero) if with_inputs else None
+        self.results = [dict.fromkeys(merged, self._zero_result) for _ in range(outputs)]
+        self._plan = plan
         self._total = TallySum(self._zero)
         self._counted = counted  # told of the inputs' counts so far
         self._next_telling = 0.0
@@ -155,8 +156,9 @@ class _Tallies:
             self._fold_in.add(counts)
             check_inputs(self._plan, name, counts.tally)
             if ends:
-                self.inputs[name] = self._fold_in.tally()
-                self._total.add(self.inputs[name])
+                tally = self._fold_in.tally()
+                self._total.add(tally)
+                self.inputs[name] = tally.packed_among(self._plan.merged_tensors)
                 if name == self._last or time.monotonic() >= self._next_telling:
                     self._counted(self._total.value())
                     self._next_telling = time.monotonic() + _TELLING_S

@@ -14,17 +14,18 @@ averaged over K agents); L0 sparsity, Gini, kurtosis, top mass: the 70B paper, s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cache
-from typing import Any, Generic, Self, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.histogram import Estimate, Histogram, HistogramSum, Magnitudes, empty_histogram
+from hubmerge.histogram import Estimate, Histogram, Magnitudes, empty_histogram
+from hubmerge.tally_sums import Addable
 
 SCHEMA = 3  # version of the JSON form
+PACKED_TENSORS = 1_000  # a model of more keeps its tensors' tallies packed
 
 L0_FRACTION = 0.01  # of max|δ|; an element below it counts as near zero (70B paper, Eq. 2)
 _LEAST_SPREAD = 0.05  # variance per mean square below which raw moments no longer tell the fourth central one
@@ -33,105 +34,8 @@ Counts = NDArray[np.int64]
 Sums = NDArray[np.float64]
 
 
-class _Addable:
-    """Field-wise `+`; fields named in MAXIMA combine by maximum."""
-
-    MAXIMA: tuple[str, ...] = ()
-    SUMS: tuple[str, ...] = ()  # real numbers
-    elements: int
-
-    def __add__(self, other: Self) -> Self:
-        if not self.elements:  # most tensors are one chunk
-            return other
-        values = {}
-        for field in fields(self):  # type: ignore[arg-type]
-            a, b = getattr(self, field.name), getattr(other, field.name)
-            values[field.name] = np.maximum(a, b) if field.name in self.MAXIMA else a + b
-        return type(self)(**values)
-
-    @classmethod
-    def sum_of(cls, parts: Sequence[Self]) -> Self:
-        """The first of one or more plus the second, plus the third …: the same bits as with `+`, and faster."""
-        total = TallySum(parts[0])
-        for part in parts[1:]:
-            total.add(part)
-        return total.value()
-
-    def to_json(self) -> dict[str, Any]:
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        def value(name: str, plain: Any) -> Any:
-            if isinstance(plain, list):
-                return np.array(plain, dtype=np.float64 if name in cls.SUMS else np.int64)
-            return Histogram.from_json(plain) if isinstance(plain, dict) else plain
-
-        return cls(**{name: value(name, plain) for name, plain in data.items()})
-
-
-A = TypeVar("A", bound=_Addable)
-
-
-class TallySum(Generic[A]):
-    """Tallies of one kind added up in place, in the order in which they come. `counts`: their real sums are zeros."""
-
-    def __init__(self, first: A, *, counts: bool = False) -> None:
-        self._kind = type(first)
-        self._added, self._greatest = _added(self._kind, counts)  # type: ignore[arg-type]
-        self._histogram: HistogramSum | None = None
-        self._begin(first)
-
-    def _begin(self, first: A) -> None:
-        self._values = {f.name: getattr(first, f.name) for f in fields(first)}  # type: ignore[arg-type]
-        self._own = False  # a first tally is not changed
-
-    def add(self, part: A) -> None:
-        values = self._values
-        if not values["elements"]:
-            self._begin(part)
-            return
-        if not self._own:
-            self._make_own()
-        for name in self._added:
-            values[name] += getattr(part, name)
-        for name in self._greatest:
-            np.maximum(values[name], getattr(part, name), out=values[name])
-        if self._histogram is not None:
-            self._histogram.add(part.histogram)  # type: ignore[attr-defined]
-
-    def _make_own(self) -> None:
-        self._own = True
-        for name, value in self._values.items():
-            if isinstance(value, np.ndarray):
-                self._values[name] = value.copy()
-            elif isinstance(value, Histogram) and self._histogram is None:
-                self._histogram = HistogramSum()
-                self._histogram.add(value)
-
-    def value(self) -> A:
-        """The sum so far."""
-        self._own = False  # what is added from now on is added to copies
-        if self._histogram is not None:
-            self._values["histogram"] = Histogram(*self._histogram.arrays())
-        return self._kind(**self._values)
-
-
-@cache
-def _added(kind: type[_Addable], counts: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the fields that are added, and of those of which the greatest is taken; a histogram is neither."""
-    left_out = {"histogram", *kind.MAXIMA, *(kind.SUMS if counts else ())}
-    return tuple(f.name for f in fields(kind) if f.name not in left_out), kind.MAXIMA  # type: ignore[arg-type]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return value.to_json() if isinstance(value, Histogram) else value
-
-
 @dataclass(frozen=True, eq=False)
-class Tally(_Addable):
+class Tally(Addable):
     """Counts over some elements of K agents against their base; active means |δ| > ε."""
 
     elements: int
@@ -154,6 +58,10 @@ class Tally(_Addable):
     @property
     def agents(self) -> int:
         return len(self.changed)
+
+    def packed_among(self, tensors: int) -> Self:
+        """The same, in less memory where there are so many of them."""
+        return self if tensors <= PACKED_TENSORS else replace(self, histogram=self.histogram.packed())
 
     @property
     def unique(self) -> Counts:
@@ -238,7 +146,7 @@ class Tally(_Addable):
 
 
 @dataclass(frozen=True, eq=False)
-class ResultTally(_Addable):
+class ResultTally(Addable):
     """What became of the agents' updates in the output θ*, over some elements.
 
     The sums run over the region where agent k is active, alone (`unique`) or with others (`shared`).
@@ -359,71 +267,3 @@ def module_of(name: str) -> str:
     if re.search(r"norm", stem.rsplit(".", 1)[-1], re.IGNORECASE):
         return "norm"
     return next((module for module, pattern in _MODULES if pattern.search(stem)), "other")
-
-
-def summarize(tally: Tally, labels: Sequence[str]) -> dict[str, Any]:
-    """One tally as plain data, the form of `probe --json` and hubmerge.json (docs/statistics.md)."""
-    n = max(tally.elements, 1)
-    pairs = [
-        {
-            "agents": [labels[k], labels[m]],
-            "both_changed": int(tally.pair_active[k, m]),
-            "jaccard": tally.jaccard(k, m),
-            "cosine": tally.cosine(k, m),
-            "sign_agreement": tally.sign_agreement(k, m),
-        }
-        for k in range(tally.agents)
-        for m in range(k + 1, tally.agents)
-    ]
-    return {
-        "elements": tally.elements,
-        "overlap": [int(c) for c in tally.overlap],
-        "overlap_share": [int(c) / n for c in tally.overlap],
-        "shares": tally.shares,
-        "agents": _agents(tally, labels),
-        "pairs": pairs,
-    }
-
-
-def _agents(tally: Tally, labels: Sequence[str]) -> list[dict[str, Any]]:
-    density, unique, shared, rho = tally.density, tally.unique, tally.shared, tally.rho
-    agents = []
-    for k, label in enumerate(labels):
-        magnitudes, largest = tally.magnitudes(k), float(tally.max_abs[k])
-        agents.append(
-            {
-                "agent": label,
-                "changed": int(tally.changed[k]),
-                "density": density[k],
-                "sparsity": 1 - density[k],
-                "identical": int(tally.identical[k]),
-                "unique": int(unique[k]),
-                "unique_share": int(unique[k]) / max(int(tally.changed[k]), 1),
-                "shared": int(shared[k]),
-                "shared_with": [int(c) for c in tally.by_overlap[k, 1:]],
-                "rho": _finite(rho[k]),
-                "l1": magnitudes.l1,
-                "l2": float(np.sqrt(tally.dot[k, k])),
-                "max": largest,
-                "kurtosis": tally.kurtosis(k),
-                **_concentration(magnitudes, largest),
-            }
-        )
-    return agents
-
-
-def _concentration(magnitudes: Magnitudes, largest: float) -> dict[str, Any]:
-    """The order statistics of one agent, and how far each may be off."""
-    estimates = {
-        "l0_sparsity": magnitudes.below(L0_FRACTION * largest),
-        "gini": magnitudes.gini(),
-        "top_1_mass": magnitudes.top_mass(1),
-        "top_5_mass": magnitudes.top_mass(5),
-    }
-    values = {name: None if e is None else e.value for name, e in estimates.items()}
-    return {**values, "error": {name: None if e is None else e.error for name, e in estimates.items()}}
-
-
-def _finite(value: float) -> float | str:
-    """JSON has no infinity."""
-    return value if np.isfinite(value) else "inf"

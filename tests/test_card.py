@@ -16,20 +16,15 @@ from typing import Any
 import pytest
 import yaml
 from huggingface_hub import ModelCard
-from hypothesis import example, given
-from hypothesis import strategies as st
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from markdown_reading import PARSER, lively, structure
 from report_helpers import DATA, FIGURES, report, report_data, report_of
 
-from hubmerge import markdown
 from hubmerge.card import metadata, render_card
 from hubmerge.localhub.cards import card_problems, parse_card
-from hubmerge.markdown import Markdown, code, duration, escape_markdown, factor, fence, percent, size
 from hubmerge.report import Report
 
 GOLDEN = DATA / "card.md"
@@ -58,43 +53,9 @@ HOSTILE = (
     " ",
 )
 
-# what the Hub's pages do at most: tables, links from bare addresses, HTML
-PARSER = MarkdownIt("gfm-like", {"html": True})
-
-
-def tokens(text: str) -> list[Token]:
-    """All tokens, inline ones included, of a card's body or any Markdown."""
-    flat: list[Token] = []
-    for token in PARSER.parse(text):
-        flat.append(token)
-        flat.extend(token.children or ())
-    return flat
-
 
 def body_of(card: str) -> str:
     return card.split("\n---\n", 1)[1]
-
-
-def lively(text: str) -> list[tuple[str, str]]:
-    """Everything in Markdown that does more than show text: HTML, links, images."""
-    found = []
-    for token in tokens(text):
-        if token.type in ("html_block", "html_inline"):
-            found.append(("html", token.content.strip()))
-        elif token.type == "link_open":
-            found.append(("link", str(token.attrs["href"])))
-        elif token.type == "image":
-            found.append(("image", str(token.attrs["src"])))
-    return found
-
-
-def structure(text: str) -> list[str]:
-    """The kinds of blocks, in order."""
-    return [t.type for t in PARSER.parse(text)]
-
-
-def shown(text: str) -> str:
-    return "".join(t.content for t in tokens(text) if t.type in ("text", "code_inline", "text_special"))
 
 
 def test_the_card_of_a_known_report_is_the_golden_one() -> None:
@@ -203,64 +164,6 @@ def test_foreign_text_stays_inert_wherever_it_stands(text: str) -> None:
     assert re.fullmatch(r"[\w./: \n-]*", header[0], re.ASCII)
     assert card_problems(card) == ([], [])
     card.encode()
-
-
-def test_a_warning_is_readable_and_its_names_are_code() -> None:
-    assert escape_markdown("org/a: rope_theta in config.json differs (1.0 → 2.0);") == (
-        "org/a: `rope_theta` in `config.json` differs (1.0 → 2.0);"
-    )
-
-
-def test_code_spans_hold_backticks_and_pipes_literally() -> None:
-    assert code("a`b") == "``a`b``"
-    assert code("`") == "`` ` ``"
-    assert code("a|b") == "`a\\u007cb`"
-    assert code("") == code("\n") == "—"
-    assert code("\u202e") == "`\\u202e`"
-
-
-def test_a_fence_is_longer_than_any_run_of_backticks_inside() -> None:
-    text = fence("a\n````\nb\n", "yaml")
-    assert text == "`````yaml\na\n````\nb\n`````"
-
-
-def test_what_is_put_together_from_safe_parts_is_not_safe() -> None:
-    template = markdown.environment().from_string("{{ x | code ~ y }} {{ x | code }}")
-    assert not isinstance(code("a") + "b", Markdown)
-    assert template.render(x="a", y="<b>") == "`` `a`<b> `` `a`"
-
-
-foreign = st.text(st.one_of(st.characters(), st.sampled_from("`|<>[]()*_\\\n&!#-:/.@$ ")), max_size=40)
-
-
-@given(foreign)
-@example("a\\")
-@example("| |")
-@example("http://a.b")
-@example("``|``")
-def test_any_text_is_inert_in_a_line_a_list_and_a_table(text: str) -> None:
-    for made in (escape_markdown(text), code(text)):
-        assert lively(f"a {made} b") == []
-        assert structure(f"{made}") == ["paragraph_open", "inline", "paragraph_close"]
-        assert structure(f"- {made}") == structure("- x")
-        assert structure(f"| {made} | {made} |\n|---|---|\n| {made} | {made} |") == structure(
-            "| x | x |\n|---|---|\n| x | x |"
-        )
-        kinds = {t.type for t in tokens(f"a {made} b")}
-        assert kinds <= {"paragraph_open", "inline", "paragraph_close", "text", "code_inline", "text_special"}
-
-
-@given(foreign.filter(lambda t: "|" not in t and t.isprintable() and len(t.split()) > 0))
-def test_printable_text_reads_as_it_was_written(text: str) -> None:
-    assert shown(f"a {escape_markdown(text)} b") == f"a {' '.join(text.split())} b"
-    assert shown(f"a {code(text)} b") == f"a {' '.join(text.split())} b"
-
-
-@given(foreign)
-def test_any_text_stays_in_its_fence(text: str) -> None:
-    found = PARSER.parse(f"a\n\n{fence(text)}\n\nb")
-    assert [t.type for t in found if t.type == "fence"] == ["fence"]
-    assert structure(f"a\n\n{fence(text)}\n\nb") == structure("a\n\n```\nx\n```\n\nb")
 
 
 @pytest.mark.parametrize("agents", [2, 8, 32])
@@ -379,25 +282,6 @@ def test_only_figures_that_exist_are_shown() -> None:
     images = [url for kind, url in lively(render_card(report(), figures=FIGURES)) if kind == "image"]
     assert sorted(images) == sorted(FIGURES)
     assert "![" not in render_card(report(), figures=["https://evil.example/x.png"])
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [(0.0, "0%"), (1.0, "100%"), (0.0775, "7.75%"), (0.5, "50.0%"), (0.99999, "over 99.9%"), (1e-9, "under 0.0001%"),
-     (0.000123, "0.0123%"), (None, "—")],
-)  # fmt: skip
-def test_percentages_have_three_digits_and_never_hide_a_rest(share: float | None, text: str) -> None:
-    assert percent(share) == text
-
-
-def test_numbers_have_units_for_humans() -> None:
-    assert [size(v) for v in (0, 999, 999.9, 350456, 999_960, 16_060_000_000)] == [
-        "0 B", "999 B", "1.00 kB", "350 kB", "1.00 MB", "16.1 GB",
-    ]  # fmt: skip
-    assert [duration(v) for v in (0.07, 12.34, 59.97, 252.4, 7380)] == [
-        "0.07 s", "12.3 s", "1 min 00 s", "4 min 12 s", "2 h 03 min",
-    ]  # fmt: skip
-    assert [factor(v) for v in ("inf", None, float("nan"), -0.0001, -1.5)] == ["∞", "—", "—", "0.000", "−1.500"]
 
 
 def test_the_snippet_and_the_command_are_valid_for_any_target() -> None:

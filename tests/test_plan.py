@@ -2,79 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from builders import T, f32, llama_config, llama_shapes, random_base, sparse_agent, tensor, write_model
-from safetensors import deserialize
+from builders import f32, llama_shapes, random_base, sparse_agent, tensor, write_model
+from plan_helpers import BASE, CONFIG, NOWHERE, SHAPES, A, B, assert_laid_out, model, names_of, plan, problems
 
-from hubmerge.errors import IncompatibleError
-from hubmerge.hub import Hub
-from hubmerge.plan import Plan, make_plan
+from hubmerge.plan import make_plan
 from hubmerge.recipe import recipe_from_dict
-from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
-from hubmerge.sources.header import TensorEntry, parse_header
+from hubmerge.sources.base import FileInfo, Model, ModelRef
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-
-NOWHERE = Hub("http://127.0.0.1:9")
-SHAPES = {"model.embed_tokens.weight": (8, 4), "model.layers.0.mlp.up_proj.weight": (6, 4), "model.norm.weight": (4,)}
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4,
-    "vocab_size": 8,
-    "num_hidden_layers": 1,
-    "tie_word_embeddings": True,
-}
-SIZE = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
-
-
-def model(
-    name: str,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-    *,
-    dtypes: Mapping[str, str] | None = None,
-    config: Mapping[str, Any] | None = None,
-    sha256: str | None = None,
-    files: Mapping[str, FileInfo] | None = None,
-) -> Model:
-    """A model of a Hub that exists only as its headers."""
-    position = 64
-    tensors = {}
-    for tensor_name, shape in (SHAPES if shapes is None else shapes).items():
-        dtype = (dtypes or {}).get(tensor_name, "BF16")
-        count = 1
-        for n in shape:
-            count *= n
-        size = SIZE[dtype] * count
-        tensors[tensor_name] = StoredTensor(
-            "model.safetensors", TensorEntry(tensor_name, dtype, shape, position, position + size)
-        )
-        position += size
-    shard = FileInfo("model.safetensors", position, sha256 or name.encode().hex().ljust(64, "0"))
-    return Model(
-        ModelRef("hub", name, name.encode().hex().ljust(40, "0"), "main"),
-        CONFIG if config is None else config,
-        {"model.safetensors": shard, **(files or {})},
-        tensors,
-    )
-
-
-def plan(base: Model, *agents: Model, max_shard_bytes: int = 2**31, **recipe: Any) -> Plan:
-    content = {"base": base.ref.id, "agents": [a.ref.id for a in agents], "method": "ram", **recipe}
-    return make_plan(recipe_from_dict(content), base, agents, max_shard_bytes=max_shard_bytes)
-
-
-def problems(base: Model, *agents: Model, **recipe: Any) -> list[str]:
-    with pytest.raises(IncompatibleError) as caught:
-        plan(base, *agents, **recipe)
-    assert all(p.code == "E_INCOMPATIBLE" for p in caught.value.problems)
-    return [str(p) for p in caught.value.problems]
-
-
-BASE, A, B = model("org/base"), model("org/a"), model("org/b")
 
 
 def without(name: str) -> dict[str, tuple[int, ...]]:
@@ -218,27 +157,6 @@ def test_what_does_not_forbid_a_merge_is_a_warning():
 # --- layout ------------------------------------------------------------------------------------------------------
 
 
-def assert_laid_out(made: Plan) -> None:
-    """Every shard is its header and its tensors without a gap, and both parsers read it."""
-    for shard in made.shards:
-        content = shard.header + bytes(shard.size - len(shard.header))
-        position = len(shard.header)
-        for planned in shard.tensors:
-            assert planned.begin == position
-            assert planned.end - planned.begin == planned.elements * SIZE[planned.dtype]
-            assert planned.begin % SIZE[planned.dtype] == 0, "torch views the bytes in place"
-            position = planned.end
-        assert position == shard.size == len(content)
-        header = parse_header(shard.header[8:], shard.size, shard.filename)
-        assert [(e.name, e.dtype, e.shape, e.begin, e.end) for e in header.tensors] == [
-            (t.name, t.dtype, t.shape, t.begin, t.end) for t in shard.tensors
-        ]
-        assert dict(header.metadata) == {"format": "pt"}
-        assert {n: (v["dtype"], tuple(v["shape"])) for n, v in deserialize(content)} == {
-            t.name: (t.dtype, t.shape) for t in shard.tensors
-        }
-
-
 def test_one_shard_holds_every_tensor_of_the_base_in_its_order():
     made = plan(BASE, A, B)
     assert_laid_out(made)
@@ -311,108 +229,6 @@ def test_agents_of_one_name_get_labels_that_differ():
     assert plan(BASE, first, second).labels == ("org/agent", "lab/agent")
     labels = plan(BASE, first, second, tagged).labels
     assert labels == ("org/agent", f"lab/agent@{second.ref.sha[:12]}", "lab/agent@ffffffffffff")
-
-
-# --- tied heads --------------------------------------------------------------------------------------------------
-
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-WITH_HEAD = {**SHAPES, HEAD: (8, 4)}
-TIED, UNTIED = CONFIG, {**CONFIG, "tie_word_embeddings": False}
-SILENT = {k: v for k, v in CONFIG.items() if k != "tie_word_embeddings"}
-
-
-def names_of(made: Plan) -> list[str]:
-    return [t.name for t in made.tensors()]
-
-
-def head_inputs(made: Plan) -> list[str]:
-    return [i.entry.name for t in made.tensors() if t.name == HEAD for i in t.inputs]
-
-
-def test_an_agents_stored_copy_of_a_tied_head_is_ignored():
-    made = plan(BASE, A, model("org/b", WITH_HEAD))
-    assert names_of(made) == list(SHAPES)
-    assert made.warnings == (
-        "org/b: the stored lm_head.weight is tied to model.embed_tokens.weight; it is merged once, as the latter",
-    )
-
-
-def test_a_tied_head_that_the_base_stores_is_counted_once():
-    base = model("org/base", WITH_HEAD)
-    for agents in ((A, B), (A, model("org/b", WITH_HEAD)), (model("org/a", WITH_HEAD), model("org/b", WITH_HEAD))):
-        made = plan(base, *agents)
-        assert names_of(made) == list(SHAPES)
-        assert made.elements == 60
-        assert "org/base: the stored lm_head.weight" in made.warnings[0]
-        assert_laid_out(made)
-
-
-def test_a_tied_agents_embedding_stands_for_its_missing_head():
-    base = model("org/base", WITH_HEAD, config=UNTIED)
-    made = plan(base, model("org/a", WITH_HEAD, config=UNTIED), model("org/b", SHAPES, config=TIED))
-    assert head_inputs(made) == [HEAD, HEAD, EMBEDDING]
-    assert "org/b: lm_head.weight is tied to model.embed_tokens.weight, which is read in its place" in made.warnings[0]
-    assert_laid_out(made)
-
-
-def test_a_config_that_says_nothing_ties_where_no_head_is_stored():
-    silent = model("org/base", SHAPES, config=SILENT)
-    assert names_of(plan(silent, A, model("org/b", WITH_HEAD, config=SILENT))) == list(SHAPES)
-    storing = model("org/base", WITH_HEAD, config=SILENT)
-    made = plan(storing, model("org/a", WITH_HEAD, config=SILENT), model("org/b", SHAPES, config=SILENT))
-    assert head_inputs(made) == [HEAD, HEAD, EMBEDDING]
-
-
-def test_the_config_of_the_language_model_inside_counts():
-    nested = {**SILENT, "text_config": {"tie_word_embeddings": True}}
-    made = plan(model("org/base", WITH_HEAD, config=nested), A, B)
-    assert names_of(made) == list(SHAPES)
-
-
-def test_a_head_of_its_own_does_not_fit_a_tied_base():
-    (problem,) = problems(BASE, A, model("org/b", WITH_HEAD, config=UNTIED))
-    assert "an output head of its own" in problem
-
-
-def test_an_untied_head_that_is_missing_is_missing():
-    base = model("org/base", WITH_HEAD, config=UNTIED)
-    (problem,) = problems(base, model("org/a", WITH_HEAD, config=UNTIED), model("org/b", SHAPES, config=UNTIED))
-    assert "missing tensors" in problem
-    assert HEAD in problem
-
-
-def test_an_untied_base_without_a_head_takes_no_head():
-    base = model("org/base", SHAPES, config=UNTIED)
-    (problem,) = problems(base, model("org/a", SHAPES, config=UNTIED), model("org/b", WITH_HEAD, config=UNTIED))
-    assert "tensors that the base does not have" in problem
-
-
-def test_two_embeddings_leave_it_open_what_the_head_is_tied_to():
-    shapes = {**WITH_HEAD, "encoder.embed_tokens.weight": (8, 4)}
-    names = ("org/base", "org/a", "org/b")
-    made = plan(*(model(n, shapes, config=TIED) for n in names))
-    assert names_of(made) == list(shapes)
-
-
-def test_an_embedding_that_stands_for_a_head_must_have_its_shape():
-    base = model("org/base", {**SHAPES, HEAD: (9, 4)}, config=UNTIED)
-    listed = problems(base, model("org/a", {**SHAPES, HEAD: (9, 4)}, config=UNTIED), model("org/b", config=TIED))
-    assert "lm_head.weight: 9×4 → 8×4" in listed[0]
-
-
-def test_the_reader_takes_the_bytes_of_the_embedding_for_a_tied_head(tmp_path: Path):
-    base: dict[str, T] = random_base(0)
-    first = sparse_agent(base, 0.1, 1)
-    tied = {n: t for n, t in sparse_agent(base, 0.1, 2).items() if n != HEAD}
-    folders = [write_model(tmp_path / "base", base), write_model(tmp_path / "a", first)]
-    folders.append(write_model(tmp_path / "b", tied, config=llama_config(tied, tie_word_embeddings=True)))
-    recipe = recipe_from_dict({"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "ram"})
-    opened, agents = open_models(recipe, NOWHERE, allow_local=True)
-    made = make_plan(recipe, opened, agents)
-    (head,) = (t for t in made.tensors() if t.name == HEAD)
-    with TensorReader(made.models, LocalOrFetched(NOWHERE, tmp_path)) as reader:
-        raw = reader.raw(2, head.inputs[2], 0, head.elements)
-    assert raw.tobytes() == tied[EMBEDDING].raw.tobytes()
 
 
 def test_a_plan_of_real_files_agrees_with_them(tmp_path: Path):

@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hubmerge.device.zero import lent_bursts
+from hubmerge.finished import load_report
 from hubmerge.hub import Hub
-from hubmerge.line import load_report, merge_to_hub, prepare
+from hubmerge.line import merge_to_hub
+from hubmerge.prepare import prepare
 from hubmerge.publish import Target
 from hubmerge.recipe import recipe_from_dict
 from hubmerge.settings import load_settings

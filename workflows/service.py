@@ -15,8 +15,8 @@ from pydantic import SecretStr
 
 from hubmerge.errors import LoginError, PermissionDeniedError
 from hubmerge.hub import Hub, Identity, RepoSummary
-from hubmerge.line import prepare
 from hubmerge.plan import Plan
+from hubmerge.prepare import prepare
 from hubmerge.publish import Target
 from hubmerge.recipe import recipe_from_dict
 from hubmerge.settings import Settings

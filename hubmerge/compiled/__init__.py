@@ -22,15 +22,23 @@ from numpy.typing import NDArray
 
 from hubmerge.buffers import empty
 from hubmerge.compiled import magnitude_counts
-from hubmerge.compiled.chunk_arrays import COUNTERS, WORKSPACE, Counters, LoopCall, Workspace
+from hubmerge.compiled.chunk_arrays import (
+    COUNTERS,
+    WORKSPACE,
+    Counters,
+    LoopCall,
+    Workspace,
+    addresses_of,
+    stored_alike,
+)
 from hubmerge.compiled.entries import Entry
 from hubmerge.compiled.kernel_loops import is_kept
 from hubmerge.compiled.kernel_trace import known
 from hubmerge.compiled.layout import BFLOAT16, FLOAT16, FLOAT32
-from hubmerge.compiled.machine_code import Kinds, Packed, address_of
+from hubmerge.compiled.machine_code import Kinds, Packed
 from hubmerge.counter_rng import Key
 from hubmerge.counting import Counted
-from hubmerge.dtypes import STORAGE, decode
+from hubmerge.dtypes import STORAGE
 from hubmerge.eager import COMPILED_AGENTS, ChunkInputs, ChunkOutput, Rule, compilable
 from hubmerge.errors import InternalError
 from hubmerge.statistics import Tally, zero_result
@@ -130,15 +138,8 @@ class _Rows:
 
 
 def _rows(chunk: ChunkInputs) -> _Rows:
-    kinds = set(chunk.dtypes)
-    alike = kinds in ({"BF16"}, {"F16"}, {"F32"})
-    if not alike:
-        kept = tuple(decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True))
-    elif all(raw.flags.c_contiguous for raw in chunk.raws):
-        kept = chunk.raws
-    else:
-        kept = tuple(np.ascontiguousarray(raw) for raw in chunk.raws)
-    addresses = np.array([address_of(raw) for raw in kept], np.uint64)
-    if kinds in ({"BF16"}, {"F16"}):
-        return _Rows(addresses, _NOTHING, kinds == {"F16"}, kept)
+    kept = stored_alike(chunk, "BF16", "F16", "F32")
+    addresses = addresses_of(kept)
+    if kept[0].itemsize == 2:
+        return _Rows(addresses, _NOTHING, chunk.dtypes[0] == "F16", kept)
     return _Rows(_NOTHING, addresses, False, kept)

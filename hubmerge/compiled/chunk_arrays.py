@@ -7,6 +7,7 @@ a chunk is made once per thread with its words (machine_code.Packed), and a chun
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import accumulate
@@ -22,7 +23,8 @@ from hubmerge.compiled.kernel_trace import known
 from hubmerge.compiled.layout import COPIES, FLUSH, SHORT, WIDTH, WORDS
 from hubmerge.compiled.machine_code import Kind, Packed, address_of
 from hubmerge.counting import BLOCK, Counted
-from hubmerge.eager import Rule
+from hubmerge.dtypes import decode
+from hubmerge.eager import ChunkInputs, Rule
 from hubmerge.histogram import BINS, LOW_BITS, Histogram
 from hubmerge.statistics import ResultTally, Tally, zero_tally
 
@@ -110,8 +112,8 @@ class Workspace:
         dtypes_and_shapes: list[tuple[Any, tuple[int, ...]]] = [
             (np.float32, (agents + extras, WIDTH)),  # inputs of the kernel, the deltas first
             (np.float32, (agents, WIDTH)),  # scaled deltas
-            (np.float32, (8, WIDTH)),  # rows of the base, the update and the output
-            (np.uint16, (BLOCK,)),
+            (np.float32, (8, WIDTH)),  # base, update, exact, stored, stored the other way, stored base, both steps
+            (np.uint16, (BLOCK,)),  # patterns of which only the values are wanted
             (np.uint64, (agents, WORDS)),  # where agents are active
             (np.uint64, (agents, WORDS)),  # where their updates are positive
             (np.uint64, (agents + 1, WORDS)),  # where exactly so many are active
@@ -119,12 +121,12 @@ class Workspace:
             (np.uint16, (agents, WIDTH)),  # magnitudes that BF16 holds
             (np.uint32, (agents, WIDTH)),  # the others
             (np.int64, (agents, 4)),  # what was found of them
-            (np.float64, (2, max(agents, 9))),
+            (np.float64, (2, max(agents, 9))),  # sums of one loop; what undoes the scaling of each agent
             (np.uint16, (agents + 1, WIDTH)),  # a last block, filled up
-            (np.float32, (WIDTH,)),
+            (np.float32, (WIDTH,)),  # an agent that is not stored as BF16, decoded
         ]
         arrays = [_aligned(dtype, shape) for dtype, shape in dtypes_and_shapes]
-        rows = np.array([address_of(row) for row in arrays[-2]], np.uint64)
+        rows = addresses_of(arrays[-2])
         self._arrays = arrays, rows
         self.words = Packed.of(WORKSPACE, (*arrays[:-2], (rows, *arrays[-2:])))
         self.inputs, self.delta = arrays[0], arrays[2][1]
@@ -166,6 +168,19 @@ class LoopCall:
                 kept.clear()
             call = kept[id(rule), id(workspace)] = cls(rule, workspace)
         return call
+
+
+def stored_alike(chunk: ChunkInputs, *dtypes: str) -> tuple[NDArray[Any], ...]:
+    """K+1 × [n], contiguous: the models' elements as they are stored if all are of one of `dtypes`, else float32."""
+    if set(chunk.dtypes) in [{dtype} for dtype in dtypes]:
+        return tuple(map(np.ascontiguousarray, chunk.raws))
+    decoded = (decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True))
+    return tuple(map(np.ascontiguousarray, decoded))
+
+
+def addresses_of(rows: Iterable[NDArray[Any]]) -> NDArray[np.uint64]:
+    """Where contiguous arrays begin, which must live as long as this is used."""
+    return np.array([address_of(row) for row in rows], np.uint64)
 
 
 def _aligned(dtype: Any, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -219,7 +234,7 @@ def _copies(agents: int) -> _Copies:
         kept.clear()  # a merge needs one
         kept[agents] = _Copies(
             np.zeros((agents, COPIES, SHORT), np.uint32), np.zeros((agents, COPIES, BINS), np.uint64)
-        )  # fmt: skip
+        )
     return kept[agents]
 
 

@@ -23,41 +23,27 @@ from numba.extending import intrinsic
 
 from hubmerge.compiled.vectors import (
     FLOAT,
+    HALVES,
+    I32,
     I64,
     INT,
     VECTOR,
     Arguments,
-    call,
+    compress,
     every,
-    every_float,
+    flags_of,
     halved,
+    halves_of,
+    how_many,
+    lanewise,
     load,
-    number,
-    pick,
+    prefetch,
     spread,
     store,
 )
 
-STEP = 2 * VECTOR  # elements of an instruction on 16-bit numbers
+STEP = HALVES.count  # elements of an instruction on 16-bit numbers
 GROUPED = 3  # agents for whom all that a loop keeps fits the vector registers
-
-_HALVES = ir.VectorType(ir.IntType(16), STEP)
-_WORD = ir.IntType(32)
-_INDEX = ir.VectorType(ir.IntType(32), STEP)
-_UPPER = ir.Constant(_INDEX, [2 * i + 1 for i in range(STEP)])  # halves of two vectors of 32-bit numbers
-
-
-def _halves(value):
-    return ir.Constant(_HALVES, [value] * STEP)
-
-
-def _prefetch(builder, address):
-    """Ask for what will be read soon; an address that is not ours does no harm."""
-    byte = ir.IntType(8).as_pointer()
-    kind = ir.FunctionType(ir.VoidType(), [byte, _WORD, _WORD, _WORD])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    settings = [ir.Constant(_WORD, value) for value in (0, 3, 1)]  # to read, from data, into the first cache
-    builder.call(function, [builder.bitcast(address, byte), *settings])
 
 
 class _Agent:
@@ -65,11 +51,10 @@ class _Agent:
 
     def __init__(self, builder, row) -> None:
         self._builder, self._row = builder, row  # row(name, element, offset) → address
-        zero = number(0)
-        self._counts = {name: cgutils.alloca_once_value(builder, zero) for name in ("short", "long")}
+        self._counts = {name: cgutils.alloca_once_value(builder, I64(0)) for name in ("short", "long")}
         none = {"largest": every(0), "least": every(0xFFFFFFFF)}
         self._longs = {name: cgutils.alloca_once_value(builder, value) for name, value in none.items()}
-        none = {"largest": _halves(0), "least": _halves(0xFFFF)}
+        none = {"largest": every(0, HALVES), "least": every(0xFFFF, HALVES)}
         self._shorts = {name: cgutils.alloca_once_value(builder, value) for name, value in none.items()}
 
     def take(self, at, deltas, epsilon):
@@ -77,70 +62,67 @@ class _Agent:
         builder = self._builder
         magnitudes, actives, positives = [], [], []
         for part, delta in enumerate(deltas):
-            store(builder, delta, self._row("deltas", FLOAT, builder.add(at, number(part * VECTOR))), 4)
+            store(builder, delta, self._row("deltas", FLOAT, builder.add(at, I64(part * VECTOR))), 4)
             magnitude = builder.and_(builder.bitcast(delta, INT), every(0x7FFFFFFF))
             active = builder.fcmp_ordered(">", builder.bitcast(magnitude, FLOAT), epsilon)
             magnitudes.append(magnitude)
             actives.append(active)
-            positives.append(builder.and_(active, builder.fcmp_ordered(">", delta, every_float(0))))
-        word = builder.udiv(at, number(STEP))
+            positives.append(builder.and_(active, builder.fcmp_ordered(">", delta, every(0, FLOAT))))
+        word = builder.udiv(at, I64(STEP))
         for name, flags in (("active", actives), ("positive", positives)):
-            store(builder, _bits(builder, flags), self._row(name, _WORD, word), 4)
-        upper = builder.shuffle_vector(*(builder.bitcast(m, _HALVES) for m in magnitudes), _UPPER)
+            store(builder, _bits(builder, flags), self._row(name, I32, word), 4)
+        upper = halves_of(builder, *magnitudes, upper=True)
         lower = builder.and_(builder.or_(*magnitudes), every(0xFFFF))
-        some = builder.bitcast(builder.icmp_unsigned("!=", lower, every(0)), ir.IntType(VECTOR))
+        some = flags_of(builder, builder.icmp_unsigned("!=", lower, every(0)))
         with builder.if_else(builder.icmp_unsigned("!=", some, ir.Constant(some.type, 0)), likely=False) as (yes, no):
             with yes:
                 longs = [builder.icmp_unsigned("!=", builder.and_(m, every(0xFFFF)), every(0)) for m in magnitudes]
                 for magnitude, long in zip(magnitudes, longs, strict=True):
                     masked = builder.select(long, magnitude, every(0))
                     self._extend(self._longs, masked, every(1))
-                    self._pack("long", INT, magnitude, long, every(0))
+                    self._pack("long", magnitude, long)
                 all_longs = builder.bitcast(_bits(builder, longs), ir.VectorType(ir.IntType(1), STEP))
-                self._short(builder.select(all_longs, _halves(0), upper))
+                self._short(builder.select(all_longs, every(0, HALVES), upper))
             with no:
                 self._short(upper)
 
     def _short(self, upper):
-        self._extend(self._shorts, upper, _halves(1))
-        self._pack("short", _HALVES, upper, self._builder.icmp_unsigned("!=", upper, _halves(0)), _halves(0))
+        self._extend(self._shorts, upper, every(1, HALVES))
+        self._pack("short", upper, self._builder.icmp_unsigned("!=", upper, every(0, HALVES)))
 
     def _extend(self, into, magnitude, one):
         builder = self._builder
         for name, how, value in (("largest", "umax", magnitude), ("least", "umin", builder.sub(magnitude, one))):
-            builder.store(pick(builder, how, builder.load(into[name]), value), into[name])
+            builder.store(lanewise(builder, how, builder.load(into[name]), value), into[name])
 
-    def _pack(self, name, vector, values, which, nothing):
+    def _pack(self, name, values, which):
         builder, count = self._builder, self._counts[name]
-        width = vector.element.width
-        packed = call(
-            builder, f"llvm.experimental.vector.compress.v{vector.count}i{width}", vector, [values, which, nothing]
-        )
         first = builder.load(count)
-        store(builder, packed, self._row(name, vector, first), width // 8)
-        more = builder.ctpop(builder.bitcast(which, ir.IntType(vector.count)))
-        builder.store(builder.add(first, builder.zext(more, I64)), count)
+        address = self._row(name, values.type, first)
+        store(builder, compress(builder, values, which), address, values.type.element.width // 8)
+        builder.store(builder.add(first, how_many(builder, which)), count)
 
     def finish(self):
+        """Write what was found."""
         builder = self._builder
         results = [builder.load(self._counts[name]) for name in ("short", "long")]
         for name, how in (("largest", "umax"), ("least", "umin")):
-            pair = partial(pick, builder, how)
+            pair = partial(lanewise, builder, how)
             short, long = (halved(builder, builder.load(kept[name]), pair) for kept in (self._shorts, self._longs))
-            short = builder.shl(builder.zext(short, I64), number(16))
+            short = builder.shl(builder.zext(short, I64), I64(16))
             if name == "least":  # (u − 1) of an upper half u is pattern u·2^16 − 1; of none, more than any
-                short = builder.add(short, number(0xFFFF))
+                short = builder.add(short, I64(0xFFFF))
             long = builder.zext(long, I64)
             larger = builder.icmp_unsigned(">" if name == "largest" else "<", short, long)
             results.append(builder.select(larger, short, long))
         for place, result in enumerate(results):
-            builder.store(result, self._row("found", I64, number(place)))
+            builder.store(result, self._row("found", I64, I64(place)))
 
 
 def _bits(builder, flags):
     """Two vectors' flags as one word."""
-    first, second = (builder.zext(builder.bitcast(f, ir.IntType(VECTOR)), _WORD) for f in flags)
-    return builder.or_(first, builder.shl(second, ir.Constant(_WORD, VECTOR)))
+    first, second = (builder.zext(flags_of(builder, f), I32) for f in flags)
+    return builder.or_(first, builder.shl(second, I32(VECTOR)))
 
 
 def _agents(given, names, first, size):
@@ -150,13 +132,15 @@ def _agents(given, names, first, size):
     def of(k):
         return _Agent(builder, lambda name, element, offset: given.row(names[name], k, offset, element))
 
-    return [of(builder.add(first, number(k))) for k in range(size)]
+    return [of(builder.add(first, I64(k))) for k in range(size)]
 
 
 _WRITTEN = ("deltas", "active", "positive", "short", "long", "found")
 
 
 def _split_of(size: int) -> Any:
+    """split_bf16_… of `size` agents."""
+
     @intrinsic
     def split(typing, rows, first, start, n, epsilon, base, deltas, active, positive, short, long, found):
         def generate(context, builder, signature, arguments):
@@ -165,18 +149,17 @@ def _split_of(size: int) -> Any:
             epsilon = spread(builder, arguments[4])
             names = {name: 6 + place for place, name in enumerate(_WRITTEN)}
             agents = _agents(given, names, first, size)
-            two = number(2)
 
             def source(model):
                 address = builder.load(given.at(0, model, I64))
-                address = builder.add(address, builder.mul(start, two))
+                address = builder.add(address, builder.mul(start, I64(2)))
                 return builder.inttoptr(address, ir.IntType(16).as_pointer())
 
             def values(pointer, at):
                 """Two vectors of float32."""
                 place = builder.gep(pointer, [at])
-                raw = load(builder, builder.bitcast(place, _HALVES.as_pointer()), 2)
-                _prefetch(builder, builder.gep(place, [n]))
+                raw = load(builder, builder.bitcast(place, HALVES.as_pointer()), 2)
+                prefetch(builder, builder.gep(place, [n]), 1)
                 parts = []
                 for part in range(2):
                     mask = ir.Constant(INT, list(range(part * VECTOR, (part + 1) * VECTOR)))
@@ -184,13 +167,13 @@ def _split_of(size: int) -> Any:
                     parts.append(builder.bitcast(builder.shl(half, every(16)), FLOAT))
                 return parts
 
-            models = [number(0)]
-            models += [builder.add(first, number(1 + k)) for k in range(size)]
+            models = [I64(0)]
+            models += [builder.add(first, I64(1 + k)) for k in range(size)]
             sources = [source(model) for model in models]
-            with cgutils.for_range_slice(builder, number(0), n, number(STEP), I64) as (i, _):
+            with cgutils.for_range_slice(builder, I64(0), n, I64(STEP), I64) as (i, _):
                 bases = values(sources[0], i)
                 for part, value in enumerate(bases):
-                    place = builder.add(i, number(part * VECTOR))
+                    place = builder.add(i, I64(part * VECTOR))
                     store(builder, value, given.at(5, place, FLOAT), 4)
                 for agent, pointer in zip(agents, sources[1:], strict=True):
                     deltas = [builder.fsub(v, b) for v, b in zip(values(pointer, i), bases, strict=True)]
@@ -218,13 +201,13 @@ def split_float(typing, base, values, k, n, epsilon, deltas, active, positive, s
         n, epsilon = arguments[3], spread(builder, arguments[4])
         names = {name: 5 + place for place, name in enumerate(_WRITTEN)}
         [agent] = _agents(given, names, arguments[2], 1)
-        with cgutils.for_range_slice(builder, number(0), n, number(STEP), I64) as (i, _):
-            places = i, builder.add(i, number(VECTOR))
+        with cgutils.for_range_slice(builder, I64(0), n, I64(STEP), I64) as (i, _):
+            places = i, builder.add(i, I64(VECTOR))
             agent.take(i, [builder.fsub(given.floats(1, at), given.floats(0, at)) for at in places], epsilon)
         agent.finish()
         return context.get_dummy_value()
 
     signature = types.void(
         base, values, types.int64, types.int64, types.float32, deltas, active, positive, short, long, found
-    )  # fmt: skip
+    )
     return signature, generate

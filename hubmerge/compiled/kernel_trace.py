@@ -46,9 +46,7 @@ def known(values: NDArray[np.float32]) -> Known:
     return tuple(found)
 
 
-def trace_of(
-    kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known
-) -> Trace | None:  # fmt: skip
+def trace_of(kernel: Callable[..., Any], agents: int, inputs: int, columns: Known, constants: Known) -> Trace | None:
     """None where calling it with symbols does not tell what it computes."""
     steps: dict[Step, int] = {}
 
@@ -77,53 +75,55 @@ class _Symbol:
         raise _Unknown
 
 
+def _logical(operation: str) -> Callable[[_Condition, object], _Condition]:
+    def together(one: _Condition, other: object) -> _Condition:
+        if not isinstance(other, _Condition):
+            raise _Unknown
+        return _Condition(one.steps, operation, one.number, other.number)
+
+    return together
+
+
 class _Condition(_Symbol):
-    def choose(self, yes: Any, no: Any) -> _Value:
-        """methods.ops.where."""
-        return _Value(self.steps, "where", self.number, _number(self.steps, yes), _number(self.steps, no))
-
-    def __and__(self, other: object) -> _Condition:
-        return self._with("and", other)
-
-    def __or__(self, other: object) -> _Condition:
-        return self._with("or", other)
-
-    def __xor__(self, other: object) -> _Condition:
-        return self._with("xor", other)
+    __and__, __or__, __xor__ = map(_logical, ("and", "or", "xor"))
 
     def __invert__(self) -> _Condition:
         return _Condition(self.steps, "not", self.number)
 
-    def _with(self, operation: str, other: object) -> _Condition:
-        if not isinstance(other, _Condition):
-            raise _Unknown
-        return _Condition(self.steps, operation, self.number, other.number)
+    def choose(self, yes: Any, no: Any) -> _Value:
+        """methods.ops.where."""
+        return _Value(self.steps, "where", self.number, _number(self.steps, yes), _number(self.steps, no))
+
+
+_Arithmetic = Callable[["_Value", object], "_Value"]
+
+
+def _arithmetic(operation: str) -> tuple[_Arithmetic, _Arithmetic]:
+    """An operator, and what Python calls where the left operand does not know it."""
+
+    def before(value: _Value, other: object) -> _Value:
+        return _Value(value.steps, operation, value.number, _number(value.steps, other))
+
+    def after(value: _Value, other: object) -> _Value:
+        return _Value(value.steps, operation, _number(value.steps, other), value.number)
+
+    return before, after
+
+
+def _comparison(operation: str) -> Callable[[_Value, object], _Condition]:
+    def compared(value: _Value, other: object) -> _Condition:
+        return _Condition(value.steps, operation, value.number, _number(value.steps, other))
+
+    return compared
 
 
 class _Value(_Symbol):
-    def __add__(self, other: object) -> _Value:
-        return self._with("add", other)
-
-    def __sub__(self, other: object) -> _Value:
-        return self._with("sub", other)
-
-    def __mul__(self, other: object) -> _Value:
-        return self._with("mul", other)
-
-    def __truediv__(self, other: object) -> _Value:
-        return self._with("div", other)
-
-    def __radd__(self, other: object) -> _Value:
-        return self._after("add", other)
-
-    def __rsub__(self, other: object) -> _Value:
-        return self._after("sub", other)
-
-    def __rmul__(self, other: object) -> _Value:
-        return self._after("mul", other)
-
-    def __rtruediv__(self, other: object) -> _Value:
-        return self._after("div", other)
+    __add__, __radd__ = _arithmetic("add")
+    __sub__, __rsub__ = _arithmetic("sub")
+    __mul__, __rmul__ = _arithmetic("mul")
+    __truediv__, __rtruediv__ = _arithmetic("div")
+    __lt__, __le__, __gt__, __ge__ = map(_comparison, ("lt", "le", "gt", "ge"))
+    __eq__, __ne__ = map(_comparison, ("eq", "ne"))  # type: ignore[assignment]
 
     def __neg__(self) -> _Value:
         return _Value(self.steps, "neg", self.number)
@@ -131,35 +131,7 @@ class _Value(_Symbol):
     def __abs__(self) -> _Value:
         return _Value(self.steps, "abs", self.number)
 
-    def abs(self) -> _Value:
-        return abs(self)
-
-    def __lt__(self, other: object) -> _Condition:
-        return self._compared("lt", other)
-
-    def __le__(self, other: object) -> _Condition:
-        return self._compared("le", other)
-
-    def __gt__(self, other: object) -> _Condition:
-        return self._compared("gt", other)
-
-    def __ge__(self, other: object) -> _Condition:
-        return self._compared("ge", other)
-
-    def __eq__(self, other: object) -> _Condition:  # type: ignore[override]
-        return self._compared("eq", other)
-
-    def __ne__(self, other: object) -> _Condition:  # type: ignore[override]
-        return self._compared("ne", other)
-
-    def _with(self, operation: str, other: object) -> _Value:
-        return _Value(self.steps, operation, self.number, _number(self.steps, other))
-
-    def _after(self, operation: str, other: object) -> _Value:
-        return _Value(self.steps, operation, _number(self.steps, other), self.number)
-
-    def _compared(self, operation: str, other: object) -> _Condition:
-        return _Condition(self.steps, operation, self.number, _number(self.steps, other))
+    abs = __abs__  # of torch's tensors, methods.ops.absolute
 
 
 def _number(steps: dict[Step, int], value: object) -> int:

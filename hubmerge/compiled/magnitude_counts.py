@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hubmerge.compiled.chunk_arrays import addresses_of, stored_alike
 from hubmerge.compiled.entries import Entry
 from hubmerge.compiled.layout import KEY_BINS, KEY_BLOCK, KEY_COPIES, KEY_WIDTH, KEYS, PRIVATE_BLOCK
-from hubmerge.dtypes import decode
+from hubmerge.compiled.machine_code import Kinds
 from hubmerge.eager import ChunkInputs
 from hubmerge.methods.base import Threshold
 
-_SCRATCH, _SPANS, _WANTED = "uint32[3]", "uint16[2]", "uint16[1]"
-_count_all, _count_private = (
-    {
-        np.dtype(stored): Entry("magnitude_passes", function, (f"{stored}[2]", "int64", *kinds(stored)))
+_SCRATCH, _SPANS, _WANTED, _KEPT = "uint32[3]", "uint16[2]", "uint16[1]", "uint16[2]"
+
+
+def _entries(function: str, kinds: Callable[[str], Kinds]) -> dict[np.dtype[Any], Entry]:
+    """By the dtype of the elements: the base's, then the addresses of the agents'."""
+    return {
+        np.dtype(stored): Entry("magnitude_passes", function, (f"{stored}[1]", "uint64[1]", *kinds(stored)))
         for stored in ("uint16", "float32")
     }
-    for function, kinds in (
-        (
-            "count_all",
-            lambda stored: (
-                _WANTED, "bool", "uint64", "uint64[2]", "int64", _SCRATCH, _SPANS, "uint16[2]", f"{stored}[2]",
-            ),
-        ),
-        (
-            "count_private",
-            lambda _: ("float32", _WANTED, _SCRATCH, _SPANS, "uint16[2]", "float32[2]", "float32[1]", "uint8[1]"),
-        ),
-    )
+
+
+_count_all = _entries(
+    "count_all",
+    lambda stored: (
+        _WANTED, "bool", "uint64", "uint64[2]", "int64", _SCRATCH, _SPANS, _KEPT, f"{stored}[2]",
+    ),
 )  # fmt: skip
+_count_private = _entries(
+    "count_private",
+    lambda _: ("float32", _WANTED, _SCRATCH, _SPANS, _KEPT, "float32[2]", "float32[1]", "uint8[1]"),
+)
 _add_copies = Entry("magnitude_passes", "add_copies", (_SCRATCH, _SPANS))
 _take = Entry("magnitude_passes", "take", (_SCRATCH, _SPANS, "int64[2]"))
 _thread = threading.local()  # .scratch: histograms, all zero between two passes
@@ -52,28 +55,21 @@ def count_magnitudes(
 
     With one `wanted` key per row: of the lower halves of what has it; an even key has no such.
     """
-    agents = len(chunk.raws) - 1
-    kinds = set(chunk.dtypes)
-    if kinds == {"BF16"} or kinds == {"F32"}:
-        stored: NDArray[Any] = np.stack(chunk.raws) if chunk.stacked is None else chunk.stacked
-    else:
-        stored = np.stack([decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True)])
-    n, keys = len(chunk.raws[0]), np.array(wanted, dtype=np.uint16)
-    rows = 1 if threshold.of == "private" else agents
+    base, *agents = stored_alike(chunk, "BF16", "F32")
+    places, keys = addresses_of(agents), np.array(wanted, np.uint16)
+    rows = 1 if threshold.of == "private" else len(agents)
     scratch, spans = _scratch(rows), np.tile(np.array([KEY_BINS - 1, 0], np.uint16), (rows, 1))
     packed = np.empty((2, KEY_BLOCK + 2 * KEYS), np.uint16)
     if threshold.of == "private":
-        magnitudes, nothing = np.empty((agents, PRIVATE_BLOCK), np.float32), np.zeros(PRIVATE_BLOCK, np.float32)
+        magnitudes, nothing = np.empty((len(agents), PRIVATE_BLOCK), np.float32), np.zeros(PRIVATE_BLOCK, np.float32)
         active = np.empty(PRIVATE_BLOCK, np.uint8)
-        _count_private[stored.dtype](
-            stored, n, epsilon, keys, scratch, spans, packed, magnitudes, nothing, active
-        )  # fmt: skip
+        _count_private[base.dtype](base, places, epsilon, keys, scratch, spans, packed, magnitudes, nothing, active)
     else:
         drop = threshold.of == "dropped"
         draw_keys = np.array([(k.first, k.second) for k in chunk.uniform_keys if drop], np.uint64).reshape(-1, 2)
-        _count_all[stored.dtype](
-            stored, n, keys, drop, _bound(threshold.drop), draw_keys, chunk.start, scratch, spans, packed,
-            np.empty((2, KEYS), stored.dtype),
+        _count_all[base.dtype](
+            base, places, keys, drop, _bound(threshold.drop), draw_keys, chunk.start, scratch, spans, packed,
+            np.empty((2, KEYS), base.dtype),
         )  # fmt: skip
     found = np.empty((_add_copies(scratch, spans), 3), np.int64)
     _take(scratch, spans, found)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from hubmerge.compiled.adapters import INNER
+from hubmerge.compiled.adapters import INNER, array_at
 from hubmerge.compiled.layout import KEY_BLOCK, KEYS, PRIVATE_BLOCK
 from hubmerge.compiled.rounding import mix, mix_upper
-from hubmerge.compiled.rounding_loops import STEP
+from hubmerge.compiled.rounding_loops import GOLDEN
 from hubmerge.compiled.vector_code import pack_keys, pack_lower, pack_words, widen
 
 
@@ -22,9 +22,9 @@ from hubmerge.compiled.vector_code import pack_keys, pack_lower, pack_words, wid
 def _survivors(places, found, index, first, second, bound, packed):
     """Leaves in places[:…] those of packed[:found] that the random drop leaves: counter_rng.uniform's draw is at
     least bound · 2⁻²⁴. Elements behind the last ones are overwritten."""
-    start = np.uint64(index) * np.uint64(STEP) + first
+    start = np.uint64(index) * np.uint64(GOLDEN) + first
     for j in range(found):
-        x = np.uint64(places[j]) * np.uint64(STEP) + start
+        x = np.uint64(places[j]) * np.uint64(GOLDEN) + start
         drawn = mix_upper(mix(x) ^ second) >> np.uint64(40)
         packed[j] = packed[j] if drawn >= bound else np.uint16(0)
     packed[found : found + KEYS] = np.uint16(0)
@@ -70,7 +70,7 @@ def _count(packed, found, row):
 
 
 @njit(**INNER)
-def _widen(packed, found, span):
+def _extend(packed, found, span):
     """span[2] = the smallest and the largest bin so far."""
     low, high = span[0], span[1]
     for i in range(found):
@@ -80,72 +80,75 @@ def _widen(packed, found, span):
 
 
 @njit(**INNER)
-def count_all(stored, n, wanted, drop, bound, draw_keys, index, scratch, spans, kept, last):
-    """Adds to scratch[agents, KEY_COPIES, bins]: keys where wanted is empty, else the lower halves of those whose key
-    is wanted[k], unless that is even. spans[agents, 2] are the smallest and the largest bin, except 0.
+def count_all(base, agents, wanted, drop, bound, draw_keys, index, scratch, spans, kept, last):
+    """Adds to scratch[K, KEY_COPIES, bins]: keys where wanted is empty, else the lower halves of those whose key is
+    wanted[k], unless that is even. spans[K, 2] are the smallest and the largest bin, except 0.
+
+    The agents lie at the addresses agents[K], as long as base[n] and of its dtype: uint16 (BF16) or float32. If `drop`,
+    what _survivors drops with draw_keys[K, 2] counts as zero; element 0 is `index` of its tensor.
     kept[2, KEY_BLOCK + 2 · KEYS] and last[2, KEYS] are scratch."""
-    fine = wanted.shape[0] > 0
+    n, fine = len(base), wanted.shape[0] > 0
     packed, places = kept[0], kept[1]
     for start in range(0, n, KEY_BLOCK):
         stop = min(n, start + KEY_BLOCK)
         whole = start + (stop - start) // KEYS * KEYS
-        for k in range(spans.shape[0]):
+        for k in range(agents.shape[0]):
             key = wanted[k] if fine else np.uint16(1)
             if key % 2 == 0:
                 continue
+            agent = array_at(agents[k], (n,), base.dtype)
             for part in range(2):
                 first, end = (start, whole) if part == 0 else (whole, stop)
                 if first == end:
                     continue
                 if part == 0:
-                    base, agent = stored[0, first:end], stored[k + 1, first:end]
+                    old, new = base[first:end], agent[first:end]
                 else:
                     last[:] = 0
                     for i in range(end - first):
-                        last[0, i], last[1, i] = stored[0, first + i], stored[k + 1, first + i]
-                    base, agent = last[0], last[1]
+                        last[0, i], last[1, i] = base[first + i], agent[first + i]
+                    old, new = last[0], last[1]
                 if drop:
-                    found = _pack(base, agent, fine, key, packed, places)
+                    found = _pack(old, new, fine, key, packed, places)
                     counted = places
                     found = _survivors(places, found, index + first, draw_keys[k, 0], draw_keys[k, 1], bound, packed)
                 else:
-                    found = _pack(base, agent, fine, key, packed, None)
+                    found = _pack(old, new, fine, key, packed, None)
                     counted = packed
                 _count(counted, found, scratch[k])
-                _widen(counted, found, spans[k])
+                _extend(counted, found, spans[k])
                 if not fine:
                     scratch[k, 0, 0] += np.uint32(end - first - found)
     return 0
 
 
 @njit(**INNER)
-def count_private(stored, n, epsilon, wanted, scratch, spans, kept, magnitudes, nothing, active):
+def count_private(base, agents, epsilon, wanted, scratch, spans, kept, magnitudes, nothing, active):
     """As count_all, of all agents in one row: the magnitudes of elements where one agent alone is active.
-    magnitudes[agents, PRIVATE_BLOCK] and active[PRIVATE_BLOCK] are scratch, nothing[PRIVATE_BLOCK] is zero."""
+    magnitudes[K, PRIVATE_BLOCK] and active[PRIVATE_BLOCK] are scratch, nothing[PRIVATE_BLOCK] is zero."""
     fine = wanted.shape[0] > 0
     key = wanted[0] if fine else np.uint16(1)
     if key % 2 == 0:
         return 0
-    agents = stored.shape[0] - 1
-    packed, row, span = kept[0], scratch[0], spans[0]
+    n, packed, row, span = len(base), kept[0], scratch[0], spans[0]
     for start in range(0, n, PRIVATE_BLOCK):
         m = min(n - start, PRIVATE_BLOCK)
         padded = (m + KEYS - 1) // KEYS * KEYS
         active[:m] = np.uint8(0)
-        base = stored[0, start : start + m]
-        for k in range(agents):
-            agent, own = stored[k + 1, start : start + m], magnitudes[k]
+        old = base[start : start + m]
+        for k in range(agents.shape[0]):
+            new, own = array_at(agents[k], (n,), base.dtype)[start : start + m], magnitudes[k]
             for i in range(m):
-                own[i] = abs(widen(agent[i]) - widen(base[i]))
+                own[i] = abs(widen(new[i]) - widen(old[i]))
                 active[i] += np.uint8(own[i] > epsilon)
-        for k in range(agents):
+        for k in range(agents.shape[0]):
             own = magnitudes[k]
             for i in range(m):
                 own[i] = own[i] if active[i] == 1 and own[i] > epsilon else np.float32(0)
             own[m:padded] = np.float32(0)
             found = _pack(nothing[:padded], own[:padded], fine, key, packed, None)
             _count(packed, found, row)
-            _widen(packed, found, span)
+            _extend(packed, found, span)
     return 0
 
 

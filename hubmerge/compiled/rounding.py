@@ -7,14 +7,7 @@ from numba import njit
 
 from hubmerge.compiled.adapters import INNER
 from hubmerge.compiled.layout import BFLOAT16, FLOAT32
-from hubmerge.compiled.rounding_loops import (
-    FACTORS,
-    STEP,
-    finish_nearest,
-    finish_nearest_and_other,
-    finish_stochastic,
-    finish_stochastic_and_other,
-)
+from hubmerge.compiled.rounding_loops import FACTORS, GOLDEN, finish_bf16
 from hubmerge.compiled.vector_code import from_half, to_half
 
 
@@ -38,7 +31,7 @@ def _round_f16(exact, n, stochastic, first, second, index, stored, out):
     a sign, one less is one step toward zero."""
     if stochastic:
         for i in range(n):
-            x = (np.uint64(index) + np.uint64(i)) * np.uint64(STEP) + first
+            x = (np.uint64(index) + np.uint64(i)) * np.uint64(GOLDEN) + first
             chance = np.float64(mix(mix(x) ^ second) >> np.uint64(11)) * 2.0**-53
             near = to_half(exact[i])
             inner = near - np.uint16(abs(from_half(near)) > abs(exact[i]))
@@ -73,7 +66,7 @@ def copy(source, n, target):
 
 @njit(**INNER)
 def _finish(base, stored_base, exact, stored, n, step, counts):
-    """rounding_loops.finish_nearest's steps and counts of an output that is there."""
+    """rounding_loops.finish_bf16's steps and counts of an output that is there."""
     changed, rounded = np.int32(0), np.int32(0)
     for i in range(n):
         changed += np.int32(stored[i] != stored_base[i])
@@ -91,14 +84,9 @@ def finish_part(
     """The output of n elements from `place` of the rows of chunk_arrays.Workspace, its steps and its counts."""
     base, delta, step, other_step = singles[0, place:], singles[1, place:], singles[6, place:], singles[7, place:]
     if dtype == BFLOAT16:
-        if has_other and stochastic:
-            finish_stochastic_and_other(base, delta, n, recode, first, second, index, out16, step, other_step, counts)
-        elif has_other:
-            finish_nearest_and_other(base, delta, n, recode, first, second, index, out16, step, other_step, counts)
-        elif stochastic:
-            finish_stochastic(base, delta, n, recode, first, second, index, out16, step, other_step, counts)
-        else:
-            finish_nearest(base, delta, n, recode, first, second, index, out16, step, other_step, counts)
+        finish_bf16(
+            base, delta, n, recode, stochastic, has_other, first, second, index, out16, step, other_step, counts
+        )
         return
     exact, stored, other, stored_base = singles[2], singles[3], singles[4], singles[5]
     for i in range(n):

@@ -19,7 +19,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from hubmerge.compiled.vectors import BITS, I64, VECTOR, Arguments, every_float, halved, load, number
+from hubmerge.compiled.vectors import BITS, FLOAT, I64, VECTOR, Arguments, every, halved, load
 from hubmerge.counting import GROUP, LANES
 
 _COLUMNS = LANES // VECTOR  # vectors side by side: the lanes of a sum
@@ -28,11 +28,11 @@ _COLUMNS = LANES // VECTOR  # vectors side by side: the lanes of a sum
 def _sums(builder, n, quantities, products, together=1):
     """float64 sums of `quantities` products in block_sums's order, over so many columns together as registers allow;
     products(offsets of GROUP rows) yields, quantity by quantity, a vector for each row."""
-    lanes = [[cgutils.alloca_once_value(builder, every_float(0)) for _ in range(quantities)] for _ in range(_COLUMNS)]
+    lanes = [[cgutils.alloca_once_value(builder, every(0, FLOAT)) for _ in range(quantities)] for _ in range(_COLUMNS)]
     for first in range(0, _COLUMNS, together):
-        with cgutils.for_range_slice(builder, number(first * VECTOR), n, number(LANES * GROUP), I64) as (i, _):
+        with cgutils.for_range_slice(builder, I64(first * VECTOR), n, I64(LANES * GROUP), I64) as (i, _):
             for part, column in enumerate(lanes[first : first + together]):
-                rows = [builder.add(i, number(row * LANES + part * VECTOR)) for row in range(GROUP)]
+                rows = [builder.add(i, I64(row * LANES + part * VECTOR)) for row in range(GROUP)]
                 for lane, (a, b, c, d) in zip(column, products(rows), strict=True):
                     group = builder.fadd(builder.fadd(a, b), builder.fadd(c, d))
                     builder.store(builder.fadd(builder.load(lane), group), lane)
@@ -45,22 +45,24 @@ def _sums(builder, n, quantities, products, together=1):
 
 def _keep(given, place, totals):
     for k, total in enumerate(totals):
-        given.builder.store(total, given.at(place, number(k), ir.DoubleType()))
+        given.builder.store(total, given.at(place, I64(k), ir.DoubleType()))
 
 
 def _mask(given, place, offset):
     """The flags of 16 elements from `offset` in argument `place`."""
     kind = ir.IntType(VECTOR)
-    word = load(given.builder, given.at(place, given.builder.udiv(offset, number(VECTOR)), kind), 2)
+    word = load(given.builder, given.at(place, given.builder.udiv(offset, I64(VECTOR)), kind), 2)
     return given.builder.bitcast(word, BITS)
 
 
 def _powers_of(size: int) -> Any:
+    """powers_… of `size` agents."""
+
     @intrinsic
     def powers(typing, x, k, n, out):
         def generate(context, builder, signature, arguments):
             given = Arguments(context, builder, signature, arguments)
-            agents = [builder.add(arguments[1], number(k)) for k in range(size)]
+            agents = [builder.add(arguments[1], I64(k)) for k in range(size)]
 
             def products(rows):
                 values = [[given.row_floats(0, agent, row) for row in rows] for agent in agents]
@@ -93,7 +95,7 @@ def dots_2(typing, x, k, other, n, out):
         def products(rows):
             others = [given.row_floats(0, arguments[2], row) for row in rows]
             for part in range(2):
-                agent = builder.add(arguments[1], number(part))
+                agent = builder.add(arguments[1], I64(part))
                 own = [given.row_floats(0, agent, row) for row in rows]
                 yield [builder.fmul(v, w) for v, w in zip(own, others, strict=True)]
 
@@ -116,7 +118,7 @@ def regions(typing, x, k, alone, shared, merged, step, n, out):
             square = [builder.fmul(v, v) for v in own]
             kept, stored = ([builder.fmul(v, w) for v, w in zip(own, o, strict=True)] for o in (merged, moved))
             for where, what in ((only, square), (only, kept), (only, stored), (both, square), (both, kept)):
-                yield [builder.select(m, v, every_float(0)) for m, v in zip(where, what, strict=True)]
+                yield [builder.select(m, v, every(0, FLOAT)) for m, v in zip(where, what, strict=True)]
 
         _keep(given, 7, _sums(builder, arguments[6], 5, products, together=2))
         return context.get_dummy_value()
@@ -131,7 +133,7 @@ def masked_dot(typing, x, k, mask, step, n):
 
         def products(rows):
             moved = [builder.fmul(given.row_floats(0, arguments[1], row), given.floats(3, row)) for row in rows]
-            yield [builder.select(_mask(given, 2, row), v, every_float(0)) for row, v in zip(rows, moved, strict=True)]
+            yield [builder.select(_mask(given, 2, row), v, every(0, FLOAT)) for row, v in zip(rows, moved, strict=True)]
 
         return _sums(builder, arguments[4], 1, products, together=_COLUMNS)[0]
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from hubmerge.compiled.kernel_trace import COMPARISONS, Trace
-from hubmerge.compiled.vectors import BITS, FLOAT, I64, VECTOR, Arguments, call, load, spread, store
+from hubmerge.compiled.vectors import (
+    FLOAT,
+    I64,
+    Arguments,
+    every,
+    for_vectors,
+    lanewise,
+    load,
+    load_some,
+    spread,
+    store_some,
+)
 
 _INPUTS, _PER_AGENT, _CONSTANTS, _N, _OUT = range(5)  # kernel_loops.LOOP
-_WORD = ir.IntType(32)
 
 
 def loop_of(trace: Trace) -> Any:
@@ -44,18 +52,12 @@ def loop_of(trace: Trace) -> Any:
                         values.append(scalars[step])
                     elif step[0] == "input":
                         address = given.row(_INPUTS, I64(step[1]), i, FLOAT)
-                        values.append(_load_some(builder, address, among))
+                        values.append(load_some(builder, address, 4, among))
                     else:
                         values.append(_step(builder, step, values))
-                _store_some(builder, values[trace.result], given.at(_OUT, i, FLOAT), among)
+                store_some(builder, values[trace.result], given.at(_OUT, i, FLOAT), 4, among)
 
-            left = builder.urem(arguments[_N], I64(VECTOR))
-            whole = builder.sub(arguments[_N], left)
-            with cgutils.for_range_slice(builder, I64(0), whole, I64(VECTOR), I64) as (i, _):
-                elements(i, None)
-            with builder.if_then(builder.icmp_unsigned("!=", left, I64(0))):
-                ones = builder.sub(builder.shl(_WORD(1), builder.trunc(left, _WORD)), _WORD(1))
-                elements(whole, builder.bitcast(builder.trunc(ones, ir.IntType(VECTOR)), BITS))
+            for_vectors(builder, arguments[_N], elements)
             return I64(0)
 
         return types.int64(inputs, per_agent, constants, types.int64, out), generate
@@ -67,29 +69,15 @@ def _step(builder, step, values):
     operation = step[0]
     if operation == "literal":
         [value] = struct.unpack("<f", struct.pack("<I", step[1]))
-        return ir.Constant(FLOAT, [value] * VECTOR)
+        return every(value, FLOAT)
     operands = [values[k] for k in step[1:]]
     if operation in COMPARISONS:
         compare = builder.fcmp_unordered if operation == "ne" else builder.fcmp_ordered
         return compare(COMPARISONS[operation], *operands)
     if operation == "abs":
-        return call(builder, f"llvm.fabs.v{VECTOR}f32", FLOAT, operands)
+        return lanewise(builder, "fabs", *operands)
     made = {
         "add": builder.fadd, "sub": builder.fsub, "mul": builder.fmul, "div": builder.fdiv, "neg": builder.fneg,
         "where": builder.select, "and": builder.and_, "or": builder.or_, "xor": builder.xor, "not": builder.not_,
     }  # fmt: skip
     return made[operation](*operands)
-
-
-def _load_some(builder, address, among):
-    if among is None:
-        return load(builder, address, 4)
-    nothing = ir.Constant(FLOAT, [0.0] * VECTOR)
-    return call(builder, f"llvm.masked.load.v{VECTOR}f32.p0", FLOAT, [address, _WORD(4), among, nothing])
-
-
-def _store_some(builder, value, address, among):
-    if among is None:
-        store(builder, value, address, 4)
-    else:
-        call(builder, f"llvm.masked.store.v{VECTOR}f32.p0", ir.VoidType(), [value, address, _WORD(4), among])

@@ -35,7 +35,7 @@ KEPT_TENSORS = 16  # small tensors that stay in memory: chunks in flight belong 
 
 ShardKey = tuple[str, str, str]  # repo or folder, commit, file
 
-_ROW_GAP = 448  # bytes behind each row of a chunk; chunks are powers of two
+_ROW_GAP = 448  # bytes behind each row of a chunk; rows a power of two apart would share cache sets
 
 
 @dataclass(frozen=True)
@@ -234,28 +234,27 @@ class TensorReader:
         self._fill(model, tensor, start, values)
         return values
 
-    def stacked(
+    def rows(
         self, tensors: Sequence[StoredTensor], start: int, count: int, scratch: Scratch | None = None
-    ) -> NDArray[np.generic] | None:
-        """[len(tensors), ≥ count] elements from `start` of tensor m of model m, as stored; None unless all are stored
-        alike. What lies behind `count` elements has no meaning: it keeps equal elements of two rows from a distance
-        of a power of two, at which they would share cache sets.
+    ) -> tuple[NDArray[np.generic], ...]:
+        """`raw` of tensor m of model m.
 
-        The array lies in `scratch`, or else in this thread's own, and is valid until the next one does.
+        Tensors that are stored alike lie side by side in `scratch`, or else in this thread's own, and are valid until
+        the next ones do.
         """
-        scratch = scratch or self._scratch
         dtype = tensors[0].entry.dtype
         if any(isinstance(t, DerivedTensor) or t.entry.dtype != dtype for t in tensors):
-            return None
+            return tuple(self.raw(m, tensor, start, count) for m, tensor in enumerate(tensors))
+        scratch = scratch or self._scratch
         storage = _storage(dtype)
         width = count + _ROW_GAP // storage.itemsize
         needed = len(tensors) * width * storage.itemsize
         buffer = scratch.buffer
         if buffer is None or buffer.size < needed:
             buffer = scratch.buffer = np.empty(needed, dtype=np.uint8)
-        rows = buffer[:needed].view(storage).reshape(len(tensors), width)
-        for model, tensor in enumerate(tensors):
-            self._fill(model, tensor, start, rows[model, :count])
+        rows = tuple(buffer[:needed].view(storage).reshape(len(tensors), width)[:, :count])
+        for model, (tensor, row) in enumerate(zip(tensors, rows, strict=True)):
+            self._fill(model, tensor, start, row)
         return rows
 
     def _fill(self, model: int, tensor: StoredTensor, start: int, out: NDArray[np.generic]) -> None:

@@ -1,11 +1,8 @@
 """Shards of models on the Hub, fetched ahead and deleted behind, within a disk budget.
 
 Every pass tells beforehand which tensors it reads in which order (TensorReader.expect). From that each shard knows
-the places of its next uses, and the cache fetches what is needed soonest. Room is made the way of Belady's optimal
-replacement: what is needed latest goes first, and never for something that is needed later still. Before a pass that
-may be followed by another one, a shard that has had its last use is worth keeping, its next use being in the next
-pass; to that end a full cache fetches no more than one shard per model ahead, because fetching earlier would only
-drop something sooner. In the last pass a shard is deleted with its last use.
+the places of its next uses, and the cache fetches what is needed soonest; what goes for it: replacement.py. In the
+last pass a shard is deleted with its last use.
 
 A shard is read under a lease, and what is leased is not deleted. A lease is held for one read and never while
 waiting, so nothing waits in a circle. Where the shards of a single tensor exceed the budget together, the largest of
@@ -14,22 +11,21 @@ them are read by ranges instead (block_reader.py); the rest then always fits, so
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from hubmerge.errors import CancelledError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import BLOCK_BYTES, BlockBuffer, BlockReader
 from hubmerge.sources.reader import OpenFiles, Read, ShardKey, cache_folder, local_path, shard_key
+from hubmerge.sources.replacement import CachedShard, NextUse, latest_first, victims_for
 
 THREADS = 2  # one connection seldom fills the line, and more only fetch what is needed later
 _TICK_S = 0.2
@@ -49,32 +45,6 @@ class Fetched:
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
-
-
-@dataclass(eq=False)
-class _Shard:
-    model: Model
-    name: str
-    path: Path  # under its final name; beside it the partial one
-    size: int  # bytes
-    state: Literal["absent", "fetching", "present"] = "absent"
-    held: int = 0  # bytes on disk, or reserved there
-    uses: deque[int] = field(default_factory=deque)  # places of the reads in this pass that are still to come
-    first: int | None = None  # place of the first read in this pass
-    started: bool = False  # read in this pass
-    fetched_in: int = -1  # the pass
-    fetches: int = 0
-    leases: int = 0
-    waiting: int = 0  # readers
-    blocks: BlockReader | None = None  # read by ranges
-
-    @property
-    def is_present(self) -> bool:
-        return self.state == "present"
-
-    @property
-    def partial(self) -> Path:
-        return self.path.with_name(self.path.name + ".partial")
 
 
 class ShardCache:
@@ -119,10 +89,10 @@ class ShardCache:
         self._stopped = False
         self._pass = 0
         self._again = True
-        self._places = 0  # reads of this pass
+        self._next_use = NextUse(0, again=True)
         self._reads: dict[str, deque[tuple[int, Read]]] = {}  # by tensor, with their places
         self._counts: dict[str, int] = {}  # elements read since the tensor's last finished reading
-        self._shards: dict[ShardKey, _Shard] = {}
+        self._shards: dict[ShardKey, CachedShard] = {}
         for model in models:
             if model.ref.kind == "hub":
                 for shard in model.shards:
@@ -131,10 +101,10 @@ class ShardCache:
         self.fetched.high_water_bytes = self._used
 
     @staticmethod
-    def _found(folder: Path, model: Model, name: str) -> _Shard:
+    def _found(folder: Path, model: Model, name: str) -> CachedShard:
         """A shard as an earlier run left it: a file has its final name only when it was verified."""
         info = model.files[name]
-        shard = _Shard(model, name, cache_folder(folder, model) / model.ref.sha / info.path, info.size)
+        shard = CachedShard(model, name, cache_folder(folder, model) / model.ref.sha / info.path, info.size)
         if shard.path.is_file() and shard.path.stat().st_size == shard.size:
             shard.state, shard.held = "present", shard.size
         elif shard.partial.is_file():
@@ -162,7 +132,7 @@ class ShardCache:
         with self._changed:
             self._pass += 1
             self._again = again or self._keep
-            self._places = len(reads)
+            self._next_use = NextUse(len(reads), again=self._again)
             self._reads, self._counts = {}, {}
             for shard in self._shards.values():
                 shard.uses, shard.first, shard.started = deque(), None, False
@@ -219,7 +189,7 @@ class ShardCache:
                     self._claim(needed, -1)
             yield {shard_key(s.model, s.name): s.path for s in needed}
 
-    def _claim(self, shards: Sequence[_Shard], change: int) -> None:
+    def _claim(self, shards: Sequence[CachedShard], change: int) -> None:
         """Somebody waits for all of them, or no longer does: for such shards room is made first."""
         self._waiting += change
         for shard in shards:
@@ -238,12 +208,12 @@ class ShardCache:
 
     # --- reading -----------------------------------------------------------------------------------------
 
-    def _of(self, read: Read) -> list[_Shard]:
+    def _of(self, read: Read) -> list[CachedShard]:
         keys = ((model.ref.id, model.ref.sha, shard) for model, shard in read.shards)
         return list(dict.fromkeys(self._shards[key] for key in keys if key in self._shards))
 
     @contextmanager
-    def _lease(self, shard: _Shard) -> Iterator[None]:
+    def _lease(self, shard: CachedShard) -> Iterator[None]:
         with self._changed:
             if not shard.is_present:
                 if not shard.uses:  # nobody announced it, so nobody looked whether it fits in
@@ -272,7 +242,7 @@ class ShardCache:
                     if self._waiting:
                         self._advance()
 
-    def _wait_for(self, shards: Sequence[_Shard]) -> None:
+    def _wait_for(self, shards: Sequence[CachedShard]) -> None:
         total = sum(s.size for s in shards)
         while True:
             with self._changed:
@@ -286,7 +256,7 @@ class ShardCache:
                 self._changed.wait(_TICK_S)
 
     @staticmethod
-    def _arrived(shard: _Shard) -> int:
+    def _arrived(shard: CachedShard) -> int:
         try:
             return shard.partial.stat().st_size
         except FileNotFoundError:  # not begun, or complete since
@@ -316,7 +286,7 @@ class ShardCache:
             self._pool.submit(self._fetch, shard).add_done_callback(partial(self._ended, shard))
         self._changed.notify_all()
 
-    def _fetch(self, shard: _Shard) -> None:
+    def _fetch(self, shard: CachedShard) -> None:
         if shard.blocks is not None:
             shard.blocks.verify()
             return
@@ -339,7 +309,7 @@ class ShardCache:
             if self._stopped:
                 raise CancelledError("the merge was broken off")
 
-    def _ended(self, shard: _Shard, future: Future[None]) -> None:
+    def _ended(self, shard: CachedShard, future: Future[None]) -> None:
         with self._changed:
             self._running -= 1
             error = None if future.cancelled() else future.exception()
@@ -359,55 +329,28 @@ class ShardCache:
 
     # --- room --------------------------------------------------------------------------------------------
 
-    def _next_use(self, shard: _Shard) -> float:
-        if shard.uses:
-            return shard.uses[0]
-        if shard.waiting:
-            return -1  # read without having been announced
-        if self._again and shard.first is not None:
-            return self._places + shard.first
-        return math.inf
-
-    def _make_room(self, shard: _Shard) -> bool:
+    def _make_room(self, shard: CachedShard) -> bool:
         missing = self._used + shard.size - shard.held - self._budget
         if shard.blocks is not None or missing <= 0:
             return True
-        use = self._next_use(shard)
-        others = self._shards.values()
-        is_near = (
-            shard.waiting
-            or use <= min((s.uses[0] for s in others if s.uses), default=-1)
-            or not any(s.model is shard.model and s.state != "absent" and s.uses and not s.started for s in others)
-        )
-        chosen = []
-        for victim in sorted(self._deletable(), key=self._next_use, reverse=True):
-            later = self._next_use(victim)
-            if victim is shard or later <= use or (later < math.inf and not is_near):
-                continue
-            chosen.append(victim)
-            missing -= victim.held
-            if missing <= 0:
-                for each in chosen:
-                    self._delete(each)
-                return True
-        return False
+        victims = victims_for(shard, missing, self._shards.values(), self._next_use)
+        for victim in victims:
+            self._delete(victim)
+        return bool(victims)
 
-    def _deletable(self) -> list[_Shard]:
-        return [s for s in self._shards.values() if s.held and not s.leases and s.state != "fetching"]
-
-    def _delete_if_done(self, shard: _Shard) -> None:
+    def _delete_if_done(self, shard: CachedShard) -> None:
         done = not (shard.uses or shard.waiting or shard.leases or self._again)
         if done and shard.held and shard.state != "fetching":
             self._delete(shard)
 
     def _trim(self) -> None:
         """What earlier runs left may exceed the budget of this one."""
-        for shard in sorted(self._deletable(), key=self._next_use, reverse=True):
+        for shard in latest_first(self._shards.values(), self._next_use):
             if self._used <= self._budget:
                 break
             self._delete(shard)
 
-    def _read_by_ranges(self, needed: Sequence[_Shard]) -> None:
+    def _read_by_ranges(self, needed: Sequence[CachedShard]) -> None:
         """Take the largest shards of one tensor off the disk until the others fit in together."""
         whole = sorted((s for s in needed if s.blocks is None), key=lambda s: s.size, reverse=True)
         whole = [s for s in whole if s.state != "fetching"]  # there was room for it
@@ -429,12 +372,12 @@ class ShardCache:
             )
             self.fetched.ranged_shards += 1
 
-    def _hold(self, shard: _Shard, count: int) -> None:
+    def _hold(self, shard: CachedShard, count: int) -> None:
         self._used += count - shard.held
         shard.held = count
         self.fetched.high_water_bytes = max(self.fetched.high_water_bytes, self._used)
 
-    def _delete(self, shard: _Shard) -> None:
+    def _delete(self, shard: CachedShard) -> None:
         self._deleting()
         self._files.forget(shard.path)
         shard.path.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ import torch.distributed  # noqa: F401
 import hubmerge.compiled
 import hubmerge.merge_command
 import hubmerge.run_command  # noqa: F401
-from hubmerge import cli, line, sink, stream, upload
+from hubmerge import cli, line, prepare, sink, stream, upload
 from hubmerge.errors import HubUnavailableError
 
 
@@ -87,7 +87,7 @@ def _note(notes: Path) -> None:
 
 
 def _run(order: dict[str, Any], rank: int) -> int:
-    line.make_plan = partial(line.make_plan, max_shard_bytes=order["shard_bytes"])  # type: ignore[assignment]
+    prepare.make_plan = partial(prepare.make_plan, max_shard_bytes=order["shard_bytes"])  # type: ignore[assignment]
     line.render_figures = lambda report: {}  # most of the time, and not the topic
     if order["notes"]:
         _note(Path(order["notes"]))

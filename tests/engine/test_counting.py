@@ -30,10 +30,10 @@ from hubmerge.statistics import (
     Tally,
     layer_of,
     module_of,
-    summarize,
     zero_result,
     zero_tally,
 )
+from hubmerge.summary import summarize
 
 
 def random_inputs(seed: int, n: int, k: int = 3) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -18,11 +18,14 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import _http
 
 from hubmerge import line as line_module
+from hubmerge import prepare as prepare_module
+from hubmerge.finished import publish_folder
 from hubmerge.hub import Hub
 from hubmerge.hub_errors import Patience
-from hubmerge.line import Prepared, merge_to_folder, prepare, publish_folder
+from hubmerge.line import merge_to_folder
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.plan import make_plan
+from hubmerge.prepare import Prepared, prepare
 from hubmerge.publish import Published, Target
 from hubmerge.recipe import recipe_from_dict
 
@@ -87,7 +90,7 @@ class Line:
     def prepare(self) -> Prepared:
         target = Target(self.target, False)
         small = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
-        with patch.object(line_module, "make_plan", small):
+        with patch.object(prepare_module, "make_plan", small):
             return prepare(recipe_from_dict(self.recipe), self.hub, target=target, license_choice="mit")
 
     def merge(self) -> dict[str, str]:

@@ -15,7 +15,8 @@ from fault_line import Line, Watcher, upload_family
 from hubmerge.cli import main
 from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub import Hub
-from hubmerge.line import Prepared, merge_to_folder, merge_to_hub, prepare
+from hubmerge.line import merge_to_folder, merge_to_hub
+from hubmerge.prepare import Prepared, prepare
 from hubmerge.recipe import ModelName, recipe_from_dict
 from hubmerge.sink import MANIFEST, sole_owner
 from hubmerge.sources.open import open_model

@@ -206,16 +206,17 @@ def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(
 ) -> None:
     import shutil
 
-    from hubmerge import line
     from hubmerge.errors import DiskError
     from hubmerge.hub import Hub
+    from hubmerge.line import merge_to_folder
+    from hubmerge.prepare import prepare
     from hubmerge.recipe import recipe_from_yaml
 
     hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
-    prepared = line.prepare(recipe_from_yaml(RECIPE.format(method="ram")), hub)
+    prepared = prepare(recipe_from_yaml(RECIPE.format(method="ram")), hub)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10_000_000})())
     with pytest.raises(DiskError, match="not enough disk"):
-        line.merge_to_folder(prepared, hub, tmp_path / "out", cache=tmp_path / "cache", observer=Quiet())
+        merge_to_folder(prepared, hub, tmp_path / "out", cache=tmp_path / "cache", observer=Quiet())
     assert not list((tmp_path / "out").iterdir())
     assert not (tmp_path / "cache").exists()
 

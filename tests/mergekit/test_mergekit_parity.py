@@ -30,7 +30,7 @@ from benchmarks.mergekit_parity import (
     write_families,
 )
 from hubmerge.hub import Hub
-from hubmerge.line import prepare
+from hubmerge.prepare import prepare
 from hubmerge.recipe import recipe_from_yaml
 
 ROOT = Path(__file__).resolve().parents[2]

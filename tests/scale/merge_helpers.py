@@ -19,12 +19,14 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import _http
 
 from hubmerge import line as line_module
+from hubmerge import prepare as prepare_module
 from hubmerge.disk import used_bytes
 from hubmerge.hub import Hub
 from hubmerge.hub_errors import Patience
-from hubmerge.line import Prepared, merge_to_folder, merge_to_hub, prepare
+from hubmerge.line import merge_to_folder, merge_to_hub
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.plan import make_plan
+from hubmerge.prepare import Prepared, prepare
 from hubmerge.publish import Published, Target
 from hubmerge.recipe import recipe_from_dict
 from hubmerge.stream import StreamOptions
@@ -105,7 +107,7 @@ class Job:
 
     def prepare(self) -> Prepared:
         small = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
-        with patch.object(line_module, "make_plan", small):
+        with patch.object(prepare_module, "make_plan", small):
             target = Target(self.target, False)
             return prepare(recipe_from_dict(self.recipe), self.hub, target=target, license_choice="mit")
 

@@ -14,7 +14,8 @@ from merge_helpers import OUT_SHARD_BYTES, Job
 
 from hubmerge.errors import CorruptError, SourceChangedError
 from hubmerge.hub import Hub
-from hubmerge.line import Prepared, merge_to_hub
+from hubmerge.line import merge_to_hub
+from hubmerge.prepare import Prepared
 from hubmerge.recipe import ModelName
 from hubmerge.sources.base import HeaderDigest
 from hubmerge.sources.open import open_model

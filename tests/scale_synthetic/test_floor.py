@@ -16,8 +16,8 @@ from benchmarks import benchmark_page, stream_meter
 from benchmarks.metering import Suite
 from benchmarks.synthetic import SHAPES, write_family
 from hubmerge.hub import Hub
-from hubmerge.line import prepare
 from hubmerge.plan import Plan
+from hubmerge.prepare import prepare
 from hubmerge.recipe import Recipe
 from hubmerge.stream import StreamOptions
 

@@ -13,9 +13,9 @@ import pytest
 from benchmarks.metering import measure
 from benchmarks.synthetic import Shape, write_family
 from hubmerge.hub import Hub
-from hubmerge.line import prepare
 from hubmerge.plan import Plan
 from hubmerge.prediction import Machine, predict
+from hubmerge.prepare import prepare
 from hubmerge.recipe import Recipe
 from hubmerge.stream import StreamOptions
 

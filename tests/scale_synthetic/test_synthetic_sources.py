@@ -10,7 +10,7 @@ import pytest
 
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.hub import Hub
-from hubmerge.line import prepare
+from hubmerge.prepare import prepare
 from hubmerge.recipe import ModelName, Recipe, load_recipe
 from hubmerge.shapes import SHAPES
 from hubmerge.sources.base import Model

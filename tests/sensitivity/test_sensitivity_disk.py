@@ -26,9 +26,10 @@ from hubmerge.disk import (
 )
 from hubmerge.errors import DiskError
 from hubmerge.hub import Hub
-from hubmerge.line import Prepared, merge_to_folder, prepare
+from hubmerge.line import merge_to_folder
 from hubmerge.localhub.fault_rules import FaultSwitch, Observe
 from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.prepare import Prepared, prepare
 from hubmerge.recipe import recipe_from_dict
 from hubmerge.report import Report
 from hubmerge.sensitivity import staging

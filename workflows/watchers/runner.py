@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hubmerge.errors import HubmergeError, InternalError, QuotaError
-from hubmerge.line import prepare
+from hubmerge.prepare import prepare
 from hubmerge.publish import Target
 from hubmerge.recipe import recipe_from_dict
 from workflows.account import Account

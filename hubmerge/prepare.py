@@ -1,0 +1,75 @@
+"""Before a weight moves: the models pinned, the plan made, license and target checked, or every problem at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hubmerge.equal_weights import refuse_equal_folders
+from hubmerge.errors import RecipeError
+from hubmerge.hub import Hub
+from hubmerge.licenses import choose, strictest
+from hubmerge.plan import Plan, make_plan
+from hubmerge.publish import Target, check_target
+from hubmerge.recipe import Recipe, merge_identity
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_models
+
+UNDECIDED = "other"  # a license that claims nothing, for whoever makes no result
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A merge that nothing known speaks against."""
+
+    plan: Plan
+    license: Mapping[str, str]
+    target: Target | None
+    identity: str  # over the pinned inputs, the recipe and the target
+    allow_local: bool = False  # whether paths of this machine may be read
+    published: bool = False  # the target holds this very merge already
+
+
+def prepare(
+    recipe: Recipe,
+    hub: Hub,
+    *,
+    target: Target | None = None,
+    license_choice: str | None = None,
+    allow_local: bool = False,
+) -> Prepared:
+    """Pin and check everything that headers, cards and the target can tell; raises with every problem."""
+    base, agents = open_models(recipe, hub, allow_local=allow_local)
+    return _checked(recipe, base, agents, hub, target, license_choice, allow_local)
+
+
+def prepare_variants(
+    recipes: Sequence[Recipe], hub: Hub, *, license_choice: str | None = None, allow_local: bool = False
+) -> list[Prepared]:
+    """`prepare` for several recipes over the same models, which are opened once."""
+    base, agents = open_models(recipes[0], hub, allow_local=allow_local)
+    return [_checked(recipe, base, agents, hub, None, license_choice, allow_local) for recipe in recipes]
+
+
+def _checked(
+    recipe: Recipe,
+    base: Model,
+    agents: tuple[Model, ...],
+    hub: Hub,
+    target: Target | None,
+    license_choice: str | None,
+    allow_local: bool,
+) -> Prepared:
+    plan = make_plan(recipe, base, agents)
+    refuse_equal_folders(plan.models)
+    decision = choose(strictest([m.license for m in plan.models]), license_choice)
+    if target is not None and decision.needs_choice:
+        raise RecipeError(
+            "the license of the result must be chosen",
+            where=target.repo,
+            got=decision.reason,
+            next_step="Name a license that every parent allows.",
+        )
+    identity = merge_identity(plan.recipe, base.ref, tuple(a.ref for a in agents), target.repo if target else "")
+    published = target is not None and check_target(hub, target, identity).state == "ours"
+    return Prepared(plan, decision.as_dict(), target, identity, allow_local, published)
