@@ -15,14 +15,17 @@ from stream_helpers import NOWHERE, plan_of, write_family
 
 from hubmerge.cli import main
 from hubmerge.errors import DiskError
-from hubmerge.line import load_report, merge_to_folder, prepare
+from hubmerge.finished import load_report
+from hubmerge.line import merge_to_folder
 from hubmerge.null_sink import NullShardWriter
+from hubmerge.prepare import prepare
 from hubmerge.progress import Observer
 from hubmerge.recipe import load_recipe
 from hubmerge.sink import ShardWriter
 from hubmerge.stream import StreamOptions
 from hubmerge.terminal import Terminal
 
+REPO = Path(__file__).resolve().parents[2]
 QUIET: Observer = Terminal(as_json=False)
 
 
@@ -83,15 +86,13 @@ def test_the_output_needs_no_disk(recipe: Path, tmp_path: Path) -> None:
     assert list(folder.glob("*.safetensors")) == []
 
 
-@pytest.mark.parametrize(
-    "more", [["--resume"], ["--out", "somewhere"], ["--resume", "--log-json"]], ids=lambda more: " ".join(more)
-)
-def test_what_would_keep_something_is_refused(recipe: Path, more: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(recipe.parent)
+@pytest.mark.parametrize("more", [["--resume"], ["--out"], ["--resume", "--log-json"]], ids=" ".join)
+def test_what_would_keep_something_is_refused(recipe: Path, more: list[str]) -> None:
     before = sorted(recipe.parent.rglob("*"))
-    command = [sys.executable, "-m", "hubmerge", "merge", str(recipe), "--null-sink", *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == (2 if "--out" in more else 1)
+    folder = [str(recipe.parent / "somewhere")] if "--out" in more else []
+    command = [sys.executable, "-m", "hubmerge", "merge", str(recipe), "--null-sink", *more, *folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)
+    assert done.returncode == (2 if folder else 1)
     assert more[0] in done.stderr
     assert sorted(recipe.parent.rglob("*")) == before
 
