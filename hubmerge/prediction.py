@@ -173,7 +173,7 @@ def _to_compile() -> frozenset[str]:
         from hubmerge import compiled  # which most commands do without
 
         return compiled.to_compile()
-    except ImportError:  # then nothing is compiled (chunks.runnable)
+    except (ImportError, OSError):  # then nothing is compiled (chunks.runnable)
         return frozenset()
 
 

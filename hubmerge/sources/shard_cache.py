@@ -289,7 +289,7 @@ class ShardCache:
     def _arrived(shard: _Shard) -> int:
         try:
             return shard.partial.stat().st_size
-        except FileNotFoundError:  # not begun, or complete since
+        except OSError:  # not begun, complete since, or in a folder that is none, which fetching tells
             return 0
 
     def _raise_if_over(self) -> None:
