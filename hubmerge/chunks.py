@@ -312,7 +312,7 @@ def runnable(options: StreamOptions, plan: Plan, warn: Callable[[str], None]) ->
         from hubmerge import compiled
 
         why = compiled.unavailable()
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # llvmlite's library is not there, or finds no memory
         why = str(error)
     if why is None:
         return options
