@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,9 @@ def opened(tmp_path: Path, plan: Plan, **more: Any) -> Journal:
 def finished(tmp_path: Path, plan: Plan, number: int) -> FinishedShard:
     """A shard with its file."""
     shard = plan.shards[number]
-    (tmp_path / "out" / shard.filename).write_bytes(bytes(shard.size))
-    return FinishedShard(shard.filename, shard.size, f"{number}" * 64, None, {})
+    content = bytes([number]) * shard.size
+    (tmp_path / "out" / shard.filename).write_bytes(content)
+    return FinishedShard(shard.filename, shard.size, sha256(content).hexdigest(), None, {})
 
 
 def told(journal: Journal) -> tuple[object, ...]:

@@ -14,8 +14,8 @@ from fault_line import Line
 
 from hubmerge import sink
 from hubmerge.errors import DiskError, RecipeError, TargetExistsError
-from hubmerge.journal_lines import sealed, sound_lines
 from hubmerge.finished import load_report
+from hubmerge.journal_lines import sealed, sound_lines
 
 
 def lose_power(path: Path) -> None:
