@@ -1,6 +1,6 @@
 """The journal of a merge into one folder: what is durable, so that a resumed merge repeats only what has no line.
 
-Lines of JSON, in the order in which things happened:
+Lines of JSON, each with a checksum (journal_lines.py), in the order in which things happened:
 
     plan        which merge this is, and of which commits
     probed      statistics of some tensors; probe: those of all tensors are there
@@ -14,26 +14,29 @@ Beside it lies what a pass over the model has counted for its threshold (ranked.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from hubmerge.errors import TargetExistsError
+from hubmerge.journal_lines import sealed, sound_line, sound_lines
 from hubmerge.plan import Plan
 from hubmerge.ranked import Ranked
-from hubmerge.sink import WORK, FinishedShard, writing
+from hubmerge.sink import WORK, FinishedShard, reading, writing
 from hubmerge.sources.unchanged import UnchangedFolders
 from hubmerge.statistics import SCHEMA, Tally
 from hubmerge.usage import Usage
 
 _JOURNAL = "journal.jsonl"
 _RANKED = "ranked.json"
-_FORM = 3  # version of both
+_FORM = 4  # version of both
+_HASHING_THREADS = 8  # as many as a disk has use for
 _TENSORS_A_LINE = 256  # about 5 MB of tallies
 
 
@@ -63,12 +66,13 @@ class Journal:
         self.metered: Callable[[], Usage] | None = None  # what this process has taken, noted with every line
         self._own_name = secrets.token_hex(8)
         self._uploads = False
-        self._end = 0  # of the last whole line
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path, plan: Plan, *, resume: bool, uploads: bool = False) -> Self:
+    def open(cls, folder: Path, plan: Plan, *, resume: bool, uploads: bool = False, verified: bool = False) -> Self:
         """The journal of `folder` for this plan; `uploads`: shards are uploaded and deleted one by one.
+
+        `verified`: its shards were written just now, and are not read again.
 
         Raises TargetExistsError when the folder holds something else, or an unfinished merge and not `resume`.
         """
@@ -82,7 +86,7 @@ class Journal:
                     where=str(folder),
                     next_step="Go on with --resume, or remove the folder.",
                 )
-            journal._read(folder)
+            journal._read(folder, verified)
         else:
             if folder.exists() and any(p for p in folder.iterdir() if p.name != WORK):
                 raise TargetExistsError(
@@ -106,10 +110,11 @@ class Journal:
     def models_in(folder: Path) -> list[dict[str, str]] | None:
         """The models of the unfinished merge in `folder` as they were pinned, if one was begun there."""
         try:
-            with open(folder / WORK / _JOURNAL, encoding="utf-8") as file:
-                return list(json.loads(file.readline())["models"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            with open(folder / WORK / _JOURNAL, "rb") as file:
+                line = sound_line(file.readline())
+        except OSError:
             return None
+        return None if line is None else line.get("models")
 
     def add_probed(self, tensors: Mapping[str, Tally]) -> None:
         """The probe has counted these tensors, too."""
@@ -137,7 +142,7 @@ class Journal:
         with writing(self._ranked):
             temporary = self._ranked.with_suffix(".tmp")
             with open(temporary, "w", encoding="utf-8") as file:
-                json.dump(ranked.to_json(), file)
+                file.write(sealed(ranked.to_json()))
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(self._ranked)
@@ -192,31 +197,52 @@ class Journal:
             shutil.rmtree(folder / WORK, ignore_errors=True)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        with self._lock, writing(self._path), open(self._path, "ab") as file:
+        with self._lock, writing(self._path), open(self._path, "ab", buffering=0) as file:
             self.usages |= (since := self._usage_since())
-            file.truncate(self._end)  # an earlier line may have been broken off
-            for one in (line, *(_usage_line(*item) for item in since.items())):
-                file.write(json.dumps(one).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-            self._end = file.tell()
+            lines = (line, *(_usage_line(*item) for item in since.items()))
+            left = memoryview("".join(map(sealed, lines)).encode())
+            end = file.tell()
+            try:
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+            except BaseException:  # a part of a line would hide what is appended later
+                with suppress(OSError):
+                    file.truncate(end)
+                raise
 
-    def _read(self, folder: Path) -> None:
+    def _read(self, folder: Path, verified: bool) -> None:
         """Line by line, since all of them together may take more memory than the merge."""
-        with open(self._path, "r+b") as file:
-            for text in file:
-                if not text.endswith(b"\n"):  # a kill in the middle of a line: what it would have said is repeated
-                    file.truncate(self._end)
-                    break
-                self._end += len(text)
-                self._take(json.loads(text), folder)
+        length = 0
+        with reading(self._path), open(self._path, "rb") as file:
+            for line, end in sound_lines(file):
+                self._take(line, folder)
                 self._begun = True
-        if self.thresholds is None and self._ranked.is_file():
-            self.ranked = Ranked.from_json(json.loads(self._ranked.read_text(encoding="utf-8")))
-        for name, shard in tuple(self.shards.items()):
-            path = folder / name
-            if name not in self.uploaded and not (path.is_file() and path.stat().st_size == shard.size):
-                del self.shards[name]
+                length = end
+            whole = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            if not length and (b"\n" in file.read() or any(p for p in folder.iterdir() if p.name != WORK)):
+                raise TargetExistsError(
+                    "the journal of an unfinished merge is damaged, or of another version of hubmerge",
+                    where=str(self._path),
+                    next_step="Choose another folder, or remove this one.",
+                )
+        if length < whole:  # a kill in the middle of a line, or damage: what is no longer said is repeated
+            with writing(self._path), open(self._path, "r+b") as file:
+                file.truncate(length)
+        if self.thresholds is None and (ranked := self._sound_ranked()) is not None:
+            self.ranked = ranked
+        here = [shard for name, shard in self.shards.items() if name not in self.uploaded]
+        with ThreadPoolExecutor(min(_HASHING_THREADS, len(os.sched_getaffinity(0)))) as pool:
+            kept = pool.map(lambda shard: _is_kept(folder / shard.filename, shard, verified), here)
+            for shard, is_kept in zip(here, kept, strict=True):
+                if not is_kept:
+                    del self.shards[shard.filename]
+
+    def _sound_ranked(self) -> Ranked | None:
+        with reading(self._path):
+            line = sound_line(self._ranked.read_bytes()) if self._ranked.is_file() else None
+        return None if line is None else Ranked.from_json(line)
 
     def _take(self, line: Mapping[str, Any], folder: Path) -> None:
         match line["event"]:
@@ -263,6 +289,17 @@ class Journal:
             got=str(line["identity"])[:12],
             next_step="Choose another folder.",
         )
+
+
+def _is_kept(path: Path, shard: FinishedShard, verified: bool) -> bool:
+    """Whether a shard still lies there as its line says."""
+    try:
+        if path.stat().st_size != shard.size:
+            return False
+        with open(path, "rb") as file:
+            return verified or hashlib.file_digest(file, "sha256").hexdigest() == shard.sha256
+    except OSError:  # gone, or no longer readable: it is made again
+        return False
 
 
 def plan_identity(plan: Plan) -> str:

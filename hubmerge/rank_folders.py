@@ -92,13 +92,14 @@ def take_over(ranks: Ranks, folder: Path, plan: Plan, journal: Journal, *, uploa
             (folder / shard.filename).unlink(missing_ok=True)
 
 
-def adopt(folder: Path, plan: Plan, journal: Journal, *, uploads: bool = False) -> None:
+def adopt(folder: Path, plan: Plan, journal: Journal, *, uploads: bool = False, verified: bool = False) -> None:
     """Move the shards that helpers have finished into `folder`, and journal there what they have done. Rank 0 only.
 
     A kill in the middle leaves what is adopted again. `uploads`: also take their word for what the target holds.
+    `verified`: they were finished in this run.
     """
     for own in _rank_folders(folder):
-        theirs = Journal.open(own, plan, resume=True, uploads=uploads)
+        theirs = Journal.open(own, plan, resume=True, uploads=uploads, verified=verified)
         _adopt_counts(journal, theirs)
         journal.add_usages(theirs.usages)
         for shard in theirs.shards.values():

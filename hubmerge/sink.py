@@ -1,8 +1,8 @@
 """The sink: shards written at known offsets and hashed on the way, the manifest last.
 
 A shard is written to a temporary name, synced and renamed; then one line of the journal (journal.py) makes it final,
-with its sha256 and tallies. An output folder is complete if and only if `hubmerge.json` is there: it is written last
-and removed first.
+with its sha256 and tallies. A resumed merge believes no shard that has other bytes than its line says. An output folder
+is complete if and only if `hubmerge.json` is there: it is written last and removed first.
 """
 
 from __future__ import annotations
@@ -64,6 +64,13 @@ class FinishedShard:
 def writing(path: Path) -> Iterator[None]:
     """DiskError for what the disk refuses while `path` is written."""
     with written("the output cannot be written", str(path)):
+        yield
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """DiskError for what the disk refuses while `path` is read."""
+    with written("the journal cannot be read", str(path)):
         yield
 
 

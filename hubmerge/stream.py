@@ -101,7 +101,7 @@ def merge_variants(
         if opened.bursts is not None:
             device |= opened.bursts.facts
     for variant in variants:
-        adopt(variant.folder, variant.plan, variant.journal)
+        adopt(variant.folder, variant.plan, variant.journal, verified=True)
         check_complete(variant.folder, variant.plan, variant.journal)
     return [replace(_collected(variant, statistics), device=device) for variant in variants]
 
