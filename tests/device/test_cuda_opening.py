@@ -202,6 +202,24 @@ def test_all_cores_work_once_the_device_has_failed(
     assert set(many_cores) == ({8, 16} if good else {16})  # a trial comes before any thread
 
 
+def test_what_is_left_is_announced_again_once_other_chunks_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ties", parameters={"trim_scope": "tensor"}, max_shard_bytes=12_000)
+    expected: list[list[str]] = []
+    monkeypatch.setattr(TensorReader, "expect", lambda _, tensors, again: expected.append([t.name for t in tensors]))
+
+    def failing(*arguments: Any, **named: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(passes, "merge", failing)
+    merged(plan, tmp_path / "device", engine=Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0))
+    first = len(plan.shards[0].tensors)  # merged when the device fails, as its thresholds were not known before
+    assert len(expected) == 2
+    assert expected[1] == expected[0][first:] != []
+
+
 def test_a_device_that_failed_leaves_chunks_of_the_cpus_size(tmp_path: Path) -> None:
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram")
