@@ -49,7 +49,9 @@ def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(tmp_path:
     write_family(tmp_path)
     plan = plan_of(tmp_path, method)
     wanted = run(plan, tmp_path / "cpu")
-    found, warnings = merged_on(Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device")
+    found, warnings = merged_on(
+        Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device"
+    )
     assert bytes_of(tmp_path / "device", plan) == bytes_of(tmp_path / "cpu", plan)
     assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
     assert found.total.to_json() == wanted.total.to_json()
@@ -77,7 +79,9 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_the_same_by
         return on_device(*arguments, **named)
 
     monkeypatch.setattr(passes, "merge", failing)
-    found, warnings = merged_on(Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device")
+    found, warnings = merged_on(
+        Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device"
+    )
     assert bytes_of(tmp_path / "device", plan) == bytes_of(tmp_path / "cpu", plan)
     assert len(warnings) == 1
     assert "CUDA" in warnings[0]
@@ -93,7 +97,9 @@ def test_a_device_that_counts_wrongly_is_not_used_for_the_probe(
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram_plus")
     wanted = run(plan, tmp_path / "cpu")
-    found, warnings = merged_on(Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device")
+    found, warnings = merged_on(
+        Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device"
+    )
     assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
     assert len(warnings) == 1
 
