@@ -149,6 +149,7 @@ class StreamOptions:
 
     @property
     def workers(self) -> int:
+        """Threads that work on chunks; with a device, those that feed it."""
         return self.threads or (len(os.sched_getaffinity(0)) if self.engine is None else host_threads())
 
 

@@ -81,14 +81,14 @@ class Ranks:
         """Everyone's tallies in one mapping; their bits survive."""
         if self.size == 1:
             return dict(own)
-        return {n: Tally.from_json(t) for n, t in self.joined({n: t.to_json() for n, t in own.items()}).items()}
+        return _tallies(self.joined({n: t.to_json() for n, t in own.items()}))
 
     def known_tallies(self, own: Mapping[str, Tally] | None) -> Mapping[str, Tally] | None:
         """What rank 0 knows, if anything."""
         if self.size == 1:
             return own
         known = self.first(None if own is None else {n: t.to_json() for n, t in own.items()})
-        return None if known is None else {n: Tally.from_json(t) for n, t in known.items()}
+        return None if known is None else _tallies(known)
 
     def report(self, warnings: Sequence[str], device: Mapping[str, Any], warn: Callable[[str], None]) -> dict[str, Any]:
         """Rank 0's `warn` gets the `warnings` of the others, each once, with the ranks that have it.
@@ -214,6 +214,10 @@ def _of_all_devices(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if failed := [f"rank {rank}: {own['device_failed']}" for rank, own in enumerate(facts) if "device_failed" in own]:
         together["device_failed"] = "; ".join(failed)
     return together
+
+
+def _tallies(data: Mapping[str, Any]) -> dict[str, Tally]:
+    return {name: Tally.from_json(tally).packed_among(len(data)) for name, tally in data.items()}
 
 
 def assign(sizes: Sequence[int], processes: int) -> list[int]:

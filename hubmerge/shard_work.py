@@ -127,11 +127,11 @@ class _Tallies:
     ) -> None:
         agents = len(plan.agents)
         merged = [t.name for t in shard.tensors if t.action == "merge"]
-        self.inputs = {name: zero_tally(agents) for name in merged} if with_inputs else None
-        self.results = [{name: zero_result(agents) for name in merged} for _ in range(outputs)]
-        self._plan = plan
         self._zero = zero_tally(agents)
         self._zero_result = zero_result(agents)
+        self.inputs = dict.fromkeys(merged, self._zero) if with_inputs else None
+        self.results = [dict.fromkeys(merged, self._zero_result) for _ in range(outputs)]
+        self._plan = plan
         self._total = TallySum(self._zero)
         self._counted = counted  # told of the inputs' counts so far
         self._next_telling = 0.0
@@ -147,8 +147,9 @@ class _Tallies:
             self._fold_in.add(counts)
             check_inputs(self._plan, name, counts.tally)
             if ends:
-                self.inputs[name] = self._fold_in.tally()
-                self._total.add(self.inputs[name])
+                tally = self._fold_in.tally()
+                self._total.add(tally)
+                self.inputs[name] = tally.packed_among(self._plan.merged_tensors)
                 if name == self._last or time.monotonic() >= self._next_telling:
                     self._counted(self._total.value())
                     self._next_telling = time.monotonic() + _TELLING_S
