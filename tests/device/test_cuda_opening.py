@@ -14,7 +14,7 @@ from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 from test_compiled import chunk_of, for_method, rule_of
 from test_engine import Warned
 
-from hubmerge import chunks, in_order
+from hubmerge import chunks, cli, in_order
 from hubmerge.counting import BLOCK
 from hubmerge.device import choose, passes
 from hubmerge.device.choose import LANES, MEMORY_BYTES, open_engine
@@ -74,6 +74,14 @@ def test_the_limit_is_what_the_options_say(tmp_path: Path, cuda: FakeCuda) -> No
     plan = plan_of(tmp_path, "linear")
     merged(plan, tmp_path / "device", device_memory_bytes=8_000_000_000)
     assert cuda.of("_cuda_setMemoryFraction")[0] == [0.1, 0]
+
+
+@pytest.mark.parametrize("command", ["merge", "run", "probe", "sweep"])
+def test_the_command_line_sets_the_limit(command: str) -> None:
+    more = {"merge": ["--out", "out"], "run": ["--to", "me/x"], "probe": [], "sweep": ["--out", "out"]}[command]
+    for given, wanted in (([], MEMORY_BYTES), (["--device-memory", "0.5"], 500_000_000)):
+        arguments = cli._parser().parse_args([command, "file.yaml", *more, *given])
+        assert cli._stream_options(arguments).device_memory_bytes == wanted
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])

@@ -214,6 +214,13 @@ def test_a_lane_with_a_stream_copies_in_once_and_waits_before_it_reads(monkeypat
         yield
         events.append("end")
 
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        events.append("device")
+        yield
+        events.append("device before")
+
+    monkeypatch.setattr(torch.cuda, "device", current)
     monkeypatch.setattr(torch.cuda, "stream", active)
     lane = engine._Lane(torch.device("cpu"))
     lane._stream = Stream()
@@ -230,4 +237,4 @@ def test_a_lane_with_a_stream_copies_in_once_and_waits_before_it_reads(monkeypat
     wanted = eager.merge_chunk(chunk, rule, "BF16", key, with_inputs=False)
     assert raw is not None
     assert raw.tobytes() == wanted.raw.tobytes()
-    assert events == ["begin", "wait", "end"]
+    assert events == ["device", "begin", "wait", "end", "device before"]

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
 from hubmerge import chunks
-from hubmerge.distributed import ALONE, ProcessLostError, Ranks, assign, refuse_several
 from hubmerge.device.choose import Opened
 from hubmerge.device.engine import Engine
+from hubmerge.distributed import ALONE, ProcessLostError, Ranks, assign, refuse_several
 from hubmerge.errors import RecipeError, SettingsError
 from hubmerge.helper import help_to_folder, share_sensitivities
 from hubmerge.rank_folders import claim, rank_folder, see, take_over
@@ -236,7 +236,7 @@ def test_rank_0_says_what_the_others_warn_of_and_whose_device_failed() -> None:
         return ranks.report(noted[ranks.rank], facts[ranks.rank], heard.append)
 
     with ThreadPoolExecutor(3) as pool:
-        together = [*pool.map(work, ranks_of(3))][0]
+        together = next(iter(pool.map(work, ranks_of(3))))
     assert heard == ["ranks 1, 2: gone", "rank 1: slow"]
     assert together == {
         "device": "H200, cpu",
