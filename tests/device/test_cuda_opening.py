@@ -20,10 +20,11 @@ from hubmerge.device import choose, passes
 from hubmerge.device.choose import LANES, MEMORY_BYTES, open_engine
 from hubmerge.device.engine import Engine
 from hubmerge.distributed import Ranks
+from hubmerge.first_passes import find_thresholds
 from hubmerge.plan import Plan
 from hubmerge.sink import Journal
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, StreamOptions, merge
+from hubmerge.stream import MergeResult, StreamOptions, merge, probe
 
 
 @pytest.fixture
@@ -208,6 +209,36 @@ def test_all_cores_work_once_the_device_has_failed(
     assert len(warnings) == 1
     assert many_cores == sorted(many_cores)
     assert set(many_cores) == ({8, 16} if good else {16})  # a trial comes before any thread
+
+
+def test_a_probe_whose_device_fails_goes_on_with_all_cores_at_the_next_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, many_cores: list[int]
+) -> None:
+    write_family(tmp_path, sizes={f"model.layers.{n}.weight": (4, BLOCK) for n in range(12)})
+    plan = plan_of(tmp_path, "ram_plus")
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
+        options = StreamOptions(BLOCK, backend="eager")
+        wanted = probe(plan, reader, options, Warned())
+        many_cores.clear()
+
+        def failing(*_: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+        monkeypatch.setattr(passes, "probe", failing)
+        opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0)
+        found = probe(plan, reader, replace(options, engine=opened), Warned())
+    assert found.total.to_json() == wanted.total.to_json()
+    assert many_cores == [8, 16]
+
+
+def test_thresholds_are_found_by_all_cores_beside_a_device_that_works(tmp_path: Path, many_cores: list[int]) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ties")
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
+        opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0)
+        find_thresholds(plan, reader, StreamOptions(backend="eager", engine=opened), Warned())
+    assert opened.working
+    assert set(many_cores) == {16}
 
 
 def test_what_is_left_is_announced_again_once_other_chunks_are_read(

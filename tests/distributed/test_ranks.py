@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge import chunks
+from hubmerge import chunks, helper
 from hubmerge.device.choose import Opened
 from hubmerge.device.engine import Engine
 from hubmerge.distributed import ALONE, ProcessLostError, Ranks, assign, refuse_several
@@ -267,7 +267,12 @@ def test_a_device_that_fails_at_a_helper_is_told_by_rank_0(tmp_path: Path, monke
             return Opened(failed="CUDA error: no context")
         return Opened(Engine(torch.device("cpu"), host, memory_bytes=0))
 
+    def uncompiled(options: StreamOptions, _: Any, warn: Any) -> StreamOptions:
+        warn("nothing can be compiled")
+        return options
+
     monkeypatch.setattr(chunks, "open_engine", opened)
+    monkeypatch.setattr(helper, "runnable", uncompiled)
 
     def work(ranks: Thread) -> MergeResult | None:
         with ranks.held:
@@ -289,7 +294,7 @@ def test_a_device_that_fails_at_a_helper_is_told_by_rank_0(tmp_path: Path, monke
     with ThreadPoolExecutor(2) as pool:
         found = next(r for r in pool.map(work, ranks_of(2)) if r is not None)
     assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
-    assert warned == ["rank 1: the CUDA device cannot be used"]
+    assert warned == ["rank 1: nothing can be compiled", "rank 1: the CUDA device cannot be used"]
     assert found.device["device_failed"] == "rank 1: CUDA error: no context"
     assert found.device["device"] == "cpu"
 
