@@ -39,6 +39,7 @@ EAGER_CHUNK = 128 * 1024  # elements: what numpy makes on the way, about 120 byt
 CHUNK_BYTES = 192 * 1024 * 1024  # of all threads' chunks together, so that memory does not grow with cores or agents
 
 Backend = Literal["auto", "eager"]
+Sink = Literal["disk", "null"]
 Sensitivities = Mapping[str, StoredTensor]  # tensor → where its sensitivity lies
 Thresholds = Mapping[str, tuple[float, ...]]  # tensor → one per agent
 
@@ -82,6 +83,7 @@ class StreamOptions:
     device_failed: str = ""  # why a device that is there could not be opened
     parallel_shards: int = 0  # written at once; 0: as many as the cores are good for
     ranks: Ranks = ALONE  # the processes that share the work
+    sink: Sink = "disk"  # "null": shards are counted and hashed, not written (null_sink.py); by one process only
     bursts: Bursts | None = None  # where a GPU is lent for one shard at a time
 
     @contextmanager
@@ -326,7 +328,7 @@ def runnable(options: StreamOptions, plan: Plan, warn: Callable[[str], None]) ->
         from hubmerge import compiled
 
         why = compiled.unavailable()
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # llvmlite's library is not there, or finds no memory
         why = str(error)
     if why is None:
         return options

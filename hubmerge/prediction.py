@@ -215,7 +215,7 @@ def _selects(plan: Plan) -> bool:
 def _to_compile(plan: Plan) -> frozenset[str]:
     try:
         from hubmerge import compiled  # which most commands do without
-    except ImportError:  # then nothing is compiled (chunks.runnable)
+    except (ImportError, OSError):  # then nothing is compiled (chunks.runnable)
         return frozenset()
     method, agents = get_method(plan.recipe.method), len(plan.agents)
     inputs = agents * (1 + len(method.extras))

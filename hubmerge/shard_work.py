@@ -30,6 +30,7 @@ from hubmerge.eager import Rule
 from hubmerge.errors import NonFiniteError
 from hubmerge.folding import TensorFold
 from hubmerge.in_order import in_order
+from hubmerge.null_sink import NullShardWriter
 from hubmerge.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.selection import Counts
 from hubmerge.sink import FinishedShard, ShardWriter
@@ -102,7 +103,7 @@ def write_shard(
     whole = any(is_whole(o.plan, t) for o in outputs for t in shard.tensors)
     done, total = 0, sum(t.elements for t in shard.tensors)
     with ExitStack() as stack:
-        writers = [stack.enter_context(ShardWriter(o.folder, o.plan.shards[number])) for o in outputs]
+        writers = [_opened(stack, o.folder, o.plan.shards[number], options) for o in outputs]
         # a whole tensor is large: no more than two at a time
         for step, counts, items in in_order(steps, run, 1 if whole else workers, reader.abandon):
             steps.took(step, counts)
@@ -117,6 +118,14 @@ def write_shard(
             FinishedShard(shard.filename, *writer.finish(), tallies.inputs, result)
             for writer, result in zip(writers, tallies.results, strict=True)
         ]
+
+
+def _opened(
+    stack: ExitStack, folder: Path, shard: PlannedShard, options: StreamOptions
+) -> ShardWriter | NullShardWriter:
+    if options.sink == "null":
+        return stack.enter_context(NullShardWriter(folder, shard))
+    return stack.enter_context(ShardWriter(folder, shard))
 
 
 class _Tallies:

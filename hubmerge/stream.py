@@ -99,7 +99,7 @@ def merge_variants(
     if options.bursts is not None:
         device |= options.bursts.facts
     for variant in variants:
-        adopt(variant.folder, variant.plan, variant.journal)
+        adopt(variant.folder, variant.plan, variant.journal, verified=True)
         check_complete(variant.folder, variant.plan, variant.journal)
     return [replace(_collected(variant, statistics), device=device) for variant in variants]
 
