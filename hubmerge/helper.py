@@ -77,14 +77,18 @@ def help_to_hub(
             _merge(Variant(plan, journal, own, settle=uploader.drain), hub, own, cache, inputs, options, gauge)
 
 
-class _Ticking(Silent):
-    """An observer that looks at the clock."""
+class _Noting(Silent):
+    """Nobody looks at this process: rank 0 says what it warns of. `tick`: called whenever it is told how far it is."""
 
     def __init__(self, tick: Callable[[], None]) -> None:
+        self.warnings: list[str] = []
         self._tick = tick
 
     def progress(self, stage: str, done: int, total: int) -> None:
         self._tick()
+
+    def warning(self, message: str) -> None:
+        self.warnings.append(message)
 
 
 def _merge(
@@ -113,9 +117,10 @@ def _merge(
         variant = replace(variant, sensitivities=tuple(m.tensors for m in measured), settle=settled)
         stack.enter_context(meter)
         reader = stack.enter_context(TensorReader((*plan.models, *measured), store))
-        possible = runnable(options, plan, warn=lambda message: None)  # rank 0 warns of its own machine
-        opened = stack.enter_context(possible.on_device(lambda message: None))
-        merge_share([variant], reader, opened, _Ticking(meter.tick))
+        observer = _Noting(meter.tick)
+        possible = runnable(options, plan, observer.warning)
+        opened = stack.enter_context(possible.on_device(plan, observer.warning))
+        merge_share([variant], reader, opened, observer, observer.warnings)
 
 
 def share_sensitivities(

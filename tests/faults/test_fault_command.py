@@ -46,7 +46,7 @@ def hub_recipe(tmp_path: Path, family: Family) -> Path:
     return path
 
 
-@pytest.mark.parametrize("option", ["--threads", "--chunk-elements", "--disk-budget"])
+@pytest.mark.parametrize("option", ["--threads", "--chunk-elements", "--disk-budget", "--device-memory"])
 @pytest.mark.parametrize("value", ["0", "-1", "abc", "", "nan", "1e400"])
 def test_an_option_that_is_no_such_number_is_wrong_usage(
     capsys: pytest.CaptureFixture[str], option: str, value: str
