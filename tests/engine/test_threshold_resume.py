@@ -36,7 +36,10 @@ def plan_with(folder: Path, steps: float) -> Plan:
     rng = np.random.default_rng(0)
     write_model(folder / "base", {name: tensor(np.zeros(count), "F32") for name, count in COUNTS.items()})
     for k in range(2):
-        updates = {name: tensor(rng.integers(-100, 100, count) * steps, "F32") for name, count in COUNTS.items()}
+        updates = {  # of other sizes in every tensor, so that none can be left out of the ranking
+            name: tensor(rng.integers(-100, 100, count) * steps * 2.0**place, "F32")
+            for place, (name, count) in enumerate(COUNTS.items())
+        }
         write_model(folder / f"agent{k}", updates)
     return plan_of(folder, "ties", agents=2, parameters={"density": 0.3})
 
