@@ -71,7 +71,7 @@ class ShardCache:
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self.fetched = Fetched()
-        self._hub = hub
+        self._hub = hub.breakable()
         self._budget = budget_bytes
         self._keep = keep
         self._starting = starting
@@ -199,11 +199,13 @@ class ShardCache:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+        self._hub.hang_up()
 
     def close(self) -> None:
         """Break off what is being fetched; returns when no thread is left."""
         self.abandon()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._hub.close()
         self._files.close()
 
     # --- reading -----------------------------------------------------------------------------------------
