@@ -246,9 +246,7 @@ def test_ctrl_c_ends_a_command_whose_merge_waits_for_the_hub(
     }
     command = [sys.executable, "-m", "hubmerge", "run", str(tmp_path / "recipe.yaml"), "--to", job.target]
     command += ["--license", "mit", "--disk-budget", f"{budget / 1e9:.9f}"]
-    running = subprocess.Popen(
-        command, env=environment, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    running = subprocess.Popen(command, env=environment, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         until(lambda: running.poll() is not None or fired(switch, rule), "nothing was asked", COMPILED_S)
         running.send_signal(signal.SIGINT)
