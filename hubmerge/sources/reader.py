@@ -9,8 +9,6 @@ through the same door, as float32.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.dtypes import STORAGE, Float32, decode
-from hubmerge.errors import CorruptError, HubmergeError, SourceChangedError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BorrowedTensor, DerivedTensor
+from hubmerge.sources.files import OpenFiles
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.synthetic import SyntheticTensor
 
@@ -88,53 +86,6 @@ class Scratch:
 
 class _ThreadScratch(threading.local, Scratch):
     """One for each thread."""
-
-
-class OpenFiles:
-    """Descriptors of shards that lie on this machine, opened when first read."""
-
-    def __init__(self) -> None:
-        self._files: dict[Path, int] = {}
-        self._lock = threading.Lock()
-
-    def read_into(self, path: Path, model: Model, shard: str, offset: int, out: memoryview) -> None:
-        """SourceChangedError when the file is no longer what the model says."""
-        file = self._open(path, model, shard)
-        left = out
-        while left:
-            try:
-                got = os.preadv(file, [left], offset)
-            except OSError as error:
-                raise _changed(model, shard, error.strerror or str(error)) from None
-            if not got:
-                raise _changed(model, shard, "it ends early")
-            left, offset = left[got:], offset + got
-
-    def _open(self, path: Path, model: Model, shard: str) -> int:
-        with self._lock:
-            if path not in self._files:
-                try:
-                    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                except OSError as error:
-                    raise _changed(model, shard, error.strerror or str(error)) from None
-                try:
-                    _check(file, model, shard)
-                except HubmergeError:
-                    os.close(file)
-                    raise
-                self._files[path] = file
-            return self._files[path]
-
-    def forget(self, path: Path) -> None:
-        """Close one file, which nobody reads at this moment."""
-        with self._lock:
-            file = self._files.pop(path, None)
-        if file is not None:
-            os.close(file)
-
-    def close(self) -> None:
-        for path in tuple(self._files):
-            self.forget(path)
 
 
 class WholeFiles:
@@ -321,34 +272,6 @@ class TensorReader:
         self.close()
 
 
-def _check(file: int, model: Model, shard: str) -> None:
-    """Refuse a file that is not the one that was planned from: another size, or another header."""
-    if os.fstat(file).st_size != model.files[shard].size:
-        raise _changed(model, shard, "it changed its size")
-    planned = model.headers.get(shard)
-    if planned is None:
-        return
-    if hashlib.sha256(os.pread(file, planned.bytes, 0)).hexdigest() == planned.sha256:
-        return
-    if model.ref.kind == "local":
-        raise _changed(model, shard, "it changed its header")
-    raise other_header(model, shard)
-
-
-def check_planned(path: Path, model: Model, shard: str) -> None:
-    """CorruptError or SourceChangedError when the file at `path` is not the one that was planned from."""
-    with open(path, "rb") as file:
-        _check(file.fileno(), model, shard)
-
-
-def other_header(model: Model, shard: str) -> CorruptError:
-    return CorruptError(
-        "a shard has another header than the one that the merge was planned from",
-        where=f"{shard} in {model.ref}",
-        next_step="Run again; if it stays, do not trust the server.",
-    )
-
-
 def _storage(dtype: str) -> np.dtype[np.generic]:
     return STORAGE.get(dtype) or np.dtype(f"<u{DTYPE_BYTES[dtype]}")
 
@@ -363,12 +286,3 @@ def sources_of(model: int, tensor: StoredTensor) -> Iterator[tuple[int, StoredTe
                 yield from sources_of(owner, part)
     else:
         yield model, tensor
-
-
-def _changed(model: Model, shard: str, why: str) -> SourceChangedError:
-    return SourceChangedError(
-        "a shard can no longer be read",
-        where=f"{shard} of {model.ref}",
-        got=why,
-        next_step="Resume when it is there again.",
-    )

@@ -24,7 +24,8 @@ from hubmerge.errors import CancelledError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import BLOCK_BYTES, BlockBuffer, BlockReader
-from hubmerge.sources.reader import OpenFiles, Read, ShardKey, cache_folder, local_path, shard_key
+from hubmerge.sources.files import OpenFiles
+from hubmerge.sources.reader import Read, ShardKey, cache_folder, local_path, shard_key
 from hubmerge.sources.replacement import CachedShard, NextUse, latest_first, victims_for
 
 THREADS = 2  # one connection seldom fills the line, and more only fetch what is needed later
