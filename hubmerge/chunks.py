@@ -39,6 +39,7 @@ EAGER_CHUNK = 128 * 1024  # elements: what numpy makes on the way, about 120 byt
 CHUNK_BYTES = 192 * 1024 * 1024  # of all threads' chunks together, so that memory does not grow with cores or agents
 
 Backend = Literal["auto", "eager"]
+Sink = Literal["disk", "null"]
 Sensitivities = Mapping[str, StoredTensor]  # tensor → where its sensitivity lies
 Thresholds = Mapping[str, tuple[float, ...]]  # tensor → one per agent
 
@@ -81,6 +82,7 @@ class StreamOptions:
     engine: Engine | None = None  # of the device, while it is open: `on_device`
     parallel_shards: int = 0  # written at once; 0: as many as the cores are good for
     ranks: Ranks = ALONE  # the processes that share the work
+    sink: Sink = "disk"  # "null": shards are counted and hashed, not written (null_sink.py); by one process only
     bursts: Bursts | None = None  # where a GPU is lent for one shard at a time
 
     @contextmanager
@@ -133,6 +135,7 @@ class StreamOptions:
 
     @property
     def workers(self) -> int:
+        """Threads that work on chunks; with a device, those that feed it."""
         return self.threads or (len(os.sched_getaffinity(0)) if self.engine is None else host_threads())
 
 

@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     arguments = _parser().parse_args(argv)
     if own_process and arguments.again is not None:
         _end_soon_when(signal.SIGINT)
-        if arguments.command is _probe:  # what it fetched lies in a temporary folder, which must not stay behind
+        # what these fetch lies in a temporary folder, which must not stay behind
+        if arguments.command is _probe or getattr(arguments, "null_sink", False):
             _end_soon_when(signal.SIGTERM)
     try:
         code = int(arguments.command(arguments, load_settings()))
@@ -116,7 +117,10 @@ def _parser() -> argparse.ArgumentParser:
 
     merge = add("merge", _merge, "merge to a folder: shards, config, tokenizer, card, hubmerge.json", _RESUMED)
     merge.add_argument("recipe", type=Path)
-    merge.add_argument("--out", type=Path, required=True)
+    output = merge.add_mutually_exclusive_group(required=True)
+    output.add_argument("--out", type=Path, help="the folder")
+    words = "count and hash the output, keep nothing of it, print the report: a measurement without the disk"
+    output.add_argument("--null-sink", action="store_true", help=words)
     merge.add_argument("--resume", action="store_true", help="go on with an unfinished merge in the folder")
     merge.add_argument("--license", help=_LICENSE)
     _add_stream_options(merge)
@@ -216,6 +220,8 @@ def _merge(arguments: Any, settings: Settings) -> int:
     from hubmerge.merge_command import run_cli
 
     terminal = Terminal(arguments.log_json)
+    if arguments.null_sink:
+        arguments.again = ""  # the same command begins anew
     try:
         return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
     finally:

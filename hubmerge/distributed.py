@@ -80,14 +80,14 @@ class Ranks:
         """Everyone's tallies in one mapping; their bits survive."""
         if self.size == 1:
             return dict(own)
-        return {n: Tally.from_json(t) for n, t in self.joined({n: t.to_json() for n, t in own.items()}).items()}
+        return _tallies(self.joined({n: t.to_json() for n, t in own.items()}))
 
     def known_tallies(self, own: Mapping[str, Tally] | None) -> Mapping[str, Tally] | None:
         """What rank 0 knows, if anything."""
         if self.size == 1:
             return own
         known = self.first(None if own is None else {n: t.to_json() for n, t in own.items()})
-        return None if known is None else {n: Tally.from_json(t) for n, t in known.items()}
+        return None if known is None else _tallies(known)
 
     def with_others(self, parts: Iterator[NDArray[np.int64]], shape: tuple[int, int]) -> Iterator[NDArray[np.int64]]:
         """The parts of a sparse count ([m, 3]: row, bin, how often), then what the other processes counted.
@@ -181,6 +181,10 @@ def _noticing_loss() -> Iterator[None]:
             got=(str(error).splitlines() or [""])[0][:200],
             next_step="Its own message says why; the same command goes on (`merge` with --resume).",
         ) from None
+
+
+def _tallies(data: Mapping[str, Any]) -> dict[str, Tally]:
+    return {name: Tally.from_json(tally).packed_among(len(data)) for name, tally in data.items()}
 
 
 def assign(sizes: Sequence[int], processes: int) -> list[int]:

@@ -99,12 +99,13 @@ def _probe(
         done += chunk.count
         check_inputs(plan, name, item.inputs.tally)
         if chunk.ends:
-            tallies[name] = unkept[name] = fold.tally()
+            tally = fold.tally()
+            tallies[name] = unkept[name] = tally.packed_among(plan.merged_tensors)
             if time.monotonic() >= next_keeping:
                 keep(unkept)
                 unkept = {}
                 next_keeping = time.monotonic() + KEEPING_S
-            counted = counted + tallies[name]
+            counted = counted + tally
             observer.counted(counted)
         observer.progress("probe", done, total)
         options.tell(observer.warning)

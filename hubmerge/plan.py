@@ -109,6 +109,10 @@ class Plan:
         """What merged tensors are stored as."""
         return frozenset(t.dtype for t in self.tensors() if t.action == "merge")
 
+    @cached_property
+    def merged_tensors(self) -> int:
+        return sum(1 for t in self.tensors() if t.action == "merge")
+
     @property
     def output_bytes(self) -> int:
         return sum(s.size for s in self.shards)

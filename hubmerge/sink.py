@@ -155,6 +155,7 @@ class Journal:
         self._models = [f"{m.ref.id}@{m.ref.sha}" for m in plan.models]
         self._on_hub = [m.ref.kind == "hub" for m in plan.models]
         self._folders = UnchangedFolders(plan.models)
+        self._tensors = plan.merged_tensors
         self._begun = False
         self.statistics: Mapping[str, Tally] | None = None
         self.probed: dict[str, Tally] = {}  # tensors that the probe has counted, before it has all
@@ -256,6 +257,9 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
 
+    def _tally(self, data: Mapping[str, Any]) -> Tally:
+        return Tally.from_json(data).packed_among(self._tensors)
+
     def _read(self, folder: Path) -> None:
         raw = self._path.read_bytes()
         complete, _, torn = raw.rpartition(b"\n")
@@ -268,9 +272,9 @@ class Journal:
             if line["event"] == "plan" and line["identity"] != self._identity:
                 raise self._another(folder, line)
             if line["event"] == "probed":
-                self.probed |= {n: Tally.from_json(t) for n, t in line["tensors"].items()}
+                self.probed |= {n: self._tally(t) for n, t in line["tensors"].items()}
             if line["event"] == "probe":
-                self.statistics = {n: Tally.from_json(t) for n, t in line["tensors"].items()}
+                self.statistics = {n: self._tally(t) for n, t in line["tensors"].items()}
                 self.probed.clear()
             if line["event"] == "thresholds":
                 self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
@@ -280,7 +284,7 @@ class Journal:
                     line["filename"],
                     line["size"],
                     line["sha256"],
-                    None if inputs is None else {n: Tally.from_json(t) for n, t in inputs.items()},
+                    None if inputs is None else {n: self._tally(t) for n, t in inputs.items()},
                     {n: ResultTally.from_json(t) for n, t in line["result"].items()},
                 )
             if line["event"] == "uploaded" and self._uploads:
