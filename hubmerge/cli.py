@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -188,6 +189,8 @@ def _add_stream_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="where chunks are merged; never changes a bit"
     )
+    words = "what a GPU is asked for at most; default: 2"
+    command.add_argument("--device-memory", type=gigabytes, metavar="GB", help=words)
     words = "what fetched inputs and output may take on disk together; default: what is free"
     command.add_argument("--disk-budget", type=gigabytes, metavar="GB", help=words)
 
@@ -195,7 +198,8 @@ def _add_stream_options(command: argparse.ArgumentParser) -> None:
 def _stream_options(arguments: Any) -> Any:
     from hubmerge.stream import StreamOptions
 
-    return StreamOptions(arguments.chunk_elements or 0, arguments.threads or 0, device=arguments.device)
+    options = StreamOptions(arguments.chunk_elements or 0, arguments.threads or 0, device=arguments.device)
+    return replace(options, device_memory_bytes=arguments.device_memory or options.device_memory_bytes)
 
 
 def _hub(settings: Settings) -> Any:

@@ -5,6 +5,11 @@ off they are). Memory is a constant of the method, the number of agents and the 
 few chunks and nothing else; only tensors that must be whole (`needs_whole`), adapters and the tallies of very many
 tensors add to it. Time is work per element over the cores, or hashing where that takes longer, since each shard is
 hashed in one thread beside the others. Fetching and publishing depend on the network and are left out.
+
+Where a merge will run on a CUDA device, the memory of the process that feeds it is predicted too: torch, the host's
+part of the driver's context, and the pinned buffers. Of these, only `import torch` was measured, with torch's build
+for the CPU; the rest is an estimate that was never compared with a device, and so is the whole. Time is predicted as
+on the CPU, which does the hashing and writing in any case.
 """
 
 from __future__ import annotations
@@ -21,7 +26,9 @@ import numpy as np
 
 from hubmerge.chunks import StreamOptions, is_whole, scalars_of
 from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
+from hubmerge.device.choose import LANES, chunk_elements, device_there, host_threads
 from hubmerge.eager import compilable
+from hubmerge.errors import MemoryLimitError
 from hubmerge.methods import get_method
 from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.plan import Plan, PlannedTensor
@@ -42,6 +49,10 @@ _SELECTION_PER_AGENT = 8 * 65_648 * 4  # histograms of one thread (magnitude_cou
 _KEPT = 0.3  # of a stream's buffers, which the allocator still has when the card is made
 _TENSOR, _TENSOR_PER_AGENT = 8_000, 4_000  # tallies of one tensor
 _TILE = 2 * 1_048_573  # of a synthetic model
+_TORCH = 205 * _MB  # measured: what `import torch` 2.13.0+cpu adds to numpy (203 MB)
+# an estimate, never measured: CUDA's libraries as far as they are mapped and touched (kernels are loaded when first
+# used), and what the driver keeps on the host for a context
+_CONTEXT = 600 * _MB
 _WHOLE = 16  # bytes per element of a whole tensor beside the plain operations: moments, gradient, result
 
 # nanoseconds of one core at speed 1, per element unless they say otherwise; `agents` terms are per agent
@@ -67,11 +78,12 @@ class Machine:
     speed: float = 1.0  # of one core, relative to the one that the constants were measured on
     # what it has no machine code of yet: passes (compiled.to_compile) and the "loop" of a merge's kernel
     to_compile: frozenset[str] = frozenset()
+    device: bool = False  # that "auto" takes
 
     @classmethod
     def here(cls, plan: Plan) -> Machine:
         """This machine, as far as the process may use it for `plan`."""
-        return cls(len(os.sched_getaffinity(0)), _speed(), _to_compile(plan))
+        return cls(len(os.sched_getaffinity(0)), _speed(), _to_compile(plan), device_there())
 
 
 @dataclass(frozen=True)
@@ -82,8 +94,10 @@ class Prediction:
 
 def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) -> Prediction:
     """A pure function of its arguments."""
-    options = options or StreamOptions(threads=machine.cores)
+    options = options or StreamOptions(threads=machine.cores, device="auto")
     memory, seconds = _memory(plan, options), _seconds(plan, machine, options)
+    if options.device == "cuda" or (options.device == "auto" and machine.device):
+        memory += _device_bytes(plan, options)
     if missing := machine.to_compile & _compiled_passes(plan, options):
         memory += _COMPILER if missing != {"loop"} else _LOOP_COMPILER
         seconds += sum(_COMPILE_S[name] for name in missing) / machine.speed
@@ -118,6 +132,30 @@ def _memory(plan: Plan, options: StreamOptions) -> int:
     lasting = _IMPORTED + plan.resident_bytes + tiles + len(tensors) * (_TENSOR + agents * _TENSOR_PER_AGENT)
     lasting += _SELECTION if selects else 0
     return int(lasting + max(buffers, _CARD + _KEPT * threads * per_thread))
+
+
+def _device_bytes(plan: Plan, options: StreamOptions) -> int:
+    """What a device adds on the host: torch, the context, and for each lane what is copied in and out, pinned.
+
+    Torch takes pinned memory in powers of two. The threads that read and write have the device's chunks then, larger
+    than the CPU's, but there are no more than eight of them.
+    """
+    try:
+        fitting = chunk_elements(len(plan.agents), options.device_memory_bytes, LANES)
+    except MemoryLimitError:  # then it stays on the CPU (device.choose)
+        return 0
+    tensors = [t for t in plan.tensors() if t.action == "merge" and t.elements and not is_whole(plan, t)]
+    extras = 4 * len(plan.agents) * ("sensitivity" in get_method(plan.recipe.method).extras)
+    lane = threads = 0
+    on_cpu = options.chunk(plan)
+    for tensor in tensors:
+        chunk = min(options.chunk_elements or fitting, tensor.elements)
+        inputs = sum(DTYPE_BYTES[t.entry.dtype] for t in tensor.inputs) + extras
+        pinned = sum(1 << (chunk * width - 1).bit_length() for width in (inputs, DTYPE_BYTES[tensor.dtype]))
+        lane = max(lane, pinned)
+        more = min(host_threads(), options.workers) * chunk - options.workers * min(on_cpu, tensor.elements)
+        threads = max(threads, more * _compiled_bytes(tensor))
+    return _TORCH + _CONTEXT + LANES * lane + threads
 
 
 def _compiled_bytes(tensor: PlannedTensor) -> int:
@@ -177,7 +215,7 @@ def _selects(plan: Plan) -> bool:
 def _to_compile(plan: Plan) -> frozenset[str]:
     try:
         from hubmerge import compiled  # which most commands do without
-    except ImportError:  # then nothing is compiled (chunks.runnable)
+    except (ImportError, OSError):  # then nothing is compiled (chunks.runnable)
         return frozenset()
     method, agents = get_method(plan.recipe.method), len(plan.agents)
     inputs = agents * (1 + len(method.extras))
