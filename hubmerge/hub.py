@@ -1,8 +1,8 @@
 """The one door to the Hub: every request that hubmerge makes goes through `Hub`, and every answer is typed.
 
 The client is huggingface_hub, known only here, in hub_writing.py (what changes a repo), in hub_bytes.py (bytes of
-files, read by hand because the answers are not trusted) and in hub_errors.py (its errors in our words, and what is
-worth repeating).
+files, read by hand because the answers are not trusted), in hub_lines.py (connections that can be cut) and in
+hub_errors.py (its errors in our words, and what is worth repeating).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hubmerge.errors import GatedError, HubUnavailableError, LoginError, SourceNotFoundError
 from hubmerge.hub_bytes import HubBytes
 from hubmerge.hub_errors import Patience, checked_endpoint, checked_token, quiet_client, translated
+from hubmerge.hub_lines import new_client
 from hubmerge.hub_writing import HubWriting
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
 from hubmerge.sources.base import FileInfo, is_hub_id
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 RepoType = Literal["model", "dataset"]
 SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; nothing that is no weight is larger
-_CONNECT_TIMEOUT_S = 30.0
-_ANSWER_TIMEOUT_S = 300.0  # a commit of many files is answered when it is done
 _SHA = re.compile(r"[0-9a-f]{40}")
 
 
@@ -296,16 +295,9 @@ def eval_results(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 @cache
 def _limit_waiting() -> None:
     """The client waits for ever by default; a job must not. Set once, since it closes what is open."""
-    import httpx2
     from huggingface_hub import set_client_factory
-    from huggingface_hub.utils._http import default_client_factory
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    def client() -> httpx2.Client:
-        made = default_client_factory()
-        made.timeout = httpx2.Timeout(_ANSWER_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
-        return made
-
-    set_client_factory(client)
+    set_client_factory(new_client)
     quiet_client()
     disable_progress_bars()  # how far it is, our own observers tell

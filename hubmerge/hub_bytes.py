@@ -9,6 +9,8 @@ and the connection its name could be rebound; TLS to that very name then fails, 
 A download appends to `NAME.partial`, so that a broken connection or a killed process costs only what was not yet
 written; the file gets its name after its sha256 was compared with the one that the Hub states. Where the start of it
 was damaged on the disk meanwhile, it is fetched once more.
+
+What a breakable Hub reads goes over connections of its own (hub_lines.py), which are cut to break it off.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from urllib.parse import urljoin, urlsplit
 from hubmerge.disk_errors import written
 from hubmerge.errors import CorruptError, FormatError, HubUnavailableError
 from hubmerge.hub_errors import Patience, TransientHubError, translated
+from hubmerge.hub_lines import Lines
 from hubmerge.settings import Settings
 from hubmerge.sources.base import FileInfo
 
@@ -64,7 +67,7 @@ class HubBytes:
     def __init__(
         self, endpoint: str, token: str | bool, patience: Patience, repo_type: str, connect: Callable[[], None]
     ) -> None:
-        """`connect` is called before every request, to set the client up."""
+        """`connect` is called before every request, to set the client up. Breakable where `patience` can be stopped."""
         self._repo_type = repo_type
         self._endpoint = endpoint
         self._origin = _origin(endpoint)
@@ -72,6 +75,20 @@ class HubBytes:
         self._token = token
         self._patience = patience
         self._connect = connect
+        self._lines = None if patience.stopped is None else Lines()
+
+    def with_patience(self, patience: Patience) -> HubBytes:
+        return HubBytes(self._endpoint, self._token, patience, self._repo_type, self._connect)
+
+    def hang_up(self) -> None:
+        """Whoever reads raises CancelledError: `patience` was stopped before."""
+        if self._lines is not None:
+            self._lines.cut()
+
+    def close(self) -> None:
+        """Give the connections back, when nobody reads any more."""
+        if self._lines is not None:
+            self._lines.close()
 
     def range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
         """Bytes start … end−1 of a file."""
@@ -197,9 +214,8 @@ class HubBytes:
             for _ in range(_MAX_REDIRECTS + 1):
                 self._refuse_private_network(url, where)
                 sent = own if _origin(url) == self._origin else plain
-                with get_session().stream(
-                    "GET", url, headers=sent, follow_redirects=False, timeout=_TIMEOUT_S
-                ) as response:
+                session = get_session() if self._lines is None else self._lines.client()
+                with session.stream("GET", url, headers=sent, follow_redirects=False, timeout=_TIMEOUT_S) as response:
                     if sent is own:  # storage elsewhere has ETags of its own making
                         stated = response.headers
                         etag = stated.get("x-linked-etag") or stated.get("etag") or etag

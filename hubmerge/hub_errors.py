@@ -42,7 +42,6 @@ _CLIENT_LOGGER = "huggingface_hub.utils._http"
 _REFUSALS = frozenset((400, 402, 405, 411, 413, 414, 415, 422, 451))  # of what was asked, whenever it is asked
 # what an object storage says, with 400 or 403, of an upload that took too long: a new signed address will do
 _TOO_LATE = re.compile(r"<Code>(?:RequestTimeout|RequestTimeTooSkewed|ExpiredToken)</Code>|Request has expired")
-_NAP_S = 0.2
 _QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
 Result = TypeVar("Result")
 
@@ -74,7 +73,7 @@ class Patience:
     tries: int = 5
     first_pause_s: float = 0.5  # doubles with every try
     longest_pause_s: float = 60.0  # also of what a server may ask for
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] | None = None  # instead of waiting
     stopped: threading.Event | None = None
 
     def repeat(self, request: Callable[[], Result]) -> Result:
@@ -90,6 +89,7 @@ class Patience:
 
     def pause(self, failures: int, error: HubUnavailableError) -> None:
         """Wait after so many failures in a row; raises `error` when that is enough, or once where it is refused."""
+        self.check()  # what was broken off fails as if the line had dropped
         after_s = error.after_s if isinstance(error, TransientHubError) else None
         if isinstance(error, RefusedError) or failures >= self.tries or (after_s or 0.0) > self.longest_pause_s:
             raise error
@@ -103,16 +103,16 @@ class Patience:
     def check(self) -> None:
         """CancelledError once `stopped` is set."""
         if self.stopped is not None and self.stopped.is_set():
-            raise CancelledError("what was sent to the Hub was broken off")
+            raise CancelledError("what was asked of the Hub was broken off")
 
     def _wait(self, seconds: float) -> None:
-        if self.stopped is None:
+        if self.sleep is not None:
             self.sleep(seconds)
-            return
-        while seconds > 0:
-            self.check()
-            self.sleep(min(seconds, _NAP_S))
-            seconds -= _NAP_S
+        elif self.stopped is not None:
+            self.stopped.wait(seconds)
+        else:
+            time.sleep(seconds)
+        self.check()
 
 
 def asked_pause_s(headers: Mapping[str, str]) -> float | None:

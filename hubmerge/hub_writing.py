@@ -1,8 +1,9 @@
 """The writing half of the door to the Hub: repos, uploads ahead of a commit, copies on the server, the commit.
 
 A file's bytes come to a repo before the commit that names it, either uploaded or, where another repo of the same Hub
-holds them, copied there by the Hub itself. An upload that is under way can be broken off from another thread
-(`breakable`): the client reads the file through an object that raises, or its Xet session is aborted.
+holds them, copied there by the Hub itself. What is under way can be broken off from another thread (`breakable`):
+of an upload, the client reads the file through an object that raises, or its Xet session is aborted; the connections
+that something is read over are cut (hub_bytes.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hubmerge.errors import CancelledError, HubmergeError, SourceNotFoundError
-from hubmerge.hub_bytes import BreakableFile
+from hubmerge.hub_bytes import BreakableFile, HubBytes
 from hubmerge.hub_errors import Patience, TooLateError, translated
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class HubWriting:
     patience: Patience
     _api: HfApi
     _token: str | bool
+    _bytes: HubBytes
 
     def create_repo(self, repo_id: str, *, private: bool) -> bool:
         """Make the repo unless it is there; the visibility of one that is there stays as it is.
@@ -241,28 +243,39 @@ class HubWriting:
         return str(info.oid)
 
     def breakable(self) -> Self:
-        """The same Hub for a thread whose uploads and pauses another thread can end with `break_off`."""
-        twin = copy.copy(self)
-        twin.patience = replace(self.patience, stopped=threading.Event())
-        return twin
+        """The same Hub for threads whose reads, uploads and pauses another thread can end; `close` it afterwards."""
+        return self._with_patience(replace(self.patience, stopped=threading.Event()))
 
     def unbreakable(self) -> Self:
         """The same Hub for a few requests that belong together, whether or not the rest was broken off."""
+        return self._with_patience(replace(self.patience, stopped=None))
+
+    def _with_patience(self, patience: Patience) -> Self:
         twin = copy.copy(self)
-        twin.patience = replace(self.patience, stopped=None)
+        twin.patience = patience
+        twin._bytes = self._bytes.with_patience(patience)
         return twin
 
+    def hang_up(self) -> None:
+        """End what a breakable Hub reads, and begin nothing more: at once, but for an upload that is under way."""
+        assert self.patience.stopped is not None
+        self.patience.stopped.set()
+        self._bytes.hang_up()
+
     def break_off(self) -> None:
-        """End what a breakable Hub uploads: at the next 64 KiB, or between two tries. Repeat it until that has ended.
+        """`hang_up`, and end what it uploads: at the next 64 KiB. Repeat it until that has ended.
 
         Uploads to Xet know no file object; those of this process end together.
         """
-        assert self.patience.stopped is not None
-        self.patience.stopped.set()
+        self.hang_up()
         if _goes_to_xet():
             from huggingface_hub.utils._xet import abort_xet_session
 
             abort_xet_session()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Give back the connections over which a breakable Hub has read; nobody reads any more."""
+        self._bytes.close()
 
 
 def _goes_to_xet() -> bool:

@@ -30,6 +30,7 @@ from hubmerge.errors import HubUnavailableError
 ADMIN_PATH = "/api/faults"
 KEPT_REQUESTS = 100  # per rule
 _MAX_BYTES = 2**50
+_LONGEST_S = 600.0
 _TIMEOUT_S = 30.0
 
 
@@ -44,10 +45,18 @@ class Observe(_Value):
 
 
 class Delay(_Value):
-    """The request waits before it is handled."""
+    """The request waits before it is handled; it is not handled at all when its client hangs up meanwhile."""
 
     kind: Literal["delay"] = "delay"
-    seconds: float = Field(ge=0, le=60, allow_inf_nan=False)
+    seconds: float = Field(ge=0, le=_LONGEST_S, allow_inf_nan=False)
+
+
+class Stall(_Value):
+    """After `at` bytes of the answer's body nothing more comes for so long, unless the client hangs up before."""
+
+    kind: Literal["stall"] = "stall"
+    at: int = Field(ge=0, le=_MAX_BYTES)
+    seconds: float = Field(default=600.0, ge=0, le=_LONGEST_S, allow_inf_nan=False)
 
 
 class Status(_Value):
@@ -99,7 +108,8 @@ class StaleHead(_Value):
 
 
 Fault = Annotated[
-    Observe | Delay | Status | Reset | LostAnswer | WholeFile | WrongByte | StaleHead, Field(discriminator="kind")
+    Observe | Delay | Stall | Status | Reset | LostAnswer | WholeFile | WrongByte | StaleHead,
+    Field(discriminator="kind"),
 ]
 
 
@@ -142,6 +152,7 @@ class RuleState(_Value):
     rule: Rule
     seen: int  # requests that matched
     fired: int  # of those, the ones that were hit
+    left: int  # of those, the ones whose client hung up while a Delay or a Stall let it wait
     requests: tuple[SeenRequest, ...]  # the last KEPT_REQUESTS
 
 

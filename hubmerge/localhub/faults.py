@@ -41,7 +41,6 @@ from hubmerge.localhub.fault_rules import (
     ADMIN_PATH,
     KEPT_REQUESTS,
     Delay,
-    Fault,
     LostAnswer,
     Observe,
     Reset,
@@ -51,6 +50,7 @@ from hubmerge.localhub.fault_rules import (
     RuleStates,
     SeenRequest,
     StaleHead,
+    Stall,
     Status,
     WholeFile,
     WrongByte,
@@ -72,27 +72,39 @@ _FILE_ON_MAIN = re.compile(
 
 
 class Connections:
-    """The open connections of a server, which can be reset."""
+    """The open connections of a server, which can be reset, or end by themselves."""
 
     def __init__(self) -> None:
         self._transports: dict[tuple[str, int], asyncio.Transport] = {}
+        self._ended: dict[tuple[str, int], asyncio.Event] = {}
 
     def protocol(self) -> type[asyncio.Protocol]:
         """The server's protocol class, which keeps this registry."""
-        transports = self._transports
+        transports, ended = self._transports, self._ended
 
         class Protocol(H11Protocol):
             def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
                 super().connection_made(transport)
                 if self.client:
                     transports[self.client] = transport
+                    ended[self.client] = asyncio.Event()
 
             def connection_lost(self, exc: Exception | None) -> None:
                 if self.client:
                     transports.pop(self.client, None)
+                    if event := ended.pop(self.client, None):
+                        event.set()
                 super().connection_lost(exc)
 
         return Protocol
+
+    def ended(self, scope: Scope) -> asyncio.Event:
+        """Set when the connection of a request has ended."""
+        event = self._ended.get(tuple(scope["client"] or ()))
+        if event is None:
+            event = asyncio.Event()
+            event.set()
+        return event
 
     async def reset(self, scope: Scope) -> None:
         """Reset the connection of a request once the peer has what was sent so far."""
@@ -124,6 +136,7 @@ class _Counted:
     pattern: re.Pattern[str]
     seen: int = 0
     fired: int = 0
+    left: int = 0
     requests: deque[SeenRequest] = field(default_factory=lambda: deque(maxlen=KEPT_REQUESTS))
 
     def is_due(self, method: str, path: str, range_: str | None) -> bool:
@@ -158,7 +171,7 @@ class Faults:
             due = [counted for counted in self._rules if counted.is_due(scope["method"], path, asked)]
             wrapped = app
             for counted in reversed(due):
-                wrapped = self._wrap(counted.rule.fault, wrapped)
+                wrapped = self._wrap(counted, wrapped)
             await wrapped(scope, receive, send)
 
         return faulty
@@ -203,13 +216,16 @@ class Faults:
 
     # --- the faults --------------------------------------------------------------------------------------
 
-    def _wrap(self, fault: Fault, app: ASGIApp) -> ASGIApp:
-        """`app` struck by one fault."""
+    def _wrap(self, counted: _Counted, app: ASGIApp) -> ASGIApp:
+        """`app` struck by the fault of one rule."""
+        fault = counted.rule.fault
         match fault:
             case Observe():
                 return app
             case Delay():
-                return partial(_delayed, app, fault.seconds)
+                return partial(self._delayed, app, fault.seconds, counted)
+            case Stall():
+                return partial(self._stalled, app, fault, counted)
             case Status():
                 return _refusal(fault)
             case Reset(of="answer"):
@@ -224,6 +240,35 @@ class Faults:
                 return partial(_flipped, app, fault)
             case StaleHead():
                 return partial(self._stale, app, fault.commits)
+
+    async def _delayed(
+        self, app: ASGIApp, seconds: float, counted: _Counted, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if await _within(seconds, self.connections.ended(scope)):
+            counted.left += 1
+        else:
+            await app(scope, receive, send)
+
+    async def _stalled(
+        self, app: ASGIApp, fault: Stall, counted: _Counted, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        ended = self.connections.ended(scope)
+        place, over = 0, False
+
+        async def stalling(message: Message) -> None:
+            nonlocal place, over
+            body = message.get("body", b"") if message["type"] == "http.response.body" else b""
+            if not over and len(body) > (head := fault.at - place):
+                await send({**message, "body": body[:head], "more_body": True})
+                over = not await _within(fault.seconds, ended)
+                message = {**message, "body": body[head:]}
+            place += len(body)
+            await send(message)
+
+        try:
+            await app(scope, receive, stalling)
+        finally:  # whoever sends a file may be told first that nobody wants it any more
+            counted.left += ended.is_set() and not over
 
     async def _break(self, scope: Scope, receive: Receive) -> None:
         """Reset the connection, and return when the server has noticed."""
@@ -299,13 +344,16 @@ def _state(counted: _Counted) -> RuleState:
         rule=counted.rule,
         seen=counted.seen,
         fired=counted.fired,
+        left=counted.left,
         requests=tuple(counted.requests),
     )
 
 
-async def _delayed(app: ASGIApp, seconds: float, scope: Scope, receive: Receive, send: Send) -> None:
-    await asyncio.sleep(seconds)
-    await app(scope, receive, send)
+async def _within(seconds: float, event: asyncio.Event) -> bool:
+    """Wait so long for `event`; whether it came."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+    return event.is_set()
 
 
 def _refusal(fault: Status) -> ASGIApp:

@@ -18,8 +18,9 @@ from hubmerge.assemble import merged_config, without_code
 from hubmerge.errors import FormatError, MemoryLimitError, SensitivityError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model
+from hubmerge.sources.files import check_planned
 from hubmerge.sources.open import INDEX, SINGLE
-from hubmerge.sources.reader import LocalOrFetched, check_planned
+from hubmerge.sources.reader import LocalOrFetched
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

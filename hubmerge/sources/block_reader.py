@@ -21,7 +21,7 @@ from hubmerge.errors import CorruptError
 from hubmerge.hub import Hub
 from hubmerge.sink import writing
 from hubmerge.sources.base import Model
-from hubmerge.sources.reader import other_header
+from hubmerge.sources.files import other_header
 
 BLOCK_BYTES = 4 * 1024 * 1024
 _KEPT_BLOCKS = 24  # of all shards together: a few chunks in flight of each model

@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
@@ -61,15 +62,19 @@ def open_models(
     names = (recipe.base, *(a.model for a in recipe.agents))
     errors: list[HubmergeError] = []
     models: list[Model] = []
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        for future in [
-            pool.submit(open_model, name, hub, allow_local=allow_local, commit=commit)
-            for name, commit in zip(names, commits or [None] * len(names), strict=True)
-        ]:
-            try:
-                models.append(future.result())
-            except HubmergeError as error:
-                errors.append(error)
+    with closing(hub.breakable()) as asked, ThreadPoolExecutor(max_workers=8) as pool:
+        try:
+            for future in [
+                pool.submit(open_model, name, asked, allow_local=allow_local, commit=commit)
+                for name, commit in zip(names, commits or [None] * len(names), strict=True)
+            ]:
+                try:
+                    models.append(future.result())
+                except HubmergeError as error:
+                    errors.append(error)
+        except BaseException:  # interrupted, which the threads that wait for the Hub do not notice
+            asked.hang_up()
+            raise
     if errors:
         problems = tuple(dict.fromkeys(p for e in errors for p in e.problems))
         # what a retry cannot mend decides the kind of the whole

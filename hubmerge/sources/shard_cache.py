@@ -25,7 +25,8 @@ from hubmerge.errors import CancelledError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import BLOCK_BYTES, BlockBuffer, BlockReader
-from hubmerge.sources.reader import OpenFiles, Read, ShardKey, cache_folder, local_path, shard_key
+from hubmerge.sources.files import OpenFiles
+from hubmerge.sources.reader import Read, ShardKey, cache_folder, local_path, shard_key
 from hubmerge.sources.replacement import CachedShard, NextUse, latest_first, victims_for
 
 THREADS = 2  # one connection seldom fills the line, and more only fetch what is needed later
@@ -72,7 +73,7 @@ class ShardCache:
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self.fetched = Fetched()
-        self._hub = hub
+        self._hub = hub.breakable()
         self._budget = budget_bytes
         self._keep = keep
         self._starting = starting
@@ -201,11 +202,13 @@ class ShardCache:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+        self._hub.hang_up()
 
     def close(self) -> None:
         """Break off what is being fetched; returns when no thread is left."""
         self.abandon()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._hub.close()
         self._files.close()
 
     # --- reading -----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from hubmerge.localhub.fault_rules import (
     Observe,
     Reset,
     StaleHead,
+    Stall,
     Status,
     WholeFile,
     WrongByte,
@@ -59,6 +60,14 @@ def whole(hub: LocalHubProcess, method: str, path: str, body: bytes | None = Non
     assert error is None
     assert answer is not None
     return answer
+
+
+def hung_up(switch: FaultSwitch, rule: int) -> int:
+    """How many clients hung up, which the server takes a moment to see."""
+    deadline = time.monotonic() + 30
+    while not (left := switch.state(rule).left) and time.monotonic() < deadline:
+        pass
+    return left
 
 
 @pytest.fixture
@@ -105,15 +114,16 @@ GOOD: dict[str, Any] = {"path": "/x", "fault": {"kind": "reset", "at": 5}}
         json.dumps({**GOOD, "fault": {"kind": "reset", "at": -1}}),
         json.dumps({**GOOD, "fault": {"kind": "reset", "at": 1.5}}),
         json.dumps({**GOOD, "fault": {"kind": "reset", "at": 1, "of": "mind"}}),
-        json.dumps({**GOOD, "fault": {"kind": "delay", "seconds": 61}}),
+        json.dumps({**GOOD, "fault": {"kind": "delay", "seconds": 601}}),
         json.dumps({**GOOD, "fault": {"kind": "delay", "seconds": float("nan")}}),
+        json.dumps({**GOOD, "fault": {"kind": "stall", "at": 1, "seconds": 601}}),
         json.dumps({**GOOD, "fault": {"kind": "status", "status": 200}}),
         json.dumps({**GOOD, "fault": {"kind": "status", "status": 429, "retry_after": "1\r\nX: y"}}),
         json.dumps({**GOOD, "fault": {"kind": "wrong_byte", "at": 1, "mask": 0}}),
         json.dumps({**GOOD, "fault": {"kind": "stale_head", "commits": 0}}),
         json.dumps({**GOOD, "path": "x" * 2_000_000}),
     ],
-    ids=range(29),
+    ids=range(30),
 )
 def test_a_rule_that_is_none_is_refused_and_changes_nothing(
     faulty_hub: LocalHubProcess, switch: FaultSwitch, body: str | bytes
@@ -228,6 +238,34 @@ def test_a_delay_waits_before_the_request_is_handled(faulty_hub: LocalHubProcess
     began = time.monotonic()
     assert whole(faulty_hub, "GET", path).body == CONTENT
     assert time.monotonic() - began >= 0.2
+
+
+@pytest.mark.parametrize("at", [0, 1, 70_000, len(CONTENT) - 1])
+def test_a_body_stalls_at_that_byte_and_goes_on(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, at: int
+) -> None:
+    rule = switch.add("/resolve/", Stall(at=at, seconds=0.2))
+    begun = time.monotonic()
+    assert whole(faulty_hub, "GET", path).body == CONTENT
+    assert time.monotonic() - begun >= 0.2
+    assert (switch.state(rule).fired, switch.state(rule).left) == (1, 0)
+
+
+@pytest.mark.parametrize("fault", [Delay(seconds=600), Stall(at=70_000)], ids=lambda f: f.kind)
+def test_a_client_that_hangs_up_while_it_waits_is_counted(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, fault: Delay | Stall
+) -> None:
+    rule = switch.add("/resolve/", fault)
+    connection = http.client.HTTPConnection(faulty_hub.endpoint.removeprefix("http://"), timeout=30)
+    connection.request("GET", path)
+    if isinstance(fault, Stall):
+        assert connection.getresponse().read(70_000) == CONTENT[:70_000]
+    while not switch.state(rule).fired:
+        pass
+    assert switch.state(rule).left == 0
+    connection.close()
+    assert hung_up(switch, rule) == 1
+    assert whole(faulty_hub, "GET", path).body == CONTENT
 
 
 def test_a_stale_head_is_an_earlier_commit_of_main_everywhere(

@@ -30,6 +30,12 @@ class FolderHub:
     ranges: Counter[tuple[str, str]] = field(default_factory=Counter)
     before: Callable[[str, str], None] = lambda repo, path: None  # called before anything is answered
 
+    def breakable(self) -> FolderHub:
+        return self
+
+    def hang_up(self) -> None: ...
+    def close(self) -> None: ...
+
     def download(self, repo: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
         self.before(repo, file.path)
         target = folder / sha / file.path

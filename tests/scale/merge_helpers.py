@@ -36,15 +36,15 @@ OUT_SHARD_BYTES = 250_000  # of 1.1 MB
 OWN_WORDS = {"README.md", "hubmerge.json"}  # name the target, the time and the machine
 
 
-def upload_family(api: HfApi, folder: Path) -> dict[str, object]:
+def upload_family(api: HfApi, folder: Path, prefix: str = "ada/", *, private: bool = False) -> dict[str, Any]:
     """A base and two agents of 1.1 MB each in IN_SHARDS shards; the recipe of their merge."""
     base = random_base(0, sizes=llama_shapes(layers=6, hidden=96, intermediate=256, vocab=40))
     models = {"base": base, "one": sparse_agent(base, 0.2, 1), "two": sparse_agent(base, 0.3, 2)}
     for name, tensors in models.items():
         write_model(folder / name, tensors, shards=IN_SHARDS)
-        api.create_repo(f"ada/{name}")
-        api.upload_folder(repo_id=f"ada/{name}", folder_path=folder / name)
-    return {"base": "ada/base", "agents": ["ada/one", "ada/two"], "method": "ram_plus"}
+        api.create_repo(f"{prefix}{name}", private=private)
+        api.upload_folder(repo_id=f"{prefix}{name}", folder_path=folder / name)
+    return {"base": f"{prefix}base", "agents": [f"{prefix}one", f"{prefix}two"], "method": "ram_plus"}
 
 
 @contextmanager
@@ -98,10 +98,12 @@ class Job:
     pauses: list[float] = field(default_factory=list)
     watcher: Watcher = field(default_factory=Watcher)
     disk_budget: int | None = None
+    user: str = "ada"
 
     def __post_init__(self) -> None:
-        self.hub = Hub(self.process.endpoint, self.process.tokens["ada"], patience=Patience(sleep=self.pauses.append))
-        self.api = HfApi(self.process.endpoint, token=self.process.tokens["ada"])
+        token = self.process.tokens.get(self.user, "")  # nobody has none
+        self.hub = Hub(self.process.endpoint, token, patience=Patience(sleep=self.pauses.append))
+        self.api = HfApi(self.process.endpoint, token=token or False)
         self.out = self.folder / "out"
         self.inputs = self.folder / "inputs"
 

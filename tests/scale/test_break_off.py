@@ -117,25 +117,28 @@ def test_an_upload_in_parts_is_broken_off_between_two_reads_too(in_parts: LocalH
     assert again.is_uploaded(again.preupload("ada/parts", path, path.name))
 
 
-def test_a_pause_between_two_tries_ends_with_the_upload(
-    faulty: LocalHubProcess, switch: FaultSwitch, tmp_path: Path
-) -> None:
-    naps: list[float] = []
+def test_a_pause_between_two_tries_ends_with_the_upload(faulty: LocalHubProcess, switch: FaultSwitch) -> None:
+    hub = Hub(faulty.endpoint, faulty.tokens["ada"], patience=Patience()).breakable()
+    rule = switch.add("/api/models/ada/nothing$", Status(status=503, retry_after="50"), times=None)
+    raised: list[BaseException] = []
 
-    def sleep(seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 3:
-            hub.break_off()
+    def ask() -> None:
+        try:
+            hub.repo_state("ada/nothing")
+        except CancelledError as error:
+            raised.append(error)
 
-    hub = Hub(faulty.endpoint, faulty.tokens["ada"], patience=Patience(sleep=sleep)).breakable()
-    switch.add("/api/models/ada/nothing$", Status(status=503, retry_after="50"), times=None)
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    while not switch.state(rule).fired:
+        pass
+    hub.break_off()
+    thread.join(GIVEN_UP_S)
+    assert not thread.is_alive()
+    assert len(raised) == 1
     with pytest.raises(CancelledError):
         hub.repo_state("ada/nothing")
-    assert len(naps) == 3
-    assert sum(naps) < 1
-    with pytest.raises(CancelledError):
-        hub.repo_state("ada/nothing")
-    assert len(naps) == 3, "nothing is begun any more"
+    assert switch.state(rule).seen == 1, "nothing is begun any more"
 
 
 def test_other_users_of_the_same_hub_are_not_broken_off(faulty: LocalHubProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +48,8 @@ def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within
     assert len([name for name in undisturbed if name.endswith(".safetensors")]) >= 4
     job.disk_budget = 2 * OUT_SHARD_BYTES + 1_000_000
     shards, disk = [0], [0]
-    upload = ShardUploader._upload
+    upload, drain = ShardUploader._upload, ShardUploader.drain
+    all_finished = threading.Event()
 
     def watch(stage: str) -> None:
         shards[0] = max(shards[0], job.finished_shards())
@@ -55,13 +57,17 @@ def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within
 
     def slow(uploader: ShardUploader, shard: Any) -> None:
         """As slow as it may be: until nothing goes on without it."""
-        while len(uploader._pending) < 2 and "card" not in job.watcher.stages:
+        while len(uploader._pending) < 2 and not all_finished.is_set():
             time.sleep(0.001)
         watch("")
         upload(uploader, shard)
 
+    def last(uploader: ShardUploader) -> None:
+        all_finished.set()
+        drain(uploader)
+
     job.watcher.seen = watch
-    with patch.object(ShardUploader, "_upload", slow):
+    with patch.object(ShardUploader, "_upload", slow), patch.object(ShardUploader, "drain", last):
         job.to_hub()
     assert job.published() == undisturbed
     assert shards[0] == 2

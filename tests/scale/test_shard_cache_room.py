@@ -13,7 +13,7 @@ from cache_helpers import KB, FolderHub, Peak, made_model, read_all, reads_of, t
 
 from hubmerge.disk import used_bytes
 from hubmerge.sources.base import Model
-from hubmerge.sources.reader import OpenFiles
+from hubmerge.sources.files import OpenFiles
 from hubmerge.sources.shard_cache import ShardCache
 
 SHARD = 8 * KB

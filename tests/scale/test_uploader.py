@@ -40,6 +40,8 @@ class Takes:
     def breakable(self) -> Takes:
         return self
 
+    def close(self) -> None: ...
+
     def preupload(self, repo: str, path: Path, name: str, *, sha256: str) -> str:
         self.gate.wait()
         path.read_bytes()

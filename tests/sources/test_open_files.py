@@ -14,9 +14,9 @@ from builders import random_base, recipe_dict, sparse_agent, write_model
 from hub_helpers import opened
 
 from hubmerge.errors import DiskError, HubmergeError, SourceChangedError
-from hubmerge.sources import reader
+from hubmerge.sources import files as files_module
 from hubmerge.sources.base import Model
-from hubmerge.sources.reader import OpenFiles
+from hubmerge.sources.files import OpenFiles
 
 SHARDS = 6
 
@@ -42,7 +42,7 @@ def descriptors() -> int:
 
 
 def test_no_more_files_stay_open_than_are_kept(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "KEPT_FILES", 2)
+    monkeypatch.setattr(files_module, "KEPT_FILES", 2)
     before = descriptors()
     files = OpenFiles()
     for shard in [*model.shards, *reversed(model.shards)]:
@@ -53,7 +53,7 @@ def test_no_more_files_stay_open_than_are_kept(model: Model, monkeypatch: pytest
 
 
 def test_those_that_were_read_last_stay_open(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "KEPT_FILES", 2)
+    monkeypatch.setattr(files_module, "KEPT_FILES", 2)
     files = OpenFiles()
     first, second, third = model.shards[:3]
     for shard in (first, second, first, third):
@@ -105,7 +105,7 @@ def test_a_file_that_is_given_up_while_it_is_read_is_read_to_its_end(
             with open("/dev/zero", "rb"):
                 return os.preadv(file, [buffers[0][:7]], offset)
 
-    monkeypatch.setattr(reader, "os", Interrupted())
+    monkeypatch.setattr(files_module, "os", Interrupted())
     assert tail(files, model, shard) == stored(model, shard)
 
 
@@ -131,7 +131,7 @@ def test_a_shard_that_is_gone_is_told_from_a_machine_that_does_not_read(
         def __getattr__(self, name: str) -> object:
             return refuse if name == call else getattr(os, name)
 
-    monkeypatch.setattr(reader, "os", Refusing())
+    monkeypatch.setattr(files_module, "os", Refusing())
     with pytest.raises(HubmergeError) as caught:
         tail(OpenFiles(), model, model.shards[0])
     assert type(caught.value) is kind
@@ -150,9 +150,9 @@ def test_a_merge_of_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
     def merge(kept: int, out: str) -> bytes:
         code = f"""
 import resource, sys
-from hubmerge.sources import reader
+from hubmerge.sources import files as files_module
 from hubmerge.cli import main
-reader.KEPT_FILES = {kept}
+files_module.KEPT_FILES = {kept}
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 sys.exit(main(sys.argv[1:]))
 """
