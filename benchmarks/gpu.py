@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.synthetic import DENSITIES
+from hubmerge.machine import cores
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,12 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def machine() -> dict[str, Any]:
-    import os
-
     import torch
 
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda, "cores": os.cpu_count()}
+    return {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda, "cores": cores()}
 
 
 def gpu_tests() -> dict[str, Any]:

@@ -29,6 +29,7 @@ import psutil
 
 from benchmarks.metering import measure
 from benchmarks.synthetic import DENSITIES, SHAPES, write_family
+from hubmerge.machine import cores
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "data" / "benchmarks.json"
@@ -122,7 +123,7 @@ def comparison(suite: Suite) -> list[dict[str, Any]]:
             ours = suite.best([sys.executable, "-m", "hubmerge", "merge", str(recipe), "--out", str(suite.out)])
             add(shape, "hubmerge", method, {**ours, **{k: v for k, v in predicted.items() if "predicted" in k}})
             if MERGEKIT.is_file() and method in suite.compared:
-                flags = (*FLAGS, "-j", str(len(os.sched_getaffinity(0))))
+                flags = (*FLAGS, "-j", str(cores()))
                 slow = suite.best([str(MERGEKIT), str(path), str(suite.out), *flags], repeat=1)
                 add(shape, "mergekit", method, slow)
         if MERGEKIT.is_file():
@@ -301,7 +302,7 @@ def machine() -> dict[str, Any]:
         platform.processor(),
     )
     return {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "processor": model,
         "python": platform.python_version(),

@@ -90,7 +90,7 @@ def _probe(
 
     reader.expect(left, again=True)
     chunks = (c for t in left for c in chunks_of(t, options.chunk(plan)))
-    for chunk, item in in_order(chunks, count, options.workers, reader.abandon):
+    for chunk, item in in_order(chunks, count, options.workers(plan), reader.abandon):
         name = chunk.tensor.name
         assert item.inputs is not None
         if not chunk.start:
@@ -135,7 +135,7 @@ def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, ob
             with np.errstate(all="ignore"):
                 return chunk.count, count(with_draws(plan, magnitudes, chunk, read_chunk(reader, chunk)))
 
-        for elements, counted in in_order(chunks, work, options.workers, reader.abandon):
+        for elements, counted in in_order(chunks, work, options.workers(plan), reader.abandon):
             done += elements
             observer.progress("select", done, total)
             yield counted

@@ -7,7 +7,6 @@ Each step can be repeated after a kill and goes on where the last durable thing 
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
 import sys
@@ -29,7 +28,9 @@ from hubmerge.figures import render_figures
 from hubmerge.finished import finished_report, publish_folder
 from hubmerge.helper import share_sensitivities
 from hubmerge.hub import Hub
+from hubmerge.machine import cores
 from hubmerge.methods import get_method
+from hubmerge.plan import Plan
 from hubmerge.prepare import Prepared
 from hubmerge.progress import Bridge, Observer
 from hubmerge.publish import Published, large_files, withdrawn_if_refused
@@ -248,7 +249,7 @@ class _Surroundings:
         refuse_equal_to_base(plan, results[0].statistics)
         self.observer.statistics(summarize(results[0].statistics.total, plan.labels))
         self.observer.stage("card")
-        environment = _environment(time.monotonic() - started, self.options)
+        environment = _environment(time.monotonic() - started, self.options, plan)
         environment |= results[0].device
         environment["disk_high_water_bytes"] = gauge.high_water_bytes
         if plan.download_bytes:
@@ -290,7 +291,7 @@ def _small_file(hub: Hub, model: Model, path: str) -> bytes | None:
     return hub.read_file(model.ref.id, model.ref.sha, path)
 
 
-def _environment(seconds: float, options: StreamOptions) -> dict[str, Any]:
+def _environment(seconds: float, options: StreamOptions, plan: Plan) -> dict[str, Any]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "hubmerge": __version__,
@@ -300,8 +301,8 @@ def _environment(seconds: float, options: StreamOptions) -> dict[str, Any]:
         "platform": platform.platform(terse=True),
         "processor": platform.machine(),
         "device": "cpu",
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": options.workers,
+        "cores": cores(),
+        "threads": options.workers(plan),
         "processes": options.ranks.size,
         "seconds": round(seconds, 3),
         "peak_rss_bytes": peak,

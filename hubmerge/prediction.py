@@ -9,7 +9,6 @@ hashed in one thread beside the others. Fetching and publishing depend on the ne
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,13 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from hubmerge import machine as this_machine
+from hubmerge import memory
 from hubmerge.chunks import StreamOptions, is_whole, scalars_of
 from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
 from hubmerge.eager import compilable
 from hubmerge.methods import get_method
 from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.plan import Plan, PlannedTensor
-from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.statistics import zero_tally
 from hubmerge.steps import kept_bytes, read_bytes
 
@@ -37,9 +37,7 @@ _COMPILER = 175 * _MB  # numba and LLVM with what they hold, in the process that
 _LOOP_COMPILER = 110 * _MB  # … for a kernel's loop alone
 _CARD = 57 * _MB  # the figures' library, loaded when the stream is done
 _SELECTION = 8 * _MB  # the code of the counting passes
-_THREAD, _THREAD_PER_AGENT = 4 * _MB, 400_000  # counters, and what the allocator keeps
-_SELECTION_PER_AGENT = 8 * 65_648 * 4  # histograms of one thread (magnitude_counts.py)
-_KEPT = 0.3  # of a stream's buffers, which the allocator still has when the card is made
+_KEPT = 0.55  # of a stream's buffers, which the allocator still has when the card is made
 _TENSOR, _TENSOR_PER_AGENT = 8_000, 4_000  # tallies of one tensor
 _TILE = 2 * 1_048_573  # of a synthetic model
 _WHOLE = 16  # bytes per element of a whole tensor beside the plain operations: moments, gradient, result
@@ -71,7 +69,7 @@ class Machine:
     @classmethod
     def here(cls, plan: Plan) -> Machine:
         """This machine, as far as the process may use it for `plan`."""
-        return cls(len(os.sched_getaffinity(0)), _speed(), _to_compile(plan))
+        return cls(this_machine.cores(), _speed(), _to_compile(plan))
 
 
 @dataclass(frozen=True)
@@ -83,11 +81,11 @@ class Prediction:
 def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) -> Prediction:
     """A pure function of its arguments."""
     options = options or StreamOptions(threads=machine.cores)
-    memory, seconds = _memory(plan, options), _seconds(plan, machine, options)
+    needed, seconds = _memory(plan, options), _seconds(plan, machine, options)
     if missing := machine.to_compile & _compiled_passes(plan, options):
-        memory += _COMPILER if missing != {"loop"} else _LOOP_COMPILER
+        needed += _COMPILER if missing != {"loop"} else _LOOP_COMPILER
         seconds += sum(_COMPILE_S[name] for name in missing) / machine.speed
-    return Prediction(memory, seconds)
+    return Prediction(needed, seconds)
 
 
 def _compiled_passes(plan: Plan, options: StreamOptions) -> frozenset[str]:
@@ -100,41 +98,23 @@ def _compiled_passes(plan: Plan, options: StreamOptions) -> frozenset[str]:
 
 def _memory(plan: Plan, options: StreamOptions) -> int:
     agents, tensors = len(plan.agents), [t for t in plan.tensors() if t.action == "merge"]
-    chunk = min(options.chunk(plan), max((t.elements for t in tensors), default=0))
-    selects = _selects(plan)
-    compiled = [t for t in tensors if not is_whole(plan, t) and _is_compiled(plan, t, options)]
-    plain = [t for t in tensors if not is_whole(plan, t) and not _is_compiled(plan, t, options)]
+    shares = options.shares(plan)
     whole = [t for t in tensors if is_whole(plan, t)]
-    threads = 1 if whole else options.workers
-    per_thread = _THREAD + agents * (_THREAD_PER_AGENT + (_SELECTION_PER_AGENT if selects else 0))
-    if compiled:
-        per_thread += chunk * max(_compiled_bytes(t) for t in compiled)
-    if plain:
-        per_thread += min(chunk, max(t.elements for t in plain)) * _plain_bytes(agents)
+    threads = 1 if whole else shares.threads
+    longest = max((t.elements for t in tensors if not is_whole(plan, t)), default=0)
+    per_thread = shares.thread_bytes + min(options.chunk(plan), longest) * shares.element_bytes
     buffers = threads * per_thread + kept_bytes(plan, options)
     if whole:
         buffers += max(_whole_bytes(t, agents) for t in whole)
     tiles = sum(_TILE for m in plan.models if m.ref.kind == "synthetic")
     lasting = _IMPORTED + plan.resident_bytes + tiles + len(tensors) * (_TENSOR + agents * _TENSOR_PER_AGENT)
-    lasting += _SELECTION if selects else 0
+    lasting += _SELECTION if _selects(plan) else 0
     return int(lasting + max(buffers, _CARD + _KEPT * threads * per_thread))
-
-
-def _compiled_bytes(tensor: PlannedTensor) -> int:
-    """Per element in flight: the inputs as stored (as float32 where they differ), and up to four outputs."""
-    dtypes = {t.entry.dtype for t in tensor.inputs}
-    width = DTYPE_BYTES[dtypes.pop()] if len(dtypes) == 1 else 8
-    return len(tensor.inputs) * width + 4 * DTYPE_BYTES[tensor.dtype]
-
-
-def _plain_bytes(agents: int) -> int:
-    """Per element in flight: values, differences and masks, and their scaled forms, squares and products."""
-    return 20 + 26 * agents
 
 
 def _whole_bytes(tensor: PlannedTensor, agents: int) -> int:
     rows, columns = tensor.shape[0], prod(tensor.shape[1:])
-    return tensor.elements * (_plain_bytes(agents) + _WHOLE) + 4 * agents * min(rows, columns) ** 2
+    return tensor.elements * (memory.plain_bytes(agents) + _WHOLE) + 4 * agents * min(rows, columns) ** 2
 
 
 def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
@@ -158,7 +138,7 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
             serial += steps * agents * 4 * rows * columns * min(rows, columns) * _FLOP * 1e-9
     parallel += read_bytes(plan, options) * _READ_BYTE * 1e-9 + plan.passes * len(tensors) * _TENSOR_S
     hashing, writing = (plan.output_bytes * cost * 1e-9 for cost in (_HASH_BYTE, _WRITE_BYTE))
-    workers = 1 if any(is_whole(plan, t) for t in tensors) else min(options.workers, machine.cores)
+    workers = 1 if any(is_whole(plan, t) for t in tensors) else min(options.workers(plan), machine.cores)
     at_once = min(options.shards_at_once(plan), len(plan.shards) or 1)
     # the threads that hash and write need cores, too
     everything = (parallel + serial + hashing + writing) / min(workers + 2, machine.cores)

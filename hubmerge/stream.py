@@ -93,6 +93,7 @@ def merge_variants(
     for variant in variants[1:]:
         if layout_of(variant.plan) != layout_of(first.plan):
             raise InternalError("variants with other models, dtypes or ε cannot be merged in one pass")
+    options = replace(options, beside=tuple(variant.plan for variant in variants[1:]))
     options.ranks.agree("the plan", plan_identity(first.plan))
     with runnable(options, first.plan, observer.warning).on_device(observer.warning) as opened:
         statistics = merge_share(variants, reader, opened, observer)
@@ -123,7 +124,7 @@ def merge_share(
     at_once = min(options.shards_at_once(plan), len(numbers) or 1)
     if any(variant.journal.on_shard for variant in variants):  # what is finished leaves the disk first
         at_once = 1
-    workers = max(1, options.workers // at_once)
+    workers = max(1, options.workers(plan) // at_once)
 
     def open_in(number: int) -> list[tuple[Variant, Output]]:
         name = plan.shards[number].filename

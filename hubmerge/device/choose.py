@@ -6,12 +6,12 @@ seconds to import, is not asked unless there is something to find. Nothing about
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
+from hubmerge import machine
 from hubmerge.counting import BLOCK
 from hubmerge.errors import MemoryLimitError
 
@@ -80,4 +80,4 @@ def bytes_per_element(agents: int) -> int:
 
 
 def host_threads() -> int:
-    return min(HOST_THREADS, len(os.sched_getaffinity(0)))
+    return min(HOST_THREADS, machine.cores())

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge import shard_work
+from hubmerge import memory
 from hubmerge.eager import ChunkInputs
 from hubmerge.methods.base import Threshold
 from hubmerge.plan import PlannedTensor
@@ -181,7 +181,7 @@ def test_the_bits_do_not_depend_on_what_is_kept(tmp_path: Path, monkeypatch: pyt
         plan = plan_of(tmp_path, method, parameters=parameters)
         found = []
         for room in (0, 60_000, 10**9):
-            monkeypatch.setattr(shard_work, "KEPT_BYTES", room)
+            monkeypatch.setattr(memory, "KEPT_BYTES", room)
             result = run(plan, tmp_path / f"{method}{room}")
             counted = {name: tally.to_json() for name, tally in result.statistics.tensors.items()}
             found.append((bytes_of(tmp_path / f"{method}{room}", plan), counted))
