@@ -89,7 +89,8 @@ def _probe(
         return chunk, Done(b"", module.probe_chunk(read_chunk(reader, chunk), epsilon), None)
 
     reader.expect(left, again=True)
-    chunks = (c for t in left for c in chunks_of(t, options.chunk(plan)))
+    size = options.chunk(plan)
+    chunks = (c for t in left for c in chunks_of(t, size))
     for chunk, item in in_order(chunks, count, options.workers(plan), reader.abandon):
         name = chunk.tensor.name
         assert item.inputs is not None
@@ -126,16 +127,17 @@ def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, ob
     done, total = 0, 2 * sum(t.elements for t in merged)
     found: dict[str, tuple[float, ...]] = {}
     everyones = ALONE if by_tensor else options.ranks
+    size, workers = options.chunk(plan), options.workers(plan)
 
     def own(group: list[PlannedTensor], count: CountChunk) -> Iterator[NDArray[np.int64]]:
         nonlocal done
-        chunks = (c for t in group for c in chunks_of(t, options.chunk(plan)))
+        chunks = (c for t in group for c in chunks_of(t, size))
 
         def work(chunk: Chunk) -> tuple[int, NDArray[np.int64]]:
             with np.errstate(all="ignore"):
                 return chunk.count, count(with_draws(plan, magnitudes, chunk, read_chunk(reader, chunk)))
 
-        for elements, counted in in_order(chunks, work, options.workers(plan), reader.abandon):
+        for elements, counted in in_order(chunks, work, workers, reader.abandon):
             done += elements
             observer.progress("select", done, total)
             yield counted

@@ -82,7 +82,8 @@ def shares_of(
     kept = min(KEPT_BYTES, max(stream_bytes // 4, kept)) if keeps else 0
     room = stream_bytes - kept
     threads = max(1, min(wanted_threads, room // (least + smallest * per_element)))
-    rows = max(1, min(agents, HISTOGRAM_BYTES // (threads * ROW))) if selects else 0
+    spare = max(0, room // threads - least - good * per_element)
+    rows = min(agents, 1 + spare // ROW, max(1, HISTOGRAM_BYTES // (threads * ROW))) if selects else 0
     fitting = max(0, room // threads - of_thread(rows)) // per_element // BLOCK * BLOCK
     chunk = max(BLOCK, smallest if chunk_elements else 0, min(largest, fitting))
     return Shares(threads, chunk, rows, kept, of_thread(rows), per_element)

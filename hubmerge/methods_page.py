@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from hubmerge.methods import Method, registry
 from hubmerge.memory import KEPT_BYTES
+from hubmerge.methods import Method, registry
 
 _HEAD = """\
 # Merge methods

@@ -1,19 +1,22 @@
 """What a merge will need of a machine, said before it begins: peak resident memory and time.
 
 Both are sums of a few terms whose constants were measured (benchmarks/suite.py measures them again and says how far
-off they are). Memory is a constant of the method, the number of agents and the threads, because a stream holds a
-few chunks and nothing else; only tensors that must be whole (`needs_whole`), adapters and the tallies of very many
-tensors add to it. Time is work per element over the cores, or hashing where that takes longer, since each shard is
-hashed in one thread beside the others. Fetching and publishing depend on the network and are left out.
+off they are). Memory is a constant of the method, the number of agents and the threads, because a stream holds a few
+chunks and nothing else; only tensors that must be whole (`needs_whole`), adapters, the tallies of very many tensors, a
+Hub to read from and other processes to talk to add to it. Time is work per element over the cores, or hashing where
+that takes longer, since each shard is hashed in one thread beside the others. Fetching and publishing depend on the
+network and are left out.
 """
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +25,14 @@ from hubmerge import machine as this_machine
 from hubmerge import memory
 from hubmerge.chunks import StreamOptions, is_whole, scalars_of
 from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
+from hubmerge.disk import DISK_MARGIN_BYTES, output_need
 from hubmerge.eager import compilable
 from hubmerge.methods import get_method
 from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.plan import Plan, PlannedTensor
+from hubmerge.sources.block_reader import BLOCK_BYTES, KEPT_BLOCKS
+from hubmerge.sources.reader import ShardKey, shard_key, sources_of
+from hubmerge.sources.replacement import beyond_room
 from hubmerge.statistics import zero_tally
 from hubmerge.steps import kept_bytes, read_bytes
 
@@ -35,6 +42,8 @@ _MB = 1_000_000
 _IMPORTED = 78 * _MB  # interpreter, numpy, and machine code that was kept
 _COMPILER = 175 * _MB  # numba and LLVM with what they hold, in the process that compiles
 _LOOP_COMPILER = 110 * _MB  # … for a kernel's loop alone
+_CLIENT = 16 * _MB  # of the Hub
+_TORCH = 190 * _MB  # by which several processes talk to each other
 _CARD = 57 * _MB  # the figures' library, loaded when the stream is done
 _SELECTION = 8 * _MB  # the code of the counting passes
 _KEPT = 0.55  # of a stream's buffers, which the allocator still has when the card is made
@@ -65,11 +74,13 @@ class Machine:
     speed: float = 1.0  # of one core, relative to the one that the constants were measured on
     # what it has no machine code of yet: passes (compiled.to_compile) and the "loop" of a merge's kernel
     to_compile: frozenset[str] = frozenset()
+    input_bytes: int | None = None  # what fetched inputs may take on its disk; None: as much as they are
 
     @classmethod
     def here(cls, plan: Plan) -> Machine:
         """This machine, as far as the process may use it for `plan`."""
-        return cls(this_machine.cores(), _speed(), _to_compile(plan))
+        free = shutil.disk_usage(Path.cwd()).free - DISK_MARGIN_BYTES - output_need(plan, uploaded=False)
+        return cls(this_machine.cores(), _speed(), _to_compile(plan), max(0, free))
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,8 @@ class Prediction:
 def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) -> Prediction:
     """A pure function of its arguments."""
     options = options or StreamOptions(threads=machine.cores)
-    needed, seconds = _memory(plan, options), _seconds(plan, machine, options)
+    needed = _memory(plan, options) + _fetching(plan, machine, options)
+    seconds = _seconds(plan, machine, options)
     if missing := machine.to_compile & _compiled_passes(plan, options):
         needed += _COMPILER if missing != {"loop"} else _LOOP_COMPILER
         seconds += sum(_COMPILE_S[name] for name in missing) / machine.speed
@@ -109,7 +121,30 @@ def _memory(plan: Plan, options: StreamOptions) -> int:
     tiles = sum(_TILE for m in plan.models if m.ref.kind == "synthetic")
     lasting = _IMPORTED + plan.resident_bytes + tiles + len(tensors) * (_TENSOR + agents * _TENSOR_PER_AGENT)
     lasting += _SELECTION if _selects(plan) else 0
+    lasting += _TORCH if options.ranks.size > 1 else 0
     return int(lasting + max(buffers, _CARD + _KEPT * threads * per_thread))
+
+
+def _fetching(plan: Plan, machine: Machine, options: StreamOptions) -> int:
+    """The client of the Hub, and the blocks of shards that do not fit onto the disk (block_reader.py)."""
+    if not plan.download_bytes:
+        return 0
+    ranged: dict[ShardKey, int] = {}
+    if machine.input_bytes is not None and plan.download_bytes > machine.input_bytes:
+        room = machine.input_bytes // options.ranks.size
+        for shards in dict.fromkeys(frozenset(_shards_of(plan, t)) for t in plan.tensors()):
+            whole = sorted(shard for shard in shards if shard[0] not in ranged)
+            ranged |= beyond_room(whole, lambda shard: shard[1], room)
+    return _CLIENT + min(KEPT_BLOCKS * BLOCK_BYTES, sum(ranged.values()))
+
+
+def _shards_of(plan: Plan, tensor: PlannedTensor) -> Iterator[tuple[ShardKey, int]]:
+    """The files on the Hub that a tensor is made of, with their sizes."""
+    for k, stored in enumerate(tensor.inputs):
+        for number, part in sources_of(k, stored):
+            model = plan.models[number]
+            if model.ref.kind == "hub":
+                yield shard_key(model, part.shard), model.files[part.shard].size
 
 
 def _whole_bytes(tensor: PlannedTensor, agents: int) -> int:

@@ -68,7 +68,7 @@ def test_no_method_of_eight_agents_takes_more(method: str, family: Family, small
     recipe = family.recipe(method)
     peak = merge(recipe, tmp_path, "--threads", "2")
     assert peak <= PROMISED
-    print("RATIO", method, predicted(recipe, 2) // 10**6, peak // 10**6)
+
     assert 0.75 <= predicted(recipe, 2) / peak <= 1.25, (predicted(recipe, 2), peak)
 
 
@@ -78,5 +78,5 @@ def test_sixteen_threads_take_no_more(method: str, family: Family, small: Family
     recipe = family.recipe(method)
     peak = merge(recipe, tmp_path, "--threads", "16")
     assert peak <= PROMISED
-    print("RATIO", method, predicted(recipe, 16) // 10**6, peak // 10**6)
+
     assert 0.75 <= predicted(recipe, 16) / peak <= 1.25, (predicted(recipe, 16), peak)
