@@ -37,7 +37,6 @@ LICENSE = b"---\nlicense: apache-2.0\n---\n"
 
 
 def assert_near(said: int, measured: int) -> None:
-
     assert 0.75 <= said / measured <= 1.25, (said, measured)
 
 
@@ -81,9 +80,8 @@ def fp8_model(folder: Path, source: Path, rows: int) -> str:
     folder.mkdir()
     write_shard(folder / "model.safetensors", to_fp8(read_model(source), block=(rows, 128)))
     config = json.loads((source / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps(config | {"quantization_config": FP8_CONFIG | {"weight_block_size": [rows, 128]}})
-    )
+    fp8 = FP8_CONFIG | {"weight_block_size": [rows, 128]}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": fp8}))
     (folder / "README.md").write_bytes(LICENSE)
     return str(folder)
 
@@ -157,6 +155,6 @@ def test_two_processes(family: Family, small: Family, tmp_path: Path) -> None:
         done = [pool.submit(measure, command, {**common, "RANK": str(rank)}) for rank in range(2)]
         peaks = [future.result().peak_rss_bytes for future in done]
     plan = prepare(recipe, NOWHERE, allow_local=True).plan
-    said = predict(plan, Machine(2), replace(StreamOptions(threads=2), ranks=Two())).memory_bytes
+    said = predict(plan, Machine(2), StreamOptions(threads=2, ranks=Two())).memory_bytes
     for peak in peaks:
         assert_near(said, peak)
