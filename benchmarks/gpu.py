@@ -1,10 +1,12 @@
 """Everything there is to know on a machine with a GPU, in one command and one JSON document.
 
-    python -m benchmarks.gpu [--shape qwen2.5-7b] [--layers N] [--methods ram_plus ram] [--skip-tests] [--out DIR]
+    python -m benchmarks.gpu [--shape qwen2.5-7b] [--layers N] [--methods ram_plus …] [--skip-tests] [--out DIR]
+                             [--json docs/data/gpu.json]
 
 First the tests marked `gpu` (bits, memory, the way back to the CPU). Then merges of three synthetic agents of a
 published shape, which are read as fast as from the page cache, on the GPU and on the CPU of the same machine: whole
-processes, interpreter, imports, hashing and writing included. The shards of both must have the same hashes.
+processes, interpreter, imports, hashing and writing included. The shards of both must have the same hashes. With
+`--json` the document is kept for the page, to which `python -m benchmarks.suite page` adds it on any machine.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.synthetic import DENSITIES
 from hubmerge.machine import cores
+
+METHODS = ("ram_plus", "ram", "ties", "dare_ties", "task_arithmetic", "linear")  # what is asked of most first
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,14 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen2.5-7b")
     parser.add_argument("--layers", type=int, default=0, help="0: all of the shape")
-    parser.add_argument("--methods", nargs="+", default=["ram_plus", "ram"])
+    parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--devices", nargs="+", default=["cuda", "cpu"])
     parser.add_argument(
         "--out", type=Path, help="where the outputs are written and deleted; default: a temporary folder"
     )
     parser.add_argument("--skip-tests", action="store_true")
+    parser.add_argument("--json", type=Path, help="the document's file, besides standard output")
     arguments = parser.parse_args(argv)
-    found: dict[str, Any] = {"machine": machine()}
+    if "cuda" in arguments.devices and cuda_device() is None:
+        print("skipped: torch sees no CUDA device on this machine; --devices cpu leaves it out", file=sys.stderr)
+        return 0
+    found: dict[str, Any] = {"machine": machine(), "shape": arguments.shape, "layers": arguments.layers}
     if not arguments.skip_tests:
         found["tests"] = gpu_tests()
     with tempfile.TemporaryDirectory(prefix="hubmerge-gpu-", dir=arguments.out) as scratch:
@@ -49,16 +58,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     for merge in found["merges"]:
         hashes.setdefault(merge["method"], set()).add(json.dumps(merge.pop("sha256", None)))
     found["same_bytes"] = all(len(several) == 1 and "null" not in several for several in hashes.values())
-    print(json.dumps(found, indent=1))
+    text = json.dumps(found, indent=1) + "\n"
+    print(text, end="")
+    if arguments.json:
+        arguments.json.write_text(text)
     failed = any(m["exit_code"] for m in found["merges"]) or found.get("tests", {}).get("exit_code")
     return int(bool(failed) or not found["same_bytes"])
+
+
+def cuda_device() -> str | None:
+    """The name of the device, if there is any."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def machine() -> dict[str, Any]:
     import torch
 
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda, "cores": cores()}
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    today = datetime.now(UTC).date().isoformat()
+    return {"device": cuda_device(), **versions, "cores": cores(), "date": today}
 
 
 def gpu_tests() -> dict[str, Any]:

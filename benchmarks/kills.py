@@ -37,6 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.metering import machine
 from benchmarks.synthetic import Shape, write_family
 from hubmerge.disk import DISK_MARGIN_BYTES, used_bytes
 from hubmerge.localhub.process import LocalHubProcess
@@ -313,6 +314,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "kills": sum(c.kills for c in campaigns),
         "failures": sum(len(c.failures) for c in campaigns),
         "seed": options.seed,
+        "machine": machine(),
         "seconds": round(time.monotonic() - started, 1),
         "campaigns": [c.to_json() for c in campaigns],
     }

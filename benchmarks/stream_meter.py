@@ -1,10 +1,11 @@
 """One stream, measured from inside: imports, loading of compiled code and the card left out.
 
-    python -m benchmarks.stream_meter RECIPE [--sink file|null] [--no-hash] [--threads N] [--chunk-elements N]
+    python -m benchmarks.stream_meter RECIPE [--sink disk|null] [--no-hash] [--threads N] [--chunk-elements N]
     python -m benchmarks.stream_meter RECIPE --floor 1|2 [--no-hash]
 
 Before the clock starts, the method is merged once on a small model, so that what is measured is the steady state, and
-every local input is read once, so that stream and floor begin with the same page cache. `--floor`: instead of a merge,
+every local input is read once, so that stream and floor begin with the same page cache, and the values of synthetic
+ones are made. `--floor`: instead of a merge,
 every input is read once (or twice) by all cores, in chunks as large as the merge's, and during the last time as many
 bytes as the output has are hashed and written as the sink does it, past the page cache where the file system can, but
 by all cores. Prints one JSON object.
@@ -19,9 +20,10 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,9 +33,8 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-import hubmerge.shard_work
+import hubmerge.null_sink
 import hubmerge.sink
-from benchmarks.metering import NoHash, NullWriter, UnhashedNullWriter
 from hubmerge import buffers
 from hubmerge.chunks import Chunk, chunks_of, read_chunk
 from hubmerge.follower import Follower
@@ -54,7 +55,7 @@ _READ_BYTES = 8 * 1024 * 1024
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("recipe", type=Path)
-    parser.add_argument("--sink", choices=("file", "null"), default="file")
+    parser.add_argument("--sink", choices=("disk", "null"), default="disk")
     parser.add_argument("--no-hash", action="store_true")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--chunk-elements", type=int, default=0)
@@ -72,23 +73,39 @@ def main() -> None:
             small = [f"synthetic:qwen2.5-0.5b?layers=1&agent={k + 1}&density=0.1" for k in range(len(recipe.agents))]
             data = {**recipe.to_dict(), "base": "synthetic:qwen2.5-0.5b?layers=1", "agents": small}
             warm = Recipe.model_validate(data)
-            with sink("null", hashed=False):
-                merged(prepare(warm, HUB, allow_local=True).plan, Path(place) / "warm", stream)
+            merged(prepare(warm, HUB, allow_local=True).plan, Path(place) / "warm", replace(stream, sink="null"))
             plan = prepare(recipe, HUB, allow_local=True).plan
-            with sink(options.sink, hashed=hashed):
+            stream = replace(stream, sink=options.sink)
+            with hashing(on=hashed):
                 result = timed(plan, lambda: merged(plan, Path(place) / "out", stream))
     print(json.dumps(result))
 
 
-def sink(kind: str, *, hashed: bool) -> AbstractContextManager[Any]:
-    """Meanwhile a merge writes as it does to a file, or drops what it would write ("null")."""
-    if kind == "null":
-        return patch.object(hubmerge.shard_work, "ShardWriter", NullWriter if hashed else UnhashedNullWriter)
-    return nullcontext() if hashed else patch.object(hubmerge.sink, "hashlib", SimpleNamespace(sha256=NoHash))
+class NoHash:
+    """In the place of hashlib.sha256."""
+
+    def __init__(self, data: bytes = b"") -> None: ...
+
+    def update(self, data: memoryview) -> None:
+        pass
+
+    def hexdigest(self) -> str:
+        return "0" * 64
+
+
+@contextmanager
+def hashing(*, on: bool) -> Iterator[None]:
+    """Meanwhile shards are hashed, or not; no merge but one that is measured goes without."""
+    if on:
+        yield
+        return
+    without = SimpleNamespace(sha256=NoHash)
+    with patch.object(hubmerge.sink, "hashlib", without), patch.object(hubmerge.null_sink, "hashlib", without):
+        yield
 
 
 def timed(plan: Plan, work: Callable[[], None]) -> dict[str, Any]:
-    _read_once(plan)
+    read_once(plan)
     before = resource.getrusage(resource.RUSAGE_SELF)
     start = time.monotonic()
     work()
@@ -112,14 +129,17 @@ def merged(plan: Plan, folder: Path, options: StreamOptions) -> None:
         merge(plan, reader, journal, folder, options, Silent())
 
 
-def _read_once(plan: Plan) -> None:
-    """Local inputs into the page cache."""
+def read_once(plan: Plan) -> None:
+    """Local inputs into the page cache; of synthetic ones, the values that they consist of."""
     buffer = bytearray(_READ_BYTES)
     for model in plan.models:
         for shard in model.shards if model.ref.kind == "local" else ():
             with open(local_path(model, shard), "rb", buffering=0) as file:
                 while file.readinto(buffer):
                     pass
+    first = next(t for t in plan.tensors() if t.elements)
+    with TensorReader(plan.models, LocalOrFetched(HUB, Path("unused"))) as reader:
+        read_chunk(reader, Chunk(first, 0, 1))
 
 
 def block_to_write() -> NDArray[np.uint8]:

@@ -241,11 +241,12 @@ def _anomalies(report: Report) -> list[tuple[str, list[str]]]:
 
 _HARDWARE_NAMES = {
     "device": "Device",
-    "gpu": "GPU",
     "cpu": "CPU",
     "seconds": "Time",
     "peak_rss_bytes": "Peak memory",
-    "peak_gpu_bytes": "Peak GPU memory",
+    "peak_device_bytes": "Peak device memory",
+    "device_failed": "Device given up",
+    "bursts": "Calls of a lent GPU",
     "disk_high_water_bytes": "Disk at its peak",
     "fetch": "Fetched",
 }

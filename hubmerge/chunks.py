@@ -15,7 +15,7 @@ from hubmerge import eager, machine, memory
 from hubmerge.buffers import placed
 from hubmerge.counter_rng import Key, make_key
 from hubmerge.counting import Counted, Float32
-from hubmerge.device.choose import MEMORY_BYTES, DeviceName, chunk_elements, host_threads, open_engine
+from hubmerge.device.choose import LANES, MEMORY_BYTES, DeviceName, chunk_elements, host_threads, open_engine
 from hubmerge.distributed import ALONE, Ranks
 from hubmerge.eager import compilable
 from hubmerge.errors import IncompatibleError, NonFiniteError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hubmerge.device.zero import Bursts
 
 Backend = Literal["auto", "eager"]
+Sink = Literal["disk", "null"]
 Sensitivities = Mapping[str, StoredTensor]  # tensor → where its sensitivity lies
 Thresholds = Mapping[str, tuple[float, ...]]  # tensor → one per agent
 
@@ -76,26 +77,43 @@ class StreamOptions:
     device: DeviceName = "cpu"
     device_memory_bytes: int = MEMORY_BYTES  # the most that the device is asked for
     engine: Engine | None = None  # of the device, while it is open: `on_device`
+    device_failed: str = ""  # why a device that is there could not be opened
     parallel_shards: int = 0  # written at once; 0: as many as the cores are good for
     ranks: Ranks = ALONE  # the processes that share the work
+    sink: Sink = "disk"  # "null": shards are counted and hashed, not written (null_sink.py); by one process only
     bursts: Bursts | None = None  # where a GPU is lent for one shard at a time
 
     @contextmanager
-    def on_device(self, warn: Callable[[str], None]) -> Iterator[StreamOptions]:
-        """These options with the engine of their device open; as they are where it is the CPU, or cannot be used."""
-        if self.engine is not None:
+    def on_device(self, plan: Plan, warn: Callable[[str], None]) -> Iterator[StreamOptions]:
+        """These options with the engine of their device open; with the CPU where it cannot be used."""
+        if self.engine is not None or self.device == "cpu":
             yield self
             return
 
         def host(agents: int, dtype: str) -> ModuleType:
             return backend_module(self.backend, agents, dtype)
 
-        engine = open_engine(self.device, host, warn, memory_bytes=self.device_memory_bytes)
+        memory, local_rank = self.device_memory_bytes, self.ranks.local_rank
+        opened = open_engine(self.device, len(plan.agents), host, warn, memory_bytes=memory, local_rank=local_rank)
+        if opened.engine is None:
+            yield replace(self, device="cpu", device_failed=opened.failed)  # nobody tries again
+            return
         try:
-            yield replace(self, engine=engine)
+            yield replace(self, engine=opened.engine)
         finally:
-            if engine is not None:
-                engine.close()
+            opened.engine.close()
+
+    def lasting(self) -> StreamOptions:
+        """These options, with the CPU's threads and chunks if the device has failed meanwhile."""
+        if self.engine is None or self.engine.working:
+            return self
+        return replace(self, device="cpu", engine=None)
+
+    def device_facts(self) -> dict[str, Any]:
+        """For the report's environment."""
+        if self.engine is not None:
+            return self.engine.facts()
+        return {"device_failed": self.device_failed} if self.device_failed else {}
 
     def module(self, agents: int, dtype: str) -> Any:
         """What counts and merges chunks; the choice changes no bit."""
@@ -104,14 +122,14 @@ class StreamOptions:
         return backend_module(self.backend, agents, dtype)
 
     def tell(self, warn: Callable[[str], None]) -> None:
-        """Warn, in the caller's thread, when the device has failed meanwhile."""
+        """Pass on, in the caller's thread, what the device has to say."""
         if self.engine is not None:
             self.engine.tell(warn)
 
     def chunk(self, plan: Plan) -> int:
         """The chunk size in elements, a multiple of BLOCK."""
         if self.engine is not None and not self.chunk_elements:
-            return memory.blocks(chunk_elements(len(plan.agents), self.device_memory_bytes, self.engine.lanes))
+            return memory.blocks(chunk_elements(len(plan.agents), self.device_memory_bytes, LANES))
         return self.shares(plan).chunk
 
     def shares(self, plan: Plan) -> memory.Shares:
@@ -316,7 +334,7 @@ def runnable(options: StreamOptions, plan: Plan, warn: Callable[[str], None]) ->
         from hubmerge import compiled
 
         why = compiled.unavailable()
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # llvmlite's library is not there, or finds no memory
         why = str(error)
     if why is None:
         return options

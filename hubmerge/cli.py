@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,7 +38,8 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     arguments = _parser().parse_args(argv)
     if own_process and arguments.again is not None:
         _end_soon_when(signal.SIGINT)
-        if arguments.command is _probe:  # what it fetched lies in a temporary folder, which must not stay behind
+        # what these fetch lies in a temporary folder, which must not stay behind
+        if arguments.command is _probe or getattr(arguments, "null_sink", False):
             _end_soon_when(signal.SIGTERM)
     try:
         code = int(arguments.command(arguments, load_settings()))
@@ -116,7 +118,10 @@ def _parser() -> argparse.ArgumentParser:
 
     merge = add("merge", _merge, "merge to a folder: shards, config, tokenizer, card, hubmerge.json", _RESUMED)
     merge.add_argument("recipe", type=Path)
-    merge.add_argument("--out", type=Path, required=True)
+    output = merge.add_mutually_exclusive_group(required=True)
+    output.add_argument("--out", type=Path, help="the folder")
+    words = "count and hash the output, keep nothing of it, print the report: a measurement without the disk"
+    output.add_argument("--null-sink", action="store_true", help=words)
     merge.add_argument("--resume", action="store_true", help="go on with an unfinished merge in the folder")
     merge.add_argument("--license", help=_LICENSE)
     _add_stream_options(merge)
@@ -184,6 +189,8 @@ def _add_stream_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="where chunks are merged; never changes a bit"
     )
+    words = "what a GPU is asked for at most; default: 2"
+    command.add_argument("--device-memory", type=gigabytes, metavar="GB", help=words)
     words = "what fetched inputs and output may take on disk together; default: what is free"
     command.add_argument("--disk-budget", type=gigabytes, metavar="GB", help=words)
 
@@ -191,7 +198,8 @@ def _add_stream_options(command: argparse.ArgumentParser) -> None:
 def _stream_options(arguments: Any) -> Any:
     from hubmerge.stream import StreamOptions
 
-    return StreamOptions(arguments.chunk_elements or 0, arguments.threads or 0, device=arguments.device)
+    options = StreamOptions(arguments.chunk_elements or 0, arguments.threads or 0, device=arguments.device)
+    return replace(options, device_memory_bytes=arguments.device_memory or options.device_memory_bytes)
 
 
 def _hub(settings: Settings) -> Any:
@@ -216,6 +224,8 @@ def _merge(arguments: Any, settings: Settings) -> int:
     from hubmerge.merge_command import run_cli
 
     terminal = Terminal(arguments.log_json)
+    if arguments.null_sink:
+        arguments.again = ""  # the same command begins anew
     try:
         return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
     finally:

@@ -102,13 +102,20 @@ def available_bytes(folders: Sequence[Path], limit: int | None) -> int:
 
 
 def input_budget(
-    plans: Sequence[Plan], folders: Sequence[Path], cache: Path, limit: int | None, *, uploaded: bool = False
+    plans: Sequence[Plan],
+    folders: Sequence[Path],
+    cache: Path,
+    limit: int | None,
+    *,
+    uploaded: bool = False,
+    dropped: bool = False,
 ) -> int:
     """Bytes that fetched inputs may take; DiskError when not even the outputs and the sensitivities fit in.
 
-    `limit`: of everything that these merges write, None for what is free.
+    `limit`: of everything that these merges write, None for what is free. `dropped`: outputs go into the null sink.
     """
-    needed = sum(output_need(plan, uploaded=uploaded) for plan in plans) + sensitivity_need(plans)
+    outputs = 0 if dropped else sum(output_need(plan, uploaded=uploaded) for plan in plans)
+    needed = outputs + sensitivity_need(plans)
     free = shutil.disk_usage(folders[0]).free
     available = available_bytes((*folders, cache), limit)
     if limit is not None and limit < needed:

@@ -23,14 +23,18 @@ _REMEDIES = {
 }
 
 
+def remedy(error: OSError) -> str:
+    """What helps against a refusal."""
+    return _REMEDIES.get(error.errno or 0, "Look after the disk and resume.")
+
+
 @contextmanager
 def written(what: str, where: str) -> Iterator[None]:
     """DiskError for what the disk refuses; `what` is the message."""
     try:
         yield
     except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "Look after the disk and resume.")
-        raise DiskError(what, where=where, got=str(error.strerror or error), next_step=remedy) from None
+        raise DiskError(what, where=where, got=str(error.strerror or error), next_step=remedy(error)) from None
 
 
 def make_folder(folder: Path) -> None:

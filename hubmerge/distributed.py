@@ -45,6 +45,7 @@ class Ranks:
 
     rank = 0
     size = 1
+    local_rank = 0  # among the processes of this machine
     held = ExitStack()  # given up when the processes part
 
     def gather(self, value: Any) -> list[Any]:
@@ -80,14 +81,32 @@ class Ranks:
         """Everyone's tallies in one mapping; their bits survive."""
         if self.size == 1:
             return dict(own)
-        return {n: Tally.from_json(t) for n, t in self.joined({n: t.to_json() for n, t in own.items()}).items()}
+        return _tallies(self.joined({n: t.to_json() for n, t in own.items()}))
 
     def known_tallies(self, own: Mapping[str, Tally] | None) -> Mapping[str, Tally] | None:
         """What rank 0 knows, if anything."""
         if self.size == 1:
             return own
         known = self.first(None if own is None else {n: t.to_json() for n, t in own.items()})
-        return None if known is None else {n: Tally.from_json(t) for n, t in known.items()}
+        return None if known is None else _tallies(known)
+
+    def report(self, warnings: Sequence[str], device: Mapping[str, Any], warn: Callable[[str], None]) -> dict[str, Any]:
+        """Rank 0's `warn` gets the `warnings` of the others, each once, with the ranks that have it.
+
+        Returns the facts of all processes' devices in one (Engine.facts): the most memory that one took, and why any
+        of them was given up.
+        """
+        if self.size == 1:
+            return dict(device)
+        everyone = self.gather([list(warnings), dict(device)])
+        by_message: dict[str, list[int]] = {}
+        for rank, (messages, _) in enumerate(everyone[1:], 1):
+            for message in messages:
+                by_message.setdefault(message, []).append(rank)
+        if self.rank == 0:
+            for message, ranks in by_message.items():
+                warn(f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {message}")
+        return _of_all_devices([facts for _, facts in everyone])
 
     def with_others(self, parts: Iterator[NDArray[np.int64]], shape: tuple[int, int]) -> Iterator[NDArray[np.int64]]:
         """The parts of a sparse count ([m, 3]: row, bin, how often), then what the other processes counted.
@@ -114,8 +133,8 @@ ALONE = Ranks()
 class _Group(Ranks):
     """A torch.distributed process group on the CPU."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int, size: int, local_rank: int) -> None:
+        self.rank, self.size, self.local_rank = rank, size, local_rank
         self.held = ExitStack()
 
     def gather(self, value: Any) -> list[Any]:
@@ -153,7 +172,9 @@ def join(settings: Settings) -> Iterator[Ranks]:
     with _noticing_loss():
         distributed.init_process_group("gloo", rank=settings.rank, world_size=settings.world_size, timeout=_PATIENCE)
     try:
-        group = _Group(settings.rank, settings.world_size)
+        # a launcher that numbers no processes of a machine starts them side by side
+        local_rank = settings.rank if settings.local_rank is None else settings.local_rank
+        group = _Group(settings.rank, settings.world_size, local_rank)
         with group.held:
             yield group
     finally:
@@ -181,6 +202,22 @@ def _noticing_loss() -> Iterator[None]:
             got=(str(error).splitlines() or [""])[0][:200],
             next_step="Its own message says why; the same command goes on (`merge` with --resume).",
         ) from None
+
+
+def _of_all_devices(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Engine.facts by rank, in one; a process that says nothing of a device has none."""
+    together = {name: value for own in reversed(facts) for name, value in own.items()}
+    if together:
+        together["device"] = ", ".join(dict.fromkeys(str(own.get("device", "cpu")) for own in facts))
+    if peaks := [own["peak_device_bytes"] for own in facts if "peak_device_bytes" in own]:
+        together["peak_device_bytes"] = max(peaks)
+    if failed := [f"rank {rank}: {own['device_failed']}" for rank, own in enumerate(facts) if "device_failed" in own]:
+        together["device_failed"] = "; ".join(failed)
+    return together
+
+
+def _tallies(data: Mapping[str, Any]) -> dict[str, Tally]:
+    return {name: Tally.from_json(tally).packed_among(len(data)) for name, tally in data.items()}
 
 
 def assign(sizes: Sequence[int], processes: int) -> list[int]:

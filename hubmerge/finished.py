@@ -24,8 +24,9 @@ def load_report(folder: Path) -> Report:
         raise RecipeError(
             "not a finished merge", where=str(folder), expected=MANIFEST, next_step="Finish it with --resume."
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise RecipeError("the manifest is damaged", where=str(folder / MANIFEST), got=str(error)[:200]) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        where, again = str(folder / MANIFEST), "Merge again into a new folder; nothing was touched."
+        raise RecipeError("the manifest is damaged", where=where, got=repr(error)[:200], next_step=again) from None
 
 
 def finished_report(folder: Path, identity: str, *, keep_work: bool = False) -> Report:

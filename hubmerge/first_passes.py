@@ -10,7 +10,9 @@ where a GPU is lent by the second is it found here, too.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -58,7 +60,7 @@ def probe(
 
     Tensors that are `known` are not read again; `keep` is given every few seconds those that were counted meanwhile.
     """
-    with runnable(options, plan, observer.warning).on_device(observer.warning) as opened:
+    with runnable(options, plan, observer.warning).on_device(plan, observer.warning) as opened:
         if opened.engine is not None:
             opened.engine.check_counting(len(plan.agents))
         return _probe(plan, reader, opened, observer, known or {}, keep)
@@ -88,10 +90,20 @@ def _probe(
         module = options.module(len(plan.agents), "F32")
         return chunk, Done(b"", module.probe_chunk(read_chunk(reader, chunk), epsilon), None)
 
+    def counted_chunks() -> Iterator[tuple[Chunk, Done]]:
+        uncounted = deque(left)
+        while uncounted:
+            now = options.lasting()
+
+            def chunks(now: StreamOptions = now) -> Iterator[Chunk]:
+                size = now.chunk(plan)
+                while uncounted and options.lasting().engine is now.engine:
+                    yield from chunks_of(uncounted.popleft(), size)
+
+            yield from in_order(chunks(), count, now.workers(plan), reader.abandon)
+
     reader.expect(left, again=True)
-    size = options.chunk(plan)
-    chunks = (c for t in left for c in chunks_of(t, size))
-    for chunk, item in in_order(chunks, count, options.workers(plan), reader.abandon):
+    for chunk, item in counted_chunks():
         name = chunk.tensor.name
         assert item.inputs is not None
         if not chunk.start:
@@ -100,12 +112,13 @@ def _probe(
         done += chunk.count
         check_inputs(plan, name, item.inputs.tally)
         if chunk.ends:
-            tallies[name] = unkept[name] = fold.tally()
+            tally = fold.tally()
+            tallies[name] = unkept[name] = tally.packed_among(plan.merged_tensors)
             if time.monotonic() >= next_keeping:
                 keep(unkept)
                 unkept = {}
                 next_keeping = time.monotonic() + KEEPING_S
-            counted = counted + tallies[name]
+            counted = counted + tally
             observer.counted(counted)
         observer.progress("probe", done, total)
         options.tell(observer.warning)
@@ -118,6 +131,7 @@ def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, ob
     magnitudes = magnitudes_of(plan, options)
     if magnitudes is None:
         return {}
+    options = replace(options, engine=None)  # no device counts these: the CPU's threads and chunks
     merged = [t for t in plan.tensors() if t.action == "merge"]
     merged = options.ranks.mine(merged, lambda t: t.elements)
     by_tensor = magnitudes.threshold.scope == "tensor"

@@ -73,6 +73,16 @@ def help_to_hub(
             _merge(Variant(plan, journal, own, settle=uploader.drain), hub, own, cache, inputs, options)
 
 
+class _Noting(Silent):
+    """Nobody looks at this process: rank 0 says what it warns of."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warning(self, message: str) -> None:
+        self.warnings.append(message)
+
+
 def _merge(variant: Variant, hub: Hub, own: Path, cache: Path, inputs: int, options: StreamOptions) -> None:
     plan, ranks = variant.plan, options.ranks
     measured = tuple(file.as_model() for file in share_sensitivities(ranks, plan, cache / "sensitivity"))
@@ -81,9 +91,10 @@ def _merge(variant: Variant, hub: Hub, own: Path, cache: Path, inputs: int, opti
     with ExitStack() as stack:
         store = ShardCache(hub, own / WORK / "inputs", plan.models, inputs)
         reader = stack.enter_context(TensorReader((*plan.models, *measured), store))
-        possible = runnable(options, plan, warn=lambda message: None)  # rank 0 warns of its own machine
-        opened = stack.enter_context(possible.on_device(lambda message: None))
-        merge_share([variant], reader, opened, Silent())
+        observer = _Noting()
+        possible = runnable(options, plan, observer.warning)
+        opened = stack.enter_context(possible.on_device(plan, observer.warning))
+        merge_share([variant], reader, opened, observer, observer.warnings)
 
 
 def share_sensitivities(

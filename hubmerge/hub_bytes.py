@@ -7,7 +7,8 @@ another origin, and nobody leads a public Hub's reader into a private network. (
 and the connection its name could be rebound; TLS to that very name then fails, which is why https is required.)
 
 A download appends to `NAME.partial`, so that a broken connection or a killed process costs only what was not yet
-written; the file gets its name after its sha256 was compared with the one that the Hub states.
+written; the file gets its name after its sha256 was compared with the one that the Hub states. Where the start of it
+was damaged on the disk meanwhile, it is fetched once more.
 """
 
 from __future__ import annotations
@@ -115,7 +116,11 @@ class HubBytes:
         with written("a download cannot be written", where):
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(partial, "a+b") as out:
+                from_before = out.tell()
                 digest = self._fill(repo_id, sha, file, out, progress, where)
+                if from_before and file.sha256 and digest != file.sha256:  # what lay there may be to blame
+                    out.truncate(0)
+                    digest = self._fill(repo_id, sha, file, out, progress, where)
                 out.flush()
                 os.fsync(out.fileno())
         if file.sha256 and digest != file.sha256:

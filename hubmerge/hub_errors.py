@@ -38,6 +38,7 @@ from hubmerge.errors import (
 
 _PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 _BRANCH_MOVED = 412
+_CLIENT_LOGGER = "huggingface_hub.utils._http"
 _REFUSALS = frozenset((400, 402, 405, 411, 413, 414, 415, 422, 451))  # of what was asked, whenever it is asked
 # what an object storage says, with 400 or 403, of an upload that took too long: a new signed address will do
 _TOO_LATE = re.compile(r"<Code>(?:RequestTimeout|RequestTimeTooSkewed|ExpiredToken)</Code>|Request has expired")
@@ -302,6 +303,21 @@ class _WithoutQueries(logging.Filter):
         return True
 
 
+class _Told(logging.Handler):
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(record.getMessage())
+
+
 def quiet_client() -> None:
     """The client logs the addresses that it tries again; those of uploads hold a signature, which is left out."""
-    logging.getLogger("huggingface_hub.utils._http").addFilter(_WithoutQueries())
+    logging.getLogger(_CLIENT_LOGGER).addFilter(_WithoutQueries())
+
+
+def tell_retries(tell: Callable[[str], None]) -> None:
+    """`tell` what the client tries again, instead of its own lines on stderr."""
+    logger = logging.getLogger(_CLIENT_LOGGER)
+    logger.handlers, logger.propagate = [_Told(tell)], False

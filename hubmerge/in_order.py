@@ -20,11 +20,11 @@ B = TypeVar("B")
 class _Job(Generic[A, B]):
     """An item that waits for a thread, or its result that waits to be taken."""
 
-    __slots__ = ("_done", "_error", "_result", "_work", "item")
+    __slots__ = ("_done", "_error", "_item", "_result", "_work")
 
     def __init__(self, work: Callable[[A], B], item: A) -> None:
         self._work: Callable[[A], B] | None = work
-        self.item = item
+        self._item = item
         self._error: BaseException | None = None
         self._done = threading.Lock()
         self._done.acquire()
@@ -32,7 +32,7 @@ class _Job(Generic[A, B]):
     def run(self) -> None:
         try:
             if (work := self._work) is not None:
-                self._result = work(self.item)
+                self._result = work(self._item)
         except BaseException as error:  # noqa: BLE001 (it is raised where the result is taken)
             self._error = error
         finally:

@@ -105,8 +105,8 @@ def merge_to_folders(
             for warning in prepared.plan.warnings:
                 observer.warning(warning)
         options = options or StreamOptions()
-        inputs = input_budget([p.plan for p, _ in left], [folder for _, folder in left], cache, disk_budget)
-        inputs //= options.ranks.size
+        plans, folders, dropped = [p.plan for p, _ in left], [folder for _, folder in left], options.sink == "null"
+        inputs = input_budget(plans, folders, cache, disk_budget, dropped=dropped) // options.ranks.size
         groups: dict[object, list[tuple[Prepared, Path]]] = {}
         for prepared, folder in left:
             groups.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
@@ -139,8 +139,8 @@ def merge_to_hub(
     Each finished shard is uploaded and deleted while the next is merged. Run again after a kill, it goes on; what is
     left in `folder` and `cache` afterwards may be deleted.
     """
-    assert prepared.target is not None
     options = options or StreamOptions()
+    assert prepared.target is not None and options.sink == "disk"  # noqa: PT018
     target, ranks = prepared.target, options.ranks
     with sole_owner(folder):
         if not ranks.first(not (folder / MANIFEST).is_file() or Journal.is_in(folder)):  # by `merge_to_folder`
@@ -250,8 +250,7 @@ class _Surroundings:
         self.observer.statistics(summarize(results[0].statistics.total, plan.labels))
         self.observer.stage("card")
         environment = _environment(time.monotonic() - started, self.options, plan)
-        environment |= results[0].device
-        environment["disk_high_water_bytes"] = gauge.high_water_bytes
+        environment |= {**results[0].device, "disk_high_water_bytes": gauge.high_water_bytes}
         if plan.download_bytes:
             environment["fetch"] = {**store.fetched.to_json(), "budget_bytes": self.input_bytes}
         return {
@@ -304,6 +303,7 @@ def _environment(seconds: float, options: StreamOptions, plan: Plan) -> dict[str
         "cores": cores(),
         "threads": options.workers(plan),
         "processes": options.ranks.size,
+        **({"sink": "null"} if options.sink == "null" else {}),
         "seconds": round(seconds, 3),
         "peak_rss_bytes": peak,
     }

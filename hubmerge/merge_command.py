@@ -2,16 +2,22 @@
 
 With `accelerate launch … -m hubmerge merge …` or `torchrun … -m hubmerge merge …` every process runs this: rank 0 the
 whole line, the others their share of the tensors and shards (helper.py).
+
+With `--null-sink` the output's shards are counted, hashed and dropped (null_sink.py). The report goes to standard
+output, and what else belongs to a merge lies in a temporary folder meanwhile.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hubmerge.distributed import join
+from hubmerge.distributed import join, refuse_several
+from hubmerge.errors import RecipeError
 from hubmerge.helper import help_to_folder
 from hubmerge.hub import Hub
 from hubmerge.line import merge_to_folder
@@ -25,6 +31,8 @@ from hubmerge.stream import StreamOptions
 
 def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Observer, options: StreamOptions) -> int:
     """The command; returns the exit code."""
+    if arguments.null_sink:
+        return _into_nothing(arguments, settings, hub, terminal, options)
     folder: Path = arguments.out
     cache = folder / WORK / "inputs"
     with join(settings) as ranks:
@@ -49,4 +57,30 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Observer, op
             disk_budget=arguments.disk_budget,
         )
     sys.stdout.write(f"{folder}: {report.method['title']} of {len(report.outcomes)} agents, {report.identity[:16]}\n")
+    return 0
+
+
+def _into_nothing(arguments: Any, settings: Settings, hub: Hub, terminal: Observer, options: StreamOptions) -> int:
+    refuse_several(settings, "merge --null-sink")
+    if arguments.resume:
+        raise RecipeError(
+            "a merge into the null sink leaves nothing to go on with",
+            where="--resume",
+            next_step="Leave --resume out, or name a folder with --out.",
+        )
+    terminal.stage("resolve")
+    prepared = prepare(load_recipe(arguments.recipe), hub, license_choice=arguments.license, allow_local=True)
+    terminal.warning("the output is counted and hashed, and nothing of it is kept; its report goes to standard output")
+    with tempfile.TemporaryDirectory(prefix="hubmerge-") as place:
+        report = merge_to_folder(
+            prepared,
+            hub,
+            Path(place),
+            cache=Path(place) / WORK / "inputs",
+            observer=terminal,
+            options=replace(options, sink="null"),
+            sensitivities=settings.data_dir / "sensitivity",
+            disk_budget=arguments.disk_budget,
+        )
+    sys.stdout.write(json.dumps(report.to_json(), indent=2) + "\n")
     return 0

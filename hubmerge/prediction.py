@@ -6,6 +6,11 @@ chunks and nothing else; only tensors that must be whole (`needs_whole`), adapte
 Hub to read from and other processes to talk to add to it. Time is work per element over the cores, or hashing where
 that takes longer, since each shard is hashed in one thread beside the others. Fetching and publishing depend on the
 network and are left out.
+
+Where a merge will run on a CUDA device, the memory of the process that feeds it is predicted too: torch, the host's
+part of the driver's context, and the pinned buffers. Of these, only `import torch` was measured, with torch's build
+for the CPU; the rest is an estimate that was never compared with a device, and so is the whole. Time is predicted as
+on the CPU, which does the hashing and writing in any case.
 """
 
 from __future__ import annotations
@@ -25,12 +30,15 @@ from hubmerge import machine as this_machine
 from hubmerge import memory
 from hubmerge.chunks import StreamOptions, is_whole, scalars_of
 from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
+from hubmerge.device.choose import LANES, chunk_elements, device_there, host_threads
 from hubmerge.disk import DISK_MARGIN_BYTES, output_need
 from hubmerge.eager import compilable
+from hubmerge.errors import MemoryLimitError
 from hubmerge.methods import get_method
 from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.plan import Plan, PlannedTensor
 from hubmerge.sources.block_reader import BLOCK_BYTES, KEPT_BLOCKS
+from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import ShardKey, shard_key, sources_of
 from hubmerge.sources.replacement import beyond_room
 from hubmerge.statistics import zero_tally
@@ -43,12 +51,15 @@ _IMPORTED = 78 * _MB  # interpreter, numpy, and machine code that was kept
 _COMPILER = 175 * _MB  # numba and LLVM with what they hold, in the process that compiles
 _LOOP_COMPILER = 110 * _MB  # … for a kernel's loop alone
 _CLIENT = 16 * _MB  # of the Hub
-_TORCH = 190 * _MB  # by which several processes talk to each other
 _CARD = 57 * _MB  # the figures' library, loaded when the stream is done
 _SELECTION = 8 * _MB  # the code of the counting passes
 _KEPT = 0.55  # of a stream's buffers, which the allocator still has when the card is made
 _TENSOR, _TENSOR_PER_AGENT = 8_000, 4_000  # tallies of one tensor
 _TILE = 2 * 1_048_573  # of a synthetic model
+_TORCH = 200 * _MB  # measured: what `import torch` 2.13.0+cpu adds to numpy (203 MB), and to a whole process (192)
+# an estimate, never measured: CUDA's libraries as far as they are mapped and touched (kernels are loaded when first
+# used), and what the driver keeps on the host for a context
+_CONTEXT = 600 * _MB
 _WHOLE = 16  # bytes per element of a whole tensor beside the plain operations: moments, gradient, result
 
 # nanoseconds of one core at speed 1, per element unless they say otherwise; `agents` terms are per agent
@@ -74,13 +85,14 @@ class Machine:
     speed: float = 1.0  # of one core, relative to the one that the constants were measured on
     # what it has no machine code of yet: passes (compiled.to_compile) and the "loop" of a merge's kernel
     to_compile: frozenset[str] = frozenset()
+    device: bool = False  # that "auto" takes
     input_bytes: int | None = None  # what fetched inputs may take on its disk; None: as much as they are
 
     @classmethod
     def here(cls, plan: Plan) -> Machine:
         """This machine, as far as the process may use it for `plan`."""
         free = shutil.disk_usage(Path.cwd()).free - DISK_MARGIN_BYTES - output_need(plan, uploaded=False)
-        return cls(this_machine.cores(), _speed(), _to_compile(plan), max(0, free))
+        return cls(this_machine.cores(), _speed(), _to_compile(plan), device_there(), max(0, free))
 
 
 @dataclass(frozen=True)
@@ -91,9 +103,11 @@ class Prediction:
 
 def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) -> Prediction:
     """A pure function of its arguments."""
-    options = options or StreamOptions(threads=machine.cores)
+    options = options or StreamOptions(threads=machine.cores, device="auto")
     needed = _memory(plan, options) + _fetching(plan, machine, options)
     seconds = _seconds(plan, machine, options)
+    if options.device == "cuda" or (options.device == "auto" and machine.device):
+        needed += _device_bytes(plan, options)
     if missing := machine.to_compile & _compiled_passes(plan, options):
         needed += _COMPILER if missing != {"loop"} else _LOOP_COMPILER
         seconds += sum(_COMPILE_S[name] for name in missing) / machine.speed
@@ -136,6 +150,31 @@ def _fetching(plan: Plan, machine: Machine, options: StreamOptions) -> int:
             whole = sorted(shard for shard in shards if shard[0] not in ranged)
             ranged |= beyond_room(whole, lambda shard: shard[1], room)
     return _CLIENT + min(KEPT_BLOCKS * BLOCK_BYTES, sum(ranged.values()))
+
+
+def _device_bytes(plan: Plan, options: StreamOptions) -> int:
+    """What a device adds on the host: torch, the context, and for each lane what is copied in and out, pinned.
+
+    Torch takes pinned memory in powers of two. The threads that read and write have the device's chunks then, larger
+    than the CPU's, but there are no more than eight of them.
+    """
+    try:
+        fitting = chunk_elements(len(plan.agents), options.device_memory_bytes, LANES)
+    except MemoryLimitError:  # then it stays on the CPU (device.choose)
+        return 0
+    tensors = [t for t in plan.tensors() if t.action == "merge" and t.elements and not is_whole(plan, t)]
+    extras = 4 * len(plan.agents) * ("sensitivity" in get_method(plan.recipe.method).extras)
+    lane = threads = 0
+    shares = options.shares(plan)
+    for tensor in tensors:
+        chunk = min(options.chunk_elements or fitting, tensor.elements)
+        inputs = sum(DTYPE_BYTES[t.entry.dtype] for t in tensor.inputs) + extras
+        pinned = sum(1 << (chunk * width - 1).bit_length() for width in (inputs, DTYPE_BYTES[tensor.dtype]))
+        lane = max(lane, pinned)
+        more = min(host_threads(), options.wanted_threads) * chunk - shares.threads * min(shares.chunk, tensor.elements)
+        threads = max(threads, more * shares.element_bytes)
+    torch = _TORCH if options.ranks.size == 1 else 0  # which several processes have anyway
+    return torch + _CONTEXT + LANES * lane + threads
 
 
 def _shards_of(plan: Plan, tensor: PlannedTensor) -> Iterator[tuple[ShardKey, int]]:
@@ -192,7 +231,7 @@ def _selects(plan: Plan) -> bool:
 def _to_compile(plan: Plan) -> frozenset[str]:
     try:
         from hubmerge import compiled  # which most commands do without
-    except ImportError:  # then nothing is compiled (chunks.runnable)
+    except (ImportError, OSError):  # then nothing is compiled (chunks.runnable)
         return frozenset()
     method, agents = get_method(plan.recipe.method), len(plan.agents)
     inputs = agents * (1 + len(method.extras))

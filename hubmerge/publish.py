@@ -190,9 +190,10 @@ def _withdraw(hub: Hub, target: Target, folder: Path) -> None:
     path = folder / WORK / _CREATED
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        repo, head = noted["repo"], noted["head"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return  # not made by us, or nobody knows
-    if noted["repo"] != target.repo:
+    if repo != target.repo:
         return
     try:
         state = hub.repo_state(target.repo)
@@ -201,7 +202,7 @@ def _withdraw(hub: Hub, target: Target, folder: Path) -> None:
         return
     as_it_was = (
         state.id == target.repo
-        and state.sha == noted["head"]
+        and state.sha == head
         and state.private == target.private
         and not state.gated
         and set(state.files) <= _INITIAL_FILES

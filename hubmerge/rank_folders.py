@@ -91,13 +91,13 @@ def take_over(ranks: Ranks, folder: Path, plan: Plan, journal: Journal, *, uploa
             (folder / shard.filename).unlink(missing_ok=True)
 
 
-def adopt(folder: Path, plan: Plan, journal: Journal, *, uploads: bool = False) -> None:
+def adopt(folder: Path, plan: Plan, journal: Journal, *, uploads: bool = False, verified: bool = False) -> None:
     """Move the shards that helpers have finished into `folder`, and journal them there. Rank 0 only.
 
-    `uploads`: also take their word for what the target holds.
+    `uploads`: also take their word for what the target holds. `verified`: they were finished in this run.
     """
     for own in _rank_folders(folder):
-        theirs = Journal.open(own, plan, resume=True, uploads=uploads)
+        theirs = Journal.open(own, plan, resume=True, uploads=uploads, verified=verified)
         for shard in theirs.shards.values():
             if shard.filename in theirs.uploaded:
                 _note_upload(journal, shard)

@@ -41,11 +41,13 @@ _VARIABLES = {
     "rules_dir": "HUBMERGE_RULES",
     "suite": "HUBMERGE_SUITE",
     "zero_gpu": "SPACES_ZERO_GPU",
+    "device_memory_gb": "HUBMERGE_DEVICE_MEMORY",
 }
 # torchrun's and accelerate's names, then those of MPI's launchers; the first that is set counts
 _LAUNCHERS = {
     "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"),
     "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"),
+    "local_rank": ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK"),
 }
 
 
@@ -67,6 +69,8 @@ class Settings(BaseModel):
     rules_dir: Path | None = None  # HUBMERGE_RULES: a folder of watcher rules
     rank: int = Field(default=0, ge=0)  # RANK: which of the processes this is, as launchers number them
     world_size: int = Field(default=1, ge=1)  # WORLD_SIZE: how many processes share one merge
+    local_rank: int | None = Field(default=None, ge=0)  # LOCAL_RANK: which of this machine's it is; takes a GPU by it
+    device_memory_gb: float = Field(default=2.0, gt=0, lt=1e9)  # HUBMERGE_DEVICE_MEMORY: of a GPU, that a job may take
     zero_gpu: bool = False  # SPACES_ZERO_GPU: set by the platform where a GPU is lent per call
     suite: str | None = None  # HUBMERGE_SUITE: what merges made at the form are evaluated with; None: they are not
 

@@ -1,7 +1,8 @@
-"""Published decoder shapes: every tensor of a checkpoint by name and shape, from the numbers in its config.json.
+"""Decoder shapes: every tensor of a checkpoint by name and shape, from the numbers in its config.json.
 
-The order is that of the layers; a mixture of experts has one tensor per expert and projection, as transformers
-stores them. Parameter counts are those that the model cards state (tests/scale_synthetic).
+Published ones, and any of a Llama's or a Mixtral's numbers. The order is that of the layers; a mixture of experts has
+one tensor per expert and projection, as transformers stores them. Parameter counts are those that the model cards
+state (tests/scale_synthetic).
 """
 
 from __future__ import annotations
@@ -111,3 +112,50 @@ SHAPES: Mapping[str, DecoderShape] = MappingProxyType(
         "qwen3-30b-a3b": DecoderShape("qwen3_moe", 48, 2048, 768, 32, 4, 151_936, experts=128),
     }
 )
+
+OWN_SHAPE = ("layers", "hidden", "vocabulary", "intermediate", "heads", "key_value_heads", "experts", "tied")
+_MOST_TENSORS, _MOST_PARAMETERS = 200_000, 10**13  # more than any published model has; a header must hold the names
+
+
+def own_shape(
+    layers: int,
+    hidden: int,
+    vocabulary: int,
+    intermediate: int = 0,
+    heads: int = 0,
+    key_value_heads: int = 0,
+    experts: int = 0,
+    tied: int = 0,
+) -> DecoderShape:
+    """A Llama, or with `experts` a Mixtral, of these numbers; what is 0 follows from the others.
+
+    ValueError says what would be possible.
+    """
+    heads = heads or max(1, hidden // 128)
+    key_value_heads = key_value_heads or heads
+    intermediate = intermediate or 4 * hidden
+    sizes = {"layers": layers, "hidden": hidden, "vocabulary": vocabulary, "intermediate": intermediate}
+    sizes |= {"heads": heads, "key_value_heads": key_value_heads}
+    if wrong := [name for name, value in sizes.items() if value < 1]:
+        raise ValueError(f"{', '.join(wrong)} of at least 1")
+    if experts < 0 or tied not in (0, 1):
+        raise ValueError("experts of at least 0 and tied of 0 or 1")
+    if hidden % heads or heads % key_value_heads:
+        raise ValueError("heads that divide hidden, and key_value_heads that divide heads")
+    if layers * (9 + 3 * experts) > _MOST_TENSORS:
+        raise ValueError(f"at most {_MOST_TENSORS} tensors")
+    shape = DecoderShape(
+        "mixtral" if experts else "llama",
+        layers,
+        hidden,
+        intermediate,
+        heads,
+        key_value_heads,
+        vocabulary,
+        head_width=hidden // heads,
+        tied=bool(tied),
+        experts=experts,
+    )
+    if shape.parameters > _MOST_PARAMETERS:
+        raise ValueError(f"at most {_MOST_PARAMETERS} parameters")
+    return shape

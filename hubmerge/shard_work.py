@@ -30,6 +30,7 @@ from hubmerge.eager import Rule
 from hubmerge.errors import NonFiniteError
 from hubmerge.folding import TensorFold
 from hubmerge.in_order import in_order
+from hubmerge.null_sink import NullShardWriter
 from hubmerge.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.selection import Counts
 from hubmerge.sink import FinishedShard, ShardWriter
@@ -102,7 +103,7 @@ def write_shard(
     whole = any(is_whole(o.plan, t) for o in outputs for t in shard.tensors)
     done, total = 0, sum(t.elements for t in shard.tensors)
     with ExitStack() as stack:
-        writers = [stack.enter_context(ShardWriter(o.folder, o.plan.shards[number])) for o in outputs]
+        writers = [_opened(stack, o.folder, o.plan.shards[number], options) for o in outputs]
         # a whole tensor is large: no more than two at a time
         for step, counts, items in in_order(steps, run, 1 if whole else workers, reader.abandon):
             steps.took(step, counts)
@@ -119,6 +120,14 @@ def write_shard(
         ]
 
 
+def _opened(
+    stack: ExitStack, folder: Path, shard: PlannedShard, options: StreamOptions
+) -> ShardWriter | NullShardWriter:
+    if options.sink == "null":
+        return stack.enter_context(NullShardWriter(folder, shard))
+    return stack.enter_context(ShardWriter(folder, shard))
+
+
 class _Tallies:
     """What was counted of a shard's tensors; chunks come in the file's order."""
 
@@ -127,11 +136,11 @@ class _Tallies:
     ) -> None:
         agents = len(plan.agents)
         merged = [t.name for t in shard.tensors if t.action == "merge"]
-        self.inputs = {name: zero_tally(agents) for name in merged} if with_inputs else None
-        self.results = [{name: zero_result(agents) for name in merged} for _ in range(outputs)]
-        self._plan = plan
         self._zero = zero_tally(agents)
         self._zero_result = zero_result(agents)
+        self.inputs = dict.fromkeys(merged, self._zero) if with_inputs else None
+        self.results = [dict.fromkeys(merged, self._zero_result) for _ in range(outputs)]
+        self._plan = plan
         self._total = TallySum(self._zero)
         self._counted = counted  # told of the inputs' counts so far
         self._next_telling = 0.0
@@ -147,8 +156,9 @@ class _Tallies:
             self._fold_in.add(counts)
             check_inputs(self._plan, name, counts.tally)
             if ends:
-                self.inputs[name] = self._fold_in.tally()
-                self._total.add(self.inputs[name])
+                tally = self._fold_in.tally()
+                self._total.add(tally)
+                self.inputs[name] = tally.packed_among(self._plan.merged_tensors)
                 if name == self._last or time.monotonic() >= self._next_telling:
                     self._counted(self._total.value())
                     self._next_telling = time.monotonic() + _TELLING_S
@@ -168,8 +178,8 @@ def _counted(outputs: Sequence[Output], number: int, options: StreamOptions, wor
         return max(tensor.elements, 1) if any(is_whole(o.plan, tensor) for o in outputs) else size
 
     ranked = [None if o.thresholds else ranked_by_tensor(o.plan, options) for o in outputs]
-    kept = options.shares(plan).kept_bytes * workers // options.workers(plan)
-    return Counted.of(plan.shards[number].tensors, chunk_of, ranked, kept)
+    kept, everyone = options.shares(plan).kept_bytes, max(workers, options.workers(plan))
+    return Counted.of(plan.shards[number].tensors, chunk_of, ranked, kept * workers // everyone)
 
 
 def _check_result(name: str, tally: ResultTally) -> None:

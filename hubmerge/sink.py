@@ -1,7 +1,8 @@
 """The sink: shards written at known offsets and hashed on the way, a journal of what is durable, the manifest last.
 
 A shard is written to a temporary name, synced and renamed; then one line of the journal makes it final, with
-its sha256 and tallies. A resumed merge reads the journal and repeats only what has no line. An output folder is
+its sha256 and tallies. A resumed merge reads the journal and repeats only what has no sound line, or no longer the
+bytes that its line says. An output folder is
 complete if and only if `hubmerge.json` is there: it is written last and removed first.
 """
 
@@ -9,12 +10,12 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,8 @@ from typing import Any, Self
 from hubmerge.disk_errors import make_folder, written
 from hubmerge.errors import DiskError, FolderInUseError, TargetExistsError
 from hubmerge.follower import Follower
+from hubmerge.journal_lines import sealed, sound_lines
+from hubmerge.machine import cores
 from hubmerge.plan import Plan, PlannedShard
 from hubmerge.sources.unchanged import UnchangedFolders
 from hubmerge.statistics import SCHEMA, ResultTally, Tally
@@ -31,7 +34,8 @@ from hubmerge.uncached import UncachedFile
 MANIFEST = "hubmerge.json"
 WORK = ".hubmerge"  # inside the output folder, gone when it is complete
 _JOURNAL = "journal.jsonl"
-_FORM = 2  # version of its lines
+_FORM = 3  # version of its lines
+_HASHING_THREADS = 8  # as many as a disk has use for
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,13 @@ class FinishedShard:
 def writing(path: Path) -> Iterator[None]:
     """DiskError for what the disk refuses while `path` is written."""
     with written("the output cannot be written", str(path)):
+        yield
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """DiskError for what the disk refuses while `path` is read."""
+    with written("the journal cannot be read", str(path)):
         yield
 
 
@@ -155,6 +166,7 @@ class Journal:
         self._models = [f"{m.ref.id}@{m.ref.sha}" for m in plan.models]
         self._on_hub = [m.ref.kind == "hub" for m in plan.models]
         self._folders = UnchangedFolders(plan.models)
+        self._tensors = plan.merged_tensors
         self._begun = False
         self.statistics: Mapping[str, Tally] | None = None
         self.probed: dict[str, Tally] = {}  # tensors that the probe has counted, before it has all
@@ -166,8 +178,10 @@ class Journal:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path, plan: Plan, *, resume: bool, uploads: bool = False) -> Self:
+    def open(cls, folder: Path, plan: Plan, *, resume: bool, uploads: bool = False, verified: bool = False) -> Self:
         """The journal of `folder` for this plan; `uploads`: shards are uploaded and deleted one by one.
+
+        `verified`: its shards were written just now, and are not read again.
 
         Raises TargetExistsError when the folder holds something else, or an unfinished merge and not `resume`.
         """
@@ -181,7 +195,7 @@ class Journal:
                     where=str(folder),
                     next_step="Go on with --resume, or remove the folder.",
                 )
-            journal._read(folder)
+            journal._read(folder, verified)
         else:
             if folder.exists() and any(p for p in folder.iterdir() if p.name != WORK):
                 raise TargetExistsError(
@@ -251,26 +265,42 @@ class Journal:
             shutil.rmtree(folder / WORK, ignore_errors=True)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        with self._lock, writing(self._path), open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        left = memoryview(sealed(line).encode())
+        with self._lock, writing(self._path), open(self._path, "ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+            except OSError:  # a part of a line would hide what other threads append
+                with suppress(OSError):
+                    file.truncate(end)
+                raise
 
-    def _read(self, folder: Path) -> None:
-        raw = self._path.read_bytes()
-        complete, _, torn = raw.rpartition(b"\n")
-        if torn:  # a kill in the middle of a line: what it would have said is repeated
-            with open(self._path, "r+b") as file:
-                file.truncate(len(raw) - len(torn))
-        for text in complete.splitlines():
-            line = json.loads(text)
+    def _tally(self, data: Mapping[str, Any]) -> Tally:
+        return Tally.from_json(data).packed_among(self._tensors)
+
+    def _read(self, folder: Path, verified: bool) -> None:
+        with reading(self._path):
+            raw = self._path.read_bytes()
+        lines, length = sound_lines(raw)
+        if not lines and (b"\n" in raw or any(p for p in folder.iterdir() if p.name != WORK)):
+            raise TargetExistsError(
+                "the journal of an unfinished merge is damaged, or of another version of hubmerge",
+                where=str(self._path),
+                next_step="Choose another folder, or remove this one.",
+            )
+        if length < len(raw):  # a kill in the middle of a line, or damage: what is no longer said is repeated
+            with writing(self._path), open(self._path, "r+b") as file:
+                file.truncate(length)
+        for line in lines:
             self._begun = True  # the plan comes first
             if line["event"] == "plan" and line["identity"] != self._identity:
                 raise self._another(folder, line)
             if line["event"] == "probed":
-                self.probed |= {n: Tally.from_json(t) for n, t in line["tensors"].items()}
+                self.probed |= {n: self._tally(t) for n, t in line["tensors"].items()}
             if line["event"] == "probe":
-                self.statistics = {n: Tally.from_json(t) for n, t in line["tensors"].items()}
+                self.statistics = {n: self._tally(t) for n, t in line["tensors"].items()}
                 self.probed.clear()
             if line["event"] == "thresholds":
                 self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
@@ -280,7 +310,7 @@ class Journal:
                     line["filename"],
                     line["size"],
                     line["sha256"],
-                    None if inputs is None else {n: Tally.from_json(t) for n, t in inputs.items()},
+                    None if inputs is None else {n: self._tally(t) for n, t in inputs.items()},
                     {n: ResultTally.from_json(t) for n, t in line["result"].items()},
                 )
             if line["event"] == "uploaded" and self._uploads:
@@ -288,10 +318,12 @@ class Journal:
             if line["event"] == "lost":
                 self.uploaded.discard(line["filename"])
                 self.shards.pop(line["filename"], None)
-        for name, shard in tuple(self.shards.items()):
-            path = folder / name
-            if name not in self.uploaded and not (path.is_file() and path.stat().st_size == shard.size):
-                del self.shards[name]
+        here = [shard for name, shard in self.shards.items() if name not in self.uploaded]
+        with ThreadPoolExecutor(min(_HASHING_THREADS, cores())) as pool:
+            kept = pool.map(lambda shard: _is_kept(folder / shard.filename, shard, verified), here)
+            for shard, is_kept in zip(here, kept, strict=True):
+                if not is_kept:
+                    del self.shards[shard.filename]
 
     def _another(self, folder: Path, line: Mapping[str, Any]) -> TargetExistsError:
         """The folder holds the merge of another plan, perhaps of the same recipe before a source moved on."""
@@ -315,6 +347,17 @@ class Journal:
             got=str(line["identity"])[:12],
             next_step="Choose another folder.",
         )
+
+
+def _is_kept(path: Path, shard: FinishedShard, verified: bool) -> bool:
+    """Whether a shard still lies there as its line says."""
+    try:
+        if path.stat().st_size != shard.size:
+            return False
+        with open(path, "rb") as file:
+            return verified or hashlib.file_digest(file, "sha256").hexdigest() == shard.sha256
+    except OSError:  # gone, or no longer readable: it is made again
+        return False
 
 
 def _name(model: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge import buffers
-from hubmerge.chunks import Observer, Sensitivities, Silent, StreamOptions, Thresholds, epsilon_of, runnable
+from hubmerge.chunks import Observer, Sensitivities, Silent, StreamOptions, Thresholds, Work, epsilon_of, runnable
 from hubmerge.errors import InternalError
 from hubmerge.first_passes import find_thresholds, probe
 from hubmerge.methods import get_method
@@ -95,23 +95,27 @@ def merge_variants(
             raise InternalError("variants with other models, dtypes or ε cannot be merged in one pass")
     options = replace(options, beside=tuple(variant.plan for variant in variants[1:]))
     options.ranks.agree("the plan", plan_identity(first.plan))
-    with runnable(options, first.plan, observer.warning).on_device(observer.warning) as opened:
-        statistics = merge_share(variants, reader, opened, observer)
-        device = {} if opened.engine is None else opened.engine.facts()
-        if opened.bursts is not None:
-            device |= opened.bursts.facts
+    with runnable(options, first.plan, observer.warning).on_device(first.plan, observer.warning) as opened:
+        statistics, device = merge_share(variants, reader, opened, observer)
+    if options.bursts is not None:
+        device |= options.bursts.facts
     for variant in variants:
-        adopt(variant.folder, variant.plan, variant.journal)
+        adopt(variant.folder, variant.plan, variant.journal, verified=True)
         check_complete(variant.folder, variant.plan, variant.journal)
     return [replace(_collected(variant, statistics), device=device) for variant in variants]
 
 
 def merge_share(
-    variants: Sequence[Variant], reader: TensorReader, options: StreamOptions, observer: Observer
-) -> Statistics | None:
+    variants: Sequence[Variant],
+    reader: TensorReader,
+    options: StreamOptions,
+    observer: Observer,
+    untold: Sequence[str] = (),
+) -> tuple[Statistics | None, dict[str, Any]]:
     """Write this process's share of the shards; when it returns, every process has written its own.
 
-    Returns the probe's statistics, where there was one.
+    `untold`: warnings of a process whose observer nobody watches; in the end they reach rank 0's. Returns the probe's
+    statistics, where there was one, and the facts of all processes' devices.
     """
     ranks, plan = options.ranks, variants[0].plan
     statistics = _statistics(variants, reader, options, observer)
@@ -121,10 +125,13 @@ def merge_share(
     left = [s for s in plan.shards if any(s.filename not in names for names in finished)]
     mine = ranks.mine(left, lambda s: s.size)
     numbers = [number for number, shard in enumerate(plan.shards) if shard in mine]
-    at_once = min(options.shards_at_once(plan), len(numbers) or 1)
+    if numbers:
+        _try_device(outputs, options, statistics)
+        options.tell(observer.warning)
+    used = options.lasting()
+    at_once = min(used.shards_at_once(plan), len(numbers) or 1)
     if any(variant.journal.on_shard for variant in variants):  # what is finished leaves the disk first
         at_once = 1
-    workers = max(1, options.workers(plan) // at_once)
 
     def open_in(number: int) -> list[tuple[Variant, Output]]:
         name = plan.shards[number].filename
@@ -136,18 +143,28 @@ def merge_share(
     def elements(number: int) -> int:
         return sum(t.elements for t in plan.shards[number].tensors)
 
+    def workers() -> int:
+        return max(1, used.workers(plan) // at_once)
+
+    def expect(numbers: Sequence[int]) -> None:
+        reader.expect([t for n in numbers for t in readings(outputs_of(n), n, used, workers())], again=False)
+
     def write(number: int, watching: Observer) -> list[FinishedShard]:
+        nonlocal used
+        if (now := options.lasting()).engine is not used.engine:  # other chunks may be read more or less often
+            used = now
+            expect(numbers[numbers.index(number) :])
         outputs = outputs_of(number)
         if options.bursts is not None:
             lent = options.bursts.write(outputs, number, reader, options, watching, observer.warning, statistics)
             if lent is not None:
                 return lent
         try:
-            return write_shard(outputs, number, reader, options, watching, statistics, workers)
+            return write_shard(outputs, number, reader, used, watching, statistics, workers())
         finally:
             buffers.drop()
 
-    reader.expect([t for n in numbers for t in readings(outputs_of(n), n, options, workers)], again=False)
+    expect(numbers)
     overall = Overall(observer, sum(map(elements, set(range(len(plan.shards))) - set(numbers))), plan.elements)
     for number, written in write_shards(numbers, elements, write, at_once, overall, reader.abandon):
         for (variant, _), finished_shard in zip(open_in(number), written, strict=True):
@@ -155,7 +172,20 @@ def merge_share(
     for variant in variants:
         variant.settle()
         collect(ranks, variant.journal)
-    return statistics
+    return statistics, ranks.report(untold, options.device_facts(), observer.warning)
+
+
+def _try_device(outputs: Sequence[Output], options: StreamOptions, statistics: Statistics | None) -> None:
+    """Have the device prove itself before the work is shared out among threads, which the CPU would have more of.
+
+    Where thresholds are found tensor by tensor, its first rule is known only when the first tensor was counted.
+    """
+    for output in outputs if options.engine is not None else ():
+        plan, work = output.plan, Work(output.plan, options, statistics)
+        if not output.thresholds and ranked_by_tensor(plan, options) is not None:
+            continue
+        for tensor in {t.dtype: t for t in plan.tensors() if t.action == "merge" and t.elements}.values():
+            work.rule(tensor, output.thresholds.get(tensor.name, ()))
 
 
 def layout_of(plan: Plan) -> object:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hubmerge.errors import printable
+from hubmerge.hub_errors import tell_retries
 
 
 class Terminal:
@@ -19,7 +20,10 @@ class Terminal:
         self._bar: Any = None
         self._stage = ""
         self._told_at = 0.0
+        self._warnings: set[str] = set()
         self.stream = StreamTerminal(self)
+        if as_json:
+            tell_retries(self._client_warning)
 
     def stage(self, name: str) -> None:
         if self._json:
@@ -47,10 +51,18 @@ class Terminal:
         pass
 
     def warning(self, message: str) -> None:
+        """Told once: a probe and a merge may both meet the same thing."""
+        if message in self._warnings:
+            return
+        self._warnings.add(message)
         if self._json:
-            self._line({"type": "warning", "message": message})
+            self._client_warning(message)
         else:
             sys.stderr.write(f"hubmerge: warning: {printable(message)}\n")
+
+    def _client_warning(self, message: str) -> None:
+        """Told as often as it happens."""
+        self._line({"type": "warning", "message": message})
 
     def close(self) -> None:
         if self._bar is not None:

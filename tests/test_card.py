@@ -141,7 +141,7 @@ def hostile_data(text: str) -> dict[str, Any]:
     data["method"] |= {"title": text, "summary": text, "formula": text, "parameters": {text: text}}
     data["method"]["papers"] = [{"title": text, "arxiv": text, "equations": text}]
     data["files"][0] |= {"name": text, "sha256": text}
-    data["environment"] = {text: text, "device": text, "versions": {text: text}}
+    data["environment"] = {text: text, "device": text, "device_failed": text, "versions": {text: text}}
     data["evaluations"] = [{"task": text, "metric": text, "value": text, "model": text}]
     data["statistics"]["modules"] = {text: data["statistics"]["modules"]["mlp"]}
     data |= {"target": text, "created": text, "identity": text, "rounding": text, "dtype": [text], "hubmerge": text}

@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import HfApi, lfs
 
 from hubmerge.errors import (
+    CorruptError,
     HubUnavailableError,
     LoginError,
     PermissionDeniedError,
@@ -178,6 +179,17 @@ def test_a_branch_that_moved_harmlessly_is_followed(hub: Watched, ada: HfApi, na
     assert hub.read_file(name, done.commit, ".gitattributes") == b"*.bin filter=lfs\n"
 
 
+def test_a_branch_that_moves_every_time_is_followed_five_times(hub: Watched, ada: HfApi, name: str, shards: list[Path]):
+    hub.before_commit = lambda: (
+        ada.upload_file(repo_id=name, path_or_fileobj=b"%d" % hub.commits, path_in_repo=".gitattributes") and None
+    )
+    with pytest.raises(BranchMovedError):
+        send(hub, name, shards)
+    assert hub.commits == 5
+    assert hub.pauses == []
+    assert set(ada.list_repo_files(name)) == {".gitattributes"}
+
+
 def test_foreign_content_that_arrives_meanwhile_is_not_touched(hub: Watched, ada: HfApi, name: str, shards: list[Path]):
     hub.before_commit = lambda: (
         ada.upload_file(repo_id=name, path_or_fileobj=b"mine", path_in_repo="model.txt") and None
@@ -334,3 +346,18 @@ def test_bytes_that_the_hub_has_are_not_sent_again(
     hub.before_commit = lambda: None
     send(hub, name, shards)
     assert sent == [p.name for p in shards]
+
+
+@pytest.mark.parametrize("damage", ["another byte", "gone"])
+def test_a_shard_that_is_not_what_its_manifest_says_is_refused_before_the_repo_is_made(
+    hub: Watched, name: str, shards: list[Path], damage: str
+):
+    digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in shards}
+    if damage == "gone":
+        shards[1].unlink()
+    else:
+        shards[1].write_bytes(b"\0" + shards[1].read_bytes()[1:])
+    with pytest.raises(CorruptError, match=shards[1].name):
+        publish(hub, Target(name, False), IDENTITY, TITLE, shards, files(), lambda done, total: None, digests=digests)
+    assert not hub.exists(name)
+    assert hub.commits == 0

@@ -13,14 +13,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from hubmerge.device.zero import lent_bursts
+from hubmerge.device.zero import Bursts, lent_bursts
 from hubmerge.finished import load_report
 from hubmerge.hub import Hub
 from hubmerge.line import merge_to_hub
 from hubmerge.prepare import prepare
 from hubmerge.publish import Target
 from hubmerge.recipe import recipe_from_dict
-from hubmerge.settings import load_settings
+from hubmerge.settings import Settings, load_settings
 from hubmerge.stream import StreamOptions
 from workflows.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
 
@@ -37,14 +37,15 @@ def run(spec: JobSpec, emit: Emit) -> None:
     observer.stage("resolve")
     prepared = prepare(recipe_from_dict(payload["recipe"]), hub, target=target, license_choice=payload.get("license"))
     folder, cache = spec.workdir / "out", spec.workdir / "inputs"
-    with lent_bursts(load_settings()) as bursts:
+    settings = load_settings()
+    with lent_bursts(settings) as bursts:
         published = merge_to_hub(
             prepared,
             hub,
             folder,
             cache=cache,
             observer=observer,
-            options=StreamOptions(bursts=bursts),
+            options=stream_options(settings, bursts),
             sensitivities=spec.shared / "sensitivity",
         )
     shutil.rmtree(cache, ignore_errors=True)
@@ -59,6 +60,12 @@ def run(spec: JobSpec, emit: Emit) -> None:
             }
         )
     )
+
+
+def stream_options(settings: Settings, bursts: Bursts | None) -> StreamOptions:
+    """On the machine's own GPU, if there is one; where one is lent per call, the job's process sees none."""
+    memory = int(settings.device_memory_gb * 10**9)
+    return StreamOptions(device="auto" if bursts is None else "cpu", device_memory_bytes=memory, bursts=bursts)
 
 
 class StageEmitter:

@@ -26,6 +26,7 @@ from hubmerge.compiled.kernel_meaning import COMPILED_AS
 from hubmerge.compiled.machine_code import OWN_WORDS, Kind, Kinds, ObjectCode, length
 from hubmerge.compiled.vector_code import from_bits
 
+# division as numpy's, strict floating point, no counting of references, and no way in but this module's
 INNER: dict[str, Any] = {
     "error_model": "numpy", "fastmath": False, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
 }  # fmt: skip

@@ -112,8 +112,8 @@ class Workspace:
         dtypes_and_shapes: list[tuple[Any, tuple[int, ...]]] = [
             (np.float32, (agents + extras, WIDTH)),  # inputs of the kernel, the deltas first
             (np.float32, (agents, WIDTH)),  # scaled deltas
-            (np.float32, (8, WIDTH)),  # rows of the base, the update and the output
-            (np.uint16, (BLOCK,)),
+            (np.float32, (8, WIDTH)),  # base, update, exact, stored, stored the other way, stored base, both steps
+            (np.uint16, (BLOCK,)),  # patterns of which only the values are wanted
             (np.uint64, (agents, WORDS)),  # where agents are active
             (np.uint64, (agents, WORDS)),  # where their updates are positive
             (np.uint64, (agents + 1, WORDS)),  # where exactly so many are active
@@ -121,9 +121,9 @@ class Workspace:
             (np.uint16, (agents, WIDTH)),  # magnitudes that BF16 holds
             (np.uint32, (agents, WIDTH)),  # the others
             (np.int64, (agents, 4)),  # what was found of them
-            (np.float64, (2, max(agents, 9))),
+            (np.float64, (2, max(agents, 9))),  # sums of one loop; what undoes the scaling of each agent
             (np.uint16, (agents + 1, WIDTH)),  # a last block, filled up
-            (np.float32, (WIDTH,)),
+            (np.float32, (WIDTH,)),  # an agent that is not stored as BF16, decoded
         ]
         arrays = [_aligned(dtype, shape) for dtype, shape in dtypes_and_shapes]
         rows = addresses_of(arrays[-2])

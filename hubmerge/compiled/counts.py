@@ -196,6 +196,7 @@ def take(counted, out):
 
 @njit(**INNER)
 def _nonfinite_stored(rows16, rows32, half, model, start, n):
+    """How many of n stored elements of one model from `start` are not finite."""
     found = np.int64(0)
     if rows16.shape[0] > 0:
         exponent = np.uint16(0x7C00) if half else np.uint16(0x7F80)
@@ -220,6 +221,7 @@ def _scale(pattern):
 
 @njit(**INNER)
 def _scaled(values, scale, padded, out):
+    """out[:padded] = values · scale; the two may be one array."""
     for i in range(padded):
         out[i] = values[i] * scale
 

@@ -42,7 +42,7 @@ from hubmerge.compiled.vectors import (
     store,
 )
 
-STEP = 2 * VECTOR  # elements of an instruction on 16-bit numbers
+STEP = HALVES.count  # elements of an instruction on 16-bit numbers
 GROUPED = 3  # agents for whom all that a loop keeps fits the vector registers
 
 
@@ -139,6 +139,8 @@ _WRITTEN = ("deltas", "active", "positive", "short", "long", "found")
 
 
 def _split_of(size: int) -> Any:
+    """split_bf16_… of `size` agents."""
+
     @intrinsic
     def split(typing, rows, first, start, n, epsilon, base, deltas, active, positive, short, long, found):
         def generate(context, builder, signature, arguments):

@@ -14,7 +14,7 @@ from numba import njit
 from hubmerge.compiled.adapters import INNER, array_at
 from hubmerge.compiled.layout import KEY_BLOCK, KEYS, PRIVATE_BLOCK
 from hubmerge.compiled.rounding import mix, mix_upper
-from hubmerge.compiled.rounding_loops import STEP
+from hubmerge.compiled.rounding_loops import GOLDEN
 from hubmerge.compiled.vector_code import pack_keys, pack_lower, pack_words, widen
 
 
@@ -22,9 +22,9 @@ from hubmerge.compiled.vector_code import pack_keys, pack_lower, pack_words, wid
 def _survivors(places, found, index, first, second, bound, packed):
     """Leaves in places[:…] those of packed[:found] that the random drop leaves: counter_rng.uniform's draw is at
     least bound · 2⁻²⁴. Elements behind the last ones are overwritten."""
-    start = np.uint64(index) * np.uint64(STEP) + first
+    start = np.uint64(index) * np.uint64(GOLDEN) + first
     for j in range(found):
-        x = np.uint64(places[j]) * np.uint64(STEP) + start
+        x = np.uint64(places[j]) * np.uint64(GOLDEN) + start
         drawn = mix_upper(mix(x) ^ second) >> np.uint64(40)
         packed[j] = packed[j] if drawn >= bound else np.uint16(0)
     packed[found : found + KEYS] = np.uint16(0)
@@ -70,7 +70,7 @@ def _count(packed, found, row):
 
 
 @njit(**INNER)
-def _widen(packed, found, span):
+def _extend(packed, found, span):
     """span[2] = the smallest and the largest bin so far."""
     low, high = span[0], span[1]
     for i in range(found):
@@ -81,9 +81,11 @@ def _widen(packed, found, span):
 
 @njit(**INNER)
 def count_all(base, agents, wanted, drop, bound, draw_keys, index, scratch, spans, kept, last):
-    """Of base[n] and agents of its length and dtype (BF16 as uint16, or float32), which lie at the addresses agents[K]:
-    adds to scratch[K, KEY_COPIES, bins]: keys where wanted is empty, else the lower halves of those whose key
-    is wanted[k], unless that is even. spans[K, 2] are the smallest and the largest bin, except 0.
+    """Adds to scratch[K, KEY_COPIES, bins]: keys where wanted is empty, else the lower halves of those whose key is
+    wanted[k], unless that is even. spans[K, 2] are the smallest and the largest bin, except 0.
+
+    The agents lie at the addresses agents[K], as long as base[n] and of its dtype: uint16 (BF16) or float32. If `drop`,
+    what _survivors drops with draw_keys[K, 2] counts as zero; element 0 is `index` of its tensor.
     kept[2, KEY_BLOCK + 2 · KEYS] and last[2, KEYS] are scratch."""
     n, fine = len(base), wanted.shape[0] > 0
     packed, places = kept[0], kept[1]
@@ -114,7 +116,7 @@ def count_all(base, agents, wanted, drop, bound, draw_keys, index, scratch, span
                     found = _pack(old, new, fine, key, packed, None)
                     counted = packed
                 _count(counted, found, scratch[k])
-                _widen(counted, found, spans[k])
+                _extend(counted, found, spans[k])
                 if not fine:
                     scratch[k, 0, 0] += np.uint32(end - first - found)
     return 0
@@ -146,7 +148,7 @@ def count_private(base, agents, epsilon, wanted, scratch, spans, kept, magnitude
             own[m:padded] = np.float32(0)
             found = _pack(nothing[:padded], own[:padded], fine, key, packed, None)
             _count(packed, found, row)
-            _widen(packed, found, span)
+            _extend(packed, found, span)
     return 0
 
 

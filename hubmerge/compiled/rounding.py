@@ -7,7 +7,7 @@ from numba import njit
 
 from hubmerge.compiled.adapters import INNER
 from hubmerge.compiled.layout import BFLOAT16, FLOAT32
-from hubmerge.compiled.rounding_loops import FACTORS, STEP, finish_bf16
+from hubmerge.compiled.rounding_loops import FACTORS, GOLDEN, finish_bf16
 from hubmerge.compiled.vector_code import from_half, to_half
 
 
@@ -31,7 +31,7 @@ def _round_f16(exact, n, stochastic, first, second, index, stored, out):
     a sign, one less is one step toward zero."""
     if stochastic:
         for i in range(n):
-            x = (np.uint64(index) + np.uint64(i)) * np.uint64(STEP) + first
+            x = (np.uint64(index) + np.uint64(i)) * np.uint64(GOLDEN) + first
             chance = np.float64(mix(mix(x) ^ second) >> np.uint64(11)) * 2.0**-53
             near = to_half(exact[i])
             inner = near - np.uint16(abs(from_half(near)) > abs(exact[i]))

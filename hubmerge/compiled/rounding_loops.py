@@ -35,7 +35,7 @@ from hubmerge.compiled.vectors import (
     store_some,
 )
 
-STEP = 0x9E3779B97F4A7C15  # of counter_rng's counter
+GOLDEN = 0x9E3779B97F4A7C15  # counter_rng's: the element's number is multiplied by it
 FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of its mixing
 _LONG = ir.VectorType(I64, VECTOR // 2)
 
@@ -45,11 +45,11 @@ class _Draws:
 
     def __init__(self, builder, first, second, index):
         self._builder, self._second = builder, spread(builder, second, _LONG.count)
-        start = spread(builder, builder.add(builder.mul(index, I64(STEP)), first), _LONG.count)
+        start = spread(builder, builder.add(builder.mul(index, I64(GOLDEN)), first), _LONG.count)
         # of the even elements and of the odd ones, so that the upper halves of both are interleaved by one instruction
         self._counters = []
         for odd in range(2):
-            ahead = ir.Constant(_LONG, [STEP * (2 * i + odd) % 2**64 for i in range(_LONG.count)])
+            ahead = ir.Constant(_LONG, [GOLDEN * (2 * i + odd) % 2**64 for i in range(_LONG.count)])
             self._counters.append(cgutils.alloca_once_value(builder, builder.add(start, ahead)))
 
     def next(self):
@@ -57,7 +57,7 @@ class _Draws:
         builder, words = self._builder, []
         for counter in self._counters:
             x = builder.load(counter)
-            builder.store(builder.add(x, every(VECTOR * STEP % 2**64, _LONG)), counter)
+            builder.store(builder.add(x, every(VECTOR * GOLDEN % 2**64, _LONG)), counter)
             x = self._multiplied(x)
             x = builder.xor(builder.xor(x, builder.lshr(x, every(31, _LONG))), self._second)
             # the last step of mixing changes lower bits only

@@ -56,6 +56,8 @@ def _mask(given, place, offset):
 
 
 def _powers_of(size: int) -> Any:
+    """powers_… of `size` agents."""
+
     @intrinsic
     def powers(typing, x, k, n, out):
         def generate(context, builder, signature, arguments):

@@ -1,12 +1,14 @@
 """Which device a merge runs on, and how much of it.
 
 "auto" takes a CUDA device where the kernel of this machine shows one, and the CPU otherwise: torch, which takes two
-seconds to import, is not asked unless there is something to find. Nothing about the result depends on the choice.
+seconds to import, is not asked unless there is something to find. Nothing about the result depends on the choice, so
+whatever goes wrong while a device is opened costs a warning and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 DeviceName = Literal["cpu", "cuda", "auto"]
 
 MEMORY_BYTES = 2 * 1000**3  # of the device, the driver's own context not counted
+LANES = 3  # chunks on the device at once: one is copied in, one computed, one copied out
 HOST_THREADS = 8  # that read, feed lanes and wait; more only contend for the interpreter
 _LARGEST_CHUNK = 1 << 21  # elements
 _NODES = ("nvidia[0-9]*", "dxg", "kfd")  # the device files of CUDA, of CUDA on WSL, of ROCm
@@ -31,28 +34,54 @@ def device_there(nodes: Path = Path("/dev")) -> bool:
     return any(any(nodes.glob(pattern)) for pattern in _NODES)
 
 
+@dataclass(frozen=True)
+class Opened:
+    """What became of a device."""
+
+    engine: Engine | None = None  # None: the CPU
+    failed: str = ""  # why a device that is there is not used
+
+
 def open_engine(
     device: DeviceName,
+    agents: int,
     host: Callable[[int, str], ModuleType],
     warn: Callable[[str], None],
     *,
     memory_bytes: int = MEMORY_BYTES,
-) -> Engine | None:
-    """The engine of `device`, or None for the CPU; what cannot be used is said and left."""
+    local_rank: int = 0,
+) -> Opened:
+    """The engine of `device` for so many agents; what cannot be used is said and left, whatever the reason.
+
+    Processes of one machine take its devices in turn, by their `local_rank`.
+    """
     if device == "cpu" or (device == "auto" and not device_there()):
-        return None
-    import torch
-
-    from hubmerge.device.engine import Engine
-
-    if not torch.cuda.is_available():
-        warn("torch finds no CUDA device here; the CPU goes on with the same result")
-        return None
+        return Opened()
     try:
-        return Engine("cuda", host, memory_bytes=memory_bytes)
-    except RuntimeError as error:
-        warn(f"the CUDA device cannot be used, the CPU goes on with the same result: {str(error).splitlines()[0]}")
-        return None
+        chunk_elements(agents, memory_bytes, LANES)
+        import torch
+
+        from hubmerge.device.engine import Engine
+
+        if not torch.cuda.is_available():
+            warn("torch finds no CUDA device here; the CPU goes on with the same result")
+            return Opened()
+        place = torch.device("cuda", local_rank % torch.cuda.device_count())
+        return Opened(Engine(place, host, memory_bytes=memory_bytes))
+    except Exception as error:  # noqa: BLE001 (torch's have no common type, and the CPU gives the same)
+        why = reason(error)
+        warn(f"the CUDA device cannot be used, the CPU goes on with the same result: {why}")
+        return Opened(failed=why)
+
+
+def reason(error: Exception) -> str:
+    """One line; what is not the runtime's own message bears the error's class, as it may be a mistake of ours."""
+    if isinstance(error, MemoryLimitError):
+        problem = error.problems[0]
+        return f"{problem.what} (expected {problem.expected}, got {problem.got})"
+    text = (str(error).splitlines() or [""])[0]
+    told = type(error) is not RuntimeError and not type(error).__module__.startswith("torch")
+    return (f"{type(error).__name__}: {text}" if told or not text else text)[:200]
 
 
 def chunk_elements(agents: int, memory_bytes: int, lanes: int) -> int:

@@ -11,14 +11,19 @@ and not by an estimate.
 A device that fails (out of memory, driver error) is left for good at a chunk's boundary: the chunk in hand and all
 that follow are computed on the CPU from the same host memory, with the same bytes, and the observer is warned once.
 Before its first chunk an engine must reproduce a small one bit for bit; a device that computes otherwise (another
-rounding, flushed subnormals, fused operations) is not used.
+rounding, flushed subnormals, fused operations) or fails in any way is not used. Once it has passed, an error that is
+not the device's own is raised, as it is a mistake of ours.
+
+Every thread begins with the first device as its current one. A lane makes its own device current before its stream
+is: coming back from a stream, torch would otherwise open a context on the first device, and every process of a
+machine would hold memory there.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from types import ModuleType
@@ -33,11 +38,11 @@ from hubmerge.counter_rng import Key, make_key
 from hubmerge.counting import BLOCK, Counted
 from hubmerge.device import passes
 from hubmerge.device.arithmetic import STORED
+from hubmerge.device.choose import LANES, reason
 from hubmerge.dtypes import STORAGE, decode, encode
 from hubmerge.eager import ChunkInputs, ChunkOutput, Rule
 from hubmerge.statistics import Tally
 
-LANES = 3  # one chunk is copied in, one computed, one copied out
 _ALIGN = 16  # bytes; of every array within a buffer
 _Raw = NDArray[Any]
 T = TypeVar("T")
@@ -57,23 +62,31 @@ class Engine:
     """
 
     def __init__(
-        self, name: str, host: Callable[[int, str], ModuleType], *, memory_bytes: int, lanes: int = LANES
+        self, device: torch.device, host: Callable[[int, str], ModuleType], *, memory_bytes: int, lanes: int = LANES
     ) -> None:
-        self._device = torch.device(name)
-        self.lanes = lanes  # chunks on the device at once
+        """A CUDA device must have an index: without one, some of torch's functions refuse it and others take the
+        thread's current device."""
+        self._device = device
         self._host = host
         self._failed = ""
         self._checked: set[tuple[Callable[..., Any], int, str]] = set()
-        self._told = False
+        self._untold: list[str] = []  # warnings
+        self._has_refused = False
         self._lock = threading.Lock()
         self._lanes: SimpleQueue[_Lane] = SimpleQueue()
-        self._cuda = self._device.type == "cuda"
-        if self._cuda:
-            total = torch.cuda.get_device_properties(self._device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / total), self._device)
-            torch.cuda.reset_peak_memory_stats(self._device)
-        for _ in range(lanes):
-            self._lanes.put(_Lane(self._device))
+        self._cuda = device.type == "cuda"
+        self._name = str(device)
+        try:
+            if self._cuda:
+                properties = torch.cuda.get_device_properties(device)
+                self._name = str(properties.name)
+                torch.cuda.set_per_process_memory_fraction(min(1.0, memory_bytes / properties.total_memory), device)
+                torch.cuda.reset_peak_memory_stats(device)
+            for _ in range(lanes):
+                self._lanes.put(_Lane(device))
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def working(self) -> bool:
@@ -100,14 +113,7 @@ class Engine:
         agents = len(chunk.raws) - 1
 
         def on_device(lane: _Lane) -> ChunkOutput:
-            def run(inputs: passes.Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-                return passes.merge(inputs, rule, lane.scalars(rule), dtype, key, with_inputs=with_inputs)
-
-            raw, vector = lane.run(chunk, run)
-            assert raw is not None
-            counts = passes.Counts(vector, len(chunk.raws[0]))
-            result = counts.result(agents)
-            return ChunkOutput(raw.view(STORAGE[dtype]), counts.inputs(agents) if with_inputs else None, result)
+            return lane.merge(chunk, rule, dtype, key, with_inputs=with_inputs)
 
         def on_host() -> ChunkOutput:
             module = self._host(agents, dtype)
@@ -117,15 +123,27 @@ class Engine:
         return self._tried(chunk, on_device, on_host)
 
     def _tried(self, chunk: ChunkInputs, on_device: Callable[[_Lane], T], on_host: Callable[[], T]) -> T:
-        if not self._failed and len(chunk.raws[0]) <= passes.MAX_ELEMENTS:
+        if not self._failed and self._takes(len(chunk.raws[0])):
             try:
                 with self._lane() as lane:
                     return on_device(lane)
             except RuntimeError as error:
                 if not _is_of_device(error):
                     raise
-                self._fail(str(error))
+                self._fail(error)
         return on_host()
+
+    def _takes(self, elements: int) -> bool:
+        if elements <= passes.MAX_ELEMENTS:
+            return True
+        with self._lock:
+            if not self._has_refused:
+                self._has_refused = True
+                self._untold.append(
+                    f"chunks above {passes.MAX_ELEMENTS:,} elements are merged on the CPU with the same result: "
+                    f"the device {self._device} takes no larger ones"
+                )
+        return False
 
     @contextmanager
     def _lane(self) -> Iterator[_Lane]:
@@ -135,20 +153,29 @@ class Engine:
         finally:
             self._lanes.put(lane)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: Exception | str) -> None:
         with self._lock:
-            self._failed = self._failed or (why.splitlines() or ["no reason given"])[0][:200]
+            if self._failed:
+                return
+            self._failed = why if isinstance(why, str) else reason(why)
+            self._untold.append(
+                f"the device {self._device} is no longer used, the CPU goes on with the same result: {self._failed}"
+            )
 
     def check(self, rule: Rule, agents: int, dtype: str) -> None:
-        """Compare a small chunk with the definition; an engine that gives other bits counts as failed."""
+        """Compare a small chunk with the definition; an engine that gives other bits, or none, counts as failed."""
         if self._failed or (rule.kernel, agents, dtype) in self._checked:
             return
         self._checked.add((rule.kernel, agents, dtype))
         chunk = _trial(rule, agents, dtype)
         key = make_key(1, "trial")
-        found = self.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
-        wanted = eager.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
-        if not self._failed and _bits(found) != _bits(wanted):
+        try:
+            with self._lane() as lane:
+                found = lane.merge(chunk, rule, dtype, key, with_inputs=True)
+        except Exception as error:  # noqa: BLE001 (a trial may fail in any way)
+            self._fail(error)
+            return
+        if _bits(found) != _bits(eager.merge_chunk(chunk, rule, dtype, key, with_inputs=True)):
             self._fail("it computes other bits than the CPU")
 
     def check_counting(self, agents: int) -> None:
@@ -156,16 +183,14 @@ class Engine:
         self.check(_COUNTING, agents, "BF16")
 
     def tell(self, warn: Callable[[str], None]) -> None:
-        """Warn once, in the caller's thread, when the device has failed."""
-        if self._failed and not self._told:
-            self._told = True
-            warn(f"the device {self._device} is no longer used, the CPU goes on with the same result: {self._failed}")
+        """Say, in the caller's thread, what was not said yet: that the device has failed, or leaves chunks out."""
+        while self._untold:
+            warn(self._untold.pop(0))
 
     def facts(self) -> dict[str, Any]:
         """For the report's environment."""
-        facts: dict[str, Any] = {"device": str(self._device), "torch": str(torch.__version__)}
+        facts: dict[str, Any] = {"device": self._name, "torch": str(torch.__version__)}
         if self._cuda and not self._failed:
-            facts["device"] = torch.cuda.get_device_name(self._device)
             facts["peak_device_bytes"] = torch.cuda.max_memory_reserved(self._device)
         if self._failed:
             facts["device"] = "cpu"
@@ -177,7 +202,7 @@ class Engine:
         while not self._lanes.empty():
             self._lanes.get()
         if self._cuda:
-            with suppress(RuntimeError):  # a failed driver raises here once more
+            with suppress(Exception):  # a failed driver raises here once more
                 torch.cuda.empty_cache()
                 torch.cuda.set_per_process_memory_fraction(1.0, self._device)
 
@@ -200,11 +225,24 @@ class _Lane:
             self._rule, self._scalars = rule, passes.scalars_of(rule, self._device)
         return self._scalars
 
+    def merge(self, chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
+        """eager.merge_chunk."""
+        agents = len(chunk.raws) - 1
+
+        def work(inputs: passes.Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+            return passes.merge(inputs, rule, self.scalars(rule), dtype, key, with_inputs=with_inputs)
+
+        raw, vector = self.run(chunk, work)
+        assert raw is not None
+        counts = passes.Counts(vector, len(chunk.raws[0]))
+        result = counts.result(agents)
+        return ChunkOutput(raw.view(STORAGE[dtype]), counts.inputs(agents) if with_inputs else None, result)
+
     def run(
         self, chunk: ChunkInputs, work: Callable[[passes.Inputs], tuple[torch.Tensor | None, torch.Tensor]]
     ) -> tuple[_Raw | None, NDArray[np.int64]]:
         """`work` on the device; its output as bytes and its counts, both in memory of their own."""
-        with self._active(), torch.inference_mode():
+        with self._current(), torch.inference_mode():
             raw, counts = work(self._inputs(chunk))
             parts = [counts] if raw is None else [counts, raw]
             back = self._out.tensors([(p.dtype, p.numel()) for p in parts])
@@ -215,8 +253,14 @@ class _Lane:
         stored = back[1].view(torch.uint8).numpy().copy() if raw is not None else None
         return stored, back[0].numpy().copy()
 
-    def _active(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        """The lane's device and stream are this thread's current ones."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            yield
 
     def _inputs(self, chunk: ChunkInputs) -> passes.Inputs:
         arrays: list[tuple[_Raw, str]] = [

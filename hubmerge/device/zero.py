@@ -178,7 +178,7 @@ def run_burst(burst: Burst, asking: int) -> Finished:
     observer = _Listener()
     with (
         TensorReader(burst.models, _Held(burst.paths)) as reader,
-        burst.options.on_device(observer.warning) as options,
+        burst.options.on_device(burst.outputs[0].plan, observer.warning) as options,
     ):
         if options.engine is None:  # the CPU works where nothing is metered
             raise RuntimeError("; ".join(observer.warnings))

@@ -13,10 +13,12 @@ see a `Call`: the matched parts, the caller's identity, the body and the storage
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
 import secrets
+import sqlite3
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -273,9 +275,20 @@ async def answer(hub: Hub, routes: list[Route], request: Request) -> Response:
         result = JSONResponse(error.body, error.status, headers=error.headers)
     except ClientDisconnect:
         return Response(status_code=499)  # nobody is left to read it
+    except (OSError, sqlite3.OperationalError) as error:
+        if not _is_full_disk(error):
+            raise
+        words = "The disk of this Hub is full"
+        result = JSONResponse({"error": words}, 507, headers={"X-Error-Message": words})
     response = result if isinstance(result, Response) else JSONResponse(result)
     response.headers["X-Request-Id"] = secrets.token_hex(8)  # the client shows it in its errors
     return response
+
+
+def _is_full_disk(error: OSError | sqlite3.OperationalError) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return error.sqlite_errorcode == sqlite3.SQLITE_FULL
 
 
 async def _read_body(request: Request, body: IO[bytes], limit: int | None) -> None:

@@ -194,7 +194,8 @@ class Store:
                 yield db
                 db.execute("COMMIT")
             except BaseException:  # whatever ended the block, nothing of it may stay
-                db.execute("ROLLBACK")
+                if db.in_transaction:  # a full disk ends it before
+                    db.execute("ROLLBACK")
                 raise
             finally:
                 self._depth = 0

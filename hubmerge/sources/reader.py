@@ -9,6 +9,7 @@ through the same door, as float32.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -23,8 +24,9 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from hubmerge.disk_errors import remedy
 from hubmerge.dtypes import STORAGE, Float32, decode
-from hubmerge.errors import CorruptError, HubmergeError, SourceChangedError
+from hubmerge.errors import CorruptError, DiskError, HubmergeError, SourceChangedError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BorrowedTensor, DerivedTensor
@@ -32,6 +34,10 @@ from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.synthetic import SyntheticTensor
 
 KEPT_TENSORS = 16  # small tensors that stay in memory: chunks in flight belong to few tensors
+
+KEPT_FILES = 128  # that are open; a process may often have 1024, and other things need some
+
+_GONE = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EACCES, errno.EPERM, errno.ESTALE))
 
 ShardKey = tuple[str, str, str]  # repo or folder, commit, file
 
@@ -90,51 +96,77 @@ class _ThreadScratch(threading.local, Scratch):
     """One for each thread."""
 
 
+class _Descriptor:
+    """An open file, closed when nobody refers to it any more."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
 class OpenFiles:
-    """Descriptors of shards that lie on this machine, opened when first read."""
+    """Descriptors of shards that lie on this machine, opened when first read; those read last stay open.
+
+    Large models have more shards than a process may have files. Whoever reads a file holds on to it, so that it may
+    be given up here at any time.
+    """
 
     def __init__(self) -> None:
-        self._files: dict[Path, int] = {}
+        self._files: OrderedDict[Path, _Descriptor] = OrderedDict()
         self._lock = threading.Lock()
 
     def read_into(self, path: Path, model: Model, shard: str, offset: int, out: memoryview) -> None:
-        """SourceChangedError when the file is no longer what the model says."""
+        """SourceChangedError when the file is no longer what the model says, DiskError when it cannot be read."""
         file = self._open(path, model, shard)
         left = out
         while left:
             try:
-                got = os.preadv(file, [left], offset)
+                got = os.preadv(file.number, [left], offset)
             except OSError as error:
-                raise _changed(model, shard, error.strerror or str(error)) from None
+                raise _unreadable(model, shard, error) from None
             if not got:
                 raise _changed(model, shard, "it ends early")
             left, offset = left[got:], offset + got
 
-    def _open(self, path: Path, model: Model, shard: str) -> int:
+    def _open(self, path: Path, model: Model, shard: str) -> _Descriptor:
         with self._lock:
-            if path not in self._files:
+            file = self._files.get(path)
+            if file is None:
                 try:
-                    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    file = self._opened(path)
+                    _check(file.number, model, shard)
                 except OSError as error:
-                    raise _changed(model, shard, error.strerror or str(error)) from None
-                try:
-                    _check(file, model, shard)
-                except HubmergeError:
-                    os.close(file)
-                    raise
+                    raise _unreadable(model, shard, error) from None
                 self._files[path] = file
-            return self._files[path]
+                if len(self._files) > KEPT_FILES:
+                    self._files.popitem(last=False)
+            else:
+                self._files.move_to_end(path)
+            return file
+
+    def _opened(self, path: Path) -> _Descriptor:
+        """Of those that are open, as many are given up as it takes."""
+        while True:
+            try:
+                return _Descriptor(path)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
+                    raise
+            self._files.popitem(last=False)
 
     def forget(self, path: Path) -> None:
         """Close one file, which nobody reads at this moment."""
         with self._lock:
-            file = self._files.pop(path, None)
-        if file is not None:
-            os.close(file)
+            self._files.pop(path, None)
 
     def close(self) -> None:
-        for path in tuple(self._files):
-            self.forget(path)
+        with self._lock:
+            self._files.clear()
 
 
 class WholeFiles:
@@ -363,6 +395,14 @@ def sources_of(model: int, tensor: StoredTensor) -> Iterator[tuple[int, StoredTe
                 yield from sources_of(owner, part)
     else:
         yield model, tensor
+
+
+def _unreadable(model: Model, shard: str, error: OSError) -> HubmergeError:
+    """What is wrong with a file that was there when the merge was planned."""
+    why = error.strerror or str(error)
+    if error.errno in _GONE:
+        return _changed(model, shard, why)
+    return DiskError("a shard cannot be read", where=f"{shard} of {model.ref}", got=why, next_step=remedy(error))
 
 
 def _changed(model: Model, shard: str, why: str) -> SourceChangedError:

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from hubmerge.disk_errors import written
 from hubmerge.errors import CancelledError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model
@@ -102,12 +103,13 @@ class ShardCache:
 
     @staticmethod
     def _found(folder: Path, model: Model, name: str) -> CachedShard:
-        """A shard as an earlier run left it: a file has its final name only when it was verified."""
+        """A shard as an earlier run left it, to be verified (again) when it is needed: disks and users change files."""
         info = model.files[name]
         shard = CachedShard(model, name, cache_folder(folder, model) / model.ref.sha / info.path, info.size)
-        if shard.path.is_file() and shard.path.stat().st_size == shard.size:
-            shard.state, shard.held = "present", shard.size
-        elif shard.partial.is_file():
+        if shard.path.is_file():
+            with written("a fetched shard cannot be moved", str(shard.path)):
+                shard.path.replace(shard.partial)
+        if shard.partial.is_file():
             shard.held = shard.partial.stat().st_size
         return shard
 
@@ -259,7 +261,7 @@ class ShardCache:
     def _arrived(shard: CachedShard) -> int:
         try:
             return shard.partial.stat().st_size
-        except FileNotFoundError:  # not begun, or complete since
+        except OSError:  # not begun, complete since, or in a folder that is none, which fetching tells
             return 0
 
     def _raise_if_over(self) -> None:
@@ -286,10 +288,11 @@ class ShardCache:
             self._pool.submit(self._fetch, shard).add_done_callback(partial(self._ended, shard))
         self._changed.notify_all()
 
-    def _fetch(self, shard: CachedShard) -> None:
+    def _fetch(self, shard: CachedShard) -> bool:
+        """Make it readable; whether any of it came from the Hub."""
         if shard.blocks is not None:
             shard.blocks.verify()
-            return
+            return True
         calls = 0
 
         def progress(count: int) -> None:
@@ -301,6 +304,7 @@ class ShardCache:
         model = shard.model
         folder = shard.path.parents[len(Path(model.files[shard.name].path).parts)]
         self._hub.download(model.ref.id, model.ref.sha, model.files[shard.name], folder, progress)
+        return calls > 1
 
     def _count(self, count: int, ranges: int = 0) -> None:
         with self._changed:
@@ -309,7 +313,7 @@ class ShardCache:
             if self._stopped:
                 raise CancelledError("the merge was broken off")
 
-    def _ended(self, shard: CachedShard, future: Future[None]) -> None:
+    def _ended(self, shard: CachedShard, future: Future[bool]) -> None:
         with self._changed:
             self._running -= 1
             error = None if future.cancelled() else future.exception()
@@ -319,8 +323,9 @@ class ShardCache:
                 self._error = self._error or error
             else:
                 shard.state = "present"
-                shard.fetched_in = self._pass
-                if shard.blocks is None:
+                if future.result():
+                    shard.fetched_in = self._pass
+                if shard.blocks is None and future.result():
                     shard.fetches += 1
                     self.fetched.shards += 1
                     self.fetched.refetched_shards += shard.fetches > 1

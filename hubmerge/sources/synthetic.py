@@ -3,6 +3,8 @@
     synthetic:llama-70b                                     a base
     synthetic:llama-70b?agent=2&density=0.1&overlap=0.2     the agent number 2 on it
     …&seed=1&layers=1                                       other weights; only the first layer of all
+    synthetic:?layers=2&hidden=64&vocabulary=512            a shape of one's own; also intermediate, heads,
+                                                            key_value_heads, experts, tied (0 or 1)
 
 An agent changes the share `density` of its elements by an update of log-normal magnitude (median 5e-4, σ = 1) and
 random sign; the share `overlap` of them is changed by every agent, the others lie apart from those of up to eight
@@ -16,6 +18,7 @@ merge, not a generator; a tile costs 2 MB per model. An element is a function of
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -28,7 +31,7 @@ from numpy.typing import NDArray
 from hubmerge.counter_rng import draws, make_key, uniform
 from hubmerge.dtypes import decode, encode
 from hubmerge.errors import RecipeError
-from hubmerge.shapes import SHAPES, DecoderShape
+from hubmerge.shapes import OWN_SHAPE, SHAPES, DecoderShape, own_shape
 from hubmerge.sources.base import SYNTHETIC, FileInfo, Model, ModelRef, StoredTensor
 from hubmerge.sources.header import TensorEntry, serialize_header
 
@@ -46,7 +49,7 @@ _GOLDEN = 0.6180339887498949  # its multiples spread the agents' own places over
 class Spec:
     """What a synthetic model's name says."""
 
-    shape: str
+    shape: str | DecoderShape  # a published one's name, or one's own
     agent: int = 0  # 0: the base
     density: float = 0.0
     overlap: float = 0.2
@@ -55,7 +58,7 @@ class Spec:
 
     @property
     def decoder(self) -> DecoderShape:
-        return SHAPES[self.shape]
+        return SHAPES[self.shape] if isinstance(self.shape, str) else self.shape
 
 
 @dataclass(frozen=True)
@@ -78,23 +81,38 @@ class SyntheticTensor(StoredTensor):
 def parse_spec(name: str) -> Spec:
     """RecipeError names what is wrong."""
     shape, _, query = name.removeprefix(SYNTHETIC).partition("?")
-    if shape not in SHAPES:
-        raise _wrong(name, "no such shape", ", ".join(SHAPES), shape)
+    if shape not in SHAPES and not (query and not shape):
+        own = "?layers=…&hidden=…&vocabulary=…"
+        raise _wrong(name, "no such shape", f"{', '.join(SHAPES)}, or {own}", shape)
+    known = {"agent": int, "density": float, "overlap": float, "seed": int, "layers": int}
+    known |= {} if shape else dict.fromkeys(OWN_SHAPE, int)
     values: dict[str, int | float] = {}
     for key, text in parse_qsl(query, keep_blank_values=True):
-        kind = {"agent": int, "density": float, "overlap": float, "seed": int, "layers": int}.get(key)
+        kind = known.get(key)
         if kind is None:
-            raise _wrong(name, "an unknown option", "agent, density, overlap, seed or layers", key)
+            raise _wrong(name, "an unknown option", ", ".join(known), key)
         try:
             values[key] = kind(text)
         except ValueError:
             raise _wrong(name, f"{key} is no number", kind.__name__, text) from None
     if ("agent" in values) != ("density" in values):
         raise _wrong(name, "an agent needs its number and its density", "agent=1&density=0.1", query)
-    spec = Spec(shape, **values)  # type: ignore[arg-type]
+    made = None if shape else _own(name, {key: int(values.pop(key)) for key in OWN_SHAPE if key in values})
+    spec = Spec(made or shape, **values)  # type: ignore[arg-type]
     if not (spec.agent >= 0 and 0 <= spec.density <= 1 and 0 <= spec.overlap <= 1 and spec.layers >= 0):
         raise _wrong(name, "an option out of its range", "density and overlap from 0 to 1, the others ≥ 0", query)
     return spec
+
+
+def _own(name: str, numbers: Mapping[str, int]) -> DecoderShape:
+    try:
+        return own_shape(**numbers)
+    except TypeError:
+        raise _wrong(
+            name, "a shape that is not complete", "layers, hidden and vocabulary", ", ".join(numbers)
+        ) from None
+    except ValueError as error:
+        raise _wrong(name, "a shape that cannot be", str(error), name.partition("?")[2]) from None
 
 
 def open_synthetic(name: str) -> Model:

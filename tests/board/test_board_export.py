@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from board_helpers import family, result
 
+from benchmarks.board import synthetic
 from hubmerge.board.export import board_data, board_json, suite_csv
 from hubmerge.board.values import Flag
 from hubmerge.evaluation.result import result_path
@@ -106,11 +107,19 @@ def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, capsys: p
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_the_command_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]], ids=lambda form: " ".join(form) or "table")
+def test_the_command_imports_nothing_heavy(tmp_path: Path, form: list[str]) -> None:
+    """A table of a folder needs neither arrays nor a client of the Hub."""
+    for path, data in synthetic(4):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_bytes(data)
     script = (
-        "import sys, argparse, hubmerge.leaderboard_command as c, hubmerge.leaderboard, hubmerge.board.export\n"
-        "c.add_arguments(argparse.ArgumentParser())\n"
-        "print(sorted({'torch', 'gradio', 'pandas', 'pyarrow', 'datasets', 'huggingface_hub'} & set(sys.modules)))"
+        "import sys\nfrom hubmerge.cli import main\n"
+        f"assert main(['leaderboard', '--results', {str(tmp_path)!r}, *{form!r}]) == 0\n"
+        "heavy = {'torch', 'numpy', 'gradio', 'pandas', 'pyarrow', 'datasets', 'huggingface_hub', 'httpx2', 'jinja2'}\n"
+        "heavy |= {'matplotlib', 'numba', 'sqlite3', 'yaml', 'asyncio', 'hubmerge.line', 'hubmerge.localhub'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stderr.strip() == "[]"
+    assert "org0/model-0" in done.stdout

@@ -18,7 +18,7 @@ from hubmerge import eager
 from hubmerge.counter_rng import make_key
 from hubmerge.counting import BLOCK
 from hubmerge.device import choose, engine, passes
-from hubmerge.device.choose import bytes_per_element, chunk_elements, device_there, open_engine
+from hubmerge.device.choose import LANES, Opened, bytes_per_element, chunk_elements, device_there, open_engine
 from hubmerge.device.engine import Engine
 from hubmerge.errors import MemoryLimitError
 from hubmerge.plan import Plan
@@ -49,7 +49,9 @@ def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(tmp_path:
     write_family(tmp_path)
     plan = plan_of(tmp_path, method)
     wanted = run(plan, tmp_path / "cpu")
-    found, warnings = merged_on(Engine("cpu", engine_helpers.host, memory_bytes=0), plan, tmp_path / "device")
+    found, warnings = merged_on(
+        Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device"
+    )
     assert bytes_of(tmp_path / "device", plan) == bytes_of(tmp_path / "cpu", plan)
     assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
     assert found.total.to_json() == wanted.total.to_json()
@@ -77,7 +79,9 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_the_same_by
         return on_device(*arguments, **named)
 
     monkeypatch.setattr(passes, "merge", failing)
-    found, warnings = merged_on(Engine("cpu", engine_helpers.host, memory_bytes=0), plan, tmp_path / "device")
+    found, warnings = merged_on(
+        Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device"
+    )
     assert bytes_of(tmp_path / "device", plan) == bytes_of(tmp_path / "cpu", plan)
     assert len(warnings) == 1
     assert "CUDA" in warnings[0]
@@ -93,13 +97,15 @@ def test_a_device_that_counts_wrongly_is_not_used_for_the_probe(
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram_plus")
     wanted = run(plan, tmp_path / "cpu")
-    found, warnings = merged_on(Engine("cpu", engine_helpers.host, memory_bytes=0), plan, tmp_path / "device")
+    found, warnings = merged_on(
+        Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device"
+    )
     assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
     assert len(warnings) == 1
 
 
 def test_a_mistake_of_ours_is_not_taken_for_a_failing_device() -> None:
-    opened = Engine("cpu", engine_helpers.host, memory_bytes=0)
+    opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0)
     chunk = for_method(chunk_of(2, 10, ("F32",) * 3), "linear")
 
     def wrong(*_: object) -> torch.Tensor:
@@ -123,14 +129,14 @@ def test_a_device_that_computes_other_bits_is_not_used(tmp_path: Path, monkeypat
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram")
     run(plan, tmp_path / "cpu")
-    _, warnings = merged_on(Engine("cpu", engine_helpers.host, memory_bytes=0), plan, tmp_path / "device")
+    _, warnings = merged_on(Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device")
     assert bytes_of(tmp_path / "device", plan) == bytes_of(tmp_path / "cpu", plan)
     assert len(warnings) == 1
     assert "other bits" in warnings[0]
 
 
 def test_threads_share_few_lanes_and_get_their_own_results() -> None:
-    opened = Engine("cpu", engine_helpers.host, memory_bytes=0, lanes=2)
+    opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0, lanes=2)
     chunks = [for_method(chunk_of(2, BLOCK + n, ("BF16",) * 3, start=n * BLOCK), "linear") for n in range(12)]
     rule = rule_of("linear", chunks[0], "stochastic")
     key = make_key(0, "x")
@@ -154,9 +160,9 @@ def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
 
 def test_chunks_fit_the_memory_they_are_given() -> None:
     for agents in (2, 3, 8, 30):
-        elements = chunk_elements(agents, choose.MEMORY_BYTES, engine.LANES)
+        elements = chunk_elements(agents, choose.MEMORY_BYTES, LANES)
         assert elements % BLOCK == 0
-        assert elements * engine.LANES * bytes_per_element(agents) <= choose.MEMORY_BYTES
+        assert elements * LANES * bytes_per_element(agents) <= choose.MEMORY_BYTES
         assert elements <= passes.MAX_ELEMENTS
     with pytest.raises(MemoryLimitError):
         chunk_elements(3, 1_000_000, 3)
@@ -165,11 +171,11 @@ def test_chunks_fit_the_memory_they_are_given() -> None:
 def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert open_engine("cpu", engine_helpers.host, messages.append) is None
+    assert open_engine("cpu", 3, engine_helpers.host, messages.append) == Opened()
     monkeypatch.setattr(choose, "device_there", lambda: False)
-    assert open_engine("auto", engine_helpers.host, messages.append) is None
+    assert open_engine("auto", 3, engine_helpers.host, messages.append) == Opened()
     assert messages == []
-    assert open_engine("cuda", engine_helpers.host, messages.append) is None
+    assert open_engine("cuda", 3, engine_helpers.host, messages.append) == Opened()
     assert "no CUDA device" in messages[0]
     assert not device_there(tmp_path)
     (tmp_path / "nvidia0").touch()
@@ -188,9 +194,9 @@ def test_a_device_that_failed_gets_its_memory_back_all_the_same(monkeypatch: pyt
 
     monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: told.append(share))
-    opened = Engine("cpu", engine_helpers.host, memory_bytes=0)
+    opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0)
     opened._cuda = True
-    opened._fail("CUDA out of memory")
+    opened._fail(torch.OutOfMemoryError("CUDA out of memory"))
     opened.close()
     assert told == (["empty", 1.0] if driver == "works" else [])
 
@@ -208,6 +214,13 @@ def test_a_lane_with_a_stream_copies_in_once_and_waits_before_it_reads(monkeypat
         yield
         events.append("end")
 
+    @contextmanager
+    def current(device: torch.device) -> Iterator[None]:
+        events.append("device")
+        yield
+        events.append("device before")
+
+    monkeypatch.setattr(torch.cuda, "device", current)
     monkeypatch.setattr(torch.cuda, "stream", active)
     lane = engine._Lane(torch.device("cpu"))
     lane._stream = Stream()
@@ -224,4 +237,4 @@ def test_a_lane_with_a_stream_copies_in_once_and_waits_before_it_reads(monkeypat
     wanted = eager.merge_chunk(chunk, rule, "BF16", key, with_inputs=False)
     assert raw is not None
     assert raw.tobytes() == wanted.raw.tobytes()
-    assert events == ["begin", "wait", "end"]
+    assert events == ["device", "begin", "wait", "end", "device before"]

@@ -14,8 +14,8 @@ from test_engine import Warned
 
 from hubmerge.counter_rng import make_key
 from hubmerge.counting import BLOCK
-from hubmerge.device.choose import MEMORY_BYTES, chunk_elements
-from hubmerge.device.engine import LANES, Engine
+from hubmerge.device.choose import LANES, MEMORY_BYTES, chunk_elements
+from hubmerge.device.engine import Engine
 from hubmerge.methods import registry
 from hubmerge.sink import Journal
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    opened = Engine("cuda", engine_helpers.host, memory_bytes=MEMORY_BYTES)
+    opened = Engine(torch.device("cuda", 0), engine_helpers.host, memory_bytes=MEMORY_BYTES)
     yield opened
     opened.close()
 

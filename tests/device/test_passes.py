@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    opened = Engine("cpu", engine_helpers.host, memory_bytes=0)
+    opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0)
     yield opened
     opened.close()
 

@@ -63,6 +63,19 @@ def test_two_processes_give_the_bytes_and_statistics_of_one(
         assert content(tmp_path / method) == alone[method], method
 
 
+def test_what_a_helper_warns_of_is_said_by_rank_0(start: Launcher, family: Path, tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("here a CUDA device can be used, so that nobody warns")
+    finished = start(2, [argv(family, "ram_plus", tmp_path / "out", "--device", "cuda")])
+    assert [code for code, _ in finished] == [0, 0], finished
+    said = finished[0][1].splitlines()
+    missing = "torch finds no CUDA device here; the CPU goes on with the same result"
+    assert said == [f"hubmerge: warning: {missing}", f"hubmerge: warning: rank 1: {missing}"]
+    assert finished[1][1] == ""
+
+
 def test_a_lost_process_ends_the_other_and_the_same_command_goes_on(
     start: Launcher, family: Path, alone: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from hubmerge import compiled, eager
+from hubmerge.compiled.magnitude_counts import count_magnitudes
 from hubmerge.counter_rng import make_key
 from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
 from hubmerge.dtypes import decode, encode
 from hubmerge.methods import get_method, registry
-from hubmerge.methods.base import Scope
+from hubmerge.methods.base import Scope, Threshold
 from hubmerge.recipe import MAX_AGENTS
 from hubmerge.statistics import zero_tally
 
@@ -94,6 +95,23 @@ def test_compiled_and_eager_agree_bit_for_bit(
         probed = compiled.probe_chunk(chunk, 1e-5)
         assert probed.tally.to_json() == eager.probe_chunk(chunk, 1e-5).tally.to_json()
         assert probed.sums.tobytes() == slow.inputs.sums.tobytes()
+
+
+@pytest.mark.parametrize("dtypes", [("BF16",) * 3, ("F16",) * 3, ("F32",) * 3, ("F32", "BF16", "F16")])
+def test_elements_need_not_lie_side_by_side(dtypes: tuple[str, ...]) -> None:
+    chunk = chunk_of(2, 2 * 5000, dtypes)
+    gaps = eager.ChunkInputs(tuple(raw[::2] for raw in chunk.raws), dtypes, 0)
+    close = replace(gaps, raws=tuple(np.ascontiguousarray(raw) for raw in gaps.raws))
+    rule, key = rule_of("ram", close, "nearest"), make_key(0, "rounding", "t")
+    found, expected = (compiled.merge_chunk(c, rule, "BF16", key, with_inputs=True) for c in (gaps, close))
+    assert found.raw.tobytes() == expected.raw.tobytes()
+    assert found.inputs is not None
+    assert expected.inputs is not None
+    assert found.inputs.tally.to_json() == expected.inputs.tally.to_json()
+    np.testing.assert_array_equal(found.inputs.sums, expected.inputs.sums)
+    threshold = Threshold("delta", "tensor", lambda n: 1)
+    counts = [count_magnitudes(c, (), threshold, 1e-5) for c in (gaps, close)]
+    np.testing.assert_array_equal(*counts)
 
 
 @pytest.mark.parametrize("method", ["ram", "ties", "sar"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import pytest
 
@@ -61,22 +60,45 @@ def test_an_error_is_raised_by_the_next_put_or_by_finish_and_what_follows_is_dro
     assert alive("error") == []
 
 
-def test_leaving_drops_what_waits_and_ends_the_thread() -> None:
+def test_an_error_lets_a_giver_go_that_waits_for_room() -> None:
+    waiting = threading.Event()
+
+    def work(item: int) -> None:
+        waiting.wait()
+        raise ValueError("zero")
+
+    class Watched(Follower[int]):
+        given = 0
+
+        def _raise(self) -> None:
+            super()._raise()
+            self.given += 1
+            if self.given == 3:  # one is being worked on, one waits: this one finds no room
+                waiting.set()
+
+    with Watched(work, "let go", behind=1) as follower:
+        give(follower, 3)
+        with pytest.raises(ValueError, match="zero"):
+            follower.finish()
+    assert alive("let go") == []
+
+
+def test_leaving_drops_what_waits_and_ends_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     leaving = threading.Event()
+    join = threading.Thread.join
 
     def work(item: int) -> None:
         leaving.wait()
         seen.append(item)
 
-    class Left(Follower[int]):
-        def __exit__(self, *raised: Any) -> None:
-            self._dropping = True
-            leaving.set()
-            super().__exit__(*raised)
+    def leave(thread: threading.Thread) -> None:  # when there is nothing left but to wait for the thread
+        leaving.set()
+        join(thread)
 
+    monkeypatch.setattr(threading.Thread, "join", leave)
     with pytest.raises(KeyboardInterrupt):
-        interrupted(Left(work, "left", behind=5))
+        interrupted(Follower(work, "left", behind=5))
     assert seen in ([], [0])
     assert alive("left") == []
 

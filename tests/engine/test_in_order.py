@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections.abc import Iterator
@@ -59,30 +58,34 @@ def test_none_takes_the_oldest_result_before_the_next_item_is_asked_for() -> Non
     assert took == [1, 2, 3]
 
 
-def test_an_error_is_raised_at_its_place_and_what_waits_is_not_begun() -> None:
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_is_raised_at_its_place_and_what_waits_is_not_begun(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
     begun: list[int] = []
     over: list[bool] = []
-    gate = threading.Event()
+    ending = threading.Event()
+    join = threading.Thread.join
+
+    def join_and_end(thread: threading.Thread) -> None:  # when there is nothing left but to wait for the threads
+        ending.set()
+        join(thread)
 
     def work(item: int) -> int:
         begun.append(item)
         if item == 2:
-            raise ValueError("two")
-        if item == 3:
-            gate.wait(10)
+            raise error("two")
+        if item > 2:
+            ending.wait()
         return item
 
+    monkeypatch.setattr(threading.Thread, "join", join_and_end)
     took: list[int] = []
-
-    def abandon() -> None:
-        over.append(True)
-        gate.set()
-
-    with pytest.raises(ValueError, match="two"):
-        took.extend(in_order(range(100), work, 2, abandon))
+    with pytest.raises(error, match="two"):
+        took.extend(in_order(range(100), work, 2, lambda: over.append(True)))
     assert took == [0, 1]
     assert over == [True]
-    assert max(begun) <= 5
+    assert max(begun) <= 4  # in 3 and 4 the two threads hung, and 5 was waiting
     assert streaming() == []
 
 
@@ -105,6 +108,19 @@ def test_an_error_of_the_items_ends_the_threads() -> None:
     assert streaming() == []
 
 
+@pytest.mark.parametrize(("items", "workers"), [(1, 4), (3, 4), (9, 4), (9, 1)])
+def test_there_are_no_more_threads_than_workers_and_none_without_an_item(items: int, workers: int) -> None:
+    asked: list[int] = []
+
+    def asking() -> Iterator[int]:
+        for n in range(items):
+            asked.append(n)
+            yield n
+
+    for _ in in_order(asking(), lambda n: n, workers):
+        assert len(streaming()) == min(len(asked), workers)
+
+
 def test_without_items_there_is_no_thread() -> None:
     started: list[int] = []
     assert list(in_order([], started.append, 4)) == []
@@ -112,11 +128,14 @@ def test_without_items_there_is_no_thread() -> None:
 
 
 def test_a_result_belongs_to_its_consumer_alone() -> None:
+    """Not to the thread that made it either, which may wait for its next item for long."""
+
     class Large:
         pass
 
-    results = in_order(range(10), lambda n: Large(), 2)
-    seen = weakref.ref(next(results))
-    gc.collect()
-    assert seen() is None
+    results = in_order(range(5), lambda n: Large(), 2)
+    for _ in range(5):
+        gone = threading.Event()
+        weakref.finalize(next(results), gone.set)
+        assert gone.wait(10)
     results.close()

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,9 @@ def test_an_object_that_cannot_be_linked_is_compiled_anew(kept: Path) -> None:
         assert kept_code._read(path, digest) not in (None, wrong)
 
 
-@pytest.mark.parametrize("what", ["numba", "llvmlite", "python", "processor", "variable", "folder", "source"])
+@pytest.mark.parametrize(
+    "what", ["numba", "llvmlite", "numpy", "python", "processor", "features", "variable", "folder", "source"]
+)
 def test_what_decides_the_code_belongs_to_its_name(
     kept: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, what: str
 ) -> None:
@@ -119,10 +122,14 @@ def test_what_decides_the_code_belongs_to_its_name(
         monkeypatch.setattr(kept_code, "_numbas_version", lambda: "0.0.1")
     elif what == "llvmlite":
         monkeypatch.setattr("llvmlite.__version__", "0.0.1")
+    elif what == "numpy":
+        monkeypatch.setattr("numpy.__version__", "0.0.1")
     elif what == "python":
         monkeypatch.setattr(sys, "version", "3.11.0")
     elif what == "processor":
         monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: "i486")
+    elif what == "features":
+        monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: SimpleNamespace(flatten=lambda: "+none"))
     elif what == "variable":
         monkeypatch.setenv("NUMBA_OPT", "2")
     elif what == "folder":
@@ -155,6 +162,25 @@ def test_every_file_that_compiled_code_is_made_from_belongs_to_its_name(
         and not node.module.startswith("hubmerge.compiled")
     }  # fmt: skip
     assert outside == {"hubmerge.counting", "hubmerge.histogram"}  # what source_files adds
+
+
+def test_another_name_other_kinds_or_another_meaning_is_other_code(kept: Path, tmp_path: Path) -> None:
+    [path] = kept.iterdir()
+    made = kept_code._read(path, path.stem.rpartition("-")[2])
+    assert made is not None
+    asked: list[str] = []
+
+    def compile_now(digest: str) -> ObjectCode:
+        asked.append(digest)
+        return made
+
+    wanted = [("f", "gh"), ("fg", "h"), ("f", "g"), ("g", "h")]  # also where one would run on into the other
+    for _ in range(2):
+        for name, meaning in wanted:
+            for kinds in (("int64",), ("bool",)):
+                kept_code.code_of(name, kinds, meaning, (tmp_path / "codes",), compile_now)
+    assert len(asked) == len(set(asked)) == 8
+    assert kept_code._digest("f", "gh") != kept_code._digest("fg", "h")
 
 
 def test_codes_never_share_a_symbol(kept: Path) -> None:
@@ -231,6 +257,15 @@ def test_files_that_nobody_uses_go_when_code_is_added(kept: Path) -> None:
     assert all(path.exists() for path in (used, unused, left, recent, other))
     loop_of(second_kernel, kept)
     assert [path.exists() for path in (used, unused, left, recent, other)] == [True, False, False, True, True]
+
+
+def test_a_use_is_noted_once_a_day_at_most(kept: Path) -> None:
+    [path] = kept.iterdir()
+    for age_s, noted in ((86_400 - 3600, False), (86_400 + 3600, True)):
+        os.utime(path, (time.time() - age_s,) * 2)
+        before = path.stat().st_mtime_ns
+        loop_of(first_kernel, kept)
+        assert (path.stat().st_mtime_ns != before) == noted
 
 
 def test_a_file_that_another_process_removed_meanwhile_does_no_harm(

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge import memory
+from hubmerge import memory, shard_work
 from hubmerge.eager import ChunkInputs
 from hubmerge.methods.base import Threshold
 from hubmerge.plan import PlannedTensor
@@ -175,6 +175,32 @@ def test_a_tensor_that_does_not_fit_is_read_again_and_not_counted_ahead() -> Non
     assert driven.unread == ["t1"]
 
 
+def test_a_tensor_that_fills_the_room_is_read_once_and_one_of_a_chunk_more_is_not_kept() -> None:
+    for chunks, reads in ((3, 1), (4, 2)):
+        tensors = planned([chunks * SIZE])
+        driven = Driven(tensors, {"t0": np.ones(chunks * SIZE, np.float32)}, room=3, depth=2)
+        assert driven.reads == {"t0": reads * chunks * SIZE}
+
+
+def test_there_is_no_more_room_than_there_are_chunks() -> None:
+    tensors = planned([2 * SIZE + 1, 1, 0, SIZE], copied=[3])
+    assert Counted.of(tensors, lambda tensor: SIZE, [MEDIAN], 10**12).room == 4
+    assert Counted.of(tensors, lambda tensor: SIZE, [None], 10**12).room == 0
+
+
+def test_threads_that_write_several_shards_at_once_share_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(1)
+    for name in ("base", "agent0", "agent1"):
+        write_model(tmp_path / name, {"a": tensor(rng.integers(-9, 9, 40_960) / 8, "BF16")})
+    plan = plan_of(tmp_path, "ties", agents=2, parameters={"trim_scope": "tensor"})
+    outputs = [shard_work.Output(plan, tmp_path, (), {})]
+    monkeypatch.setattr(memory, "KEPT_BYTES", 3 * 2 * 40_960)
+    for workers, readings in ((4, 1), (3, 3), (1, 3)):
+        assert len(shard_work.readings(outputs, 0, StreamOptions(4096, 4), workers)) == readings
+
+
 def test_the_bits_do_not_depend_on_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_family(tmp_path)
     for method, parameters in [("ties", {"trim_scope": "tensor"}), ("ram_quantile", {}), ("dare_ties", {"p": 0.3})]:
@@ -213,4 +239,23 @@ def test_inputs_that_fit_into_memory_are_read_once_for_a_threshold_of_each_tenso
         assert store.total == 3 * 2 * 2 * 50_000 * passes
         headers = sum(header.bytes for model in plan.models for header in model.headers.values())
         assert 0 <= read_bytes(plan, options) - store.total <= 2 * headers
-        assert (kept_bytes(plan, options) > 0) == (scope == "tensor")
+        assert kept_bytes(plan, options) == (2 * 50_000 * 3 * 2 if scope == "tensor" else 0)
+
+
+def test_what_is_read_is_foretold_where_some_tensors_are_kept_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(1)
+    for name in ("base", "agent0", "agent1"):
+        values = {n: tensor(rng.integers(-9, 9, size) / 8, "BF16") for n, size in (("a", 50_000), ("b", 20_000))}
+        write_model(tmp_path / name, values)
+    plan = plan_of(tmp_path, "ties", agents=2, parameters={"trim_scope": "tensor"})
+    options, out = StreamOptions(4096, 2), tmp_path / "out"
+    monkeypatch.setattr(memory, "KEPT_BYTES", 3 * 2 * 4096 * 6)  # six chunks: b has five, a has thirteen
+    out.mkdir()
+    store = Reading(NOWHERE, tmp_path / "cache")
+    with TensorReader(plan.models, store) as reader:
+        merge(plan, reader, Journal.open(out, plan, resume=False), out, options, Silent())
+    assert store.total == 3 * 2 * (2 * 50_000 + 20_000)
+    headers = sum(header.bytes for model in plan.models for header in model.headers.values())
+    assert 0 <= read_bytes(plan, options) - store.total <= 2 * headers

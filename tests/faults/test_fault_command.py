@@ -17,7 +17,7 @@ import pytest
 from builders import random_base, recipe_dict, sparse_agent, write_model
 from fault_line import Family
 
-from hubmerge import merge_command
+from hubmerge import inspect_command, merge_command, recipe
 from hubmerge.cli import main
 from hubmerge.errors import HubmergeError, LoginError, Problem, SettingsError
 from hubmerge.hub import Hub
@@ -46,7 +46,7 @@ def hub_recipe(tmp_path: Path, family: Family) -> Path:
     return path
 
 
-@pytest.mark.parametrize("option", ["--threads", "--chunk-elements", "--disk-budget"])
+@pytest.mark.parametrize("option", ["--threads", "--chunk-elements", "--disk-budget", "--device-memory"])
 @pytest.mark.parametrize("value", ["0", "-1", "abc", "", "nan", "1e400"])
 def test_an_option_that_is_no_such_number_is_wrong_usage(
     capsys: pytest.CaptureFixture[str], option: str, value: str
@@ -192,8 +192,9 @@ def test_an_interrupted_command_says_how_it_goes_on(
     def interrupted(path: Path) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(merge_command, "load_recipe", interrupted)
-    monkeypatch.setattr("hubmerge.recipe.load_recipe", interrupted)
+    # of the modules that use it: imported here, else one of them would keep the patch
+    for module in (merge_command, inspect_command, recipe):
+        monkeypatch.setattr(module, "load_recipe", interrupted)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.chdir(recipe_file.parent)
     assert main([command[0], str(recipe_file), *command[1:]]) == 1

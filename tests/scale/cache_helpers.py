@@ -23,7 +23,7 @@ KB = 4096  # of the disk's own unit, so that what files take is what they hold
 
 @dataclass
 class FolderHub:
-    """The part of `Hub` that a cache uses; counts what is asked for."""
+    """The part of `Hub` that a cache uses; counts what is asked for, but for what lies there and is sound."""
 
     contents: dict[tuple[str, str], bytes] = field(default_factory=dict)  # repo, file
     downloads: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -32,11 +32,14 @@ class FolderHub:
 
     def download(self, repo: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
         self.before(repo, file.path)
-        self.downloads[repo, file.path] += 1
         target = folder / sha / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(target.name + ".partial")
         content = self.contents[repo, file.path]
+        if partial.exists() and partial.read_bytes() == content:
+            progress(len(content))
+            return partial.replace(target)
+        self.downloads[repo, file.path] += 1
         progress(0)
         with open(partial, "wb") as out:
             for begin in range(0, len(content), KB):

@@ -211,6 +211,20 @@ def test_what_an_earlier_run_fetched_is_used_and_what_it_left_over_the_budget_is
     assert sum(hub.downloads.values()) <= 6
 
 
+def test_what_an_earlier_run_fetched_and_was_damaged_since_is_fetched_again(hub: FolderHub, tmp_path: Path) -> None:
+    [model] = models = [in_shards(hub, "org/m", 3)]
+    names = [*model.tensors]
+    first = cache_of(hub, tmp_path, models, 3 * SHARD, keep=True)
+    read_all(first, hub, models, names, again=False)
+    first.close()
+    damaged = sorted(tmp_path.rglob("*.safetensors"))[1]
+    damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
+    second = cache_of(hub, tmp_path, models, 3 * SHARD)
+    read_all(second, hub, models, names, again=False)
+    second.close()
+    assert (second.fetched.hits, second.fetched.shards, second.fetched.bytes) == (2, 1, SHARD)
+
+
 def test_an_error_while_fetching_ahead_ends_the_pass_with_that_error(hub: FolderHub, tmp_path: Path) -> None:
     [model] = models = [in_shards(hub, "org/m", 4)]
 

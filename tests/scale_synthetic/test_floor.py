@@ -8,11 +8,12 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from benchmarks import benchmark_page, stream_meter, suite
+from benchmarks import benchmark_page, stream_meter
+from benchmarks.metering import Suite
 from benchmarks.synthetic import SHAPES, write_family
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan
@@ -70,12 +71,15 @@ def test_the_floor_writes_while_it_reads(plan: Plan, tmp_path: Path, monkeypatch
     stream_meter.floor(plan, 1, True, tmp_path, StreamOptions(threads=2), stream_meter.block_to_write())
 
 
-@pytest.mark.parametrize(("kind", "hashed"), [("null", True), ("null", False), ("file", True), ("file", False)])
-def test_a_sink_writes_and_hashes_what_it_says(plan: Plan, tmp_path: Path, kind: str, hashed: bool) -> None:
-    with stream_meter.sink(kind, hashed=hashed):
-        stream_meter.merged(plan, tmp_path / "out", StreamOptions(threads=2, backend="eager"))
+@pytest.mark.parametrize("hashed", [True, False])
+@pytest.mark.parametrize("kind", ["null", "disk"])
+def test_a_sink_writes_and_hashes_what_it_says(
+    plan: Plan, tmp_path: Path, kind: Literal["null", "disk"], hashed: bool
+) -> None:
+    with stream_meter.hashing(on=hashed):
+        stream_meter.merged(plan, tmp_path / "out", StreamOptions(threads=2, backend="eager", sink=kind))
     written = list((tmp_path / "out").glob("*.safetensors"))
-    assert sum(path.stat().st_size for path in written) == (plan.output_bytes if kind == "file" else 0)
+    assert sum(path.stat().st_size for path in written) == (plan.output_bytes if kind == "disk" else 0)
     lines = (tmp_path / "out" / ".hubmerge" / "journal.jsonl").read_text().splitlines()
     digests = {json.loads(line)["sha256"] for line in lines if '"shard"' in line}
     assert ("0" * 64 in digests) is not hashed
@@ -91,16 +95,32 @@ def test_what_is_compared_runs_by_turns_and_the_least_of_each_is_kept(tmp_path: 
         return {"wall_s": next(walls), "cpu_s": 10.0 - len(begun)}
 
     walls = {"stream": iter([3.0, 2.0, 4.0]), "floor": iter([1.5, 7.0, 1.0])}
-    machine = suite.Suite(argparse.Namespace(data=tmp_path, repeat=1, shapes=[], compare=[]))
+    machine = Suite(argparse.Namespace(data=tmp_path, repeat=1, shapes=[], compare=[]))
     found = machine.by_turns({name: lambda name=name: run(name, walls[name]) for name in walls})
     assert begun == ["stream", "floor"] * 3
     assert found == {"stream": {"wall_s": 2.0, "cpu_s": 7.0}, "floor": {"wall_s": 1.0, "cpu_s": 4.0}}
 
 
-def test_the_page_tells_how_often_it_was_measured_where_it_was_by_turns() -> None:
+def test_making_synthetic_values_is_no_part_of_what_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = "synthetic:?layers=1&hidden=64&vocabulary=100&seed=12345"
+    agents = [f"{own}&agent={k}&density=0.1" for k in (1, 2)]
+    recipe = Recipe.model_validate({"base": own, "agents": agents, "method": "ram_plus"})
+    plan = prepare(recipe, Hub("http://127.0.0.1:9"), allow_local=True).plan
+
+    def merging() -> None:
+        with monkeypatch.context() as patched:
+            patched.delattr("hubmerge.sources.synthetic._piece")  # what makes them
+            stream_meter.merged(plan, tmp_path, StreamOptions(threads=2, backend="eager", sink="null"))
+
+    assert stream_meter.timed(plan, merging)["elements"] == plan.elements
+
+
+def test_the_page_tells_how_often_it_was_measured_where_it_was_by_turns(tmp_path: Path) -> None:
     time = {"wall_s": 1.0, "cpu_s": 2.0}
     row = {"shape": "tiny", "method": "ram", "hashed": False, "stream": time, "floor": time}
     alone = {"shape": "tiny", "method": "hash", "stream": time}
-    assert "by turns" not in benchmark_page._floor([row, alone])  # as measured before
-    page = benchmark_page._floor([{**row, "turns": 4}, alone])
+    assert "by turns" not in benchmark_page._floor([row, alone], {}, tmp_path)  # as measured before
+    page = benchmark_page._floor([{**row, "turns": 4}, alone], {}, tmp_path)
     assert "they ran by turns, 4 times each, and the run with the least wall time of each is shown" in page

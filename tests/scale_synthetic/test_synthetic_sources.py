@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -116,11 +117,52 @@ def test_only_where_folders_are_allowed_is_a_synthetic_model_opened() -> None:
         f"{NAME}?agent=x&density=0.1",
         f"{NAME}?speed=9",
         f"{NAME}?layers=-1",
+        f"{NAME}?hidden=64",
+        "synthetic:?",
+        "synthetic:?layers=1",
+        "synthetic:?layers=1&hidden=64",
+        "synthetic:?layers=0&hidden=64&vocabulary=8",
+        "synthetic:?layers=1&hidden=64&vocabulary=8&heads=3",
+        "synthetic:?layers=1&hidden=64&vocabulary=8&heads=4&key_value_heads=3",
+        "synthetic:?layers=1&hidden=64&vocabulary=8&experts=-1",
+        "synthetic:?layers=1&hidden=64&vocabulary=8&tied=2",
+        "synthetic:?layers=1&hidden=64&vocabulary=8&intermediate=-4",
+        "synthetic:?layers=99999999999&hidden=64&vocabulary=8",
+        "synthetic:?layers=2&hidden=64&vocabulary=8&experts=99999999",
+        "synthetic:?layers=1&hidden=99999999&vocabulary=99999999",
+        "synthetic:?layers=1&hidden=64&vocabulary=" + "9" * 5000,
     ],
 )
 def test_a_name_that_says_something_else_is_refused(name: str) -> None:
     with pytest.raises(RecipeError):
         open_synthetic(name)
+
+
+def test_a_shape_of_ones_own_has_the_tensors_that_its_numbers_say() -> None:
+    numbers = "layers=3&hidden=64&vocabulary=100&intermediate=96&heads=4&key_value_heads=2"
+    model = open_synthetic(f"synthetic:?{numbers}&agent=1&density=0.5")
+    # q and o of 64 × 64, k and v of 32 × 64, three of 96 × 64, two norms; embedding, head, norm
+    assert sum(t.entry.elements for t in model.tensors.values()) == 3 * (
+        2 * 64 * 64 + 2 * 32 * 64 + 3 * 96 * 64 + 2 * 64
+    ) + (2 * 100 * 64 + 64)
+    assert len(open_synthetic(f"synthetic:?{numbers}&tied=1").tensors) == len(model.tensors) - 1
+    # a router and experts in the place of an MLP
+    assert len(open_synthetic(f"synthetic:?{numbers}&experts=4").tensors) == len(model.tensors) + 3 * (1 + 3 * 4 - 3)
+    turned = "&".join(reversed(numbers.split("&")))
+    assert open_synthetic(f"synthetic:?{numbers}").ref.sha == open_synthetic(f"synthetic:?{turned}").ref.sha
+    own = f"synthetic:?{numbers}"
+    two = recipe(*(f"{own}&agent={k}&density=0.5" for k in (1, 2)), base=own)
+    plan = prepare(two, HUB, allow_local=True).plan
+    with TensorReader(plan.models, LocalOrFetched(HUB, Path("unused"))) as reader:
+        total = probe(plan, reader, StreamOptions(), Silent()).total
+    assert total.changed[0] / total.elements == pytest.approx(0.5, rel=0.05)
+
+
+def test_the_commit_of_a_published_shape_does_not_depend_on_what_else_can_be_named() -> None:
+    described = (
+        "Spec(shape='qwen2.5-0.5b', agent=1, density=0.1, overlap=0.2, seed=0, layers=0)"  # as kept journals have it
+    )
+    assert open_synthetic(agent(1)).ref.sha == hashlib.sha256(described.encode()).hexdigest()[:40]
 
 
 def test_a_recipe_with_synthetic_models_is_pinned_and_written_as_it_was_read(tmp_path: Path) -> None:

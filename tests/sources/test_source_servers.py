@@ -116,23 +116,36 @@ def test_a_partial_file_that_is_too_long_is_begun_anew(server: ScriptedHub, hub:
     assert fetch(hub, server, tmp_path).read_bytes() == content
 
 
-@pytest.mark.parametrize("where", ["served", "left by another"])
-def test_corrupt_bytes_leave_no_file_under_the_final_name(server: ScriptedHub, hub: Hub, tmp_path: Path, where: str):
+def corrupted(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+@pytest.mark.parametrize("left", [0, 4321, None])
+def test_corrupt_bytes_leave_no_file_under_the_final_name(
+    server: ScriptedHub, hub: Hub, tmp_path: Path, left: int | None
+):
+    """Served so, whatever of them lies there already."""
     file = weights(server)
-    content = bytearray(server.files["model.safetensors"])
-    content[-1] ^= 1
-    if where == "served":
-        server.files["model.safetensors"] = bytes(content)
-    else:
-        partial = tmp_path / server.sha / "model.safetensors.partial"
-        partial.parent.mkdir()
-        partial.write_bytes(bytes(content))
+    server.files["model.safetensors"] = corrupted(server.files["model.safetensors"])
+    partial = tmp_path / server.sha / "model.safetensors.partial"
+    partial.parent.mkdir()
+    partial.write_bytes(server.files["model.safetensors"][:left])
     with pytest.raises(CorruptError) as caught:
         fetch(hub, server, tmp_path, file)
     assert caught.value.code == "E_CORRUPT"
     assert not any(p.is_file() for p in (tmp_path / server.sha).rglob("*")), "neither the file nor a partial one"
-    if where != "served":
-        assert fetch(hub, server, tmp_path, file).read_bytes() == server.files["model.safetensors"]
+
+
+@pytest.mark.parametrize("left", [4321, None])
+def test_a_partial_file_that_was_damaged_on_the_disk_is_fetched_again(
+    server: ScriptedHub, hub: Hub, tmp_path: Path, left: int | None
+):
+    content = server.files["model.safetensors"]
+    partial = tmp_path / server.sha / "model.safetensors.partial"
+    partial.parent.mkdir()
+    partial.write_bytes(corrupted(content[:left]))
+    assert fetch(hub, server, tmp_path).read_bytes() == content
+    assert server.requests[-1].range == (0, len(content) - 1)
 
 
 def test_a_download_does_not_wait_for_a_server_that_sends_a_byte_at_a_time(

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
 from builders import random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
 from pydantic import SecretStr
 
 from hubmerge import line
+from hubmerge.device.zero import Bursts
+from hubmerge.errors import SettingsError
 from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.settings import load_settings
 from workflows import pipeline
 from workflows.pipeline import StageEmitter
 from workflows.protocol import Event, JobSpec, Progress, Result, StageStarted, Statistics
@@ -71,3 +75,15 @@ def test_the_result_says_where_it_is_and_what_it_took(local_hub: LocalHubProcess
     assert values["run"]["fetch"]["bytes"] == fetched
     assert values["run"]["disk_high_water_bytes"] > fetched
     assert values["run"]["seconds"] > 0
+
+
+def test_a_job_takes_the_machines_gpu_unless_one_is_lent_per_call() -> None:
+    settings = load_settings({"HUBMERGE_DEVICE_MEMORY": "8.5"})
+    own = pipeline.stream_options(settings, None)
+    assert (own.device, own.device_memory_bytes) == ("auto", 8_500_000_000)
+    bursts = Bursts()
+    lent = pipeline.stream_options(load_settings({}), bursts)
+    assert (lent.device, lent.device_memory_bytes, lent.bursts) == ("cpu", 2_000_000_000, bursts)
+    for wrong in ("0", "nan", "many"):
+        with pytest.raises(SettingsError, match="HUBMERGE_DEVICE_MEMORY"):
+            load_settings({"HUBMERGE_DEVICE_MEMORY": wrong})

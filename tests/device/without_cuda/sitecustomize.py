@@ -22,10 +22,14 @@ def patch() -> None:
 
 
 def _take_the_cpu(uuid: str) -> None:
+    import torch
+
     from hubmerge import chunks
+    from hubmerge.device.choose import Opened
     from hubmerge.device.engine import Engine
 
-    chunks.open_engine = lambda device, host, warn, memory_bytes: Engine("cpu", host, memory_bytes=0)  # type: ignore
+    here = torch.device("cpu")
+    chunks.open_engine = lambda device, agents, host, warn, **_: Opened(Engine(here, host, memory_bytes=0))  # type: ignore
 
 
 if os.environ.get("SPACES_ZERO_GPU"):

@@ -85,11 +85,13 @@ def _work(task: Callable[..., Any], arguments: bytes, answer: Any, asked: str, o
     import torch
 
     from hubmerge import chunks
+    from hubmerge.device.choose import Opened
     from hubmerge.device.engine import Engine
     from hubmerge.sink import ShardWriter
 
     torch.set_num_threads(1)  # the threads of the process that was forked are not here
-    chunks.open_engine = lambda device, host, warn, memory_bytes: Engine("cpu", host, memory_bytes=0)
+    here = torch.device("cpu")
+    chunks.open_engine = lambda device, agents, host, warn, **_: Opened(Engine(here, host, memory_bytes=0))
     if asked in ("kill", "hang"):  # in the middle of the shard
         real = ShardWriter.finish
 

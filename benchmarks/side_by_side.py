@@ -1,0 +1,114 @@
+"""hubmerge, mergekit and cp on the same files, whole processes.
+
+mergekit needs `make mergekit` once. What it is not run for has a row that says why. Its peak memory above its imports
+grows with the largest tensor, which it holds many times over (0.5B → 1.5B, in bytes per element of it: RAM 61 and 60,
+TIES 40 and 40, the others less at 1.5B); so a smaller shape tells whether a larger one would fit this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from benchmarks.metering import RESERVE_BYTES, OutOfMemoryError, Suite, available_memory, inspected
+from benchmarks.synthetic import DENSITIES, SHAPES
+from hubmerge.machine import cores
+
+ROOT = Path(__file__).resolve().parents[1]
+MERGEKIT = ROOT / ".cache" / "mergekit" / "bin" / "mergekit-yaml"
+FLAGS = ("--lazy-unpickle", "--no-copy-tokenizer", "--no-write-model-card", "--quiet")
+
+# method → what mergekit calls it, its document's parameters, and each agent's. hubmerge merges the same document
+METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "linear": ("linear", {"normalize": True}, {"weight": 1.0}),
+    "task_arithmetic": ("task_arithmetic", {}, {"weight": 1.0}),
+    "ties": ("ties", {}, {"weight": 1.0, "density": 0.2}),
+    "dare_ties": ("dare_ties", {}, {"weight": 1.0, "density": 0.5}),
+    "ram": ("ram", {}, {}),
+    "ram_plus": ("ramplus_tl", {}, {}),
+}
+
+Row = Mapping[str, Any]
+
+
+def comparison(suite: Suite) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+
+    def add(shape: str, what: str, method: str, values: Row) -> None:
+        rows.append({"shape": shape, "what": what, "method": method, **values})
+        print(rows[-1], flush=True)
+
+    for shape in sorted(suite.shapes, key=largest_tensor):
+        family = suite.family(shape)
+        base, agents = str(family / "base"), [str(family / f"agent{k}") for k in range(len(DENSITIES))]
+        add(shape, "imports", "", suite.best([sys.executable, "-c", "import hubmerge.line, hubmerge.compiled"]))
+        if MERGEKIT.is_file():
+            code = "import mergekit.scripts.run_yaml"
+            add(shape, "mergekit, imports", "", suite.best([str(MERGEKIT.parent / "python"), "-c", code], repeat=2))
+        add(shape, "cp inputs", "", suite.best(["cp", "-r", str(family), str(suite.out)]))
+        add(shape, "cp output", "", suite.best(["cp", "-r", base, str(suite.out)]))
+        for method, (theirs, document, own) in METHODS.items():
+            path = _document(suite.place, theirs, document, own, base, agents)
+            recipe = suite.recipe(method, base, agents) if theirs == "linear" else path  # that has no base there
+            predicted = {k: v for k, v in inspected(recipe).items() if "predicted" in k}
+            ours = suite.best([sys.executable, "-m", "hubmerge", "merge", str(recipe), "--out", str(suite.out)])
+            add(shape, "hubmerge", method, {**ours, **predicted})
+            add(shape, "mergekit", method, _mergekit(suite, rows, shape, method, path))
+    return rows
+
+
+def _mergekit(suite: Suite, rows: Sequence[Row], shape: str, method: str, document: Path) -> Row:
+    """One run, or why there is none."""
+    if not MERGEKIT.is_file():
+        return {"not_run": "absent"}
+    if method not in suite.compared:
+        return {"not_run": "left out"}
+    estimate, available = estimated_peak(rows, shape, method), available_memory() - RESERVE_BYTES
+    if estimate is not None and estimate > available:
+        return {"not_run": "memory", "estimated_bytes": estimate, "available_bytes": available}
+    try:
+        threads = str(cores())
+        command = [str(MERGEKIT), str(document), str(suite.out), *FLAGS, "-j", threads]
+        return suite.best(command, repeat=1, reserve_bytes=RESERVE_BYTES)
+    except OutOfMemoryError as error:
+        return {"not_run": "broken off", "taken_bytes": error.taken_bytes, "available_bytes": available}
+
+
+def estimated_peak(rows: Sequence[Row], shape: str, method: str) -> int | None:
+    """mergekit's peak at `shape`, from what it took at the next smaller shape; None where it ran at none."""
+    of = {(r["shape"], r["what"], r["method"]): r["peak_rss_bytes"] for r in rows if "peak_rss_bytes" in r}
+    smaller = [
+        s
+        for s in SHAPES
+        if {(s, "mergekit", method), (s, "mergekit, imports", "")} <= of.keys()
+        and largest_tensor(s) < largest_tensor(shape)
+    ]
+    if not smaller:
+        return None
+    known = max(smaller, key=largest_tensor)
+    imports = of[known, "mergekit, imports", ""]
+    return int(imports + (of[known, "mergekit", method] - imports) * largest_tensor(shape) / largest_tensor(known))
+
+
+def largest_tensor(shape: str) -> int:
+    """Elements."""
+    return max(prod(dims) for _, dims in SHAPES[shape].tensors())
+
+
+def _document(
+    place: Path, method: str, document: dict[str, Any], own: dict[str, Any], base: str, agents: Sequence[str]
+) -> Path:
+    content = {
+        "merge_method": method,
+        **({} if method == "linear" else {"base_model": base}),  # which would count as one more model
+        "models": [{"model": agent, "parameters": own} for agent in agents],
+        "parameters": document,
+        "dtype": "bfloat16",  # as stored: mergekit is faster and smaller with it than with float32
+    }
+    path = place / "mergekit.yaml"
+    path.write_text(json.dumps(content))
+    return path

@@ -1,0 +1,182 @@
+"""The journal and the writer of shards: what is said to be durable is, what is not is made again, nothing is left."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stream_helpers import bytes_of, plan_of, run, write_family
+
+from hubmerge import sink
+from hubmerge.errors import SourceChangedError
+from hubmerge.follower import Follower
+from hubmerge.plan import Plan
+from hubmerge.sink import WORK, FinishedShard, Journal, ShardWriter
+from hubmerge.statistics import Tally, zero_tally
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    write_family(tmp_path)
+    return plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000)
+
+
+def opened(tmp_path: Path, plan: Plan, **more: Any) -> Journal:
+    (tmp_path / "out").mkdir(exist_ok=True)
+    return Journal.open(tmp_path / "out", plan, **{"resume": True, **more})
+
+
+def finished(tmp_path: Path, plan: Plan, number: int) -> FinishedShard:
+    """A shard with its file."""
+    shard = plan.shards[number]
+    content = bytes([number]) * shard.size
+    (tmp_path / "out" / shard.filename).write_bytes(content)
+    return FinishedShard(shard.filename, shard.size, sha256(content).hexdigest(), None, {})
+
+
+def told(journal: Journal) -> tuple[object, ...]:
+    """What a journal says, as it was told it or as it read it."""
+    tallies = {name: tally.to_json() for name, tally in journal.probed.items()}
+    known = journal.statistics and {name: tally.to_json() for name, tally in journal.statistics.items()}
+    return tallies, known, journal.thresholds, journal.shards, journal.uploaded
+
+
+def test_a_journal_that_is_opened_again_says_what_it_was_told(tmp_path: Path, plan: Plan) -> None:
+    tally = zero_tally(3)
+    names = [t.name for t in plan.tensors()]
+    journal = opened(tmp_path, plan, uploads=True)
+
+    def both() -> tuple[object, ...]:
+        again = told(opened(tmp_path, plan, uploads=True))
+        assert told(journal) == again
+        return again
+
+    journal.add_probed({names[0]: tally})
+    journal.add_probed({names[1]: tally})
+    assert both()[:2] == ({n: tally.to_json() for n in names[:2]}, None)
+    journal.add_statistics(dict.fromkeys(names, tally))
+    assert both()[:2] == ({}, {n: tally.to_json() for n in names})
+    journal.add_thresholds({names[0]: (0.5, 0.25)})
+    assert both()[2] == {names[0]: (0.5, 0.25)}
+    shards = [finished(tmp_path, plan, number) for number in (0, 1, 2)]
+    for shard in shards:
+        journal.add_shard(shard)
+        assert both()[3] == {s.filename: s for s in shards[: shards.index(shard) + 1]}
+    for shard in shards[:2]:
+        journal.add_uploaded(shard.filename)
+    (tmp_path / "out" / shards[1].filename).unlink()  # a kill may leave the first one's
+    assert both()[3:] == ({s.filename: s for s in shards}, {s.filename for s in shards[:2]})
+    journal.forget([shards[0].filename])
+    assert both()[3:] == ({s.filename: s for s in shards[1:]}, {shards[1].filename})
+
+
+def test_a_shard_whose_file_is_gone_or_cut_short_is_made_again(tmp_path: Path, plan: Plan) -> None:
+    run(plan, tmp_path / "out")
+    whole = bytes_of(tmp_path / "out", plan)
+    (tmp_path / "out" / plan.shards[0].filename).unlink()
+    os.truncate(tmp_path / "out" / plan.shards[1].filename, plan.shards[1].size - 1)
+    assert set(opened(tmp_path, plan).shards) == {s.filename for s in plan.shards[2:]}
+    run(plan, tmp_path / "out", resume=True)
+    assert bytes_of(tmp_path / "out", plan) == whole
+
+
+def test_a_shard_that_was_uploaded_and_deleted_is_made_again_where_a_folder_is_wanted(
+    tmp_path: Path, plan: Plan
+) -> None:
+    journal = opened(tmp_path, plan, uploads=True)
+    shard = finished(tmp_path, plan, 0)
+    journal.add_shard(shard)
+    journal.add_uploaded(shard.filename)
+    (tmp_path / "out" / shard.filename).unlink()
+    assert opened(tmp_path, plan, uploads=True).shards == {shard.filename: shard}
+    as_folder = opened(tmp_path, plan)
+    assert not as_folder.shards
+    assert not as_folder.uploaded
+
+
+@pytest.mark.parametrize("event", ["probed", "probe", "thresholds", "shard"])
+def test_nothing_is_recorded_that_was_made_of_a_folder_that_has_changed(tmp_path: Path, plan: Plan, event: str) -> None:
+    journal = opened(tmp_path, plan)
+    shard = finished(tmp_path, plan, 0)
+    path = tmp_path / "out" / WORK / "journal.jsonl"
+    before = path.read_bytes()
+    os.utime(tmp_path / "agent1" / "model.safetensors", ns=(0, 0))
+    tallies: dict[str, Tally] = {"lm_head.weight": zero_tally(3)}
+    with pytest.raises(SourceChangedError):
+        {
+            "probed": lambda: journal.add_probed(tallies),
+            "probe": lambda: journal.add_statistics(tallies),
+            "thresholds": lambda: journal.add_thresholds({"lm_head.weight": (1.0,)}),
+            "shard": lambda: journal.add_shard(shard),
+        }[event]()
+    assert path.read_bytes() == before
+    assert told(journal) == ({}, None, None, {}, set())
+
+
+def test_one_line_is_written_at_a_time(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard is finished in one thread while another one's upload is noted."""
+    journal = opened(tmp_path, plan)
+    locked: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda file: locked.append(journal._lock.locked()))
+    journal.add_uploaded("a")
+    journal.add_thresholds({})
+    assert locked == [True, True]
+
+
+def test_the_hash_is_of_all_bytes_however_late_hashing_is(
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+
+    class Late:
+        """Hashes when it is waited for, or asked for the result."""
+
+        def __init__(self) -> None:
+            self._digest = hashlib.new("sha256")
+
+        def update(self, data: memoryview) -> None:
+            asked.wait()
+            self._digest.update(data)
+
+        def hexdigest(self) -> str:
+            found = self._digest.hexdigest()
+            asked.set()
+            return found
+
+    finish = Follower.finish
+
+    def noted(follower: Follower[Any]) -> None:
+        if follower._thread.name == "hubmerge-hash":
+            asked.set()
+        finish(follower)
+
+    monkeypatch.setattr(sink.hashlib, "sha256", Late)
+    monkeypatch.setattr(Follower, "finish", noted)
+    shard = plan.shards[0]
+    with ShardWriter(tmp_path / "out", shard) as writer:
+        writer.write(bytes(range(256)) * ((shard.size - len(shard.header)) // 256))
+        writer.write(b"x" * ((shard.size - len(shard.header)) % 256))
+        size, sha256 = writer.finish()
+    content = (tmp_path / "out" / shard.filename).read_bytes()
+    assert (size, sha256) == (len(content), hashlib.new("sha256", content).hexdigest())
+
+
+def test_a_writer_that_is_left_early_leaves_no_file_no_descriptor_and_no_thread(tmp_path: Path, plan: Plan) -> None:
+    (tmp_path / "out").mkdir()
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(ShardWriter(tmp_path / "out", plan.shards[0]))
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert [p.name for p in (tmp_path / "out").rglob("*")] == [WORK]
+    assert not [t.name for t in threading.enumerate() if t.name in ("hubmerge-hash", "hubmerge-write")]
+
+
+def interrupted(writing: ShardWriter) -> None:
+    with writing:
+        writing.write(b"some")
+        raise KeyboardInterrupt

@@ -1,0 +1,127 @@
+"""The null sink: the hashes and figures of a written merge, and nothing on the disk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stream_helpers import NOWHERE, plan_of, write_family
+
+from hubmerge.cli import main
+from hubmerge.errors import DiskError
+from hubmerge.finished import load_report
+from hubmerge.line import merge_to_folder
+from hubmerge.null_sink import NullShardWriter
+from hubmerge.prepare import prepare
+from hubmerge.progress import Observer
+from hubmerge.recipe import load_recipe
+from hubmerge.sink import ShardWriter
+from hubmerge.stream import StreamOptions
+from hubmerge.terminal import Terminal
+
+REPO = Path(__file__).resolve().parents[2]
+QUIET: Observer = Terminal(as_json=False)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_family(tmp_path / "family")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(plan_of(tmp_path / "family", "ram_plus").recipe.to_yaml())
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+    return path
+
+
+def test_its_report_is_that_of_a_written_merge_and_nothing_stays(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["merge", str(recipe), "--out", str(tmp_path / "out"), "--license", "apache-2.0"]) == 0
+    written = json.loads((tmp_path / "out" / "hubmerge.json").read_text())
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size == written["files"][0]["size"]
+    before = sorted(tmp_path.rglob("*"))
+    capsys.readouterr()
+    assert main(["merge", str(recipe), "--null-sink", "--license", "apache-2.0"]) == 0
+    told = capsys.readouterr()
+    measured = json.loads(told.out)
+    assert measured["environment"]["sink"] == "null" != written["environment"].get("sink")
+    for own in ("environment", "created"):
+        del measured[own], written[own]
+    assert measured == written
+    assert "nothing of it is kept" in told.err
+    assert sorted(tmp_path.rglob("*")) == before
+    assert [t.name for t in threading.enumerate() if t.name.startswith("hubmerge-")] == []
+
+
+def test_no_shard_is_written_even_for_a_moment(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def entered(self: ShardWriter) -> ShardWriter:
+        raise AssertionError("a shard's file is made")
+
+    monkeypatch.setattr(ShardWriter, "__enter__", entered)
+    assert main(["merge", str(recipe), "--null-sink", "--license", "apache-2.0"]) == 0
+    assert json.loads(capsys.readouterr().out)["environment"]["disk_high_water_bytes"] < 50_000
+
+
+def test_the_output_needs_no_disk(recipe: Path, tmp_path: Path) -> None:
+    prepared = prepare(load_recipe(recipe), NOWHERE, license_choice="apache-2.0", allow_local=True)
+    options = StreamOptions(threads=1)
+    with pytest.raises(DiskError):
+        merge_to_folder(
+            prepared, NOWHERE, tmp_path / "a", cache=tmp_path / "c", observer=QUIET, options=options, disk_budget=1000
+        )
+    options = replace(options, sink="null")
+    folder = tmp_path / "b"
+    merge_to_folder(prepared, NOWHERE, folder, cache=tmp_path / "c", observer=QUIET, options=options, disk_budget=1000)
+    assert load_report(folder).files[0].size > 1000
+    assert list(folder.glob("*.safetensors")) == []
+
+
+@pytest.mark.parametrize("more", [["--resume"], ["--out"], ["--resume", "--log-json"]], ids=" ".join)
+def test_what_would_keep_something_is_refused(recipe: Path, more: list[str]) -> None:
+    before = sorted(recipe.parent.rglob("*"))
+    folder = [str(recipe.parent / "somewhere")] if "--out" in more else []
+    command = [sys.executable, "-m", "hubmerge", "merge", str(recipe), "--null-sink", *more, *folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)
+    assert done.returncode == (2 if folder else 1)
+    assert more[0] in done.stderr
+    assert sorted(recipe.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("command", [["run", "--to", "ada/x"], ["sweep", "--out", "x"], ["publish", "ada/x"]])
+def test_only_a_merge_to_a_folder_has_it(recipe: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command[0], str(recipe), *command[1:], "--null-sink"])
+    assert "--null-sink" in capsys.readouterr().err
+
+
+def test_several_processes_are_refused(
+    recipe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    assert main(["merge", str(recipe), "--null-sink"]) == 1
+    assert "run by one process" in capsys.readouterr().err
+
+
+def test_a_merge_that_is_broken_off_leaves_no_thread(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    shard = plan_of(tmp_path, "ram").shards[0]
+
+    def broken_off() -> None:
+        with NullShardWriter(tmp_path, shard) as writer:
+            writer.write(b"1")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
+    assert [t.name for t in threading.enumerate() if t.name == "hubmerge-hash"] == []

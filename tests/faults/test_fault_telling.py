@@ -1,0 +1,83 @@
+"""What a command tells while something goes wrong: whole lines of JSON where asked for, and nothing twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import random_base, recipe_dict, sparse_agent, write_model
+from fault_line import Line
+
+from hubmerge.cli import main
+from hubmerge.localhub.fault_rules import FaultSwitch, Status
+from hubmerge.terminal import Terminal
+
+REPO = Path(__file__).resolve().parents[2]
+BROKEN = 'raise OSError("Could not find/load shared object file")\n'
+
+
+def test_what_the_client_tries_again_is_told_as_json_too(line: Line, switch: FaultSwitch, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(line.recipe))
+    rule = switch.add("/lfs-uploads/", Status(status=500), methods=["PUT"])
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": line.process.endpoint,
+        "HF_TOKEN": line.process.tokens["ada"],
+        "HUBMERGE_DATA": str(tmp_path / "data"),
+    }
+    command = ["-m", "hubmerge", "run", str(recipe), "--to", line.target, "--license", "mit", "--log-json"]
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, cwd=REPO, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert switch.state(rule).fired == 1
+    told = [json.loads(text) for text in done.stderr.splitlines()]
+    assert any(t["type"] == "warning" and "500" in t["message"] for t in told)
+    assert not any("X-Amz" in t["message"] for t in told if t["type"] == "warning")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_warning_is_told_once(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    terminal = Terminal(as_json)
+    for words in ("no device", "no device", "another"):
+        terminal.stream.warning(words)
+    assert capsys.readouterr().err.count("no device") == 1
+
+
+def test_a_machine_whose_compiler_cannot_be_loaded_merges_the_same_with_one_warning(tmp_path: Path) -> None:
+    """llvmlite says OSError for a library that is missing, broken, or for which there is no memory."""
+    base = random_base(0)
+    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
+    card = {"README.md": b"---\nlicense: mit\n---\n"}
+    folders = [write_model(tmp_path / name, tensors, files=card) for name, tensors in parts.items()]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(recipe_dict(folders[0], folders[1:], "ties")))
+    assert main(["merge", str(recipe), "--out", str(tmp_path / "compiled")]) == 0
+    broken = tmp_path / "broken" / "llvmlite"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text(BROKEN)
+    environment = {**os.environ, "PYTHONPATH": str(broken.parent)}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "hubmerge", *command],
+            env=environment,
+            cwd=REPO,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    told = run("merge", str(recipe), "--out", str(tmp_path / "eager"))
+    assert told.count("nothing can be compiled") == 1
+    assert "shared object" in told
+    assert run("inspect", str(recipe)) == ""
+    made = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("eager", "compiled")]
+    assert made[0] == made[1]

@@ -1,0 +1,80 @@
+"""A Hub whose disk is full says so, keeps what it has, and goes on when there is room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError
+
+from hubmerge.localhub.process import LocalHubProcess
+
+MB = 1024 * 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "hubmerge-test", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("a file system of its own needs the right to mount one")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def api(small_disk: Path) -> Iterator[HfApi]:
+    with LocalHubProcess(small_disk / "hub") as hub:
+        api = HfApi(hub.endpoint, token=hub.tokens["ada"])
+        api.create_repo("ada/full")
+        yield api
+
+
+def fill(folder: Path) -> Path:
+    ballast = folder / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        for size in (65536, 4096):
+            try:
+                while file.write(bytes(size)) == size:
+                    pass
+            except OSError:
+                continue
+    return ballast
+
+
+def test_an_upload_that_does_not_fit_is_refused_with_the_reason(
+    api: HfApi, small_disk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    large = os.urandom(12 * MB)
+    with pytest.raises(RuntimeError) as failed:
+        api.preupload_lfs_files("ada/full", [CommitOperationAdd("large.safetensors", large)])
+    refused = failed.value.__cause__
+    assert isinstance(refused, HfHubHTTPError)
+    assert refused.response.status_code == 507
+    assert "The disk of this Hub is full" in str(refused)
+    assert "Traceback" not in capfd.readouterr().err
+    assert not [*(small_disk / "hub" / "tmp").iterdir()]
+    api.upload_file(repo_id="ada/full", path_in_repo="small.safetensors", path_or_fileobj=large[:MB])
+    assert Path(api.hf_hub_download("ada/full", "small.safetensors")).read_bytes() == large[:MB]
+
+
+def test_a_commit_that_does_not_fit_leaves_the_old_head_and_is_taken_when_there_is_room(
+    api: HfApi, small_disk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    head = api.model_info("ada/full").sha
+    ballast = fill(small_disk)
+    files = [CommitOperationAdd(f"{n}.txt", os.urandom(20_000)) for n in range(20)]
+    with pytest.raises(HfHubHTTPError) as refused:
+        api.create_commit("ada/full", files, commit_message="too much")
+    assert refused.value.response.status_code == 507
+    assert api.model_info("ada/full").sha == head
+    assert "Traceback" not in capfd.readouterr().err
+    ballast.unlink()
+    api.upload_file(repo_id="ada/full", path_in_repo="a.txt", path_or_fileobj=b"there is room")
+    assert api.model_info("ada/full").sha != head
+    assert len(api.list_repo_commits("ada/full")) == 2

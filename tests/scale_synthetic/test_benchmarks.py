@@ -1,0 +1,243 @@
+"""`make bench`: what it measures by default, how, and a page that keeps nothing silent."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import benchmark_page, gpu, metering, page_targets, sections, side_by_side, suite
+from benchmarks.metering import OutOfMemoryError, Suite, measure
+from benchmarks.page_targets import NOT_MEASURED, targets
+from hubmerge.disk import DiskGauge
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+SIX = {"linear", "task_arithmetic", "ties", "dare_ties", "ram", "ram_plus"}
+MACHINE = {"memory_bytes": 24 * 10**9}
+
+
+def place(tmp_path: Path, *shapes: str, compare: tuple[str, ...] = tuple(SIX)) -> Suite:
+    return Suite(argparse.Namespace(data=tmp_path / "data", repeat=1, shapes=list(shapes), compare=list(compare)))
+
+
+def ran(shape: str, what: str, method: str = "", peak: int = 10**9, **more: Any) -> dict[str, Any]:
+    figures = {"wall_s": 1.0, "cpu_s": 1.0, "peak_rss_bytes": peak, "disk_high_water_bytes": 5}
+    return {"shape": shape, "what": what, "method": method, **figures, **more}
+
+
+def compared(shape: str, *left_out: str) -> list[dict[str, Any]]:
+    rows = [ran(shape, "imports"), ran(shape, "mergekit, imports")]
+    rows += [ran(shape, "hubmerge", m, 2 * 10**9) for m in sorted(SIX)]
+    return rows + [ran(shape, "mergekit", m, 11 * 10**9) for m in sorted(SIX - set(left_out))]
+
+
+def test_all_methods_at_both_shapes_on_all_machines_are_the_default() -> None:
+    options = suite.parsed([])
+    assert options.shapes == ["0.5b", "1.5b"]
+    assert set(options.compare) == set(side_by_side.METHODS) == set(gpu.METHODS) == SIX
+    assert {"comparison", "gpu", "kills", "startup"} <= set(options.sections) == set(suite.SECTIONS)
+
+
+def test_the_page_is_what_was_measured(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    shutil.copytree(DOCS / "data", docs / "data")
+    shutil.copy(DOCS / "benchmarks.md", docs)
+    benchmark_page.write_page(json.loads((docs / "data" / "benchmarks.json").read_text()), docs)
+    assert (docs / "benchmarks.md").read_text() == (DOCS / "benchmarks.md").read_text(), "draw it: suite page"
+    named = {path.name for path in (docs / "figures").iterdir()}
+    assert named == {path.name for path in (DOCS / "figures").glob("benchmarks_*")}
+
+
+def test_the_disk_is_looked_at_while_a_process_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched, seen = tmp_path / "out", tmp_path / "seen"
+    watched.mkdir()
+    os.mkfifo(seen)
+    sample = DiskGauge.sample
+
+    def sampling(self: DiskGauge) -> None:
+        sample(self)
+        if (watched / "work").exists() and self.high_water_bytes >= 3_000_000 and seen.exists():
+            seen.write_text("seen")
+            seen.unlink()
+
+    monkeypatch.setattr(DiskGauge, "sample", sampling)
+    code = (
+        f"import pathlib; out = pathlib.Path({str(watched)!r}); work = out / 'work'\n"
+        "work.write_bytes(bytes(3_000_000))\n"
+        f"open({str(seen)!r}).read(); work.unlink(); (out / 'result').write_bytes(bytes(1000)); print('done')"
+    )
+    run = measure([sys.executable, "-c", code], watched=[watched])
+    assert run.output == "done\n"
+    assert 3_000_000 <= run.disk_high_water_bytes < 4_000_000
+    assert run.to_json().keys() == {"wall_s", "cpu_s", "peak_rss_bytes", "disk_high_water_bytes"}
+
+
+def test_temporary_files_count(tmp_path: Path) -> None:
+    code = "import tempfile; tempfile.NamedTemporaryFile(delete=False).write(bytes(2_000_000))"
+    row, _ = place(tmp_path).once([sys.executable, "-c", code])
+    assert row["disk_high_water_bytes"] >= 2_000_000
+
+
+def test_a_guarded_process_ends_before_the_machine_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metering, "available_memory", lambda: 999)
+    for_ever = [sys.executable, "-c", "import sys; sys.stdin.read() if False else __import__('signal').pause()"]
+    with pytest.raises(OutOfMemoryError) as ended:
+        measure(for_ever, reserve_bytes=1000)
+    assert ended.value.taken_bytes > 0
+    assert measure([sys.executable, "-c", "print(1)"]).output == "1\n", "others are not guarded"
+
+
+def test_what_mergekit_takes_is_estimated_from_the_largest_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = {"tiny": 10, "0.5b": 100, "1.5b": 300}
+    monkeypatch.setattr(side_by_side, "largest_tensor", lambda shape: largest[shape])
+    monkeypatch.setattr(side_by_side, "SHAPES", largest)
+    rows = [ran("0.5b", "mergekit, imports", peak=400), ran("0.5b", "mergekit", "ram", 2400)]
+    assert side_by_side.estimated_peak(rows, "1.5b", "ram") == 400 + 3 * 2000
+    assert side_by_side.estimated_peak(rows, "1.5b", "ties") is None
+    assert side_by_side.estimated_peak(rows, "0.5b", "ram") is None
+    assert side_by_side.estimated_peak(rows, "tiny", "ram") is None
+
+
+def test_mergekit_is_run_where_it_fits_and_told_of_where_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, document = place(tmp_path, compare=("ram",)), tmp_path / "document"
+    rows = [ran("0.5b", "mergekit, imports", peak=4 * 10**8), ran("0.5b", "mergekit", "ram", 10**10)]
+    monkeypatch.setattr(side_by_side, "MERGEKIT", tmp_path / "missing")
+    assert side_by_side._mergekit(machine, rows, "1.5b", "ram", document) == {"not_run": "absent"}
+    program = tmp_path / "mergekit"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(side_by_side, "MERGEKIT", program)
+    assert side_by_side._mergekit(machine, rows, "1.5b", "ties", document) == {"not_run": "left out"}
+    monkeypatch.setattr(side_by_side, "available_memory", lambda: 10**10)
+    row = side_by_side._mergekit(machine, rows, "1.5b", "ram", document)
+    assert row["not_run"] == "memory"
+    assert row["estimated_bytes"] > 10**10 > row["available_bytes"]
+    monkeypatch.setattr(side_by_side, "available_memory", lambda: 10**11)
+    assert "wall_s" in side_by_side._mergekit(machine, rows, "1.5b", "ram", document)
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    monkeypatch.setattr(metering, "available_memory", lambda: 0)
+    assert side_by_side._mergekit(machine, rows, "1.5b", "ram", document)["not_run"] == "broken off"
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (None, "not run"),
+        ({"not_run": "absent"}, "not run: mergekit is not installed here"),
+        ({"not_run": "left out"}, "not run"),
+        (
+            {"not_run": "memory", "estimated_bytes": 32 * 10**9, "available_bytes": 20 * 10**9},
+            "not run: mergekit takes more memory than this machine has, 32.0 GB by estimate; "
+            "the machine has 24.0 GB, of which 20.0 GB were free",
+        ),
+        (
+            {"not_run": "broken off", "taken_bytes": 22 * 10**9, "available_bytes": 23 * 10**9},
+            "broken off: mergekit had taken 22.0 GB and went on; the machine has 24.0 GB, of which 23.0 GB were free",
+        ),
+    ],
+)
+def test_what_was_not_compared_has_its_rows(reason: dict[str, Any] | None, told: str, tmp_path: Path) -> None:
+    rows = compared("tiny", "ram_plus")
+    if reason:
+        rows.append({"shape": "tiny", "what": "mergekit", "method": "ram_plus", **reason})
+    missing = [t for t in targets({"comparison": rows}, {"comparison": MACHINE}, None) if t[0].startswith("RAM+ at")]
+    assert [(measured, met) for _, measured, met in missing] == [(told, NOT_MEASURED)] * 2
+    page = benchmark_page._comparison(rows, MACHINE, tmp_path)
+    assert page.count(f"| mergekit: RAM+ | {told} |") == 1
+    assert page.count("| mergekit: RAM |") == 1
+
+
+def test_an_estimate_beyond_the_machine_is_told_where_nothing_was_recorded() -> None:
+    rows = compared("0.5b") + compared("1.5b", "ram_plus")
+    measured = {
+        name: told for name, told, _ in targets({"comparison": rows}, {"comparison": {"memory_bytes": 10**10}}, None)
+    }
+    told = measured["RAM+ at 1.5b: ≥ 20× mergekit's speed, wall and CPU"]
+    assert (
+        told
+        == "not run: mergekit takes more memory than this machine has, 18.1 GB by estimate; the machine has 10.0 GB"
+    )
+
+
+def gpu_target(found: dict[str, Any] | None) -> tuple[str, str]:
+    [(_, measured, met)] = [t for t in targets({}, {}, found) if "H200" in t[0]]
+    return measured, met
+
+
+def test_the_target_on_a_gpu_is_told_with_its_figure_or_without() -> None:
+    merge = {"method": "ram_plus", "asked": "cuda", "exit_code": 0, "wall_s": 12.34}
+    found = {"machine": {"device": "NVIDIA H200"}, "shape": "qwen2.5-7b", "layers": 0, "merges": [merge]}
+    assert gpu_target(None) == ("not measured: no GPU", NOT_MEASURED)
+    assert gpu_target(found) == ("12.3 s on NVIDIA H200", "yes")
+    assert gpu_target({**found, "merges": [{**merge, "wall_s": 15.1}]}) == ("15.1 s on NVIDIA H200", "**no**")
+    assert gpu_target({**found, "merges": [{**merge, "device_failed": "lost"}]})[1] == "**no**"
+    assert gpu_target({**found, "layers": 2})[1] == gpu_target({**found, "merges": []})[1] == NOT_MEASURED
+    assert gpu_target({**found, "machine": {"device": "NVIDIA T4"}}) == ("12.3 s on NVIDIA T4", NOT_MEASURED)
+
+
+def test_a_part_of_a_model_is_called_one() -> None:
+    row = {"shape": "qwen2.5-7b", "method": "ram", "layers": 2, "cpu_ns_per_element": 3.0}
+    whole = {**row, "layers": 0}
+    small = {**whole, "shape": "qwen2.5-1.5b"}
+    # 2 × 152,064 × 3,584 + 3,584 of 1,556,113,920, and of 7,615,616,512
+    assert page_targets.part_of(row) == "2 of its 28 layers, 70% embedding and head (of the whole: 14%)"
+    assert page_targets.part_of(whole) == ""
+    [part] = [t for t in targets({"sizes": [small, row]}, {}, None) if "flat" in t[0]]
+    assert part[1:] == (f"+0%, but only on {page_targets.part_of(row)}", NOT_MEASURED)
+    [flat] = [t for t in targets({"sizes": [small, whole]}, {}, None) if "flat" in t[0]]
+    assert flat[1:] == ("+0%", "yes")
+
+
+def test_without_a_gpu_its_section_is_skipped_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "cuda_device", lambda: None)
+    monkeypatch.setattr(sections, "cuda_device", lambda: None)
+    assert sections.gpu(place(tmp_path)) == []
+    assert "skipped, no CUDA device" in capsys.readouterr().out
+    out = tmp_path / "gpu.json"
+    assert gpu.main(["--json", str(out), "--out", str(tmp_path)]) == 0
+    assert "skipped" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_the_page_shows_what_a_gpu_gave() -> None:
+    merge = {
+        "method": "ties", "asked": "cuda", "exit_code": 0, "wall_s": 9.0, "seconds": 8.0, "parameters_per_s": 2 * 10**9,
+        "peak_device_bytes": 10**9, "peak_rss_bytes": 10**8,
+    }  # fmt: skip
+    failed = {"method": "ram", "asked": "cuda", "exit_code": 1, "wall_s": 1.0, "error": "x"}
+    machine = {"device": "NVIDIA H200", "cores": 16, "torch": "2", "cuda": "13"}
+    found = {"machine": machine, "shape": "qwen2.5-7b", "layers": 0, "same_bytes": False, "merges": [merge, failed]}
+    page = benchmark_page._gpu(found)
+    assert "| TIES | cuda | 9.0 | 8.0 | 2.00 B | 1.00 GB | 100 MB |" in page
+    assert "**not** the same" in page
+    assert "**Failed: ram on cuda.**" in page
+    assert "Not measured: no GPU" in benchmark_page._gpu(None)
+
+
+def test_the_board_that_is_timed_is_a_table_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = place(tmp_path)
+    tables: list[str] = []
+
+    def best(command: list[str], repeat: int = 0, environment: dict[str, str] | None = None) -> dict[str, Any]:
+        _, printed = machine.once(command, environment)
+        if "leaderboard" in command:
+            tables.append(printed)
+        return {"wall_s": 0.1, "cpu_s": 0.1, "peak_rss_bytes": 1}
+
+    monkeypatch.setattr(machine, "best", best)
+    monkeypatch.setattr(sections, "RESULTS", 3)
+    rows = sections.startup(machine)
+    assert [row["command"] for row in rows] == [
+        "inspect", "methods", "leaderboard", "leaderboard --results REPO", "localhub",
+    ]  # fmt: skip
+    folder, hub = tables
+    assert folder == hub
+    assert all(f"org{k}/model-{k}" in folder for k in range(3))
