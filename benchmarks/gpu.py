@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.synthetic import DENSITIES
+from hubmerge.machine import cores
 
 METHODS = ("ram_plus", "ram", "ties", "dare_ties", "task_arithmetic", "linear")  # what is asked of most first
 
@@ -78,7 +78,7 @@ def machine() -> dict[str, Any]:
 
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
     today = datetime.now(UTC).date().isoformat()
-    return {"device": cuda_device(), **versions, "cores": os.cpu_count(), "date": today}
+    return {"device": cuda_device(), **versions, "cores": cores(), "date": today}
 
 
 def gpu_tests() -> dict[str, Any]:

@@ -28,6 +28,7 @@ import psutil
 
 from benchmarks.synthetic import SHAPES, write_family
 from hubmerge.disk import DiskGauge
+from hubmerge.machine import cores
 
 SAMPLE_S = 0.05
 RESERVE_BYTES = 10**9  # of the machine's memory, which a guarded process may not take
@@ -222,7 +223,7 @@ def machine() -> dict[str, Any]:
         platform.processor(),
     )
     return {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "processor": model,
         "python": platform.python_version(),

@@ -19,6 +19,7 @@ from benchmarks.synthetic import DENSITIES
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.localhub.protocol import open_hub
 from hubmerge.localhub.seed import seed_folder
+from hubmerge.machine import cores
 from hubmerge.shapes import SHAPES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,7 +70,7 @@ def _hash_alone(model: str) -> dict[str, Any]:
     """sha256 of as many bytes as a model has, by one thread per core, each with its part."""
     code = (
         "import hashlib, os, sys, time\nfrom concurrent.futures import ThreadPoolExecutor\n"
-        "size = sum(p.stat().st_size for p in os.scandir(sys.argv[1]))\ncores = len(os.sched_getaffinity(0))\n"
+        "size = sum(p.stat().st_size for p in os.scandir(sys.argv[1]))\ncores = int(sys.argv[2])\n"
         "block = bytes(1 << 21)\n"
         "def part(_):\n    digest, (blocks, rest) = hashlib.sha256(), divmod(size // cores, len(block))\n"
         "    for _ in range(blocks): digest.update(block)\n"
@@ -78,7 +79,7 @@ def _hash_alone(model: str) -> dict[str, Any]:
         "with ThreadPoolExecutor(cores) as pool: list(pool.map(part, range(cores)))\n"
         "print(time.monotonic() - start, time.process_time() - cpu)\n"
     )
-    wall, cpu = map(float, measure([sys.executable, "-c", code, model]).output.split())
+    wall, cpu = map(float, measure([sys.executable, "-c", code, model, str(cores())]).output.split())
     return {"wall_s": round(wall, 4), "cpu_s": round(cpu, 4)}
 
 

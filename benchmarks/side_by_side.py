@@ -8,7 +8,6 @@ TIES 40 and 40, the others less at 1.5B); so a smaller shape tells whether a lar
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -17,6 +16,7 @@ from typing import Any
 
 from benchmarks.metering import RESERVE_BYTES, OutOfMemoryError, Suite, available_memory, inspected
 from benchmarks.synthetic import DENSITIES, SHAPES
+from hubmerge.machine import cores
 
 ROOT = Path(__file__).resolve().parents[1]
 MERGEKIT = ROOT / ".cache" / "mergekit" / "bin" / "mergekit-yaml"
@@ -71,7 +71,7 @@ def _mergekit(suite: Suite, rows: Sequence[Row], shape: str, method: str, docume
     if estimate is not None and estimate > available:
         return {"not_run": "memory", "estimated_bytes": estimate, "available_bytes": available}
     try:
-        threads = str(len(os.sched_getaffinity(0)))
+        threads = str(cores())
         command = [str(MERGEKIT), str(document), str(suite.out), *FLAGS, "-j", threads]
         return suite.best(command, repeat=1, reserve_bytes=RESERVE_BYTES)
     except OutOfMemoryError as error:

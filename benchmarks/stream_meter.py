@@ -154,7 +154,7 @@ def floor(
 ) -> None:
     """Reads by every thread; meanwhile the output's bytes, cut evenly among as many files, are hashed and written."""
     chunks = [c for t in plan.tensors() for c in chunks_of(t, options.chunk(plan))]
-    workers = options.workers
+    workers = options.workers(plan)
     ends = [plan.output_bytes * k // workers for k in range(workers + 1)]
     with (
         TensorReader(plan.models, LocalOrFetched(HUB, folder / "cache")) as reader,

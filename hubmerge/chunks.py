@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge import eager
+from hubmerge import eager, machine, memory
 from hubmerge.buffers import placed
 from hubmerge.counter_rng import Key, make_key
-from hubmerge.counting import BLOCK, Counted, Float32
+from hubmerge.counting import Counted, Float32
 from hubmerge.device.choose import LANES, MEMORY_BYTES, DeviceName, chunk_elements, host_threads, open_engine
 from hubmerge.distributed import ALONE, Ranks
 from hubmerge.eager import compilable
@@ -33,10 +32,6 @@ from hubmerge.statistics import ResultTally, Statistics, Tally
 if TYPE_CHECKING:
     from hubmerge.device.engine import Engine
     from hubmerge.device.zero import Bursts
-
-LARGEST_CHUNK = 1024 * 1024  # elements: enough to hide the cost per chunk, half a millisecond of bookkeeping
-EAGER_CHUNK = 128 * 1024  # elements: what numpy makes on the way, about 120 bytes of an element, stays small and near
-CHUNK_BYTES = 192 * 1024 * 1024  # of all threads' chunks together, so that memory does not grow with cores or agents
 
 Backend = Literal["auto", "eager"]
 Sink = Literal["disk", "null"]
@@ -74,8 +69,10 @@ class Silent:
 class StreamOptions:
     """How, never what: no field changes a bit of the result."""
 
-    chunk_elements: int = 0  # 0: as many as CHUNK_BYTES allows
-    threads: int = 0  # 0: one per core
+    chunk_elements: int = 0  # 0: as many as memory allows
+    threads: int = 0  # at most, and fewer where memory does not allow them; 0: one per core
+    memory_bytes: int = 0  # of all threads' chunks and counters; 0: as this machine allows (memory.py)
+    beside: tuple[Plan, ...] = ()  # other recipes that are merged in the same pass
     backend: Backend = "auto"  # "eager": never compile
     device: DeviceName = "cpu"
     device_memory_bytes: int = MEMORY_BYTES  # the most that the device is asked for
@@ -131,28 +128,35 @@ class StreamOptions:
 
     def chunk(self, plan: Plan) -> int:
         """The chunk size in elements, a multiple of BLOCK."""
-        wanted = self.chunk_elements
-        if not wanted and self.engine is not None:
-            wanted = chunk_elements(len(plan.agents), self.device_memory_bytes, LANES)
-        if not wanted:
-            # per element and thread: each input and its float32 form, and up to two outputs that wait to be written
-            per_element = 4 * (len(plan.models) + 2)
-            compiled = self.backend != "eager" and all(compilable(len(plan.agents), d) for d in plan.merged_dtypes)
-            largest = LARGEST_CHUNK if compiled else EAGER_CHUNK
-            wanted = min(largest, CHUNK_BYTES // (per_element * self.workers) // BLOCK * BLOCK)
-        return max(BLOCK, -(-wanted // BLOCK) * BLOCK)
+        if self.engine is not None and not self.chunk_elements:
+            return memory.blocks(chunk_elements(len(plan.agents), self.device_memory_bytes, LANES))
+        return self.shares(plan).chunk
+
+    def shares(self, plan: Plan) -> memory.Shares:
+        """How memory is shared out on the CPU."""
+        return memory.shares_of(
+            (plan, *self.beside),
+            self.wanted_threads,
+            self.memory_bytes or memory.stream_bytes(machine.memory_bytes()),
+            compiled=self.backend != "eager",
+            chunk_elements=self.chunk_elements,
+        )
+
+    def workers(self, plan: Plan) -> int:
+        """How many threads count and merge."""
+        return self.wanted_threads if self.engine is not None else self.shares(plan).threads
 
     def shards_at_once(self, plan: Plan) -> int:
         """How many output shards to write at once: more than one only on the CPU's cores."""
         whole = any(is_whole(plan, t) for t in plan.tensors())
         if self.engine is not None or self.bursts is not None or whole:
             return 1
-        return self.parallel_shards or shards_at_once(self.workers)
+        return self.parallel_shards or shards_at_once(self.workers(plan))
 
     @property
-    def workers(self) -> int:
-        """Threads that work on chunks; with a device, those that feed it."""
-        return self.threads or (len(os.sched_getaffinity(0)) if self.engine is None else host_threads())
+    def wanted_threads(self) -> int:
+        """As many as were asked for, or as would run at once."""
+        return self.threads or (machine.cores() if self.engine is None else host_threads())
 
 
 @dataclass(frozen=True)
@@ -256,7 +260,9 @@ def magnitudes_of(plan: Plan, options: StreamOptions) -> Magnitudes | None:
     """What the method ranks before it can merge, if anything."""
     method = get_method(plan.recipe.method)
     wanted = method.threshold(method.parse_parameters(plan.recipe.parameters))
-    return None if wanted is None else Magnitudes(wanted, epsilon_of(plan), compiled=options.backend != "eager")
+    if wanted is None:
+        return None
+    return Magnitudes(wanted, epsilon_of(plan), compiled=options.backend != "eager", at_once=options.shares(plan).rows)
 
 
 def with_draws(plan: Plan, magnitudes: Magnitudes, chunk: Chunk, stored: eager.ChunkInputs) -> eager.ChunkInputs:

@@ -185,7 +185,7 @@ def _add_stream_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--chunk-elements", type=positive, default=None, help="elements per chunk; never changes a bit"
     )
-    command.add_argument("--threads", type=positive, default=None, help="default: one per core")
+    command.add_argument("--threads", type=positive, default=None, help="at most; default: one per core")
     command.add_argument(
         "--device", choices=("auto", "cuda", "cpu"), default="auto", help="where chunks are merged; never changes a bit"
     )

@@ -97,10 +97,11 @@ def _probe(
             now = options.lasting()
 
             def chunks(now: StreamOptions = now) -> Iterator[Chunk]:
+                size = now.chunk(plan)
                 while uncounted and options.lasting().engine is now.engine:
-                    yield from chunks_of(uncounted.popleft(), now.chunk(plan))
+                    yield from chunks_of(uncounted.popleft(), size)
 
-            yield from in_order(chunks(), count, now.workers, reader.abandon)
+            yield from in_order(chunks(), count, now.workers(plan), reader.abandon)
 
     reader.expect(left, again=True)
     for chunk, item in counted_chunks():
@@ -241,4 +242,4 @@ def _counted(
             return chunk, count(with_draws(plan, magnitudes, chunk, read_chunk(reader, chunk)))
 
     chunks = (c for t in tensors for c in chunks_of(t, options.chunk(plan)))
-    return in_order(chunks, work, options.workers, reader.abandon)
+    return in_order(chunks, work, options.workers(plan), reader.abandon)

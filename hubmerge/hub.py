@@ -258,6 +258,10 @@ class Hub(HubWriting):
         """Bytes start … end−1 of a file; 206 with that very range is required, never more is read."""
         return self._bytes.range(repo_id, sha, path, start, end)
 
+    def read_range_into(self, repo_id: str, sha: str, path: str, start: int, out: memoryview) -> None:
+        """As `read_range`, of as many bytes as `out` takes; what it holds after an error has no meaning."""
+        self._bytes.range_into(repo_id, sha, path, start, out)
+
     def read_file(self, repo_id: str, sha: str, path: str, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
         """A whole small file; FormatError above `max_bytes`."""
         return self._bytes.file(repo_id, sha, path, max_bytes)

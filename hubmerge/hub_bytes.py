@@ -95,6 +95,18 @@ class HubBytes:
         where = _where(repo_id, sha, path)
         return self._patience.repeat(lambda: b"".join(self._range(repo_id, sha, path, start, end, where)))
 
+    def range_into(self, repo_id: str, sha: str, path: str, start: int, out: memoryview) -> None:
+        """Bytes from `start`, as many as `out` takes, without a second copy of them."""
+        where = _where(repo_id, sha, path)
+
+        def read() -> None:
+            filled = 0
+            for part in self._range(repo_id, sha, path, start, start + len(out), where):
+                out[filled : filled + len(part)] = part
+                filled += len(part)
+
+        self._patience.repeat(read)
+
     def file(self, repo_id: str, sha: str, path: str, max_bytes: int) -> bytes:
         """A whole file; FormatError above `max_bytes`, CorruptError when it is not what the Hub's ETag names."""
         where = _where(repo_id, sha, path)

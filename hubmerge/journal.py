@@ -26,6 +26,7 @@ from typing import Any, Self
 
 from hubmerge.errors import TargetExistsError
 from hubmerge.journal_lines import sealed, sound_line, sound_lines
+from hubmerge.machine import cores
 from hubmerge.plan import Plan
 from hubmerge.ranked import Ranked
 from hubmerge.sink import WORK, FinishedShard, reading, writing
@@ -233,7 +234,7 @@ class Journal:
         if self.thresholds is None and (ranked := self._sound_ranked()) is not None:
             self.ranked = ranked
         here = [shard for name, shard in self.shards.items() if name not in self.uploaded]
-        with ThreadPoolExecutor(min(_HASHING_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        with ThreadPoolExecutor(min(_HASHING_THREADS, cores())) as pool:
             kept = pool.map(lambda shard: _is_kept(folder / shard.filename, shard, verified), here)
             for shard, is_kept in zip(here, kept, strict=True):
                 if not is_kept:

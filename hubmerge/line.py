@@ -7,7 +7,6 @@ Each step can be repeated after a kill and goes on where the last durable thing 
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,9 @@ from hubmerge.finished import finished_report, publish_folder
 from hubmerge.helper import share_sensitivities
 from hubmerge.hub import Hub
 from hubmerge.journal import Journal, plan_identity
+from hubmerge.machine import cores
 from hubmerge.methods import get_method
+from hubmerge.plan import Plan
 from hubmerge.prepare import Prepared
 from hubmerge.progress import Bridge, Observer
 from hubmerge.publish import Published, large_files, withdrawn_if_refused
@@ -256,7 +257,7 @@ class _Surroundings:
         refuse_equal_to_base(plan, results[0].statistics)
         self.observer.statistics(summarize(results[0].statistics.total, plan.labels))
         self.observer.stage("card")
-        environment = _environment(time.monotonic() - started, self.options)
+        environment = _environment(time.monotonic() - started, self.options, plan)
         environment |= results[0].device
         processes, budget = self.options.ranks.size, self.input_bytes if plan.download_bytes else None
 
@@ -300,7 +301,7 @@ def _small_file(hub: Hub, model: Model, path: str) -> bytes | None:
     return hub.read_file(model.ref.id, model.ref.sha, path)
 
 
-def _environment(seconds: float, options: StreamOptions) -> dict[str, Any]:
+def _environment(seconds: float, options: StreamOptions, plan: Plan) -> dict[str, Any]:
     return {
         "hubmerge": __version__,
         "python": platform.python_version(),
@@ -309,8 +310,8 @@ def _environment(seconds: float, options: StreamOptions) -> dict[str, Any]:
         "platform": platform.platform(terse=True),
         "processor": platform.machine(),
         "device": "cpu",
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": options.workers,
+        "cores": cores(),
+        "threads": options.workers(plan),
         "processes": options.ranks.size,
         **({"sink": "null"} if options.sink == "null" else {}),
         "seconds": round(seconds, 3),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from hubmerge.memory import KEPT_BYTES
 from hubmerge.methods import Method, registry
-from hubmerge.steps import KEPT_BYTES
 
 _HEAD = """\
 # Merge methods
@@ -31,7 +31,7 @@ def methods_page() -> str:
 def _passes(method: Method) -> str:
     threshold = method.threshold(method.parse_parameters({}))
     if threshold is not None and threshold.scope == "tensor" and not method.needs_statistics:
-        return f"once, and again what does not fit into {KEPT_BYTES // 10**6} MB"
+        return f"once, and again what does not fit into {KEPT_BYTES // 10**6} MB (less with many threads)"
     selects = threshold is not None
     fewest, most = (1 + method.needs_statistics + readings * selects for readings in (1, 2))  # Plan.passes
 

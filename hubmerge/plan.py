@@ -25,6 +25,8 @@ from hubmerge.sources.views import views_of
 from hubmerge.sources.vocabulary import Vocabulary, with_vocab_size
 from hubmerge.tying import Untied, untie
 
+InputKind = frozenset[str]
+
 MAX_SHARD_BYTES = 2 * 1024**3  # a resumed merge repeats at most one shard; the Hub likes files below 5 GB
 
 
@@ -108,6 +110,16 @@ class Plan:
     def merged_dtypes(self) -> frozenset[str]:
         """What merged tensors are stored as."""
         return frozenset(t.dtype for t in self.tensors() if t.action == "merge")
+
+    @cached_property
+    def input_kinds(self) -> frozenset[InputKind]:
+        """What the inputs of merged tensors are stored as, each combination once."""
+        return frozenset(frozenset(i.entry.dtype for i in t.inputs) for t in self.tensors() if t.action == "merge")
+
+    @cached_property
+    def longest(self) -> int:
+        """Elements of the largest merged tensor."""
+        return max((t.elements for t in self.tensors() if t.action == "merge"), default=0)
 
     @cached_property
     def merged_tensors(self) -> int:

@@ -1,10 +1,11 @@
 """What a merge will need of a machine, said before it begins: peak resident memory and time.
 
 Both are sums of a few terms whose constants were measured (benchmarks/suite.py measures them again and says how far
-off they are). Memory is a constant of the method, the number of agents and the threads, because a stream holds a
-few chunks and nothing else; only tensors that must be whole (`needs_whole`), adapters and the tallies of very many
-tensors add to it. Time is work per element over the cores, or hashing where that takes longer, since each shard is
-hashed in one thread beside the others. Fetching and publishing depend on the network and are left out.
+off they are). Memory is a constant of the method, the number of agents and the threads, because a stream holds a few
+chunks and nothing else; only tensors that must be whole (`needs_whole`), adapters, the tallies of very many tensors, a
+Hub to read from and other processes to talk to add to it. Time is work per element over the cores, or hashing where
+that takes longer, since each shard is hashed in one thread beside the others. Fetching and publishing depend on the
+network and are left out.
 
 Where a merge will run on a CUDA device, the memory of the process that feeds it is predicted too: torch, the host's
 part of the driver's context, and the pinned buffers. Of these, only `import torch` was measured, with torch's build
@@ -14,25 +15,32 @@ on the CPU, which does the hashing and writing in any case.
 
 from __future__ import annotations
 
-import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hubmerge import machine as this_machine
+from hubmerge import memory
 from hubmerge.chunks import StreamOptions, is_whole, scalars_of
 from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
 from hubmerge.device.choose import LANES, chunk_elements, device_there, host_threads
+from hubmerge.disk import DISK_MARGIN_BYTES, output_need
 from hubmerge.eager import compilable
 from hubmerge.errors import MemoryLimitError
 from hubmerge.methods import get_method
 from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.plan import Plan, PlannedTensor
+from hubmerge.sources.block_reader import BLOCK_BYTES, KEPT_BLOCKS
 from hubmerge.sources.header import DTYPE_BYTES
+from hubmerge.sources.reader import ShardKey, shard_key, sources_of
+from hubmerge.sources.replacement import beyond_room
 from hubmerge.statistics import zero_tally
 from hubmerge.steps import kept_bytes, read_bytes
 
@@ -42,14 +50,13 @@ _MB = 1_000_000
 _IMPORTED = 78 * _MB  # interpreter, numpy, and machine code that was kept
 _COMPILER = 175 * _MB  # numba and LLVM with what they hold, in the process that compiles
 _LOOP_COMPILER = 110 * _MB  # … for a kernel's loop alone
+_CLIENT = 16 * _MB  # of the Hub
 _CARD = 57 * _MB  # the figures' library, loaded when the stream is done
 _SELECTION = 8 * _MB  # the code of the counting passes
-_THREAD, _THREAD_PER_AGENT = 4 * _MB, 400_000  # counters, and what the allocator keeps
-_SELECTION_PER_AGENT = 8 * 65_648 * 4  # histograms of one thread (magnitude_counts.py)
-_KEPT = 0.3  # of a stream's buffers, which the allocator still has when the card is made
+_KEPT = 0.55  # of a stream's buffers, which the allocator still has when the card is made
 _TENSOR, _TENSOR_PER_AGENT = 8_000, 4_000  # tallies of one tensor
 _TILE = 2 * 1_048_573  # of a synthetic model
-_TORCH = 205 * _MB  # measured: what `import torch` 2.13.0+cpu adds to numpy (203 MB)
+_TORCH = 200 * _MB  # measured: what `import torch` 2.13.0+cpu adds to numpy (203 MB), and to a whole process (192)
 # an estimate, never measured: CUDA's libraries as far as they are mapped and touched (kernels are loaded when first
 # used), and what the driver keeps on the host for a context
 _CONTEXT = 600 * _MB
@@ -79,11 +86,13 @@ class Machine:
     # what it has no machine code of yet: passes (compiled.to_compile) and the "loop" of a merge's kernel
     to_compile: frozenset[str] = frozenset()
     device: bool = False  # that "auto" takes
+    input_bytes: int | None = None  # what fetched inputs may take on its disk; None: as much as they are
 
     @classmethod
     def here(cls, plan: Plan) -> Machine:
         """This machine, as far as the process may use it for `plan`."""
-        return cls(len(os.sched_getaffinity(0)), _speed(), _to_compile(plan), device_there())
+        free = shutil.disk_usage(Path.cwd()).free - DISK_MARGIN_BYTES - output_need(plan, uploaded=False)
+        return cls(this_machine.cores(), _speed(), _to_compile(plan), device_there(), max(0, free))
 
 
 @dataclass(frozen=True)
@@ -95,13 +104,14 @@ class Prediction:
 def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) -> Prediction:
     """A pure function of its arguments."""
     options = options or StreamOptions(threads=machine.cores, device="auto")
-    memory, seconds = _memory(plan, options), _seconds(plan, machine, options)
+    needed = _memory(plan, options) + _fetching(plan, machine, options)
+    seconds = _seconds(plan, machine, options)
     if options.device == "cuda" or (options.device == "auto" and machine.device):
-        memory += _device_bytes(plan, options)
+        needed += _device_bytes(plan, options)
     if missing := machine.to_compile & _compiled_passes(plan, options):
-        memory += _COMPILER if missing != {"loop"} else _LOOP_COMPILER
+        needed += _COMPILER if missing != {"loop"} else _LOOP_COMPILER
         seconds += sum(_COMPILE_S[name] for name in missing) / machine.speed
-    return Prediction(memory, seconds)
+    return Prediction(needed, seconds)
 
 
 def _compiled_passes(plan: Plan, options: StreamOptions) -> frozenset[str]:
@@ -114,24 +124,32 @@ def _compiled_passes(plan: Plan, options: StreamOptions) -> frozenset[str]:
 
 def _memory(plan: Plan, options: StreamOptions) -> int:
     agents, tensors = len(plan.agents), [t for t in plan.tensors() if t.action == "merge"]
-    chunk = min(options.chunk(plan), max((t.elements for t in tensors), default=0))
-    selects = _selects(plan)
-    compiled = [t for t in tensors if not is_whole(plan, t) and _is_compiled(plan, t, options)]
-    plain = [t for t in tensors if not is_whole(plan, t) and not _is_compiled(plan, t, options)]
+    shares = options.shares(plan)
     whole = [t for t in tensors if is_whole(plan, t)]
-    threads = 1 if whole else options.workers
-    per_thread = _THREAD + agents * (_THREAD_PER_AGENT + (_SELECTION_PER_AGENT if selects else 0))
-    if compiled:
-        per_thread += chunk * max(_compiled_bytes(t) for t in compiled)
-    if plain:
-        per_thread += min(chunk, max(t.elements for t in plain)) * _plain_bytes(agents)
+    threads = 1 if whole else shares.threads
+    longest = max((t.elements for t in tensors if not is_whole(plan, t)), default=0)
+    per_thread = shares.thread_bytes + min(options.chunk(plan), longest) * shares.element_bytes
     buffers = threads * per_thread + kept_bytes(plan, options)
     if whole:
         buffers += max(_whole_bytes(t, agents) for t in whole)
     tiles = sum(_TILE for m in plan.models if m.ref.kind == "synthetic")
     lasting = _IMPORTED + plan.resident_bytes + tiles + len(tensors) * (_TENSOR + agents * _TENSOR_PER_AGENT)
-    lasting += _SELECTION if selects else 0
+    lasting += _SELECTION if _selects(plan) else 0
+    lasting += _TORCH if options.ranks.size > 1 else 0
     return int(lasting + max(buffers, _CARD + _KEPT * threads * per_thread))
+
+
+def _fetching(plan: Plan, machine: Machine, options: StreamOptions) -> int:
+    """The client of the Hub, and the blocks of shards that do not fit onto the disk (block_reader.py)."""
+    if not plan.download_bytes:
+        return 0
+    ranged: dict[ShardKey, int] = {}
+    if machine.input_bytes is not None and plan.download_bytes > machine.input_bytes:
+        room = machine.input_bytes // options.ranks.size
+        for shards in dict.fromkeys(frozenset(_shards_of(plan, t)) for t in plan.tensors()):
+            whole = sorted(shard for shard in shards if shard[0] not in ranged)
+            ranged |= beyond_room(whole, lambda shard: shard[1], room)
+    return _CLIENT + min(KEPT_BLOCKS * BLOCK_BYTES, sum(ranged.values()))
 
 
 def _device_bytes(plan: Plan, options: StreamOptions) -> int:
@@ -147,32 +165,30 @@ def _device_bytes(plan: Plan, options: StreamOptions) -> int:
     tensors = [t for t in plan.tensors() if t.action == "merge" and t.elements and not is_whole(plan, t)]
     extras = 4 * len(plan.agents) * ("sensitivity" in get_method(plan.recipe.method).extras)
     lane = threads = 0
-    on_cpu = options.chunk(plan)
+    shares = options.shares(plan)
     for tensor in tensors:
         chunk = min(options.chunk_elements or fitting, tensor.elements)
         inputs = sum(DTYPE_BYTES[t.entry.dtype] for t in tensor.inputs) + extras
         pinned = sum(1 << (chunk * width - 1).bit_length() for width in (inputs, DTYPE_BYTES[tensor.dtype]))
         lane = max(lane, pinned)
-        more = min(host_threads(), options.workers) * chunk - options.workers * min(on_cpu, tensor.elements)
-        threads = max(threads, more * _compiled_bytes(tensor))
-    return _TORCH + _CONTEXT + LANES * lane + threads
+        more = min(host_threads(), options.wanted_threads) * chunk - shares.threads * min(shares.chunk, tensor.elements)
+        threads = max(threads, more * shares.element_bytes)
+    torch = _TORCH if options.ranks.size == 1 else 0  # which several processes have anyway
+    return torch + _CONTEXT + LANES * lane + threads
 
 
-def _compiled_bytes(tensor: PlannedTensor) -> int:
-    """Per element in flight: the inputs as stored (as float32 where they differ), and up to four outputs."""
-    dtypes = {t.entry.dtype for t in tensor.inputs}
-    width = DTYPE_BYTES[dtypes.pop()] if len(dtypes) == 1 else 8
-    return len(tensor.inputs) * width + 4 * DTYPE_BYTES[tensor.dtype]
-
-
-def _plain_bytes(agents: int) -> int:
-    """Per element in flight: values, differences and masks, and their scaled forms, squares and products."""
-    return 20 + 26 * agents
+def _shards_of(plan: Plan, tensor: PlannedTensor) -> Iterator[tuple[ShardKey, int]]:
+    """The files on the Hub that a tensor is made of, with their sizes."""
+    for k, stored in enumerate(tensor.inputs):
+        for number, part in sources_of(k, stored):
+            model = plan.models[number]
+            if model.ref.kind == "hub":
+                yield shard_key(model, part.shard), model.files[part.shard].size
 
 
 def _whole_bytes(tensor: PlannedTensor, agents: int) -> int:
     rows, columns = tensor.shape[0], prod(tensor.shape[1:])
-    return tensor.elements * (_plain_bytes(agents) + _WHOLE) + 4 * agents * min(rows, columns) ** 2
+    return tensor.elements * (memory.plain_bytes(agents) + _WHOLE) + 4 * agents * min(rows, columns) ** 2
 
 
 def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
@@ -196,7 +212,7 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
             serial += steps * agents * 4 * rows * columns * min(rows, columns) * _FLOP * 1e-9
     parallel += read_bytes(plan, options) * _READ_BYTE * 1e-9 + plan.passes * len(tensors) * _TENSOR_S
     hashing, writing = (plan.output_bytes * cost * 1e-9 for cost in (_HASH_BYTE, _WRITE_BYTE))
-    workers = 1 if any(is_whole(plan, t) for t in tensors) else min(options.workers, machine.cores)
+    workers = 1 if any(is_whole(plan, t) for t in tensors) else min(options.workers(plan), machine.cores)
     at_once = min(options.shards_at_once(plan), len(plan.shards) or 1)
     # the threads that hash and write need cores, too
     everything = (parallel + serial + hashing + writing) / min(workers + 2, machine.cores)

@@ -36,13 +36,14 @@ class Magnitudes:
     threshold: Threshold
     epsilon: float
     compiled: bool = True  # the same counts in one pass
+    at_once: int = 1  # agents whose histograms a thread then has
 
     def count(self, chunk: ChunkInputs, wanted: Sequence[int] = ()) -> Counts:
         """The key of every pattern; with a `wanted` key per row, the lower half of what has it, if it is odd."""
         if self.compiled:
             from hubmerge.compiled.magnitude_counts import count_magnitudes  # which most commands do without
 
-            return count_magnitudes(chunk, wanted, self.threshold, self.epsilon)
+            return count_magnitudes(chunk, wanted, self.threshold, self.epsilon, self.at_once)
         found = []
         for number, row in enumerate(self.rows(chunk)):
             bits = _bits(row)

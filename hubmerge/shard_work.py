@@ -36,7 +36,7 @@ from hubmerge.selection import Counts
 from hubmerge.sink import FinishedShard, ShardWriter
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
-from hubmerge.steps import KEPT_BYTES, Counted, Step, Steps, ranked_by_tensor
+from hubmerge.steps import Counted, Step, Steps, ranked_by_tensor
 from hubmerge.tally_sums import TallySum
 
 _TELLING_S = 0.1  # between two statistics on the way: who looks at them cannot tell more of them apart
@@ -69,7 +69,7 @@ def write_shard(
     """Write shard `number` of every output, with `workers` threads; 0: with all of the options."""
     plan = outputs[0].plan
     shard = plan.shards[number]
-    workers = workers or options.workers
+    workers = workers or options.workers(plan)
     measured = next((o.sensitivities for o in outputs if o.sensitivities), ())
     works = [Work(o.plan, options, statistics) for o in outputs]
     tallies = _Tallies(plan, shard, len(outputs), with_inputs=statistics is None, counted=observer.counted)
@@ -178,7 +178,8 @@ def _counted(outputs: Sequence[Output], number: int, options: StreamOptions, wor
         return max(tensor.elements, 1) if any(is_whole(o.plan, tensor) for o in outputs) else size
 
     ranked = [None if o.thresholds else ranked_by_tensor(o.plan, options) for o in outputs]
-    return Counted.of(plan.shards[number].tensors, chunk_of, ranked, KEPT_BYTES * workers // options.workers)
+    kept, everyone = options.shares(plan).kept_bytes, max(workers, options.workers(plan))
+    return Counted.of(plan.shards[number].tensors, chunk_of, ranked, kept * workers // everyone)
 
 
 def _check_result(name: str, tally: ResultTally) -> None:

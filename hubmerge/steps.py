@@ -2,7 +2,7 @@
 
 A method may need an exact order statistic of each tensor (selection.py): every chunk is counted first and merged then.
 Counting runs ahead of merging, so that no thread waits for the end of a tensor; and what counting has read is kept for
-merging, as far as KEPT_BYTES go. A tensor that is larger is read again, and is not counted ahead.
+merging, as far as memory allows (memory.py). A tensor that is larger is read again, and is not counted ahead.
 
     counted:  t0 t0 t1 t1 .. t2 .. t2 .. t3
     merged:               t0 .. t0 .. t1 ..
@@ -20,13 +20,11 @@ from typing import NamedTuple
 
 from hubmerge.chunks import Chunk, StreamOptions, chunks_of, magnitudes_of
 from hubmerge.eager import ChunkInputs, Rule
-from hubmerge.plan import Plan, PlannedTensor
+from hubmerge.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.selection import Counts, Magnitudes, Selection
 from hubmerge.sources.derived import DerivedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import Scratch
-
-KEPT_BYTES = 160_000_000  # of all threads together
 
 ChunkOf = Callable[[PlannedTensor], int]  # elements
 RulesOf = Callable[[PlannedTensor, Sequence[tuple[float, ...]]], Sequence[Rule | None]]  # of thresholds, per output
@@ -64,7 +62,7 @@ class Counted:
         cls, tensors: Sequence[PlannedTensor], chunk_of: ChunkOf, ranked: Sequence[Magnitudes | None], kept_bytes: int
     ) -> Counted:
         counted = [t for t in tensors if any(ranked) and _is_counted(t)]
-        return cls(chunk_of, tuple(ranked), _room(counted, chunk_of, kept_bytes)[0])
+        return cls(chunk_of, tuple(ranked), _room(counted, chunk_of, kept_bytes))
 
     def __contains__(self, tensor: PlannedTensor) -> bool:
         return any(self.ranked) and _is_counted(tensor)
@@ -172,31 +170,40 @@ def kept_bytes(plan: Plan, options: StreamOptions) -> int:
     """What is held in memory from counting to merging, at most."""
     if ranked_by_tensor(plan, options) is None:
         return 0
-    size = options.chunk(plan)
-    return max(_room([t for t in s.tensors if _is_counted(t)], lambda _: size, KEPT_BYTES)[1] for s in plan.shards)
+    return max(_most_kept(shard.tensors, counted) for shard, counted in _all_counted(plan, options))
 
 
 def read_bytes(plan: Plan, options: StreamOptions) -> int:
     """What is read of the inputs in all passes: of tensors that are kept, once."""
-    ranked, size = ranked_by_tensor(plan, options), options.chunk(plan)
     total = plan.passes * plan.input_bytes
-    for shard in plan.shards if ranked is not None else ():
-        counted = Counted.of(shard.tensors, lambda _: size, [ranked], KEPT_BYTES)
+    for shard, counted in _all_counted(plan, options):
         kept = sum(t.elements * _element_bytes(t) for t in shard.tensors if t in counted and counted.keeps(t))
         total -= (plan.passes - 1) * kept
     return max(total, plan.input_bytes)
+
+
+def _all_counted(plan: Plan, options: StreamOptions) -> Iterator[tuple[PlannedShard, Counted]]:
+    ranked, size, most = ranked_by_tensor(plan, options), options.chunk(plan), options.shares(plan).kept_bytes
+    for shard in plan.shards if ranked is not None else ():
+        yield shard, Counted.of(shard.tensors, lambda _: size, [ranked], most)
+
+
+def _most_kept(tensors: Sequence[PlannedTensor], counted: Counted) -> int:
+    """Bytes that are kept at once, at most."""
+    kept = [t for t in tensors if t in counted and counted.keeps(t)]
+    largest = max((min(counted.chunk_of(t), t.elements) * _element_bytes(t) for t in kept), default=0)
+    return min(counted.room * largest, sum(t.elements * _element_bytes(t) for t in kept))
 
 
 def _is_counted(tensor: PlannedTensor) -> bool:
     return tensor.action == "merge" and tensor.elements > 0
 
 
-def _room(tensors: Sequence[PlannedTensor], chunk_of: ChunkOf, most: int) -> tuple[int, int]:
-    """How many chunks' inputs fit into `most` bytes, no more than there are; and the bytes that they take."""
+def _room(tensors: Sequence[PlannedTensor], chunk_of: ChunkOf, most: int) -> int:
+    """How many chunks' inputs fit into `most` bytes, no more than there are."""
     sizes = [(min(chunk_of(t), t.elements) * _element_bytes(t), -(-t.elements // chunk_of(t))) for t in tensors]
     largest = max((size for size, _ in sizes), default=0)
-    count = min(most // largest, sum(chunks for _, chunks in sizes)) if largest else 0
-    return count, count * largest
+    return min(most // largest, sum(chunks for _, chunks in sizes)) if largest else 0
 
 
 def _element_bytes(tensor: PlannedTensor) -> int:

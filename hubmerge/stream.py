@@ -94,6 +94,7 @@ def merge_variants(
     for variant in variants[1:]:
         if layout_of(variant.plan) != layout_of(first.plan):
             raise InternalError("variants with other models, dtypes or ε cannot be merged in one pass")
+    options = replace(options, beside=tuple(variant.plan for variant in variants[1:]))
     options.ranks.agree("the plan", plan_identity(first.plan))
     with runnable(options, first.plan, observer.warning).on_device(first.plan, observer.warning) as opened:
         statistics, device = merge_share(variants, reader, opened, observer)
@@ -144,7 +145,7 @@ def merge_share(
         return sum(t.elements for t in plan.shards[number].tensors)
 
     def workers() -> int:
-        return max(1, used.workers // at_once)
+        return max(1, used.workers(plan) // at_once)
 
     def expect(numbers: Sequence[int]) -> None:
         reader.expect([t for n in numbers for t in readings(outputs_of(n), n, used, workers())], again=False)

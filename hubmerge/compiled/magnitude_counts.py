@@ -49,28 +49,39 @@ def is_there() -> bool:
 
 
 def count_magnitudes(
-    chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float
+    chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float, at_once: int = 1
 ) -> NDArray[np.int64]:
     """[m, 3] (row, bin, count) of the keys of the magnitudes that `threshold` ranks; a row per agent, or one.
 
-    With one `wanted` key per row: of the lower halves of what has it; an even key has no such.
+    With one `wanted` key per row: of the lower halves of what has it; an even key has no such. `at_once`: agents whose
+    histograms lie beside each other in memory.
     """
     base, *agents = stored_alike(chunk, "BF16", "F32")
     places, keys = addresses_of(agents), np.array(wanted, np.uint16)
-    rows = 1 if threshold.of == "private" else len(agents)
-    scratch, spans = _scratch(rows), np.tile(np.array([KEY_BINS - 1, 0], np.uint16), (rows, 1))
     packed = np.empty((2, KEY_BLOCK + 2 * KEYS), np.uint16)
     if threshold.of == "private":
         magnitudes, nothing = np.empty((len(agents), PRIVATE_BLOCK), np.float32), np.zeros(PRIVATE_BLOCK, np.float32)
         active = np.empty(PRIVATE_BLOCK, np.uint8)
+        scratch, spans = _histograms(1)
         _count_private[base.dtype](base, places, epsilon, keys, scratch, spans, packed, magnitudes, nothing, active)
-    else:
-        drop = threshold.of == "dropped"
-        draw_keys = np.array([(k.first, k.second) for k in chunk.uniform_keys if drop], np.uint64).reshape(-1, 2)
+        return _taken(scratch, spans)
+    drop = threshold.of == "dropped"
+    draw_keys = np.array([(k.first, k.second) for k in chunk.uniform_keys if drop], np.uint64).reshape(-1, 2)
+    last, parts = np.empty((2, KEYS), base.dtype), []
+    for first in range(0, len(agents), at_once):
+        some = slice(first, first + at_once)
+        scratch, spans = _histograms(len(places[some]))
         _count_all[base.dtype](
-            base, places, keys, drop, _bound(threshold.drop), draw_keys, chunk.start, scratch, spans, packed,
-            np.empty((2, KEYS), base.dtype),
+            base, places[some], keys[some], drop, _bound(threshold.drop), draw_keys[some], chunk.start, scratch, spans,
+            packed, last,
         )  # fmt: skip
+        parts.append(_taken(scratch, spans))
+        parts[-1][:, 0] += first
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _taken(scratch: NDArray[np.uint32], spans: NDArray[np.uint16]) -> NDArray[np.int64]:
+    """What stands in histograms, which are empty then."""
     found = np.empty((_add_copies(scratch, spans), 3), np.int64)
     _take(scratch, spans, found)
     return found
@@ -81,10 +92,12 @@ def _bound(p: float) -> np.uint64:
     return np.uint64(ceil(float(np.float32(p)) * 2**24))
 
 
-def _scratch(rows: int) -> NDArray[np.uint32]:
-    """This thread's histograms [rows, KEY_COPIES, bins]; made once, since fresh pages cost more than counting."""
+def _histograms(rows: int) -> tuple[NDArray[np.uint32], NDArray[np.uint16]]:
+    """This thread's histograms [rows, KEY_COPIES, bins], made once, since fresh pages cost more than counting; and the
+    smallest and the largest bin of each so far."""
     needed = rows * KEY_COPIES * KEY_WIDTH
     kept: NDArray[np.uint32] | None = getattr(_thread, "scratch", None)
     if kept is None or kept.size < needed:
         kept = _thread.scratch = np.zeros(needed, np.uint32)
-    return kept[:needed].reshape(rows, KEY_COPIES, KEY_WIDTH)
+    spans = np.tile(np.array([KEY_BINS - 1, 0], np.uint16), (rows, 1))
+    return kept[:needed].reshape(rows, KEY_COPIES, KEY_WIDTH), spans

@@ -7,13 +7,13 @@ whatever goes wrong while a device is opened costs a warning and nothing else.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
+from hubmerge import machine
 from hubmerge.counting import BLOCK
 from hubmerge.errors import MemoryLimitError
 
@@ -109,4 +109,4 @@ def bytes_per_element(agents: int) -> int:
 
 
 def host_threads() -> int:
-    return min(HOST_THREADS, len(os.sched_getaffinity(0)))
+    return min(HOST_THREADS, machine.cores())

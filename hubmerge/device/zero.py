@@ -182,7 +182,9 @@ def run_burst(burst: Burst, asking: int) -> Finished:
     ):
         if options.engine is None:  # the CPU works where nothing is metered
             raise RuntimeError("; ".join(observer.warnings))
-        shards = write_shard(burst.outputs, burst.number, reader, options, observer, burst.statistics, options.workers)
+        shards = write_shard(
+            burst.outputs, burst.number, reader, options, observer, burst.statistics, options.wanted_threads
+        )
         return Finished(tuple(shards), options.engine.facts(), tuple(observer.warnings))
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from threading import Event as ThreadEvent
 from typing import Literal, Protocol
 
-from hubmerge import __version__
+from hubmerge import __version__, machine
 from hubmerge.errors import (
     CancelledError,
     CorruptError,
@@ -247,7 +247,7 @@ def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
         "backend": options.backend,
         "max_model_len": run.suite.suite.max_model_len,
         "memory_bytes": memory_bytes,
-        "cpu_s": math.ceil(options.wall_s * (os.cpu_count() or 1)),
+        "cpu_s": math.ceil(options.wall_s * machine.cores()),
         "tasks": [
             {
                 "name": task.name,

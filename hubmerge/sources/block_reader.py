@@ -5,7 +5,8 @@ file is therefore read once from front to back, through memory alone: its sha256
 that was planned from, and a sha256 of every block of BLOCK_BYTES is noted. From then on whole blocks are read in any
 order, and each must have its noted digest; no byte is merged that was not part of that very file. The digests lie
 beside the cache, so that a resumed merge need not read the file again for them. The price is one more reading of such
-a shard per merge.
+a shard per merge. A block lies in pages of its own, which the system gets back with it: from the allocator's heap,
+where so large a piece soon comes from, twice as much would stay.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
+from hubmerge import buffers
 from hubmerge.errors import CorruptError
 from hubmerge.hub import Hub
 from hubmerge.sink import writing
@@ -24,27 +26,30 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.files import other_header
 
 BLOCK_BYTES = 4 * 1024 * 1024
-_KEPT_BLOCKS = 24  # of all shards together: a few chunks in flight of each model
+KEPT_BLOCKS = 24  # of all shards together: a few chunks in flight of each model
+FETCHED_AT_ONCE = 4  # blocks: that many connections fill the line, however many threads wait for bytes
 _DIGEST_BYTES = 32
 
 
 class BlockBuffer:
-    """The blocks read last, of several shards; memory stays at `kept` blocks and those in flight."""
+    """The blocks read last, of several shards; memory stays at `kept` blocks and `fetched_at_once`."""
 
-    def __init__(self, kept: int = _KEPT_BLOCKS) -> None:
+    def __init__(self, kept: int = KEPT_BLOCKS, fetched_at_once: int = FETCHED_AT_ONCE) -> None:
+        self.fetching = threading.Semaphore(fetched_at_once)
         self._kept = kept
-        self._blocks: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._blocks: OrderedDict[tuple[int, int], memoryview] = OrderedDict()
         self._lock = threading.Lock()
         self._reading = [threading.Lock() for _ in range(64)]  # so that two threads do not fetch one block twice
 
-    def get(self, reader: BlockReader, number: int, fetch: Callable[[int], bytes]) -> bytes:
+    def get(self, reader: BlockReader, number: int, fetch: Callable[[int], memoryview]) -> memoryview:
         key = (id(reader), number)
         with self._reading[hash(key) % len(self._reading)]:
             with self._lock:
                 if key in self._blocks:
                     self._blocks.move_to_end(key)
                     return self._blocks[key]
-            block = fetch(number)
+            with self.fetching:
+                block = fetch(number)
             with self._lock:
                 self._blocks[key] = block
                 while len(self._blocks) > self._kept:
@@ -85,11 +90,13 @@ class BlockReader:
                 return
         whole, front, digests = hashlib.sha256(), hashlib.sha256(), []
         for number in range(count):
-            block = self._range(number)
-            whole.update(block)
-            if self._header is not None:
-                front.update(block[: max(0, self._header.bytes - number * self._size)])
-            digests.append(hashlib.sha256(block).digest())
+            with self._buffer.fetching:
+                block = self._range(number)
+                whole.update(block)
+                if self._header is not None:
+                    front.update(block[: max(0, self._header.bytes - number * self._size)])
+                digests.append(hashlib.sha256(block).digest())
+                del block
         if self._file.sha256 and whole.hexdigest() != self._file.sha256:
             raise CorruptError(
                 "a shard does not match its checksum",
@@ -118,7 +125,7 @@ class BlockReader:
             out[done : done + len(part)] = part
             done += len(part)
 
-    def _block(self, number: int) -> bytes:
+    def _block(self, number: int) -> memoryview:
         block = self._range(number)
         if hashlib.sha256(block).digest() != self._digests[number]:
             raise CorruptError(
@@ -128,10 +135,11 @@ class BlockReader:
             )
         return block
 
-    def _range(self, number: int) -> bytes:
+    def _range(self, number: int) -> memoryview:
         begin = number * self._size
         end = min(begin + self._size, self._file.size)
-        block = self._hub.read_range(self._model.ref.id, self._model.ref.sha, self._file.path, begin, end)
+        block = memoryview(buffers.pages(end - begin))
+        self._hub.read_range_into(self._model.ref.id, self._model.ref.sha, self._file.path, begin, block)
         self._fetched(len(block))
         return block
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import BlockReader
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -89,3 +91,14 @@ def latest_first(shards: Iterable[CachedShard], next_use: Callable[[CachedShard]
     """What can be deleted, from what is needed latest on."""
     deletable = [s for s in shards if s.held and not s.leases and s.state != "fetching"]
     return sorted(deletable, key=next_use, reverse=True)
+
+
+def beyond_room(items: Sequence[T], size: Callable[[T], int], room: int) -> list[T]:
+    """The largest of `items`, without which the others fit into `room` together."""
+    left, found = sum(map(size, items)), []
+    for item in sorted(items, key=size, reverse=True):
+        if left <= room:
+            break
+        left -= size(item)
+        found.append(item)
+    return found

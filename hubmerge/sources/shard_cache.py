@@ -27,7 +27,7 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import BLOCK_BYTES, BlockBuffer, BlockReader
 from hubmerge.sources.files import OpenFiles
 from hubmerge.sources.reader import Read, ShardKey, cache_folder, local_path, shard_key
-from hubmerge.sources.replacement import CachedShard, NextUse, latest_first, victims_for
+from hubmerge.sources.replacement import CachedShard, NextUse, beyond_room, latest_first, victims_for
 
 THREADS = 2  # one connection seldom fills the line, and more only fetch what is needed later
 _TICK_S = 0.2
@@ -360,13 +360,9 @@ class ShardCache:
 
     def _read_by_ranges(self, needed: Sequence[CachedShard]) -> None:
         """Take the largest shards of one tensor off the disk until the others fit in together."""
-        whole = sorted((s for s in needed if s.blocks is None), key=lambda s: s.size, reverse=True)
-        whole = [s for s in whole if s.state != "fetching"]  # there was room for it
-        total = sum(s.size for s in whole)
-        for shard in whole:
-            if total <= self._budget:
-                break
-            total -= shard.size
+        # what is being fetched had room
+        whole = [s for s in needed if s.blocks is None and s.state != "fetching"]
+        for shard in beyond_room(whole, lambda s: s.size, self._budget):
             if shard.held:
                 self._delete(shard)
             shard.blocks = BlockReader(

@@ -14,7 +14,7 @@ from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 from test_compiled import chunk_of, for_method, rule_of
 from test_engine import Warned
 
-from hubmerge import chunks, cli, in_order
+from hubmerge import cli, in_order, machine
 from hubmerge.counting import BLOCK
 from hubmerge.device import choose, passes
 from hubmerge.device.choose import LANES, MEMORY_BYTES, open_engine
@@ -170,7 +170,7 @@ def test_chunks_that_the_device_does_not_take_are_named_once(monkeypatch: pytest
 @pytest.fixture
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of a machine with 16 cores; gives how many threads were asked for, in turn."""
-    monkeypatch.setattr(chunks.os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(machine, "cores", lambda: 16)
     asked: list[int] = []
     real = in_order.in_order
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge import shard_work, steps
+from hubmerge import memory, shard_work
 from hubmerge.eager import ChunkInputs
 from hubmerge.journal import Journal
 from hubmerge.methods.base import Threshold
@@ -196,7 +196,7 @@ def test_threads_that_write_several_shards_at_once_share_what_is_kept(
         write_model(tmp_path / name, {"a": tensor(rng.integers(-9, 9, 40_960) / 8, "BF16")})
     plan = plan_of(tmp_path, "ties", agents=2, parameters={"trim_scope": "tensor"})
     outputs = [shard_work.Output(plan, tmp_path, (), {})]
-    monkeypatch.setattr(shard_work, "KEPT_BYTES", 3 * 2 * 40_960)
+    monkeypatch.setattr(memory, "KEPT_BYTES", 3 * 2 * 40_960)
     for workers, readings in ((4, 1), (3, 3), (1, 3)):
         assert len(shard_work.readings(outputs, 0, StreamOptions(4096, 4), workers)) == readings
 
@@ -207,7 +207,7 @@ def test_the_bits_do_not_depend_on_what_is_kept(tmp_path: Path, monkeypatch: pyt
         plan = plan_of(tmp_path, method, parameters=parameters)
         found = []
         for room in (0, 60_000, 10**9):
-            monkeypatch.setattr(shard_work, "KEPT_BYTES", room)
+            monkeypatch.setattr(memory, "KEPT_BYTES", room)
             result = run(plan, tmp_path / f"{method}{room}")
             counted = {name: tally.to_json() for name, tally in result.statistics.tensors.items()}
             found.append((bytes_of(tmp_path / f"{method}{room}", plan), counted))
@@ -239,8 +239,7 @@ def test_inputs_that_fit_into_memory_are_read_once_for_a_threshold_of_each_tenso
         assert store.total == 3 * 2 * 2 * 50_000 * passes
         headers = sum(header.bytes for model in plan.models for header in model.headers.values())
         assert 0 <= read_bytes(plan, options) - store.total <= 2 * headers
-        chunks = 2 * -(-50_000 // 4096)
-        assert kept_bytes(plan, options) == (chunks * 4096 * 3 * 2 if scope == "tensor" else 0)
+        assert kept_bytes(plan, options) == (2 * 50_000 * 3 * 2 if scope == "tensor" else 0)
 
 
 def test_what_is_read_is_foretold_where_some_tensors_are_kept_and_others_are_not(
@@ -252,8 +251,7 @@ def test_what_is_read_is_foretold_where_some_tensors_are_kept_and_others_are_not
         write_model(tmp_path / name, values)
     plan = plan_of(tmp_path, "ties", agents=2, parameters={"trim_scope": "tensor"})
     options, out = StreamOptions(4096, 2), tmp_path / "out"
-    for module in (steps, shard_work):
-        monkeypatch.setattr(module, "KEPT_BYTES", 3 * 2 * 4096 * 6)  # six chunks: b has five, a has thirteen
+    monkeypatch.setattr(memory, "KEPT_BYTES", 3 * 2 * 4096 * 6)  # six chunks: b has five, a has thirteen
     out.mkdir()
     store = Reading(NOWHERE, tmp_path / "cache")
     with TensorReader(plan.models, store) as reader:

@@ -55,10 +55,10 @@ class FolderHub:
         partial.replace(target)
         return target
 
-    def read_range(self, repo: str, sha: str, path: str, start: int, end: int) -> bytes:
+    def read_range_into(self, repo: str, sha: str, path: str, start: int, out: memoryview) -> None:
         self.before(repo, path)
         self.ranges[repo, path] += 1
-        return self.contents[repo, path][start:end]
+        out[:] = self.contents[repo, path][start : start + len(out)]
 
 
 def made_model(hub: FolderHub, name: str, shards: Sequence[Sequence[tuple[str, int]]]) -> Model:

@@ -12,6 +12,7 @@ from cache_helpers import KB, FolderHub, Peak, made_model, read_all, reads_of, t
 
 from hubmerge.errors import CancelledError, CorruptError, HubUnavailableError
 from hubmerge.sources.base import Model
+from hubmerge.sources.block_reader import FETCHED_AT_ONCE
 from hubmerge.sources.shard_cache import ShardCache
 
 SHARD = 8 * KB
@@ -292,3 +293,16 @@ def test_closing_in_the_middle_of_a_download_leaves_a_part_to_go_on_with_and_no_
     assert told == [0]
     assert [p.suffix for p in tmp_path.rglob("*") if p.is_file()] in (["", ".partial"], [".partial"], [".partial"] * 2)
     assert threads_left() == []
+
+
+def test_a_block_takes_one_of_few_places_while_it_is_fetched(hub: FolderHub, tmp_path: Path) -> None:
+    """Its verification, too: so memory does not grow with the threads that wait for bytes."""
+    model = in_shards(hub, "org/m", 1)
+    cache, free = cache_of(hub, tmp_path, [model], 0), []
+    places = cache._buffer.fetching
+    hub.before = lambda repo, path: free.append(places._value)
+    read_all(cache, hub, [model], [*model.tensors], again=False)
+    cache.close()
+    assert len(free) == 2 * SHARD // (2 * KB)
+    assert set(free) == {FETCHED_AT_ONCE - 1}
+    assert places._value == FETCHED_AT_ONCE

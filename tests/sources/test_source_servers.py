@@ -61,6 +61,19 @@ def test_too_few_bytes_are_asked_for_again(server: ScriptedHub, hub: Hub, clock:
     assert len(clock.pauses) == 2
 
 
+def test_a_range_is_read_into_memory_that_is_there(server: ScriptedHub, hub: Hub, clock: Clock):
+    """From its start again where it broke off, and never beyond its end."""
+    answers = [Answer(206, b"1234", {"Content-Range": "bytes 8-15/13512"}), None]
+    server.bend = lambda request: answers.pop(0)
+    out = bytearray(b"." * 16)
+    hub.read_range_into(server.repo, server.sha, "model.safetensors", 8, memoryview(out)[4:12])
+    assert bytes(out) == b"...." + server.files["model.safetensors"][8:16] + b"...."
+    server.bend = lambda request: Answer(206, b"1" * 99, {"Content-Range": "bytes 8-15/13512"})
+    with pytest.raises(FormatError, match="more than was asked for"):
+        hub.read_range_into(server.repo, server.sha, "model.safetensors", 8, memoryview(out)[4:12])
+    assert bytes(out[12:]) == b"...."
+
+
 def test_an_empty_range_asks_nobody(server: ScriptedHub, hub: Hub):
     assert hub.read_range(server.repo, server.sha, "model.safetensors", 8, 8) == b""
     assert server.requests == []

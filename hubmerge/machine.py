@@ -1,0 +1,141 @@
+"""How many cores and how much memory this process may really use.
+
+A container sees its host's cores and memory, and may use less: what its control groups allow. Each group is limited by
+all above it, so the least of them counts, in version 2 (one tree, `cpu.max` and `memory.max`) and in version 1 (a tree
+per controller, `cpu.cfs_quota_us` and `memory.limit_in_bytes`). A quota of one and a half cores is two that wait now
+and then. What cannot be read or understood limits nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+_MOST_DIGITS = 20  # of a number that means anything here
+_ESCAPED = re.compile(r"\\([0-7]{3})")  # a space in a mount's path
+
+
+@cache
+def cores() -> int:
+    """What threads of this process can run on at once, at least 1."""
+    allowed = group_limits().cores
+    return max(1, min(n for n in (_affinity(), allowed) if n is not None))
+
+
+@cache
+def memory_bytes() -> int | None:
+    """The machine's memory, or what this process is allowed of it; None where nothing tells."""
+    try:
+        installed: int | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        installed = None
+    known = [n for n in (installed, group_limits().memory_bytes) if n is not None and n > 0]
+    return min(known, default=None)
+
+
+def _affinity() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not on every system
+        return os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class GroupLimits:
+    """None: no limit."""
+
+    cores: int | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class _Mount:
+    """A tree of control groups: the group `root` and those below it lie in `folder`."""
+
+    version: Literal[1, 2]
+    controllers: frozenset[str]
+    root: PurePosixPath
+    folder: Path
+
+
+def group_limits(system: Path = Path("/")) -> GroupLimits:
+    """What the control groups of this process allow; `system` is where /proc and the mounts lie."""
+    own = _own_groups(system)
+    processors: list[int | None] = []
+    memory: list[int | None] = []
+    for mount in _mounts(system):
+        if mount.version == 2:
+            for folder in _folders(mount, own.get("")):
+                processors.append(_cores(*_numbers(folder / "cpu.max", 2)))
+                memory.append(*_numbers(folder / "memory.max", 1))
+            continue
+        if "cpu" in mount.controllers:
+            for folder in _folders(mount, own.get("cpu")):
+                quota, period = (_numbers(folder / f"cpu.cfs_{name}_us", 1)[0] for name in ("quota", "period"))
+                processors.append(_cores(quota, period))
+        if "memory" in mount.controllers:
+            memory += [_numbers(f / "memory.limit_in_bytes", 1)[0] for f in _folders(mount, own.get("memory"))]
+    return GroupLimits(
+        min((n for n in processors if n is not None), default=None), min((n for n in memory if n), default=None)
+    )
+
+
+def _own_groups(system: Path) -> dict[str, PurePosixPath]:
+    """Controller → this process's group; "" for version 2."""
+    groups: dict[str, PurePosixPath] = {}
+    for line in _lines(system / "proc/self/cgroup"):
+        _, _, rest = line.partition(":")
+        controllers, colon, path = rest.partition(":")
+        if colon and path.startswith("/"):
+            groups |= dict.fromkeys(controllers.split(","), PurePosixPath(path))
+    return groups
+
+
+def _mounts(system: Path) -> Iterator[_Mount]:
+    for line in _lines(system / "proc/self/mountinfo"):
+        before, dash, after = line.partition(" - ")
+        fields, kind = before.split(" "), after.split(" ")
+        if not dash or len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
+            continue
+        root, point = (_ESCAPED.sub(lambda m: chr(int(m.group(1), 8)), field) for field in fields[3:5])
+        controllers = frozenset(kind[2].split(",")) if kind[0] == "cgroup" else frozenset()
+        yield _Mount(
+            2 if kind[0] == "cgroup2" else 1, controllers, PurePosixPath(root), system / point.removeprefix("/")
+        )
+
+
+def _folders(mount: _Mount, group: PurePosixPath | None) -> Iterator[Path]:
+    """Of the group and of all above it, as far as this mount shows them."""
+    if group is None:
+        return
+    # where the mount begins at another group than names are told from, all that can be told is its own limit
+    inside = group.relative_to(mount.root) if group.is_relative_to(mount.root) else PurePosixPath()
+    if ".." in inside.parts:
+        inside = PurePosixPath()
+    for part in (inside, *inside.parents):
+        yield mount.folder / part
+
+
+def _cores(quota: int | None, period: int | None) -> int | None:
+    """Rounded up; a quota below one period is one core for a part of the time."""
+    return -(-quota // period) if quota and period else None
+
+
+def _numbers(path: Path, count: int) -> list[int | None]:
+    """The first words of a file; None for a word that is no positive number: "max", −1, nothing."""
+    words = next(_lines(path), "").split()
+    plain = [int(w) if w.isascii() and w.isdigit() and len(w) <= _MOST_DIGITS else 0 for w in words[:count]]
+    return [n or None for n in plain] + [None] * (count - len(plain))
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return iter(())
+    return iter(text.splitlines())

@@ -1,0 +1,115 @@
+"""The cores and the memory that control groups leave to a process, from made-up trees of files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from hubmerge import machine
+from hubmerge.chunks import StreamOptions
+from hubmerge.device.choose import host_threads
+from hubmerge.machine import GroupLimits, group_limits
+
+V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
+CPU = "31 23 0:27 / /sys/fs/cgroup/cpu,cpuacct rw shared:5 - cgroup cgroup rw,cpu,cpuacct"
+MEMORY = "32 23 0:28 / /sys/fs/cgroup/memory rw shared:6 - cgroup cgroup rw,memory"
+
+
+def system(folder: Path, files: Mapping[str, str]) -> Path:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def told(folder: Path, own: str, mounts: str, files: Mapping[str, str]) -> GroupLimits:
+    proc = {"proc/self/cgroup": own, "proc/self/mountinfo": f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n{mounts}\n"}
+    return group_limits(system(folder, proc | {f"sys/fs/cgroup/{name}": text for name, text in files.items()}))
+
+
+def test_a_group_of_version_2_is_limited_by_all_above_it(tmp_path: Path) -> None:
+    files = {
+        "pod/job/cpu.max": "max 100000\n",
+        "pod/job/memory.max": "3000000000\n",
+        "pod/cpu.max": "250000 100000\n",
+        "pod/memory.max": "2000000000\n",
+        "cpu.max": "800000 100000\n",
+        "other/memory.max": "1\n",
+    }
+    assert told(tmp_path, "0::/pod/job\n", V2, files) == GroupLimits(3, 2_000_000_000)
+
+
+def test_version_1_has_a_tree_for_each_controller(tmp_path: Path) -> None:
+    own = "4:memory:/docker/m\n3:cpu,cpuacct:/docker/c\n2:freezer:/\n1:name=systemd:/x\n0::/x\n"
+    files = {
+        "cpu,cpuacct/docker/c/cpu.cfs_quota_us": "-1\n",
+        "cpu,cpuacct/docker/c/cpu.cfs_period_us": "100000\n",
+        "cpu,cpuacct/docker/cpu.cfs_quota_us": "150000\n",
+        "cpu,cpuacct/docker/cpu.cfs_period_us": "100000\n",
+        "cpu,cpuacct/docker/m/cpu.cfs_quota_us": "1\n",
+        "memory/docker/m/memory.limit_in_bytes": "512000000\n",
+        "memory/memory.limit_in_bytes": "9223372036854771712\n",
+    }
+    assert told(tmp_path, own, f"{CPU}\n{MEMORY}", files) == GroupLimits(2, 512_000_000)
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("50000 100000", 1), ("100000 100000", 1), ("100001 100000", 2)])
+def test_a_part_of_a_core_is_one(quota: str, cores: int, tmp_path: Path) -> None:
+    assert told(tmp_path, "0::/\n", V2, {"cpu.max": quota}).cores == cores
+
+
+def test_a_container_sees_its_own_group_where_the_mount_begins(tmp_path: Path) -> None:
+    mount = V2.replace(" / /sys", " /docker/a /sys")
+    files = {"cpu.max": "200000 100000", "memory.max": "1000000"}
+    assert told(tmp_path / "a", "0::/docker/a\n", mount, files) == GroupLimits(2, 1_000_000)
+    # names told from another root than the mount's: the limit of what is mounted is the one there is
+    assert told(tmp_path / "b", "0::/\n", mount, files) == GroupLimits(2, 1_000_000)
+    assert told(tmp_path / "c", "0::/../../outside\n", V2, files) == GroupLimits(2, 1_000_000)
+
+
+def test_a_path_with_a_space_is_found(tmp_path: Path) -> None:
+    mount = V2.replace("/sys/fs/cgroup ", r"/sys/fs/cgroup/my\040groups ")
+    assert told(tmp_path, "0::/\n", mount, {"my groups/memory.max": "77"}).memory_bytes == 77
+
+
+@pytest.mark.parametrize(
+    "content", ["", "max", "max 100000", "-5 100000", "0 100000", "100000 0", "100000", "many cores", "9" * 5000 + " 1"]
+)
+def test_what_cannot_be_understood_limits_nothing(content: str, tmp_path: Path) -> None:
+    files = {"cpu.max": content, "memory.max": "²" if content else "\n"}
+    assert told(tmp_path, "0::/\n", V2, files) == GroupLimits()
+
+
+def test_what_cannot_be_read_limits_nothing(tmp_path: Path) -> None:
+    assert group_limits(tmp_path) == GroupLimits()
+    assert told(tmp_path, "0::/gone\nnonsense\n::\n", f"{V2}\nnonsense\n1 2 - cgroup2\n", {}) == GroupLimits()
+    (tmp_path / "sys/fs/cgroup/cpu.max").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_bytes(b"\xff\xfe")
+    assert group_limits(tmp_path) == GroupLimits()
+
+
+@pytest.fixture
+def afresh() -> Iterator[None]:
+    """Nothing that was looked up of this machine before, or here, counts elsewhere."""
+    for known in (machine.cores, machine.memory_bytes):
+        known.cache_clear()
+    yield
+    for known in (machine.cores, machine.memory_bytes):
+        known.cache_clear()
+
+
+def test_threads_follow_what_the_process_may_use(monkeypatch: pytest.MonkeyPatch, afresh: None) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    monkeypatch.setattr(machine, "group_limits", lambda: GroupLimits(3, 2**20))
+    assert (machine.cores(), StreamOptions().wanted_threads, host_threads()) == (3, 3, 3)
+    assert machine.memory_bytes() == 2**20
+    for known in (machine.cores, machine.memory_bytes):
+        known.cache_clear()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(machine, "group_limits", lambda: GroupLimits(3, 2**60))
+    assert machine.cores() == 2
+    assert 2**20 < (machine.memory_bytes() or 0) < 2**60

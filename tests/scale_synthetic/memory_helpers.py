@@ -1,0 +1,101 @@
+"""Whole processes whose peak memory is measured, beside what their plan says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.metering import measure
+from benchmarks.synthetic import Shape, write_family
+from hubmerge.hub import Hub
+from hubmerge.prediction import Machine, predict
+from hubmerge.prepare import prepare
+from hubmerge.recipe import ModelName, Recipe
+from hubmerge.sensitivity.file import SensitivityMetadata, weights_digest, write_tensors
+from hubmerge.sources.open import open_model
+from hubmerge.stream import StreamOptions
+
+NOWHERE = Hub("http://127.0.0.1:9")  # never asked
+IMPORTED = 80_000_000  # a process that has imported what a merge needs takes this and somewhat more
+PROMISED = IMPORTED + 512_000_000
+AGENTS = 8
+LONG = Shape(layers=1, hidden=1024, intermediate=1024, key_value=64, vocabulary=10_240, tied=True)  # 40 small chunks
+SHORT = Shape(layers=1, hidden=64, intermediate=128, key_value=16, vocabulary=512, tied=True)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A base and AGENTS agents with their sensitivities."""
+
+    folder: Path
+    shape: Shape
+
+    @classmethod
+    def written(cls, folder: Path, shape: Shape) -> Family:
+        write_family(shape, folder, tuple(0.1 * (k + 1) for k in range(AGENTS)))
+        return cls(folder, shape)
+
+    def recipe(self, method: str, agents: int = AGENTS, **more: Any) -> Recipe:
+        names: list[Any] = [str(self.folder / f"agent{k}") for k in range(agents)]
+        if method in ("fisher", "sar"):
+            names = [{"model": name, "sensitivity": self._sensitivity(name)} for name in names]
+        return Recipe.model_validate({"base": str(self.folder / "base"), "agents": names, "method": method, **more})
+
+    def _sensitivity(self, name: str) -> str:
+        path = Path(f"{name}.sensitivity.safetensors")
+        if not path.is_file():
+            model = open_model(ModelName.parse(name), NOWHERE, allow_local=True)
+            words = {"hubmerge": "1", "torch": "1", "transformers": "1", "data": "d", "prompt": "p", "answer": "a"}
+            metadata = SensitivityMetadata.model_validate(
+                {
+                    **words,
+                    "model_id": Path(name).name,
+                    "model_sha": model.ref.sha,
+                    "model_weights": weights_digest(model),
+                    "data_digest": "0" * 64,
+                    "pairs": 1,
+                    "max_tokens": 2,
+                    "dtype": "float32",
+                    "device": "cpu",
+                }
+            )
+            shapes = dict(self.shape.tensors())
+            parts = ((n, np.linspace(0, 1, prod(s), dtype=np.float32)) for n, s in shapes.items())
+            write_tensors(path, shapes, metadata.to_strings(), parts)
+        return str(path)
+
+
+def merge(recipe: Recipe, folder: Path, *flags: str, environment: Mapping[str, str] | None = None) -> int:
+    """Peak resident bytes of a process that merges `recipe`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, out = folder / "recipe.yaml", folder / "out"
+    path.write_text(recipe.to_yaml())
+    command = [sys.executable, "-m", "hubmerge", "merge", str(path), "--out", str(out), *flags]
+    try:
+        return measure(command, environment).peak_rss_bytes
+    finally:
+        shutil.rmtree(out, ignore_errors=True)
+
+
+def merge_once(recipe: Recipe, folder: Path) -> None:
+    """So that all that can be kept of compiled code is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, out = folder / "once.yaml", folder / "merged_once"
+    path.write_text(recipe.to_yaml())
+    command = [sys.executable, "-m", "hubmerge", "merge", str(path), "--out", str(out)]
+    subprocess.run(command, check=True, capture_output=True, env=dict(os.environ))
+    shutil.rmtree(out)
+
+
+def predicted(recipe: Recipe, threads: int) -> int:
+    plan = prepare(recipe, NOWHERE, allow_local=True).plan
+    return predict(plan, Machine(2), StreamOptions(threads=threads)).memory_bytes

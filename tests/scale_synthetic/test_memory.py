@@ -1,0 +1,81 @@
+"""Peak memory is a constant: of any element-wise method, up to 8 agents, on any machine, however many its cores."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from memory_helpers import AGENTS, IMPORTED, LONG, NOWHERE, PROMISED, SHORT, Family, merge, merge_once, predicted
+
+from benchmarks.metering import measure
+from hubmerge.methods import registry
+from hubmerge.plan import Plan
+from hubmerge.prediction import Machine, predict
+from hubmerge.prepare import prepare
+from hubmerge.recipe import Recipe
+from hubmerge.stream import StreamOptions
+
+ELEMENT_WISE = [name for name, method in registry().items() if not method.needs_whole("mlp.weight", (2, 2))]
+THREADS = (1, 2, 16, 64, 256)
+LARGE, HUGE = "synthetic:llama-405b?layers=10", "synthetic:llama-405b"
+
+
+def planned(method: str, agents: int = AGENTS, base: str = LARGE, **more: object) -> Plan:
+    parent = "&" if "?" in base else "?"
+    content = {"base": base, "agents": [f"{base}{parent}agent={k + 1}&density=0.1" for k in range(agents)]}
+    calibration = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"} if method in ("fisher", "sar") else None
+    recipe = Recipe.model_validate({**content, "method": method, "calibration": calibration, **more})
+    return prepare(recipe, NOWHERE, allow_local=True).plan
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return Family.written(tmp_path_factory.mktemp("family"), LONG)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Family:
+    return Family.written(tmp_path_factory.mktemp("small"), SHORT)
+
+
+def test_the_constant_is_what_imports_take() -> None:
+    modules = "hubmerge.merge_command, hubmerge.compiled, hubmerge.line, hubmerge.prediction"
+    assert measure([sys.executable, "-c", f"import {modules}"]).peak_rss_bytes >= IMPORTED
+
+
+@pytest.mark.parametrize("method", ELEMENT_WISE)
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_the_plan_of_any_model_says_no_more_than_was_promised(method: str, backend: str) -> None:
+    for dtype in ("bfloat16", "float32"):
+        plan = planned(method, dtype=dtype)
+        for threads in THREADS:
+            options = StreamOptions(threads=threads, backend=backend)  # type: ignore[arg-type]
+            assert predict(plan, Machine(threads), options).memory_bytes <= PROMISED, (threads, dtype)
+
+
+def test_not_even_of_the_largest_model_on_a_new_machine() -> None:
+    """With what has to be compiled first, and the tallies of a thousand tensors."""
+    everything = frozenset({"merging", "counting", "loop"})
+    plan = planned("ram_quantile", base=HUGE)
+    for threads in (2, 256):
+        assert predict(plan, Machine(threads, to_compile=everything)).memory_bytes <= PROMISED
+
+
+@pytest.mark.parametrize("method", ELEMENT_WISE)
+def test_no_method_of_eight_agents_takes_more(method: str, family: Family, small: Family, tmp_path: Path) -> None:
+    merge_once(small.recipe(method), tmp_path)
+    recipe = family.recipe(method)
+    peak = merge(recipe, tmp_path, "--threads", "2")
+    assert peak <= PROMISED
+    assert 0.75 <= predicted(recipe, 2) / peak <= 1.25, (predicted(recipe, 2), peak)
+
+
+@pytest.mark.parametrize("method", ["ties", "ram_quantile"])
+def test_sixteen_threads_take_no_more(method: str, family: Family, small: Family, tmp_path: Path) -> None:
+    merge_once(small.recipe(method), tmp_path)
+    recipe = family.recipe(method)
+    peak = merge(recipe, tmp_path, "--threads", "16")
+    assert peak <= PROMISED
+    # where fewer cores run them, results wait less, and so do less of them
+    assert 0.75 <= predicted(recipe, 16) / peak <= 1.5, (predicted(recipe, 16), peak)
