@@ -202,7 +202,7 @@ def _run_facts(run: object) -> Markup | None:
         return None
     facts: list[tuple[str, str]] = []
     if (seconds := number_of(run, "seconds")) is not None:
-        facts.append(("Merged in", duration_text(seconds)))
+        facts.append(("Merged in", duration_text(seconds) if seconds >= 0.5 else "under 1 s"))
     for key, name in (("peak_rss_bytes", "Memory at its peak"), ("disk_high_water_bytes", "Disk at its peak")):
         if (amount := number_of(run, key)) is not None:
             facts.append((name, bytes_text(amount)))
