@@ -241,5 +241,6 @@ def _counted(
         with np.errstate(all="ignore"):
             return chunk, count(with_draws(plan, magnitudes, chunk, read_chunk(reader, chunk)))
 
-    chunks = (c for t in tensors for c in chunks_of(t, options.chunk(plan)))
+    size = options.chunk(plan)
+    chunks = (c for t in tensors for c in chunks_of(t, size))
     return in_order(chunks, work, options.workers(plan), reader.abandon)

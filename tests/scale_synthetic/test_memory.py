@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from memory_helpers import AGENTS, IMPORTED, LONG, NOWHERE, PROMISED, SHORT, Family, merge, merge_once, predicted
+from memory_helpers import AGENTS, IMPORTED, NOWHERE, PROMISED, Family, merge, merge_once, predicted
 
 from benchmarks.metering import measure
 from hubmerge.methods import registry
@@ -27,16 +27,6 @@ def planned(method: str, agents: int = AGENTS, base: str = LARGE, **more: object
     calibration = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"} if method in ("fisher", "sar") else None
     recipe = Recipe.model_validate({**content, "method": method, "calibration": calibration, **more})
     return prepare(recipe, NOWHERE, allow_local=True).plan
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    return Family.written(tmp_path_factory.mktemp("family"), LONG)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    return Family.written(tmp_path_factory.mktemp("small"), SHORT)
 
 
 def test_the_constant_is_what_imports_take() -> None:

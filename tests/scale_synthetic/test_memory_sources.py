@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from memory_helpers import LONG, NOWHERE, SHORT, Family, merge, merge_once, predicted
+from memory_helpers import LONG, NOWHERE, Family, merge, merge_once, predicted
 
 from benchmarks.metering import measure
 from benchmarks.synthetic import write_family
@@ -38,16 +38,6 @@ LICENSE = b"---\nlicense: apache-2.0\n---\n"
 
 def assert_near(said: int, measured: int) -> None:
     assert 0.75 <= said / measured <= 1.25, (said, measured)
-
-
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    return Family.written(tmp_path_factory.mktemp("family"), LONG)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Family:
-    return Family.written(tmp_path_factory.mktemp("small"), SHORT)
 
 
 @pytest.fixture(scope="module")
