@@ -134,7 +134,7 @@ class Plan:
     def input_bytes(self) -> int:
         return sum(m.weight_bytes for m in self.models)
 
-    @cached_property
+    @property  # its rule is a function, which a burst's plan could not be sent with (device/zero.py)
     def threshold(self) -> Threshold | None:
         """The order statistic that the method needs before it can merge, if any."""
         method = get_method(self.recipe.method)
