@@ -20,11 +20,12 @@ from hubmerge.chunks import Silent, StreamOptions
 from hubmerge.errors import NonFiniteError
 from hubmerge.journal import Journal
 from hubmerge.plan import Plan
+from hubmerge.report import make_report
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.statistics import Tally
 from hubmerge.stream import MergeResult, merge, probe
 
-SCOPED = {"scope": "tensor", "r": 0.5, "alpha": 0.7}
+SCOPED = {"scope": "tensor", "r": 0.5, "alpha": 9.0}
 
 
 def scoped_plan(folder: Path, **fields: Any) -> Plan:
@@ -102,6 +103,19 @@ def test_not_a_number_names_the_tensor_and_the_model(
     with pytest.raises(NonFiniteError, match=r"b of .*agent1"):
         run(scoped_plan(tmp_path, agents=2, max_shard_bytes=10**9), tmp_path / "out")
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_the_report_says_the_scale_that_the_tensors_have_on_average(tmp_path: Path) -> None:
+    """In float32 nothing is lost to rounding, so that what was intended is what is measured."""
+    write_family(tmp_path, dtype="F32")
+    words = {"identity": "", "target": "", "created": "", "license": {}, "environment": {}}
+    scales = []
+    for number, parameters in enumerate((SCOPED, {**SCOPED, "scope": "model"})):
+        plan = plan_of(tmp_path, "ram_plus", parameters=parameters)
+        report = make_report(plan, run(plan, tmp_path / str(number)), **words)
+        scales.append([outcome.scale for outcome in report.outcomes])
+        assert scales[-1] == pytest.approx([outcome.effective_scale for outcome in report.outcomes], rel=1e-5)
+    assert scales[0] != pytest.approx(scales[1], rel=1e-3)
 
 
 COMPANIONS = [
