@@ -15,7 +15,15 @@ import numpy as np
 from numba import njit
 
 from hubmerge.compiled.adapters import INNER, array_at
-from hubmerge.compiled.difference_loops import split_bf16_1, split_bf16_2, split_bf16_3, split_float
+from hubmerge.compiled.difference_loops import (
+    flag_bf16_1,
+    flag_bf16_2,
+    flag_bf16_3,
+    split_bf16_1,
+    split_bf16_2,
+    split_bf16_3,
+    split_float,
+)
 from hubmerge.compiled.layout import COPIES
 from hubmerge.compiled.sum_loops import dots_2, masked_dot, powers_1, powers_2, regions
 from hubmerge.compiled.vector_code import from_bits, from_half, popcount
@@ -46,22 +54,29 @@ def _decode(rows16, rows32, half, model, start, n, padded, values):
 
 
 @njit(**INNER)
+def _filled(rows16, start, n, padded, tail):
+    """Rows, and the element of theirs, from which `padded` elements can be read: the last block of a tensor is
+    filled up with zeros."""
+    tail_rows, tails, _ = tail
+    if n == padded:
+        return rows16, start
+    for model in range(tails.shape[0]):
+        words = array_at(rows16[model] + np.uint64(2 * start), (n,), np.uint16)
+        for i in range(n):
+            tails[model, i] = words[i]
+        tails[model, n:padded] = np.uint16(0)
+    return tail_rows, np.int64(0)
+
+
+@njit(**INNER)
 def differences(
     rows16, rows32, half, start, n, padded, epsilon, base, deltas, active, positive, short, long, found, tail
 ):
     """base[padded], deltas[K, padded] = agents − base, the flags of every element, and per agent its magnitudes:
     difference_loops. `tail`: addresses and memory of as many rows as there are models, and a spare row."""
     agents = deltas.shape[0]
-    tail_rows, tails, spare = tail
     if rows16.shape[0] > 0 and not half:
-        rows, first = rows16, start
-        if n < padded:  # the last block of a tensor, which zeros fill up
-            for model in range(agents + 1):
-                words = array_at(rows16[model] + np.uint64(2 * start), (n,), np.uint16)
-                for i in range(n):
-                    tails[model, i] = words[i]
-                tails[model, n:padded] = np.uint16(0)
-            rows, first = tail_rows, 0
+        rows, first = _filled(rows16, start, n, padded, tail)
         k = 0
         while agents - k >= 3:
             split_bf16_3(rows, k, first, padded, epsilon, base, deltas, active, positive, short, long, found)
@@ -71,10 +86,32 @@ def differences(
         elif agents - k == 1:
             split_bf16_1(rows, k, first, padded, epsilon, base, deltas, active, positive, short, long, found)
     else:
+        spare = tail[2]
         _decode(rows16, rows32, half, 0, start, n, padded, base)
         for k in range(agents):
             _decode(rows16, rows32, half, k + 1, start, n, padded, spare)
             split_float(base, spare, k, padded, epsilon, deltas, active, positive, short, long, found)
+
+
+@njit(**INNER)
+def active_flags(
+    rows16, rows32, half, start, n, padded, epsilon, base, deltas, active, positive, short, long, found, tail
+):
+    """Only `active` of `differences`; what else there is may be written to."""
+    if rows16.shape[0] == 0 or half:
+        differences(
+            rows16, rows32, half, start, n, padded, epsilon, base, deltas, active, positive, short, long, found, tail
+        )
+        return
+    rows, first = _filled(rows16, start, n, padded, tail)
+    agents, k = deltas.shape[0], 0
+    while agents - k >= 3:
+        flag_bf16_3(rows, k, first, padded, epsilon, active)
+        k += 3
+    if agents - k == 2:
+        flag_bf16_2(rows, k, first, padded, epsilon, active)
+    elif agents - k == 1:
+        flag_bf16_1(rows, k, first, padded, epsilon, active)
 
 
 @njit(**INNER)

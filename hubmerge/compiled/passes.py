@@ -6,7 +6,15 @@ import numpy as np
 from numba import njit
 
 from hubmerge.compiled.adapters import INNER, call_code
-from hubmerge.compiled.counts import count_inputs, count_overlaps, differences, flush, overlaps, sum_result
+from hubmerge.compiled.counts import (
+    active_flags,
+    count_inputs,
+    count_overlaps,
+    differences,
+    flush,
+    overlaps,
+    sum_result,
+)
 from hubmerge.compiled.kernel_loops import INPUTS_WORD, N_WORD, OUT_WORD
 from hubmerge.compiled.layout import FLUSH
 from hubmerge.compiled.rounding import copy, finish_part
@@ -50,7 +58,7 @@ def overlap_pass(rows16, rows32, half, n, epsilon, by_overlap, workspace):
     for start in range(0, n, BLOCK):
         m = min(n - start, BLOCK)
         padded = (m + _ROWS - 1) // _ROWS * _ROWS
-        differences(
+        active_flags(
             rows16, rows32, half, start, m, padded, epsilon, singles[0], deltas, active, positive, short, long,
             found, tail,
         )  # fmt: skip
