@@ -168,6 +168,13 @@ def test_chunks_fit_the_memory_they_are_given() -> None:
         chunk_elements(3, 1_000_000, 3)
 
 
+def test_the_page_says_how_large_a_chunk_is() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "gpu.md").read_text().split())
+    millions = chunk_elements(3, choose.MEMORY_BYTES, LANES) / 1e6
+    assert f"({millions:.1f} million elements with three agents)" in page
+    assert f"Chunks above {passes.MAX_ELEMENTS:,} elements" in page
+
+
 def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
