@@ -14,9 +14,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX2 = np.uint64(0x94D049BB133111EB)
+GOLDEN = 0x9E3779B97F4A7C15  # an element's number is multiplied by it
+FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of a mixing round
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def make_key(seed: int, *identity: str) -> Key:
 def draws(key: Key, start: int, count: int) -> NDArray[np.uint64]:
     """[count] uniform 64-bit integers for the elements start … start + count − 1 of a tensor."""
     with np.errstate(over="ignore"):
-        x = np.arange(start, start + count, dtype=np.uint64) * _GOLDEN + np.uint64(key.first)
+        x = np.arange(start, start + count, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key.first)
         return _mix(_mix(x) ^ np.uint64(key.second))
 
 
@@ -45,6 +44,6 @@ def uniform(key: Key, start: int, count: int) -> NDArray[np.float32]:
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * _MIX1
-    x = (x ^ (x >> np.uint64(27))) * _MIX2
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(FACTORS[0])
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(FACTORS[1])
     return x ^ (x >> np.uint64(31))

@@ -29,7 +29,7 @@ import llvmlite  # type: ignore[import-untyped]
 import numpy as np
 from llvmlite import binding
 
-from hubmerge import counting, histogram
+from hubmerge import counter_rng, counting, histogram
 from hubmerge.compiled.machine_code import Code, Kinds, LinkError, ObjectCode
 from hubmerge.settings import numbas_variables, user_cache
 
@@ -88,7 +88,7 @@ def surroundings() -> str:
 
 def source_files() -> str:
     """The digest of every module that compiled code is made from or with."""
-    beside = [Path(module.__file__ or "") for module in (counting, histogram)]
+    beside = [Path(module.__file__ or "") for module in (counter_rng, counting, histogram)]
     paths = (*sorted(_HERE.glob("*.py")), *beside)
     return _digest(*(part for path in paths for part in (path.name, path.read_bytes())))
 

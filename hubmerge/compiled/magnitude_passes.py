@@ -14,8 +14,8 @@ from numba import njit
 from hubmerge.compiled.adapters import INNER, array_at
 from hubmerge.compiled.layout import KEY_BLOCK, KEYS, PRIVATE_BLOCK
 from hubmerge.compiled.rounding import mix, mix_upper
-from hubmerge.compiled.rounding_loops import GOLDEN
 from hubmerge.compiled.vector_code import pack_keys, pack_lower, pack_words, widen
+from hubmerge.counter_rng import GOLDEN
 
 
 @njit(**INNER)

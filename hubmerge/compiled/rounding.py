@@ -7,8 +7,9 @@ from numba import njit
 
 from hubmerge.compiled.adapters import INNER
 from hubmerge.compiled.layout import BFLOAT16, FLOAT32
-from hubmerge.compiled.rounding_loops import FACTORS, GOLDEN, finish_bf16
+from hubmerge.compiled.rounding_loops import finish_bf16
 from hubmerge.compiled.vector_code import from_half, to_half
+from hubmerge.counter_rng import FACTORS, GOLDEN
 
 
 @njit(**INNER)

@@ -34,9 +34,8 @@ from hubmerge.compiled.vectors import (
     store,
     store_some,
 )
+from hubmerge.counter_rng import FACTORS, GOLDEN
 
-GOLDEN = 0x9E3779B97F4A7C15  # counter_rng's: the element's number is multiplied by it
-FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of its mixing
 _LONG = ir.VectorType(I64, VECTOR // 2)
 
 
@@ -53,14 +52,14 @@ class _Draws:
             self._counters.append(cgutils.alloca_once_value(builder, builder.add(start, ahead)))
 
     def next(self):
-        """The upper 32 bits of the next VECTOR draws."""
+        """The upper 32 bits of the next VECTOR draws, of which only the lowest is not theirs."""
         builder, words = self._builder, []
         for counter in self._counters:
             x = builder.load(counter)
             builder.store(builder.add(x, every(VECTOR * GOLDEN % 2**64, _LONG)), counter)
             x = self._multiplied(x)
             x = builder.xor(builder.xor(x, builder.lshr(x, every(31, _LONG))), self._second)
-            # the last step of mixing changes lower bits only
+            # the last step of mixing, which is left out, changes the lower 33 bits only
             words.append(builder.bitcast(self._multiplied(x), INT))
         upper = [half * VECTOR + 2 * i + 1 for i in range(_LONG.count) for half in range(2)]
         return builder.shuffle_vector(*words, ir.Constant(INT, upper))

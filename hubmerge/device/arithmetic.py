@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import torch
 
-from hubmerge.counter_rng import Key
+from hubmerge.counter_rng import FACTORS, GOLDEN, Key
 from hubmerge.counting import BLOCK, GROUP, LANES, SAFE
 from hubmerge.dtypes import Rounding
 
@@ -29,9 +29,8 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_MIX1 = _signed(0xBF58476D1CE4E5B9)
-_MIX2 = _signed(0x94D049BB133111EB)
+_GOLDEN = _signed(GOLDEN)
+_MIX1, _MIX2 = map(_signed, FACTORS)
 
 
 def draws(key: Key, start: int, count: int, device: torch.device) -> torch.Tensor:

@@ -72,12 +72,14 @@ class BurstProcess:
 
 def main(descriptor: int, job: int) -> None:
     connection = Connection(descriptor)
-    ending = False
+    ending = waiting = False
 
     def end(*_: object) -> None:
         nonlocal ending
         ending = True
         _kill_workers()
+        if waiting:  # Python goes on waiting for a burst after a signal
+            raise EOFError
 
     signal.signal(signal.SIGTERM, end)
     if not ends_with(job, signal.SIGTERM):
@@ -85,7 +87,9 @@ def main(descriptor: int, job: int) -> None:
     call = None
     while not ending:
         try:
+            waiting = True
             burst = connection.recv()
+            waiting = False
         except (EOFError, OSError):
             break
         told: tuple[bool, Any]

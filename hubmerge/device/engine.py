@@ -8,6 +8,10 @@ lane; what a pass needs beside them comes from torch's caching allocator, which 
 driver for nothing once it has seen a chunk. The allocator is told the limit, so that memory is bounded by the device
 and not by an estimate.
 
+A copy is waited for, by its thread alone. Of pinned memory that was copied without waiting (`non_blocking`) torch notes
+the stream, and where the memory is freed it records an event there, in a destructor: on a device that has failed for
+good that raises, and the process would end (pytorch/pytorch#178154) instead of going on without the device.
+
 A device that fails (out of memory, driver error) is left for good at a chunk's boundary: the chunk in hand and all
 that follow are computed on the CPU from the same host memory, with the same bytes, and the observer is warned once.
 Before its first chunk an engine must reproduce a small one bit for bit; a device that computes otherwise (another
@@ -247,9 +251,7 @@ class _Lane:
             parts = [counts] if raw is None else [counts, raw]
             back = self._out.tensors([(p.dtype, p.numel()) for p in parts])
             for here, there in zip(back, parts, strict=True):
-                here.copy_(there, non_blocking=True)
-            if self._stream is not None:
-                self._stream.synchronize()
+                here.copy_(there)
         stored = back[1].view(torch.uint8).numpy().copy() if raw is not None else None
         return stored, back[0].numpy().copy()
 
@@ -275,14 +277,14 @@ class _Lane:
             used = self._in.used
             if self._on_device.numel() < used:
                 self._on_device = torch.empty(used, dtype=torch.uint8, device=self._device)
-            self._on_device[:used].copy_(self._in.buffer[:used], non_blocking=True)
+            self._on_device[:used].copy_(self._in.buffer[:used])
             host = _cut(self._on_device, wanted)[0]
         models = len(chunk.raws)
         return passes.Inputs(host[:models], chunk.start, chunk.uniform_keys, host[models:])
 
 
 class _Buffer:
-    """Host memory that grows to the largest chunk and stays; pinned, so that copies do not stop the host."""
+    """Host memory that grows to the largest chunk and stays; pinned, so that the device copies it by itself."""
 
     def __init__(self, *, pinned: bool) -> None:
         self._pinned = pinned

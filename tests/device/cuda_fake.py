@@ -25,7 +25,7 @@ class FakeCuda:
         self.calls: list[tuple[Any, ...]] = []
         self.raises: dict[str, Exception] = {}
         self.tensors: list[tuple[str, int]] = []  # (thread, index) of what was made on a device, pinned: index -1
-        self.synchronized = 0
+        self.copies: list[bool] = []  # of each between tensors, whether nobody waits for it
         self._devices = devices
         self._thread = threading.local()
         self._streams = 0
@@ -46,7 +46,6 @@ class FakeCuda:
         base = torch._C._CudaStreamBase
         monkeypatch.setattr(base, "__new__", self._new_stream)
         monkeypatch.setattr(base, "__init__", lambda *_, **__: None)
-        monkeypatch.setattr(base, "synchronize", lambda stream: self._synchronize(), raising=False)
         state = {"_initialized": False, "_cached_device_count": None, "_queued_calls": [], "_cudart": object()}
         for name, value in state.items():
             monkeypatch.setattr(torch.cuda, name, value)
@@ -57,6 +56,13 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "_get_device_properties", properties, raising=False)
         for name in ("empty", "full"):
             monkeypatch.setattr(torch, name, self._in_plain_memory(name, getattr(torch, name)))
+        copy = torch.Tensor.copy_
+
+        def noted(tensor: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+            self.copies.append(non_blocking)
+            return copy(tensor, source, non_blocking)
+
+        monkeypatch.setattr(torch.Tensor, "copy_", noted)
 
     def of(self, name: str) -> list[tuple[Any, ...]]:
         """The arguments of each call of a C function."""
@@ -98,9 +104,6 @@ class FakeCuda:
         for name, value in (*known.items(), ("device", torch.device("cuda", known["device_index"]))):
             setattr(stream, name, value)
         return stream
-
-    def _synchronize(self) -> None:
-        self.synchronized += 1
 
     def _properties(self, index: object) -> Any:
         return SimpleNamespace(name=f"Fake H{self._index(index)}", total_memory=MEMORY, major=9, minor=0)

@@ -168,6 +168,13 @@ def test_chunks_fit_the_memory_they_are_given() -> None:
         chunk_elements(3, 1_000_000, 3)
 
 
+def test_the_page_says_how_large_a_chunk_is() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "gpu.md").read_text().split())
+    millions = chunk_elements(3, choose.MEMORY_BYTES, LANES) / 1e6
+    assert f"({millions:.1f} million elements with three agents)" in page
+    assert f"Chunks above {passes.MAX_ELEMENTS:,} elements" in page
+
+
 def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -201,15 +208,11 @@ def test_a_device_that_failed_gets_its_memory_back_all_the_same(monkeypatch: pyt
     assert told == (["empty", 1.0] if driver == "works" else [])
 
 
-def test_a_lane_with_a_stream_copies_in_once_and_waits_before_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
-    class Stream:
-        def synchronize(self) -> None:
-            events.append("wait")
-
     @contextmanager
-    def active(stream: Stream) -> Iterator[None]:
+    def active(stream: object) -> Iterator[None]:
         events.append("begin")
         yield
         events.append("end")
@@ -223,7 +226,7 @@ def test_a_lane_with_a_stream_copies_in_once_and_waits_before_it_reads(monkeypat
     monkeypatch.setattr(torch.cuda, "device", current)
     monkeypatch.setattr(torch.cuda, "stream", active)
     lane = engine._Lane(torch.device("cpu"))
-    lane._stream = Stream()
+    lane._stream = object()
     chunk = for_method(chunk_of(2, BLOCK + 1, ("BF16", "F16", "F32")), "linear")
     rule, key = rule_of("linear", chunk, "nearest"), make_key(0, "x")
 
@@ -233,8 +236,15 @@ def test_a_lane_with_a_stream_copies_in_once_and_waits_before_it_reads(monkeypat
         lane._in.buffer.zero_()  # the host's may be filled again
         return passes.merge(inputs, rule, lane.scalars(rule), "BF16", key, with_inputs=False)
 
+    copy = torch.Tensor.copy_
+
+    def noted(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        events.append("copy")
+        return copy(tensor, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", noted)
     raw, _ = lane.run(chunk, work)
     wanted = eager.merge_chunk(chunk, rule, "BF16", key, with_inputs=False)
     assert raw is not None
     assert raw.tobytes() == wanted.raw.tobytes()
-    assert events == ["device", "begin", "wait", "end", "device before"]
+    assert events == ["device", "begin", "copy", "copy", "copy", "end", "device before"]

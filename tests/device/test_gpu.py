@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,3 +84,13 @@ def test_a_merge_on_the_gpu_has_the_bytes_of_the_cpu(tmp_path: Path, memory: int
     assert found.total.to_json() == wanted.total.to_json()
     assert bool(observer.messages) == (memory < MEMORY_BYTES)
     assert found.device["device"] == ("cpu" if memory < MEMORY_BYTES else torch.cuda.get_device_name())
+
+
+def test_a_gpu_that_breaks_for_good_costs_one_warning_and_neither_a_byte_nor_the_process(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("breaking_gpu.py")
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "x")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["equal"]
+    assert len(told["warnings"]) == 1
+    assert "CUDA error" in told["device"]["device_failed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 import engine_helpers  # (puts tests/engine on the path)
 import numpy as np
@@ -11,11 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_compiled import chunk_of, for_method, rule_of
+from torch.profiler import ProfilerActivity, profile
 
 from hubmerge.counter_rng import Key, draws, make_key, uniform
 from hubmerge.counting import BLOCK, block_sums
 from hubmerge.device import arithmetic
-from hubmerge.device.engine import Engine
+from hubmerge.device.choose import bytes_per_element
+from hubmerge.device.engine import Engine, _Lane
 from hubmerge.dtypes import STORAGE, encode
 from hubmerge.methods import registry
 
@@ -47,6 +50,21 @@ def test_every_method_gives_the_bits_of_the_definition(
 def test_any_number_of_agents_is_counted(engine: Engine, agents: int) -> None:
     chunk = for_method(chunk_of(agents, BLOCK + 1, ("BF16",) * (agents + 1)), "ram_plus")
     engine_helpers.compare(engine, chunk, rule_of("ram_plus", chunk, "stochastic"), "BF16")
+
+
+@pytest.mark.parametrize("method", ["dare_ties", "sar"])  # with most beside the inputs
+@pytest.mark.parametrize("agents", [2, 8, 20])
+def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(agents: int, method: str) -> None:
+    """By torch's own account of what is taken and given back, on the CPU."""
+    n = 8 * BLOCK
+    chunk = for_method(chunk_of(agents, n, ("F32",) * (agents + 1)), method)
+    rule, lane = rule_of(method, chunk, "stochastic"), _Lane(CPU)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        lane.merge(chunk, rule, "F16", make_key(0, "x"), with_inputs=True)
+    events = seen.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    most = max(accumulate(size for _, size in changes))
+    assert n * bytes_per_element(agents) // 2 < most <= n * bytes_per_element(agents)
 
 
 def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:

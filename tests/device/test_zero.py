@@ -23,6 +23,7 @@ from test_stream_sensitive import CALIBRATION, write_sensitivities
 from test_stream_sensitive import run as weighed
 
 from hubmerge.device import zero
+from hubmerge.device.burst_process import BurstProcess
 from hubmerge.device.zero import Burst, Bursts, announce, lent_bursts, run_burst
 from hubmerge.errors import CancelledError, NonFiniteError
 from hubmerge.journal import Journal
@@ -159,6 +160,19 @@ def test_cancelling_during_a_burst_ends_it(tmp_path: Path, monkeypatch: pytest.M
     [worker] = spaces.notes("worker")
     assert not Path(f"/proc/{worker}/exe").exists()
     assert not (tmp_path / "lent" / plan.shards[0].filename).exists()
+
+
+def test_the_process_that_waits_for_another_burst_ends_when_it_is_told_to() -> None:
+    process = BurstProcess()
+    try:
+        process.ask("no burst at all")
+        until(lambda: process.answer(0.1) is not None)
+        stat = Path(f"/proc/{process._process.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S")
+        process._process.terminate()
+        assert process._has_ended(20.0)  # without being killed
+    finally:
+        process.end()
 
 
 def test_a_merge_that_is_killed_takes_its_burst_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
