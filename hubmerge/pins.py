@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,8 +49,11 @@ def pins_in(folder: Path) -> Pins | None:
         return None
 
 
-def commits_for(recipe: Recipe, pins: Pins | None) -> Commits:
-    """Where to take the recipe's models; nothing where the pins are of other models or branches."""
+def commits_for(recipe: Recipe, pins: Pins | None, present_id: Callable[[str], str]) -> Commits:
+    """Where to take the recipe's models; nothing where the pins are of other models or branches.
+
+    `present_id`: what a repo is called that the recipe may name by an earlier id, or in other letters.
+    """
     names = (recipe.base, *(agent.model for agent in recipe.agents))
     if pins is None or len(pins) != len(names):
         return ()
@@ -57,10 +61,12 @@ def commits_for(recipe: Recipe, pins: Pins | None) -> Commits:
     for name, pin in zip(names, pins, strict=True):
         if name.local or _COMMIT.fullmatch(name.revision or ""):
             found.append(None)
-        elif (pin["kind"], pin["id"], pin["requested"]) == ("hub", name.id, name.revision or "main"):
-            found.append(pin["sha"])
-        else:
+        elif (pin["kind"], pin["requested"]) != ("hub", name.revision or "main"):
             return ()
+        elif pin["id"] != name.id and pin["id"] != present_id(name.id):
+            return ()
+        else:
+            found.append(pin["sha"])
     return found if any(found) else ()
 
 
@@ -79,7 +85,7 @@ def going_on(
     `newest`: how to begin with the newest ones instead, for whoever is told that a branch has moved on, or is refused
     since a commit is gone.
     """
-    commits: Commits = ranks.first(list(commits_for(recipe, pins)))
+    commits: Commits = ranks.first(list(commits_for(recipe, pins, partial(_present_id, hub))))
     if not commits:
         return prepare(())
     try:
@@ -90,6 +96,13 @@ def going_on(
     if ranks.rank == 0 and (moved := _moved_on(recipe, commits, hub)):
         warn(f"the unfinished merge goes on with the versions that it began with: {', '.join(moved)}. {newest}")
     return prepared
+
+
+def _present_id(hub: Hub, repo_id: str) -> str:
+    try:
+        return hub.repo_state(repo_id).id
+    except HubmergeError:  # whoever opens it says so
+        return repo_id
 
 
 def _moved_on(recipe: Recipe, commits: Commits, hub: Hub) -> list[str]:

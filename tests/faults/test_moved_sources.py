@@ -185,6 +185,24 @@ def test_a_merge_to_a_folder_goes_on_with_its_commits_too(
     assert command.merge("--resume") == 0, "finished, it is found as well"
 
 
+def test_a_model_that_the_recipe_names_by_an_earlier_id_keeps_no_merge_from_going_on(
+    command: Command, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    renamed = command.family.agents[1]
+    command.ada.move_repo(renamed, renamed + "-since")
+    command.killed(command.merge)
+    command.killed(command.run)
+    command.move()
+    capsys.readouterr()
+    assert command.merge("--resume") == 0
+    assert command.run() == 0
+    told = capsys.readouterr().err
+    assert told.count("goes on with the versions that it began with") == 2
+    assert f"{renamed}@" not in told, "it is where it was"
+    assert command.merged() == weights(undisturbed)
+    assert command.published() == weights(undisturbed)
+
+
 def test_a_recipe_that_names_another_version_is_another_merge(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,11 +223,13 @@ def test_pins_are_taken_for_the_very_branches_that_they_were_made_of() -> None:
     recipe = recipe_from_dict({"base": "a/base", "agents": [f"a/one@{own}", "a/two@dev", "./four"], "method": "ram"})
     four = pin("./four", "4" * 40, "", "local")
     pins = [pin("a/base", one), pin("a/one", own, own), pin("a/two", two, "dev"), four]
-    assert commits_for(recipe, pins) == [one, None, two, None]
-    assert commits_for(recipe, [pin("a/other", one), *pins[1:]]) == ()
-    assert commits_for(recipe, [*pins[:2], pin("a/two", two), four]) == ()
-    assert commits_for(recipe, pins[:3]) == ()
-    assert commits_for(recipe, None) == ()
+    present = {"a/base": "a/renamed", "a/two": "a/two"}.__getitem__
+    assert commits_for(recipe, pins, present) == [one, None, two, None]
+    assert commits_for(recipe, [pin("a/renamed", one), *pins[1:]], present) == [one, None, two, None]
+    assert commits_for(recipe, [pin("a/other", one), *pins[1:]], present) == ()
+    assert commits_for(recipe, [*pins[:2], pin("a/two", two), four], present) == ()
+    assert commits_for(recipe, pins[:3], present) == ()
+    assert commits_for(recipe, None, present) == ()
 
 
 def test_a_sweep_goes_on_with_its_commits_too(
