@@ -143,9 +143,13 @@ class RunPins:
         plain = isinstance(name, str) and re.fullmatch(r"[\w-]+", name)
         return {"folder": name, "models": pins} if plain and pins else {}
 
-    def begin(self, folder: str, plan: Plan) -> Path | None:
-        """A run is about to work in `folder`; returns the folder of an older one that will never be gone on with."""
-        given_up = self._runs / self._known.get("folder", folder)
+    def given_up(self, folder: str) -> Path | None:
+        """The folder of an older run that will never be gone on with, when one begins to work in `folder`."""
+        older = self._runs / self._known.get("folder", folder)
+        return older if older.name != folder and older.is_dir() else None
+
+    def begin(self, folder: str, plan: Plan) -> None:
+        """A run is about to work in `folder`."""
         self.pins = pins_of(plan)
         line = {"folder": folder, "models": self.pins}
         if line != self._known:
@@ -155,7 +159,6 @@ class RunPins:
                 temporary.write_text(json.dumps(line), encoding="utf-8")
                 temporary.replace(self._path)
             self._known = line
-        return given_up if given_up.name != folder and given_up.is_dir() else None
 
     def end(self) -> None:
         """The command is done."""

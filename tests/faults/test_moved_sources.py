@@ -20,6 +20,7 @@ from hubmerge.journal import Journal
 from hubmerge.pins import commits_for
 from hubmerge.plan import make_plan
 from hubmerge.recipe import recipe_from_dict
+from hubmerge.sink import sole_owner
 
 
 class Command:
@@ -143,6 +144,21 @@ def test_a_run_begins_with_the_newest_where_that_is_asked_for_and_removes_what_i
     assert command.published() != weights(undisturbed)
     assert not given_up.exists()
     assert not list(command.runs.iterdir())
+
+
+def test_a_run_that_is_still_at_work_is_not_given_up(
+    command: Command, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.killed(command.run)
+    [working] = [path for path in command.runs.iterdir() if path.is_dir()]
+    files = {path: path.read_bytes() for path in command.runs.rglob("*") if path.is_file()}
+    command.move()
+    with sole_owner(working / "out"):  # as the other process has it
+        assert command.run("--newest") == 1
+    assert "E_IN_USE: another process is merging into this folder" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in command.runs.rglob("*") if path.is_file()} == files
+    assert command.run() == 0
+    assert command.published() == weights(undisturbed)
 
 
 def test_a_run_that_nothing_has_moved_under_says_nothing(
