@@ -219,6 +219,19 @@ def test_a_probe_keeps_to_its_disk_budget(
     assert capsys.readouterr().out == unlimited
 
 
+def test_what_inspect_lists_stands_in_two_columns_and_sizes_read_as_on_a_card(
+    monkeypatch: pytest.MonkeyPatch, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"kinds": ["weights", "LoRA adapter"], "folder_disk_least_bytes": 999_700, "warnings": ["mind this"]}
+    monkeypatch.setattr("hubmerge.plan.Plan.summary", lambda plan: dict(facts))
+    assert main(["inspect", str(recipe_file)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "                  kinds  weights, LoRA adapter",
+        "folder disk least bytes  1.00 MB",
+        "  warning: mind this",
+    ]
+
+
 def test_a_budget_that_is_too_small_is_told_in_sizes_that_differ(
     recipe_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
