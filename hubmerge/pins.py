@@ -57,16 +57,18 @@ def commits_for(recipe: Recipe, pins: Pins | None, present_id: Callable[[str], s
     names = (recipe.base, *(agent.model for agent in recipe.agents))
     if pins is None or len(pins) != len(names):
         return ()
+
+    def is_of(pin: Mapping[str, str], repo_id: str) -> bool:
+        return pin["id"] == repo_id or pin["id"] == present_id(repo_id)
+
     found: list[str | None] = []
     for name, pin in zip(names, pins, strict=True):
         if name.local or _COMMIT.fullmatch(name.revision or ""):
             found.append(None)
-        elif (pin["kind"], pin["requested"]) != ("hub", name.revision or "main"):
-            return ()
-        elif pin["id"] != name.id and pin["id"] != present_id(name.id):
-            return ()
-        else:
+        elif (pin["kind"], pin["requested"]) == ("hub", name.revision or "main") and is_of(pin, name.id):
             found.append(pin["sha"])
+        else:
+            return ()
     return found if any(found) else ()
 
 
