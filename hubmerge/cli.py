@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -217,44 +218,40 @@ def _inspect(arguments: Any, settings: Settings) -> int:
 def _probe(arguments: Any, settings: Settings) -> int:
     from hubmerge.probe_command import run_cli
 
-    return run_cli(arguments, _hub(settings), Terminal(arguments.log_json), _stream_options(arguments))
+    with closing(Terminal(arguments.log_json)) as terminal:
+        return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
 
 
 def _merge(arguments: Any, settings: Settings) -> int:
     from hubmerge.merge_command import run_cli
 
-    terminal = Terminal(arguments.log_json)
     if arguments.null_sink:
         arguments.again = ""  # the same command begins anew
-    try:
+    with closing(Terminal(arguments.log_json)) as terminal:
         return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
-    finally:
-        terminal.close()
 
 
 def _sweep(arguments: Any, settings: Settings) -> int:
     from hubmerge.sweep_command import run_cli
 
-    return run_cli(arguments, settings, _hub(settings), Terminal(arguments.log_json), _stream_options(arguments))
+    with closing(Terminal(arguments.log_json)) as terminal:
+        return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
 
 
 def _sensitivity(arguments: Any, settings: Settings) -> int:
     from hubmerge.sensitivity_command import run_cli
 
-    observer = Terminal(arguments.log_json)
-    try:
-        return run_cli(arguments, settings, observer.progress)
-    finally:
-        observer.close()
+    with closing(Terminal(arguments.log_json)) as terminal:
+        return run_cli(arguments, settings, terminal.progress)
 
 
 def _publish(arguments: Any, settings: Settings) -> int:
     from hubmerge.finished import publish_folder
     from hubmerge.publish import Target
 
-    observer = Terminal(arguments.log_json)
-    published = publish_folder(Target(arguments.repo, arguments.private), arguments.folder, _hub(settings), observer)
-    observer.close()
+    with closing(Terminal(arguments.log_json)) as terminal:
+        target = Target(arguments.repo, arguments.private)
+        published = publish_folder(target, arguments.folder, _hub(settings), terminal)
     print(f"{published.url} at {published.commit}")
     return 0
 
@@ -262,21 +259,15 @@ def _publish(arguments: Any, settings: Settings) -> int:
 def _run(arguments: Any, settings: Settings) -> int:
     from hubmerge.run_command import run_cli
 
-    terminal = Terminal(arguments.log_json)
-    try:
+    with closing(Terminal(arguments.log_json)) as terminal:
         return run_cli(arguments, settings, terminal, _stream_options(arguments))
-    finally:
-        terminal.close()
 
 
 def _evaluate(arguments: Any, settings: Settings) -> int:
     from hubmerge.evaluation.command import run_cli
 
-    terminal = Terminal(arguments.log_json)
-    try:
+    with closing(Terminal(arguments.log_json)) as terminal:
         return run_cli(arguments, settings, terminal)
-    finally:
-        terminal.close()
 
 
 def _leaderboard(arguments: Any, settings: Settings) -> int:
