@@ -38,10 +38,10 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     """Run one command; returns the exit code. `own_process`: nothing else runs in this process."""
     arguments = _parser().parse_args(argv)
     if own_process and arguments.again is not None:
-        _end_soon_when(signal.SIGINT)
+        _end_soon_when(signal.SIGINT, arguments)
         # what these fetch lies in a temporary folder, which must not stay behind
         if arguments.command is _probe or getattr(arguments, "null_sink", False):
-            _end_soon_when(signal.SIGTERM)
+            _end_soon_when(signal.SIGTERM, arguments)
     try:
         code = int(arguments.command(arguments, load_settings()))
         sys.stdout.flush()
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     except HubmergeError as error:
         failure = error
     except KeyboardInterrupt:
-        print(f"hubmerge: interrupted{arguments.again or ''}", file=sys.stderr)
+        print(_interrupted(arguments), file=sys.stderr)
         return 1
     except BrokenPipeError:  # whoever reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
@@ -79,11 +79,15 @@ def _of_system(error: MemoryError | OSError) -> HubmergeError:
     return DiskError("a file cannot be used", where=str(error.filename or ""), got=error.strerror or str(error))
 
 
-def _end_soon_when(number: signal.Signals) -> None:
+def _interrupted(arguments: Any) -> str:
+    return f"hubmerge: interrupted{arguments.again or ''}"
+
+
+def _end_soon_when(number: signal.Signals, arguments: Any) -> None:
     """Ctrl-C does not wait for ever for a thread that waits for the network; a merge may end anywhere."""
 
     def leave() -> None:
-        sys.stderr.write("hubmerge: interrupted, and what waited for the network was left\n")
+        sys.stderr.write(f"{_interrupted(arguments)} (what waited for the network was left)\n")
         os._exit(1)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
