@@ -130,7 +130,7 @@ class HubBytes:
             progress(file.size)
             return target
         partial = target.with_name(target.name + ".partial")
-        with written("a download cannot be written", where):
+        with written("a download cannot be written", str(partial)):
             target.parent.mkdir(parents=True, exist_ok=True)
             with open(partial, "a+b") as out:
                 from_before = out.tell()
@@ -149,7 +149,7 @@ class HubBytes:
                 got=f"{digest[:16]}…",
                 next_step="Run again; if it stays, the repo is damaged.",
             )
-        with written("a download cannot be written", where):
+        with written("a download cannot be written", str(target)):
             os.replace(partial, target)
         return target
 
