@@ -160,6 +160,7 @@ class HubBytes:
         digest = hashlib.sha256()
         out.seek(0)
         while chunk := out.read(COPY_BYTES):
+            self._patience.check()  # gigabytes may lie there
             digest.update(chunk)
         offset = out.tell()
         if offset > file.size:
