@@ -66,8 +66,10 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
             resume=arguments.resume,
             disk_budget=arguments.disk_budget,
         )
-    terminal.usage(report.environment)
-    sys.stdout.write(f"{folder}: {report.method['title']} of {len(report.outcomes)} agents, {report.identity[:16]}\n")
+    if not finished:
+        terminal.usage(report.environment)
+    what = f"{report.method['title']} of {len(report.outcomes)} agents, {report.identity[:16]}"
+    sys.stdout.write(f"{folder}: {what}{', finished before' if finished else ''}\n")
     return 0
 
 
