@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from hubmerge import __version__
-from hubmerge.errors import DiskError, HubmergeError, InternalError, MemoryLimitError
+from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.flags import gigabytes, port, positive
 from hubmerge.settings import Settings, load_settings
 from hubmerge.terminal import Terminal
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     except HubmergeError as error:
         failure = error
     except KeyboardInterrupt:
-        print(_interrupted(arguments), file=sys.stderr)
+        _tell_interrupted(arguments)
         return 1
     except BrokenPipeError:  # whoever reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
@@ -63,11 +63,20 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
             "no further thread can be started",
             next_step="Use fewer --threads, or raise the limits on memory and processes (ulimit -v, ulimit -u).",
         )
+    _tell(arguments, failure, str(failure))
+    return 1
+
+
+def _tell(arguments: Any, failure: HubmergeError, words: str) -> None:
     if getattr(arguments, "log_json", False) or getattr(arguments, "json", False):
         print(json.dumps({"type": "error", **failure.as_dict()}), file=sys.stderr)
     else:
-        print(f"hubmerge: {failure}", file=sys.stderr)
-    return 1
+        print(f"hubmerge: {words}", file=sys.stderr)
+
+
+def _tell_interrupted(arguments: Any, left: str = "") -> None:
+    words = f"interrupted{arguments.again or ''}{left}"
+    _tell(arguments, CancelledError(words), words)
 
 
 def _of_system(error: MemoryError | OSError) -> HubmergeError:
@@ -79,15 +88,12 @@ def _of_system(error: MemoryError | OSError) -> HubmergeError:
     return DiskError("a file cannot be used", where=str(error.filename or ""), got=error.strerror or str(error))
 
 
-def _interrupted(arguments: Any) -> str:
-    return f"hubmerge: interrupted{arguments.again or ''}"
-
-
 def _end_soon_when(number: signal.Signals, arguments: Any) -> None:
     """Ctrl-C does not wait for ever for a thread that waits for the network; a merge may end anywhere."""
 
     def leave() -> None:
-        sys.stderr.write(f"{_interrupted(arguments)} (what waited for the network was left)\n")
+        _tell_interrupted(arguments, " (what waited for the network was left)")
+        sys.stderr.flush()
         os._exit(1)
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -209,6 +209,10 @@ def test_an_interrupted_command_says_how_it_goes_on(
     told = capsys.readouterr().err
     assert ("--resume" in told) == (command[0] == "merge")
     assert ("goes on" in told) == (command[0] != "inspect")
+    assert main([command[0], str(recipe_file), *command[1:], "--log-json"]) == 1
+    *_, last = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (last["type"], last["code"]) == ("error", "E_CANCELLED")
+    assert last["message"] == f"E_CANCELLED: {told.strip().removeprefix('hubmerge: ')}."
 
 
 def test_a_probe_keeps_to_its_disk_budget(
