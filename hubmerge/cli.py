@@ -97,6 +97,7 @@ def _end_soon_when(number: signal.Signals, arguments: Any) -> None:
         os._exit(1)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # pressed again, it would cut off what is being cleared up
         timer = threading.Timer(_END_AFTER_S, leave)
         timer.daemon = True
         timer.start()

@@ -27,6 +27,18 @@ REPO = Path(__file__).resolve().parents[2]
 CANARY = "hf_canary"
 IMPATIENT = "import sys, hubmerge.cli as c; c._END_AFTER_S = 0.1; sys.exit(c.main(sys.argv[1:], own_process=True))"
 
+PRESSED_TWICE = """
+import signal, sys, hubmerge.cli as c
+def command(arguments, settings):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.raise_signal(signal.SIGINT)
+        print("cleared up")
+c._inspect = command
+sys.exit(c.main(["inspect", "recipe.yaml"], own_process=True))
+"""
+
 
 @pytest.fixture
 def recipe_file(tmp_path: Path) -> Path:
@@ -191,6 +203,11 @@ def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path, comma
     assert process.returncode == 1
     assert words.startswith(told)
     assert "Traceback" not in words
+
+
+def test_ctrl_c_pressed_again_does_not_cut_off_what_is_cleared_up() -> None:
+    done = subprocess.run([sys.executable, "-c", PRESSED_TWICE], cwd=REPO, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "cleared up\n", "hubmerge: interrupted\n")
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["merge", "--out", "out"], ["run", "--to", "ada/x"]])
