@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -230,6 +232,27 @@ def test_an_interrupted_command_says_how_it_goes_on(
     *_, last = map(json.loads, capsys.readouterr().err.splitlines())
     assert (last["type"], last["code"]) == ("error", "E_CANCELLED")
     assert last["message"] == f"E_CANCELLED: {told.strip().removeprefix('hubmerge: ')}."
+
+
+@pytest.mark.parametrize("command", [["probe"], ["merge", "--null-sink"]], ids=["probe", "merge"])
+def test_ctrl_c_while_the_temporary_folder_is_removed_leaves_none(
+    monkeypatch: pytest.MonkeyPatch, recipe_file: Path, tmp_path: Path, command: list[str]
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    left, rmtree = [1], shutil.rmtree
+
+    def interrupted(path: Any, **options: Any) -> None:
+        if left[0] and Path(path).parent == scratch:
+            left[0] -= 1
+            raise KeyboardInterrupt
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    assert main([*command, str(recipe_file)]) == 1
+    assert left == [0]
+    assert not list(scratch.iterdir())
 
 
 def test_a_probe_keeps_to_its_disk_budget(
