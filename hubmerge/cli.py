@@ -15,13 +15,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from hubmerge import __version__
-from hubmerge.errors import DiskError, HubmergeError, InternalError, MemoryLimitError
+from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.flags import gigabytes, port, positive
 from hubmerge.settings import Settings, load_settings
 from hubmerge.terminal import Terminal
@@ -37,10 +38,10 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     """Run one command; returns the exit code. `own_process`: nothing else runs in this process."""
     arguments = _parser().parse_args(argv)
     if own_process and arguments.again is not None:
-        _end_soon_when(signal.SIGINT)
+        _end_soon_when(signal.SIGINT, arguments)
         # what these fetch lies in a temporary folder, which must not stay behind
         if arguments.command is _probe or getattr(arguments, "null_sink", False):
-            _end_soon_when(signal.SIGTERM)
+            _end_soon_when(signal.SIGTERM, arguments)
     try:
         code = int(arguments.command(arguments, load_settings()))
         sys.stdout.flush()
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     except HubmergeError as error:
         failure = error
     except KeyboardInterrupt:
-        print(f"hubmerge: interrupted{arguments.again or ''}", file=sys.stderr)
+        _tell_interrupted(arguments)
         return 1
     except BrokenPipeError:  # whoever reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
@@ -62,11 +63,20 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
             "no further thread can be started",
             next_step="Use fewer --threads, or raise the limits on memory and processes (ulimit -v, ulimit -u).",
         )
+    _tell(arguments, failure, str(failure))
+    return 1
+
+
+def _tell(arguments: Any, failure: HubmergeError, words: str) -> None:
     if getattr(arguments, "log_json", False) or getattr(arguments, "json", False):
         print(json.dumps({"type": "error", **failure.as_dict()}), file=sys.stderr)
     else:
-        print(f"hubmerge: {failure}", file=sys.stderr)
-    return 1
+        print(f"hubmerge: {words}", file=sys.stderr)
+
+
+def _tell_interrupted(arguments: Any, left: str = "") -> None:
+    words = f"interrupted{arguments.again or ''}{left}"
+    _tell(arguments, CancelledError(words), words)
 
 
 def _of_system(error: MemoryError | OSError) -> HubmergeError:
@@ -78,14 +88,16 @@ def _of_system(error: MemoryError | OSError) -> HubmergeError:
     return DiskError("a file cannot be used", where=str(error.filename or ""), got=error.strerror or str(error))
 
 
-def _end_soon_when(number: signal.Signals) -> None:
+def _end_soon_when(number: signal.Signals, arguments: Any) -> None:
     """Ctrl-C does not wait for ever for a thread that waits for the network; a merge may end anywhere."""
 
     def leave() -> None:
-        sys.stderr.write("hubmerge: interrupted, and what waited for the network was left\n")
+        _tell_interrupted(arguments, " (what waited for the network was left)")
+        sys.stderr.flush()
         os._exit(1)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)  # pressed again, it would cut off what is being cleared up
         timer = threading.Timer(_END_AFTER_S, leave)
         timer.daemon = True
         timer.start()
@@ -217,44 +229,40 @@ def _inspect(arguments: Any, settings: Settings) -> int:
 def _probe(arguments: Any, settings: Settings) -> int:
     from hubmerge.probe_command import run_cli
 
-    return run_cli(arguments, _hub(settings), Terminal(arguments.log_json), _stream_options(arguments))
+    with closing(Terminal(arguments.log_json)) as terminal:
+        return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
 
 
 def _merge(arguments: Any, settings: Settings) -> int:
     from hubmerge.merge_command import run_cli
 
-    terminal = Terminal(arguments.log_json)
     if arguments.null_sink:
         arguments.again = ""  # the same command begins anew
-    try:
+    with closing(Terminal(arguments.log_json)) as terminal:
         return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
-    finally:
-        terminal.close()
 
 
 def _sweep(arguments: Any, settings: Settings) -> int:
     from hubmerge.sweep_command import run_cli
 
-    return run_cli(arguments, settings, _hub(settings), Terminal(arguments.log_json), _stream_options(arguments))
+    with closing(Terminal(arguments.log_json)) as terminal:
+        return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
 
 
 def _sensitivity(arguments: Any, settings: Settings) -> int:
     from hubmerge.sensitivity_command import run_cli
 
-    observer = Terminal(arguments.log_json)
-    try:
-        return run_cli(arguments, settings, observer.progress)
-    finally:
-        observer.close()
+    with closing(Terminal(arguments.log_json)) as terminal:
+        return run_cli(arguments, settings, terminal.progress)
 
 
 def _publish(arguments: Any, settings: Settings) -> int:
     from hubmerge.finished import publish_folder
     from hubmerge.publish import Target
 
-    observer = Terminal(arguments.log_json)
-    published = publish_folder(Target(arguments.repo, arguments.private), arguments.folder, _hub(settings), observer)
-    observer.close()
+    with closing(Terminal(arguments.log_json)) as terminal:
+        target = Target(arguments.repo, arguments.private)
+        published = publish_folder(target, arguments.folder, _hub(settings), terminal)
     print(f"{published.url} at {published.commit}")
     return 0
 
@@ -262,21 +270,15 @@ def _publish(arguments: Any, settings: Settings) -> int:
 def _run(arguments: Any, settings: Settings) -> int:
     from hubmerge.run_command import run_cli
 
-    terminal = Terminal(arguments.log_json)
-    try:
+    with closing(Terminal(arguments.log_json)) as terminal:
         return run_cli(arguments, settings, terminal, _stream_options(arguments))
-    finally:
-        terminal.close()
 
 
 def _evaluate(arguments: Any, settings: Settings) -> int:
     from hubmerge.evaluation.command import run_cli
 
-    terminal = Terminal(arguments.log_json)
-    try:
+    with closing(Terminal(arguments.log_json)) as terminal:
         return run_cli(arguments, settings, terminal)
-    finally:
-        terminal.close()
 
 
 def _leaderboard(arguments: Any, settings: Settings) -> int:

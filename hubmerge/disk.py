@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hubmerge.dtypes import FLOAT_DTYPES
@@ -145,6 +146,20 @@ def shown_bytes(*counts: int) -> tuple[str, ...]:
     unit, scale = next(((u, s) for u, s in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)) if largest >= s), ("B", 1))
     digits = next((n for n in (2, 4, 6) if len({f"{c / scale:.{n}f}" for c in counts}) == len(set(counts))), 9)
     return tuple(f"{c / scale:.{digits if scale > 1 else 0}f} {unit}" for c in counts)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for gigabytes that is gone afterwards, although Ctrl-C comes while it is removed."""
+    made = tempfile.TemporaryDirectory(prefix="hubmerge-")
+    try:
+        yield Path(made.name)
+    finally:
+        try:
+            made.cleanup()
+        except KeyboardInterrupt:
+            made.cleanup()
+            raise
 
 
 class DiskGauge:

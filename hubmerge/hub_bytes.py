@@ -7,8 +7,8 @@ another origin, and nobody leads a public Hub's reader into a private network. (
 and the connection its name could be rebound; TLS to that very name then fails, which is why https is required.)
 
 A download appends to `NAME.partial`, so that a broken connection or a killed process costs only what was not yet
-written; the file gets its name after its sha256 was compared with the one that the Hub states. Where the start of it
-was damaged on the disk meanwhile, it is fetched once more.
+written; the file gets its name after its sha256 was compared with the one that the Hub states, and loses it until that
+was done again when a later run asks for it. Where what lay there was damaged meanwhile, it is fetched once more.
 
 What a breakable Hub reads goes over connections of its own (hub_lines.py), which are cut to break it off.
 """
@@ -22,7 +22,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import urljoin, urlsplit
@@ -120,18 +120,19 @@ class HubBytes:
         return self._patience.repeat(read)
 
     def download(self, repo_id: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
-        """Fetch one file to `folder/sha/path` and verify it; `progress` is told the bytes as they are there.
+        """Fetch what is missing of one file to `folder/sha/path`, and verify all of it, which nobody reads meanwhile.
+
+        `progress` is told the bytes as they are there, first those that lay there already.
 
         Raises CorruptError when the bytes are others than the Hub announced, DiskError when they do not fit.
         """
         where = _where(repo_id, sha, file.path)
         target = folder / sha / _safe(file.path, where)
-        if target.exists() and target.stat().st_size == file.size:
-            progress(file.size)
-            return target
         partial = target.with_name(target.name + ".partial")
-        with written("a download cannot be written", where):
+        with written("a download cannot be written", str(partial)):
             target.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # what lies there is verified again: disks and users change files
+                os.replace(target, partial)
             with open(partial, "a+b") as out:
                 from_before = out.tell()
                 digest = self._fill(repo_id, sha, file, out, progress, where)
@@ -149,7 +150,7 @@ class HubBytes:
                 got=f"{digest[:16]}…",
                 next_step="Run again; if it stays, the repo is damaged.",
             )
-        with written("a download cannot be written", where):
+        with written("a download cannot be written", str(target)):
             os.replace(partial, target)
         return target
 
@@ -160,6 +161,7 @@ class HubBytes:
         digest = hashlib.sha256()
         out.seek(0)
         while chunk := out.read(COPY_BYTES):
+            self._patience.check()  # gigabytes may lie there
             digest.update(chunk)
         offset = out.tell()
         if offset > file.size:

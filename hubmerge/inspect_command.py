@@ -8,6 +8,7 @@ from typing import Any
 
 from hubmerge.hub import Hub
 from hubmerge.licenses import strictest
+from hubmerge.markdown import size
 from hubmerge.prepare import UNDECIDED, prepare
 from hubmerge.recipe import load_recipe
 
@@ -21,21 +22,12 @@ def run_cli(arguments: Any, hub: Hub) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(summary, indent=2) + "\n")
         return 0
+    warnings = summary.pop("warnings")
+    width = max(map(len, summary))
     for key, value in summary.items():
-        if key == "warnings":
-            for warning in value:
-                sys.stdout.write(f"  warning: {warning}\n")
-        else:
-            shown = _bytes(value) if key.endswith("_bytes") else value
-            text = ", ".join(map(str, shown)) if isinstance(shown, list) else shown
-            sys.stdout.write(f"{key.replace('_', ' '):>16}  {text}\n")
+        shown = size(value) if key.endswith("_bytes") else value
+        text = ", ".join(map(str, shown)) if isinstance(shown, list) else shown
+        sys.stdout.write(f"{key.replace('_', ' '):>{width}}  {text}\n")
+    for warning in warnings:
+        sys.stdout.write(f"  warning: {warning}\n")
     return 0
-
-
-def _bytes(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hubmerge.disk import temporary_folder
 from hubmerge.distributed import join, refuse_several
 from hubmerge.errors import RecipeError
 from hubmerge.helper import help_to_folder
@@ -66,8 +66,10 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
             resume=arguments.resume,
             disk_budget=arguments.disk_budget,
         )
-    terminal.usage(report.environment)
-    sys.stdout.write(f"{folder}: {report.method['title']} of {len(report.outcomes)} agents, {report.identity[:16]}\n")
+    if not finished:
+        terminal.usage(report.environment)
+    what = f"{report.method['title']} of {len(report.outcomes)} agents, {report.identity[:16]}"
+    sys.stdout.write(f"{folder}: {what}{', finished before' if finished else ''}\n")
     return 0
 
 
@@ -82,12 +84,12 @@ def _into_nothing(arguments: Any, settings: Settings, hub: Hub, terminal: Termin
     terminal.stage("resolve")
     prepared = prepare(load_recipe(arguments.recipe), hub, license_choice=arguments.license, allow_local=True)
     terminal.warning("the output is counted and hashed, and nothing of it is kept; its report goes to standard output")
-    with tempfile.TemporaryDirectory(prefix="hubmerge-") as place:
+    with temporary_folder() as place:
         report = merge_to_folder(
             prepared,
             hub,
-            Path(place),
-            cache=Path(place) / WORK / "inputs",
+            place,
+            cache=place / WORK / "inputs",
             observer=terminal,
             options=replace(options, sink="null"),
             sensitivities=settings.data_dir / "sensitivity",

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,16 +49,23 @@ def pins_in(folder: Path) -> Pins | None:
         return None
 
 
-def commits_for(recipe: Recipe, pins: Pins | None) -> Commits:
-    """Where to take the recipe's models; nothing where the pins are of other models or branches."""
+def commits_for(recipe: Recipe, pins: Pins | None, present_id: Callable[[str], str]) -> Commits:
+    """Where to take the recipe's models; nothing where the pins are of other models or branches.
+
+    `present_id`: what a repo is called that the recipe may name by an earlier id, or in other letters.
+    """
     names = (recipe.base, *(agent.model for agent in recipe.agents))
     if pins is None or len(pins) != len(names):
         return ()
+
+    def is_of(pin: Mapping[str, str], repo_id: str) -> bool:
+        return pin["id"] == repo_id or pin["id"] == present_id(repo_id)
+
     found: list[str | None] = []
     for name, pin in zip(names, pins, strict=True):
         if name.local or _COMMIT.fullmatch(name.revision or ""):
             found.append(None)
-        elif (pin["kind"], pin["id"], pin["requested"]) == ("hub", name.id, name.revision or "main"):
+        elif (pin["kind"], pin["requested"]) == ("hub", name.revision or "main") and is_of(pin, name.id):
             found.append(pin["sha"])
         else:
             return ()
@@ -79,7 +87,7 @@ def going_on(
     `newest`: how to begin with the newest ones instead, for whoever is told that a branch has moved on, or is refused
     since a commit is gone.
     """
-    commits: Commits = ranks.first(list(commits_for(recipe, pins)))
+    commits: Commits = ranks.first(list(commits_for(recipe, pins, partial(_present_id, hub))))
     if not commits:
         return prepare(())
     try:
@@ -90,6 +98,13 @@ def going_on(
     if ranks.rank == 0 and (moved := _moved_on(recipe, commits, hub)):
         warn(f"the unfinished merge goes on with the versions that it began with: {', '.join(moved)}. {newest}")
     return prepared
+
+
+def _present_id(hub: Hub, repo_id: str) -> str:
+    try:
+        return hub.repo_state(repo_id).id
+    except HubmergeError:  # whoever opens it says so
+        return repo_id
 
 
 def _moved_on(recipe: Recipe, commits: Commits, hub: Hub) -> list[str]:
@@ -130,9 +145,13 @@ class RunPins:
         plain = isinstance(name, str) and re.fullmatch(r"[\w-]+", name)
         return {"folder": name, "models": pins} if plain and pins else {}
 
-    def begin(self, folder: str, plan: Plan) -> Path | None:
-        """A run is about to work in `folder`; returns the folder of an older one that will never be gone on with."""
-        given_up = self._runs / self._known.get("folder", folder)
+    def given_up(self, folder: str) -> Path | None:
+        """The folder of an older run that will never be gone on with, when one begins to work in `folder`."""
+        older = self._runs / self._known.get("folder", folder)
+        return older if older.name != folder and older.is_dir() else None
+
+    def begin(self, folder: str, plan: Plan) -> None:
+        """A run is about to work in `folder`."""
         self.pins = pins_of(plan)
         line = {"folder": folder, "models": self.pins}
         if line != self._known:
@@ -142,7 +161,6 @@ class RunPins:
                 temporary.write_text(json.dumps(line), encoding="utf-8")
                 temporary.replace(self._path)
             self._known = line
-        return given_up if given_up.name != folder and given_up.is_dir() else None
 
     def end(self) -> None:
         """The command is done."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from hubmerge.disk import available_bytes
+from hubmerge.disk import available_bytes, temporary_folder
 from hubmerge.hub import Hub
 from hubmerge.prepare import UNDECIDED, prepare
 from hubmerge.recipe import load_recipe
@@ -25,9 +23,9 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions
     """Read the inputs once and print what was counted; errors are raised for the caller to print."""
     plan = prepare(load_recipe(arguments.recipe), hub, license_choice=UNDECIDED, allow_local=True).plan
     folders = UnchangedFolders(plan.models)
-    with tempfile.TemporaryDirectory(prefix="hubmerge-") as cache:
-        budget = max(0, available_bytes((Path(cache),), arguments.disk_budget))  # what exceeds it is read by ranges
-        store = ShardCache(hub, Path(cache), plan.models, budget)
+    with temporary_folder() as cache:
+        budget = max(0, available_bytes((cache,), arguments.disk_budget))  # what exceeds it is read by ranges
+        store = ShardCache(hub, cache, plan.models, budget)
         with TensorReader(plan.models, store) as reader:
             statistics = probe(plan, reader, options, terminal.stream)
     folders.check()

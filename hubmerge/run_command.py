@@ -21,7 +21,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -197,10 +197,18 @@ class _Line:
         )
 
     def _begin(self, unfinished: RunPins, work: Path, prepared: Prepared) -> None:
-        given_up = unfinished.begin(work.name, prepared.plan)
-        if given_up is not None:
-            self._terminal.warning("an unfinished run of other versions of the models is given up, and removed")
-            _remove(given_up)
+        """FolderInUseError, and nothing changed, where another process is still at what would be given up."""
+        from hubmerge.sink import sole_owner
+
+        given_up = unfinished.given_up(work.name)
+        with ExitStack() as owned:
+            for folder in given_up.iterdir() if given_up is not None else ():
+                if folder.is_dir():
+                    owned.enter_context(sole_owner(folder))
+            unfinished.begin(work.name, prepared.plan)
+            if given_up is not None:
+                self._terminal.warning("an unfinished run of other versions of the models is given up, and removed")
+                _remove(given_up)
 
     def _help(self, prepared: Prepared, work: Path) -> None:
         """Another process leads: the exchanges of `_publish`, and a share of the work between them."""

@@ -57,8 +57,12 @@ class Terminal:
         self._warnings.add(message)
         if self._json:
             self._client_warning(message)
+            return
+        line = f"hubmerge: warning: {printable(message)}"
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)  # above the bar, not behind it
         else:
-            sys.stderr.write(f"hubmerge: warning: {printable(message)}\n")
+            sys.stderr.write(line + "\n")
 
     def usage(self, environment: Mapping[str, Any]) -> None:
         """At the end: what the merge took, from the environment of its report."""

@@ -83,7 +83,7 @@ def in_words(environment: Mapping[str, Any]) -> str:
         parts = [
             f"fetched {size(found['fetched_bytes'])}{runs} (shards: {found['fetched_shards']} whole, "
             f"{found['fetched_ranged_shards']} by ranges)",
-            f"{found['fetched_hits']} found on disk",
+            f"{found['fetched_hits']} found on disk by a later pass or run",
         ]
     largest = f" in the largest of {found['processes']} processes" if found["processes"] > 1 else ""
     parts += [

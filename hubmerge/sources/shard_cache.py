@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from hubmerge.disk_errors import written
 from hubmerge.errors import CancelledError
 from hubmerge.hub import Hub
 from hubmerge.sources.base import Model
@@ -104,14 +103,10 @@ class ShardCache:
 
     @staticmethod
     def _found(folder: Path, model: Model, name: str) -> CachedShard:
-        """A shard as an earlier run left it, to be verified (again) when it is needed: disks and users change files."""
+        """A shard as an earlier run left it, in whole or in part, to be verified when it is needed."""
         info = model.files[name]
         shard = CachedShard(model, name, cache_folder(folder, model) / model.ref.sha / info.path, info.size)
-        if shard.path.is_file():
-            with written("a fetched shard cannot be moved", str(shard.path)):
-                shard.path.replace(shard.partial)
-        if shard.partial.is_file():
-            shard.held = shard.partial.stat().st_size
+        shard.held = sum(path.stat().st_size for path in (shard.path, shard.partial) if path.is_file())
         return shard
 
     # --- the store ---------------------------------------------------------------------------------------

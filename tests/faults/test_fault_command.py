@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,18 @@ from hubmerge.localhub.process import LocalHubProcess
 REPO = Path(__file__).resolve().parents[2]
 CANARY = "hf_canary"
 IMPATIENT = "import sys, hubmerge.cli as c; c._END_AFTER_S = 0.1; sys.exit(c.main(sys.argv[1:], own_process=True))"
+
+PRESSED_TWICE = """
+import signal, sys, hubmerge.cli as c
+def command(arguments, settings):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.raise_signal(signal.SIGINT)
+        print("cleared up")
+c._inspect = command
+sys.exit(c.main(["inspect", "recipe.yaml"], own_process=True))
+"""
 
 
 @pytest.fixture
@@ -169,20 +183,33 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["inspect"], "hubmerge: interrupted (what"),
+        (["run", "--to", "ada/x"], "hubmerge: interrupted; the same command goes on (what"),
+    ],
+    ids=["inspect", "run"],
+)
+def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path, command: list[str], told: str) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(recipe_dict("ada/base", ["ada/one", "ada/two"])))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
-        command = [sys.executable, "-c", IMPATIENT, "inspect", str(recipe)]
-        process = subprocess.Popen(command, env=environment, cwd=REPO, stderr=subprocess.PIPE, text=True)
+        started = [sys.executable, "-c", IMPATIENT, *command, str(recipe)]
+        process = subprocess.Popen(started, env=environment, cwd=REPO, stderr=subprocess.PIPE, text=True)
         connection, _ = silent.accept()
         with connection:
             process.send_signal(signal.SIGINT)
             _, words = process.communicate(timeout=30)  # the Hub may take 300 s for an answer
     assert process.returncode == 1
-    assert "interrupted" in words
+    assert words.startswith(told)
     assert "Traceback" not in words
+
+
+def test_ctrl_c_pressed_again_does_not_cut_off_what_is_cleared_up() -> None:
+    done = subprocess.run([sys.executable, "-c", PRESSED_TWICE], cwd=REPO, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "cleared up\n", "hubmerge: interrupted\n")
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["merge", "--out", "out"], ["run", "--to", "ada/x"]])
@@ -201,6 +228,31 @@ def test_an_interrupted_command_says_how_it_goes_on(
     told = capsys.readouterr().err
     assert ("--resume" in told) == (command[0] == "merge")
     assert ("goes on" in told) == (command[0] != "inspect")
+    assert main([command[0], str(recipe_file), *command[1:], "--log-json"]) == 1
+    *_, last = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (last["type"], last["code"]) == ("error", "E_CANCELLED")
+    assert last["message"] == f"E_CANCELLED: {told.strip().removeprefix('hubmerge: ')}."
+
+
+@pytest.mark.parametrize("command", [["probe"], ["merge", "--null-sink"]], ids=["probe", "merge"])
+def test_ctrl_c_while_the_temporary_folder_is_removed_leaves_none(
+    monkeypatch: pytest.MonkeyPatch, recipe_file: Path, tmp_path: Path, command: list[str]
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    left, rmtree = [1], shutil.rmtree
+
+    def interrupted(path: Any, **options: Any) -> None:
+        if left[0] and Path(path).parent == scratch:
+            left[0] -= 1
+            raise KeyboardInterrupt
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    assert main([*command, str(recipe_file)]) == 1
+    assert left == [0]
+    assert not list(scratch.iterdir())
 
 
 def test_a_probe_keeps_to_its_disk_budget(
@@ -217,6 +269,19 @@ def test_a_probe_keeps_to_its_disk_budget(
     monkeypatch.setattr(Hub, "download", download)
     assert main(["probe", str(hub_recipe), "--disk-budget", "0.0001"]) == 0
     assert capsys.readouterr().out == unlimited
+
+
+def test_what_inspect_lists_stands_in_two_columns_and_sizes_read_as_on_a_card(
+    monkeypatch: pytest.MonkeyPatch, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = {"kinds": ["weights", "LoRA adapter"], "folder_disk_least_bytes": 999_700, "warnings": ["mind this"]}
+    monkeypatch.setattr("hubmerge.plan.Plan.summary", lambda plan: dict(facts))
+    assert main(["inspect", str(recipe_file)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "                  kinds  weights, LoRA adapter",
+        "folder disk least bytes  1.00 MB",
+        "  warning: mind this",
+    ]
 
 
 def test_a_budget_that_is_too_small_is_told_in_sizes_that_differ(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from builders import random_base, recipe_dict, sparse_agent, write_model
 from fault_line import Line
 
 from hubmerge.cli import main
+from hubmerge.errors import CorruptError
 from hubmerge.localhub.fault_rules import FaultSwitch, Status
 from hubmerge.terminal import Terminal
 
@@ -47,6 +50,65 @@ def test_a_warning_is_told_once(capsys: pytest.CaptureFixture[str], as_json: boo
     for words in ("no device", "no device", "another"):
         terminal.stream.warning(words)
     assert capsys.readouterr().err.count("no device") == 1
+
+
+def lines_of(shown: str) -> list[str]:
+    """What stood on a line of the terminal at some time."""
+    return re.split("[\r\n]+", shown)
+
+
+def test_a_warning_stands_on_a_line_of_its_own_above_the_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with closing(Terminal(False)) as terminal:
+        terminal.progress("merge", 1, 10, "elements")
+        terminal.warning("the device is given up")
+        terminal.progress("merge", 5, 10, "elements")
+    shown = lines_of(capsys.readouterr().err)
+    assert any(line.startswith("merge:") for line in shown)
+    assert "hubmerge: warning: the device is given up" in shown
+
+
+@pytest.mark.parametrize(
+    ("command", "where"),
+    [
+        (["probe", "RECIPE"], "hubmerge.probe_command.probe"),
+        (["merge", "RECIPE", "--out", "out"], "hubmerge.merge_command.merge_to_folder"),
+        (["sweep", "SWEEP", "--out", "out"], "hubmerge.sweep_command.merge_to_folders"),
+        (["publish", "out", "ada/x"], "hubmerge.finished.publish_folder"),
+    ],
+    ids=["probe", "merge", "sweep", "publish"],
+)
+def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    command: list[str],
+    where: str,
+) -> None:
+    base = random_base(0)
+    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
+    card = {"README.md": b"---\nlicense: mit\n---\n"}
+    folders = [write_model(tmp_path / name, tensors, files=card) for name, tensors in parts.items()]
+    recipe = recipe_dict(folders[0], folders[1:])
+    (tmp_path / "RECIPE").write_text(json.dumps(recipe))
+    models = {name: recipe[name] for name in ("base", "agents")}
+    (tmp_path / "SWEEP").write_text(json.dumps({**models, "sweep": [{"method": "ram"}]}))
+
+    def fails(*arguments: object, **named: object) -> None:
+        observer = named.get("observer", arguments[-1])
+        more = () if where.endswith("probe") else ("elements",)
+        observer.progress("merge", 1, 10, *more)  # type: ignore[attr-defined]
+        raise CorruptError("damaged")
+
+    monkeypatch.setattr(where, fails)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 1
+    shown = lines_of(capsys.readouterr().err)
+    assert any(line.startswith("merge:") for line in shown)
+    assert "hubmerge: E_CORRUPT: damaged." in shown
 
 
 def test_a_machine_whose_compiler_cannot_be_loaded_merges_the_same_with_one_warning(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hubmerge.journal import Journal
 from hubmerge.pins import commits_for
 from hubmerge.plan import make_plan
 from hubmerge.recipe import recipe_from_dict
+from hubmerge.sink import sole_owner
 
 
 class Command:
@@ -145,6 +146,21 @@ def test_a_run_begins_with_the_newest_where_that_is_asked_for_and_removes_what_i
     assert not list(command.runs.iterdir())
 
 
+def test_a_run_that_is_still_at_work_is_not_given_up(
+    command: Command, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.killed(command.run)
+    [working] = [path for path in command.runs.iterdir() if path.is_dir()]
+    files = {path: path.read_bytes() for path in command.runs.rglob("*") if path.is_file()}
+    command.move()
+    with sole_owner(working / "out"):  # as the other process has it
+        assert command.run("--newest") == 1
+    assert "E_IN_USE: another process is merging into this folder" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in command.runs.rglob("*") if path.is_file()} == files
+    assert command.run() == 0
+    assert command.published() == weights(undisturbed)
+
+
 def test_a_run_that_nothing_has_moved_under_says_nothing(
     command: Command, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +201,24 @@ def test_a_merge_to_a_folder_goes_on_with_its_commits_too(
     assert command.merge("--resume") == 0, "finished, it is found as well"
 
 
+def test_a_model_that_the_recipe_names_by_an_earlier_id_keeps_no_merge_from_going_on(
+    command: Command, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    renamed = command.family.agents[1]
+    command.ada.move_repo(renamed, renamed + "-since")
+    command.killed(command.merge)
+    command.killed(command.run)
+    command.move()
+    capsys.readouterr()
+    assert command.merge("--resume") == 0
+    assert command.run() == 0
+    told = capsys.readouterr().err
+    assert told.count("goes on with the versions that it began with") == 2
+    assert f"{renamed}@" not in told, "it is where it was"
+    assert command.merged() == weights(undisturbed)
+    assert command.published() == weights(undisturbed)
+
+
 def test_a_recipe_that_names_another_version_is_another_merge(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,11 +239,13 @@ def test_pins_are_taken_for_the_very_branches_that_they_were_made_of() -> None:
     recipe = recipe_from_dict({"base": "a/base", "agents": [f"a/one@{own}", "a/two@dev", "./four"], "method": "ram"})
     four = pin("./four", "4" * 40, "", "local")
     pins = [pin("a/base", one), pin("a/one", own, own), pin("a/two", two, "dev"), four]
-    assert commits_for(recipe, pins) == [one, None, two, None]
-    assert commits_for(recipe, [pin("a/other", one), *pins[1:]]) == ()
-    assert commits_for(recipe, [*pins[:2], pin("a/two", two), four]) == ()
-    assert commits_for(recipe, pins[:3]) == ()
-    assert commits_for(recipe, None) == ()
+    present = {"a/base": "a/renamed", "a/two": "a/two"}.__getitem__
+    assert commits_for(recipe, pins, present) == [one, None, two, None]
+    assert commits_for(recipe, [pin("a/renamed", one), *pins[1:]], present) == [one, None, two, None]
+    assert commits_for(recipe, [pin("a/other", one), *pins[1:]], present) == ()
+    assert commits_for(recipe, [*pins[:2], pin("a/two", two), four], present) == ()
+    assert commits_for(recipe, pins[:3], present) == ()
+    assert commits_for(recipe, None, present) == ()
 
 
 def test_a_sweep_goes_on_with_its_commits_too(

@@ -42,6 +42,8 @@ class FolderHub:
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(target.name + ".partial")
         content = self.contents[repo, file.path]
+        if target.exists():
+            target.replace(partial)
         if partial.exists() and partial.read_bytes() == content:
             progress(len(content))
             return partial.replace(target)

@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from cache_helpers import threads_left
 from merge_helpers import OUT_SHARD_BYTES, Job, Killed
 
+from hubmerge import hub_bytes
 from hubmerge.errors import CancelledError
 from hubmerge.hub import Hub
 from hubmerge.hub_errors import Patience
@@ -121,6 +123,26 @@ def test_a_download_is_broken_off_and_the_next_one_goes_on_where_it_was(
     hub = Hub(faulty.endpoint, faulty.tokens["ada"])
     hub.download("ada/one", model.ref.sha, file, tmp_path, progress)
     assert switch.state(rule).requests[0].range == f"bytes={expected}-{file.size - 1}"
+
+
+def test_a_download_is_broken_off_while_it_reads_what_an_earlier_one_left(
+    patient: Hub, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = tmp_path / model.ref.sha / (NAME + ".partial")
+    partial.parent.mkdir()
+    partial.write_bytes(bytes(100_000))
+    hashed: list[int] = []
+
+    class Digest:
+        def update(self, data: bytes) -> None:
+            hashed.append(len(data))
+            patient.hang_up()
+
+    monkeypatch.setattr(hub_bytes, "COPY_BYTES", 1000)
+    monkeypatch.setattr(hub_bytes, "hashlib", SimpleNamespace(sha256=Digest))
+    with pytest.raises(CancelledError):
+        patient.download("ada/one", model.ref.sha, model.files[NAME], tmp_path, lambda count: None)
+    assert hashed == [1000]
 
 
 @silent_hub

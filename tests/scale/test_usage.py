@@ -99,7 +99,7 @@ def test_processes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and
     }
     words = in_words({**both, "processes": 2})
     assert words == (
-        "fetched 12 B (shards: 3 whole, 1 by ranges), 4 found on disk, disk at most 70 B, "
+        "fetched 12 B (shards: 3 whole, 1 by ranges), 4 found on disk by a later pass or run, disk at most 70 B, "
         "memory at most 100 B in the largest of 2 processes"
     )
     assert dict(fetch_facts(both["fetch"]))["Inputs on disk"].startswith(
@@ -123,6 +123,8 @@ def test_a_merge_ends_with_a_line_of_what_it_took(tmp_path: Path, capsys: pytest
     first, last = told.out.splitlines()
     assert first.startswith("nothing fetched, disk at most ")
     assert last.startswith(str(tmp_path / "out"))
+    assert main([*command, str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == f"{last}, finished before\n", "what it took, it took then"
     assert main([*command, str(tmp_path / "more"), "--log-json"]) == 0
     told = capsys.readouterr()
     [line] = [one for one in map(json.loads, told.err.splitlines()) if one["type"] == "usage"]

@@ -148,6 +148,22 @@ def test_a_partial_file_that_was_damaged_on_the_disk_is_fetched_again(
     assert server.requests[-1].range == (0, len(content) - 1)
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_file_that_an_earlier_run_fetched_is_used_if_it_is_still_what_the_hub_states(
+    server: ScriptedHub, hub: Hub, tmp_path: Path, damaged: bool
+):
+    content = server.files["model.safetensors"]
+    path = fetch(hub, server, tmp_path)
+    path.write_bytes(corrupted(content) if damaged else content)
+    server.requests.clear()
+    told: list[int] = []
+    assert hub.download(server.repo, server.sha, weights(server), tmp_path, told.append) == path
+    assert path.read_bytes() == content
+    assert not list(tmp_path.rglob("*.partial"))
+    assert [r.range for r in server.requests] == [(0, len(content) - 1)] * damaged
+    assert told[0] == len(content)
+
+
 def test_a_download_does_not_wait_for_a_server_that_sends_a_byte_at_a_time(
     server: ScriptedHub, hub: Hub, tmp_path: Path
 ):
