@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import random_base, recipe_dict, sparse_agent, write_model
+from builders import recipe_dict, write_parents
 from fault_line import Family, Line, Watcher
 
 from hubmerge.cli import main
@@ -27,10 +27,7 @@ SHARD = "model-00002-of-00002.safetensors"
 
 @pytest.fixture
 def models(tmp_path: Path) -> list[Path]:
-    base = random_base(0)
-    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
-    card = {"README.md": b"---\nlicense: mit\n---\n"}
-    return [write_model(tmp_path / name, tensors, shards=2, files=card) for name, tensors in parts.items()]
+    return write_parents(tmp_path, shards=2)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import random_base, recipe_dict, sparse_agent, write_model
+from builders import recipe_dict, write_parents
 from merge_helpers import Job, Killed
 
 from hubmerge import line, usage
@@ -112,9 +112,7 @@ def test_processes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and
 
 
 def test_a_merge_ends_with_a_line_of_what_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = random_base(0)
-    models = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
-    folders = [write_model(tmp_path / name, tensors) for name, tensors in models.items()]
+    folders = write_parents(tmp_path)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(recipe_dict(folders[0], folders[1:], "ram")))
     command = ["merge", str(recipe), "--license", "mit", "--device", "cpu", "--out"]

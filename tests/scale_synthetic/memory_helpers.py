@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,12 +86,7 @@ def merge(recipe: Recipe, folder: Path, *flags: str, environment: Mapping[str, s
 
 def merge_once(recipe: Recipe, folder: Path) -> None:
     """So that all that can be kept of compiled code is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, out = folder / "once.yaml", folder / "merged_once"
-    path.write_text(recipe.to_yaml())
-    command = [sys.executable, "-m", "hubmerge", "merge", str(path), "--out", str(out)]
-    subprocess.run(command, check=True, capture_output=True, env=dict(os.environ))
-    shutil.rmtree(out)
+    merge(recipe, folder / "once")
 
 
 def predicted(recipe: Recipe, threads: int) -> int:
