@@ -41,7 +41,7 @@ done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.PI
 wall = time.monotonic() - start
 use = resource.getrusage(resource.RUSAGE_CHILDREN)
 cpu, peak = use.ru_utime + use.ru_stime, use.ru_maxrss * 1024
-print(json.dumps([done.returncode, wall, cpu, peak, done.stdout[-1000000:], done.stderr[-2000:]]))
+print(json.dumps([done.returncode, wall, cpu, peak, done.stdout, done.stderr[-2000:]]))
 """
 
 
@@ -57,6 +57,10 @@ class Measured:
         values = asdict(self)
         del values["output"]
         return {k: round(v, 3) for k, v in values.items()}
+
+
+class FailedRunError(Exception):
+    """What was measured failed; the message ends with its last words."""
 
 
 class OutOfMemoryError(Exception):
@@ -77,7 +81,7 @@ def measure(
     watched: Iterable[Path] = (),
     reserve_bytes: int = 0,
 ) -> Measured:
-    """One run of `command`; SystemExit with its last words when it fails, OutOfMemoryError when it had to be ended.
+    """One run of `command`; FailedRunError when it fails, OutOfMemoryError when it had to be ended.
 
     `watched`: folders whose files count as its use of the disk. `reserve_bytes`: of the machine's memory, to be left.
     """
@@ -94,10 +98,10 @@ def measure(
     if watch.ended_at:
         raise OutOfMemoryError(watch.ended_at)
     if meter.returncode:
-        raise SystemExit(f"{' '.join(command)} could not be measured:\n{errors}")
+        raise FailedRunError(f"{' '.join(command)} could not be measured:\n{errors}")
     code, wall, cpu, peak, output, errors = json.loads(told)
     if code:
-        raise SystemExit(f"{' '.join(command)} failed:\n{errors}")
+        raise FailedRunError(f"{' '.join(command)} failed:\n{errors}")
     return Measured(wall, cpu, peak, watch.gauge.high_water_bytes, output)
 
 

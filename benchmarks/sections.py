@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.board import synthetic as synthetic_results
 from benchmarks.gpu import cuda_device
-from benchmarks.metering import TURNS, Suite, inspected, measure
+from benchmarks.metering import TURNS, FailedRunError, Suite, inspected, measure
 from benchmarks.synthetic import DENSITIES
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.localhub.protocol import open_hub
@@ -213,5 +213,5 @@ def kills(suite: Suite) -> list[dict[str, Any]]:
 
 def _in_its_file(name: str, command: list[str]) -> list[dict[str, Any]]:
     if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
-        print(f"{name}: failed ({code}), see above", flush=True)
+        raise FailedRunError(f"python -m benchmarks.{name} ended with {code}, see above")
     return []

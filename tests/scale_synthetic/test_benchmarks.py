@@ -7,13 +7,14 @@ import json
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import benchmark_page, gpu, metering, page_targets, sections, side_by_side, suite
-from benchmarks.metering import OutOfMemoryError, Suite, measure
+from benchmarks.metering import FailedRunError, OutOfMemoryError, Suite, measure
 from benchmarks.page_targets import NOT_MEASURED, targets
 from hubmerge.disk import DiskGauge
 
@@ -42,6 +43,72 @@ def test_all_methods_at_both_shapes_on_all_machines_are_the_default() -> None:
     assert options.shapes == ["0.5b", "1.5b"]
     assert set(options.compare) == set(side_by_side.METHODS) == set(gpu.METHODS) == SIX
     assert {"comparison", "gpu", "kills", "startup"} <= set(options.sections) == set(suite.SECTIONS)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of figures; pages are drawn beside it."""
+    docs = tmp_path / "docs"
+    (docs / "data").mkdir(parents=True)
+    monkeypatch.setattr(suite, "DATA", docs / "data" / "benchmarks.json")
+    monkeypatch.setattr(suite, "write_page", lambda data: benchmark_page.write_page(data, docs))
+    return suite.DATA
+
+
+def test_without_arguments_every_section_is_measured_and_one_that_fails_is_told_of(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+
+    def section(name: str, machine: Suite) -> list[dict[str, Any]]:
+        measured.append(name)
+        if name == "floor":
+            raise FailedRunError("no room")
+        command = {"command": "`x`", "wall_s": 0.123, "cpu_s": 0.1, "peak_rss_bytes": 1}
+        return [command] if name == "startup" else []
+
+    monkeypatch.setattr(suite, "SECTIONS", {name: partial(section, name) for name in suite.SECTIONS})
+    assert suite.main(["--data", str(tmp_path / "data")]) == 1
+    assert measured == [*suite.SECTIONS]
+    assert json.loads(kept.read_text()).keys() == {"startup"}
+    told = capsys.readouterr().out
+    assert "floor: failed: no room" in told
+    assert told.splitlines()[-1].endswith(": floor")
+    assert "0.12 s | yes" in (kept.parents[1] / "benchmarks.md").read_text()
+    assert suite.main(["--data", str(tmp_path / "data"), "startup"]) == 0
+
+
+def test_a_part_that_fails_in_a_process_of_its_own_has_failed() -> None:
+    with pytest.raises(FailedRunError, match="kills ended with 3"):
+        sections._in_its_file("kills", [sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_a_line_under_a_table_speaks_for_all_of_its_rows(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes that were measured on another machine, or another day, do not stay beside those measured now."""
+    here = {**MACHINE, "processor": "P", "cores": 2, "python": "3.11", "date": "2026-11-22"}
+    small, large = ran("0.5b", "imports", wall_s=1.0), ran("1.5b", "imports", wall_s=1.0)
+    again = ran("0.5b", "imports", wall_s=2.0)
+    monkeypatch.setattr(suite, "machine", lambda: here)
+    before = suite._section({}, [small, large])
+    assert before == {"machine": here, "rows": [small, large]}
+    assert suite._section(before, [again])["rows"] == [large, again]
+    for other in ({"date": "2026-11-21"}, {"processor": "Q"}):
+        assert suite._section({**before, "machine": {**here, **other}}, [again])["rows"] == [again]
+
+
+@pytest.mark.slow
+def test_a_whole_comparison_without_mergekit_is_measured_and_drawn(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "MERGEKIT", tmp_path / "missing")
+    options = ["--data", str(tmp_path / "data"), "--repeat", "1", "--shapes", "tiny"]
+    assert suite.main(["comparison", *options]) == 0
+    rows = json.loads(kept.read_text())["comparison"]["rows"]
+    assert [row["method"] for row in rows if row["what"] == "hubmerge"] == list(side_by_side.METHODS)
+    page = (kept.parents[1] / "benchmarks.md").read_text()
+    assert page.count("| not run: mergekit is not installed here | not measured |") == len(SIX) + 2
+    assert page.count("| mergekit: ") == page.count("| not run: mergekit is not installed here |  |") == len(SIX)
+    assert "![" not in page, "no figure of what was not compared"
 
 
 def test_the_page_is_what_was_measured(tmp_path: Path) -> None:
@@ -78,6 +145,10 @@ def test_the_disk_is_looked_at_while_a_process_runs(tmp_path: Path, monkeypatch:
     assert run.to_json().keys() == {"wall_s", "cpu_s", "peak_rss_bytes", "disk_high_water_bytes"}
 
 
+def test_a_long_report_is_not_cut() -> None:
+    assert len(measure([sys.executable, "-c", "print('x' * 3_000_000)"]).output) == 3_000_001
+
+
 def test_temporary_files_count(tmp_path: Path) -> None:
     code = "import tempfile; tempfile.NamedTemporaryFile(delete=False).write(bytes(2_000_000))"
     row, _ = place(tmp_path).once([sys.executable, "-c", code])
@@ -86,7 +157,7 @@ def test_temporary_files_count(tmp_path: Path) -> None:
 
 def test_a_guarded_process_ends_before_the_machine_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metering, "available_memory", lambda: 999)
-    for_ever = [sys.executable, "-c", "import sys; sys.stdin.read() if False else __import__('signal').pause()"]
+    for_ever = [sys.executable, "-c", "import signal; signal.pause()"]
     with pytest.raises(OutOfMemoryError) as ended:
         measure(for_ever, reserve_bytes=1000)
     assert ended.value.taken_bytes > 0
