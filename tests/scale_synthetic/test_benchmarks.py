@@ -149,6 +149,32 @@ def test_a_long_report_is_not_cut() -> None:
     assert len(measure([sys.executable, "-c", "print('x' * 3_000_000)"]).output) == 3_000_001
 
 
+def test_cpu_is_that_of_all_threads_and_children_and_of_the_system() -> None:
+    """Half a second of it at least, most of which the system spends, in a child's thread."""
+    child = (
+        "import threading, time\n"
+        "def work():\n"
+        "    with open('/dev/zero', 'rb', buffering=0) as zero:\n"
+        "        while time.process_time() < 0.5: zero.read(1 << 20)\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()\n"
+        "print(time.process_time())\n"
+    )
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    run = measure([sys.executable, "-c", code])
+    assert run.cpu_s >= float(run.output) >= 0.5
+
+
+def test_of_several_runs_the_one_with_the_least_cpu_time_is_kept_with_its_own_wall_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = iter([{"wall_s": w, "cpu_s": c} for w, c in ((1.0, 5.0), (3.0, 4.0), (2.0, 6.0))] * 2)
+    machine = place(tmp_path)
+    monkeypatch.setattr(machine, "once", lambda *told: (next(rows), ""))
+    monkeypatch.setattr(machine, "stream_once", lambda *told: next(rows))
+    assert machine.best(["x"], repeat=3) == {"wall_s": 3.0, "cpu_s": 4.0}
+    assert machine.stream(tmp_path, repeat=3) == {"wall_s": 3.0, "cpu_s": 4.0}
+
+
 def test_temporary_files_count(tmp_path: Path) -> None:
     code = "import tempfile; tempfile.NamedTemporaryFile(delete=False).write(bytes(2_000_000))"
     row, _ = place(tmp_path).once([sys.executable, "-c", code])
@@ -234,6 +260,63 @@ def test_an_estimate_beyond_the_machine_is_told_where_nothing_was_recorded() -> 
         told
         == "not run: mergekit takes more memory than this machine has, 18.1 GB by estimate; the machine has 10.0 GB"
     )
+
+
+def both(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """RAM beside mergekit, of which imports take 10 bytes each."""
+    imports = [ran("tiny", what, peak=10) for what in ("imports", "mergekit, imports")]
+    return {"comparison": [*imports, ran("tiny", "hubmerge", "ram", **ours), ran("tiny", "mergekit", "ram", **theirs)]}
+
+
+def beside_the_floor(method: str, stream: float, *, hashed: bool = False) -> dict[str, list[dict[str, Any]]]:
+    alone = {"shape": "tiny", "method": "hash", "stream": {"wall_s": 2.0, "cpu_s": 4.0}}
+    floor = {"wall_s": 4.0 if hashed else 2.0, "cpu_s": 9.0}
+    row = {"shape": "tiny", "method": method, "hashed": hashed, "stream": {"wall_s": stream, "cpu_s": 99.0}}
+    return {"floor": [{**row, "floor": floor}, alone]}
+
+
+def per_parameter(large: float) -> dict[str, list[dict[str, Any]]]:
+    row = {"method": "ram", "layers": 0}
+    small = {**row, "shape": "qwen2.5-1.5b", "cpu_ns_per_element": 100.0}
+    return {"sizes": [small, {**row, "shape": "qwen2.5-7b", "cpu_ns_per_element": large}]}
+
+
+def by_agents(eight: float) -> dict[str, list[dict[str, Any]]]:
+    return {
+        "agents": [{"method": "ram", "agents": k, "cpu_ns_per_element": cost} for k, cost in ((2, 10.0), (8, eight))]
+    }
+
+
+def of_memory(peak: int) -> dict[str, list[dict[str, Any]]]:
+    return {"large": [{"shape": "llama-70b", "method": "ram", "layers": 1, "peak_rss_bytes": peak}]}
+
+
+def started(wall: float) -> dict[str, list[dict[str, Any]]]:
+    return {"startup": [{"command": "methods", "wall_s": wall}]}
+
+
+@pytest.mark.parametrize(
+    ("target", "met", "missed"),
+    [
+        ("mergekit's speed", both({}, {"wall_s": 20.0, "cpu_s": 20.0}), both({}, {"wall_s": 19.9, "cpu_s": 99.0})),
+        ("mergekit's speed", both({}, {"wall_s": 20.0, "cpu_s": 20.0}), both({}, {"wall_s": 99.0, "cpu_s": 19.9})),
+        ("mergekit's peak", both({"peak": 11}, {"peak": 60}), both({"peak": 11}, {"peak": 59})),
+        ("of the floor", beside_the_floor("ram", 2.6), beside_the_floor("ram", 2.7)),
+        ("of the floor", beside_the_floor("ram_plus", 3.0), beside_the_floor("ram_plus", 3.1)),
+        ("of hashing", beside_the_floor("ram", 2.4, hashed=True), beside_the_floor("ram", 2.5, hashed=True)),
+        ("flat", per_parameter(115.0), per_parameter(116.0)),
+        ("flat", per_parameter(85.1), per_parameter(84.0)),
+        ("number of agents", by_agents(46.0), by_agents(47.0)),
+        ("≤ 1 GB", of_memory(10**9), of_memory(10**9 + 1)),
+        ("starts in", started(0.99), started(1.0)),
+    ],
+)
+def test_a_target_is_met_up_to_what_it_says(
+    target: str, met: dict[str, list[dict[str, Any]]], missed: dict[str, list[dict[str, Any]]]
+) -> None:
+    for rows, verdict in ((met, "yes"), (missed, "**no**")):
+        [found] = [t[2] for t in targets(rows, {}, None) if target in t[0] and t[2] != NOT_MEASURED]
+        assert found == verdict
 
 
 def gpu_target(found: dict[str, Any] | None) -> tuple[str, str]:
