@@ -169,6 +169,16 @@ def test_whoever_holds_shards_gets_the_room_that_a_reader_leaves(
     cache.close()
 
 
+def test_what_somebody_holds_stays_although_no_pass_needs_it(hub: FolderHub, model: Model, tmp_path: Path) -> None:
+    cache = cache_of(hub, tmp_path, model, 3 * SHARD)
+    with cache.held([(model, "1.safetensors")]) as paths:
+        cache.expect([], again=False)
+        assert paths is not None
+        assert [path.read_bytes() for path in paths.values()] == [hub.contents["org/m", "1.safetensors"]]
+    assert files(tmp_path) == []
+    cache.close()
+
+
 @pytest.mark.parametrize("budget", [SHARD, 0])
 def test_a_read_that_nobody_announced_is_served_within_the_budget(
     hub: FolderHub, model: Model, tmp_path: Path, budget: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from merge_helpers import Job, Killed
 from hubmerge import line, usage
 from hubmerge.card import fetch_facts
 from hubmerge.cli import main
+from hubmerge.disk import DiskGauge
 from hubmerge.sources.shard_cache import Fetched, ShardCache
 from hubmerge.usage import Meter, Usage, in_words, total
 
@@ -78,6 +80,28 @@ def test_a_run_that_ends_with_an_error_says_to_the_byte_what_it_had_fetched(
     assert environment["fetch"]["bytes"] == sum(one.bytes for one in fetched)
     assert environment["fetch"]["shards"] == sum(one.shards for one in fetched)
     assert environment["fetch"]["runs"] == 3
+
+
+class Noted:
+    """The part of `Journal` that a meter uses."""
+
+    def __init__(self) -> None:
+        self.metered: Any = None
+        self.bytes: list[int] = []
+
+    def note_usage(self, usage: Usage) -> None:
+        self.bytes.append(usage.fetched["bytes"])
+
+
+def test_what_was_fetched_is_noted_every_few_seconds_where_there_is_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no line is written, e.g. of a shard that takes minutes."""
+    now, journal, fetched = [0.0], Noted(), Fetched()
+    monkeypatch.setattr(usage, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    meter = Meter(0, fetched, DiskGauge([]), [journal])  # type: ignore[list-item]
+    for seconds, so_far, noted in ((2.9, 5, []), (3.0, 6, [6]), (5.9, 7, [6]), (6.0, 8, [6, 8]), (9.0, 8, [6, 8])):
+        now[0], fetched.bytes = seconds, so_far
+        meter.tick()
+        assert journal.bytes == noted
 
 
 def test_processes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and_disk() -> None:
