@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from benchmark_helpers import MACHINE, SIX, place, ran
 
@@ -150,13 +152,49 @@ def test_temporary_files_count(tmp_path: Path) -> None:
     assert row["disk_high_water_bytes"] >= 2_000_000
 
 
-def test_a_guarded_process_ends_before_the_machine_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metering, "available_memory", lambda: 999)
-    for_ever = [sys.executable, "-c", "import signal; signal.pause()"]
+def holding(ready: Path) -> list[str]:
+    """A command that takes 50 MB, says as which process, and goes on for ever."""
+    code = (
+        "import os, pathlib, signal; held = bytearray(50_000_000)\n"
+        f"ready = {str(ready)!r}; part = pathlib.Path(ready + '.part')\n"
+        "part.write_text(str(os.getpid())); part.rename(ready)\n"
+        "signal.pause()"
+    )
+    return [sys.executable, "-c", code]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_guarded_process_ends_before_the_machine_is_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = tmp_path / "ready"
+    monkeypatch.setattr(metering, "available_memory", lambda: 999 if ready.exists() else 1000)
     with pytest.raises(OutOfMemoryError) as ended:
-        measure(for_ever, reserve_bytes=1000)
-    assert ended.value.taken_bytes > 0
+        measure(holding(ready), reserve_bytes=1000)
+    assert 50_000_000 <= ended.value.taken_bytes < 500_000_000
     assert measure([sys.executable, "-c", "print(1)"]).output == "1\n", "others are not guarded"
+
+
+def test_ctrl_c_ends_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is in a session of its own, where the terminal's does not reach it."""
+    ready = tmp_path / "ready"
+
+    def interrupted(meter: object) -> None:
+        while not ready.exists():
+            pass
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure(holding(ready))
+    while is_running(int(ready.read_text())):
+        pass  # what ends it is on its way, or this test never ends
 
 
 def test_what_mergekit_takes_is_estimated_from_the_largest_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
