@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -28,8 +28,13 @@ import psutil
 
 from benchmarks.synthetic import SHAPES, write_family
 from hubmerge.disk import DiskGauge
+from hubmerge.hub import Hub
 from hubmerge.machine import cores
+from hubmerge.prediction import Machine, as_facts, predict
+from hubmerge.prepare import UNDECIDED, prepare
+from hubmerge.recipe import load_recipe
 
+NOWHERE = Hub("http://127.0.0.1:9")  # everything is local
 SAMPLE_S = 0.05
 RESERVE_BYTES = 10**9  # of the machine's memory, which a guarded process may not take
 TURNS = 3  # of what is compared by wall time, at least
@@ -215,10 +220,16 @@ class Suite:
         return {name: min(rows, key=lambda row: row["wall_s"]) for name, rows in found.items()}
 
 
+def merging(recipe: Path, *more: str, module: str = "hubmerge") -> list[str]:
+    """The command of a merge on the CPU, which is where everything but benchmarks/gpu.py is measured."""
+    return ["-m", module, "merge", str(recipe), "--device", "cpu", *more]
+
+
 def inspected(recipe: Path) -> dict[str, Any]:
-    """What `hubmerge inspect` says of a recipe."""
-    run = measure([sys.executable, "-m", "hubmerge", "inspect", str(recipe), "--json"])
-    return dict(json.loads(run.output))
+    """What `hubmerge inspect` says of such a merge."""
+    plan = prepare(load_recipe(recipe), NOWHERE, license_choice=UNDECIDED, allow_local=True).plan
+    prediction = predict(plan, replace(Machine.here(plan), device=False))
+    return {"parameters": plan.elements, **as_facts(prediction)}
 
 
 def machine() -> dict[str, Any]:

@@ -229,6 +229,39 @@ def test_mergekit_is_run_where_it_fits_and_told_of_where_not(tmp_path: Path, mon
     assert side_by_side._mergekit(machine, rows, "1.5b", "ram", document)["not_run"] == "broken off"
 
 
+def test_all_but_the_section_of_the_gpu_is_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As mergekit is; a machine with a GPU would be taken otherwise."""
+    machine = place(tmp_path, "tiny")
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **more: Any) -> dict[str, Any]:
+        commands.append(command)
+        return ran("tiny", "")
+
+    monkeypatch.setattr(side_by_side, "MERGEKIT", tmp_path / "missing")
+    monkeypatch.setattr(machine, "best", run)
+    report = json.dumps({"environment": {"seconds": 1.0}})
+    monkeypatch.setattr(machine, "once", lambda command: (run(command), report))
+    family = machine.family("tiny")
+    monkeypatch.setattr(machine, "family", lambda shape: family)
+    for section in (side_by_side.comparison, sections.processes, sections.large):
+        section(machine)
+    merges = [command[command.index("merge") :] for command in commands if "merge" in command]
+    assert len(merges) == len(SIX) + 6 + len(sections.LARGE)
+    assert all(merge[2:4] == ["--device", "cpu"] for merge in merges)
+
+
+def test_what_is_predicted_beside_is_of_the_cpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = place(tmp_path).synthetic("qwen2.5-0.5b", 2, "ram", layers=1)
+    monkeypatch.setattr("hubmerge.prediction._speed", lambda: 1.0)
+    found = []
+    for there in (False, True):
+        monkeypatch.setattr("hubmerge.prediction.device_there", lambda there=there: there)
+        found.append(metering.inspected(recipe))
+    assert found[0] == found[1]
+    assert found[0].keys() == {"parameters", "predicted_memory_bytes", "predicted_seconds"}
+
+
 def test_without_a_gpu_its_section_is_skipped_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
