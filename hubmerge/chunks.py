@@ -190,14 +190,18 @@ class Work:
         self._parameters = self._method.parse_parameters(plan.recipe.parameters)
         self._model = None if statistics is None else statistics.total
 
-    def rule(self, tensor: PlannedTensor, thresholds: tuple[float, ...]) -> eager.Rule | None:
+    def rule(
+        self, tensor: PlannedTensor, thresholds: tuple[float, ...], counted: Tally | None = None
+    ) -> eager.Rule | None:
         """What is done to every element of a tensor; None where it is copied.
 
+        `counted`: what was counted of the tensor, where the model's statistics are not there.
         Scalars are computed in float64 and rounded to float32 here.
         """
         if tensor.action == "copy":
             return None
-        counted = None if self._statistics is None else self._statistics.tensors[tensor.name]
+        if self._statistics is not None:
+            counted = self._statistics.tensors[tensor.name]
         scope = Scope(self._parameters, self._plan.recipe.weights, self._model, counted, thresholds)
         method, whole = self._method, is_whole(self._plan, tensor)
         per_agent, constants = scalars_of(method, scope)
@@ -258,11 +262,11 @@ def is_whole(plan: Plan, tensor: PlannedTensor) -> bool:
 
 def magnitudes_of(plan: Plan, options: StreamOptions) -> Magnitudes | None:
     """What the method ranks before it can merge, if anything."""
-    method = get_method(plan.recipe.method)
-    wanted = method.threshold(method.parse_parameters(plan.recipe.parameters))
-    if wanted is None:
+    if plan.threshold is None:
         return None
-    return Magnitudes(wanted, epsilon_of(plan), compiled=options.backend != "eager", at_once=options.shares(plan).rows)
+    return Magnitudes(
+        plan.threshold, epsilon_of(plan), compiled=options.backend != "eager", at_once=options.shares(plan).rows
+    )
 
 
 def with_draws(plan: Plan, magnitudes: Magnitudes, chunk: Chunk, stored: eager.ChunkInputs) -> eager.ChunkInputs:

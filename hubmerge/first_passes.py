@@ -20,7 +20,6 @@ import numpy as np
 from hubmerge import eager
 from hubmerge.chunks import (
     Chunk,
-    Done,
     Observer,
     StreamOptions,
     Thresholds,
@@ -32,7 +31,7 @@ from hubmerge.chunks import (
     runnable,
     with_draws,
 )
-from hubmerge.counting import fold_inputs
+from hubmerge.counting import Counted, fold_inputs
 from hubmerge.folding import TensorFold
 from hubmerge.in_order import in_order
 from hubmerge.plan import Plan, PlannedTensor
@@ -40,6 +39,7 @@ from hubmerge.ranked import Ranked, addable, sparse
 from hubmerge.selection import Counts, Magnitudes, Selection, select
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import Statistics, Tally, zero_tally
+from hubmerge.tally_sums import ToldSum
 
 KEEPING_S = 3.0  # of a probe that is killed, at most so much and the tensor at hand are counted again
 MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
@@ -81,17 +81,17 @@ def _probe(
     nothing = zero_tally(len(plan.agents))
     mine = {t.name for t in left}.union(known)
     tallies = {t.name: known.get(t.name, nothing) for t in planned if t.name in mine}
-    counted = Tally.sum_of([nothing, *known.values()])
+    counted = ToldSum(Tally.sum_of([nothing, *known.values()]), observer.counted)
     done = sum(t.elements for t in planned if t.name in known)
     total = done + sum(t.elements for t in left)
     unkept: dict[str, Tally] = {}
     next_keeping = time.monotonic() + KEEPING_S
 
-    def count(chunk: Chunk) -> tuple[Chunk, Done]:
+    def count(chunk: Chunk) -> tuple[Chunk, Counted[Tally]]:
         module = options.module(len(plan.agents), "F32")
-        return chunk, Done(b"", module.probe_chunk(read_chunk(reader, chunk), epsilon), None)
+        return chunk, module.probe_chunk(read_chunk(reader, chunk), epsilon)
 
-    def counted_chunks() -> Iterator[tuple[Chunk, Done]]:
+    def counted_chunks() -> Iterator[tuple[Chunk, Counted[Tally]]]:
         uncounted = deque(left)
         while uncounted:
             now = options.lasting()
@@ -104,14 +104,13 @@ def _probe(
             yield from in_order(chunks(), count, now.workers(plan), reader.abandon)
 
     reader.expect(left, again=True)
-    for chunk, item in counted_chunks():
+    for chunk, counts in counted_chunks():
         name = chunk.tensor.name
-        assert item.inputs is not None
         if not chunk.start:
             fold = TensorFold(tallies[name], fold_inputs)
-        fold.add(item.inputs)
+        fold.add(counts)
         done += chunk.count
-        check_inputs(plan, name, item.inputs.tally)
+        check_inputs(plan, name, counts.tally)
         if chunk.ends:
             tally = fold.tally()
             tallies[name] = unkept[name] = tally.packed_among(plan.merged_tensors)
@@ -119,8 +118,7 @@ def _probe(
                 keep(unkept)
                 unkept = {}
                 next_keeping = time.monotonic() + KEEPING_S
-            counted = counted + tally
-            observer.counted(counted)
+            counted.add(tally, last=done == total)
         observer.progress("probe", done, total)
         options.tell(observer.warning)
     if unkept:

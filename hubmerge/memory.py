@@ -124,14 +124,10 @@ def _input_bytes(kind: InputKind, agents: int) -> int:
 
 
 def _selects(plans: Sequence[Plan]) -> bool:
-    return any(_threshold_scope(plan) is not None for plan in plans)
+    return any(plan.threshold is not None for plan in plans)
 
 
 def _keeps(plans: Sequence[Plan]) -> bool:
-    return any(_threshold_scope(plan) == "tensor" for plan in plans)
-
-
-def _threshold_scope(plan: Plan) -> str | None:
-    method = get_method(plan.recipe.method)
-    threshold = method.threshold(method.parse_parameters(plan.recipe.parameters))
-    return None if threshold is None else threshold.scope
+    """Whether tensors are counted just before they are merged."""
+    ranked = any(plan.threshold is not None and plan.threshold.scope == "tensor" for plan in plans)
+    return ranked or any(plan.statistics_scope == "tensor" for plan in plans)

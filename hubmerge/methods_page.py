@@ -29,11 +29,12 @@ def methods_page() -> str:
 
 
 def _passes(method: Method) -> str:
-    threshold = method.threshold(method.parse_parameters({}))
-    if threshold is not None and threshold.scope == "tensor" and not method.needs_statistics:
+    parameters = method.parse_parameters({})
+    threshold, probes = method.threshold(parameters), method.statistics_scope(parameters) == "model"
+    if threshold is not None and threshold.scope == "tensor" and not probes:
         return f"once, and again what does not fit into {KEPT_BYTES // 10**6} MB (less with many threads)"
     selects = threshold is not None
-    fewest, most = (1 + method.needs_statistics + readings * selects for readings in (1, 2))  # Plan.passes
+    fewest, most = (1 + probes + readings * selects for readings in (1, 2))  # Plan.passes
 
     def often(passes: int) -> str:
         return {1: "once", 2: "twice"}.get(passes, f"{passes} times")
@@ -42,8 +43,9 @@ def _passes(method: Method) -> str:
 
 
 def _needs(method: Method) -> str:
-    threshold = method.threshold(method.parse_parameters({}))
-    found = ["counts of the whole model"] * method.needs_statistics
+    parameters = method.parse_parameters({})
+    threshold, scope = method.threshold(parameters), method.statistics_scope(parameters)
+    found = [{"model": "counts of the whole model", "tensor": "counts per tensor"}[scope]] if scope else []
     found += [f"an exact order statistic per {threshold.scope}"] if threshold else []
     found += ["draws"] * ("uniform" in method.extras)
     found += ["a sensitivity file per agent"] * ("sensitivity" in method.extras)

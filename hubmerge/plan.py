@@ -16,6 +16,7 @@ from hubmerge.compatibility import agent_problems, architecture, base_problems, 
 from hubmerge.dtypes import FLOAT_DTYPES, NAMES, Rounding
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.methods import get_method
+from hubmerge.methods.base import Threshold
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
@@ -133,15 +134,28 @@ class Plan:
     def input_bytes(self) -> int:
         return sum(m.weight_bytes for m in self.models)
 
+    @property  # its rule is a function, which a burst's plan could not be sent with (device/zero.py)
+    def threshold(self) -> Threshold | None:
+        """The order statistic that the method needs before it can merge, if any."""
+        method = get_method(self.recipe.method)
+        return method.threshold(method.parse_parameters(self.recipe.parameters))
+
+    @cached_property
+    def statistics_scope(self) -> Literal["tensor", "model"] | None:
+        """Over what the method needs counts before it can merge, if anything."""
+        method = get_method(self.recipe.method)
+        return method.statistics_scope(method.parse_parameters(self.recipe.parameters))
+
     @property
     def passes(self) -> int:
         """How often the inputs are passed over: once to merge, once for statistics, twice for an order statistic, or
         once where all are BF16, of whose differences nearly every one is told apart by 16 bits (selection.py). What
         one pass keeps for the next is not read again (steps.py)."""
-        method = get_method(self.recipe.method)
-        selects = method.threshold(method.parse_parameters(self.recipe.parameters)) is not None
+        threshold, scope = self.threshold, self.statistics_scope
         short = all(t.entry.dtype == "BF16" for tensor in self.tensors() for t in tensor.inputs)
-        return 1 + method.needs_statistics + (1 if short else 2) * selects
+        selecting = 0 if threshold is None else 1 if short else 2
+        together = threshold is not None and threshold.scope == scope == "tensor"  # one pass counts for both
+        return 1 + selecting + (scope is not None and not together)
 
     @property
     def download_bytes(self) -> int:

@@ -119,7 +119,7 @@ def _compiled_passes(plan: Plan, options: StreamOptions) -> frozenset[str]:
     tensors = [t for t in plan.tensors() if t.action == "merge" and not is_whole(plan, t)]
     if not any(_is_compiled(plan, t, options) for t in tensors):
         return frozenset()
-    return frozenset({"merging", "counting", "loop"} if _selects(plan) else {"merging", "loop"})
+    return frozenset({"merging", "counting", "loop"} if plan.threshold is not None else {"merging", "loop"})
 
 
 def _memory(plan: Plan, options: StreamOptions) -> int:
@@ -134,7 +134,7 @@ def _memory(plan: Plan, options: StreamOptions) -> int:
         buffers += max(_whole_bytes(t, agents) for t in whole)
     tiles = sum(_TILE for m in plan.models if m.ref.kind == "synthetic")
     lasting = _IMPORTED + plan.resident_bytes + tiles + len(tensors) * (_TENSOR + agents * _TENSOR_PER_AGENT)
-    lasting += _SELECTION if _selects(plan) else 0
+    lasting += _SELECTION if plan.threshold is not None else 0
     lasting += _TORCH if options.ranks.size > 1 else 0
     return int(lasting + max(buffers, _CARD + _KEPT * threads * per_thread))
 
@@ -196,10 +196,9 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
     tensors = [t for t in plan.tensors() if t.action == "merge"]
     parameters = method.parse_parameters(plan.recipe.parameters)
     per_element = _MERGE + agents * _MERGE_AGENTS
-    if method.needs_statistics:
+    if plan.statistics_scope is not None:
         per_element = _PROBE + _MERGE_ONLY + agents * (_PROBE_AGENTS + _MERGE_ONLY_AGENTS)
-    threshold = method.threshold(parameters)
-    if threshold is not None:
+    if plan.threshold is not None:
         per_element += agents * _SELECT_AGENTS * (plan.passes - 1)
     per_element += agents * _DRAW_AGENTS * ("uniform" in method.extras)
     parallel = serial = 0.0
@@ -223,11 +222,6 @@ def _is_compiled(plan: Plan, tensor: PlannedTensor, options: StreamOptions) -> b
     return options.backend != "eager" and compilable(len(plan.agents), tensor.dtype)
 
 
-def _selects(plan: Plan) -> bool:
-    method = get_method(plan.recipe.method)
-    return method.threshold(method.parse_parameters(plan.recipe.parameters)) is not None
-
-
 def _to_compile(plan: Plan) -> frozenset[str]:
     try:
         from hubmerge import compiled  # which most commands do without
@@ -247,7 +241,7 @@ def _likely_scopes(plan: Plan) -> Iterator[Scope]:
     deltas = [np.where(n % (k + 2) == 0, n, -n * (n % (k + 3) == 0)) * np.float32(1e-3) for k in range(agents)]
     base = np.zeros_like(n)
     counted = fold_inputs(zero_tally(agents), count_inputs(base, deltas, deltas, activity(deltas, EPSILON)))
-    for thresholds in [()] if method.threshold(parameters) is None else [(0.5,) * agents, (0.0,) * agents]:
+    for thresholds in [()] if plan.threshold is None else [(0.5,) * agents, (0.0,) * agents]:
         yield Scope(parameters, plan.recipe.weights, counted, counted, thresholds)
 
 

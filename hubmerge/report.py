@@ -6,14 +6,17 @@ It is what `hubmerge.json` holds, and the only input of the card and its figures
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from hubmerge import __version__
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
+from hubmerge.statistics import Tally
 from hubmerge.stream import MergeResult
 from hubmerge.summary import summarize
 
@@ -108,12 +111,11 @@ def make_report(
 ) -> Report:
     """The report of a finished merge."""
     method = get_method(plan.recipe.method)
-    parameters = method.parse_parameters(plan.recipe.parameters)
     statistics = merged.statistics
     labels = statistics.agents
     total = statistics.total
     result = merged.total
-    scales = method.scales(Scope(parameters, plan.recipe.weights, model=total))
+    scales = _intended(plan, merged, total)
     return Report(
         schema=SCHEMA,
         hubmerge=__version__,
@@ -171,6 +173,21 @@ def make_report(
         warnings=(*plan.warnings, *notes),
         environment=dict(environment),
     )
+
+
+def _intended(plan: Plan, merged: MergeResult, total: Tally) -> tuple[float, ...]:
+    """λt per agent on its unique region; where each tensor has its own, their mean by Σ δt² there, which is what
+    `effective_scale` measures of the output."""
+    method = get_method(plan.recipe.method)
+    of_model = Scope(method.parse_parameters(plan.recipe.parameters), plan.recipe.weights, model=total)
+    scales = method.scales(of_model)
+    if plan.statistics_scope != "tensor":
+        return scales
+    sums = np.zeros((2, len(scales)))  # Σ λt Σ δt² and Σ Σ δt²
+    for name, result in merged.result.items():
+        own = method.scales(replace(of_model, tensor=merged.statistics.tensors[name]))
+        sums += np.array([own, np.ones(len(own))]) * result.unique_norm
+    return tuple(float(a / b) if b else scale for a, b, scale in zip(*sums, scales, strict=True))
 
 
 def _parent(model: Model, role: str, label: str, weight: float) -> Parent:

@@ -6,11 +6,11 @@ in that order, which is the file's: folded into the shard's statistics, hashed a
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hubmerge.chunks import (
     Chunk,
@@ -21,10 +21,12 @@ from hubmerge.chunks import (
     Thresholds,
     Work,
     check_inputs,
+    epsilon_of,
     is_whole,
     read_chunk,
     with_sensitivities,
 )
+from hubmerge.counting import Counted as CountedChunk
 from hubmerge.counting import fold_inputs, fold_result
 from hubmerge.eager import Rule
 from hubmerge.errors import NonFiniteError
@@ -37,9 +39,7 @@ from hubmerge.sink import FinishedShard, ShardWriter
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
 from hubmerge.steps import Counted, Step, Steps, ranked_by_tensor
-from hubmerge.tally_sums import TallySum
-
-_TELLING_S = 0.1  # between two statistics on the way: who looks at them cannot tell more of them apart
+from hubmerge.tally_sums import ToldSum
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,21 @@ class Output:
     thresholds: Thresholds
 
 
-def readings(outputs: Sequence[Output], number: int, options: StreamOptions, workers: int) -> list[PlannedTensor]:
+class _Result(NamedTuple):
+    """What a step gave."""
+
+    step: Step
+    counts: Sequence[Counts | None] = ()  # per output, if it counted
+    inputs: CountedChunk[Tally] | None = None
+    merged: Sequence[Done] = ()  # per output, if it merged
+
+
+def readings(
+    outputs: Sequence[Output], number: int, options: StreamOptions, statistics: Statistics | None, workers: int
+) -> list[PlannedTensor]:
     """The tensors that `write_shard` reads, in their order, as often as it may have to."""
-    return _counted(outputs, number, options, workers).readings(outputs[0].plan.shards[number].tensors)
+    tensors = outputs[0].plan.shards[number].tensors
+    return _counted(outputs, number, options, statistics, workers).readings(tensors)
 
 
 def write_shard(
@@ -66,19 +78,27 @@ def write_shard(
     statistics: Statistics | None,
     workers: int = 0,
 ) -> list[FinishedShard]:
-    """Write shard `number` of every output, with `workers` threads; 0: with all of the options."""
+    """Write shard `number` of every output, with `workers` threads; 0: with all of the options.
+
+    `statistics`: of the model, where an output needs them; None: they are counted here.
+    """
     plan = outputs[0].plan
     shard = plan.shards[number]
     workers = workers or options.workers(plan)
+    epsilon = epsilon_of(plan)
     measured = next((o.sensitivities for o in outputs if o.sensitivities), ())
     works = [Work(o.plan, options, statistics) for o in outputs]
-    tallies = _Tallies(plan, shard, len(outputs), with_inputs=statistics is None, counted=observer.counted)
+    counted = _counted(outputs, number, options, statistics, workers)
+    tallies = _Tallies(plan, shard, len(outputs), with_inputs=statistics is None, told=observer.counted)
+    # the inputs are counted once: before they are merged, or with the first output
+    counts_merging = statistics is None and not counted.tallied
 
     def rules_of(tensor: PlannedTensor, found: Sequence[tuple[float, ...]]) -> list[Rule | None]:
         known = [output.thresholds.get(tensor.name, ()) for output in outputs]
-        return [w.rule(tensor, mine or own) for w, mine, own in zip(works, known, found or known, strict=True)]
+        tally = tallies.inputs.get(tensor.name) if counted.tallied and tallies.inputs is not None else None
+        return [w.rule(tensor, mine or own, tally) for w, mine, own in zip(works, known, found or known, strict=True)]
 
-    def run(step: Step) -> tuple[Step, list[Counts | None], list[Done]]:
+    def run(step: Step) -> _Result:
         chunk, kept = step.chunk, step.kept
         stored = None if kept is None else kept.inputs
         if stored is None:
@@ -87,29 +107,27 @@ def write_shard(
                 kept.inputs = stored
         if step.counting:
             counting = zip(works, step.counting, strict=True)
-            return step, [None if s is None else work.count(chunk, stored, s) for work, s in counting], []
+            counts = [None if s is None else work.count(chunk, stored, s) for work, s in counting]
+            module = options.module(len(plan.agents), "F32")
+            return _Result(step, counts, module.probe_chunk(stored, epsilon) if step.tallying else None)
         stored = with_sensitivities(reader, chunk, stored, measured)
         merging = enumerate(zip(works, step.rules, strict=True))
-        # the inputs are counted once, with the first output
-        with_inputs = statistics is None
-        return step, [], [w(chunk, stored, r, with_inputs=with_inputs and i == 0) for i, (w, r) in merging]
+        merged = [w(chunk, stored, r, with_inputs=counts_merging and i == 0) for i, (w, r) in merging]
+        return _Result(step, inputs=merged[0].inputs, merged=merged)
 
-    steps = Steps(
-        shard.tensors,
-        _counted(outputs, number, options, workers),
-        rules_of,
-        unread=lambda tensor: reader.consumed(tensor, tensor.elements),
-    )
+    steps = Steps(shard.tensors, counted, rules_of, unread=lambda tensor: reader.consumed(tensor, tensor.elements))
     whole = any(is_whole(o.plan, t) for o in outputs for t in shard.tensors)
     done, total = 0, sum(t.elements for t in shard.tensors)
     with ExitStack() as stack:
         writers = [_opened(stack, o.folder, o.plan.shards[number], options) for o in outputs]
         # a whole tensor is large: no more than two at a time
-        for step, counts, items in in_order(steps, run, 1 if whole else workers, reader.abandon):
+        for step, counts, inputs, merged in in_order(steps, run, 1 if whole else workers, reader.abandon):
             steps.took(step, counts)
-            if items:
-                tallies.add(step.chunk, items)
-                for item, writer in zip(items, writers, strict=True):
+            if inputs is not None:
+                tallies.add_inputs(step.chunk, inputs)
+            if merged:
+                tallies.add_results(step.chunk, merged)
+                for item, writer in zip(merged, writers, strict=True):
                     writer.write(item.data)
                 done += step.chunk.count
             observer.progress("merge", done, total)
@@ -129,10 +147,10 @@ def _opened(
 
 
 class _Tallies:
-    """What was counted of a shard's tensors; chunks come in the file's order."""
+    """What was counted of a shard's tensors; chunks come in the file's order, perhaps of the inputs first."""
 
     def __init__(
-        self, plan: Plan, shard: PlannedShard, outputs: int, *, with_inputs: bool, counted: Callable[[Tally], None]
+        self, plan: Plan, shard: PlannedShard, outputs: int, *, with_inputs: bool, told: Callable[[Tally], None]
     ) -> None:
         agents = len(plan.agents)
         merged = [t.name for t in shard.tensors if t.action == "merge"]
@@ -141,36 +159,39 @@ class _Tallies:
         self.inputs = dict.fromkeys(merged, self._zero) if with_inputs else None
         self.results = [dict.fromkeys(merged, self._zero_result) for _ in range(outputs)]
         self._plan = plan
-        self._total = TallySum(self._zero)
-        self._counted = counted  # told of the inputs' counts so far
-        self._next_telling = 0.0
+        self._total = ToldSum(self._zero, told)
         self._last = next((t.name for t in reversed(shard.tensors) if t.action == "merge" and t.elements), "")
 
-    def add(self, chunk: Chunk, items: Sequence[Done]) -> None:
-        """The results of a chunk, one per output; NonFiniteError names what is not finite."""
-        name, ends = chunk.tensor.name, chunk.ends
+    def add_inputs(self, chunk: Chunk, counts: CountedChunk[Tally]) -> None:
+        """What was counted of a chunk; NonFiniteError names what is not finite."""
+        assert self.inputs is not None
+        name = chunk.tensor.name
         if not chunk.start:
             self._fold_in = TensorFold(self._zero, fold_inputs)
-            self._folds_out = [TensorFold(self._zero_result, fold_result) for _ in items]
-        if self.inputs is not None and (counts := items[0].inputs) is not None:
-            self._fold_in.add(counts)
-            check_inputs(self._plan, name, counts.tally)
-            if ends:
-                tally = self._fold_in.tally()
-                self._total.add(tally)
-                self.inputs[name] = tally.packed_among(self._plan.merged_tensors)
-                if name == self._last or time.monotonic() >= self._next_telling:
-                    self._counted(self._total.value())
-                    self._next_telling = time.monotonic() + _TELLING_S
-        for item, fold, result in zip(items, self._folds_out, self.results, strict=True):
+        self._fold_in.add(counts)
+        check_inputs(self._plan, name, counts.tally)
+        if not chunk.ends:
+            return
+        tally = self._fold_in.tally()
+        self._total.add(tally, last=name == self._last)
+        self.inputs[name] = tally.packed_among(self._plan.merged_tensors)
+
+    def add_results(self, chunk: Chunk, merged: Sequence[Done]) -> None:
+        """What was counted of a chunk's output, one per output; NonFiniteError names what is not finite."""
+        name = chunk.tensor.name
+        if not chunk.start:
+            self._folds_out = [TensorFold(self._zero_result, fold_result) for _ in merged]
+        for item, fold, result in zip(merged, self._folds_out, self.results, strict=True):
             if item.result is not None:
                 fold.add(item.result)
                 _check_result(name, item.result.tally)
-                if ends:
+                if chunk.ends:
                     result[name] = fold.tally()
 
 
-def _counted(outputs: Sequence[Output], number: int, options: StreamOptions, workers: int) -> Counted:
+def _counted(
+    outputs: Sequence[Output], number: int, options: StreamOptions, statistics: Statistics | None, workers: int
+) -> Counted:
     plan = outputs[0].plan
     size = options.chunk(plan)
 
@@ -178,8 +199,11 @@ def _counted(outputs: Sequence[Output], number: int, options: StreamOptions, wor
         return max(tensor.elements, 1) if any(is_whole(o.plan, tensor) for o in outputs) else size
 
     ranked = [None if o.thresholds else ranked_by_tensor(o.plan, options) for o in outputs]
+    tallied = statistics is None and any(o.plan.statistics_scope == "tensor" for o in outputs)
     kept, everyone = options.shares(plan).kept_bytes, max(workers, options.workers(plan))
-    return Counted.of(plan.shards[number].tensors, chunk_of, ranked, kept * workers // everyone)
+    return Counted.of(
+        plan.shards[number].tensors, chunk_of, ranked, kept * workers // everyone, workers, tallied=tallied
+    )
 
 
 def _check_result(name: str, tally: ResultTally) -> None:

@@ -1,8 +1,10 @@
 """The order in which the chunks of a shard are worked on, where tensors are counted before they are merged.
 
-A method may need an exact order statistic of each tensor (selection.py): every chunk is counted first and merged then.
-Counting runs ahead of merging, so that no thread waits for the end of a tensor; and what counting has read is kept for
-merging, as far as memory allows (memory.py). A tensor that is larger is read again, and is not counted ahead.
+A method may need an exact order statistic of each tensor (selection.py), or its counts (statistics.py): every chunk is
+counted first and merged then.
+Counting runs ahead of merging, as far as it takes for no thread to wait for the end of a tensor; and what counting has
+read is kept for merging, as far as memory allows (memory.py). A tensor that is larger is read again, and is not counted
+ahead.
 
     counted:  t0 t0 t1 t1 .. t2 .. t2 .. t3
     merged:               t0 .. t0 .. t1 ..
@@ -26,6 +28,8 @@ from hubmerge.sources.derived import DerivedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import Scratch
 
+AHEAD = 2  # chunks that are counted ahead, per thread: as many as it has in flight (in_order.py)
+
 ChunkOf = Callable[[PlannedTensor], int]  # elements
 RulesOf = Callable[[PlannedTensor, Sequence[tuple[float, ...]]], Sequence[Rule | None]]  # of thresholds, per output
 
@@ -40,7 +44,8 @@ class Step(NamedTuple):
     """A chunk to be counted by `counting` or merged by `rules`, each per output; one of the two is empty."""
 
     chunk: Chunk
-    counting: Sequence[Selection | None] = ()  # None: the output needs no count, or no more
+    counting: Sequence[Selection | None] = ()  # None: the output ranks nothing, or nothing more
+    tallying: bool = False  # counting, also for the statistics
     rules: Sequence[Rule | None] = ()  # None: the tensor is copied
     kept: Kept | None = None  # where its inputs lie or are to lie
 
@@ -49,30 +54,46 @@ class Step(NamedTuple):
 class Counted:
     """Which tensors of a shard are counted before they are merged, and what of them is kept.
 
-    ranked  per output what is ranked in each tensor by itself, or None
-    room    how many chunks' inputs are kept at once
+    ranked   per output what is ranked in each tensor by itself, or None
+    tallied  whether an output needs the tensor's statistics
+    room     how many chunks' inputs are kept at once
     """
 
     chunk_of: ChunkOf
     ranked: tuple[Magnitudes | None, ...]
+    tallied: bool
     room: int
 
     @classmethod
     def of(
-        cls, tensors: Sequence[PlannedTensor], chunk_of: ChunkOf, ranked: Sequence[Magnitudes | None], kept_bytes: int
+        cls,
+        tensors: Sequence[PlannedTensor],
+        chunk_of: ChunkOf,
+        ranked: Sequence[Magnitudes | None],
+        kept_bytes: int,
+        workers: int,
+        *,
+        tallied: bool = False,
     ) -> Counted:
-        counted = [t for t in tensors if any(ranked) and _is_counted(t)]
-        return cls(chunk_of, tuple(ranked), _room(counted, chunk_of, kept_bytes))
+        """With room for a whole tensor and what `workers` threads count meanwhile, in at most `kept_bytes`."""
+        counted = [t for t in tensors if (tallied or any(ranked)) and _is_counted(t)]
+        return cls(chunk_of, tuple(ranked), tallied, _room(counted, chunk_of, kept_bytes, AHEAD * workers))
 
     def __contains__(self, tensor: PlannedTensor) -> bool:
-        return any(self.ranked) and _is_counted(tensor)
+        return (self.tallied or any(self.ranked)) and _is_counted(tensor)
 
     def keeps(self, tensor: PlannedTensor) -> bool:
         return -(-tensor.elements // self.chunk_of(tensor)) <= self.room
 
     def readings(self, tensors: Sequence[PlannedTensor]) -> list[PlannedTensor]:
         """`tensors`, each as often as it may have to be read."""
-        return [t for t in tensors for _ in range(1 if t not in self or self.keeps(t) else 3)]
+        unkept = 1 + self.passes
+        return [t for t in tensors for _ in range(1 if t not in self or self.keeps(t) else unkept)]
+
+    @property
+    def passes(self) -> int:
+        """Over a counted tensor before it is merged, at most."""
+        return 2 if any(self.ranked) else 1
 
 
 class Steps:
@@ -144,7 +165,7 @@ class Steps:
                 yield None
                 continue
             self._uncounted.popleft()
-            yield Step(chunk, self._selections[tensor.name], kept=kept)
+            yield Step(chunk, self._selections[tensor.name], self._counted.tallied, kept=kept)
 
     def _finish_counting(self, tensor: PlannedTensor) -> Iterator[Step | None]:
         """Until its thresholds are known; by a second pass over it only where the first was not enough."""
@@ -156,7 +177,7 @@ class Steps:
                 yield Step(chunk, left, kept=self._kept.get((tensor.name, chunk.start)))
             while self._passes[tensor.name] < 2:
                 yield None
-        elif not self._counted.keeps(tensor):
+        elif self._counted.passes > 1 and not self._counted.keeps(tensor):
             self._unread(tensor)
 
 
@@ -168,9 +189,8 @@ def ranked_by_tensor(plan: Plan, options: StreamOptions) -> Magnitudes | None:
 
 def kept_bytes(plan: Plan, options: StreamOptions) -> int:
     """What is held in memory from counting to merging, at most."""
-    if ranked_by_tensor(plan, options) is None:
-        return 0
-    return max(_most_kept(shard.tensors, counted) for shard, counted in _all_counted(plan, options))
+    of_shard = max((_most_kept(shard.tensors, counted) for shard, counted in _all_counted(plan, options)), default=0)
+    return of_shard * _at_once(plan, options)
 
 
 def read_bytes(plan: Plan, options: StreamOptions) -> int:
@@ -183,9 +203,17 @@ def read_bytes(plan: Plan, options: StreamOptions) -> int:
 
 
 def _all_counted(plan: Plan, options: StreamOptions) -> Iterator[tuple[PlannedShard, Counted]]:
-    ranked, size, most = ranked_by_tensor(plan, options), options.chunk(plan), options.shares(plan).kept_bytes
-    for shard in plan.shards if ranked is not None else ():
-        yield shard, Counted.of(shard.tensors, lambda _: size, [ranked], most)
+    ranked, tallied = ranked_by_tensor(plan, options), plan.statistics_scope == "tensor"
+    size, most, everyone = options.chunk(plan), options.shares(plan).kept_bytes, options.workers(plan)
+    workers = max(1, everyone // _at_once(plan, options))
+    for shard in plan.shards if tallied or ranked is not None else ():
+        share = most * workers // everyone
+        yield shard, Counted.of(shard.tensors, lambda _: size, [ranked], share, workers, tallied=tallied)
+
+
+def _at_once(plan: Plan, options: StreamOptions) -> int:
+    """Shards that are written at once."""
+    return max(1, min(options.shards_at_once(plan), len(plan.shards)))
 
 
 def _most_kept(tensors: Sequence[PlannedTensor], counted: Counted) -> int:
@@ -199,11 +227,14 @@ def _is_counted(tensor: PlannedTensor) -> bool:
     return tensor.action == "merge" and tensor.elements > 0
 
 
-def _room(tensors: Sequence[PlannedTensor], chunk_of: ChunkOf, most: int) -> int:
-    """How many chunks' inputs fit into `most` bytes, no more than there are."""
+def _room(tensors: Sequence[PlannedTensor], chunk_of: ChunkOf, most: int, ahead: int) -> int:
+    """How many chunks' inputs are kept: of the largest tensor that fits into `most` bytes, and `ahead`."""
     sizes = [(min(chunk_of(t), t.elements) * _element_bytes(t), -(-t.elements // chunk_of(t))) for t in tensors]
     largest = max((size for size, _ in sizes), default=0)
-    return min(most // largest, sum(chunks for _, chunks in sizes)) if largest else 0
+    if not largest:
+        return 0
+    fitting = min(most // largest, sum(chunks for _, chunks in sizes))
+    return min(fitting, max((chunks for _, chunks in sizes if chunks <= fitting), default=0) + ahead)
 
 
 def _element_bytes(tensor: PlannedTensor) -> int:

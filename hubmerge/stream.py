@@ -20,7 +20,6 @@ from hubmerge.chunks import Observer, Sensitivities, Silent, StreamOptions, Thre
 from hubmerge.errors import InternalError
 from hubmerge.first_passes import find_thresholds, probe
 from hubmerge.journal import Journal, plan_identity
-from hubmerge.methods import get_method
 from hubmerge.parallel_shards import Overall, write_shards
 from hubmerge.plan import Plan
 from hubmerge.rank_folders import adopt, check_complete, collect
@@ -148,7 +147,9 @@ def merge_share(
         return max(1, used.workers(plan) // at_once)
 
     def expect(numbers: Sequence[int]) -> None:
-        reader.expect([t for n in numbers for t in readings(outputs_of(n), n, used, workers())], again=False)
+        reader.expect(
+            [t for n in numbers for t in readings(outputs_of(n), n, used, statistics, workers())], again=False
+        )
 
     def write(number: int, watching: Observer) -> list[FinishedShard]:
         nonlocal used
@@ -179,11 +180,15 @@ def merge_share(
 def _try_device(outputs: Sequence[Output], options: StreamOptions, statistics: Statistics | None) -> None:
     """Have the device prove itself before the work is shared out among threads, which the CPU would have more of.
 
-    Where thresholds are found tensor by tensor, its first rule is known only when the first tensor was counted.
+    Where tensors are counted before they are merged, its first rule is known only when the first one was counted.
     """
     for output in outputs if options.engine is not None else ():
+        assert options.engine is not None
         plan, work = output.plan, Work(output.plan, options, statistics)
-        if not output.thresholds and ranked_by_tensor(plan, options) is not None:
+        tallied = statistics is None and plan.statistics_scope == "tensor"
+        if tallied:
+            options.engine.check_counting(len(plan.agents))
+        if tallied or (not output.thresholds and ranked_by_tensor(plan, options) is not None):
             continue
         for tensor in {t.dtype: t for t in plan.tensors() if t.action == "merge" and t.elements}.values():
             work.rule(tensor, output.thresholds.get(tensor.name, ()))
@@ -197,12 +202,16 @@ def layout_of(plan: Plan) -> object:
 def _statistics(
     variants: Sequence[Variant], reader: TensorReader, options: StreamOptions, observer: Observer
 ) -> Statistics | None:
-    """The probe's statistics when any variant needs them; None: they are counted while merging."""
+    """The probe's statistics when any variant needs them, or has them; None: they are counted while merging.
+
+    Where a GPU is lent by the second, what a tensor needs of itself is counted before, too.
+    """
     plan = variants[0].plan
-    if not any(get_method(v.plan.recipe.method).needs_statistics for v in variants):
-        return None
     known = next((v.journal.statistics for v in variants if v.journal.statistics is not None), None)
     known = options.ranks.known_tallies(known)
+    needed = {v.plan.statistics_scope for v in variants}
+    if known is None and "model" not in needed and not ("tensor" in needed and options.bursts is not None):
+        return None
     unknowing = [v.journal for v in variants if v.journal.statistics is None]
 
     def keep(tallies: Mapping[str, Tally]) -> None:

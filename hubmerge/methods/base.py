@@ -77,8 +77,8 @@ class Scope:
 
     parameters: Any  # of the method's own type
     weights: Sequence[float]
-    model: Tally | None = None  # counts of the whole model, when `needs_statistics`
-    tensor: Tally | None = None  # … and of this tensor
+    model: Tally | None = None  # counts of the whole model, when its `statistics_scope` says so
+    tensor: Tally | None = None  # … of this tensor, when it says either
     thresholds: tuple[float, ...] = ()  # per agent, when the method asks for a threshold
 
 
@@ -92,7 +92,6 @@ class Method(ABC):
     papers: ClassVar[tuple[Paper, ...]] = ()
     parameters: ClassVar[type[Parameters]] = Parameters
     extras: ClassVar[tuple[Literal["uniform", "sensitivity"], ...]] = ()
-    needs_statistics: ClassVar[bool] = False  # counts before the merge, hence a pass of their own
     rescales: ClassVar[bool] = False  # has a λ per agent that nearest rounding to 16 bits can lose
     permutation_invariant: ClassVar[bool] = True  # up to float32 summation order
 
@@ -129,6 +128,10 @@ class Method(ABC):
     def merge_whole(self, deltas: Sequence[NDArray[np.float32]], scope: Scope) -> NDArray[np.float32]:
         """δ* of a whole tensor from K deltas of its shape; only where `needs_whole`."""
         raise InternalError("an element-wise method has no whole-tensor form", where=self.name)
+
+    def statistics_scope(self, parameters: Any) -> Literal["tensor", "model"] | None:
+        """Over what this method needs counts before it can merge, if anything: the model's take a pass of their own."""
+        return None
 
     def threshold(self, parameters: Any) -> Threshold | None:
         """The order statistic that this method needs, if any."""

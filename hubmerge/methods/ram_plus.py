@@ -6,7 +6,8 @@ Deviations: none in the formula of `preset: paper`; unique_t = 0 gives ρt = ∞
 Output of 16 bits is rounded stochastically by default, since nearest rounding can swallow (λt − 1)·δt, which is
 often less than half a unit in the last place.
 `preset: reference` is the rule of the authors' released code: λt = 1 + 0.2·min(1, ρt), saved in float32.
-`scope: tensor` takes ρt from each tensor; with alpha 0.2 it is mergekit's `ramplus_tl`.
+`scope: tensor` takes ρt from each tensor; with alpha 0.2 it is mergekit's `ramplus_tl`. The inputs are read once then
+instead of twice.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ class RamPlus(Method):
     formula = "RAM with λₜ·δₜ for c = 1, λₜ = 1 + r·clip(ρₜ, 0, α), ρₜ = sharedₜ / uniqueₜ"
     papers = (Paper(RAM_PAPER, "2601.13572", "Eq. 1, 2, 6, 7"),)
     parameters = RamPlusParameters
-    needs_statistics = True
     rescales = True
+
+    def statistics_scope(self, parameters: RamPlusParameters) -> Literal["tensor", "model"]:
+        return parameters.scope
 
     def scales(self, scope: Scope) -> tuple[float, ...]:
         counted = scope.tensor if scope.parameters.scope == "tensor" and scope.tensor is not None else scope.model

@@ -6,6 +6,8 @@ Deviations: r defaults to 0.1, as for RAM+; the paper names no value for this va
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from hubmerge.methods.base import EpsilonParameters, Method, Paper, Scope
@@ -23,8 +25,10 @@ class RamPlusSoft(Method):
     formula = "RAM with λₜ·δₜ for c = 1, λₜ = 1 + r·sharedₜ / activeₜ"
     papers = (Paper(RAM_PAPER, "2601.13572", "Eq. 7, 8, 9"),)
     parameters = RamPlusSoftParameters
-    needs_statistics = True
     rescales = True
+
+    def statistics_scope(self, parameters: RamPlusSoftParameters) -> Literal["model"]:
+        return "model"
 
     def scales(self, scope: Scope) -> tuple[float, ...]:
         assert scope.model is not None

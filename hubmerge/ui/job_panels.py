@@ -128,9 +128,20 @@ def stage_track(view: JobView) -> Markup:
 def _stages(view: JobView) -> Mapping[str, str]:
     if view.kind == "evaluate":
         return EVALUATION_STAGES
-    method = registry().get(str(view.recipe.get("method", "")))
-    measures = _stage(view) == "probe" or (method is not None and method.needs_statistics)
-    return {name: title for name, title in STAGES.items() if name != "probe" or measures}
+    probes = _stage(view) == "probe" or _probes(view.recipe)
+    return {name: title for name, title in STAGES.items() if name != "probe" or probes}
+
+
+def _probes(recipe: Mapping[str, Any]) -> bool:
+    """Whether a merge counts the whole model first."""
+    method = registry().get(str(recipe.get("method", "")))
+    if method is None:
+        return False
+    try:
+        parameters = method.parse_parameters(recipe.get("parameters") or {})
+    except ValueError:  # of a version with other parameters
+        return False
+    return method.statistics_scope(parameters) == "model"
 
 
 def _stage(view: JobView) -> str:

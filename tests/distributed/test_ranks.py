@@ -57,6 +57,7 @@ def merged_by(size: int, plan: Any, out: Path) -> MergeResult:
     [
         ("ram", {}),
         ("ram_plus", {}),
+        ("ram_plus", {"scope": "tensor"}),
         ("ties", {"density": 0.3}),
         ("ties", {"density": 0.3, "trim_scope": "tensor"}),
         ("dare_ties", {"density": 0.4, "p": 0.3}),

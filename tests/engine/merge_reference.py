@@ -182,6 +182,7 @@ RULES: Mapping[str, Callable[[Element], F]] = {
 
 
 def _scales(method: str, base: Model, agents: Sequence[Model], parameters: Mapping[str, Any]) -> list[float]:
+    """λt of the RAM family, counted over the tensors of `base`."""
     r = parameters.get("r", 0.1)
     epsilon = parameters.get("epsilon", 1e-5)
     if method == "ram_plus":
@@ -211,7 +212,8 @@ def merge(
     parameters = parameters or {}
     k = len(agents)
     weights = list(weights or [1.0] * k)
-    scales = _scales(method, base, agents, parameters)
+    of_model = _scales(method, base, agents, parameters)
+    by_tensor = method == "ram_plus" and parameters.get("scope") == "tensor"
     drawing = method in ("dare_linear", "dare_ties", "sar")
     columns = {name: [c.ravel() for c in value] for name, value in deltas(base, agents).items()}
     draws = {
@@ -257,6 +259,8 @@ def merge(
     out = {}
     for name, flat in columns.items():
         limits = thresholds(name)
+        alone = [{name: agent[name]} for agent in agents]
+        scales = _scales(method, {name: base[name]}, alone, parameters) if by_tensor else of_model
         star = np.array(
             [
                 RULES[method](

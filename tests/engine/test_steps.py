@@ -26,7 +26,7 @@ from hubmerge.selection import Counts, Magnitudes
 from hubmerge.sources.base import StoredTensor
 from hubmerge.sources.header import TensorEntry
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.steps import Counted, Step, Steps, kept_bytes, read_bytes
+from hubmerge.steps import AHEAD, Counted, Step, Steps, kept_bytes, read_bytes
 from hubmerge.stream import Silent, StreamOptions, merge
 
 SIZE = 4  # elements of a chunk
@@ -63,7 +63,7 @@ class Driven:
         self.unread: list[str] = []
         self.most_kept = 0
         self.reads: Counter[str] = Counter()  # elements
-        self.counted = Counted.of(tensors, lambda tensor: SIZE, ranked, room * BYTES)
+        self.counted = Counted.of(tensors, lambda tensor: SIZE, ranked, room * BYTES, workers=room)
         self._values = values
         steps = Steps(tensors, self.counted, self._rules_of, lambda t: self.unread.append(t.name))
         pending: deque[tuple[Step, list[Counts | None]]] = deque()
@@ -184,8 +184,15 @@ def test_a_tensor_that_fills_the_room_is_read_once_and_one_of_a_chunk_more_is_no
 
 def test_there_is_no_more_room_than_there_are_chunks() -> None:
     tensors = planned([2 * SIZE + 1, 1, 0, SIZE], copied=[3])
-    assert Counted.of(tensors, lambda tensor: SIZE, [MEDIAN], 10**12).room == 4
-    assert Counted.of(tensors, lambda tensor: SIZE, [None], 10**12).room == 0
+    assert Counted.of(tensors, lambda tensor: SIZE, [MEDIAN], 10**12, 2).room == 4
+    assert Counted.of(tensors, lambda tensor: SIZE, [None], 10**12, 2, tallied=True).room == 4
+    assert Counted.of(tensors, lambda tensor: SIZE, [None], 10**12, 2).room == 0
+
+
+def test_there_is_room_for_the_largest_tensor_that_fits_and_for_what_the_threads_count_meanwhile() -> None:
+    tensors = planned([5 * SIZE, 2 * SIZE, *[SIZE] * 90, 9 * SIZE])
+    for fits, workers, room in ((8, 1, 7), (8, 2, 8), (100, 1, 11), (100, 8, 25), (4, 1, 4), (1, 1, 1)):
+        assert Counted.of(tensors, lambda tensor: SIZE, [MEDIAN], fits * BYTES, workers).room == room
 
 
 def test_threads_that_write_several_shards_at_once_share_what_is_kept(
@@ -198,12 +205,17 @@ def test_threads_that_write_several_shards_at_once_share_what_is_kept(
     outputs = [shard_work.Output(plan, tmp_path, (), {})]
     monkeypatch.setattr(memory, "KEPT_BYTES", 3 * 2 * 40_960)
     for workers, readings in ((4, 1), (3, 3), (1, 3)):
-        assert len(shard_work.readings(outputs, 0, StreamOptions(4096, 4), workers)) == readings
+        assert len(shard_work.readings(outputs, 0, StreamOptions(4096, 4), None, workers)) == readings
 
 
 def test_the_bits_do_not_depend_on_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_family(tmp_path)
-    for method, parameters in [("ties", {"trim_scope": "tensor"}), ("ram_quantile", {}), ("dare_ties", {"p": 0.3})]:
+    for method, parameters in [
+        ("ties", {"trim_scope": "tensor"}),
+        ("ram_quantile", {}),
+        ("dare_ties", {"p": 0.3}),
+        ("ram_plus", {"scope": "tensor"}),
+    ]:
         plan = plan_of(tmp_path, method, parameters=parameters)
         found = []
         for room in (0, 60_000, 10**9):
@@ -224,13 +236,16 @@ class Reading(LocalOrFetched):
         self.total += out.nbytes
 
 
-def test_inputs_that_fit_into_memory_are_read_once_for_a_threshold_of_each_tensor(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("method", "scoped"), [("ties", "trim_scope"), ("ram_plus", "scope")])
+def test_inputs_that_fit_into_memory_are_read_once_for_what_is_counted_of_each_tensor(
+    tmp_path: Path, method: str, scoped: str
+) -> None:
     rng = np.random.default_rng(1)
     for name in ("base", "agent0", "agent1"):
         write_model(tmp_path / name, {n: tensor(rng.integers(-9, 9, 50_000) / 8, "BF16") for n in ("a", "b")})
     options = StreamOptions(4096, 2)
     for scope, passes in (("tensor", 1), ("model", 2)):
-        plan = plan_of(tmp_path, "ties", agents=2, parameters={"trim_scope": scope})
+        plan = plan_of(tmp_path, method, agents=2, parameters={scoped: scope})
         store = Reading(NOWHERE, tmp_path / "cache")
         out = tmp_path / f"out_{scope}"
         out.mkdir()
@@ -239,17 +254,19 @@ def test_inputs_that_fit_into_memory_are_read_once_for_a_threshold_of_each_tenso
         assert store.total == 3 * 2 * 2 * 50_000 * passes
         headers = sum(header.bytes for model in plan.models for header in model.headers.values())
         assert 0 <= read_bytes(plan, options) - store.total <= 2 * headers
-        assert kept_bytes(plan, options) == (2 * 50_000 * 3 * 2 if scope == "tensor" else 0)
+        chunks = 13 + AHEAD * 2  # of a tensor, and what two threads count of the other
+        assert kept_bytes(plan, options) == (chunks * 4096 * 3 * 2 if scope == "tensor" else 0)
 
 
+@pytest.mark.parametrize(("method", "scoped"), [("ties", "trim_scope"), ("ram_plus", "scope")])
 def test_what_is_read_is_foretold_where_some_tensors_are_kept_and_others_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, scoped: str
 ) -> None:
     rng = np.random.default_rng(1)
     for name in ("base", "agent0", "agent1"):
         values = {n: tensor(rng.integers(-9, 9, size) / 8, "BF16") for n, size in (("a", 50_000), ("b", 20_000))}
         write_model(tmp_path / name, values)
-    plan = plan_of(tmp_path, "ties", agents=2, parameters={"trim_scope": "tensor"})
+    plan = plan_of(tmp_path, method, agents=2, parameters={scoped: "tensor"})
     options, out = StreamOptions(4096, 2), tmp_path / "out"
     monkeypatch.setattr(memory, "KEPT_BYTES", 3 * 2 * 4096 * 6)  # six chunks: b has five, a has thirteen
     out.mkdir()

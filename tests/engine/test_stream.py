@@ -39,6 +39,7 @@ def test_merged_bytes_equal_the_naive_reference_rounded_once(tmp_path: Path, met
 
 VARIANTS = [
     ("ram_plus", {"r": 0.3, "alpha": 0.5, "epsilon": 0.001}),
+    ("ram_plus", {"scope": "tensor", "alpha": 1.5, "r": 0.5}),
     ("task_arithmetic", {"lambda": 0.7}),
     ("ram_plus_soft", {"r": 1.5}),
     ("ram_quantile", {"q": 0.5, "lambda": 2.0}),
