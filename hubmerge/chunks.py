@@ -27,7 +27,7 @@ from hubmerge.selection import Counts, Magnitudes, Selection
 from hubmerge.sources.base import StoredTensor
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import Scratch, TensorReader
-from hubmerge.statistics import ResultTally, Statistics, Tally
+from hubmerge.statistics import Overlaps, ResultTally, Statistics, Tally
 
 if TYPE_CHECKING:
     from hubmerge.device.engine import Engine
@@ -188,21 +188,21 @@ class Work:
         self._statistics = statistics
         self._method = get_method(plan.recipe.method)
         self._parameters = self._method.parse_parameters(plan.recipe.parameters)
-        self._model = None if statistics is None else statistics.total
+        self._model = None if statistics is None else statistics.total.overlaps
 
     def rule(
-        self, tensor: PlannedTensor, thresholds: tuple[float, ...], counted: Tally | None = None
+        self, tensor: PlannedTensor, thresholds: tuple[float, ...], overlaps: Overlaps | None = None
     ) -> eager.Rule | None:
         """What is done to every element of a tensor; None where it is copied.
 
-        `counted`: what was counted of the tensor, where the model's statistics are not there.
+        `overlaps`: of the tensor, where the model's statistics are not there.
         Scalars are computed in float64 and rounded to float32 here.
         """
         if tensor.action == "copy":
             return None
         if self._statistics is not None:
-            counted = self._statistics.tensors[tensor.name]
-        scope = Scope(self._parameters, self._plan.recipe.weights, self._model, counted, thresholds)
+            overlaps = self._statistics.tensors[tensor.name].overlaps
+        scope = Scope(self._parameters, self._plan.recipe.weights, self._model, overlaps, thresholds)
         method, whole = self._method, is_whole(self._plan, tensor)
         per_agent, constants = scalars_of(method, scope)
         rule = eager.Rule(
@@ -218,6 +218,12 @@ class Work:
         if self._options.engine is not None and not whole:
             self._options.engine.check(rule, len(self._plan.agents), tensor.dtype)
         return rule
+
+    def count_overlaps(self, stored: eager.ChunkInputs) -> Counts:
+        """Where the updates of a chunk meet, [K, K+1]; on the CPU, as `count`."""
+        module = backend_module(self._options.backend, len(stored.raws) - 1, "F32")
+        overlaps: Counts = module.count_overlaps(stored, epsilon_of(self._plan))
+        return overlaps
 
     def count(self, chunk: Chunk, stored: eager.ChunkInputs, selection: Selection) -> Counts:
         """What a chunk adds to the counts of a selection."""

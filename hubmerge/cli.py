@@ -301,7 +301,7 @@ def _methods(arguments: Any, settings: Settings) -> int:
                 "summary": m.summary,
                 "formula": m.formula,
                 "papers": [{"title": p.title, "arxiv": p.arxiv, "equations": p.equations} for p in m.papers],
-                "needs_statistics": m.statistics_scope(m.parse_parameters({})) is not None,
+                "needs_statistics": m.overlap_scope(m.parse_parameters({})) is not None,
                 "parameters": m.parameters.model_json_schema(by_alias=True).get("properties", {}),
             }
             for m in registry().values()

@@ -113,6 +113,17 @@ def _times(values: Float32, scales: Float32) -> Float32:
     return np.asarray(_blocks(values) * scales[:, None]).reshape(-1)[: len(values)]
 
 
+def overlaps_of(act: Activity) -> Counts:
+    """[K, K+1]: active elements of agent k where c agents are active."""
+    agents = len(act.masks)
+    by_overlap = np.zeros((agents, agents + 1), dtype=np.int64)
+    for c in range(1, agents + 1):
+        at = act.count == c
+        for k, mask in enumerate(act.masks):
+            by_overlap[k, c] = np.count_nonzero(at & mask)
+    return by_overlap
+
+
 def count_inputs(base: Float32, agents: Sequence[Float32], deltas: Sequence[Float32], act: Activity) -> Counted[Tally]:
     """One chunk of the inputs; all arrays [n], float32. Sums: moments per power and agent, then dot for every a ≤ b."""
     k = len(agents)
@@ -123,11 +134,6 @@ def count_inputs(base: Float32, agents: Sequence[Float32], deltas: Sequence[Floa
     for mask, plus in zip(masks, positive, strict=True):
         any_positive |= mask & plus
         any_negative |= mask & ~plus
-    by_overlap = np.zeros((k, k + 1), dtype=np.int64)
-    for c in range(1, k + 1):
-        at = count == c
-        for a in range(k):
-            by_overlap[a, c] = np.count_nonzero(at & masks[a])
     pair_active, pair_agree = np.zeros((k, k), dtype=np.int64), np.zeros((k, k), dtype=np.int64)
     scaled = _scaled(deltas)
     undo = scaled.undo
@@ -147,7 +153,7 @@ def count_inputs(base: Float32, agents: Sequence[Float32], deltas: Sequence[Floa
         changed=_array(int(np.count_nonzero(m)) for m in masks),
         identical=_array(int(np.count_nonzero(a == base)) for a in agents),
         overlap=np.bincount(count, minlength=k + 1).astype(np.int64),
-        by_overlap=by_overlap,
+        by_overlap=overlaps_of(act),
         pair_active=pair_active,
         pair_agree=pair_agree,
         conflict=int(np.count_nonzero(any_positive & any_negative)),

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.counter_rng import Key, draws, uniform
-from hubmerge.counting import Counted, Float32, activity, count_inputs, count_result
+from hubmerge.counting import Counted, Float32, activity, count_inputs, count_result, overlaps_of
 from hubmerge.dtypes import Rounding, decode, encode
-from hubmerge.statistics import ResultTally, Tally
+from hubmerge.statistics import Counts, ResultTally, Tally
 
 Raw = NDArray[Any]
 
@@ -57,6 +57,13 @@ class ChunkOutput:
 def compilable(agents: int, dtype: str) -> bool:
     """What the compiled pass covers; everything else runs here, with the same result."""
     return agents <= COMPILED_AGENTS and dtype in ("BF16", "F16", "F32")
+
+
+def count_overlaps(chunk: ChunkInputs, epsilon: float) -> Counts:
+    """Where the updates of one chunk meet: by_overlap of `probe_chunk`, [K, K+1]."""
+    _, _, deltas = decoded(chunk)
+    with np.errstate(all="ignore"):
+        return overlaps_of(activity(deltas, epsilon))
 
 
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:

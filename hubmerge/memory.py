@@ -130,4 +130,4 @@ def _selects(plans: Sequence[Plan]) -> bool:
 def _keeps(plans: Sequence[Plan]) -> bool:
     """Whether tensors are counted just before they are merged."""
     ranked = any(plan.threshold is not None and plan.threshold.scope == "tensor" for plan in plans)
-    return ranked or any(plan.statistics_scope == "tensor" for plan in plans)
+    return ranked or any(plan.overlap_scope == "tensor" for plan in plans)

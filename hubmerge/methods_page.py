@@ -30,7 +30,7 @@ def methods_page() -> str:
 
 def _passes(method: Method) -> str:
     parameters = method.parse_parameters({})
-    threshold, probes = method.threshold(parameters), method.statistics_scope(parameters) == "model"
+    threshold, probes = method.threshold(parameters), method.overlap_scope(parameters) == "model"
     if threshold is not None and threshold.scope == "tensor" and not probes:
         return f"once, and again what does not fit into {KEPT_BYTES // 10**6} MB (less with many threads)"
     selects = threshold is not None
@@ -44,7 +44,7 @@ def _passes(method: Method) -> str:
 
 def _needs(method: Method) -> str:
     parameters = method.parse_parameters({})
-    threshold, scope = method.threshold(parameters), method.statistics_scope(parameters)
+    threshold, scope = method.threshold(parameters), method.overlap_scope(parameters)
     found = [{"model": "counts of the whole model", "tensor": "counts per tensor"}[scope]] if scope else []
     found += [f"an exact order statistic per {threshold.scope}"] if threshold else []
     found += ["draws"] * ("uniform" in method.extras)

@@ -141,17 +141,17 @@ class Plan:
         return method.threshold(method.parse_parameters(self.recipe.parameters))
 
     @cached_property
-    def statistics_scope(self) -> Literal["tensor", "model"] | None:
-        """Over what the method needs counts before it can merge, if anything."""
+    def overlap_scope(self) -> Literal["tensor", "model"] | None:
+        """Over what the method needs to know where updates meet before it can merge, if it does."""
         method = get_method(self.recipe.method)
-        return method.statistics_scope(method.parse_parameters(self.recipe.parameters))
+        return method.overlap_scope(method.parse_parameters(self.recipe.parameters))
 
     @property
     def passes(self) -> int:
         """How often the inputs are passed over: once to merge, once for statistics, twice for an order statistic, or
         once where all are BF16, of whose differences nearly every one is told apart by 16 bits (selection.py). What
         one pass keeps for the next is not read again (steps.py)."""
-        threshold, scope = self.threshold, self.statistics_scope
+        threshold, scope = self.threshold, self.overlap_scope
         short = all(t.entry.dtype == "BF16" for tensor in self.tensors() for t in tensor.inputs)
         selecting = 0 if threshold is None else 1 if short else 2
         together = threshold is not None and threshold.scope == scope == "tensor"  # one pass counts for both

@@ -66,12 +66,13 @@ _WHOLE = 16  # bytes per element of a whole tensor beside the plain operations: 
 _MERGE, _MERGE_AGENTS = 0.6, 1.1  # with the inputs' statistics
 _MERGE_ONLY, _MERGE_ONLY_AGENTS = 1.4, 0.75  # after a probe, and what the other rounding would store
 _PROBE, _PROBE_AGENTS = 0.2, 0.6
+_OVERLAPS, _OVERLAPS_AGENTS = 0.1, 0.15  # of each tensor before it is merged
 _SELECT_AGENTS, _DRAW_AGENTS = 0.35, 0.5  # a counting pass, and random draws
 _EAGER = 60.0  # times as long, operation by operation
 _READ_BYTE, _HASH_BYTE, _WRITE_BYTE = 0.2, 0.6, 0.2
 _TENSOR_S = 0.5e-3  # bookkeeping per tensor and pass
 _START_S = 1.2  # imports, loading compiled code, the card with its figures
-_COMPILE_S = {"merging": 15.0, "counting": 4.0, "loop": 0.6}  # once on a machine, in one thread
+_COMPILE_S = {"merging": 15.0, "counting": 4.0, "overlaps": 3.0, "loop": 0.6}  # once on a machine, in one thread
 _FLOP = 1 / 50  # of a matrix product
 
 _REFERENCE_S = 0.0005  # what `_speed` measures at speed 1
@@ -119,7 +120,8 @@ def _compiled_passes(plan: Plan, options: StreamOptions) -> frozenset[str]:
     tensors = [t for t in plan.tensors() if t.action == "merge" and not is_whole(plan, t)]
     if not any(_is_compiled(plan, t, options) for t in tensors):
         return frozenset()
-    return frozenset({"merging", "counting", "loop"} if plan.threshold is not None else {"merging", "loop"})
+    before = {"counting": plan.threshold is not None, "overlaps": plan.overlap_scope == "tensor"}
+    return frozenset({"merging", "loop", *(name for name, is_run in before.items() if is_run)})
 
 
 def _memory(plan: Plan, options: StreamOptions) -> int:
@@ -196,7 +198,9 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
     tensors = [t for t in plan.tensors() if t.action == "merge"]
     parameters = method.parse_parameters(plan.recipe.parameters)
     per_element = _MERGE + agents * _MERGE_AGENTS
-    if plan.statistics_scope is not None:
+    if plan.overlap_scope == "tensor":
+        per_element += _OVERLAPS + agents * _OVERLAPS_AGENTS
+    elif plan.overlap_scope == "model":
         per_element = _PROBE + _MERGE_ONLY + agents * (_PROBE_AGENTS + _MERGE_ONLY_AGENTS)
     if plan.threshold is not None:
         per_element += agents * _SELECT_AGENTS * (plan.passes - 1)
@@ -242,7 +246,7 @@ def _likely_scopes(plan: Plan) -> Iterator[Scope]:
     base = np.zeros_like(n)
     counted = fold_inputs(zero_tally(agents), count_inputs(base, deltas, deltas, activity(deltas, EPSILON)))
     for thresholds in [()] if plan.threshold is None else [(0.5,) * agents, (0.0,) * agents]:
-        yield Scope(parameters, plan.recipe.weights, counted, counted, thresholds)
+        yield Scope(parameters, plan.recipe.weights, counted.overlaps, counted.overlaps, thresholds)
 
 
 @cache

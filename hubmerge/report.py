@@ -179,13 +179,13 @@ def _intended(plan: Plan, merged: MergeResult, total: Tally) -> tuple[float, ...
     """λt per agent on its unique region; where each tensor has its own, their mean by Σ δt² there, which is what
     `effective_scale` measures of the output."""
     method = get_method(plan.recipe.method)
-    of_model = Scope(method.parse_parameters(plan.recipe.parameters), plan.recipe.weights, model=total)
+    of_model = Scope(method.parse_parameters(plan.recipe.parameters), plan.recipe.weights, model=total.overlaps)
     scales = method.scales(of_model)
-    if plan.statistics_scope != "tensor":
+    if plan.overlap_scope != "tensor":
         return scales
     sums = np.zeros((2, len(scales)))  # Σ λt Σ δt² and Σ Σ δt²
     for name, result in merged.result.items():
-        own = method.scales(replace(of_model, tensor=merged.statistics.tensors[name]))
+        own = method.scales(replace(of_model, tensor=merged.statistics.tensors[name].overlaps))
         sums += np.array([own, np.ones(len(own))]) * result.unique_norm
     return tuple(float(a / b) if b else scale for a, b, scale in zip(*sums, scales, strict=True))
 

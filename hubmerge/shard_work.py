@@ -21,12 +21,10 @@ from hubmerge.chunks import (
     Thresholds,
     Work,
     check_inputs,
-    epsilon_of,
     is_whole,
     read_chunk,
     with_sensitivities,
 )
-from hubmerge.counting import Counted as CountedChunk
 from hubmerge.counting import fold_inputs, fold_result
 from hubmerge.eager import Rule
 from hubmerge.errors import NonFiniteError
@@ -37,7 +35,7 @@ from hubmerge.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.selection import Counts
 from hubmerge.sink import FinishedShard, ShardWriter
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics import ResultTally, Statistics, Tally, zero_result, zero_tally
+from hubmerge.statistics import Overlaps, ResultTally, Statistics, Tally, zero_result, zero_tally
 from hubmerge.steps import Counted, Step, Steps, ranked_by_tensor
 from hubmerge.tally_sums import ToldSum
 
@@ -57,7 +55,7 @@ class _Result(NamedTuple):
 
     step: Step
     counts: Sequence[Counts | None] = ()  # per output, if it counted
-    inputs: CountedChunk[Tally] | None = None
+    overlaps: Counts | None = None
     merged: Sequence[Done] = ()  # per output, if it merged
 
 
@@ -85,18 +83,19 @@ def write_shard(
     plan = outputs[0].plan
     shard = plan.shards[number]
     workers = workers or options.workers(plan)
-    epsilon = epsilon_of(plan)
     measured = next((o.sensitivities for o in outputs if o.sensitivities), ())
     works = [Work(o.plan, options, statistics) for o in outputs]
-    counted = _counted(outputs, number, options, statistics, workers)
-    tallies = _Tallies(plan, shard, len(outputs), with_inputs=statistics is None, told=observer.counted)
-    # the inputs are counted once: before they are merged, or with the first output
-    counts_merging = statistics is None and not counted.tallied
+    with_inputs = statistics is None  # they are counted once, with the first output
+    tallies = _Tallies(plan, shard, len(outputs), with_inputs=with_inputs, told=observer.counted)
 
-    def rules_of(tensor: PlannedTensor, found: Sequence[tuple[float, ...]]) -> list[Rule | None]:
+    def rules_of(
+        tensor: PlannedTensor, found: Sequence[tuple[float, ...]], overlaps: Overlaps | None
+    ) -> list[Rule | None]:
         known = [output.thresholds.get(tensor.name, ()) for output in outputs]
-        tally = tallies.inputs.get(tensor.name) if counted.tallied and tallies.inputs is not None else None
-        return [w.rule(tensor, mine or own, tally) for w, mine, own in zip(works, known, found or known, strict=True)]
+        return [
+            work.rule(tensor, mine or own, overlaps)
+            for work, mine, own in zip(works, known, found or known, strict=True)
+        ]
 
     def run(step: Step) -> _Result:
         chunk, kept = step.chunk, step.kept
@@ -108,25 +107,27 @@ def write_shard(
         if step.counting:
             counting = zip(works, step.counting, strict=True)
             counts = [None if s is None else work.count(chunk, stored, s) for work, s in counting]
-            module = options.module(len(plan.agents), "F32")
-            return _Result(step, counts, module.probe_chunk(stored, epsilon) if step.tallying else None)
+            return _Result(step, counts, works[0].count_overlaps(stored) if step.overlaps else None)
         stored = with_sensitivities(reader, chunk, stored, measured)
         merging = enumerate(zip(works, step.rules, strict=True))
-        merged = [w(chunk, stored, r, with_inputs=counts_merging and i == 0) for i, (w, r) in merging]
-        return _Result(step, inputs=merged[0].inputs, merged=merged)
+        merged = [w(chunk, stored, r, with_inputs=with_inputs and i == 0) for i, (w, r) in merging]
+        return _Result(step, merged=merged)
 
-    steps = Steps(shard.tensors, counted, rules_of, unread=lambda tensor: reader.consumed(tensor, tensor.elements))
+    steps = Steps(
+        shard.tensors,
+        _counted(outputs, number, options, statistics, workers),
+        rules_of,
+        unread=lambda tensor: reader.consumed(tensor, tensor.elements),
+    )
     whole = any(is_whole(o.plan, t) for o in outputs for t in shard.tensors)
     done, total = 0, sum(t.elements for t in shard.tensors)
     with ExitStack() as stack:
         writers = [_opened(stack, o.folder, o.plan.shards[number], options) for o in outputs]
         # a whole tensor is large: no more than two at a time
-        for step, counts, inputs, merged in in_order(steps, run, 1 if whole else workers, reader.abandon):
-            steps.took(step, counts)
-            if inputs is not None:
-                tallies.add_inputs(step.chunk, inputs)
+        for step, counts, overlaps, merged in in_order(steps, run, 1 if whole else workers, reader.abandon):
+            steps.took(step, counts, overlaps)
             if merged:
-                tallies.add_results(step.chunk, merged)
+                tallies.add(step.chunk, merged)
                 for item, writer in zip(merged, writers, strict=True):
                     writer.write(item.data)
                 done += step.chunk.count
@@ -147,7 +148,7 @@ def _opened(
 
 
 class _Tallies:
-    """What was counted of a shard's tensors; chunks come in the file's order, perhaps of the inputs first."""
+    """What was counted of a shard's tensors; chunks come in the file's order."""
 
     def __init__(
         self, plan: Plan, shard: PlannedShard, outputs: int, *, with_inputs: bool, told: Callable[[Tally], None]
@@ -162,30 +163,24 @@ class _Tallies:
         self._total = ToldSum(self._zero, told)
         self._last = next((t.name for t in reversed(shard.tensors) if t.action == "merge" and t.elements), "")
 
-    def add_inputs(self, chunk: Chunk, counts: CountedChunk[Tally]) -> None:
-        """What was counted of a chunk; NonFiniteError names what is not finite."""
-        assert self.inputs is not None
-        name = chunk.tensor.name
+    def add(self, chunk: Chunk, merged: Sequence[Done]) -> None:
+        """The results of a chunk, one per output; NonFiniteError names what is not finite."""
+        name, ends = chunk.tensor.name, chunk.ends
         if not chunk.start:
             self._fold_in = TensorFold(self._zero, fold_inputs)
-        self._fold_in.add(counts)
-        check_inputs(self._plan, name, counts.tally)
-        if not chunk.ends:
-            return
-        tally = self._fold_in.tally()
-        self._total.add(tally, last=name == self._last)
-        self.inputs[name] = tally.packed_among(self._plan.merged_tensors)
-
-    def add_results(self, chunk: Chunk, merged: Sequence[Done]) -> None:
-        """What was counted of a chunk's output, one per output; NonFiniteError names what is not finite."""
-        name = chunk.tensor.name
-        if not chunk.start:
             self._folds_out = [TensorFold(self._zero_result, fold_result) for _ in merged]
+        if self.inputs is not None and (counts := merged[0].inputs) is not None:
+            self._fold_in.add(counts)
+            check_inputs(self._plan, name, counts.tally)
+            if ends:
+                tally = self._fold_in.tally()
+                self._total.add(tally, last=name == self._last)
+                self.inputs[name] = tally.packed_among(self._plan.merged_tensors)
         for item, fold, result in zip(merged, self._folds_out, self.results, strict=True):
             if item.result is not None:
                 fold.add(item.result)
                 _check_result(name, item.result.tally)
-                if chunk.ends:
+                if ends:
                     result[name] = fold.tally()
 
 
@@ -199,10 +194,10 @@ def _counted(
         return max(tensor.elements, 1) if any(is_whole(o.plan, tensor) for o in outputs) else size
 
     ranked = [None if o.thresholds else ranked_by_tensor(o.plan, options) for o in outputs]
-    tallied = statistics is None and any(o.plan.statistics_scope == "tensor" for o in outputs)
+    overlaps = statistics is None and any(o.plan.overlap_scope == "tensor" for o in outputs)
     kept, everyone = options.shares(plan).kept_bytes, max(workers, options.workers(plan))
     return Counted.of(
-        plan.shards[number].tensors, chunk_of, ranked, kept * workers // everyone, workers, tallied=tallied
+        plan.shards[number].tensors, chunk_of, ranked, kept * workers // everyone, workers, overlaps=overlaps
     )
 
 

@@ -35,6 +35,36 @@ Sums = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
+class Overlaps:
+    """How often the updates of K agents meet over some elements."""
+
+    by_overlap: Counts  # [K, K+1] active elements of agent k where c agents are active
+
+    @property
+    def changed(self) -> Counts:
+        """[K] active elements of each agent."""
+        return np.asarray(self.by_overlap.sum(axis=1))
+
+    @property
+    def unique(self) -> Counts:
+        """[K] elements that this agent alone changed."""
+        return self.by_overlap[:, 1]
+
+    @property
+    def shared(self) -> Counts:
+        """[K] elements that this agent and others changed."""
+        return self.changed - self.unique
+
+    @property
+    def rho(self) -> tuple[float, ...]:
+        """Overlap-unique ratio per agent (RAM Eq. 2); ∞ where an agent has no unique element."""
+        return tuple(
+            int(s) / int(u) if u else (float("inf") if s else 0.0)
+            for s, u in zip(self.shared, self.unique, strict=True)
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Tally(Addable):
     """Counts over some elements of K agents against their base; active means |δ| > ε."""
 
@@ -64,14 +94,8 @@ class Tally(Addable):
         return self if tensors <= PACKED_TENSORS else replace(self, histogram=self.histogram.packed())
 
     @property
-    def unique(self) -> Counts:
-        """[K] elements that this agent alone changed."""
-        return self.by_overlap[:, 1]
-
-    @property
-    def shared(self) -> Counts:
-        """[K] elements that this agent and others changed."""
-        return self.changed - self.unique
+    def overlaps(self) -> Overlaps:
+        return Overlaps(self.by_overlap)
 
     @property
     def density(self) -> tuple[float, ...]:
@@ -110,14 +134,6 @@ class Tally(Addable):
         mean, cube, fourth = mean / unit, cube / unit / square, fourth / square / square
         central = fourth - 4 * mean * cube + 6 * mean * mean - 3 * mean**4
         return central / (1 - mean * mean) ** 2 - 3
-
-    @property
-    def rho(self) -> tuple[float, ...]:
-        """Overlap-unique ratio per agent (RAM Eq. 2); ∞ where an agent has no unique element."""
-        return tuple(
-            int(s) / int(u) if u else (float("inf") if s else 0.0)
-            for s, u in zip(self.shared, self.unique, strict=True)
-        )
 
     @property
     def shares(self) -> dict[str, float]:

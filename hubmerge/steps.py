@@ -1,7 +1,7 @@
 """The order in which the chunks of a shard are worked on, where tensors are counted before they are merged.
 
-A method may need an exact order statistic of each tensor (selection.py), or its counts (statistics.py): every chunk is
-counted first and merged then.
+A method may need an exact order statistic of each tensor (selection.py), or to know where updates meet in it: every
+chunk is counted first and merged then.
 Counting runs ahead of merging, as far as it takes for no thread to wait for the end of a tensor; and what counting has
 read is kept for merging, as far as memory allows (memory.py). A tensor that is larger is read again, and is not counted
 ahead.
@@ -27,11 +27,13 @@ from hubmerge.selection import Counts, Magnitudes, Selection
 from hubmerge.sources.derived import DerivedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import Scratch
+from hubmerge.statistics import Overlaps
 
 AHEAD = 2  # chunks that are counted ahead, per thread: as many as it has in flight (in_order.py)
 
 ChunkOf = Callable[[PlannedTensor], int]  # elements
-RulesOf = Callable[[PlannedTensor, Sequence[tuple[float, ...]]], Sequence[Rule | None]]  # of thresholds, per output
+# of thresholds, per output, and of the tensor's overlaps
+RulesOf = Callable[[PlannedTensor, Sequence[tuple[float, ...]], Overlaps | None], Sequence[Rule | None]]
 
 
 class Kept(Scratch):
@@ -45,7 +47,7 @@ class Step(NamedTuple):
 
     chunk: Chunk
     counting: Sequence[Selection | None] = ()  # None: the output ranks nothing, or nothing more
-    tallying: bool = False  # counting, also for the statistics
+    overlaps: bool = False  # whether counting tells where updates meet, too
     rules: Sequence[Rule | None] = ()  # None: the tensor is copied
     kept: Kept | None = None  # where its inputs lie or are to lie
 
@@ -54,14 +56,14 @@ class Step(NamedTuple):
 class Counted:
     """Which tensors of a shard are counted before they are merged, and what of them is kept.
 
-    ranked   per output what is ranked in each tensor by itself, or None
-    tallied  whether an output needs the tensor's statistics
-    room     how many chunks' inputs are kept at once
+    ranked    per output what is ranked in each tensor by itself, or None
+    overlaps  whether an output needs to know where updates meet in a tensor
+    room      how many chunks' inputs are kept at once
     """
 
     chunk_of: ChunkOf
     ranked: tuple[Magnitudes | None, ...]
-    tallied: bool
+    overlaps: bool
     room: int
 
     @classmethod
@@ -73,14 +75,14 @@ class Counted:
         kept_bytes: int,
         workers: int,
         *,
-        tallied: bool = False,
+        overlaps: bool = False,
     ) -> Counted:
         """With room for a whole tensor and what `workers` threads count meanwhile, in at most `kept_bytes`."""
-        counted = [t for t in tensors if (tallied or any(ranked)) and _is_counted(t)]
-        return cls(chunk_of, tuple(ranked), tallied, _room(counted, chunk_of, kept_bytes, AHEAD * workers))
+        counted = [t for t in tensors if (overlaps or any(ranked)) and _is_counted(t)]
+        return cls(chunk_of, tuple(ranked), overlaps, _room(counted, chunk_of, kept_bytes, AHEAD * workers))
 
     def __contains__(self, tensor: PlannedTensor) -> bool:
-        return (self.tallied or any(self.ranked)) and _is_counted(tensor)
+        return (self.overlaps or any(self.ranked)) and _is_counted(tensor)
 
     def keeps(self, tensor: PlannedTensor) -> bool:
         return -(-tensor.elements // self.chunk_of(tensor)) <= self.room
@@ -101,7 +103,7 @@ class Steps:
 
     It yields None where nothing can be begun before a result has been taken.
 
-    rules_of  asked once per tensor, when its thresholds are known
+    rules_of  asked once per tensor, when it is counted
     unread    told of a tensor that is read once less than `Counted.readings` says
     """
 
@@ -125,16 +127,20 @@ class Steps:
         self._free = [Kept() for _ in range(counted.room)]
         self._kept: dict[tuple[str, int], Kept] = {}
         self._passes: Counter[str] = Counter()  # counted to the end
+        self._overlaps: dict[str, Counts] = {}  # [K, K+1]
 
-    def took(self, step: Step, counts: Sequence[Counts | None] = ()) -> None:
-        """The result of a step was taken; `counts` per output, if it counted."""
+    def took(self, step: Step, counts: Sequence[Counts | None] = (), overlaps: Counts | None = None) -> None:
+        """The result of a step was taken; `counts` per output, if it counted, and `overlaps` [K, K+1]."""
+        name = step.chunk.tensor.name
+        if overlaps is not None:
+            self._overlaps[name] = overlaps + self._overlaps.get(name, 0)
         for selection, counted in zip(step.counting, counts, strict=True):
             if selection is not None and counted is not None:
                 selection.add(counted)
                 if step.chunk.ends:
                     selection.end_pass()
         if step.counting:
-            self._passes[step.chunk.tensor.name] += step.chunk.ends
+            self._passes[name] += step.chunk.ends
         elif step.kept is not None:
             step.kept.inputs = None
             self._free.append(step.kept)
@@ -147,7 +153,9 @@ class Steps:
                 yield from self._count_ahead(tensor)
                 yield from self._finish_counting(tensor)
             selections = self._selections.pop(tensor.name, [])
-            rules = self._rules_of(tensor, [(s and s.values) or () for s in selections])
+            overlaps = self._overlaps.pop(tensor.name, None)
+            thresholds = [(s and s.values) or () for s in selections]
+            rules = self._rules_of(tensor, thresholds, None if overlaps is None else Overlaps(overlaps))
             for chunk in chunks_of(tensor, self._counted.chunk_of(tensor)):
                 yield Step(chunk, rules=rules, kept=self._kept.pop((tensor.name, chunk.start), None))
                 yield from self._count_ahead()
@@ -165,7 +173,7 @@ class Steps:
                 yield None
                 continue
             self._uncounted.popleft()
-            yield Step(chunk, self._selections[tensor.name], self._counted.tallied, kept=kept)
+            yield Step(chunk, self._selections[tensor.name], self._counted.overlaps, kept=kept)
 
     def _finish_counting(self, tensor: PlannedTensor) -> Iterator[Step | None]:
         """Until its thresholds are known; by a second pass over it only where the first was not enough."""
@@ -203,12 +211,12 @@ def read_bytes(plan: Plan, options: StreamOptions) -> int:
 
 
 def _all_counted(plan: Plan, options: StreamOptions) -> Iterator[tuple[PlannedShard, Counted]]:
-    ranked, tallied = ranked_by_tensor(plan, options), plan.statistics_scope == "tensor"
+    ranked, overlaps = ranked_by_tensor(plan, options), plan.overlap_scope == "tensor"
     size, most, everyone = options.chunk(plan), options.shares(plan).kept_bytes, options.workers(plan)
     workers = max(1, everyone // _at_once(plan, options))
-    for shard in plan.shards if tallied or ranked is not None else ():
+    for shard in plan.shards if overlaps or ranked is not None else ():
         share = most * workers // everyone
-        yield shard, Counted.of(shard.tensors, lambda _: size, [ranked], share, workers, tallied=tallied)
+        yield shard, Counted.of(shard.tensors, lambda _: size, [ranked], share, workers, overlaps=overlaps)
 
 
 def _at_once(plan: Plan, options: StreamOptions) -> int:

@@ -183,12 +183,9 @@ def _try_device(outputs: Sequence[Output], options: StreamOptions, statistics: S
     Where tensors are counted before they are merged, its first rule is known only when the first one was counted.
     """
     for output in outputs if options.engine is not None else ():
-        assert options.engine is not None
         plan, work = output.plan, Work(output.plan, options, statistics)
-        tallied = statistics is None and plan.statistics_scope == "tensor"
-        if tallied:
-            options.engine.check_counting(len(plan.agents))
-        if tallied or (not output.thresholds and ranked_by_tensor(plan, options) is not None):
+        overlaps = statistics is None and plan.overlap_scope == "tensor"
+        if overlaps or (not output.thresholds and ranked_by_tensor(plan, options) is not None):
             continue
         for tensor in {t.dtype: t for t in plan.tensors() if t.action == "merge" and t.elements}.values():
             work.rule(tensor, output.thresholds.get(tensor.name, ()))
@@ -204,12 +201,12 @@ def _statistics(
 ) -> Statistics | None:
     """The probe's statistics when any variant needs them, or has them; None: they are counted while merging.
 
-    Where a GPU is lent by the second, what a tensor needs of itself is counted before, too.
+    Where a GPU is lent by the second, what a method needs of each tensor is counted before, too.
     """
     plan = variants[0].plan
     known = next((v.journal.statistics for v in variants if v.journal.statistics is not None), None)
     known = options.ranks.known_tallies(known)
-    needed = {v.plan.statistics_scope for v in variants}
+    needed = {v.plan.overlap_scope for v in variants}
     if known is None and "model" not in needed and not ("tensor" in needed and options.bursts is not None):
         return None
     unknowing = [v.journal for v in variants if v.journal.statistics is None]

@@ -36,7 +36,8 @@ def summarize(tally: Tally, labels: Sequence[str]) -> dict[str, Any]:
 
 
 def _agents(tally: Tally, labels: Sequence[str]) -> list[dict[str, Any]]:
-    density, unique, shared, rho = tally.density, tally.unique, tally.shared, tally.rho
+    density, overlaps = tally.density, tally.overlaps
+    unique, shared, rho = overlaps.unique, overlaps.shared, overlaps.rho
     agents = []
     for k, label in enumerate(labels):
         magnitudes, largest = tally.magnitudes(k), float(tally.max_abs[k])

@@ -41,12 +41,13 @@ from hubmerge.counting import Counted
 from hubmerge.dtypes import STORAGE
 from hubmerge.eager import COMPILED_AGENTS, ChunkInputs, ChunkOutput, Rule, compilable
 from hubmerge.errors import InternalError
-from hubmerge.statistics import Tally, zero_result
+from hubmerge.statistics import Counts, Tally, zero_result
 
 MAX_AGENTS = COMPILED_AGENTS
 _OUTPUTS = {"F32": FLOAT32, "BF16": BFLOAT16, "F16": FLOAT16}
 _STORED: Kinds = ("uint64[1]", "uint64[1]", "bool", "int64", "float32")  # rows16, rows32, half, n, epsilon
 _probe_pass = Entry("passes", "probe_pass", (*_STORED, COUNTERS, "float64[2]", WORKSPACE))
+_overlap_pass = Entry("passes", "overlap_pass", (*_STORED, "int64[2]", WORKSPACE))
 _merge_pass = Entry(
     "passes",
     "merge_pass",
@@ -72,9 +73,11 @@ def unavailable() -> str | None:
 
 
 def to_compile() -> frozenset[str]:
-    """Which passes this machine has no code of yet: "merging", and "counting" magnitudes for a threshold."""
+    """Which passes this machine has no code of yet: "merging", "overlaps", and "counting" magnitudes for a
+    threshold."""
     there = {
         "merging": _probe_pass.is_there() and _merge_pass.is_there(),
+        "overlaps": _overlap_pass.is_there(),
         "counting": magnitude_counts.is_there(),
     }
     return frozenset(name for name, is_there in there.items() if not is_there)
@@ -100,6 +103,15 @@ def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
     into, workspace = Counters(agents, len(chunk.raws[0])), Workspace.of_thread(agents, 0)
     _probe_pass(rows.of16, rows.of32, rows.half, into.elements, epsilon, into.words, into.sums_words, workspace.words)
     return into.counted()
+
+
+def count_overlaps(chunk: ChunkInputs, epsilon: float) -> Counts:
+    """eager.count_overlaps in one pass."""
+    rows, agents = _rows(chunk), len(chunk.raws) - 1
+    by_overlap = np.zeros((agents, agents + 1), np.int64)
+    workspace = Workspace.of_thread(agents, 0)
+    _overlap_pass(rows.of16, rows.of32, rows.half, len(chunk.raws[0]), epsilon, by_overlap, workspace.words)
+    return by_overlap
 
 
 def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:

@@ -104,12 +104,18 @@ def _common(x, y, words):
 
 
 @njit(**INNER)
-def _count_overlaps(active, positive, exactly, words, by_overlap, pair_active, pair_agree, conflict):
-    """Adds to Tally's counts of the same names; of pairs only those a < b."""
+def count_overlaps(active, exactly, words, by_overlap):
+    """Adds to Tally's count of the same name."""
     agents = active.shape[0]
     for k in range(agents):
         for c in range(1, agents + 1):
             by_overlap[k, c] += _common(active[k], exactly[c], words)
+
+
+@njit(**INNER)
+def _count_pairs(active, positive, words, pair_active, pair_agree, conflict):
+    """Adds to Tally's counts of the same names; of pairs only those a < b."""
+    agents = active.shape[0]
     for a in range(agents):
         for b in range(a + 1, agents):
             one, other, up, high = active[a], active[b], positive[a], positive[b]
@@ -235,7 +241,8 @@ def count_inputs(
     by_overlap, pair_active, pair_agree, single, fine, packed, _, extent = counters
     agents = deltas.shape[0]
     words = padded // 64
-    _count_overlaps(active, positive, exactly, words, by_overlap, pair_active, pair_agree, single[0])
+    count_overlaps(active, exactly, words, by_overlap)
+    _count_pairs(active, positive, words, pair_active, pair_agree, single[0])
     finite, safe = True, True
     for k in range(agents):
         _count_magnitudes(short[k], long[k], found[k], fine[k], packed[k])

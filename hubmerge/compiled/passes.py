@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from hubmerge.compiled.adapters import INNER, call_code
-from hubmerge.compiled.counts import count_inputs, differences, flush, overlaps, sum_result
+from hubmerge.compiled.counts import count_inputs, count_overlaps, differences, flush, overlaps, sum_result
 from hubmerge.compiled.kernel_loops import INPUTS_WORD, N_WORD, OUT_WORD
 from hubmerge.compiled.layout import FLUSH
 from hubmerge.compiled.rounding import copy, finish_part
@@ -39,6 +39,23 @@ def probe_pass(rows16, rows32, half, n, epsilon, counters, sums, workspace):
             rows16, rows32, half, start, deltas, m, padded, active, positive, exactly, short, long, found,
             counters, sums[:, block], scaled, scratch,
         )  # fmt: skip
+    return 0
+
+
+@njit(**INNER)
+def overlap_pass(rows16, rows32, half, n, epsilon, by_overlap, workspace):
+    """by_overlap[K, K+1] of n elements of the models, as probe_pass counts it."""
+    inputs, _, singles, _, active, positive, exactly, _, short, long, found, _, tail = workspace
+    deltas = inputs[: by_overlap.shape[0]]
+    for start in range(0, n, BLOCK):
+        m = min(n - start, BLOCK)
+        padded = (m + _ROWS - 1) // _ROWS * _ROWS
+        differences(
+            rows16, rows32, half, start, m, padded, epsilon, singles[0], deltas, active, positive, short, long,
+            found, tail,
+        )  # fmt: skip
+        overlaps(active, padded // 64, exactly)
+        count_overlaps(active, exactly, padded // 64, by_overlap)
     return 0
 
 

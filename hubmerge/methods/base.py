@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hubmerge.errors import InternalError
-from hubmerge.statistics import Tally
+from hubmerge.statistics import Overlaps
 
 EPSILON = 1e-5  # RAM Sec. 3.1: two parameters are equal when they differ by at most this, absolute
 
@@ -77,8 +77,8 @@ class Scope:
 
     parameters: Any  # of the method's own type
     weights: Sequence[float]
-    model: Tally | None = None  # counts of the whole model, when its `statistics_scope` says so
-    tensor: Tally | None = None  # … of this tensor, when it says either
+    model: Overlaps | None = None  # of the whole model, when its `overlap_scope` says so
+    tensor: Overlaps | None = None  # of this tensor, when it says either
     thresholds: tuple[float, ...] = ()  # per agent, when the method asks for a threshold
 
 
@@ -129,8 +129,9 @@ class Method(ABC):
         """δ* of a whole tensor from K deltas of its shape; only where `needs_whole`."""
         raise InternalError("an element-wise method has no whole-tensor form", where=self.name)
 
-    def statistics_scope(self, parameters: Any) -> Literal["tensor", "model"] | None:
-        """Over what this method needs counts before it can merge, if anything: the model's take a pass of their own."""
+    def overlap_scope(self, parameters: Any) -> Literal["tensor", "model"] | None:
+        """Over what this method needs to know where updates meet before it can merge, if it does: the model takes a
+        pass of its own."""
         return None
 
     def threshold(self, parameters: Any) -> Threshold | None:

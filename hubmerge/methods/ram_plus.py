@@ -48,7 +48,7 @@ class RamPlus(Method):
     parameters = RamPlusParameters
     rescales = True
 
-    def statistics_scope(self, parameters: RamPlusParameters) -> Literal["tensor", "model"]:
+    def overlap_scope(self, parameters: RamPlusParameters) -> Literal["tensor", "model"]:
         return parameters.scope
 
     def scales(self, scope: Scope) -> tuple[float, ...]:

@@ -27,7 +27,7 @@ class RamPlusSoft(Method):
     parameters = RamPlusSoftParameters
     rescales = True
 
-    def statistics_scope(self, parameters: RamPlusSoftParameters) -> Literal["model"]:
+    def overlap_scope(self, parameters: RamPlusSoftParameters) -> Literal["model"]:
         return "model"
 
     def scales(self, scope: Scope) -> tuple[float, ...]:

@@ -141,7 +141,7 @@ def _probes(recipe: Mapping[str, Any]) -> bool:
         parameters = method.parse_parameters(recipe.get("parameters") or {})
     except ValueError:  # of a version with other parameters
         return False
-    return method.statistics_scope(parameters) == "model"
+    return method.overlap_scope(parameters) == "model"
 
 
 def _stage(view: JobView) -> str:

@@ -68,7 +68,7 @@ def method_panel(method: Method) -> Markup:
         el("li", link(ARXIV + paper.arxiv, paper.title), f" · {paper.equations}" if paper.equations else None)
         for paper in method.papers
     ]
-    probes = method.statistics_scope(method.parse_parameters({})) == "model"
+    probes = method.overlap_scope(method.parse_parameters({})) == "model"
     tags = [
         *(["reads the models twice: it needs statistics of the whole model"] if probes else []),
         *([] if method.permutation_invariant else ["the order of the agents matters"]),

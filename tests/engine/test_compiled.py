@@ -52,7 +52,9 @@ def rule_of(method_name: str, chunk: eager.ChunkInputs, rounding: str) -> eager.
     weights = [1.0 + 0.25 * k for k in range(len(deltas))]
     counted = count_inputs(values[0], values[1:], deltas, activity(deltas, 1e-5))
     tally = fold_inputs(zero_tally(len(deltas)), counted)
-    scope = Scope(parameters, weights, tally, tally, tuple(0.001 + 0.001 * k for k in range(len(deltas))))
+    scope = Scope(
+        parameters, weights, tally.overlaps, tally.overlaps, tuple(0.001 + 0.001 * k for k in range(len(deltas)))
+    )
     return eager.Rule(
         kernel=method.kernel,
         extras=method.extras,
@@ -95,6 +97,8 @@ def test_compiled_and_eager_agree_bit_for_bit(
         probed = compiled.probe_chunk(chunk, 1e-5)
         assert probed.tally.to_json() == eager.probe_chunk(chunk, 1e-5).tally.to_json()
         assert probed.sums.tobytes() == slow.inputs.sums.tobytes()
+        met = compiled.count_overlaps(chunk, 1e-5)
+        assert met.tolist() == eager.count_overlaps(chunk, 1e-5).tolist() == probed.tally.by_overlap.tolist()
 
 
 @pytest.mark.parametrize("dtypes", [("BF16",) * 3, ("F16",) * 3, ("F32",) * 3, ("F32", "BF16", "F16")])

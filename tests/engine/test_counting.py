@@ -66,13 +66,13 @@ def test_counts_of_a_few_elements_are_those_counted_by_hand() -> None:
     assert tally.changed.tolist() == [4, 3]
     assert tally.identical.tolist() == [1, 2]
     assert tally.overlap.tolist() == [1, 1, 3]
-    assert tally.unique.tolist() == [1, 0]
-    assert tally.shared.tolist() == [3, 3]
+    assert tally.overlaps.unique.tolist() == [1, 0]
+    assert tally.overlaps.shared.tolist() == [3, 3]
     assert tally.pair_active[0, 1] == 3
     assert tally.pair_agree[0, 1] == 2
     assert tally.conflict == 1
     assert tally.shares == {"conflict": 0.2, "overlap": 0.4, "private": 0.2, "unchanged": 0.2}
-    assert tally.rho == (3.0, math.inf)
+    assert tally.overlaps.rho == (3.0, math.inf)
     assert tally.jaccard(0, 1) == 3 / 4
     assert tally.cosine(0, 1) == pytest.approx((1 - 1 + 1) / math.sqrt(4 * 3))
     assert tally.sign_agreement(0, 1) == 2 / 3

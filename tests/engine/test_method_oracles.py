@@ -24,7 +24,7 @@ def apply(name: str, parameters: dict | None = None, weights: tuple[float, ...] 
     values = method.parse_parameters(parameters or {})
     base = np.zeros(6, dtype=np.float32)
     tally = fold_inputs(zero_tally(3), count_inputs(base, DELTAS, DELTAS, activity(DELTAS, 1e-5)))
-    scope = Scope(values, weights, tally, tally)
+    scope = Scope(values, weights, tally.overlaps, tally.overlaps)
     per_agent = tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope))
     constants = tuple(np.float32(v) for v in method.constants(scope))
     return [float(x) for x in method.kernel(DELTAS, per_agent, constants)]

@@ -26,6 +26,7 @@ from hubmerge.selection import Counts, Magnitudes
 from hubmerge.sources.base import StoredTensor
 from hubmerge.sources.header import TensorEntry
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.statistics import Overlaps
 from hubmerge.steps import AHEAD, Counted, Step, Steps, kept_bytes, read_bytes
 from hubmerge.stream import Silent, StreamOptions, merge
 
@@ -57,13 +58,15 @@ class Driven:
         ranked: Sequence[Magnitudes | None] = (MEDIAN, None, ALL),
         *,
         early: bool = True,
+        overlaps: bool = False,
     ) -> None:
         self.order: list[tuple[str, str, int]] = []  # what, tensor, start
         self.found: dict[str, list[tuple[float, ...]]] = {}
+        self.overlaps: dict[str, list[list[int]] | None] = {}
         self.unread: list[str] = []
         self.most_kept = 0
         self.reads: Counter[str] = Counter()  # elements
-        self.counted = Counted.of(tensors, lambda tensor: SIZE, ranked, room * BYTES, workers=room)
+        self.counted = Counted.of(tensors, lambda tensor: SIZE, ranked, room * BYTES, workers=room, overlaps=overlaps)
         self._values = values
         steps = Steps(tensors, self.counted, self._rules_of, lambda t: self.unread.append(t.name))
         pending: deque[tuple[Step, list[Counts | None]]] = deque()
@@ -73,7 +76,8 @@ class Driven:
             step, counts = pending.popleft()  # IndexError where nothing could ever come of waiting
             if step.counting:
                 assert step.kept is None or step.kept.inputs is not None
-                steps.took(step, counts if early else self._counts(step))
+                met = np.array([[0, np.count_nonzero(self._delta(step))]]) if step.overlaps else None
+                steps.took(step, counts if early else self._counts(step), met)
             else:
                 if step.kept is not None:
                     assert step.kept.inputs is not None
@@ -100,12 +104,18 @@ class Driven:
         while pending:
             take()
 
-    def _rules_of(self, tensor: PlannedTensor, found: Sequence[tuple[float, ...]]) -> list[None]:
+    def _rules_of(
+        self, tensor: PlannedTensor, found: Sequence[tuple[float, ...]], overlaps: Overlaps | None
+    ) -> list[None]:
+        self.overlaps[tensor.name] = None if overlaps is None else overlaps.by_overlap.tolist()
         self.found[tensor.name] = list(found)
         return [None]
 
+    def _delta(self, step: Step) -> np.ndarray:
+        return self._values[step.chunk.tensor.name][step.chunk.start : step.chunk.start + step.chunk.count]
+
     def _inputs(self, step: Step) -> ChunkInputs:
-        delta = self._values[step.chunk.tensor.name][step.chunk.start : step.chunk.start + step.chunk.count]
+        delta = self._delta(step)
         return ChunkInputs((np.zeros_like(delta), delta), ("F32", "F32"), step.chunk.start)
 
     def _counts(self, step: Step) -> list[Counts | None]:
@@ -182,10 +192,31 @@ def test_a_tensor_that_fills_the_room_is_read_once_and_one_of_a_chunk_more_is_no
         assert driven.reads == {"t0": reads * chunks * SIZE}
 
 
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("ranked", [(None,), (MEDIAN, None)])
+def test_where_updates_meet_is_told_of_a_tensor_before_it_is_merged(
+    ranked: Sequence[Magnitudes | None], depth: int
+) -> None:
+    sizes = [9, 1, 0, 30, 8]
+    tensors = planned(sizes, copied=[4])
+    values = {t.name: (np.arange(t.elements) % 3).astype(np.float32) for t in tensors}
+    driven = Driven(tensors, values, room=4, depth=depth, ranked=ranked, overlaps=True)
+    assert driven.overlaps == {
+        t.name: [[0, np.count_nonzero(values[t.name])]] if t.action == "merge" else None for t in tensors if t.elements
+    }
+    for name in ("t0", "t1", "t3"):
+        steps = [what for what, tensor, _ in driven.order if tensor == name]
+        assert steps == sorted(steps)  # "count" before "merge"
+    assert driven.reads == {"t0": 9, "t1": 1, "t3": 60, "t4": 8}  # t3 is not kept
+    readings = driven.counted.readings(tensors)
+    assert [t.name for t in readings].count("t3") == (2 if ranked == (None,) else 3)
+    assert driven.unread == ([] if ranked == (None,) else ["t3"])
+
+
 def test_there_is_no_more_room_than_there_are_chunks() -> None:
     tensors = planned([2 * SIZE + 1, 1, 0, SIZE], copied=[3])
     assert Counted.of(tensors, lambda tensor: SIZE, [MEDIAN], 10**12, 2).room == 4
-    assert Counted.of(tensors, lambda tensor: SIZE, [None], 10**12, 2, tallied=True).room == 4
+    assert Counted.of(tensors, lambda tensor: SIZE, [None], 10**12, 2, overlaps=True).room == 4
     assert Counted.of(tensors, lambda tensor: SIZE, [None], 10**12, 2).room == 0
 
 

@@ -110,16 +110,18 @@ def test_what_must_be_compiled_first_is_part_of_what_is_predicted(
 
 
 def test_only_what_a_merge_runs_is_compiled_for_it() -> None:
-    new = Machine(2, to_compile=frozenset({"merging", "counting", "loop"}))
+    new = Machine(2, to_compile=frozenset({"merging", "counting", "overlaps", "loop"}))
     some = Machine(2, to_compile=frozenset({"counting"}))
 
-    def extra(method: str, machine: Machine, **options: Any) -> float:
-        plan, given = planned(method), StreamOptions(threads=2, **options)
+    def extra(method: str, machine: Machine, parameters: dict[str, Any] | None = None, **options: Any) -> float:
+        plan, given = planned(method, parameters=parameters or {}), StreamOptions(threads=2, **options)
         return predict(plan, machine, given).seconds - predict(plan, Machine(2), given).seconds
 
     assert extra("ties", new) > extra("ram", new) > 0
     assert extra("ties", some) > extra("ram", some) == 0
     assert extra("ties", new, backend="eager") == 0
+    assert extra("ram_plus", new) == pytest.approx(extra("ram", new))
+    assert extra("ram_plus", new, {"scope": "tensor"}) > extra("ram", new) + 1
 
 
 def test_memory_does_not_grow_with_the_model_but_with_agents_threads_and_whole_tensors() -> None:
