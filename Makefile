@@ -58,4 +58,4 @@ docs: setup
 	$(BIN)/python -m hubmerge.methods_page > docs/methods.md
 
 clean:
-	rm -rf data out .cache .pytest_cache .mypy_cache .ruff_cache
+	rm -rf data out benchmarks/out .cache .pytest_cache .mypy_cache .ruff_cache

@@ -19,12 +19,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks import metering
 from benchmarks.synthetic import DENSITIES
-from hubmerge.machine import cores
 
 METHODS = ("ram_plus", "ram", "ties", "dare_ties", "task_arithmetic", "linear")  # what is asked of most first
 
@@ -76,9 +75,7 @@ def cuda_device() -> str | None:
 def machine() -> dict[str, Any]:
     import torch
 
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
-    today = datetime.now(UTC).date().isoformat()
-    return {"device": cuda_device(), **versions, "cores": cores(), "date": today}
+    return {**metering.machine(), "device": cuda_device(), "torch": torch.__version__, "cuda": torch.version.cuda}
 
 
 def gpu_tests() -> dict[str, Any]:

@@ -56,6 +56,7 @@ RECIPES = {
     "synthetic": ("ada/base", ("ada/agent0", "ada/agent1"), "ram_plus"),
     "tight": ("ada/base", ("ada/agent0", "ada/agent1"), "ram_plus"),
 }
+ON_CPU = ("--device", "cpu")  # which is what a fork can go on with
 DISK_GB = {"tight": 0.045}  # of `--disk-budget`: half of what that merge would take otherwise
 
 
@@ -124,7 +125,7 @@ class Bench:
             (self.root / "warm.yaml").write_text(json.dumps(recipe))
             out = self.root / f"warm{agents}"
             with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
-                assert main(["merge", str(self.root / "warm.yaml"), "--out", str(out)]) == 0
+                assert main(["merge", str(self.root / "warm.yaml"), "--out", str(out), *ON_CPU]) == 0
             shutil.rmtree(out)
 
     def run(self, model: str, target: str, data: Path, moment: Moment | None) -> Run:
@@ -178,7 +179,7 @@ class Bench:
             from hubmerge.cli import main
 
             budget = ["--disk-budget", str(DISK_GB[model])] if model in DISK_GB else []
-            code = main(["run", str(self.root / f"{model}.yaml"), "--to", target, "--log-json", *budget])
+            code = main(["run", str(self.root / f"{model}.yaml"), "--to", target, "--log-json", *ON_CPU, *budget])
             sys.stderr.flush()
         finally:
             os._exit(code)

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -28,8 +28,13 @@ import psutil
 
 from benchmarks.synthetic import SHAPES, write_family
 from hubmerge.disk import DiskGauge
+from hubmerge.hub import Hub
 from hubmerge.machine import cores
+from hubmerge.prediction import Machine, as_facts, predict
+from hubmerge.prepare import UNDECIDED, prepare
+from hubmerge.recipe import load_recipe
 
+NOWHERE = Hub("http://127.0.0.1:9")  # everything is local
 SAMPLE_S = 0.05
 RESERVE_BYTES = 10**9  # of the machine's memory, which a guarded process may not take
 TURNS = 3  # of what is compared by wall time, at least
@@ -41,7 +46,7 @@ done = subprocess.run(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.PI
 wall = time.monotonic() - start
 use = resource.getrusage(resource.RUSAGE_CHILDREN)
 cpu, peak = use.ru_utime + use.ru_stime, use.ru_maxrss * 1024
-print(json.dumps([done.returncode, wall, cpu, peak, done.stdout[-1000000:], done.stderr[-2000:]]))
+print(json.dumps([done.returncode, wall, cpu, peak, done.stdout, done.stderr[-2000:]]))
 """
 
 
@@ -57,6 +62,10 @@ class Measured:
         values = asdict(self)
         del values["output"]
         return {k: round(v, 3) for k, v in values.items()}
+
+
+class FailedRunError(Exception):
+    """What was measured failed; the message ends with its last words."""
 
 
 class OutOfMemoryError(Exception):
@@ -77,7 +86,7 @@ def measure(
     watched: Iterable[Path] = (),
     reserve_bytes: int = 0,
 ) -> Measured:
-    """One run of `command`; SystemExit with its last words when it fails, OutOfMemoryError when it had to be ended.
+    """One run of `command`; FailedRunError when it fails, OutOfMemoryError when it had to be ended.
 
     `watched`: folders whose files count as its use of the disk. `reserve_bytes`: of the machine's memory, to be left.
     """
@@ -94,10 +103,10 @@ def measure(
     if watch.ended_at:
         raise OutOfMemoryError(watch.ended_at)
     if meter.returncode:
-        raise SystemExit(f"{' '.join(command)} could not be measured:\n{errors}")
+        raise FailedRunError(f"{' '.join(command)} could not be measured:\n{errors}")
     code, wall, cpu, peak, output, errors = json.loads(told)
     if code:
-        raise SystemExit(f"{' '.join(command)} failed:\n{errors}")
+        raise FailedRunError(f"{' '.join(command)} failed:\n{errors}")
     return Measured(wall, cpu, peak, watch.gauge.high_water_bytes, output)
 
 
@@ -211,10 +220,16 @@ class Suite:
         return {name: min(rows, key=lambda row: row["wall_s"]) for name, rows in found.items()}
 
 
+def merging(recipe: Path, *more: str, module: str = "hubmerge") -> list[str]:
+    """The command of a merge on the CPU, which is where everything but benchmarks/gpu.py is measured."""
+    return ["-m", module, "merge", str(recipe), "--device", "cpu", *more]
+
+
 def inspected(recipe: Path) -> dict[str, Any]:
-    """What `hubmerge inspect` says of a recipe."""
-    run = measure([sys.executable, "-m", "hubmerge", "inspect", str(recipe), "--json"])
-    return dict(json.loads(run.output))
+    """What `hubmerge inspect` says of such a merge."""
+    plan = prepare(load_recipe(recipe), NOWHERE, license_choice=UNDECIDED, allow_local=True).plan
+    prediction = predict(plan, replace(Machine.here(plan), device=False))
+    return {"parameters": plan.elements, **as_facts(prediction)}
 
 
 def machine() -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.board import synthetic as synthetic_results
 from benchmarks.gpu import cuda_device
-from benchmarks.metering import TURNS, Suite, inspected, measure
+from benchmarks.metering import TURNS, FailedRunError, Suite, inspected, measure, merging
 from benchmarks.synthetic import DENSITIES
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.localhub.protocol import open_hub
@@ -102,9 +102,9 @@ def processes(suite: Suite) -> list[dict[str, Any]]:
         recipe = suite.recipe(method, str(family / "base"), agents)
         for count, threads in ((1, 1), (1, 2), (2, 1)):
             launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(count)] if count > 1 else []
-            module = ["-m", "benchmarks.several_shards", "merge", str(recipe), "--out", str(suite.out)]
-            command = [sys.executable, *launcher, *module]
-            row = suite.best([*command, "--threads", str(threads)])
+            flags = ("--out", str(suite.out), "--threads", str(threads))
+            merge = merging(recipe, *flags, module="benchmarks.several_shards")
+            row = suite.best([sys.executable, *launcher, *merge])
             rows.append({"method": method, "processes": count, "threads": threads, **row})
             print(rows[-1], flush=True)
     return rows
@@ -139,7 +139,7 @@ def large(suite: Suite) -> list[dict[str, Any]]:
         plan = inspected(suite.synthetic(shape, AGENTS, method))
         recipe = suite.synthetic(shape, AGENTS, method, layers)
         predicted = inspected(recipe)
-        row, report = suite.once([sys.executable, "-m", "hubmerge", "merge", str(recipe), "--null-sink"])
+        row, report = suite.once([sys.executable, *merging(recipe, "--null-sink")])
         rows.append(
             {
                 "shape": shape,
@@ -213,5 +213,5 @@ def kills(suite: Suite) -> list[dict[str, Any]]:
 
 def _in_its_file(name: str, command: list[str]) -> list[dict[str, Any]]:
     if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
-        print(f"{name}: failed ({code}), see above", flush=True)
+        raise FailedRunError(f"python -m benchmarks.{name} ended with {code}, see above")
     return []

@@ -1,4 +1,4 @@
-"""hubmerge, mergekit and cp on the same files, whole processes.
+"""hubmerge, mergekit and cp on the same files, whole processes, on the CPU.
 
 mergekit needs `make mergekit` once. What it is not run for has a row that says why. Its peak memory above its imports
 grows with the largest tensor, which it holds many times over (0.5B → 1.5B, in bytes per element of it: RAM 61 and 60,
@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from benchmarks.metering import RESERVE_BYTES, OutOfMemoryError, Suite, available_memory, inspected
+from benchmarks.metering import RESERVE_BYTES, OutOfMemoryError, Suite, available_memory, inspected, merging
 from benchmarks.synthetic import DENSITIES, SHAPES
 from hubmerge.machine import cores
 
@@ -55,7 +55,7 @@ def comparison(suite: Suite) -> list[dict[str, Any]]:
             path = _document(suite.place, theirs, document, own, base, agents)
             recipe = suite.recipe(method, base, agents) if theirs == "linear" else path  # that has no base there
             predicted = {k: v for k, v in inspected(recipe).items() if "predicted" in k}
-            ours = suite.best([sys.executable, "-m", "hubmerge", "merge", str(recipe), "--out", str(suite.out)])
+            ours = suite.best([sys.executable, *merging(recipe, "--out", str(suite.out))])
             add(shape, "hubmerge", method, {**ours, **predicted})
             add(shape, "mergekit", method, _mergekit(suite, rows, shape, method, path))
     return rows

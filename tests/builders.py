@@ -208,6 +208,14 @@ def write_model(
     return folder
 
 
+def write_parents(folder: Path, *, shards: int = 1) -> list[Path]:
+    """A base and two agents that changed a tenth of it, with a licence, below `folder`."""
+    base = random_base(0)
+    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
+    card = {"README.md": b"---\nlicense: mit\n---\n"}
+    return [write_model(folder / name, tensors, shards=shards, files=card) for name, tensors in parts.items()]
+
+
 def write_shard(path: Path, tensors: Tensors) -> None:
     save_file({n: t.values for n, t in tensors.items()}, path, metadata={"format": "pt"})
 

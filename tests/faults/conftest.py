@@ -76,6 +76,14 @@ def line(
 
 
 @pytest.fixture
+def own(ada: HfApi, line: Line, name: str) -> Family:
+    """The same family in repos of this test's own, which it may change, and the line over it."""
+    family = upload_family(ada, line.folder / "models", name + "-src")
+    line.recipe = family.recipe()
+    return family
+
+
+@pytest.fixture
 def client_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     with unhurried_client(monkeypatch) as pauses:
         yield pauses

@@ -56,6 +56,11 @@ def upload_family(api: HfApi, folder: Path, prefix: str, seed: int = 0) -> Famil
     return Family(f"{prefix}-base", (f"{prefix}-one", f"{prefix}-two"))
 
 
+def weights(files: dict[str, str]) -> dict[str, str]:
+    """Those files in which no repo is named."""
+    return {name: digest for name, digest in files.items() if name.endswith(".safetensors")}
+
+
 class Watcher:
     """The line's observer; `at[stage]` is called when that stage begins."""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import random_base, recipe_dict, sparse_agent, write_model
+from builders import recipe_dict, write_parents
 from fault_line import Family
 
 from hubmerge import inspect_command, merge_command, recipe
@@ -44,10 +44,7 @@ sys.exit(c.main(["inspect", "recipe.yaml"], own_process=True))
 
 @pytest.fixture
 def recipe_file(tmp_path: Path) -> Path:
-    base = random_base(0)
-    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
-    card = {"README.md": b"---\nlicense: mit\n---\n"}
-    folders = [write_model(tmp_path / name, tensors, files=card) for name, tensors in parts.items()]
+    folders = write_parents(tmp_path)
     path = tmp_path / "recipe.yaml"
     path.write_text(json.dumps(recipe_dict(folders[0], folders[1:])))
     return path

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 from fault_line import SHARDS, Line
+from small_disk import small_disk
 
 from hubmerge import journal, sink
 from hubmerge.errors import DiskError
 from hubmerge.journal import Journal
 
 REPO = Path(__file__).resolve().parents[2]
-MB = 1024 * 1024
 UNDER_A_LIMIT = """
 import resource, sys
 from hubmerge.cli import main
@@ -29,15 +29,10 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 96 MB of its own: enough for what the plan asks to be free."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=96m", "hubmerge-test", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a file system of its own needs the right to mount one")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Enough for what the plan asks to be free."""
+    with small_disk(tmp_path / "disk", megabytes=96) as folder:
+        yield folder
 
 
 def fill(folder: Path, leave: int) -> Path:
@@ -65,12 +60,12 @@ def whole_shards(line: Line) -> dict[str, bytes]:
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
 @pytest.mark.parametrize("left", [0, 200_000, 400_000])
 def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(
-    line: Line, undisturbed: dict[str, str], small_disk: Path, stage: str, left: int
+    line: Line, undisturbed: dict[str, str], disk: Path, stage: str, left: int
 ) -> None:
-    line.folder = small_disk / "job"
-    line.watcher.at["fetch"] = lambda: fill(small_disk, left)
+    line.folder = disk / "job"
+    line.watcher.at["fetch"] = lambda: fill(disk, left)
     if stage == "merge":
-        line.watcher.at = {"merge": lambda: fill_when_fetched(small_disk, line.folder / "inputs", left)}
+        line.watcher.at = {"merge": lambda: fill_when_fetched(disk, line.folder / "inputs", left)}
     with pytest.raises(DiskError) as caught:
         line.merge()
     assert caught.value.code == "E_DISK"
@@ -81,7 +76,7 @@ def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(
     before = whole_shards(line)
     if (stage, left) == ("merge", 400_000):
         assert before, "what was finished stays"
-    (small_disk / "ballast").unlink()
+    (disk / "ballast").unlink()
     assert line.merge() == undisturbed
     assert before.items() <= whole_shards(line).items()
 

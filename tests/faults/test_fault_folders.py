@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import random_base, recipe_dict, sparse_agent, write_model
-from fault_line import Line, Watcher, upload_family
+from builders import recipe_dict, write_parents
+from fault_line import Family, Line, Watcher
 
 from hubmerge.cli import main
 from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError, TargetExistsError
@@ -27,10 +27,7 @@ SHARD = "model-00002-of-00002.safetensors"
 
 @pytest.fixture
 def models(tmp_path: Path) -> list[Path]:
-    base = random_base(0)
-    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
-    card = {"README.md": b"---\nlicense: mit\n---\n"}
-    return [write_model(tmp_path / name, tensors, shards=2, files=card) for name, tensors in parts.items()]
+    return write_parents(tmp_path, shards=2)
 
 
 @pytest.fixture
@@ -124,8 +121,7 @@ def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away
     assert not line.api.repo_exists(line.target)
 
 
-def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, name: str) -> None:
-    line.recipe = upload_family(line.api, line.folder / "models", name).recipe()
+def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, own: Family) -> None:
     prepared, out = line.prepare(), line.folder / "out"
     older = prepared.plan.base.ref.sha
 
@@ -134,11 +130,11 @@ def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, 
 
     with pytest.raises(KeyboardInterrupt):
         merge_to_folder(prepared, line.hub, out, cache=line.folder / "inputs", observer=Watcher({"merge": break_off}))
-    line.api.upload_file(path_or_fileobj=b"{}", path_in_repo="extra.json", repo_id=prepared.plan.base.ref.id)
+    line.api.upload_file(path_or_fileobj=b"{}", path_in_repo="extra.json", repo_id=own.base)
     with pytest.raises(TargetExistsError, match="name those versions") as error:
         merge_to_folder(line.prepare(), line.hub, out, cache=line.folder / "inputs", observer=Watcher(), resume=True)
-    assert f"{prepared.plan.base.ref.id}@{older}" in str(error.value)
-    line.recipe = {**line.recipe, "base": f"{prepared.plan.base.ref.id}@{older}"}
+    assert f"{own.base}@{older}" in str(error.value)
+    line.recipe = {**line.recipe, "base": f"{own.base}@{older}"}
     merge_to_folder(line.prepare(), line.hub, out, cache=line.folder / "inputs", observer=Watcher(), resume=True)
     assert (out / MANIFEST).is_file()
 

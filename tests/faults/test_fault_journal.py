@@ -98,6 +98,16 @@ def test_what_a_damaged_journal_no_longer_says_is_repeated(
     assert resumed.statistics == load_report(unfinished.folder / "out").statistics
 
 
+@pytest.mark.parametrize("damage", [lose_power, append_garbage, nest_deeply])
+def test_what_is_written_after_the_damage_counts_for_the_run_that_follows(
+    unfinished: Line, damage: Callable[[Path], None]
+) -> None:
+    damage(journal_of(unfinished))
+    plan = unfinished.prepare().plan
+    Journal.open(unfinished.folder / "out", plan, resume=True).add_thresholds({"a": (0.5,)})
+    assert Journal.open(unfinished.folder / "out", plan, resume=True).thresholds == {"a": (0.5,)}
+
+
 @pytest.mark.parametrize("first", [b"garbage\n", b'{"event": "plan", "identity": "x", "models": []}\n'])
 def test_a_journal_that_does_not_say_whose_it_is_is_refused_and_nothing_touched(unfinished: Line, first: bytes) -> None:
     journal = journal_of(unfinished)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fault_line import SHARDS, Line
+from fault_line import SHARDS, Family, Line
 
 from hubmerge.errors import CorruptError, HubmergeError, HubUnavailableError
 from hubmerge.localhub.fault_rules import FaultSwitch, Observe, Reset, StaleHead, Status, WholeFile, WrongByte
@@ -169,11 +169,12 @@ def test_a_wrong_byte_in_a_small_file_is_corrupt(
     assert line.merge() == undisturbed
 
 
-def test_a_stale_head_is_pinned_and_merged_as_what_it_is(line: Line, switch: FaultSwitch) -> None:
+def test_a_stale_head_is_pinned_and_merged_as_what_it_is(line: Line, own: Family, switch: FaultSwitch) -> None:
     """Two repos of which one is seen as it was: the report names that commit, and its files are what was merged."""
-    older = line.api.list_repo_commits(AGENT)[0].commit_id
-    line.api.upload_file(repo_id=AGENT, path_or_fileobj=b"later", path_in_repo="later.txt")
-    switch.add(f"/api/models/{AGENT}", StaleHead(), times=None)
+    agent = own.agents[0]
+    older = line.api.list_repo_commits(agent)[0].commit_id
+    line.api.upload_file(repo_id=agent, path_or_fileobj=b"later", path_in_repo="later.txt")
+    switch.add(f"/api/models/{agent}", StaleHead(), times=None)
     prepared = line.prepare()
     assert prepared.plan.agents[0].ref.sha == older
     assert "later.txt" not in prepared.plan.agents[0].files

@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from fault_line import Family, Line, upload_family
+from fault_line import Family, Line, weights
 from huggingface_hub import HfApi
 
 from hubmerge.errors import SourceChangedError
-
-
-@pytest.fixture
-def own(ada: HfApi, line: Line, name: str) -> Family:
-    """The same family in repos of this test's own, and the line over it."""
-    family = upload_family(ada, line.folder / "models", name + "-src")
-    line.recipe = family.recipe()
-    return family
-
-
-def weights(files: dict[str, str]) -> dict[str, str]:
-    return {name: digest for name, digest in files.items() if name.endswith(".safetensors")}
 
 
 @pytest.mark.parametrize("model", ["base", "agent"])

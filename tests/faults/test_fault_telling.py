@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from builders import random_base, recipe_dict, sparse_agent, write_model
+from builders import recipe_dict, write_parents
 from fault_line import Line
 
 from hubmerge.cli import main
@@ -113,10 +113,7 @@ def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(
 
 def test_a_machine_whose_compiler_cannot_be_loaded_merges_the_same_with_one_warning(tmp_path: Path) -> None:
     """llvmlite says OSError for a library that is missing, broken, or for which there is no memory."""
-    base = random_base(0)
-    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
-    card = {"README.md": b"---\nlicense: mit\n---\n"}
-    folders = [write_model(tmp_path / name, tensors, files=card) for name, tensors in parts.items()]
+    folders = write_parents(tmp_path)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(recipe_dict(folders[0], folders[1:], "ties")))
     assert main(["merge", str(recipe), "--out", str(tmp_path / "compiled")]) == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from builders import llama_shapes, random_base, sparse_agent, write_model
-from fault_line import OUT_SHARD_BYTES, Family, Line, upload_family
+from fault_line import OUT_SHARD_BYTES, Family, Line, weights
 from huggingface_hub import HfApi
 
 from hubmerge import line as line_module
@@ -89,14 +89,8 @@ class Command:
 
 
 @pytest.fixture
-def command(line: Line, ada: HfApi, name: str, monkeypatch: pytest.MonkeyPatch) -> Command:
-    family = upload_family(ada, line.folder / "models", name + "-src")
-    line.recipe = family.recipe()
-    return Command(line, family, ada, monkeypatch)
-
-
-def weights(files: dict[str, str]) -> dict[str, str]:
-    return {name: digest for name, digest in files.items() if name.endswith(".safetensors")}
+def command(line: Line, own: Family, ada: HfApi, monkeypatch: pytest.MonkeyPatch) -> Command:
+    return Command(line, own, ada, monkeypatch)
 
 
 def test_a_run_goes_on_with_the_commits_that_it_began_with_and_says_so(

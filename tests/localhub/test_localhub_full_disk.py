@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
+from small_disk import small_disk
 
 from hubmerge.localhub.process import LocalHubProcess
 
@@ -17,19 +17,14 @@ MB = 1024 * 1024
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "hubmerge-test", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("a file system of its own needs the right to mount one")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", megabytes=8) as folder:
+        yield folder
 
 
 @pytest.fixture
-def api(small_disk: Path) -> Iterator[HfApi]:
-    with LocalHubProcess(small_disk / "hub") as hub:
+def api(disk: Path) -> Iterator[HfApi]:
+    with LocalHubProcess(disk / "hub") as hub:
         api = HfApi(hub.endpoint, token=hub.tokens["ada"])
         api.create_repo("ada/full")
         yield api
@@ -48,7 +43,7 @@ def fill(folder: Path) -> Path:
 
 
 def test_an_upload_that_does_not_fit_is_refused_with_the_reason(
-    api: HfApi, small_disk: Path, capfd: pytest.CaptureFixture[str]
+    api: HfApi, disk: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     large = os.urandom(12 * MB)
     with pytest.raises(RuntimeError) as failed:
@@ -58,16 +53,16 @@ def test_an_upload_that_does_not_fit_is_refused_with_the_reason(
     assert refused.response.status_code == 507
     assert "The disk of this Hub is full" in str(refused)
     assert "Traceback" not in capfd.readouterr().err
-    assert not [*(small_disk / "hub" / "tmp").iterdir()]
+    assert not [*(disk / "hub" / "tmp").iterdir()]
     api.upload_file(repo_id="ada/full", path_in_repo="small.safetensors", path_or_fileobj=large[:MB])
     assert Path(api.hf_hub_download("ada/full", "small.safetensors")).read_bytes() == large[:MB]
 
 
 def test_a_commit_that_does_not_fit_leaves_the_old_head_and_is_taken_when_there_is_room(
-    api: HfApi, small_disk: Path, capfd: pytest.CaptureFixture[str]
+    api: HfApi, disk: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     head = api.model_info("ada/full").sha
-    ballast = fill(small_disk)
+    ballast = fill(disk)
     files = [CommitOperationAdd(f"{n}.txt", os.urandom(20_000)) for n in range(20)]
     with pytest.raises(HfHubHTTPError) as refused:
         api.create_commit("ada/full", files, commit_message="too much")

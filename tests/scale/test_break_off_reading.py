@@ -26,7 +26,7 @@ from hubmerge import hub_bytes
 from hubmerge.errors import CancelledError
 from hubmerge.hub import Hub
 from hubmerge.hub_errors import Patience
-from hubmerge.localhub.fault_rules import Delay, FaultSwitch, Stall, Status
+from hubmerge.localhub.fault_rules import Delay, FaultSwitch, Reset, Stall, Status
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.recipe import ModelName
 from hubmerge.sources.base import Model
@@ -200,6 +200,19 @@ def test_no_connection_is_left_open(faulty: LocalHubProcess, model: Model) -> No
     assert len([*files.iterdir()]) > before, "it is kept for the next request"
     hub.close()
     assert len([*files.iterdir()]) == before
+
+
+def test_a_connection_that_ended_leaves_no_handle_to_break_it_off_by(
+    faulty: LocalHubProcess, model: Model, switch: FaultSwitch
+) -> None:
+    patience = Patience(sleep=lambda seconds: None)
+    hub = Hub(faulty.endpoint, faulty.tokens["ada"], patience=patience).breakable()
+    rule = switch.add(SHARD, Reset(at=1), times=3)
+    hub.read_range("ada/one", model.ref.sha, NAME, 0, 10)
+    assert switch.state(rule).fired == 3
+    assert hub._bytes._lines is not None
+    assert len(hub._bytes._lines._handles) == 1
+    hub.close()
 
 
 @silent_hub

@@ -79,6 +79,14 @@ class Reader(threading.Thread):
         self.found = content(*self._arguments)
 
 
+def reader_that_waits(cache: Any, model: Model, name: str) -> Reader:
+    """Waits for room, or has ended."""
+    reader = Reader(cache, model, name)
+    while reader.is_alive() and not cache._waiting:
+        pass
+    return reader
+
+
 @pytest.fixture
 def while_reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What is done while a shard's file is being read, by the shard's name; once."""
@@ -102,9 +110,7 @@ def test_what_is_being_read_is_not_deleted_for_what_somebody_waits_for(
     others: list[Reader] = []
 
     def another_waits() -> None:
-        others.append(Reader(cache, model, "1.safetensors"))
-        while others[0].is_alive() and not cache._waiting:
-            pass
+        others.append(reader_that_waits(cache, model, "1.safetensors"))
         with cache._changed:  # until what the other begins with is done
             assert files(tmp_path) == ["0.safetensors"]
 
@@ -126,9 +132,7 @@ def test_what_is_being_fetched_is_not_deleted_for_what_somebody_waits_for(
     others: list[Reader] = []
 
     def another_waits() -> None:
-        others.append(Reader(cache, model, "2.safetensors"))
-        while others[0].is_alive() and not cache._waiting:
-            pass
+        others.append(reader_that_waits(cache, model, "2.safetensors"))
         with cache._changed:  # until what the other begins with is done
             states = [s.state for s in cache._shards.values()]
         ahead.set()
@@ -162,6 +166,16 @@ def test_whoever_holds_shards_gets_the_room_that_a_reader_leaves(
     with cache.held([(model, "1.safetensors")]) as paths:
         assert [path.read_bytes() for path in paths.values()] == [hub.contents["org/m", "1.safetensors"]]
     reader.join()
+    cache.close()
+
+
+def test_what_somebody_holds_stays_although_no_pass_needs_it(hub: FolderHub, model: Model, tmp_path: Path) -> None:
+    cache = cache_of(hub, tmp_path, model, 3 * SHARD)
+    with cache.held([(model, "1.safetensors")]) as paths:
+        cache.expect([], again=False)
+        assert paths is not None
+        assert [path.read_bytes() for path in paths.values()] == [hub.contents["org/m", "1.safetensors"]]
+    assert files(tmp_path) == []
     cache.close()
 
 

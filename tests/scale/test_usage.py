@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from builders import random_base, recipe_dict, sparse_agent, write_model
+from builders import recipe_dict, write_parents
 from merge_helpers import Job, Killed
 
 from hubmerge import line, usage
 from hubmerge.card import fetch_facts
 from hubmerge.cli import main
+from hubmerge.disk import DiskGauge
 from hubmerge.sources.shard_cache import Fetched, ShardCache
 from hubmerge.usage import Meter, Usage, in_words, total
 
@@ -80,6 +82,28 @@ def test_a_run_that_ends_with_an_error_says_to_the_byte_what_it_had_fetched(
     assert environment["fetch"]["runs"] == 3
 
 
+class Noted:
+    """The part of `Journal` that a meter uses."""
+
+    def __init__(self) -> None:
+        self.metered: Any = None
+        self.bytes: list[int] = []
+
+    def note_usage(self, usage: Usage) -> None:
+        self.bytes.append(usage.fetched["bytes"])
+
+
+def test_what_was_fetched_is_noted_every_few_seconds_where_there_is_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While no line is written, e.g. of a shard that takes minutes."""
+    now, journal, fetched = [0.0], Noted(), Fetched()
+    monkeypatch.setattr(usage, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    meter = Meter(0, fetched, DiskGauge([]), [journal])  # type: ignore[list-item]
+    for seconds, so_far, noted in ((2.9, 5, []), (3.0, 6, [6]), (5.9, 7, [6]), (6.0, 8, [6, 8]), (9.0, 8, [6, 8])):
+        now[0], fetched.bytes = seconds, so_far
+        meter.tick()
+        assert journal.bytes == noted
+
+
 def test_processes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and_disk() -> None:
     one = Usage(0, {"bytes": 5, "shards": 1, "high_water_bytes": 4, "hits": 0, "ranged_shards": 1}, 100, 60)
     two = Usage(1, {"bytes": 7, "shards": 2, "high_water_bytes": 3, "hits": 4, "ranged_shards": 0}, 80, 70)
@@ -112,9 +136,7 @@ def test_processes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and
 
 
 def test_a_merge_ends_with_a_line_of_what_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base = random_base(0)
-    models = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
-    folders = [write_model(tmp_path / name, tensors) for name, tensors in models.items()]
+    folders = write_parents(tmp_path)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(json.dumps(recipe_dict(folders[0], folders[1:], "ram")))
     command = ["merge", str(recipe), "--license", "mit", "--device", "cpu", "--out"]

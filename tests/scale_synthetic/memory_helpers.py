@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.metering import measure
+from benchmarks.metering import NOWHERE, measure, merging
 from benchmarks.synthetic import Shape, write_family
-from hubmerge.hub import Hub
 from hubmerge.prediction import Machine, predict
 from hubmerge.prepare import prepare
 from hubmerge.recipe import ModelName, Recipe
@@ -24,7 +21,6 @@ from hubmerge.sensitivity.file import SensitivityMetadata, weights_digest, write
 from hubmerge.sources.open import open_model
 from hubmerge.stream import StreamOptions
 
-NOWHERE = Hub("http://127.0.0.1:9")  # never asked
 IMPORTED = 80_000_000  # a process that has imported what a merge needs takes this and somewhat more
 PROMISED = IMPORTED + 512_000_000
 AGENTS = 8
@@ -79,7 +75,7 @@ def merge(recipe: Recipe, folder: Path, *flags: str, environment: Mapping[str, s
     folder.mkdir(parents=True, exist_ok=True)
     path, out = folder / "recipe.yaml", folder / "out"
     path.write_text(recipe.to_yaml())
-    command = [sys.executable, "-m", "hubmerge", "merge", str(path), "--out", str(out), *flags]
+    command = [sys.executable, *merging(path, "--out", str(out), *flags)]
     try:
         return measure(command, environment).peak_rss_bytes
     finally:
@@ -88,12 +84,7 @@ def merge(recipe: Recipe, folder: Path, *flags: str, environment: Mapping[str, s
 
 def merge_once(recipe: Recipe, folder: Path) -> None:
     """So that all that can be kept of compiled code is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path, out = folder / "once.yaml", folder / "merged_once"
-    path.write_text(recipe.to_yaml())
-    command = [sys.executable, "-m", "hubmerge", "merge", str(path), "--out", str(out)]
-    subprocess.run(command, check=True, capture_output=True, env=dict(os.environ))
-    shutil.rmtree(out)
+    merge(recipe, folder / "once")
 
 
 def predicted(recipe: Recipe, threads: int) -> int:

@@ -1,40 +1,22 @@
-"""`make bench`: what it measures by default, how, and a page that keeps nothing silent."""
+"""`make bench`: what it measures by default, and how."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import shutil
+import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from benchmark_helpers import MACHINE, SIX, place, ran
 
-from benchmarks import benchmark_page, gpu, metering, page_targets, sections, side_by_side, suite
-from benchmarks.metering import OutOfMemoryError, Suite, measure
-from benchmarks.page_targets import NOT_MEASURED, targets
+from benchmarks import benchmark_page, gpu, metering, sections, side_by_side, suite
+from benchmarks.metering import FailedRunError, OutOfMemoryError, Suite, measure
 from hubmerge.disk import DiskGauge
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-SIX = {"linear", "task_arithmetic", "ties", "dare_ties", "ram", "ram_plus"}
-MACHINE = {"memory_bytes": 24 * 10**9}
-
-
-def place(tmp_path: Path, *shapes: str, compare: tuple[str, ...] = tuple(SIX)) -> Suite:
-    return Suite(argparse.Namespace(data=tmp_path / "data", repeat=1, shapes=list(shapes), compare=list(compare)))
-
-
-def ran(shape: str, what: str, method: str = "", peak: int = 10**9, **more: Any) -> dict[str, Any]:
-    figures = {"wall_s": 1.0, "cpu_s": 1.0, "peak_rss_bytes": peak, "disk_high_water_bytes": 5}
-    return {"shape": shape, "what": what, "method": method, **figures, **more}
-
-
-def compared(shape: str, *left_out: str) -> list[dict[str, Any]]:
-    rows = [ran(shape, "imports"), ran(shape, "mergekit, imports")]
-    rows += [ran(shape, "hubmerge", m, 2 * 10**9) for m in sorted(SIX)]
-    return rows + [ran(shape, "mergekit", m, 11 * 10**9) for m in sorted(SIX - set(left_out))]
 
 
 def test_all_methods_at_both_shapes_on_all_machines_are_the_default() -> None:
@@ -44,14 +26,70 @@ def test_all_methods_at_both_shapes_on_all_machines_are_the_default() -> None:
     assert {"comparison", "gpu", "kills", "startup"} <= set(options.sections) == set(suite.SECTIONS)
 
 
-def test_the_page_is_what_was_measured(tmp_path: Path) -> None:
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of figures; pages are drawn beside it."""
     docs = tmp_path / "docs"
-    shutil.copytree(DOCS / "data", docs / "data")
-    shutil.copy(DOCS / "benchmarks.md", docs)
-    benchmark_page.write_page(json.loads((docs / "data" / "benchmarks.json").read_text()), docs)
-    assert (docs / "benchmarks.md").read_text() == (DOCS / "benchmarks.md").read_text(), "draw it: suite page"
-    named = {path.name for path in (docs / "figures").iterdir()}
-    assert named == {path.name for path in (DOCS / "figures").glob("benchmarks_*")}
+    (docs / "data").mkdir(parents=True)
+    monkeypatch.setattr(suite, "DATA", docs / "data" / "benchmarks.json")
+    monkeypatch.setattr(suite, "write_page", lambda data: benchmark_page.write_page(data, docs))
+    return suite.DATA
+
+
+def test_without_arguments_every_section_is_measured_and_one_that_fails_is_told_of(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+
+    def section(name: str, machine: Suite) -> list[dict[str, Any]]:
+        measured.append(name)
+        if name == "floor":
+            raise FailedRunError("no room")
+        command = {"command": "`x`", "wall_s": 0.123, "cpu_s": 0.1, "peak_rss_bytes": 1}
+        return [command] if name == "startup" else []
+
+    monkeypatch.setattr(suite, "SECTIONS", {name: partial(section, name) for name in suite.SECTIONS})
+    assert suite.main(["--data", str(tmp_path / "data")]) == 1
+    assert measured == [*suite.SECTIONS]
+    assert json.loads(kept.read_text()).keys() == {"startup"}
+    told = capsys.readouterr().out
+    assert "floor: failed: no room" in told
+    assert told.splitlines()[-1].endswith(": floor")
+    assert "0.12 s | yes" in (kept.parents[1] / "benchmarks.md").read_text()
+    assert suite.main(["--data", str(tmp_path / "data"), "startup"]) == 0
+
+
+def test_a_part_that_fails_in_a_process_of_its_own_has_failed() -> None:
+    with pytest.raises(FailedRunError, match="kills ended with 3"):
+        sections._in_its_file("kills", [sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_a_line_under_a_table_speaks_for_all_of_its_rows(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shapes that were measured on another machine, or another day, do not stay beside those measured now."""
+    here = {**MACHINE, "processor": "P", "cores": 2, "python": "3.11", "date": "2026-11-22"}
+    small, large = ran("0.5b", "imports", wall_s=1.0), ran("1.5b", "imports", wall_s=1.0)
+    again = ran("0.5b", "imports", wall_s=2.0)
+    monkeypatch.setattr(suite, "machine", lambda: here)
+    before = suite._section({}, [small, large])
+    assert before == {"machine": here, "rows": [small, large]}
+    assert suite._section(before, [again])["rows"] == [large, again]
+    for other in ({"date": "2026-11-21"}, {"processor": "Q"}):
+        assert suite._section({**before, "machine": {**here, **other}}, [again])["rows"] == [again]
+
+
+@pytest.mark.slow
+def test_a_whole_comparison_without_mergekit_is_measured_and_drawn(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_by_side, "MERGEKIT", tmp_path / "missing")
+    options = ["--data", str(tmp_path / "data"), "--repeat", "1", "--shapes", "tiny"]
+    assert suite.main(["comparison", *options]) == 0
+    rows = json.loads(kept.read_text())["comparison"]["rows"]
+    assert [row["method"] for row in rows if row["what"] == "hubmerge"] == list(side_by_side.METHODS)
+    page = (kept.parents[1] / "benchmarks.md").read_text()
+    assert page.count("| not run: mergekit is not installed here | not measured |") == len(SIX) + 2
+    assert page.count("| mergekit: ") == page.count("| not run: mergekit is not installed here |  |") == len(SIX)
+    assert "![" not in page, "no figure of what was not compared"
 
 
 def test_the_disk_is_looked_at_while_a_process_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,19 +116,85 @@ def test_the_disk_is_looked_at_while_a_process_runs(tmp_path: Path, monkeypatch:
     assert run.to_json().keys() == {"wall_s", "cpu_s", "peak_rss_bytes", "disk_high_water_bytes"}
 
 
+def test_a_long_report_is_not_cut() -> None:
+    assert len(measure([sys.executable, "-c", "print('x' * 3_000_000)"]).output) == 3_000_001
+
+
+def test_cpu_is_that_of_all_threads_and_children_and_of_the_system() -> None:
+    """Half a second of it at least, most of which the system spends, in a child's thread."""
+    child = (
+        "import threading, time\n"
+        "def work():\n"
+        "    with open('/dev/zero', 'rb', buffering=0) as zero:\n"
+        "        while time.process_time() < 0.5: zero.read(1 << 20)\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()\n"
+        "print(time.process_time())\n"
+    )
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    run = measure([sys.executable, "-c", code])
+    assert run.cpu_s >= float(run.output) >= 0.5
+
+
+def test_of_several_runs_the_one_with_the_least_cpu_time_is_kept_with_its_own_wall_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = iter([{"wall_s": w, "cpu_s": c} for w, c in ((1.0, 5.0), (3.0, 4.0), (2.0, 6.0))] * 2)
+    machine = place(tmp_path)
+    monkeypatch.setattr(machine, "once", lambda *told: (next(rows), ""))
+    monkeypatch.setattr(machine, "stream_once", lambda *told: next(rows))
+    assert machine.best(["x"], repeat=3) == {"wall_s": 3.0, "cpu_s": 4.0}
+    assert machine.stream(tmp_path, repeat=3) == {"wall_s": 3.0, "cpu_s": 4.0}
+
+
 def test_temporary_files_count(tmp_path: Path) -> None:
     code = "import tempfile; tempfile.NamedTemporaryFile(delete=False).write(bytes(2_000_000))"
     row, _ = place(tmp_path).once([sys.executable, "-c", code])
     assert row["disk_high_water_bytes"] >= 2_000_000
 
 
-def test_a_guarded_process_ends_before_the_machine_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metering, "available_memory", lambda: 999)
-    for_ever = [sys.executable, "-c", "import sys; sys.stdin.read() if False else __import__('signal').pause()"]
+def holding(ready: Path) -> list[str]:
+    """A command that takes 50 MB, says as which process, and goes on for ever."""
+    code = (
+        "import os, pathlib, signal; held = bytearray(50_000_000)\n"
+        f"ready = {str(ready)!r}; part = pathlib.Path(ready + '.part')\n"
+        "part.write_text(str(os.getpid())); part.rename(ready)\n"
+        "signal.pause()"
+    )
+    return [sys.executable, "-c", code]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_guarded_process_ends_before_the_machine_is_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = tmp_path / "ready"
+    monkeypatch.setattr(metering, "available_memory", lambda: 999 if ready.exists() else 1000)
     with pytest.raises(OutOfMemoryError) as ended:
-        measure(for_ever, reserve_bytes=1000)
-    assert ended.value.taken_bytes > 0
+        measure(holding(ready), reserve_bytes=1000)
+    assert 50_000_000 <= ended.value.taken_bytes < 500_000_000
     assert measure([sys.executable, "-c", "print(1)"]).output == "1\n", "others are not guarded"
+
+
+def test_ctrl_c_ends_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is in a session of its own, where the terminal's does not reach it."""
+    ready = tmp_path / "ready"
+
+    def interrupted(meter: object) -> None:
+        while not ready.exists():
+            pass
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        measure(holding(ready))
+    while is_running(int(ready.read_text())):
+        pass  # what ends it is on its way, or this test never ends
 
 
 def test_what_mergekit_takes_is_estimated_from_the_largest_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,73 +229,37 @@ def test_mergekit_is_run_where_it_fits_and_told_of_where_not(tmp_path: Path, mon
     assert side_by_side._mergekit(machine, rows, "1.5b", "ram", document)["not_run"] == "broken off"
 
 
-@pytest.mark.parametrize(
-    ("reason", "told"),
-    [
-        (None, "not run"),
-        ({"not_run": "absent"}, "not run: mergekit is not installed here"),
-        ({"not_run": "left out"}, "not run"),
-        (
-            {"not_run": "memory", "estimated_bytes": 32 * 10**9, "available_bytes": 20 * 10**9},
-            "not run: mergekit takes more memory than this machine has, 32.0 GB by estimate; "
-            "the machine has 24.0 GB, of which 20.0 GB were free",
-        ),
-        (
-            {"not_run": "broken off", "taken_bytes": 22 * 10**9, "available_bytes": 23 * 10**9},
-            "broken off: mergekit had taken 22.0 GB and went on; the machine has 24.0 GB, of which 23.0 GB were free",
-        ),
-    ],
-)
-def test_what_was_not_compared_has_its_rows(reason: dict[str, Any] | None, told: str, tmp_path: Path) -> None:
-    rows = compared("tiny", "ram_plus")
-    if reason:
-        rows.append({"shape": "tiny", "what": "mergekit", "method": "ram_plus", **reason})
-    missing = [t for t in targets({"comparison": rows}, {"comparison": MACHINE}, None) if t[0].startswith("RAM+ at")]
-    assert [(measured, met) for _, measured, met in missing] == [(told, NOT_MEASURED)] * 2
-    page = benchmark_page._comparison(rows, MACHINE, tmp_path)
-    assert page.count(f"| mergekit: RAM+ | {told} |") == 1
-    assert page.count("| mergekit: RAM |") == 1
+def test_all_but_the_section_of_the_gpu_is_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As mergekit is; a machine with a GPU would be taken otherwise."""
+    machine = place(tmp_path, "tiny")
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **more: Any) -> dict[str, Any]:
+        commands.append(command)
+        return ran("tiny", "")
+
+    monkeypatch.setattr(side_by_side, "MERGEKIT", tmp_path / "missing")
+    monkeypatch.setattr(machine, "best", run)
+    report = json.dumps({"environment": {"seconds": 1.0}})
+    monkeypatch.setattr(machine, "once", lambda command: (run(command), report))
+    family = machine.family("tiny")
+    monkeypatch.setattr(machine, "family", lambda shape: family)
+    for section in (side_by_side.comparison, sections.processes, sections.large):
+        section(machine)
+    merges = [command[command.index("merge") :] for command in commands if "merge" in command]
+    assert len(merges) == len(SIX) + 6 + len(sections.LARGE)
+    assert all(merge[2:4] == ["--device", "cpu"] for merge in merges)
 
 
-def test_an_estimate_beyond_the_machine_is_told_where_nothing_was_recorded() -> None:
-    rows = compared("0.5b") + compared("1.5b", "ram_plus")
-    measured = {
-        name: told for name, told, _ in targets({"comparison": rows}, {"comparison": {"memory_bytes": 10**10}}, None)
-    }
-    told = measured["RAM+ at 1.5b: ≥ 20× mergekit's speed, wall and CPU"]
-    assert (
-        told
-        == "not run: mergekit takes more memory than this machine has, 18.1 GB by estimate; the machine has 10.0 GB"
-    )
-
-
-def gpu_target(found: dict[str, Any] | None) -> tuple[str, str]:
-    [(_, measured, met)] = [t for t in targets({}, {}, found) if "H200" in t[0]]
-    return measured, met
-
-
-def test_the_target_on_a_gpu_is_told_with_its_figure_or_without() -> None:
-    merge = {"method": "ram_plus", "asked": "cuda", "exit_code": 0, "wall_s": 12.34}
-    found = {"machine": {"device": "NVIDIA H200"}, "shape": "qwen2.5-7b", "layers": 0, "merges": [merge]}
-    assert gpu_target(None) == ("not measured: no GPU", NOT_MEASURED)
-    assert gpu_target(found) == ("12.3 s on NVIDIA H200", "yes")
-    assert gpu_target({**found, "merges": [{**merge, "wall_s": 15.1}]}) == ("15.1 s on NVIDIA H200", "**no**")
-    assert gpu_target({**found, "merges": [{**merge, "device_failed": "lost"}]})[1] == "**no**"
-    assert gpu_target({**found, "layers": 2})[1] == gpu_target({**found, "merges": []})[1] == NOT_MEASURED
-    assert gpu_target({**found, "machine": {"device": "NVIDIA T4"}}) == ("12.3 s on NVIDIA T4", NOT_MEASURED)
-
-
-def test_a_part_of_a_model_is_called_one() -> None:
-    row = {"shape": "qwen2.5-7b", "method": "ram", "layers": 2, "cpu_ns_per_element": 3.0}
-    whole = {**row, "layers": 0}
-    small = {**whole, "shape": "qwen2.5-1.5b"}
-    # 2 × 152,064 × 3,584 + 3,584 of 1,556,113,920, and of 7,615,616,512
-    assert page_targets.part_of(row) == "2 of its 28 layers, 70% embedding and head (of the whole: 14%)"
-    assert page_targets.part_of(whole) == ""
-    [part] = [t for t in targets({"sizes": [small, row]}, {}, None) if "flat" in t[0]]
-    assert part[1:] == (f"+0%, but only on {page_targets.part_of(row)}", NOT_MEASURED)
-    [flat] = [t for t in targets({"sizes": [small, whole]}, {}, None) if "flat" in t[0]]
-    assert flat[1:] == ("+0%", "yes")
+def test_what_is_predicted_beside_is_of_the_cpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = place(tmp_path).synthetic("qwen2.5-0.5b", 2, "ram", layers=1)
+    monkeypatch.setattr("hubmerge.prediction._speed", lambda: 1.0)
+    found = []
+    for there in (False, True):
+        monkeypatch.setattr("hubmerge.prediction.device_there", lambda there=there: there)
+        found.append(metering.inspected(recipe))
+    assert found[0] == found[1]
+    assert found[0].keys() == {"parameters", "predicted_memory_bytes", "predicted_seconds"}
 
 
 def test_without_a_gpu_its_section_is_skipped_and_says_so(
@@ -205,21 +273,6 @@ def test_without_a_gpu_its_section_is_skipped_and_says_so(
     assert gpu.main(["--json", str(out), "--out", str(tmp_path)]) == 0
     assert "skipped" in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_the_page_shows_what_a_gpu_gave() -> None:
-    merge = {
-        "method": "ties", "asked": "cuda", "exit_code": 0, "wall_s": 9.0, "seconds": 8.0, "parameters_per_s": 2 * 10**9,
-        "peak_device_bytes": 10**9, "peak_rss_bytes": 10**8,
-    }  # fmt: skip
-    failed = {"method": "ram", "asked": "cuda", "exit_code": 1, "wall_s": 1.0, "error": "x"}
-    machine = {"device": "NVIDIA H200", "cores": 16, "torch": "2", "cuda": "13"}
-    found = {"machine": machine, "shape": "qwen2.5-7b", "layers": 0, "same_bytes": False, "merges": [merge, failed]}
-    page = benchmark_page._gpu(found)
-    assert "| TIES | cuda | 9.0 | 8.0 | 2.00 B | 1.00 GB | 100 MB |" in page
-    assert "**not** the same" in page
-    assert "**Failed: ram on cuda.**" in page
-    assert "Not measured: no GPU" in benchmark_page._gpu(None)
 
 
 def test_the_board_that_is_timed_is_a_table_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -115,6 +116,14 @@ def test_making_synthetic_values_is_no_part_of_what_is_measured(
             stream_meter.merged(plan, tmp_path, StreamOptions(threads=2, backend="eager", sink="null"))
 
     assert stream_meter.timed(plan, merging)["elements"] == plan.elements
+
+
+def test_what_went_before_the_clock_is_no_part_of_the_cpu_time(plan: Plan) -> None:
+    while time.process_time() < 1.0:  # what a process has taken by then
+        pass
+    found = stream_meter.timed(plan, lambda: None)
+    assert found["cpu_s"] < 0.5
+    assert found["cpu_ns_per_element"] == pytest.approx(found["cpu_s"] / plan.elements * 1e9, rel=0.01, abs=0.5)
 
 
 def test_the_page_tells_how_often_it_was_measured_where_it_was_by_turns(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import HfApi
 from memory_helpers import LONG, NOWHERE, Family, merge, merge_once, predicted
 
-from benchmarks.metering import measure
+from benchmarks.metering import measure, merging
 from benchmarks.synthetic import write_family
 from hubmerge.distributed import Ranks
 from hubmerge.hub import Hub
@@ -140,7 +140,7 @@ def test_two_processes(family: Family, small: Family, tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "hubmerge", "merge", str(path), "--out", str(out), "--threads", "2"]
+    command = [sys.executable, *merging(path, "--out", str(out), "--threads", "2")]
     with ThreadPoolExecutor(2) as pool:
         done = [pool.submit(measure, command, {**common, "RANK": str(rank)}) for rank in range(2)]
         peaks = [future.result().peak_rss_bytes for future in done]

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import random_base, recipe_dict, sparse_agent, write_model
+from builders import random_base, recipe_dict, write_model, write_parents
 from hub_helpers import opened
 
 from hubmerge.errors import DiskError, HubmergeError, SourceChangedError
@@ -66,7 +66,7 @@ def test_those_that_were_read_last_stay_open(model: Model, monkeypatch: pytest.M
     files.close()
 
 
-def test_where_no_more_can_be_opened_others_are_given_up(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_more_can_be_opened_others_are_given_up(model: Model) -> None:
     files = OpenFiles()
     held, more = model.shards[:2], model.shards[2]
     for shard in held:
@@ -140,10 +140,7 @@ def test_a_shard_that_is_gone_is_told_from_a_machine_that_does_not_read(
 
 
 def test_a_merge_of_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
-    base = random_base(0)
-    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
-    card = {"README.md": b"---\nlicense: mit\n---\n"}
-    folders = [write_model(tmp_path / name, tensors, shards=20, files=card) for name, tensors in parts.items()]
+    folders = write_parents(tmp_path, shards=20)
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(str(recipe_dict(folders[0], folders[1:])))
 
