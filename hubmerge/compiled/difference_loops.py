@@ -8,9 +8,9 @@ The first read BF16 patterns of the base and of agents `first`, first + 1 … fr
 the addresses rows[model], and write base[n] and deltas[k, n], float32; the second write nothing but `active`; the last
 one reads float32 for agent k. For each agent: active[k] and positive[k], a bit per element; the magnitudes that are
 not zero packed into short[k] (those whose lower 16 bits are zero, which BF16 holds; their upper 16 bits, uint16) and
-long[k] (the others, uint32), each with room for STEP more than n; found[k], int64[4]: how many are short, how many long, the
-largest pattern, and the smallest one less 1 (of none: 2^32 − 1). n is a multiple of STEP; no array is checked for its
-bounds.
+long[k] (the others, uint32), each with room for STEP more than n; found[k], int64[4]: how many are short, how many
+long, the largest pattern, and the smallest one less 1 (of none: 2^32 − 1). n is a multiple of STEP; no array is checked
+for its bounds.
 """
 
 from __future__ import annotations

@@ -87,10 +87,7 @@ def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(
     command: list[str],
     where: str,
 ) -> None:
-    base = random_base(0)
-    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
-    card = {"README.md": b"---\nlicense: mit\n---\n"}
-    folders = [write_model(tmp_path / name, tensors, files=card) for name, tensors in parts.items()]
+    folders = write_parents(tmp_path)
     recipe = recipe_dict(folders[0], folders[1:])
     (tmp_path / "RECIPE").write_text(json.dumps(recipe))
     models = {name: recipe[name] for name in ("base", "agents")}
