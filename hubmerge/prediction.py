@@ -34,6 +34,7 @@ from hubmerge.device.choose import LANES, chunk_elements, device_there, host_thr
 from hubmerge.disk import DISK_MARGIN_BYTES, output_need
 from hubmerge.eager import compilable
 from hubmerge.errors import MemoryLimitError
+from hubmerge.histogram import BINS
 from hubmerge.methods import get_method
 from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.plan import Plan, PlannedTensor
@@ -41,7 +42,7 @@ from hubmerge.sources.block_reader import BLOCK_BYTES, KEPT_BLOCKS
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import ShardKey, shard_key, sources_of
 from hubmerge.sources.replacement import beyond_room
-from hubmerge.statistics import zero_tally
+from hubmerge.statistics import ResultTally, zero_tally
 from hubmerge.steps import kept_bytes, read_bytes
 
 _MB = 1_000_000
@@ -157,7 +158,8 @@ def _fetching(plan: Plan, machine: Machine, options: StreamOptions) -> int:
 def _device_bytes(plan: Plan, options: StreamOptions) -> int:
     """What a device adds on the host: torch, the context, and for each lane what is copied in and out, pinned.
 
-    Torch takes pinned memory in powers of two. The threads that read and write have the device's chunks then, larger
+    Torch takes pinned memory in powers of two, and keeps what a buffer had before it grew: together less than it has
+    now. The threads that read and write have the device's chunks then, larger
     than the CPU's, but there are no more than eight of them.
     """
     try:
@@ -165,14 +167,17 @@ def _device_bytes(plan: Plan, options: StreamOptions) -> int:
     except MemoryLimitError:  # then it stays on the CPU (device.choose)
         return 0
     tensors = [t for t in plan.tensors() if t.action == "merge" and t.elements and not is_whole(plan, t)]
-    extras = 4 * len(plan.agents) * ("sensitivity" in get_method(plan.recipe.method).extras)
+    agents = len(plan.agents)
+    extras = 4 * agents * ("sensitivity" in get_method(plan.recipe.method).extras)
+    sums = 3 * agents + agents * (agents + 1) // 2 + len(ResultTally.SUMS) * agents  # of each block
     lane = threads = 0
     shares = options.shares(plan)
     for tensor in tensors:
         chunk = min(options.chunk_elements or fitting, tensor.elements)
         inputs = sum(DTYPE_BYTES[t.entry.dtype] for t in tensor.inputs) + extras
-        pinned = sum(1 << (chunk * width - 1).bit_length() for width in (inputs, DTYPE_BYTES[tensor.dtype]))
-        lane = max(lane, pinned)
+        counted = 8 * (agents * BINS + sums * chunk // BLOCK)
+        copied = chunk * inputs, chunk * DTYPE_BYTES[tensor.dtype] + counted
+        lane = max(lane, 2 * sum(1 << (size - 1).bit_length() for size in copied))
         more = min(host_threads(), options.wanted_threads) * chunk - shares.threads * min(shares.chunk, tensor.elements)
         threads = max(threads, more * shares.element_bytes)
     torch = _TORCH if options.ranks.size == 1 else 0  # which several processes have anyway
