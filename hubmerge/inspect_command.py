@@ -1,22 +1,33 @@
-"""`hubmerge inspect RECIPE`: what headers alone tell of a merge, as a table or as JSON."""
+"""`hubmerge inspect RECIPE`: what headers alone tell of a merge or of a sweep, as a table or as JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from hubmerge.hub import Hub
 from hubmerge.licenses import strictest
 from hubmerge.markdown import size
-from hubmerge.prepare import UNDECIDED, prepare
+from hubmerge.plan import Plan
+from hubmerge.prepare import UNDECIDED, prepare, prepare_variants
 from hubmerge.recipe import load_recipe
+from hubmerge.sweep import sweep_in
 
 
 def run_cli(arguments: Any, hub: Hub) -> int:
     """Print the plan's summary; errors are raised for the caller to print."""
-    plan = prepare(load_recipe(arguments.recipe), hub, license_choice=UNDECIDED, allow_local=True).plan
-    summary = plan.summary()
+    sweep = sweep_in(arguments.recipe)
+    if sweep is None:
+        plan = prepare(load_recipe(arguments.recipe), hub, license_choice=UNDECIDED, allow_local=True).plan
+        summary = plan.summary()
+    else:
+        recipes = [recipe for _, recipe in sweep.variants]
+        prepared = prepare_variants(recipes, hub, license_choice=UNDECIDED, allow_local=True)
+        plan = prepared[0].plan
+        summary = _of_sweep([name for name, _ in sweep.variants], [one.plan for one in prepared])
     if (decision := strictest([m.license for m in plan.models])).needs_choice:
         summary["warnings"] = [*summary["warnings"], f"a merge needs --license: {decision.reason}"]
     if arguments.json:
@@ -31,3 +42,34 @@ def run_cli(arguments: Any, hub: Hub) -> int:
     for warning in warnings:
         sys.stdout.write(f"  warning: {warning}\n")
     return 0
+
+
+_OF_ALL = ("base", "agents", "kinds", "architecture", "parameters", "tensors", "input_bytes", "download_bytes")
+
+
+def _of_sweep(names: Sequence[str], plans: Sequence[Plan]) -> dict[str, Any]:
+    """As `Plan.summary`: variants that are merged in one pass take their memory together, passes their time in turn."""
+    from hubmerge.disk import output_need, sensitivity_need
+    from hubmerge.prediction import Machine, Prediction, as_facts, predict
+    from hubmerge.stream import StreamOptions, layout_of
+
+    passes: dict[object, list[Plan]] = {}
+    for plan in plans:
+        passes.setdefault(layout_of(plan), []).append(plan)
+    machine = Machine.here(*plans)
+    options = StreamOptions(threads=machine.cores, device="auto")
+    said = [predict(first, machine, replace(options, beside=tuple(more))) for first, *more in passes.values()]
+    needed = max(one.memory_bytes for one in said), sum(one.seconds for one in said)
+    common = plans[0].summary()
+    least = sum(output_need(plan, uploaded=False) for plan in plans) + sensitivity_need(plans)
+    return {
+        **{key: common[key] for key in _OF_ALL},
+        "variants": list(names),
+        "merged_together": [len(group) for group in passes.values()],
+        "output_bytes": sum(plan.output_bytes for plan in plans),
+        "folder_disk_least_bytes": least,
+        "folder_disk_most_bytes": least + plans[0].download_bytes,
+        **as_facts(Prediction(*needed)),
+        "identities": [plan.identity for plan in plans],
+        "warnings": list(dict.fromkeys(warning for plan in plans for warning in plan.warnings)),
+    }

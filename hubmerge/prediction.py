@@ -44,6 +44,7 @@ from hubmerge.sources.reader import ShardKey, shard_key, sources_of
 from hubmerge.sources.replacement import beyond_room
 from hubmerge.statistics import ResultTally, zero_tally
 from hubmerge.steps import kept_bytes, read_bytes
+from hubmerge.uncached import gathered_bytes
 
 _MB = 1_000_000
 
@@ -56,6 +57,7 @@ _CARD = 57 * _MB  # the figures' library, loaded when the stream is done
 _SELECTION = 8 * _MB  # the code of the counting passes
 _KEPT = 0.55  # of a stream's buffers, which the allocator still has when the card is made
 _TENSOR, _TENSOR_PER_AGENT = 8_000, 4_000  # tallies of one tensor
+_TENSOR_PER_VARIANT = 2_000  # of a further recipe in the same pass: its plan, and what became of the tensor
 _TILE = 2 * 1_048_573  # of a synthetic model
 _TORCH = 200 * _MB  # measured: what `import torch` 2.13.0+cpu adds to numpy (203 MB), and to a whole process (192)
 # an estimate, never measured: CUDA's libraries as far as they are mapped and touched (kernels are loaded when first
@@ -91,10 +93,12 @@ class Machine:
     input_bytes: int | None = None  # what fetched inputs may take on its disk; None: as much as they are
 
     @classmethod
-    def here(cls, plan: Plan) -> Machine:
-        """This machine, as far as the process may use it for `plan`."""
-        free = shutil.disk_usage(Path.cwd()).free - DISK_MARGIN_BYTES - output_need(plan, uploaded=False)
-        return cls(this_machine.cores(), _speed(), _to_compile(plan), device_there(), max(0, free))
+    def here(cls, *plans: Plan) -> Machine:
+        """This machine, as far as the process may use it for `plans` together."""
+        outputs = sum(output_need(plan, uploaded=False) for plan in plans)
+        free = shutil.disk_usage(Path.cwd()).free - DISK_MARGIN_BYTES - outputs
+        to_compile = frozenset[str]().union(*map(_to_compile, plans))
+        return cls(this_machine.cores(), _speed(), to_compile, device_there(), max(0, free))
 
 
 @dataclass(frozen=True)
@@ -104,13 +108,14 @@ class Prediction:
 
 
 def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) -> Prediction:
-    """A pure function of its arguments."""
+    """A pure function of its arguments; with the recipes that are merged in the same pass, `options.beside`."""
     options = options or StreamOptions(threads=machine.cores, device="auto")
     needed = _memory(plan, options) + _fetching(plan, machine, options)
     seconds = _seconds(plan, machine, options)
     if options.device == "cuda" or (options.device == "auto" and machine.device):
         needed += _device_bytes(plan, options)
-    if missing := machine.to_compile & _compiled_passes(plan, options):
+    run = frozenset[str]().union(*(_compiled_passes(one, options) for one in (plan, *options.beside)))
+    if missing := machine.to_compile & run:
         needed += _COMPILER if missing != {"loop"} else _LOOP_COMPILER
         seconds += sum(_COMPILE_S[name] for name in missing) / machine.speed
     return Prediction(needed, seconds)
@@ -127,17 +132,23 @@ def _compiled_passes(plan: Plan, options: StreamOptions) -> frozenset[str]:
 
 def _memory(plan: Plan, options: StreamOptions) -> int:
     agents, tensors = len(plan.agents), [t for t in plan.tensors() if t.action == "merge"]
-    shares = options.shares(plan)
-    whole = [t for t in tensors if is_whole(plan, t)]
+    shares, together = options.shares(plan), (plan, *options.beside)
+    is_one = {t.name: any(is_whole(one, t) for one in together) for t in tensors}
+    whole = [t for t in tensors if is_one[t.name]]
     threads = 1 if whole else shares.threads
-    longest = max((t.elements for t in tensors if not is_whole(plan, t)), default=0)
-    per_thread = shares.thread_bytes + min(options.chunk(plan), longest) * shares.element_bytes
-    buffers = threads * per_thread + kept_bytes(plan, options)
+    longest = max((t.elements for t in tensors if not is_one[t.name]), default=0)
+    # of a further recipe's outputs one fewer waits than there is room for
+    less = sum(max(map(DTYPE_BYTES.__getitem__, one.merged_dtypes), default=0) for one in options.beside)
+    per_thread = shares.thread_bytes + min(options.chunk(plan), longest) * max(1, shares.element_bytes - less)
+    # long outputs are written from where they lie, short ones are gathered
+    gathered = gathered_bytes(len(together)) * len(together) - gathered_bytes(1)
+    buffers = max(threads * per_thread, threads * shares.thread_bytes + gathered) + kept_bytes(plan, options)
     if whole:
         buffers += max(_whole_bytes(t, agents) for t in whole)
     tiles = sum(_TILE for m in plan.models if m.ref.kind == "synthetic")
     lasting = _IMPORTED + plan.resident_bytes + tiles + len(tensors) * (_TENSOR + agents * _TENSOR_PER_AGENT)
-    lasting += _SELECTION if plan.threshold is not None else 0
+    lasting += _SELECTION if any(one.threshold is not None for one in together) else 0
+    lasting += len(options.beside) * len(tensors) * _TENSOR_PER_VARIANT
     lasting += _TORCH if options.ranks.size > 1 else 0
     return int(lasting + max(buffers, _CARD + _KEPT * threads * per_thread))
 
@@ -218,10 +229,13 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
             rows, columns = tensor.shape[0], prod(tensor.shape[1:])
             steps = getattr(parameters, "steps", 1)
             serial += steps * agents * 4 * rows * columns * min(rows, columns) * _FLOP * 1e-9
+    more = sum(one.elements for one in options.beside) * (_MERGE_ONLY + agents * _MERGE_ONLY_AGENTS)
+    parallel += more * 1e-9 * (1 if options.backend != "eager" else _EAGER)
     parallel += read_bytes(plan, options) * _READ_BYTE * 1e-9 + plan.passes * len(tensors) * _TENSOR_S
-    hashing, writing = (plan.output_bytes * cost * 1e-9 for cost in (_HASH_BYTE, _WRITE_BYTE))
+    outputs = sum(one.output_bytes for one in (plan, *options.beside))
+    hashing, writing = (outputs * cost * 1e-9 for cost in (_HASH_BYTE, _WRITE_BYTE))
     workers = 1 if any(is_whole(plan, t) for t in tensors) else min(options.workers(plan), machine.cores)
-    at_once = min(options.shards_at_once(plan), len(plan.shards) or 1)
+    at_once = min(options.shards_at_once(plan), len(plan.shards) or 1) * (1 + len(options.beside))
     # the threads that hash and write need cores, too
     everything = (parallel + serial + hashing + writing) / min(workers + 2, machine.cores)
     return (_START_S + max(everything, parallel / workers, serial, hashing / at_once)) / machine.speed

@@ -122,7 +122,7 @@ def write_shard(
     whole = any(is_whole(o.plan, t) for o in outputs for t in shard.tensors)
     done, total = 0, sum(t.elements for t in shard.tensors)
     with ExitStack() as stack:
-        writers = [_opened(stack, o.folder, o.plan.shards[number], options) for o in outputs]
+        writers = [_opened(stack, o.folder, o.plan.shards[number], options, len(outputs)) for o in outputs]
         # a whole tensor is large: no more than two at a time
         for step, counts, overlaps, merged in in_order(steps, run, 1 if whole else workers, reader.abandon):
             steps.took(step, counts, overlaps)
@@ -140,11 +140,11 @@ def write_shard(
 
 
 def _opened(
-    stack: ExitStack, folder: Path, shard: PlannedShard, options: StreamOptions
+    stack: ExitStack, folder: Path, shard: PlannedShard, options: StreamOptions, outputs: int
 ) -> ShardWriter | NullShardWriter:
     if options.sink == "null":
         return stack.enter_context(NullShardWriter(folder, shard))
-    return stack.enter_context(ShardWriter(folder, shard))
+    return stack.enter_context(ShardWriter(folder, shard, outputs))
 
 
 class _Tallies:

@@ -106,8 +106,10 @@ class ShardWriter:
     Hashing and writing follow in a thread each, so that neither waits for the other, nor the merge for them.
     """
 
-    def __init__(self, folder: Path, shard: PlannedShard) -> None:
+    def __init__(self, folder: Path, shard: PlannedShard, outputs: int = 1) -> None:
+        """`outputs`: how many are written side by side, this one included."""
         self._shard = shard
+        self._outputs = outputs
         self._final = folder / shard.filename
         self._temporary = folder / WORK / (shard.filename + ".tmp")
         self._digest = hashlib.sha256()
@@ -121,7 +123,7 @@ class ShardWriter:
         try:
             with writing(self._final):
                 self._temporary.parent.mkdir(parents=True, exist_ok=True)
-                self._file = UncachedFile(self._temporary, self._shard.size)
+                self._file = UncachedFile(self._temporary, self._shard.size, self._outputs)
         except DiskError:
             self.__exit__(None, None, None)
             raise

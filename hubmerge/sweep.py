@@ -74,17 +74,30 @@ def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sw
 
 def load_sweep(path: Path) -> Sweep:
     """Read a sweep file."""
+    document = _load(path)
+    if not is_sweep(document):
+        raise RecipeError("this is no sweep", where=str(path), expected="a list under `sweep`")
+    return sweep_from_dict(document, str(path))
+
+
+def sweep_in(path: Path) -> Sweep | None:
+    """The sweep in a file; None where it is none, or cannot be read."""
+    try:
+        document = _load(path)
+    except RecipeError:
+        return None
+    return sweep_from_dict(document, str(path)) if is_sweep(document) else None
+
+
+def _load(path: Path) -> Any:
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_RECIPE_BYTES + 1)
         if len(text) > MAX_RECIPE_BYTES:
             raise ValueError(f"more than {MAX_RECIPE_BYTES} characters")
-        document = load_plain_yaml(text)
+        return load_plain_yaml(text)
     except (OSError, ValueError) as error:
         raise RecipeError("the sweep cannot be read", where=str(path), got=str(error)) from None
-    if not is_sweep(document):
-        raise RecipeError("this is no sweep", where=str(path), expected="a list under `sweep`")
-    return sweep_from_dict(document, str(path))
 
 
 def sweep_table(reports: Mapping[str, Report]) -> str:

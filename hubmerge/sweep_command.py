@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hubmerge.distributed import refuse_several
@@ -11,12 +12,14 @@ from hubmerge.finished import publish_folder
 from hubmerge.hub import Hub
 from hubmerge.line import merge_to_folders
 from hubmerge.pins import NEWEST_ELSEWHERE, going_on, pins_in
-from hubmerge.prepare import prepare_variants
+from hubmerge.prepare import Prepared, prepare_variants
 from hubmerge.publish import Target, check_target
 from hubmerge.settings import Settings
-from hubmerge.stream import StreamOptions
+from hubmerge.sink import MANIFEST
+from hubmerge.stream import StreamOptions, layout_of
 from hubmerge.sweep import load_sweep, sweep_table
 from hubmerge.terminal import Terminal
+from hubmerge.usage import together
 
 
 def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, options: StreamOptions) -> int:
@@ -41,6 +44,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
     for (name, _), one in zip(variants, prepared, strict=True):
         if name in targets:  # before anything is fetched
             check_target(hub, targets[name], one.identity)
+    finished = all((arguments.out / name / MANIFEST).is_file() for name, _ in variants)
     reports = merge_to_folders(
         [(p, arguments.out / name) for p, (name, _) in zip(prepared, variants, strict=True)],
         hub,
@@ -51,6 +55,8 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
         resume=arguments.resume,
         disk_budget=arguments.disk_budget,
     )
+    if not finished:
+        terminal.usage(usage_of(prepared, [report.environment for report in reports]))
     for name, target in targets.items():
         sys.stdout.write(publish_folder(target, arguments.out / name, hub, terminal).url + "\n")
     terminal.close()
@@ -59,3 +65,13 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
     (arguments.out / "sweep.md").write_text(table, encoding="utf-8")
     sys.stdout.write(table + "\n")
     return 0
+
+
+def usage_of(prepared: Sequence[Prepared], environments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of all variants; those that were merged in one pass say the same, or less where they were finished earlier."""
+    passes: dict[object, Mapping[str, Any]] = {}
+    for one, environment in zip(prepared, environments, strict=True):
+        known = passes.setdefault(layout_of(one.plan), environment)
+        if environment.get("fetch", {}).get("bytes", 0) > known.get("fetch", {}).get("bytes", 0):
+            passes[layout_of(one.plan)] = environment
+    return together(list(passes.values()))

@@ -21,19 +21,26 @@ from numpy.typing import NDArray
 from hubmerge.buffers import PAGE, SMALLEST, pages
 
 GATHERED_BYTES = 4 * 1024 * 1024  # written at once
+ALL_GATHERED_BYTES = 32 * 1024 * 1024  # of files that are written side by side
 BLOCK_BYTES = PAGE  # what every disk can be written by
 
 _DIRECT = getattr(os, "O_DIRECT", 0)  # not on every system
 _REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)  # of what was asked, not of its bytes
 
 
+def gathered_bytes(files: int) -> int:
+    """What each of so many files gathers before it writes: whole blocks."""
+    return max(BLOCK_BYTES, min(GATHERED_BYTES, ALL_GATHERED_BYTES // files // BLOCK_BYTES * BLOCK_BYTES))
+
+
 class UncachedFile:
     """Writes `path` anew; every method may raise OSError, and making one MemoryError."""
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int, files: int = 1) -> None:
         """`size`: bytes that will be written. They are taken from the disk now: that it is too small is found before
-        the work, and writing gets cheaper."""
-        self._memory = pages(GATHERED_BYTES)
+        the work, and writing gets cheaper. `files`: how many are written side by side, this one included."""
+        self._most = gathered_bytes(files)
+        self._memory = pages(self._most)
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         self._gathered = np.frombuffer(self._memory, np.uint8)
         self._held = 0
@@ -61,12 +68,12 @@ class UncachedFile:
     def _gather(self, values: NDArray[np.uint8]) -> None:
         done = 0
         while done < len(values):
-            part = values[done : done + GATHERED_BYTES - self._held]
+            part = values[done : done + self._most - self._held]
             self._gathered[self._held : self._held + len(part)] = part
             self._held += len(part)
             done += len(part)
-            if self._held == GATHERED_BYTES:
-                self._write_held(GATHERED_BYTES)
+            if self._held == self._most:
+                self._write_held(self._most)
 
     def flush(self) -> None:
         """Write what is still gathered; nothing is appended afterwards."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -70,6 +70,20 @@ def facts(environment: Mapping[str, Any]) -> dict[str, int]:
         **{name: environment[name] for name in ("disk_high_water_bytes", "peak_rss_bytes", "processes")},
         "runs": fetch.get("runs", 1),
     }
+
+
+def together(environments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of merges in one pass each, one after the other: what was fetched is added up, of the rest the largest counts."""
+    found = dict(max(environments, key=lambda one: int(one["peak_rss_bytes"])))
+    found["disk_high_water_bytes"] = max(one["disk_high_water_bytes"] for one in environments)
+    fetches = [one["fetch"] for one in environments if "fetch" in one]
+    if fetches:
+        largest = (*_PEAKS, "budget_bytes", "runs", "processes")
+        names = dict.fromkeys(name for fetch in fetches for name in fetch)
+        found["fetch"] = {
+            name: (max if name in largest else sum)(fetch.get(name, 0) for fetch in fetches) for name in names
+        }
+    return found
 
 
 def in_words(environment: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hubmerge import buffers, uncached
-from hubmerge.uncached import GATHERED_BYTES, UncachedFile
+from hubmerge.uncached import GATHERED_BYTES, UncachedFile, gathered_bytes
 
 SMALL = (0, 1, 7, 4095, 4096, 4097, 100_000)
 LARGE = (buffers.SMALLEST, buffers.SMALLEST + 5, 2_000_003, GATHERED_BYTES, GATHERED_BYTES + 1, 9_000_001)
@@ -30,8 +30,8 @@ def parts_of(sizes: Sequence[int], *, placed: bool) -> list[NDArray[np.uint8]]:
     return parts
 
 
-def written(path: Path, parts: Sequence[NDArray[np.uint8]]) -> bytes:
-    file = UncachedFile(path, sum(map(len, parts)))
+def written(path: Path, parts: Sequence[NDArray[np.uint8]], files: int = 1) -> bytes:
+    file = UncachedFile(path, sum(map(len, parts)), files)
     try:
         for part in parts:
             file.append(part.data)
@@ -147,3 +147,12 @@ def test_a_lack_of_memory_leaves_no_descriptor_open(tmp_path: Path, monkeypatch:
         with pytest.raises(MemoryError, match="Cannot allocate memory"):
             UncachedFile(tmp_path / "file", 100)
     assert descriptors() == before
+
+
+@pytest.mark.parametrize("files", [1, 8, 9, 64, 100_000])
+def test_many_files_side_by_side_gather_no_more_than_a_few_and_lose_no_byte(tmp_path: Path, files: int) -> None:
+    each = gathered_bytes(files)
+    assert each % uncached.BLOCK_BYTES == 0 < each <= GATHERED_BYTES
+    assert each * min(files, 64) <= uncached.ALL_GATHERED_BYTES
+    parts = parts_of((*SMALL, *LARGE, *SMALL), placed=False)
+    assert written(tmp_path / "file", parts, files) == b"".join(map(bytes, parts))

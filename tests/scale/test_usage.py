@@ -16,7 +16,7 @@ from hubmerge.card import fetch_facts
 from hubmerge.cli import main
 from hubmerge.disk import DiskGauge
 from hubmerge.sources.shard_cache import Fetched, ShardCache
-from hubmerge.usage import Meter, Usage, in_words, total
+from hubmerge.usage import Meter, Usage, in_words, together, total
 
 
 @pytest.fixture
@@ -154,3 +154,38 @@ def test_a_merge_ends_with_a_line_of_what_it_took(tmp_path: Path, capsys: pytest
     assert line["peak_rss_bytes"] == report["peak_rss_bytes"] > 10_000_000
     assert line["disk_high_water_bytes"] == report["disk_high_water_bytes"] > 0
     assert (line["fetched_bytes"], line["fetched_shards"], line["fetched_hits"], line["runs"]) == (0, 0, 0, 1)
+
+
+def test_a_sweep_ends_with_a_line_of_what_all_its_variants_took(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = write_parents(tmp_path)
+    models = {key: value for key, value in recipe_dict(folders[0], folders[1:], "ram").items() if key != "method"}
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(json.dumps({**models, "sweep": [{"method": ["ram", "linear"]}]}))
+    command = ["sweep", str(sweep), "--license", "mit", "--device", "cpu", "--resume", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith("nothing fetched, disk at most ")
+    assert main(command) == 0
+    assert "nothing fetched" not in capsys.readouterr().out, "what it took, it took then"
+
+
+def test_passes_of_a_sweep_add_up_what_they_fetched_and_the_largest_counts_of_memory_and_disk() -> None:
+    def ran(peak: int, **fetch: int) -> dict[str, Any]:
+        return {"peak_rss_bytes": peak, "disk_high_water_bytes": 100 - peak, "processes": 1, "fetch": fetch}
+
+    one = ran(10, bytes=5, shards=1, ranged_shards=0, hits=0, high_water_bytes=9, budget_bytes=50)
+    two = ran(20, bytes=2, shards=0, ranged_shards=1, hits=3, high_water_bytes=8, budget_bytes=50)
+    found = together([one, two])
+    assert (found["peak_rss_bytes"], found["disk_high_water_bytes"]) == (20, 90)
+    assert found["fetch"] == {
+        "bytes": 7,
+        "shards": 1,
+        "ranged_shards": 1,
+        "hits": 3,
+        "high_water_bytes": 9,
+        "budget_bytes": 50,
+    }
+    assert in_words(found).startswith("fetched 7 B (shards: 1 whole, 1 by ranges), 3 found on disk")
+    without = {key: value for key, value in one.items() if key != "fetch"}
+    assert "fetch" not in together([without, without])
