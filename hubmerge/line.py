@@ -31,7 +31,7 @@ from hubmerge.machine import cores
 from hubmerge.methods import get_method
 from hubmerge.plan import Plan
 from hubmerge.prepare import Prepared
-from hubmerge.progress import Bridge, Observer
+from hubmerge.progress import Bridge, Observer, verifying
 from hubmerge.publish import Published, large_files, withdrawn_if_refused
 from hubmerge.rank_folders import collect, see, take_over
 from hubmerge.report import Report, make_report
@@ -114,9 +114,10 @@ def merge_to_folders(
             surroundings = _Surroundings(
                 hub, cache, observer, options, inputs, sensitivities, disk_budget, keep=number < len(groups)
             )
-            variants = [(p, folder, Journal.open(folder, p.plan, resume=resume)) for p, folder in group]
+            variants = [(p, folder, Journal.open(folder, p.plan, resume=resume, verified=True)) for p, folder in group]
+            Journal.verify([journal for *_, journal in variants], verifying(observer))
             for prepared, folder, journal in variants:
-                take_over(options.ranks, folder, prepared.plan, journal)
+                take_over(options.ranks, folder, prepared.plan, journal, tell=verifying(observer))
                 see(options.ranks, folder)
             finished |= surroundings.merge(variants, DiskGauge({cache, *(folder for _, folder in left)}))
         return [finished[folder] for _, folder in merges]
@@ -147,8 +148,8 @@ def merge_to_hub(
             finished_report(folder, prepared.identity)
             return publish_folder(target, folder, hub, observer, extra)
         inputs = input_budget([prepared.plan] * ranks.size, [folder], cache, disk_budget, uploaded=True) // ranks.size
-        journal = Journal.open(folder, prepared.plan, resume=True, uploads=True)
-        take_over(ranks, folder, prepared.plan, journal, uploads=True)
+        journal = Journal.open(folder, prepared.plan, resume=True, uploads=True, tell=verifying(observer))
+        take_over(ranks, folder, prepared.plan, journal, uploads=True, tell=verifying(observer))
         ranks.agree("the plan", plan_identity(prepared.plan))
         collect(ranks, prepared.plan, journal)
         if journal.uploaded:

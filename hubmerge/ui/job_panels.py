@@ -36,6 +36,7 @@ TERMINAL = ("done", "failed", "cancelled")
 STAGES = {
     "resolve": "Resolve",
     "plan": "Plan",
+    "verify": "Verify",
     "download": "Download",
     "probe": "Measure",
     "merge": "Merge",
@@ -128,8 +129,11 @@ def stage_track(view: JobView) -> Markup:
 def _stages(view: JobView) -> Mapping[str, str]:
     if view.kind == "evaluate":
         return EVALUATION_STAGES
-    probes = _stage(view) == "probe" or _probes(view.recipe)
-    return {name: title for name, title in STAGES.items() if name != "probe" or probes}
+    current = _stage(view)
+    left_out = {"verify"} - {current}  # only where a resumed job is at it
+    if not _probes(view.recipe):
+        left_out |= {"probe"} - {current}
+    return {name: title for name, title in STAGES.items() if name not in left_out}
 
 
 def _probes(recipe: Mapping[str, Any]) -> bool:
