@@ -193,13 +193,6 @@ class Journal:
         """What this process has taken so far."""
         self.add_usages({self._own_name: usage})
 
-    def _usage_since(self) -> dict[str, Usage]:
-        """By this process's name, where it has fetched more than it noted."""
-        if self.metered is None:
-            return {}
-        usage, noted = self.metered(), self.usages.get(self._own_name)
-        return {} if noted is not None and noted.fetched == usage.fetched else {self._own_name: usage}
-
     def add_usages(self, usages: Mapping[str, Usage]) -> None:
         """What processes have taken so far, by their names."""
         for name, usage in usages.items():
@@ -221,8 +214,10 @@ class Journal:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self._lock, writing(self._path), open(self._path, "ab", buffering=0) as file:
-            self.usages |= (since := self._usage_since())
-            lines = (line, *(_usage_line(*item) for item in since.items()))
+            lines = [line]
+            if self.metered is not None and line["event"] != "usage":
+                self.usages[self._own_name] = usage = self.metered()
+                lines.append(_usage_line(self._own_name, usage))
             left = memoryview("".join(map(sealed, lines)).encode())
             end = file.tell()
             try:

@@ -45,7 +45,7 @@ from hubmerge.sources.unchanged import read_companion
 from hubmerge.stream import MergeResult, StreamOptions, Variant, layout_of, merge_variants
 from hubmerge.summary import summarize
 from hubmerge.upload import ShardUploader
-from hubmerge.usage import Meter, total
+from hubmerge.usage import Meter, spent, total
 
 
 def merge_to_folder(
@@ -238,7 +238,8 @@ class _Surroundings:
             starting=self.bridge.fetching,
             deleting=gauge.sample,
         )
-        meter = Meter(self.options.ranks.rank, store.fetched, gauge, (journal for *_, journal in merges))
+        journals = [journal for *_, journal in merges]
+        meter = Meter(self.options.ranks.rank, store.fetched, gauge, journals, started)
         self.bridge.ticking = meter.tick
 
         def settled() -> None:
@@ -258,12 +259,13 @@ class _Surroundings:
         refuse_equal_to_base(plan, results[0].statistics)
         self.observer.statistics(summarize(results[0].statistics.total, plan.labels))
         self.observer.stage("card")
-        environment = _environment(time.monotonic() - started, self.options, plan)
+        environment = _environment(self.options, plan)
         environment |= results[0].device
         processes, budget = self.options.ranks.size, self.input_bytes if plan.download_bytes else None
 
         def ran(variant: Variant) -> dict[str, Any]:
-            return environment | total(variant.journal.usages.values(), processes, budget)
+            usages = variant.journal.usages.values()
+            return environment | spent(usages) | total(usages, processes, budget)
 
         return {
             variant.folder: _complete(prepared, variant, merged, self.hub, ran(variant))
@@ -302,7 +304,7 @@ def _small_file(hub: Hub, model: Model, path: str) -> bytes | None:
     return hub.read_file(model.ref.id, model.ref.sha, path)
 
 
-def _environment(seconds: float, options: StreamOptions, plan: Plan) -> dict[str, Any]:
+def _environment(options: StreamOptions, plan: Plan) -> dict[str, Any]:
     return {
         "hubmerge": __version__,
         "python": platform.python_version(),
@@ -315,5 +317,4 @@ def _environment(seconds: float, options: StreamOptions, plan: Plan) -> dict[str
         "threads": options.workers(plan),
         "processes": options.ranks.size,
         **({"sink": "null"} if options.sink == "null" else {}),
-        "seconds": round(seconds, 3),
     }

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from hubmerge.card import fetch_facts
+from hubmerge.card import fetch_facts, in_runs
 from hubmerge.methods import registry
 from hubmerge.ui.format import (
     bytes_text,
@@ -217,7 +217,8 @@ def _run_facts(run: object) -> Markup | None:
         return None
     facts: list[tuple[str, str]] = []
     if (seconds := number_of(run, "seconds")) is not None:
-        facts.append(("Merged in", duration_text(seconds) if seconds >= 0.5 else "under 1 s"))
+        took = duration_text(seconds) if seconds >= 0.5 else "under 1 s"
+        facts.append(("Merged in", took + in_runs(run)))
     for key, name in (("peak_rss_bytes", "Memory at its peak"), ("disk_high_water_bytes", "Disk at its peak")):
         if (amount := number_of(run, key)) is not None:
             facts.append((name, bytes_text(amount)))
