@@ -306,7 +306,7 @@ class Journal:
             where=str(folder),
             expected=self._identity[:12],
             got=str(line["identity"])[:12],
-            next_step="Choose another folder.",
+            next_step="Choose another folder, or remove this one.",
         )
 
 
