@@ -139,11 +139,12 @@ def test_reading_finished_shards_again_is_broken_off_within_a_block(
         with open(tmp_path / "out" / shard.filename, "wb") as file:
             file.truncate(large)
     hashed: list[int] = []
+    asked, by_one = threading.Event(), threading.Lock()
 
     class Digest:
         def update(self, data: memoryview) -> None:
             hashed.append(len(data))
-            if by == "a signal" and len(hashed) == 1:
+            if asked.is_set() and by_one.acquire(blocking=False):
                 os.kill(os.getpid(), signal.SIGINT)
 
         def hexdigest(self) -> str:
@@ -152,6 +153,8 @@ def test_reading_finished_shards_again_is_broken_off_within_a_block(
     def tell(done: int, total: int) -> None:
         if by == "who is told" and done:
             raise CancelledError("the job was cancelled")
+        if by == "a signal" and done:  # all threads have been started
+            asked.set()
 
     monkeypatch.setattr(finished_shards, "TELLING_S", 0.01)
     monkeypatch.setattr(finished_shards, "hashlib", SimpleNamespace(sha256=Digest))
