@@ -45,6 +45,7 @@ from hubmerge.localhub.protocol import open_hub
 from hubmerge.localhub.seed import seed_folder
 
 STAGES = ("resolve", "fetch", "merge", "card", "publish")
+RESUMED = "verify"  # the stage that only a run has which goes on
 OWN_WORDS = {"README.md", "hubmerge.json"}  # name the target, the time and the machine
 OUT_SHARD_BYTES = 8 * 10**6
 MOST_KILLS_PER_REPO = 8
@@ -89,7 +90,8 @@ class Campaign:
     failures: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        stages = {stage: self.kills_by_stage[stage] for stage in ("start", *STAGES)}
+        order = ("start", "resolve", RESUMED, *STAGES[1:])
+        stages = {stage: self.kills_by_stage[stage] for stage in order}
         return {**vars(self), "kills_by_stage": stages, "undisturbed_s": round(self.undisturbed_s, 3)}
 
 

@@ -274,10 +274,17 @@ def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def in_runs(environment: Mapping[str, Any]) -> str:
+    """What follows the time of a merge that several runs made."""
+    runs = environment.get("runs", 1)
+    return f" in {runs:,} runs" if isinstance(runs, int) and runs > 1 else ""
+
+
 def _environment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, value) with units; what is not known by name follows as it is."""
     rows = []
-    for key in (*(k for k in _HARDWARE_NAMES if k in values), *(k for k in values if k not in _HARDWARE_NAMES)):
+    others = (k for k in values if k not in _HARDWARE_NAMES and k != "runs")
+    for key in (*(k for k in _HARDWARE_NAMES if k in values), *others):
         value = values[key]
         if key == "fetch" and isinstance(value, Mapping):
             rows += fetch_facts(value)
@@ -292,5 +299,7 @@ def _environment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
             text = str(value)
         if key == "peak_rss_bytes" and values.get("processes", 1) != 1:
             text += ", the largest process"
+        if key == "seconds":
+            text += in_runs(values)
         rows.append((_HARDWARE_NAMES.get(key, key.capitalize()), text))
     return rows

@@ -1,8 +1,8 @@
 """The command line: `python -m hubmerge COMMAND …`, also installed as `hubmerge`.
 
-Exit codes: 0 done, 1 refused or failed with the reasons on stderr, 2 wrong usage. With `--log-json` progress
-goes to stderr as JSON lines. Imports stay inside the commands: `methods` or `localhub` must not pay for what
-they do not use.
+Exit codes: 0 done, 1 refused, failed or interrupted with the reasons on stderr, 2 wrong usage, 143 ended by SIGTERM.
+With `--log-json` progress goes to stderr as JSON lines. Imports stay inside the commands: `methods` or `localhub` must
+not pay for what they do not use.
 """
 
 from __future__ import annotations
@@ -27,30 +27,37 @@ from hubmerge.flags import gigabytes, port, positive
 from hubmerge.settings import Settings, load_settings
 from hubmerge.terminal import Terminal
 
-_END_AFTER_S = 10.0  # after Ctrl-C
+_END_AFTER_S = 10.0  # after Ctrl-C or SIGTERM
+_TERMINATED = 128 + signal.SIGTERM  # as a shell has it
 _LICENSE = "license of the result, where the parents leave it open"
 _NO_THREAD = "can't start new thread"  # what Python says, in a RuntimeError
 _RESUMED = "; the same command with --resume goes on"
 _REPEATED = "; the same command goes on"
 
 
+class _TerminatedError(KeyboardInterrupt):
+    """SIGTERM, after which a command clears up as after Ctrl-C."""
+
+
 def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int:
     """Run one command; returns the exit code. `own_process`: nothing else runs in this process."""
     arguments = _parser().parse_args(argv)
-    if own_process and arguments.again is not None:
-        _end_soon_when(signal.SIGINT, arguments)
-        # what these fetch lies in a temporary folder, which must not stay behind
-        if arguments.command is _probe or getattr(arguments, "null_sink", False):
-            _end_soon_when(signal.SIGTERM, arguments)
+    ends_soon = own_process and arguments.again is not None
+    if ends_soon:
+        _end_soon_when([signal.SIGINT], arguments)
     try:
-        code = int(arguments.command(arguments, load_settings()))
+        settings = load_settings()
+        # one of several processes hears nothing while it waits for the others: SIGTERM ends it at once
+        if ends_soon and not (settings.world_size > 1 and arguments.command in (_merge, _run)):
+            _end_soon_when([signal.SIGINT, signal.SIGTERM], arguments)
+        code = int(arguments.command(arguments, settings))
         sys.stdout.flush()
         return code
     except HubmergeError as error:
         failure = error
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         _tell_interrupted(arguments)
-        return 1
+        return _TERMINATED if isinstance(interrupt, _TerminatedError) else 1
     except BrokenPipeError:  # whoever reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
         return 1
@@ -88,22 +95,25 @@ def _of_system(error: MemoryError | OSError) -> HubmergeError:
     return DiskError("a file cannot be used", where=str(error.filename or ""), got=error.strerror or str(error))
 
 
-def _end_soon_when(number: signal.Signals, arguments: Any) -> None:
+def _end_soon_when(numbers: Sequence[signal.Signals], arguments: Any) -> None:
     """Ctrl-C does not wait for ever for a thread that waits for the network; a merge may end anywhere."""
 
-    def leave() -> None:
+    def leave(code: int) -> None:
         _tell_interrupted(arguments, " (what waited for the network was left)")
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(code)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # pressed again, it would cut off what is being cleared up
-        timer = threading.Timer(_END_AFTER_S, leave)
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)  # again, it would cut off what is being cleared up
+        terminated = number == signal.SIGTERM
+        timer = threading.Timer(_END_AFTER_S, leave, [_TERMINATED if terminated else 1])
         timer.daemon = True
         timer.start()
-        signal.default_int_handler(number, frame)
+        raise _TerminatedError if terminated else KeyboardInterrupt
 
-    signal.signal(number, interrupt)
+    for number in numbers:
+        signal.signal(number, interrupt)
 
 
 def _parser() -> argparse.ArgumentParser:

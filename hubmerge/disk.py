@@ -126,7 +126,7 @@ def input_budget(
             where=str(folders[0]),
             expected=f"{least} or more",
             got=given,
-            next_step="Raise the budget.",
+            next_step="Raise --disk-budget.",
         )
     if needed > available:
         least, found = shown_bytes(needed - available + free, free)
@@ -135,7 +135,7 @@ def input_budget(
             where=str(folders[0]),
             expected=f"{least} free",
             got=found,
-            next_step="Free some disk or use a larger Space.",
+            next_step="Free some disk, choose a folder on a larger one, or use a larger Space.",
         )
     return available - needed
 

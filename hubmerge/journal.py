@@ -18,15 +18,14 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from hubmerge.errors import TargetExistsError
+from hubmerge.finished_shards import has_size, sound
 from hubmerge.journal_lines import sealed, sound_line, sound_lines
-from hubmerge.machine import cores
 from hubmerge.plan import Plan
 from hubmerge.ranked import Ranked
 from hubmerge.sink import WORK, FinishedShard, reading, writing
@@ -37,7 +36,6 @@ from hubmerge.usage import Usage
 _JOURNAL = "journal.jsonl"
 _RANKED = "ranked.json"
 _FORM = 4  # version of both
-_HASHING_THREADS = 8  # as many as a disk has use for
 _TENSORS_A_LINE = 256  # about 5 MB of tallies
 
 
@@ -48,6 +46,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, plan: Plan) -> None:
+        self._folder = folder
         self._path = folder / WORK / _JOURNAL
         self._ranked = folder / WORK / _RANKED
         self._identity = plan_identity(plan)
@@ -70,10 +69,19 @@ class Journal:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, folder: Path, plan: Plan, *, resume: bool, uploads: bool = False, verified: bool = False) -> Self:
+    def open(
+        cls,
+        folder: Path,
+        plan: Plan,
+        *,
+        resume: bool,
+        uploads: bool = False,
+        verified: bool = False,
+        tell: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Self:
         """The journal of `folder` for this plan; `uploads`: shards are uploaded and deleted one by one.
 
-        `verified`: its shards were written just now, and are not read again.
+        `verified`: its shards were written just now and are not read again, or `verify` follows. `tell`: see there.
 
         Raises TargetExistsError when the folder holds something else, or an unfinished merge and not `resume`.
         """
@@ -87,7 +95,9 @@ class Journal:
                     where=str(folder),
                     next_step="Go on with --resume, or remove the folder.",
                 )
-            journal._read(folder, verified)
+            journal._read(folder)
+            if not verified:
+                cls.verify([journal], tell)
         else:
             if folder.exists() and any(p for p in folder.iterdir() if p.name != WORK):
                 raise TargetExistsError(
@@ -102,6 +112,18 @@ class Journal:
             pins = [{"kind": r.kind, "id": r.id, "sha": r.sha, "requested": r.requested} for r in journal._refs]
             journal._append({"event": "plan", "identity": journal._identity, "models": pins})
         return journal
+
+    @staticmethod
+    def verify(journals: Sequence[Journal], tell: Callable[[int, int], None]) -> None:
+        """Read all shards that are files, and believe no longer in those that have other bytes than their lines say.
+
+        `tell(done, total)` is told bytes of all of them, in this thread, and may raise to break it off.
+        """
+        files = [(journal, name, shard) for journal in journals for name, shard in journal._here()]
+        kept = sound([(journal._folder / name, shard) for journal, name, shard in files], tell)
+        for (journal, name, _), is_kept in zip(files, kept, strict=True):
+            if not is_kept:
+                del journal.shards[name]
 
     @staticmethod
     def is_in(folder: Path) -> bool:
@@ -171,13 +193,6 @@ class Journal:
         """What this process has taken so far."""
         self.add_usages({self._own_name: usage})
 
-    def _usage_since(self) -> dict[str, Usage]:
-        """By this process's name, where it has fetched more than it noted."""
-        if self.metered is None:
-            return {}
-        usage, noted = self.metered(), self.usages.get(self._own_name)
-        return {} if noted is not None and noted.fetched == usage.fetched else {self._own_name: usage}
-
     def add_usages(self, usages: Mapping[str, Usage]) -> None:
         """What processes have taken so far, by their names."""
         for name, usage in usages.items():
@@ -199,8 +214,10 @@ class Journal:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self._lock, writing(self._path), open(self._path, "ab", buffering=0) as file:
-            self.usages |= (since := self._usage_since())
-            lines = (line, *(_usage_line(*item) for item in since.items()))
+            lines = [line]
+            if self.metered is not None and line["event"] != "usage":
+                self.usages[self._own_name] = usage = self.metered()
+                lines.append(_usage_line(self._own_name, usage))
             left = memoryview("".join(map(sealed, lines)).encode())
             end = file.tell()
             try:
@@ -212,7 +229,7 @@ class Journal:
                     file.truncate(end)
                 raise
 
-    def _read(self, folder: Path, verified: bool) -> None:
+    def _read(self, folder: Path) -> None:
         """Line by line, since all of them together may take more memory than the merge."""
         length = 0
         with reading(self._path), open(self._path, "rb") as file:
@@ -233,12 +250,13 @@ class Journal:
                 file.truncate(length)
         if self.thresholds is None and (ranked := self._sound_ranked()) is not None:
             self.ranked = ranked
-        here = [shard for name, shard in self.shards.items() if name not in self.uploaded]
-        with ThreadPoolExecutor(min(_HASHING_THREADS, cores())) as pool:
-            kept = pool.map(lambda shard: _is_kept(folder / shard.filename, shard, verified), here)
-            for shard, is_kept in zip(here, kept, strict=True):
-                if not is_kept:
-                    del self.shards[shard.filename]
+        for name, shard in self._here():
+            if not has_size(folder / name, shard):
+                del self.shards[name]
+
+    def _here(self) -> list[tuple[str, FinishedShard]]:
+        """The shards that are files."""
+        return [(name, shard) for name, shard in self.shards.items() if name not in self.uploaded]
 
     def _sound_ranked(self) -> Ranked | None:
         with reading(self._path):
@@ -288,19 +306,8 @@ class Journal:
             where=str(folder),
             expected=self._identity[:12],
             got=str(line["identity"])[:12],
-            next_step="Choose another folder.",
+            next_step="Choose another folder, or remove this one.",
         )
-
-
-def _is_kept(path: Path, shard: FinishedShard, verified: bool) -> bool:
-    """Whether a shard still lies there as its line says."""
-    try:
-        if path.stat().st_size != shard.size:
-            return False
-        with open(path, "rb") as file:
-            return verified or hashlib.file_digest(file, "sha256").hexdigest() == shard.sha256
-    except OSError:  # gone, or no longer readable: it is made again
-        return False
 
 
 def plan_identity(plan: Plan) -> str:

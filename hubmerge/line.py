@@ -31,7 +31,7 @@ from hubmerge.machine import cores
 from hubmerge.methods import get_method
 from hubmerge.plan import Plan
 from hubmerge.prepare import Prepared
-from hubmerge.progress import Bridge, Observer
+from hubmerge.progress import Bridge, Observer, verifying
 from hubmerge.publish import Published, large_files, withdrawn_if_refused
 from hubmerge.rank_folders import collect, see, take_over
 from hubmerge.report import Report, make_report
@@ -45,7 +45,7 @@ from hubmerge.sources.unchanged import read_companion
 from hubmerge.stream import MergeResult, StreamOptions, Variant, layout_of, merge_variants
 from hubmerge.summary import summarize
 from hubmerge.upload import ShardUploader
-from hubmerge.usage import Meter, total
+from hubmerge.usage import Meter, spent, total
 
 
 def merge_to_folder(
@@ -114,9 +114,10 @@ def merge_to_folders(
             surroundings = _Surroundings(
                 hub, cache, observer, options, inputs, sensitivities, disk_budget, keep=number < len(groups)
             )
-            variants = [(p, folder, Journal.open(folder, p.plan, resume=resume)) for p, folder in group]
+            variants = [(p, folder, Journal.open(folder, p.plan, resume=resume, verified=True)) for p, folder in group]
+            Journal.verify([journal for *_, journal in variants], verifying(observer))
             for prepared, folder, journal in variants:
-                take_over(options.ranks, folder, prepared.plan, journal)
+                take_over(options.ranks, folder, prepared.plan, journal, tell=verifying(observer))
                 see(options.ranks, folder)
             finished |= surroundings.merge(variants, DiskGauge({cache, *(folder for _, folder in left)}))
         return [finished[folder] for _, folder in merges]
@@ -147,8 +148,8 @@ def merge_to_hub(
             finished_report(folder, prepared.identity)
             return publish_folder(target, folder, hub, observer, extra)
         inputs = input_budget([prepared.plan] * ranks.size, [folder], cache, disk_budget, uploaded=True) // ranks.size
-        journal = Journal.open(folder, prepared.plan, resume=True, uploads=True)
-        take_over(ranks, folder, prepared.plan, journal, uploads=True)
+        journal = Journal.open(folder, prepared.plan, resume=True, uploads=True, tell=verifying(observer))
+        take_over(ranks, folder, prepared.plan, journal, uploads=True, tell=verifying(observer))
         ranks.agree("the plan", plan_identity(prepared.plan))
         collect(ranks, prepared.plan, journal)
         if journal.uploaded:
@@ -237,7 +238,8 @@ class _Surroundings:
             starting=self.bridge.fetching,
             deleting=gauge.sample,
         )
-        meter = Meter(self.options.ranks.rank, store.fetched, gauge, (journal for *_, journal in merges))
+        journals = [journal for *_, journal in merges]
+        meter = Meter(self.options.ranks.rank, store.fetched, gauge, journals, started)
         self.bridge.ticking = meter.tick
 
         def settled() -> None:
@@ -257,12 +259,13 @@ class _Surroundings:
         refuse_equal_to_base(plan, results[0].statistics)
         self.observer.statistics(summarize(results[0].statistics.total, plan.labels))
         self.observer.stage("card")
-        environment = _environment(time.monotonic() - started, self.options, plan)
+        environment = _environment(self.options, plan)
         environment |= results[0].device
         processes, budget = self.options.ranks.size, self.input_bytes if plan.download_bytes else None
 
         def ran(variant: Variant) -> dict[str, Any]:
-            return environment | total(variant.journal.usages.values(), processes, budget)
+            usages = variant.journal.usages.values()
+            return environment | spent(usages) | total(usages, processes, budget)
 
         return {
             variant.folder: _complete(prepared, variant, merged, self.hub, ran(variant))
@@ -301,7 +304,7 @@ def _small_file(hub: Hub, model: Model, path: str) -> bytes | None:
     return hub.read_file(model.ref.id, model.ref.sha, path)
 
 
-def _environment(seconds: float, options: StreamOptions, plan: Plan) -> dict[str, Any]:
+def _environment(options: StreamOptions, plan: Plan) -> dict[str, Any]:
     return {
         "hubmerge": __version__,
         "python": platform.python_version(),
@@ -314,5 +317,4 @@ def _environment(seconds: float, options: StreamOptions, plan: Plan) -> dict[str
         "threads": options.workers(plan),
         "processes": options.ranks.size,
         **({"sink": "null"} if options.sink == "null" else {}),
-        "seconds": round(seconds, 3),
     }

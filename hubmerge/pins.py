@@ -12,11 +12,13 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hubmerge.disk_errors import written
 from hubmerge.distributed import Ranks
 from hubmerge.errors import HubmergeError, SourceChangedError
 from hubmerge.hub import Hub
@@ -137,10 +139,13 @@ class RunPins:
         self.pins: Pins | None = None if newest else self._known.get("models")
 
     def _read(self) -> dict[str, Any]:
+        text = b""  # where there is none
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            with written("the file of a run cannot be read", str(self._path)), suppress(FileNotFoundError):
+                text = self._path.read_bytes()
+            found = json.loads(text)
             name, pins = found["folder"], _checked(found["models"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return {}
         plain = isinstance(name, str) and re.fullmatch(r"[\w-]+", name)
         return {"folder": name, "models": pins} if plain and pins else {}

@@ -16,7 +16,7 @@ class Observer(Protocol):
     """Watches the whole line; every method may raise to cancel."""
 
     def stage(self, name: str) -> None:
-        """A stage begins: resolve, plan, fetch, merge, card, publish."""
+        """A stage begins: resolve, plan, verify (what an earlier run finished), fetch, merge, card, publish."""
 
     def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
 
@@ -24,6 +24,20 @@ class Observer(Protocol):
         """The statistics counted so far, as `summarize` gives them."""
 
     def warning(self, message: str) -> None: ...
+
+
+def verifying(observer: Observer) -> Callable[[int, int], None]:
+    """Tells how many bytes of finished shards have been read again: a stage of its own, where there are any."""
+    begun = False
+
+    def tell(done: int, total: int) -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            observer.stage("verify")
+        observer.progress("verify", done, total, "B")
+
+    return tell
 
 
 class Bridge:

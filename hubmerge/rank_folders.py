@@ -17,6 +17,7 @@ import os
 import secrets
 import shutil
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
@@ -70,15 +71,23 @@ def see(ranks: Ranks, folder: Path) -> None:
         )
 
 
-def take_over(ranks: Ranks, folder: Path, plan: Plan, journal: Journal, *, uploads: bool = False) -> None:
+def take_over(
+    ranks: Ranks,
+    folder: Path,
+    plan: Plan,
+    journal: Journal,
+    *,
+    uploads: bool = False,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
     """Adopt what an earlier run's helpers left, and clear the rest away. Rank 0 only, before anyone works.
 
-    The inputs that a helper of this run will want again stay.
+    The inputs that a helper of this run will want again stay. `tell`: see `Journal.verify`.
     """
     claim(ranks, folder)
     for own in _rank_folders(folder):
         _locked(own).close()
-    adopt(folder, plan, journal, uploads=uploads)
+    adopt(folder, plan, journal, uploads=uploads, tell=tell)
     wanted = [rank_folder(folder, rank) for rank in range(1, ranks.size)]
     for own in _rank_folders(folder):
         if own in wanted:
@@ -92,14 +101,25 @@ def take_over(ranks: Ranks, folder: Path, plan: Plan, journal: Journal, *, uploa
             (folder / shard.filename).unlink(missing_ok=True)
 
 
-def adopt(folder: Path, plan: Plan, journal: Journal, *, uploads: bool = False, verified: bool = False) -> None:
+def adopt(
+    folder: Path,
+    plan: Plan,
+    journal: Journal,
+    *,
+    uploads: bool = False,
+    verified: bool = False,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
     """Move the shards that helpers have finished into `folder`, and journal there what they have done. Rank 0 only.
 
     A kill in the middle leaves what is adopted again. `uploads`: also take their word for what the target holds.
-    `verified`: they were finished in this run.
+    `verified`: they were finished in this run. `tell`: see `Journal.verify`.
     """
-    for own in _rank_folders(folder):
-        theirs = Journal.open(own, plan, resume=True, uploads=uploads, verified=verified)
+    folders = _rank_folders(folder)
+    journals = [Journal.open(own, plan, resume=True, uploads=uploads, verified=True) for own in folders]
+    if not verified:
+        Journal.verify(journals, tell)
+    for own, theirs in zip(folders, journals, strict=True):
         _adopt_counts(journal, theirs)
         journal.add_usages(theirs.usages)
         for shard in theirs.shards.values():

@@ -66,11 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal, options: StreamOptions) -> int:
     """Exit code 0, or 1 where the merge was published but could not be evaluated."""
+    from hubmerge.run_advice import advising
+
+    _check(arguments, settings)
+    with advising(settings.data_dir):
+        return _run(arguments, settings, terminal, options)
+
+
+def _run(arguments: Any, settings: Settings, terminal: Terminal, options: StreamOptions) -> int:
     from hubmerge.distributed import join
     from hubmerge.hub import Hub
     from hubmerge.recipe import load_recipe
 
-    _check(arguments, settings)
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
     if settings.world_size > 1:
         with join(settings) as ranks:

@@ -45,6 +45,8 @@ class Terminal:
                 shown = unit if unit == "B" else " el"
                 self._bar = tqdm(total=total, desc=stage, unit=shown, unit_scale=True, file=sys.stderr, leave=False)
         if self._bar is not None:
+            if total != self._bar.total:  # the same stage of another folder
+                self._bar.reset(total)
             self._bar.update(done - self._bar.n)
 
     def statistics(self, values: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""What a merge takes of network, disk and memory, over all of its processes and all of its runs.
+"""What a merge takes of time, network, disk and memory, over all of its processes and all of its runs.
 
 Every process notes in its journal what it has taken so far, with every line, every few seconds and at the end, under a
 name of its own: a later note replaces the earlier one, so that nothing counts twice however often journals are adopted.
-What was fetched is added up; of memory and disk the largest of all processes and runs counts.
+What was fetched is added up, as is the time of the runs, which is that of their rank 0; of memory and disk the largest
+of all processes and runs counts.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ class Usage:
     fetched: Mapping[str, int]  # Fetched.to_json
     peak_rss_bytes: int
     disk_high_water_bytes: int  # of all that it sees of the merge, what other processes put there included
+    seconds: float = 0.0  # since it began
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        return cls(data["rank"], data["fetched"], data["peak_rss_bytes"], data["disk_high_water_bytes"])
+        peaks = data["peak_rss_bytes"], data["disk_high_water_bytes"]
+        return cls(data["rank"], data["fetched"], *peaks, data.get("seconds", 0.0))  # earlier versions noted no time
 
 
 def total(usages: Collection[Usage], processes: int, budget_bytes: int | None) -> dict[str, Any]:
@@ -60,6 +63,12 @@ def total(usages: Collection[Usage], processes: int, budget_bytes: int | None) -
     return {**found, "fetch": {**fetch, "budget_bytes": budget_bytes, **several}}
 
 
+def spent(usages: Collection[Usage]) -> dict[str, Any]:
+    """The time in a report's environment: of all runs, of each as far as it had noted when it ended."""
+    runs = [usage.seconds for usage in usages if usage.rank == 0]
+    return {"seconds": round(sum(runs), 3), **({"runs": len(runs)} if len(runs) > 1 else {})}
+
+
 def facts(environment: Mapping[str, Any]) -> dict[str, int]:
     """The figures of a report's environment, for `--log-json`."""
     fetch = environment.get("fetch", {})
@@ -68,7 +77,7 @@ def facts(environment: Mapping[str, Any]) -> dict[str, int]:
     return {
         **found,
         **{name: environment[name] for name in ("disk_high_water_bytes", "peak_rss_bytes", "processes")},
-        "runs": fetch.get("runs", 1),
+        "runs": environment.get("runs", fetch.get("runs", 1)),
     }
 
 
@@ -76,6 +85,8 @@ def together(environments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of merges in one pass each, one after the other: what was fetched is added up, of the rest the largest counts."""
     found = dict(max(environments, key=lambda one: int(one["peak_rss_bytes"])))
     found["disk_high_water_bytes"] = max(one["disk_high_water_bytes"] for one in environments)
+    if (runs := max(one.get("runs", 1) for one in environments)) > 1:
+        found["runs"] = runs
     fetches = [one["fetch"] for one in environments if "fetch" in one]
     if fetches:
         largest = (*_PEAKS, "budget_bytes", "runs", "processes")
@@ -115,18 +126,23 @@ def peak_rss_bytes() -> int:
 class Meter:
     """Notes in journals what this process takes."""
 
-    def __init__(self, rank: int, fetched: Fetched, gauge: DiskGauge, journals: Iterable[Journal]) -> None:
+    def __init__(
+        self, rank: int, fetched: Fetched, gauge: DiskGauge, journals: Iterable[Journal], began: float | None = None
+    ) -> None:
+        """`began`: when the run did, by `time.monotonic`; None: now."""
         self._rank = rank
         self._fetched = fetched
         self._gauge = gauge
         self._journals = tuple(journals)
         self._noted: Mapping[str, int] = fetched.to_json()
+        self._began = time.monotonic() if began is None else began
         self._next = time.monotonic() + NOTING_S
         for journal in self._journals:
             journal.metered = self.now
 
     def now(self) -> Usage:
-        return Usage(self._rank, self._fetched.to_json(), peak_rss_bytes(), self._gauge.high_water_bytes)
+        seconds = round(time.monotonic() - self._began, 3)
+        return Usage(self._rank, self._fetched.to_json(), peak_rss_bytes(), self._gauge.high_water_bytes, seconds)
 
     def tick(self) -> None:
         """Called often: note what was fetched, now and then."""

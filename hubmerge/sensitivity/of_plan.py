@@ -144,6 +144,6 @@ def _rooms(
             where=str(folder),
             expected=f"{needed / 1e9:.2f} GB",
             got=f"{disk_bytes / 1e9:.2f} GB",
-            next_step="Free some disk, raise the budget, or name sensitivity files that were computed elsewhere.",
+            next_step="Free some disk, raise --disk-budget, or name sensitivity files that were computed elsewhere.",
         )
     return rooms

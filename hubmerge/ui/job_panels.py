@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
-from hubmerge.card import fetch_facts
+from hubmerge.card import fetch_facts, in_runs
 from hubmerge.methods import registry
 from hubmerge.ui.format import (
     bytes_text,
@@ -36,6 +36,7 @@ TERMINAL = ("done", "failed", "cancelled")
 STAGES = {
     "resolve": "Resolve",
     "plan": "Plan",
+    "verify": "Verify",
     "download": "Download",
     "probe": "Measure",
     "merge": "Merge",
@@ -128,8 +129,11 @@ def stage_track(view: JobView) -> Markup:
 def _stages(view: JobView) -> Mapping[str, str]:
     if view.kind == "evaluate":
         return EVALUATION_STAGES
-    probes = _stage(view) == "probe" or _probes(view.recipe)
-    return {name: title for name, title in STAGES.items() if name != "probe" or probes}
+    current = _stage(view)
+    left_out = {"verify"} - {current}  # only where a resumed job is at it
+    if not _probes(view.recipe):
+        left_out |= {"probe"} - {current}
+    return {name: title for name, title in STAGES.items() if name not in left_out}
 
 
 def _probes(recipe: Mapping[str, Any]) -> bool:
@@ -213,7 +217,8 @@ def _run_facts(run: object) -> Markup | None:
         return None
     facts: list[tuple[str, str]] = []
     if (seconds := number_of(run, "seconds")) is not None:
-        facts.append(("Merged in", duration_text(seconds) if seconds >= 0.5 else "under 1 s"))
+        took = duration_text(seconds) if seconds >= 0.5 else "under 1 s"
+        facts.append(("Merged in", took + in_runs(run)))
     for key, name in (("peak_rss_bytes", "Memory at its peak"), ("disk_high_water_bytes", "Disk at its peak")):
         if (amount := number_of(run, key)) is not None:
             facts.append((name, bytes_text(amount)))

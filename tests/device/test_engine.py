@@ -44,10 +44,16 @@ def merged_on(opened: Engine, plan: Plan, out: Path) -> tuple[MergeResult, list[
         return merge(plan, reader, journal, out, options, observer), observer.messages
 
 
-@pytest.mark.parametrize("method", ["ram_plus", "dare_ties", "wudi"])
-def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [("ram_plus", {}), ("ram_plus", {"scope": "tensor"}), ("dare_ties", {}), ("wudi", {})],
+    ids=str,
+)
+def test_a_merge_on_the_device_has_the_bytes_and_statistics_of_the_cpu(
+    tmp_path: Path, method: str, parameters: dict[str, str]
+) -> None:
     write_family(tmp_path)
-    plan = plan_of(tmp_path, method)
+    plan = plan_of(tmp_path, method, parameters=parameters)
     wanted = run(plan, tmp_path / "cpu")
     found, warnings = merged_on(
         Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device"

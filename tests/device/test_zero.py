@@ -86,12 +86,13 @@ def merged(plan: Plan, out: Path, observer: Warned | None = None, **options: Any
 
 def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(tmp_path: Path) -> None:
     write_family(tmp_path)
-    for method in ("ram_plus", "ties"):
+    by_tensor = {"parameters": {"scope": "tensor"}}
+    for number, (method, fields) in enumerate((("ram_plus", {}), ("ram_plus", by_tensor), ("ties", {}))):
         before = len(spaces.notes("call"))
-        plan = plan_of(tmp_path, method, max_shard_bytes=12_000)
-        wanted = run(plan, tmp_path / f"{method}-cpu")
-        found, warnings = merged(plan, tmp_path / method)
-        assert bytes_of(tmp_path / method, plan) == bytes_of(tmp_path / f"{method}-cpu", plan)
+        plan = plan_of(tmp_path, method, max_shard_bytes=12_000, **fields)
+        wanted = run(plan, tmp_path / f"cpu{number}")
+        found, warnings = merged(plan, tmp_path / f"lent{number}")
+        assert bytes_of(tmp_path / f"lent{number}", plan) == bytes_of(tmp_path / f"cpu{number}", plan)
         assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
         assert found.total.to_json() == wanted.total.to_json()
         assert warnings == []

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import threading
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from stream_helpers import bytes_of, plan_of, run, write_family
 
-from hubmerge import sink
-from hubmerge.errors import SourceChangedError
+from hubmerge import finished_shards, sink
+from hubmerge.errors import CancelledError, SourceChangedError
 from hubmerge.follower import Follower
 from hubmerge.journal import Journal
 from hubmerge.plan import Plan
@@ -98,6 +100,69 @@ def test_a_shard_that_was_uploaded_and_deleted_is_made_again_where_a_folder_is_w
     as_folder = opened(tmp_path, plan)
     assert not as_folder.shards
     assert not as_folder.uploaded
+
+
+def test_reading_finished_shards_again_tells_the_bytes_done_of_those_that_are_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finished_shards, "TELLING_S", 0.0)
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram_plus", max_shard_bytes=9_000)
+    journal = opened(tmp_path, plan, uploads=True)
+    shards = [finished(tmp_path, plan, number) for number in (0, 1, 2, 3)]
+    for shard in shards:
+        journal.add_shard(shard)
+    journal.add_uploaded(shards[0].filename)
+    (tmp_path / "out" / shards[1].filename).unlink()
+    damaged = tmp_path / "out" / shards[2].filename
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    told: list[tuple[int, int]] = []
+    again = opened(tmp_path, plan, uploads=True, tell=lambda *progress: told.append(progress))
+    assert set(again.shards) == {shards[0].filename, shards[3].filename}
+    total = shards[2].size + shards[3].size
+    assert (told[0], told[-1]) == ((0, total), (total, total))
+    assert told == sorted(told)
+    assert {whole for _, whole in told} == {total}
+    told.clear()
+    opened(tmp_path, plan, uploads=True, verified=True, tell=lambda *progress: told.append(progress))
+    assert not told
+
+
+@pytest.mark.parametrize("by", ["who is told", "a signal"])
+def test_reading_finished_shards_again_is_broken_off_within_a_block(
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    journal = opened(tmp_path, plan)
+    large = 4 * 10**9  # of which the file holds nothing
+    for shard in plan.shards[:3]:
+        journal.add_shard(FinishedShard(shard.filename, large, "0" * 64, None, {}))
+        with open(tmp_path / "out" / shard.filename, "wb") as file:
+            file.truncate(large)
+    hashed: list[int] = []
+    asked, by_one = threading.Event(), threading.Lock()
+
+    class Digest:
+        def update(self, data: memoryview) -> None:
+            hashed.append(len(data))
+            if asked.is_set() and by_one.acquire(blocking=False):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def hexdigest(self) -> str:
+            return ""
+
+    def tell(done: int, total: int) -> None:
+        if by == "who is told" and done:
+            raise CancelledError("the job was cancelled")
+        if by == "a signal" and done:  # all threads have been started
+            asked.set()
+
+    monkeypatch.setattr(finished_shards, "TELLING_S", 0.01)
+    monkeypatch.setattr(finished_shards, "hashlib", SimpleNamespace(sha256=Digest))
+    before = set(threading.enumerate())
+    with pytest.raises(CancelledError if by == "who is told" else KeyboardInterrupt):
+        opened(tmp_path, plan, tell=tell)
+    assert 0 < sum(hashed) < large
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize("event", ["probed", "probe", "thresholds", "shard"])

@@ -31,14 +31,36 @@ IMPATIENT = "import sys, hubmerge.cli as c; c._END_AFTER_S = 0.1; sys.exit(c.mai
 
 PRESSED_TWICE = """
 import signal, sys, hubmerge.cli as c
+first, second = (signal.Signals[name] for name in sys.argv[1:])
 def command(arguments, settings):
     try:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(first)
     finally:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(second)
         print("cleared up")
 c._inspect = command
 sys.exit(c.main(["inspect", "recipe.yaml"], own_process=True))
+"""
+
+TERMINATED = """
+import os, signal, sys, hubmerge.cli as c
+from hubmerge.null_sink import NullShardWriter
+from hubmerge.sink import ShardWriter
+for writer in (ShardWriter, NullShardWriter):
+    def terminated(writer, finish=writer.finish):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return finish(writer)
+    writer.finish = terminated
+sys.exit(c.main(sys.argv[1:], own_process=True))
+"""
+
+HANDLED = """
+import signal, sys, hubmerge.cli as c
+def command(arguments, settings):
+    print([signal.getsignal(n) is not signal.SIG_DFL for n in (signal.SIGINT, signal.SIGTERM)])
+    return 0
+c._merge = c._methods = command
+sys.exit(c.main(sys.argv[1:], own_process=True))
 """
 
 
@@ -204,9 +226,45 @@ def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path, comma
     assert "Traceback" not in words
 
 
-def test_ctrl_c_pressed_again_does_not_cut_off_what_is_cleared_up() -> None:
-    done = subprocess.run([sys.executable, "-c", PRESSED_TWICE], cwd=REPO, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "cleared up\n", "hubmerge: interrupted\n")
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("second", ["SIGINT", "SIGTERM"])
+def test_ctrl_c_pressed_again_does_not_cut_off_what_is_cleared_up(first: str, second: str) -> None:
+    command = [sys.executable, "-c", PRESSED_TWICE, first, second]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    code = 143 if first == "SIGTERM" else 1
+    assert (done.returncode, done.stdout, done.stderr) == (code, "cleared up\n", "hubmerge: interrupted\n")
+
+
+def test_sigterm_clears_up_as_ctrl_c_does(recipe_file: Path, tmp_path: Path) -> None:
+    scratch, out = tmp_path / "scratch", tmp_path / "out"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    for output, told in ((["--null-sink"], ""), (["--out", str(out)], "; the same command with --resume goes on")):
+        command = [sys.executable, "-c", TERMINATED, "merge", str(recipe_file), *output]
+        done = subprocess.run(command, env=environment, cwd=REPO, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (143, f"hubmerge: interrupted{told}")
+        assert "Traceback" not in done.stderr
+    assert not [*scratch.glob("hubmerge-*")]
+    assert not [*out.rglob("*.tmp")]
+    assert main(["merge", str(recipe_file), "--out", str(out), "--resume"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "processes", "handled"),
+    [
+        (["merge", "recipe.yaml", "--out", "out"], "1", "[True, True]"),
+        (["merge", "recipe.yaml", "--out", "out"], "2", "[True, False]"),
+        (["methods"], "1", "[True, False]"),  # Ctrl-C as Python has it
+    ],
+    ids=["merge", "merge in two processes", "methods"],
+)
+def test_one_of_several_processes_which_hears_nothing_while_it_waits_ends_at_once(
+    command: list[str], processes: str, handled: str
+) -> None:
+    started = [sys.executable, "-c", HANDLED, *command]
+    environment = {**os.environ, "WORLD_SIZE": processes, "RANK": "0"}
+    done = subprocess.run(started, env=environment, cwd=REPO, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (handled + "\n", "")
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["merge", "--out", "out"], ["run", "--to", "ada/x"]])

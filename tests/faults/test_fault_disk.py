@@ -71,7 +71,7 @@ def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(
     assert caught.value.code == "E_DISK"
     assert caught.value.retryable
     assert "No space left" in str(caught.value)
-    assert str(small_disk) in caught.value.problems[0].where, "on which disk to make room"
+    assert str(disk) in caught.value.problems[0].where, "on which disk to make room"
     assert not (line.folder / "out" / "hubmerge.json").exists()
     before = whole_shards(line)
     if (stage, left) == ("merge", 400_000):

@@ -70,6 +70,17 @@ def test_a_warning_stands_on_a_line_of_its_own_above_the_bar(
     assert "hubmerge: warning: the device is given up" in shown
 
 
+def test_the_bar_of_a_stage_that_comes_again_has_the_new_total(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with closing(Terminal(False)) as terminal:
+        terminal.progress("verify", 5000, 5000, "B")
+        terminal.progress("verify", 7000, 7000, "B")
+        terminal._bar.refresh()
+    assert any("7.00k/7.00k" in line for line in lines_of(capsys.readouterr().err))
+
+
 @pytest.mark.parametrize(
     ("command", "where"),
     [

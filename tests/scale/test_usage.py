@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from hubmerge.card import fetch_facts
 from hubmerge.cli import main
 from hubmerge.disk import DiskGauge
 from hubmerge.sources.shard_cache import Fetched, ShardCache
-from hubmerge.usage import Meter, Usage, in_words, together, total
+from hubmerge.usage import Meter, Usage, facts, in_words, spent, together, total
 
 
 @pytest.fixture
@@ -80,6 +81,47 @@ def test_a_run_that_ends_with_an_error_says_to_the_byte_what_it_had_fetched(
     assert environment["fetch"]["bytes"] == sum(one.bytes for one in fetched)
     assert environment["fetch"]["shards"] == sum(one.shards for one in fetched)
     assert environment["fetch"]["runs"] == 3
+
+
+def test_the_time_of_a_run_that_was_killed_counts_although_nothing_was_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = write_parents(tmp_path)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(recipe_dict(folders[0], folders[1:], "ram")))
+    command = ["merge", str(recipe), "--license", "mit", "--device", "cpu", "--out", str(tmp_path / "out")]
+    now, took = Meter.now, [100.0]
+
+    def killed(*arguments: Any, **more: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(Meter, "now", lambda meter: replace(now(meter), seconds=took[0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(Meter, "note", lambda meter: None)  # what stands beside the last line of a shard counts
+        patch.setattr("hubmerge.line.make_report", killed)
+        with pytest.raises(Killed):
+            main(command)
+    took[0] = 20.5
+    assert main([*command, "--resume"]) == 0
+    environment = json.loads((tmp_path / "out" / "hubmerge.json").read_text())["environment"]
+    assert (environment["seconds"], environment["runs"]) == (120.5, 2)
+    assert facts(environment)["runs"] == 2
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "| Time | 2 min 00 s in 2 runs |" in card
+    assert "| Runs |" not in card
+
+
+def test_the_time_of_a_run_is_that_of_its_first_process() -> None:
+    nothing: dict[str, int] = {}
+    runs = [Usage(0, nothing, 1, 1, 30.0), Usage(1, nothing, 1, 1, 31.0), Usage(0, nothing, 1, 1, 45.5)]
+    assert spent(runs) == {"seconds": 75.5, "runs": 2}
+    assert spent(runs[:2]) == {"seconds": 30.0}
+    assert [Usage.from_json(usage.to_json()) for usage in runs] == runs
+
+
+def test_a_meter_counts_from_when_its_run_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "time", SimpleNamespace(monotonic=lambda: 70.0))
+    assert Meter(0, Fetched(), DiskGauge([]), [], 40.5).now().seconds == 29.5
 
 
 class Noted:

@@ -54,13 +54,21 @@ def test_not_even_of_the_largest_model_on_a_new_machine() -> None:
 
 # where fewer cores run sixteen threads, results wait less, and so do less of them
 @pytest.mark.parametrize(
-    ("method", "threads", "most"), [*((m, 2, 1.25) for m in ELEMENT_WISE), ("ties", 16, 1.5), ("ram_quantile", 16, 1.5)]
+    ("method", "threads", "most", "parameters"),
+    [
+        *((m, 2, 1.25, {}) for m in ELEMENT_WISE),
+        ("ties", 16, 1.5, {}),
+        ("ram_quantile", 16, 1.5, {}),
+        ("ram_plus", 2, 1.25, {"scope": "tensor"}),
+        ("ram_plus", 16, 1.5, {"scope": "tensor"}),
+    ],
+    ids=str,
 )
 def test_no_merge_of_eight_agents_takes_more_nor_much_less_than_was_predicted(
-    method: str, threads: int, most: float, family: Family, small: Family, tmp_path: Path
+    method: str, threads: int, most: float, parameters: dict[str, str], family: Family, small: Family, tmp_path: Path
 ) -> None:
-    merge_once(small.recipe(method), tmp_path)
-    recipe = family.recipe(method)
+    merge_once(small.recipe(method, parameters=parameters), tmp_path)
+    recipe = family.recipe(method, parameters=parameters)
     peak, said = merge(recipe, tmp_path, "--threads", str(threads)), predicted(recipe, threads)
     assert peak <= PROMISED
     assert 0.75 <= said / peak <= most, (said, peak)

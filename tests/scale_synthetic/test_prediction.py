@@ -149,8 +149,8 @@ def test_a_merge_on_a_device_also_takes_torch_the_context_and_pinned_buffers() -
         )
 
     alone = prediction._TORCH + prediction._CONTEXT
-    # 16,384 elements of four models in BF16, 128 KiB; of the output 32 KiB, with 3 · 8,192 bins and 33 sums of each of 4
-    # blocks, in 256 KiB; for each of three chunks at once, and as much again of what they had before
+    # 16,384 elements of four models in BF16, 128 KiB; of the output 32 KiB, with 3 · 8,192 bins and 33 sums of each
+    # of 4 blocks, in 256 KiB; for each of three chunks at once, and as much again of what they had before
     assert extra(plan, chunk_elements=16_384) == alone + 3 * 2 * (131_072 + 262_144)
     assert extra(plan) > alone + 3 * 4 * 2 * 1_400_000
     assert extra(plan, device_memory_bytes=500_000_000) < extra(plan)  # smaller chunks

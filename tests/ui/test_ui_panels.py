@@ -94,6 +94,16 @@ def test_only_methods_with_statistics_show_the_measuring_stage() -> None:
     assert "probe" not in stages(stage_track(job_view(recipe=recipe)))
 
 
+def test_a_resumed_job_says_how_many_of_its_finished_bytes_it_has_verified() -> None:
+    progress = {"stage": "verify", "done": 25e9, "total": 100e9, "unit": "B", "per_second": 5e9}
+    view = job_view(state="running", stage="verify", progress=progress)
+    marked = stages(stage_track(view))
+    assert [name for name in marked if marked[name] == "current"] == ["verify"]
+    assert marked["download"] == "ahead"
+    assert "25 GB of 100 GB · 5 GB/s · about 15 s left" in job_panel(view, "https://hub.example")[0]
+    assert "Verify 25.0 %" in job_list([view])
+
+
 def test_progress_tells_throughput_and_remaining_time() -> None:
     progress = {"stage": "merge", "done": 312e6, "total": 988e6, "unit": "bytes", "per_second": 41e6}
     head, _, _ = job_panel(job_view(state="running", stage="merge", progress=progress), "https://hub.example")
@@ -140,6 +150,9 @@ def test_a_finished_merge_says_what_it_took_of_disk_and_network() -> None:
     head, _, _ = job_panel(job_view(state="done", result=result), "https://hub.example")
     for text in ("281 MB", "122 MB", "346 MB, 20 shards whole", "12 shards of an earlier pass or run", "68.0 MB"):
         assert text in head
+    assert "1 min 15 s in" not in head
+    result["run"] = {**run, "runs": 3}
+    assert "1 min 15 s in 3 runs" in job_panel(job_view(state="done", result=result), "https://hub.example")[0]
     assert "Disk at its peak" not in job_panel(job_view(state="done", result={"repo": "ada/merged"}), "")[0]
 
 
