@@ -20,7 +20,7 @@ from typing import Any
 from hubmerge import __version__
 from hubmerge.assemble import companion_files, write_folder
 from hubmerge.card import render_card
-from hubmerge.disk import DiskGauge, available_bytes, input_budget
+from hubmerge.disk import DiskGauge, available_bytes, input_budget, used_bytes
 from hubmerge.equal_weights import refuse_equal_to_base
 from hubmerge.figures import render_figures
 from hubmerge.finished import finished_report, publish_folder
@@ -106,7 +106,9 @@ def merge_to_folders(
                 observer.warning(warning)
         options = options or StreamOptions()
         plans, folders, dropped = [p.plan for p, _ in left], [folder for _, folder in left], options.sink == "null"
-        inputs = input_budget(plans, folders, cache, disk_budget, dropped=dropped) // options.ranks.size
+        # of a budget for all of them, those that an earlier run has finished have taken their part
+        limit = None if disk_budget is None else max(0, disk_budget - used_bytes(finished))
+        inputs = input_budget(plans, folders, cache, limit, dropped=dropped) // options.ranks.size
         groups: dict[object, list[tuple[Prepared, Path]]] = {}
         for prepared, folder in left:
             groups.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
@@ -119,7 +121,7 @@ def merge_to_folders(
             for prepared, folder, journal in variants:
                 take_over(options.ranks, folder, prepared.plan, journal, tell=verifying(observer))
                 see(options.ranks, folder)
-            finished |= surroundings.merge(variants, DiskGauge({cache, *(folder for _, folder in left)}))
+            finished |= surroundings.merge(variants, DiskGauge({cache, *(folder for _, folder in merges)}))
         return [finished[folder] for _, folder in merges]
 
 

@@ -15,11 +15,18 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from builders import recipe_dict, write_parents
 from cache_helpers import threads_left
-from merge_helpers import OUT_SHARD_BYTES, Job
+from merge_helpers import OUT_SHARD_BYTES, Job, Watcher
 
 from hubmerge import hub_bytes, uncached
+from hubmerge.disk import output_need, used_bytes
 from hubmerge.errors import DiskError
+from hubmerge.hub import Hub
+from hubmerge.line import merge_to_folders
+from hubmerge.prepare import prepare_variants
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.stream import StreamOptions
 
 
 def full() -> OSError:
@@ -131,3 +138,23 @@ def test_a_disk_too_full_for_the_digests_of_a_shard_that_is_read_by_ranges(
         assert_refused(job)
     assert all(p.stat().st_size <= written for p in job.inputs.rglob("*") if p.is_file())
     assert_goes_on(job, undisturbed)
+
+
+def test_a_budget_for_all_merges_counts_what_an_earlier_run_has_finished(tmp_path: Path) -> None:
+    folders = write_parents(tmp_path)
+    recipes = [recipe_from_dict(recipe_dict(folders[0], folders[1:], method)) for method in ("ram", "linear")]
+    hub, outs = Hub("http://127.0.0.1:9"), [tmp_path / "ram", tmp_path / "linear"]
+    merges = list(zip(prepare_variants(recipes, hub, allow_local=True), outs, strict=True))
+
+    def merge(count: int, budget: int) -> None:
+        options, cache = StreamOptions(threads=1, backend="eager"), tmp_path / "in"
+        merge_to_folders(merges[:count], hub, cache=cache, observer=Watcher(), options=options, disk_budget=budget)
+
+    one = output_need(merges[0][0].plan, uploaded=False)
+    merge(1, one)
+    there = used_bytes(outs[:1])
+    with pytest.raises(DiskError, match="too small for the output"):
+        merge(2, there + one - 1)
+    assert not (outs[1] / "model.safetensors").exists()
+    merge(2, there + one)
+    assert all((out / "model.safetensors").is_file() for out in outs)
