@@ -211,12 +211,14 @@ def read_bytes(plan: Plan, options: StreamOptions) -> int:
 
 
 def _all_counted(plan: Plan, options: StreamOptions) -> Iterator[tuple[PlannedShard, Counted]]:
-    ranked, overlaps = ranked_by_tensor(plan, options), plan.overlap_scope == "tensor"
+    together = (plan, *options.beside)
+    ranked, scopes = [ranked_by_tensor(one, options) for one in together], {one.overlap_scope for one in together}
+    overlaps = "tensor" in scopes and "model" not in scopes  # which a probe tells
     size, most, everyone = options.chunk(plan), options.shares(plan).kept_bytes, options.workers(plan)
     workers = max(1, everyone // _at_once(plan, options))
-    for shard in plan.shards if overlaps or ranked is not None else ():
+    for shard in plan.shards if overlaps or any(ranked) else ():
         share = most * workers // everyone
-        yield shard, Counted.of(shard.tensors, lambda _: size, [ranked], share, workers, overlaps=overlaps)
+        yield shard, Counted.of(shard.tensors, lambda _: size, ranked, share, workers, overlaps=overlaps)
 
 
 def _at_once(plan: Plan, options: StreamOptions) -> int:

@@ -21,7 +21,7 @@ from hubmerge import memory, shard_work
 from hubmerge.eager import ChunkInputs
 from hubmerge.journal import Journal
 from hubmerge.methods.base import Threshold
-from hubmerge.plan import PlannedTensor
+from hubmerge.plan import Plan, PlannedTensor
 from hubmerge.selection import Counts, Magnitudes
 from hubmerge.sources.base import StoredTensor
 from hubmerge.sources.header import TensorEntry
@@ -307,3 +307,17 @@ def test_what_is_read_is_foretold_where_some_tensors_are_kept_and_others_are_not
     assert store.total == 3 * 2 * (2 * 50_000 + 20_000)
     headers = sum(header.bytes for model in plan.models for header in model.headers.values())
     assert 0 <= read_bytes(plan, options) - store.total <= 2 * headers
+
+
+def test_what_is_kept_is_foretold_of_recipes_in_one_pass_whichever_comes_first(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    recipes = {"ram": {}, "ties": {"trim_scope": "tensor"}, "ram_plus": {"scope": "tensor"}, "ram_plus_soft": {}}
+    ram, ranks, meets, probes = (plan_of(tmp_path, method, parameters=p) for method, p in recipes.items())
+
+    def kept(*plans: Plan) -> int:
+        return kept_bytes(plans[0], StreamOptions(4096, 2, beside=plans[1:]))
+
+    assert kept(ram) == kept(ram, probes) == 0
+    assert kept(ram, ranks) == kept(ranks, ram) == kept(ranks) > 0
+    assert kept(ram, meets) == kept(meets, ram) == kept(meets) > 0
+    assert kept(meets, probes) == kept(probes, meets) == 0  # a probe tells what is needed of each tensor, too
