@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from builders import recipe_dict, write_parents
 from fault_line import Family, Line, unhurried_client, upload_family
 from huggingface_hub import HfApi
 
@@ -87,3 +89,11 @@ def own(ada: HfApi, line: Line, name: str) -> Family:
 def client_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     with unhurried_client(monkeypatch) as pauses:
         yield pauses
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    folders = write_parents(tmp_path)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe_dict(folders[0], folders[1:])))
+    return path

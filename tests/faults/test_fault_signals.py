@@ -1,0 +1,165 @@
+"""Ctrl-C and SIGTERM at any moment: the command clears up, says how it goes on, and does not wait for a silent Hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import recipe_dict
+
+from hubmerge import inspect_command, merge_command, recipe
+from hubmerge.cli import main
+
+REPO = Path(__file__).resolve().parents[2]
+IMPATIENT = "import sys, hubmerge.cli as c; c._END_AFTER_S = 0.1; sys.exit(c.main(sys.argv[1:], own_process=True))"
+
+PRESSED_TWICE = """
+import signal, sys, hubmerge.cli as c
+first, second = (signal.Signals[name] for name in sys.argv[1:])
+def command(arguments, settings):
+    try:
+        signal.raise_signal(first)
+    finally:
+        signal.raise_signal(second)
+        print("cleared up")
+c._inspect = command
+sys.exit(c.main(["inspect", "recipe.yaml"], own_process=True))
+"""
+
+TERMINATED = """
+import os, signal, sys, hubmerge.cli as c
+from hubmerge.null_sink import NullShardWriter
+from hubmerge.sink import ShardWriter
+for writer in (ShardWriter, NullShardWriter):
+    def terminated(writer, finish=writer.finish):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return finish(writer)
+    writer.finish = terminated
+sys.exit(c.main(sys.argv[1:], own_process=True))
+"""
+
+HANDLED = """
+import signal, sys, hubmerge.cli as c
+def command(arguments, settings):
+    print([signal.getsignal(n) is not signal.SIG_DFL for n in (signal.SIGINT, signal.SIGTERM)])
+    return 0
+c._merge = c._methods = command
+sys.exit(c.main(sys.argv[1:], own_process=True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["inspect"], "hubmerge: interrupted (what"),
+        (["run", "--to", "ada/x"], "hubmerge: interrupted; the same command goes on (what"),
+    ],
+    ids=["inspect", "run"],
+)
+def test_ctrl_c_does_not_wait_for_a_hub_that_never_answers(tmp_path: Path, command: list[str], told: str) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(recipe_dict("ada/base", ["ada/one", "ada/two"])))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        started = [sys.executable, "-c", IMPATIENT, *command, str(recipe)]
+        process = subprocess.Popen(started, env=environment, cwd=REPO, stderr=subprocess.PIPE, text=True)
+        connection, _ = silent.accept()
+        with connection:
+            process.send_signal(signal.SIGINT)
+            _, words = process.communicate(timeout=30)  # the Hub may take 300 s for an answer
+    assert process.returncode == 1
+    assert words.startswith(told)
+    assert "Traceback" not in words
+
+
+@pytest.mark.parametrize("first", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("second", ["SIGINT", "SIGTERM"])
+def test_ctrl_c_pressed_again_does_not_cut_off_what_is_cleared_up(first: str, second: str) -> None:
+    command = [sys.executable, "-c", PRESSED_TWICE, first, second]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    code = 143 if first == "SIGTERM" else 1
+    assert (done.returncode, done.stdout, done.stderr) == (code, "cleared up\n", "hubmerge: interrupted\n")
+
+
+def test_sigterm_clears_up_as_ctrl_c_does(recipe_file: Path, tmp_path: Path) -> None:
+    scratch, out = tmp_path / "scratch", tmp_path / "out"
+    scratch.mkdir()
+    environment = {**os.environ, "TMPDIR": str(scratch), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    for output, told in ((["--null-sink"], ""), (["--out", str(out)], "; the same command with --resume goes on")):
+        command = [sys.executable, "-c", TERMINATED, "merge", str(recipe_file), *output]
+        done = subprocess.run(command, env=environment, cwd=REPO, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (143, f"hubmerge: interrupted{told}")
+        assert "Traceback" not in done.stderr
+    assert not [*scratch.glob("hubmerge-*")]
+    assert not [*out.rglob("*.tmp")]
+    assert main(["merge", str(recipe_file), "--out", str(out), "--resume"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "processes", "handled"),
+    [
+        (["merge", "recipe.yaml", "--out", "out"], "1", "[True, True]"),
+        (["merge", "recipe.yaml", "--out", "out"], "2", "[True, False]"),
+        (["methods"], "1", "[True, False]"),  # Ctrl-C as Python has it
+    ],
+    ids=["merge", "merge in two processes", "methods"],
+)
+def test_one_of_several_processes_which_hears_nothing_while_it_waits_ends_at_once(
+    command: list[str], processes: str, handled: str
+) -> None:
+    started = [sys.executable, "-c", HANDLED, *command]
+    environment = {**os.environ, "WORLD_SIZE": processes, "RANK": "0"}
+    done = subprocess.run(started, env=environment, cwd=REPO, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == (handled + "\n", "")
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["merge", "--out", "out"], ["run", "--to", "ada/x"]])
+def test_an_interrupted_command_says_how_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], recipe_file: Path, command: list[str]
+) -> None:
+    def interrupted(path: Path) -> Any:
+        raise KeyboardInterrupt
+
+    # of the modules that use it: imported here, else one of them would keep the patch
+    for module in (merge_command, inspect_command, recipe):
+        monkeypatch.setattr(module, "load_recipe", interrupted)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.chdir(recipe_file.parent)
+    assert main([command[0], str(recipe_file), *command[1:]]) == 1
+    told = capsys.readouterr().err
+    assert ("--resume" in told) == (command[0] == "merge")
+    assert ("goes on" in told) == (command[0] != "inspect")
+    assert main([command[0], str(recipe_file), *command[1:], "--log-json"]) == 1
+    *_, last = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (last["type"], last["code"]) == ("error", "E_CANCELLED")
+    assert last["message"] == f"E_CANCELLED: {told.strip().removeprefix('hubmerge: ')}."
+
+
+@pytest.mark.parametrize("command", [["probe"], ["merge", "--null-sink"]], ids=["probe", "merge"])
+def test_ctrl_c_while_the_temporary_folder_is_removed_leaves_none(
+    monkeypatch: pytest.MonkeyPatch, recipe_file: Path, tmp_path: Path, command: list[str]
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    left, rmtree = [1], shutil.rmtree
+
+    def interrupted(path: Any, **options: Any) -> None:
+        if left[0] and Path(path).parent == scratch:
+            left[0] -= 1
+            raise KeyboardInterrupt
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    assert main([*command, str(recipe_file)]) == 1
+    assert left == [0]
+    assert not list(scratch.iterdir())
