@@ -114,7 +114,7 @@ def merge_to_folders(
             groups.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
         for number, group in enumerate(groups.values(), 1):
             surroundings = _Surroundings(
-                hub, cache, observer, options, inputs, sensitivities, disk_budget, keep=number < len(groups)
+                hub, cache, observer, options, inputs, sensitivities, limit, keep=number < len(groups)
             )
             variants = [(p, folder, Journal.open(folder, p.plan, resume=resume, verified=True)) for p, folder in group]
             Journal.verify([journal for *_, journal in variants], verifying(observer))
