@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import Problem
-from hubmerge.sources.base import FileInfo, Model
+from hubmerge.sources.base import Model
 from hubmerge.tying import Tensors
 from hubmerge.wording import dims, incompatible, named, shown
 
@@ -184,8 +184,8 @@ def _is_unsupported(dtype: str) -> bool:
     return dtype.startswith("F") and dtype not in FLOAT_DTYPES
 
 
-def differences(base: Model, agent: Model, keeper: Model) -> list[str]:
-    """What a user should know, though it does not forbid the merge; `keeper` is the model whose tokenizer is kept."""
+def differences(base: Model, agent: Model) -> list[str]:
+    """What a user should know, though it does not forbid the merge."""
     notes = [
         f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
         f"{shown(agent.config.get(key))}); the merge keeps the base's"
@@ -196,18 +196,7 @@ def differences(base: Model, agent: Model, keeper: Model) -> list[str]:
         notes.append(
             f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are"
         )
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        a, b = keeper.files.get(name), agent.files.get(name)
-        if b is None and agent.adapter is not None:
-            continue  # an adapter's repo need not repeat what its base has
-        if (a is None) != (b is None) or (a and b and not _may_be_equal(a, b)):
-            kept = "the base's" if keeper.ref == base.ref else f"{keeper.ref.id}'s"
-            notes.append(f"{agent.ref.id}: {name} differs from {kept}; the merge keeps {kept}")
     return notes
-
-
-def _may_be_equal(a: FileInfo, b: FileInfo) -> bool:
-    return a.size == b.size and (a.sha256 is None or b.sha256 is None or a.sha256 == b.sha256)
 
 
 def architecture(model: Model) -> str:

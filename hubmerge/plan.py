@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 from hubmerge.compatibility import agent_problems, architecture, base_problems, differences, repeated
 from hubmerge.dtypes import FLOAT_DTYPES, NAMES, Rounding
-from hubmerge.errors import IncompatibleError, Problem
+from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, Problem, SourceNotFoundError
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Threshold
+from hubmerge.output.companions import Companions, select_companions
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
@@ -72,6 +73,7 @@ class Plan:
     rounding: Rounding  # what None in the recipe means here
     warnings: tuple[str, ...]
     vocabulary: Vocabulary | None = None  # rows that an agent adds to the base's
+    companions: Companions = Companions()  # files beside the weights
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -81,22 +83,13 @@ class Plan:
         return with_vocab_size(self.base.config, self.vocabulary.rows)
 
     @property
-    def tokenizer(self) -> Model:
-        """The model whose tokenizer the output has: the base, or the agent that adds rows to its vocabulary."""
-        return self.models[self.vocabulary.donor if self.vocabulary else 0]
-
-    @property
     def models(self) -> tuple[Model, ...]:
         return (self.base, *self.agents)
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Short names of the agents, as long as it takes to tell them apart."""
-        forms = [(a.ref.label, a.ref.id, str(a.ref), f"{a.ref.id}@{a.ref.sha}") for a in self.agents]
-        return tuple(
-            next((f for level, f in enumerate(own) if [o[level] for o in forms].count(f) == 1), own[-1])
-            for own in forms
-        )
+        return _labels(self.agents)
 
     @property
     def identity(self) -> str:
@@ -187,6 +180,7 @@ class Plan:
             "rounding": self.rounding,
             "shards": len(self.shards),
             "output_bytes": self.output_bytes,
+            "companion_bytes": self.companions.bytes,
             "input_bytes": self.input_bytes,
             "download_bytes": self.download_bytes,
             # streamed to the Hub, each shard leaves the disk when it is uploaded; a folder keeps them
@@ -216,18 +210,37 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     warnings = [*recipe.notes, *seen.warnings, *views.warnings]
     if recipe.dtype is None and base.kind == "fp8 weights":
         warnings.append(f"{base.ref.id}: fp8 weights are stored as bfloat16, since the recipe names no dtype")
-    keeper = (base, *agents)[seen.vocabulary.donor if seen.vocabulary else 0]
     for agent, tensors in zip(seen.agents, views.agents, strict=True):
         problems += agent_problems(seen.base, views.base, agent, tensors)
-        warnings += differences(seen.base, agent, keeper)
+        warnings += differences(seen.base, agent)
+    companions = select_companions(base, agents, _labels(agents), seen.vocabulary.donor if seen.vocabulary else 0)
+    problems += companions.problems
+    warnings += companions.warnings
     if problems:
-        raise IncompatibleError("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
+        raise refusal(problems)
     shards = _lay_out(recipe, views, max_shard_bytes)
     sixteen_bits = any(t.dtype in ("BF16", "F16") for s in shards for t in s.tensors)
     rounding: Rounding = recipe.rounding or ("stochastic" if method.rescales and sixteen_bits else "nearest")
     # like every default, the rounding is written out: a version with another default makes another merge
     pinned = recipe.pinned(base.ref, tuple(a.ref for a in agents)).model_copy(update={"rounding": rounding})
-    return Plan(pinned, base, tuple(agents), shards, rounding, tuple(dict.fromkeys(warnings)), seen.vocabulary)
+    return Plan(
+        pinned, base, tuple(agents), shards, rounding, tuple(dict.fromkeys(warnings)), seen.vocabulary, companions
+    )
+
+
+def refusal(problems: Sequence[Problem]) -> HubmergeError:
+    """What is raised where `problems` forbid a merge: of their kind, where all are of one."""
+    kinds = {kind.code: kind for kind in (MemoryLimitError, SourceNotFoundError)}
+    codes = {problem.code for problem in problems}
+    kind = kinds.get(next(iter(codes)), IncompatibleError) if len(codes) == 1 else IncompatibleError
+    return kind("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
+
+
+def _labels(agents: Sequence[Model]) -> tuple[str, ...]:
+    forms = [(a.ref.label, a.ref.id, str(a.ref), f"{a.ref.id}@{a.ref.sha}") for a in agents]
+    return tuple(
+        next((f for level, f in enumerate(own) if [o[level] for o in forms].count(f) == 1), own[-1]) for own in forms
+    )
 
 
 def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
