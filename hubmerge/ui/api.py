@@ -45,8 +45,9 @@ def _reading(service: Service) -> tuple[Callable[..., Any], ...]:
     ) -> dict[str, Any]:
         """Check a recipe from headers alone: architecture, sizes, predicted download and disk, warnings, identity.
 
-        The recipe has base, agents (names, or model with weight), method, parameters, dtype, rounding and seed. A
-        merge that cannot be is refused with every problem listed, as is a `license` that the parents do not allow.
+        The recipe has base, agents (names, or model with weight), method, parameters, dtype, rounding, seed and
+        ignore. A merge that cannot be is refused with every problem listed, as is a `license` that the parents do
+        not allow.
         """
         with _told():
             return service.inspect(checked_recipe(recipe).to_dict(), visitor_of(profile, token), license).summary()
