@@ -75,7 +75,7 @@ _OF_MODULES: tuple[tuple[str, Kind], ...] = (
 )
 _MODULE_CLASS = re.compile(r"sentence_transformers(?:\.[A-Za-z_]\w*)+")
 _LICENSE = re.compile(
-    r"(?:licenses/(?:[\w.\-]{1,100}/){0,4})?"  # where a merge puts those of its parents
+    r"(?:licenses/(?:\w[\w.\-]{0,99}/){0,4})?"  # where a merge puts those of its parents
     r"(?:LICENSE|LICENCE|NOTICE|COPYING|USE_POLICY)(?:[-_][\w\-]{1,40})?(?:\.(?:md|txt|rst))?",
     re.IGNORECASE | re.ASCII,
 )
@@ -356,8 +356,7 @@ def _too_big(files: Sequence[Companion], licenses: Sequence[Companion]) -> Itera
     together = sum(f.size for f in licenses)
     if together > MAX_LICENSES_BYTES:
         yield _problem_of_size("the license files are too large", f"at most {MAX_LICENSES_BYTES:,} bytes", together)
-    together += sum(f.size for f in files)
-    if together > MAX_TOGETHER_BYTES:
+    elif (together := together + sum(f.size for f in files)) > MAX_TOGETHER_BYTES:
         yield _problem_of_size(
             "the files beside the weights are too large", f"at most {MAX_TOGETHER_BYTES:,} bytes", together
         )
