@@ -19,7 +19,9 @@ from hubmerge.methods import get_method
 from hubmerge.methods.base import Threshold
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model, StoredTensor
+from hubmerge.sources.derived import DerivedTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
+from hubmerge.sources.ignore import ignoring_line
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
 from hubmerge.sources.views import views_of
@@ -38,7 +40,7 @@ class PlannedTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str  # of the output, safetensors' name
-    action: Literal["merge", "copy"]  # integers and booleans are copied from the base
+    action: Literal["merge", "copy"]  # copied from the base: integers, booleans, ignored ones
     begin: int  # bytes in the output shard
     end: int
     inputs: tuple[StoredTensor, ...]
@@ -207,22 +209,23 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     method = get_method(recipe.method)
     if recipe.dtype is None and (dtype := method.default_dtype(method.parse_parameters(recipe.parameters))):
         recipe = recipe.model_copy(update={"dtype": dtype})
-    seen = views_of(base, agents)
+    seen = views_of(base, agents, recipe.ignore)
     problems = [*_unfit(recipe, agents), *seen.problems]
     if base.adapter is not None:  # everything else would follow from this
         raise IncompatibleError("these models cannot be merged", problems=tuple(problems))
     views = untie(seen.base, seen.agents)
-    problems += [*base_problems(seen.base, views.base), *repeated(base, agents), *views.problems]
+    problems += [*base_problems(seen.base, views.base, seen.kept), *repeated(base, agents), *views.problems]
+    line = ignoring_line(recipe.ignore, views.base, views.agents)
     warnings = [*recipe.notes, *seen.warnings, *views.warnings]
     if recipe.dtype is None and base.kind == "fp8 weights":
         warnings.append(f"{base.ref.id}: fp8 weights are stored as bfloat16, since the recipe names no dtype")
     keeper = (base, *agents)[seen.vocabulary.donor if seen.vocabulary else 0]
     for agent, tensors in zip(seen.agents, views.agents, strict=True):
-        problems += agent_problems(seen.base, views.base, agent, tensors)
+        problems += agent_problems(seen.base, views.base, agent, tensors, line)
         warnings += differences(seen.base, agent, keeper)
     if problems:
         raise IncompatibleError("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
-    shards = _lay_out(recipe, views, max_shard_bytes)
+    shards = _lay_out(recipe, views, seen.kept, max_shard_bytes)
     sixteen_bits = any(t.dtype in ("BF16", "F16") for s in shards for t in s.tensors)
     rounding: Rounding = recipe.rounding or ("stochastic" if method.rescales and sixteen_bits else "nearest")
     # like every default, the rounding is written out: a version with another default makes another merge
@@ -255,16 +258,26 @@ def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
         yield Problem(IncompatibleError.code, reason, where=f"the parameters of {method.name}")
 
 
-def _lay_out(recipe: Recipe, views: Untied, max_shard_bytes: int) -> tuple[PlannedShard, ...]:
+def _lay_out(recipe: Recipe, views: Untied, kept: frozenset[str], max_shard_bytes: int) -> tuple[PlannedShard, ...]:
     """The base's tensors in their stored order, cut into shards; wider dtypes first within each.
 
-    Readers view the bytes in place, which needs every tensor at a multiple of its element's size.
+    Readers view the bytes in place, which needs every tensor at a multiple of its element's size. Tensors of the
+    names `kept` are the base's, in the base's dtype.
     """
+
+    def is_copied(tensor: StoredTensor) -> bool:
+        # what is computed has no bits to copy: it is merged, of models that are all alike there
+        ignored = tensor.entry.name in kept and not isinstance(tensor, DerivedTensor)
+        return ignored or tensor.entry.dtype not in FLOAT_DTYPES
+
+    def dtype_of(tensor: StoredTensor) -> str:
+        return tensor.kept_dtype if is_copied(tensor) or recipe.dtype is None else NAMES[recipe.dtype]
+
     stored = sorted(views.base.values(), key=lambda t: (t.shard, t.entry.begin, t.entry.name))
     groups: list[list[StoredTensor]] = [[]]
     filled = 0
     for tensor in stored:
-        size = tensor.entry.elements * DTYPE_BYTES[_output_dtype(recipe, tensor)]
+        size = tensor.entry.elements * DTYPE_BYTES[dtype_of(tensor)]
         if groups[-1] and filled + size > max_shard_bytes:
             groups.append([])
             filled = 0
@@ -272,17 +285,15 @@ def _lay_out(recipe: Recipe, views: Untied, max_shard_bytes: int) -> tuple[Plann
         filled += size
     shards = []
     for number, group in enumerate(groups, start=1):
-        group.sort(key=lambda t: -DTYPE_BYTES[_output_dtype(recipe, t)])
+        group.sort(key=lambda t: -DTYPE_BYTES[dtype_of(t)])
         filename = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        header, ranges = serialize_header(
-            ((t.entry.name, _output_dtype(recipe, t), t.entry.shape) for t in group), {"format": "pt"}
-        )
+        header, ranges = serialize_header(((t.entry.name, dtype_of(t), t.entry.shape) for t in group), {"format": "pt"})
         tensors = tuple(
             PlannedTensor(
                 t.entry.name,
                 t.entry.shape,
-                _output_dtype(recipe, t),
-                "merge" if t.entry.dtype in FLOAT_DTYPES else "copy",
+                dtype_of(t),
+                "copy" if is_copied(t) else "merge",
                 *ranges[t.entry.name],
                 (t, *(view[t.entry.name] for view in views.agents)),
             )
@@ -290,9 +301,3 @@ def _lay_out(recipe: Recipe, views: Untied, max_shard_bytes: int) -> tuple[Plann
         )
         shards.append(PlannedShard(filename, header, tensors))
     return tuple(shards)
-
-
-def _output_dtype(recipe: Recipe, tensor: StoredTensor) -> str:
-    if tensor.entry.dtype not in FLOAT_DTYPES or recipe.dtype is None:
-        return tensor.kept_dtype
-    return NAMES[recipe.dtype]

@@ -14,6 +14,7 @@ from huggingface_hub import HfApi
 from job_helpers import make_worker, running, until
 from pydantic import SecretStr
 
+from hubmerge.errors import RecipeError
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
 from hubmerge.ui.service import MergeRequest, Visitor
@@ -82,3 +83,25 @@ def test_a_job_acts_as_long_as_the_sign_in_says_and_then_needs_login_until_it_is
     again = service.submit(request, later)
     assert (again.id, again.state) == (queued.id, "queued")
     assert again.signed_in_until == iso(later.expires_at or end)
+
+
+def test_models_without_a_license_are_inspected_and_started_once_the_form_states_one(
+    zoo_hub: LocalHubProcess, store: Store
+) -> None:
+    api = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"])
+    agents = ["zoo/math-agent", "zoo/open-agent"]
+    api.create_repo("zoo/open-agent")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        content = Path(api.hf_hub_download("zoo/tool-agent", name)).read_bytes()
+        api.upload_file(path_or_fileobj=content, path_in_repo=name, repo_id="zoo/open-agent")
+    service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, TokenVault([b"s" * 40]))
+    ada = Visitor("ada", zoo_hub.tokens["ada"], ("ada",))
+    recipe = {**RECIPE, "agents": agents}
+    for license in (None, "", "apache-2.0", "other"):  # as the form does, before and after something was chosen
+        assert service.inspect(recipe, ada, license).agents[1].license is None
+    with pytest.raises(RecipeError, match="do not allow"):
+        service.inspect(recipe, ada, "mit")
+    with pytest.raises(RecipeError, match="must be chosen"):
+        service.submit(MergeRequest(recipe, "ada/of-open", private=False), ada)
+    job = service.submit(MergeRequest(recipe, "ada/of-open", private=False, license="apache-2.0"), ada)
+    assert job.state == State.QUEUED
