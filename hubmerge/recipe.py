@@ -307,17 +307,18 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
                 yield replace(problem, where=place(where, *path, *([problem.where] if problem.where else [])))
         elif kind == "missing":
             if path[-1] not in meant:
-                yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_NEEDED.get(path[-1], ""))
+                yield Problem(
+                    RecipeError.code, _words(issue), place(where, *path), next_step=_NEEDED.get(str(path[-1]), "")
+                )
         elif not (kind == "too_short" and path[0] in wrong):
             yield Problem(RecipeError.code, _words(issue), place(where, *path), got=repr(issue["input"])[:120])
 
 
 def _known_keys(path: tuple[int | str, ...]) -> tuple[str, ...]:
     """What may stand where an unknown key stands."""
-    table: type[BaseModel] = Recipe
-    for part in path[:-1]:
-        table = {"agents": AgentSpec, "calibration": CalibrationSpec}.get(str(part), table)
-    return tuple(table.model_fields)
+    if "calibration" in path[:-1]:
+        return tuple(CalibrationSpec.model_fields)
+    return tuple((AgentSpec if "agents" in path[:-1] else Recipe).model_fields)
 
 
 _NEEDED = {
