@@ -186,12 +186,7 @@ def _is_unsupported(dtype: str) -> bool:
 
 def differences(base: Model, agent: Model, keeper: Model) -> list[str]:
     """What a user should know, though it does not forbid the merge; `keeper` is the model whose tokenizer is kept."""
-    notes = [
-        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
-        f"{shown(agent.config.get(key))}); the merge keeps the base's"
-        for key in _BEHAVIOUR_KEYS
-        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
-    ]
+    notes = [f"{words}; the merge keeps the base's" for words in other_settings(base, agent)]
     if agent.adapter is None and "adapter_config.json" in agent.files:
         notes.append(
             f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are"
@@ -204,6 +199,16 @@ def differences(base: Model, agent: Model, keeper: Model) -> list[str]:
             kept = "the base's" if keeper.ref == base.ref else f"{keeper.ref.id}'s"
             notes.append(f"{agent.ref.id}: {name} differs from {kept}; the merge keeps {kept}")
     return notes
+
+
+def other_settings(base: Model, agent: Model) -> list[str]:
+    """What of the two models' configs makes them compute differently with the same weights."""
+    return [
+        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
+        f"{shown(agent.config.get(key))})"
+        for key in _BEHAVIOUR_KEYS
+        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
+    ]
 
 
 def _may_be_equal(a: FileInfo, b: FileInfo) -> bool:

@@ -8,21 +8,23 @@ shards can be written at known offsets in any order; what is predicted of bytes,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
-from hubmerge.compatibility import agent_problems, architecture, base_problems, differences, repeated
+from hubmerge.compatibility import agent_problems, architecture, base_problems, differences, other_settings, repeated
 from hubmerge.dtypes import FLOAT_DTYPES, NAMES, Rounding
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Threshold
 from hubmerge.recipe import Recipe, merge_identity
-from hubmerge.sources.base import Model, StoredTensor
+from hubmerge.sources.base import Model, ModelRef, StoredTensor
+from hubmerge.sources.derived import ZeroTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
-from hubmerge.sources.views import views_of
+from hubmerge.sources.views import compared_views, views_of
 from hubmerge.sources.vocabulary import Vocabulary, with_vocab_size
 from hubmerge.tying import Untied, untie
 
@@ -228,6 +230,36 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     # like every default, the rounding is written out: a version with another default makes another merge
     pinned = recipe.pinned(base.ref, tuple(a.ref for a in agents)).model_copy(update={"rounding": rounding})
     return Plan(pinned, base, tuple(agents), shards, rounding, tuple(dict.fromkeys(warnings)), seen.vocabulary)
+
+
+def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
+    """A plan of which nothing is written: one agent beside its base, to be counted. IncompatibleError as `make_plan`.
+
+    A second agent, all zeros, stands beside it: its update is the base with the sign turned round, so that the pass
+    that measures the agent's update measures what it is an update of. The recipe names the base and the one agent.
+    """
+    seen = compared_views(base, agent)
+    problems = list(seen.problems)
+    if base.adapter is None:  # else everything else would follow from this
+        views = untie(seen.base, seen.agents)
+        problems += [*base_problems(seen.base, views.base), *views.problems]
+        problems += agent_problems(seen.base, views.base, seen.agents[0], views.agents[0])
+    if problems:
+        raise IncompatibleError(
+            "these models cannot be compared", problems=[_of_comparison(p) for p in dict.fromkeys(problems)]
+        )
+    zeros = MappingProxyType({name: ZeroTensor.like(t) for name, t in views.base.items()})
+    nothing = Model(ModelRef("synthetic", "nothing", "0" * 40), base.config, {}, {})
+    shards = _lay_out(recipe, replace(views, agents=(*views.agents, zeros)), MAX_SHARD_BYTES)
+    warnings = [*seen.warnings, *views.warnings, *other_settings(seen.base, seen.agents[0])]
+    return Plan(recipe, base, (agent, nothing), shards, "nearest", tuple(dict.fromkeys(warnings)))
+
+
+def _of_comparison(problem: Problem) -> Problem:
+    """Its advice without a recipe that something could be removed from."""
+    if not problem.next_step.startswith("Remove "):
+        return problem
+    return replace(problem, next_step="Compare it with the model that it was trained from.")
 
 
 def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:

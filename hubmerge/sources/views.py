@@ -16,7 +16,7 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.fp8 import Seen, with_scales
 from hubmerge.sources.lora import attached
 from hubmerge.sources.prefixes import aligned
-from hubmerge.sources.vocabulary import Vocabulary, with_added_rows
+from hubmerge.sources.vocabulary import Vocabulary, with_added_rows, without_added_rows
 from hubmerge.wording import incompatible
 
 
@@ -42,16 +42,33 @@ def views_of(base: Model, agents: Sequence[Model]) -> Views:
             next_step="Choose the adapter's base, and the adapter as an agent.",
         )
         return Views(base, tuple(agents), (problem,), ())
-    steps = [with_scales(base)]
-    seen_base = steps[0].model
-    seen_agents = []
-    for agent in agents:
-        steps.append(_seen(seen_base, agent))
-        seen_agents.append(steps[-1].model)
-    grown = with_added_rows(seen_base, seen_agents)
-    problems = (*(p for s in steps for p in s.problems), *grown.problems)
-    warnings = (*(w for s in steps for w in s.warnings), *grown.warnings)
+    seen = _by_names(base, agents)
+    grown = with_added_rows(seen.base, seen.agents)
+    problems, warnings = (*seen.problems, *grown.problems), (*seen.warnings, *grown.warnings)
     return Views(grown.base, grown.agents, problems, warnings, grown.vocabulary)
+
+
+def compared_views(base: Model, agent: Model) -> Views:
+    """As `views_of`, but that rows which one agent adds are left out: there is nothing that they differ from."""
+    if base.adapter is not None:
+        return views_of(base, [agent])
+    seen = _by_names(base, [agent])
+    common = without_added_rows(seen.base, *seen.agents)
+    problems, warnings = (*seen.problems, *common.problems), (*seen.warnings, *common.warnings)
+    return Views(common.base, common.agents, problems, warnings, common.vocabulary)
+
+
+def _by_names(base: Model, agents: Sequence[Model]) -> Views:
+    """Every model's tensors as floats under the base's names."""
+    steps = [with_scales(base)]
+    for agent in agents:
+        steps.append(_seen(steps[0].model, agent))
+    return Views(
+        steps[0].model,
+        tuple(s.model for s in steps[1:]),
+        tuple(p for s in steps for p in s.problems),
+        tuple(w for s in steps for w in s.warnings),
+    )
 
 
 def _seen(base: Model, agent: Model) -> Seen:

@@ -1,0 +1,1 @@
+"""What is shown of models and merges: values that the command line, the pages and the API render alike."""
