@@ -13,6 +13,7 @@ from hubmerge.sources.base import FileInfo, Model
 from hubmerge.tying import Tensors
 from hubmerge.wording import dims, incompatible, named, shown
 
+MISSING, EXTRA = "missing tensors", "tensors that the base does not have"  # what an agent may have wrong
 _SHAPING_KEYS = (
     "hidden_size",
     "num_hidden_layers",
@@ -34,16 +35,19 @@ _BEHAVIOUR_KEYS = (
 )
 
 
-def base_problems(base: Model, tensors: Tensors) -> list[Problem]:
-    """Why this base cannot be merged into, whatever the agents."""
+def base_problems(base: Model, tensors: Tensors, kept: frozenset[str] = frozenset()) -> list[Problem]:
+    """Why this base cannot be merged into, whatever the agents; tensors of the names `kept` are not merged."""
     problems = _quantized(base)
+    tensors = {n: t for n, t in tensors.items() if n not in kept}
     unsupported = [n for n, t in tensors.items() if _is_unsupported(t.entry.dtype)]
     if unsupported:
         problems.append(_dtype_problem(base, [f"{n} ({tensors[n].entry.dtype})" for n in unsupported]))
     elif not any(t.entry.dtype in FLOAT_DTYPES for t in tensors.values()):
         problems.append(
             incompatible(
-                "nothing to merge: no tensor of floating point numbers", where=str(base.ref), got="integers only"
+                "nothing to merge: no tensor of floating point numbers",
+                where=str(base.ref),
+                got="integers only" if tensors or not kept else "`ignore` names every tensor",
             )
         )
     return problems
@@ -87,8 +91,11 @@ def _same_weights(a: Model, b: Model) -> str | None:
     return None
 
 
-def agent_problems(base: Model, base_tensors: Tensors, agent: Model, tensors: Tensors) -> list[Problem]:
-    """What forbids a merge of this agent with this base."""
+def agent_problems(
+    base: Model, base_tensors: Tensors, agent: Model, tensors: Tensors, ignoring: str | None = None
+) -> list[Problem]:
+    """What forbids a merge of this agent with this base; `ignoring`: the line of a recipe that leaves out what only
+    some of the models have."""
     where = str(agent.ref)
     remove = f"Remove {agent.ref.id} or choose another base."
     if architecture(base) != architecture(agent):
@@ -117,12 +124,23 @@ def agent_problems(base: Model, base_tensors: Tensors, agent: Model, tensors: Te
     missing = [n for n in base_tensors if n not in tensors]
     if missing:
         problems.append(
-            incompatible("missing tensors", where=where, expected=named(missing), got="not stored", next_step=remove)
+            incompatible(
+                MISSING,
+                where=where,
+                expected=named(missing),
+                got="not stored",
+                next_step=_keeping(ignoring, remove),
+            )
         )
     extra = [n for n in tensors if n not in base_tensors]
     if extra:
         problems.append(
-            incompatible("tensors that the base does not have", where=where, got=named(extra), next_step=remove)
+            incompatible(
+                EXTRA,
+                where=where,
+                got=named(extra),
+                next_step=_leaving_out(ignoring, remove),
+            )
         )
     common = [n for n in base_tensors if n in tensors]
     shapes = [
@@ -149,6 +167,16 @@ def agent_problems(base: Model, base_tensors: Tensors, agent: Model, tensors: Te
     if dtypes:
         problems.append(_dtype_problem(agent, dtypes))
     return problems
+
+
+def _leaving_out(ignoring: str | None, otherwise: str) -> str:
+    line = f"If the result needs none of them, put this line into the recipe: {ignoring}. "
+    return otherwise if ignoring is None else f"{line}Otherwise: {otherwise}"
+
+
+def _keeping(ignoring: str | None, otherwise: str) -> str:
+    line = f"To keep the base's, put this line into the recipe: {ignoring}. "
+    return otherwise if ignoring is None else f"{line}Otherwise: {otherwise}"
 
 
 def _quantized(model: Model) -> list[Problem]:

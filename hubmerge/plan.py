@@ -13,20 +13,31 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
-from hubmerge.compatibility import agent_problems, architecture, base_problems, differences, other_settings, repeated
+from hubmerge.compatibility import (
+    EXTRA,
+    MISSING,
+    agent_problems,
+    architecture,
+    base_problems,
+    differences,
+    other_settings,
+    repeated,
+)
 from hubmerge.dtypes import FLOAT_DTYPES, NAMES, Rounding
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Threshold
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model, ModelRef, StoredTensor
-from hubmerge.sources.derived import ZeroTensor
+from hubmerge.sources.derived import DerivedTensor, ZeroTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
+from hubmerge.sources.ignore import ignored_by, ignoring_line, needed_patterns, unmatched, without
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
-from hubmerge.sources.views import compared_views, views_of
-from hubmerge.sources.vocabulary import Vocabulary, with_vocab_size
+from hubmerge.sources.views import views_of
+from hubmerge.sources.vocabulary import Vocabulary, with_vocab_size, without_added_rows
 from hubmerge.tying import Untied, untie
+from hubmerge.wording import named
 
 InputKind = frozenset[str]
 
@@ -40,7 +51,7 @@ class PlannedTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str  # of the output, safetensors' name
-    action: Literal["merge", "copy"]  # integers and booleans are copied from the base
+    action: Literal["merge", "copy"]  # copied from the base: integers, booleans, ignored ones
     begin: int  # bytes in the output shard
     end: int
     inputs: tuple[StoredTensor, ...]
@@ -209,22 +220,23 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     method = get_method(recipe.method)
     if recipe.dtype is None and (dtype := method.default_dtype(method.parse_parameters(recipe.parameters))):
         recipe = recipe.model_copy(update={"dtype": dtype})
-    seen = views_of(base, agents)
+    seen = views_of(base, agents, recipe.ignore)
     problems = [*_unfit(recipe, agents), *seen.problems]
     if base.adapter is not None:  # everything else would follow from this
         raise IncompatibleError("these models cannot be merged", problems=tuple(problems))
     views = untie(seen.base, seen.agents)
-    problems += [*base_problems(seen.base, views.base), *repeated(base, agents), *views.problems]
+    problems += [*base_problems(seen.base, views.base, seen.kept), *repeated(base, agents), *views.problems]
+    line = ignoring_line(recipe.ignore, views.base, views.agents)
     warnings = [*recipe.notes, *seen.warnings, *views.warnings]
     if recipe.dtype is None and base.kind == "fp8 weights":
         warnings.append(f"{base.ref.id}: fp8 weights are stored as bfloat16, since the recipe names no dtype")
     keeper = (base, *agents)[seen.vocabulary.donor if seen.vocabulary else 0]
     for agent, tensors in zip(seen.agents, views.agents, strict=True):
-        problems += agent_problems(seen.base, views.base, agent, tensors)
+        problems += agent_problems(seen.base, views.base, agent, tensors, line)
         warnings += differences(seen.base, agent, keeper)
     if problems:
         raise IncompatibleError("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
-    shards = _lay_out(recipe, views, max_shard_bytes)
+    shards = _lay_out(recipe, views, seen.kept, max_shard_bytes)
     sixteen_bits = any(t.dtype in ("BF16", "F16") for s in shards for t in s.tensors)
     rounding: Rounding = recipe.rounding or ("stochastic" if method.rescales and sixteen_bits else "nearest")
     # like every default, the rounding is written out: a version with another default makes another merge
@@ -236,30 +248,37 @@ def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
     """A plan of which nothing is written: one agent beside its base, to be counted. IncompatibleError as `make_plan`.
 
     A second agent, all zeros, stands beside it: its update is the base with the sign turned round, so that the pass
-    that measures the agent's update measures what it is an update of. The recipe names the base and the one agent.
+    that measures the agent's update measures what it is an update of. Of the recipe its models and `ignore` count.
     """
-    seen = compared_views(base, agent)
+    ignored = ignored_by(recipe.ignore)
+    (left_base, *dropped), (left_agent, *more) = (without(model, ignored) for model in (base, agent))
+    seen = views_of(left_base, [left_agent], rows=without_added_rows)
     problems = list(seen.problems)
     if base.adapter is None:  # else everything else would follow from this
         views = untie(seen.base, seen.agents)
         problems += [*base_problems(seen.base, views.base), *views.problems]
-        problems += agent_problems(seen.base, views.base, seen.agents[0], views.agents[0])
+        patterns = needed_patterns(recipe.ignore, views.base, views.agents)
+        found = agent_problems(seen.base, views.base, seen.agents[0], views.agents[0])
+        problems += [_of_comparison(problem, patterns) for problem in found]
     if problems:
-        raise IncompatibleError(
-            "these models cannot be compared", problems=[_of_comparison(p) for p in dict.fromkeys(problems)]
-        )
+        raise IncompatibleError("these models cannot be compared", problems=tuple(dict.fromkeys(problems)))
     zeros = MappingProxyType({name: ZeroTensor.like(t) for name, t in views.base.items()})
     nothing = Model(ModelRef("synthetic", "nothing", "0" * 40), base.config, {}, {})
-    shards = _lay_out(recipe, replace(views, agents=(*views.agents, zeros)), MAX_SHARD_BYTES)
-    warnings = [*seen.warnings, *views.warnings, *other_settings(seen.base, seen.agents[0])]
+    shards = _lay_out(recipe, replace(views, agents=(*views.agents, zeros)), frozenset(), MAX_SHARD_BYTES)
+    names = [name for group in (*dropped, *more) for name in group]
+    told = [f"left out, as was asked for: {named(list(dict.fromkeys(names)))}"] if names else []
+    told += [f"{pattern!r} matches no tensor of either model" for pattern in unmatched(recipe.ignore, (base, agent))]
+    warnings = [*told, *seen.warnings, *views.warnings, *other_settings(seen.base, seen.agents[0])]
     return Plan(recipe, base, (agent, nothing), shards, "nearest", tuple(dict.fromkeys(warnings)))
 
 
-def _of_comparison(problem: Problem) -> Problem:
-    """Its advice without a recipe that something could be removed from."""
-    if not problem.next_step.startswith("Remove "):
-        return problem
-    return replace(problem, next_step="Compare it with the model that it was trained from.")
+def _of_comparison(problem: Problem, patterns: Sequence[str]) -> Problem:
+    """A problem of an agent, with advice for a comparison: there is no recipe that it could be removed from."""
+    advice = "Compare it with the model that it was trained from."
+    if patterns and problem.what in (MISSING, EXTRA):
+        options = " ".join(f"--ignore '{pattern}'" for pattern in patterns)
+        advice = f"On the command line, {options} leaves out what only one of them has. Otherwise: {advice}"
+    return replace(problem, next_step=advice) if "Remove " in problem.next_step else problem
 
 
 def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
@@ -287,16 +306,26 @@ def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
         yield Problem(IncompatibleError.code, reason, where=f"the parameters of {method.name}")
 
 
-def _lay_out(recipe: Recipe, views: Untied, max_shard_bytes: int) -> tuple[PlannedShard, ...]:
+def _lay_out(recipe: Recipe, views: Untied, kept: frozenset[str], max_shard_bytes: int) -> tuple[PlannedShard, ...]:
     """The base's tensors in their stored order, cut into shards; wider dtypes first within each.
 
-    Readers view the bytes in place, which needs every tensor at a multiple of its element's size.
+    Readers view the bytes in place, which needs every tensor at a multiple of its element's size. Tensors of the
+    names `kept` are the base's, in the base's dtype.
     """
+
+    def is_copied(tensor: StoredTensor) -> bool:
+        # what is computed has no bits to copy: it is merged, of models that are all alike there
+        ignored = tensor.entry.name in kept and not isinstance(tensor, DerivedTensor)
+        return ignored or tensor.entry.dtype not in FLOAT_DTYPES
+
+    def dtype_of(tensor: StoredTensor) -> str:
+        return tensor.kept_dtype if is_copied(tensor) or recipe.dtype is None else NAMES[recipe.dtype]
+
     stored = sorted(views.base.values(), key=lambda t: (t.shard, t.entry.begin, t.entry.name))
     groups: list[list[StoredTensor]] = [[]]
     filled = 0
     for tensor in stored:
-        size = tensor.entry.elements * DTYPE_BYTES[_output_dtype(recipe, tensor)]
+        size = tensor.entry.elements * DTYPE_BYTES[dtype_of(tensor)]
         if groups[-1] and filled + size > max_shard_bytes:
             groups.append([])
             filled = 0
@@ -304,17 +333,15 @@ def _lay_out(recipe: Recipe, views: Untied, max_shard_bytes: int) -> tuple[Plann
         filled += size
     shards = []
     for number, group in enumerate(groups, start=1):
-        group.sort(key=lambda t: -DTYPE_BYTES[_output_dtype(recipe, t)])
+        group.sort(key=lambda t: -DTYPE_BYTES[dtype_of(t)])
         filename = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        header, ranges = serialize_header(
-            ((t.entry.name, _output_dtype(recipe, t), t.entry.shape) for t in group), {"format": "pt"}
-        )
+        header, ranges = serialize_header(((t.entry.name, dtype_of(t), t.entry.shape) for t in group), {"format": "pt"})
         tensors = tuple(
             PlannedTensor(
                 t.entry.name,
                 t.entry.shape,
-                _output_dtype(recipe, t),
-                "merge" if t.entry.dtype in FLOAT_DTYPES else "copy",
+                dtype_of(t),
+                "copy" if is_copied(t) else "merge",
                 *ranges[t.entry.name],
                 (t, *(view[t.entry.name] for view in views.agents)),
             )
@@ -322,9 +349,3 @@ def _lay_out(recipe: Recipe, views: Untied, max_shard_bytes: int) -> tuple[Plann
         )
         shards.append(PlannedShard(filename, header, tensors))
     return tuple(shards)
-
-
-def _output_dtype(recipe: Recipe, tensor: StoredTensor) -> str:
-    if tensor.entry.dtype not in FLOAT_DTYPES or recipe.dtype is None:
-        return tensor.kept_dtype
-    return NAMES[recipe.dtype]

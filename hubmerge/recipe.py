@@ -33,6 +33,7 @@ from hubmerge.errors import Problem, RecipeError
 from hubmerge.methods import get_method
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.sources.base import SYNTHETIC, ModelRef, is_hub_id
+from hubmerge.sources.ignore import checked_patterns
 
 MAX_AGENTS = 32
 MAX_RECIPE_BYTES = 64 * 1024
@@ -139,6 +140,7 @@ class Recipe(_Frozen):
     rounding: Rounding | None = None  # None: the method's default
     seed: Annotated[int, BeforeValidator(_number)] = Field(default=0, ge=0, lt=2**63)
     calibration: CalibrationSpec | None = None  # for methods that weigh by sensitivity
+    ignore: tuple[str, ...] = ()  # names of tensors that are not merged, as patterns (sources/ignore.py)
     _notes: tuple[str, ...] = PrivateAttr(default=())
 
     @field_validator("agents", mode="before")
@@ -154,6 +156,15 @@ class Recipe(_Frozen):
         if value and not any(agent.weight for agent in value):
             raise ValueError("every agent has the weight 0, so that nothing would be merged")
         return value
+
+    @field_validator("ignore", mode="before")
+    @classmethod
+    def _patterns_are_short(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list | tuple):
+            raise ValueError('ignore must be a list of patterns of tensor names, such as ["v_head.*"]')
+        return checked_patterns(value)
 
     @field_validator("method")
     @classmethod
@@ -200,6 +211,8 @@ class Recipe(_Frozen):
                 result[key] = getattr(self, key)
         if self.calibration is not None:
             result["calibration"] = self.calibration.model_dump(exclude_none=True)
+        if self.ignore:
+            result["ignore"] = list(self.ignore)
         result["seed"] = self.seed
         return result
 
@@ -237,6 +250,8 @@ def merge_identity(recipe: Recipe, base: ModelRef, agents: tuple[ModelRef, ...],
     files = [a.sensitivity for a in recipe.agents]
     if any(specs) or any(files):
         content["sensitivity"] = [[f, c and c.model_dump()] for f, c in zip(files, specs, strict=True)]
+    if recipe.ignore:
+        content["ignore"] = sorted(recipe.ignore)
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

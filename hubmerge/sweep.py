@@ -25,7 +25,7 @@ from hubmerge.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
 from hubmerge.report import Report
 
 MAX_VARIANTS = 64
-_SHARED = ("base", "agents", "calibration", "dtype", "seed")
+_SHARED = ("base", "agents", "calibration", "dtype", "ignore", "seed")
 _OWN = ("method", "parameters", "rounding")
 
 
@@ -46,7 +46,7 @@ def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sw
     entries = document["sweep"]
     if unknown or not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
         raise RecipeError(
-            "a sweep has base, agents, calibration, dtype, seed and a list of entries",
+            "a sweep has base, agents, calibration, dtype, ignore, seed and a list of entries",
             where=where,
             expected="sweep: [{method: …, parameters: {…}}, …]",
             got=", ".join(map(str, unknown)) or type(entries).__name__,

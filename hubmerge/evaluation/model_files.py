@@ -1,8 +1,8 @@
-"""A folder that transformers can load, made from a model of a stranger: weights, config and tokenizer, by allow-list.
+"""A folder that transformers can load, made from a model of a stranger: weights, config and tokenizer.
 
-Weights are the safetensors shards whose headers `hubmerge.sources` checked, under an index written here. The config
-passes the list that a merge's passes; generation_config.json is left out, so that no repo's penalties or sampling
-decide what its score means. No pickle, no code and nothing that names code is fetched, let alone written.
+Weights are the safetensors shards whose headers `hubmerge.sources` checked, under an index written here. What names
+code or a place goes, as it does from a merge (output/config.py); generation_config.json is left out, so that no
+repo's penalties or sampling decide what its score means. No pickle and no code is fetched, let alone written.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from hubmerge.assemble import merged_config, without_code
 from hubmerge.errors import EvaluationError, FormatError
 from hubmerge.hub import SMALL_FILE_BYTES, Hub
+from hubmerge.output.config import merged_config, told, without_code
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import INDEX, SINGLE
 
@@ -55,16 +55,16 @@ def stage_model(
     folder.mkdir(parents=True)
     config, dropped = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])
     _write_json(folder / "config.json", config)
-    notes = [f"config.json: {', '.join(dropped)} left out (not on the list of what is safe to use)"] if dropped else []
+    notes = [told("config.json", dropped)] if dropped else []
     for name in (*_PARSED_FILES, *_COPIED_FILES):
         if name not in model.files:
             continue
         content = _read(model, hub, name, _MAX_PARSED_BYTES if name in _PARSED_FILES else SMALL_FILE_BYTES)
-        clean, removed = without_code(content) if name in _PARSED_FILES else (content, [])
+        clean, removed = without_code(content) if name in _PARSED_FILES else (content, ())
         if clean is None:
             raise FormatError("not valid JSON", where=f"{name} in {model.ref}")
         if removed:
-            notes.append(f"{name}: {', '.join(removed)} left out")
+            notes.append(told(name, removed))
         (folder / name).write_bytes(clean)
     _link_shards(model, hub, folder, inputs, progress)
     return notes

@@ -1,1 +1,1 @@
-"""What is shown of models and merges: values that the command line, the pages and the API render alike."""
+"""What lies around the weights of a merge, and what is shown of models."""

@@ -202,9 +202,10 @@ class Diff:
         )
 
 
-def comparison_recipe(base: str, agent: str) -> Recipe:
-    """The two names, each as a recipe has it; RecipeError."""
-    return recipe_from_dict({"base": base, "agents": [agent], "method": _METHOD}, "the comparison")
+def comparison_recipe(base: str, agent: str, ignore: Sequence[str] = ()) -> Recipe:
+    """The two names, and patterns of tensors that are left out, each as a recipe has it; RecipeError."""
+    content = {"base": base, "agents": [agent], "method": _METHOD, "ignore": list(ignore)}
+    return recipe_from_dict(content, "the comparison")
 
 
 def open_comparison(recipe: Recipe, hub: Hub, *, allow_local: bool = False) -> Plan:

@@ -29,6 +29,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("agent", metavar="AGENT", help="the model after; may be a LoRA adapter on the base")
     command.add_argument("--json", action="store_true", help="everything, tensor by tensor, as JSON on stdout")
+    words = "a pattern of tensor names that are left out, such as 'v_head.*'; may stand several times"
+    command.add_argument("--ignore", action="append", default=[], metavar="PATTERN", help=words)
     words = "also draw it: what changed by layer and module type, and by how much"
     command.add_argument("--figure", type=_png, metavar="FILE.png", help=words)
     words = f"how many of the most changed tensors are listed; default: {TOP}"
@@ -43,7 +45,7 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions
 
     if arguments.figure is not None and not arguments.figure.parent.is_dir():  # said before minutes of reading
         raise _unwritable(arguments.figure, "no such folder")
-    plan = open_comparison(comparison_recipe(arguments.base, arguments.agent), hub, allow_local=True)
+    plan = open_comparison(comparison_recipe(arguments.base, arguments.agent, arguments.ignore), hub, allow_local=True)
     with temporary_folder() as cache:
         diff = measure(plan, hub, options, terminal.stream, cache=cache, disk_budget=arguments.disk_budget)
     terminal.close()

@@ -1,8 +1,8 @@
-"""A stranger's checkpoint made fit for transformers: shards as they are, everything else by an allow-list.
+"""A stranger's checkpoint made fit for transformers: shards as they are, everything else file by file.
 
 transformers sees a folder of ours, never the repo: the safetensors shards that the headers were read from (Hub
-shards fetched and verified by hub.py), the index as it was validated, config.json by the allow-list of assemble.py,
-and tokenizer files without the keys that name code to load. No network is used and no code of the repo can run.
+shards fetched and verified by hub.py), the index as it was validated, config.json and tokenizer files less what names
+code or a place (output/config.py). No network is used and no code of the repo can run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hubmerge.assemble import merged_config, without_code
 from hubmerge.errors import FormatError, MemoryLimitError, SensitivityError
 from hubmerge.hub import Hub
+from hubmerge.output.config import merged_config, without_code
 from hubmerge.sources.base import Model
 from hubmerge.sources.files import check_planned
 from hubmerge.sources.open import INDEX, SINGLE

@@ -87,9 +87,11 @@ def with_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
     return Grown(grown[0], tuple(grown[1:]), Vocabulary(k + 1, base_rows, count, tuple(added)), (), tuple(warnings))
 
 
-def without_added_rows(base: Model, agent: Model) -> Grown:
-    """Both models with the base's rows alone, where `with_added_rows` finds that the agent's begin with them."""
-    grown = with_added_rows(base, [agent])
+def without_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
+    """A base and one agent with the base's rows alone, where `with_added_rows` finds that the agent's begin with
+    them: what is added has nothing that it differs from."""
+    (agent,) = agents
+    grown = with_added_rows(base, agents)
     if grown.vocabulary is None:
         return grown
     rows, added = grown.vocabulary.base_rows, grown.vocabulary.rows - grown.vocabulary.base_rows

@@ -398,6 +398,25 @@ def test_models_that_do_not_fit_are_refused_with_every_problem_and_fitting_advic
         assert expected in text
     assert "Remove" not in text
     assert "Compare it with the model that it was trained from" in text
+    assert "--ignore 'v_head.weight'" in text or "--ignore 'v_head.*'" in text
+
+
+def test_tensors_that_only_one_model_has_can_be_left_out(tmp_path: Path) -> None:
+    base = random_base(0)
+    agent = sparse_agent(base, 0.2, 1)
+    buffer = {"model.layers.0.rotary_emb.inv_freq": tensor(np.ones(8), "F32")}
+    write_model(tmp_path / "base", {**base, **buffer}, config=llama_config(base))
+    value_head = {"v_head.summary.weight": tensor(np.ones(16)), "v_head.summary.bias": tensor(np.ones(1))}
+    write_model(tmp_path / "agent", {**agent, **value_head}, config=llama_config(base))
+    error = str(refused(tmp_path / "base", tmp_path / "agent", tmp_path))
+    patterns = re.findall("--ignore '([^']*)'", error.split("\n")[0] or error)
+    assert patterns
+    recipe = comparison_recipe(str(tmp_path / "base"), str(tmp_path / "agent"), [*dict.fromkeys(patterns), "lost.*"])
+    plan = open_comparison(recipe, NOWHERE, allow_local=True)
+    found = measure(plan, NOWHERE, StreamOptions(), Silent(), cache=tmp_path)
+    assert_all_as_defined(found, values(base), values(agent))
+    assert any("inv_freq" in text and "v_head" in text for text in found.warnings)
+    assert any("'lost.*' matches no tensor" in text for text in found.warnings)
 
 
 def test_another_architecture_an_adapter_as_base_a_missing_folder_and_broken_weights_are_said(tmp_path: Path) -> None:
