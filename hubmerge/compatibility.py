@@ -13,6 +13,7 @@ from hubmerge.sources.base import Model
 from hubmerge.tying import Tensors
 from hubmerge.wording import dims, incompatible, named, shown
 
+MISSING, EXTRA = "missing tensors", "tensors that the base does not have"  # what an agent may have wrong
 _SHAPING_KEYS = (
     "hidden_size",
     "num_hidden_layers",
@@ -124,7 +125,7 @@ def agent_problems(
     if missing:
         problems.append(
             incompatible(
-                "missing tensors",
+                MISSING,
                 where=where,
                 expected=named(missing),
                 got="not stored",
@@ -135,7 +136,7 @@ def agent_problems(
     if extra:
         problems.append(
             incompatible(
-                "tensors that the base does not have",
+                EXTRA,
                 where=where,
                 got=named(extra),
                 next_step=_leaving_out(ignoring, remove),
@@ -213,17 +214,22 @@ def _is_unsupported(dtype: str) -> bool:
 
 def differences(base: Model, agent: Model) -> list[str]:
     """What a user should know, though it does not forbid the merge."""
-    notes = [
-        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
-        f"{shown(agent.config.get(key))}); the merge keeps the base's"
-        for key in _BEHAVIOUR_KEYS
-        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
-    ]
+    notes = [f"{words}; the merge keeps the base's" for words in other_settings(base, agent)]
     if agent.adapter is None and "adapter_config.json" in agent.files:
         notes.append(
             f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are"
         )
     return notes
+
+
+def other_settings(base: Model, agent: Model) -> list[str]:
+    """What of the two models' configs makes them compute differently with the same weights."""
+    return [
+        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
+        f"{shown(agent.config.get(key))})"
+        for key in _BEHAVIOUR_KEYS
+        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
+    ]
 
 
 def architecture(model: Model) -> str:

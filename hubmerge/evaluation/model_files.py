@@ -75,7 +75,7 @@ def _link_shards(
         if model.ref.kind == "hub":
             source = hub.download(model.ref.id, model.ref.sha, model.files[shard], inputs, advance)
         else:
-            source = Path(model.ref.id).expanduser() / shard
+            source = model.ref.path / shard
             advance(model.files[shard].size)
         os.symlink(source.resolve(), folder / shard)
     if model.shards != (SINGLE,):

@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from hubmerge.errors import FormatError, MemoryLimitError, Problem, SourceChangedError
@@ -206,7 +206,7 @@ def reader(hub: Hub) -> ReadFile:
         if model.ref.kind == "hub":
             return hub.read_file(model.ref.id, model.ref.sha, path)
         try:
-            return read_inside(Path(model.ref.id).expanduser(), path, MAX_FILE_BYTES)
+            return read_inside(model.ref.path, path, MAX_FILE_BYTES)
         except OSError as error:
             raise SourceChangedError(
                 "a file of the model can no longer be read",

@@ -41,7 +41,7 @@ class UnchangedFolders:
         for model in models:
             if model.ref.kind != "local":
                 continue
-            folder = Path(model.ref.id).expanduser()
+            folder = model.ref.path
             try:
                 stamps = {folder / shard: _stamp(folder / shard) for shard in model.shards}
                 config = CONFIG if model.adapter is None else ADAPTER_CONFIG
