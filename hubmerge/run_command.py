@@ -274,7 +274,12 @@ class _Line:
             unfinished.pins,
             recipes[0],
             lambda commits: prepare_variants(
-                recipes, self._hub, license_choice=self._arguments.license, allow_local=True, commits=commits
+                recipes,
+                self._hub,
+                license_choice=self._arguments.license,
+                licensed=True,
+                allow_local=True,
+                commits=commits,
             ),
         )
         digest = hashlib.sha256("".join(p.identity for p in prepared).encode()).hexdigest()

@@ -62,9 +62,9 @@ class MergeService:
     def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]:
         return self._hub(visitor.token if visitor else None).search_models(text, limit)
 
-    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Plan:
+    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         hub = self._hub(visitor.token if visitor else None)
-        return prepare(recipe_from_dict(dict(recipe)), hub).plan
+        return prepare(recipe_from_dict(dict(recipe)), hub, license_choice=license or None).plan
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         target = Target(request.target.strip(), request.private)

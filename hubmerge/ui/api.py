@@ -38,15 +38,19 @@ def _reading(service: Service) -> tuple[Callable[..., Any], ...]:
         return [asdict(summary) for summary in found]
 
     def inspect_merge(
-        recipe: dict[str, Any], profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
+        recipe: dict[str, Any],
+        license: str = "",
+        profile: gr.OAuthProfile | None = None,
+        token: gr.OAuthToken | None = None,
     ) -> dict[str, Any]:
         """Check a recipe from headers alone: architecture, sizes, predicted download and disk, warnings, identity.
 
         The recipe has base, agents (names, or model with weight), method, parameters, dtype, rounding, seed and
-        ignore. A merge that cannot be is refused with every problem listed.
+        ignore. A merge that cannot be is refused with every problem listed, as is a `license` that the parents do
+        not allow.
         """
         with _told():
-            return service.inspect(checked_recipe(recipe).to_dict(), visitor_of(profile, token)).summary()
+            return service.inspect(checked_recipe(recipe).to_dict(), visitor_of(profile, token), license).summary()
 
     def job_status(
         job_id: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None

@@ -59,7 +59,7 @@ def merge_page(demo: Any, service: Service) -> None:
     private = {"api_visibility": "private"}
     inspect.click(
         _inspecting(service),
-        [form.name, *form.recipe_inputs],
+        [form.name, form.license, *form.recipe_inputs],
         [outcome, form.name],
         concurrency_limit=4,
         **private,
@@ -115,14 +115,20 @@ def _searching(service: Service) -> Callable[..., Any]:
 
 
 def _inspecting(service: Service) -> Callable[..., Any]:
-    def inspect(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, name: str, *values: Any) -> list[Any]:
+    def inspect(
+        profile: gr.OAuthProfile | None,
+        token: gr.OAuthToken | None,
+        name: str,
+        license_choice: str | None,
+        *values: Any,
+    ) -> list[Any]:
         try:
             recipe = checked_recipe(recipe_of(values))
-            plan = service.inspect(recipe.to_dict(), visitor_of(profile, token))
+            plan = service.inspect(recipe.to_dict(), visitor_of(profile, token), license_choice)
         except HubmergeError as error:
             return [problems_panel(error), gr.skip()]
         named = gr.skip() if (name or "").strip() else gr.update(value=suggested_name(plan))
-        return [plan_panel(plan, service.endpoint), named]
+        return [plan_panel(plan, service.endpoint, license_choice), named]
 
     return inspect
 
@@ -146,7 +152,8 @@ def _starting(service: Service) -> Callable[..., Any]:
             recipe = recipe_of(values)
             private = visibility == "private"
             if visibility not in ("public", "private"):
-                private = bool(closed_models(service.inspect(checked_recipe(recipe).to_dict(), visitor).models))
+                plan = service.inspect(checked_recipe(recipe).to_dict(), visitor, license_choice)
+                private = bool(closed_models(plan.models))
             request = submission(
                 recipe,
                 target=f"{namespace or visitor.name}/{(name or '').strip()}",

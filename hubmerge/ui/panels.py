@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError, RecipeError
-from hubmerge.licenses import strictest
+from hubmerge.licenses import choose, strictest
 from hubmerge.methods import Method
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
@@ -99,8 +99,8 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
     return el("div", el("table", el("thead", top), el("tbody", *lines)), cls="hm-table", tabindex="0")
 
 
-def plan_panel(plan: Plan, endpoint: str) -> Markup:
-    """What a merge will read, need and write."""
+def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> Markup:
+    """What a merge will read, need and write; `license_choice`: what the user chose, if anything."""
     facts = plan.summary()
     size = f"{count_text(facts['parameters'])} in {facts['tensors']} tensors"
     rounding = f", {facts['rounding']} rounding"
@@ -135,7 +135,7 @@ def plan_panel(plan: Plan, endpoint: str) -> Markup:
         grid,
         table(("Model", "Role", "Weights", "License"), rows),
         warnings_panel(plan.warnings),
-        license_panel(plan.models),
+        license_panel(plan.models, license_choice),
         access_panel(plan.models),
     )
 
@@ -151,10 +151,12 @@ def warnings_panel(warnings: Iterable[str]) -> Markup | None:
     return notice("warn", "Worth knowing" if len(items) > 1 else "Worth a look", el("ul", *items))
 
 
-def license_panel(models: Iterable[Model]) -> Markup:
+def license_panel(models: Iterable[Model], chosen: str | None = None) -> Markup:
     """What the parents' licenses mean for the result, or that the user must choose."""
     try:
         decision = strictest([m.license for m in models])
+        if chosen:
+            decision = choose(decision, chosen)
     except RecipeError as error:
         return problems_panel(error)
     if decision.needs_choice:

@@ -69,8 +69,9 @@ class Service(Protocol):
 
     def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]: ...
 
-    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Plan:
-        """Headers only; IncompatibleError and friends carry every problem."""
+    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
+        """Headers only; IncompatibleError and friends carry every problem. `license`: what the user chose, if that was
+        chosen already."""
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         """Check everything that can be checked now, then queue; the same request again finds the same job."""

@@ -116,7 +116,7 @@ class FakeService:
         found = [name for name in self.models if text.lower() in name]
         return [RepoSummary(name, 10, 1, (), "2026-01-01") for name in found[:limit]]
 
-    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Plan:
+    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         if self.failure is not None:
             raise self.failure
         parsed = recipe_from_dict(recipe)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
 
+from hubmerge.errors import RecipeError
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
 from hubmerge.ui.service import MergeRequest, Visitor
@@ -47,3 +49,25 @@ def test_a_merge_whose_repo_was_deleted_by_hand_is_made_again_and_one_that_is_th
     again = service.submit(request, ada)
     assert (again.id, again.state) == (first.id, State.QUEUED)
     assert store.claim("worker") is not None
+
+
+def test_models_without_a_license_are_inspected_and_started_once_the_form_states_one(
+    zoo_hub: LocalHubProcess, store: Store
+) -> None:
+    api = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"])
+    agents = ["zoo/math-agent", "zoo/open-agent"]
+    api.create_repo("zoo/open-agent")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        content = Path(api.hf_hub_download("zoo/tool-agent", name)).read_bytes()
+        api.upload_file(path_or_fileobj=content, path_in_repo=name, repo_id="zoo/open-agent")
+    service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, TokenVault([b"s" * 40]))
+    ada = Visitor("ada", zoo_hub.tokens["ada"], ("ada",))
+    recipe = {**RECIPE, "agents": agents}
+    for license in (None, "", "apache-2.0", "other"):  # as the form does, before and after something was chosen
+        assert service.inspect(recipe, ada, license).agents[1].license is None
+    with pytest.raises(RecipeError, match="do not allow"):
+        service.inspect(recipe, ada, "mit")
+    with pytest.raises(RecipeError, match="must be chosen"):
+        service.submit(MergeRequest(recipe, "ada/of-open", private=False), ada)
+    job = service.submit(MergeRequest(recipe, "ada/of-open", private=False, license="apache-2.0"), ada)
+    assert job.state == State.QUEUED
