@@ -100,8 +100,8 @@ def _untold(base: Model, agent: Model, tables: Mapping[str, StoredTensor], base_
     reason = step = ""
     if base.tokens is None or agent.tokens is None:
         owner = base if base.tokens is None else agent
-        has = TOKENIZER if TOKENIZER in owner.files else next((n for n in _OTHERS if n in owner.files), "none")
-        reason = f"of {owner.ref.id}, {has}" + (", which names no ids" if has == TOKENIZER else "")
+        other = next((f"{n} alone" for n in _OTHERS if n in owner.files), "none")
+        reason = f"of {owner.ref.id}, {f'{TOKENIZER} that names no ids' if TOKENIZER in owner.files else other}"
         step = f"Save that tokenizer as {TOKENIZER} (AutoTokenizer.from_pretrained(…).save_pretrained(…))"
     elif len(sizes) < len(tables):
         reason = f"no {named([n for n in tables if n not in sizes])}"
@@ -117,8 +117,8 @@ def _untold(base: Model, agent: Model, tables: Mapping[str, StoredTensor], base_
         where=str(agent.ref),
         expected=f"{base_rows} rows, or a {TOKENIZER} of base and agent that names the added ones",
         got=f"{got}; {reason}",
-        next_step=f"{step or 'Choose the base it was trained from'}, or remove {agent.ref.id}, or keep the base's "
-        f"vocabulary with this line in the recipe: ignore: [{ignoring}].",
+        next_step=f"{step or 'Choose the base it was trained from'}. Otherwise: Remove {agent.ref.id}, or keep the "
+        f"base's vocabulary with this line in the recipe: ignore: [{ignoring}].",
     )
 
 
@@ -211,7 +211,8 @@ def _with_rows_of_several(
     shared = sum(len(held) > 1 for held in holders.values())
     warning = (
         f"several agents add tokens to the vocabulary ({brought or 'none has a name'}): the merge has all "
-        f"{len(united)}, in rows {tokens.next_id} to {tokens.next_id + len(united) - 1} of {rows}, as their agents have them"
+        f"{len(united)}, in rows {tokens.next_id} to {tokens.next_id + len(united) - 1} of {rows}, as their agents "
+        "have them"
         + (f" ({shared} that several have: the mean of their rows)" if shared else "")
         + "; its tokenizer is the base's with these added, and added rows that no token names are left out"
     )

@@ -160,15 +160,18 @@ def test_rows_that_only_pad_are_not_taken_over(tmp_path: Path):
     assert len(AutoTokenizer.from_pretrained(out)) == len(family.tokenizer) + 2
 
 
-def test_an_adapter_that_peft_saved_with_its_new_rows_takes_part(tmp_path: Path):
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`:UserWarning")
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+@pytest.mark.parametrize("more", [{}, {"modules_to_save": ["embed_tokens", "lm_head"]}], ids=["plain", "saved"])
+def test_an_adapter_that_peft_saved_with_its_new_rows_takes_part(tmp_path: Path, more: dict[str, Any]):
     peft = pytest.importorskip("peft")
     family = Family(tmp_path, "wordpiece", tied=False)
     tokenizer = AutoTokenizer.from_pretrained(family.base)
     tokenizer.add_tokens(["<tool>"])
     model = AutoModelForCausalLM.from_pretrained(family.base)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
-    adapter = family.saved("adapter", peft.get_peft_model(model, config, low_cpu_mem_usage=False), tokenizer)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, **more)
+    adapter = family.saved("adapter", peft.get_peft_model(model, config), tokenizer)
     rows = [
         t.weight[len(tokenizer) - 1].detach() for t in (model.get_input_embeddings(), model.get_output_embeddings())
     ]
