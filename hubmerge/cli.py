@@ -138,6 +138,12 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--json", action="store_true")
     _add_stream_options(probe)
 
+    diff = add("diff", _diff, "what one training changed: a model beside the one that it was trained from", "")
+    from hubmerge.output import diff_command
+
+    diff_command.add_arguments(diff)
+    _add_stream_options(diff)
+
     merge = add("merge", _merge, "merge to a folder: shards, config, tokenizer, card, hubmerge.json", _RESUMED)
     merge.add_argument("recipe", type=Path)
     output = merge.add_mutually_exclusive_group(required=True)
@@ -239,6 +245,13 @@ def _inspect(arguments: Any, settings: Settings) -> int:
 
 def _probe(arguments: Any, settings: Settings) -> int:
     from hubmerge.probe_command import run_cli
+
+    with closing(Terminal(arguments.log_json)) as terminal:
+        return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
+
+
+def _diff(arguments: Any, settings: Settings) -> int:
+    from hubmerge.output.diff_command import run_cli
 
     with closing(Terminal(arguments.log_json)) as terminal:
         return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))

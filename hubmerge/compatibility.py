@@ -13,6 +13,7 @@ from hubmerge.sources.base import FileInfo, Model
 from hubmerge.tying import Tensors, is_embedding
 from hubmerge.wording import dims, incompatible, named, shown
 
+MISSING, EXTRA = "missing tensors", "tensors that the base does not have"  # what an agent may have wrong
 _SHAPING_KEYS = (
     "hidden_size",
     "num_hidden_layers",
@@ -130,7 +131,7 @@ def agent_problems(
     if missing:
         problems.append(
             incompatible(
-                "missing tensors",
+                MISSING,
                 where=where,
                 expected=named(missing),
                 got="not stored",
@@ -141,7 +142,7 @@ def agent_problems(
     if extra:
         problems.append(
             incompatible(
-                "tensors that the base does not have",
+                EXTRA,
                 where=where,
                 got=named(extra),
                 next_step=_leaving_out(ignoring, remove),
@@ -220,12 +221,7 @@ def _is_unsupported(dtype: str) -> bool:
 def differences(base: Model, agent: Model, keeper: Model, *, united: bool = False) -> list[str]:
     """What a user should know, though it does not forbid the merge; `keeper` is the model whose tokenizer is kept,
     `united` with the tokens that this agent adds."""
-    notes = [
-        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
-        f"{shown(agent.config.get(key))}); the merge keeps the base's"
-        for key in _BEHAVIOUR_KEYS
-        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
-    ]
+    notes = [f"{words}; the merge keeps the base's" for words in other_settings(base, agent)]
     if agent.adapter is None and "adapter_config.json" in agent.files:
         notes.append(
             f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are"
@@ -238,6 +234,16 @@ def differences(base: Model, agent: Model, keeper: Model, *, united: bool = Fals
             kept = "the base's" if keeper.ref == base.ref else f"{keeper.ref.id}'s"
             notes.append(f"{agent.ref.id}: {name} differs from {kept}; the merge keeps {kept}")
     return notes
+
+
+def other_settings(base: Model, agent: Model) -> list[str]:
+    """What of the two models' configs makes them compute differently with the same weights."""
+    return [
+        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
+        f"{shown(agent.config.get(key))})"
+        for key in _BEHAVIOUR_KEYS
+        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
+    ]
 
 
 def _may_be_equal(a: FileInfo, b: FileInfo) -> bool:

@@ -8,25 +8,36 @@ shards can be written at known offsets in any order; what is predicted of bytes,
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
-from hubmerge.compatibility import agent_problems, architecture, base_problems, differences, repeated
+from hubmerge.compatibility import (
+    EXTRA,
+    MISSING,
+    agent_problems,
+    architecture,
+    base_problems,
+    differences,
+    other_settings,
+    repeated,
+)
 from hubmerge.dtypes import FLOAT_DTYPES, NAMES, Rounding
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Threshold
 from hubmerge.recipe import Recipe, merge_identity
-from hubmerge.sources.base import Model, StoredTensor
-from hubmerge.sources.derived import DerivedTensor
+from hubmerge.sources.base import Model, ModelRef, StoredTensor
+from hubmerge.sources.derived import DerivedTensor, ZeroTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
-from hubmerge.sources.ignore import ignoring_line
+from hubmerge.sources.ignore import ignored_by, ignoring_line, needed_patterns, unmatched, without
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
 from hubmerge.sources.views import views_of
-from hubmerge.sources.vocabulary import Vocabulary, with_vocab_size
+from hubmerge.sources.vocabulary import Vocabulary, with_vocab_size, without_added_rows
 from hubmerge.tying import Untied, untie
+from hubmerge.wording import named
 
 InputKind = frozenset[str]
 
@@ -232,6 +243,43 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     # like every default, the rounding is written out: a version with another default makes another merge
     pinned = recipe.pinned(base.ref, tuple(a.ref for a in agents)).model_copy(update={"rounding": rounding})
     return Plan(pinned, base, tuple(agents), shards, rounding, tuple(dict.fromkeys(warnings)), seen.vocabulary)
+
+
+def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
+    """A plan of which nothing is written: one agent beside its base, to be counted. IncompatibleError as `make_plan`.
+
+    A second agent, all zeros, stands beside it: its update is the base with the sign turned round, so that the pass
+    that measures the agent's update measures what it is an update of. Of the recipe its models and `ignore` count.
+    """
+    ignored = ignored_by(recipe.ignore)
+    (left_base, *dropped), (left_agent, *more) = (without(model, ignored) for model in (base, agent))
+    seen = views_of(left_base, [left_agent], rows=without_added_rows)
+    problems = list(seen.problems)
+    if base.adapter is None:  # else everything else would follow from this
+        views = untie(seen.base, seen.agents)
+        problems += [*base_problems(seen.base, views.base), *views.problems]
+        patterns = needed_patterns(recipe.ignore, views.base, views.agents)
+        found = agent_problems(seen.base, views.base, seen.agents[0], views.agents[0])
+        problems += [_of_comparison(problem, patterns) for problem in found]
+    if problems:
+        raise IncompatibleError("these models cannot be compared", problems=tuple(dict.fromkeys(problems)))
+    zeros = MappingProxyType({name: ZeroTensor.like(t) for name, t in views.base.items()})
+    nothing = Model(ModelRef("synthetic", "nothing", "0" * 40), base.config, {}, {})
+    shards = _lay_out(recipe, replace(views, agents=(*views.agents, zeros)), frozenset(), MAX_SHARD_BYTES)
+    names = [name for group in (*dropped, *more) for name in group]
+    told = [f"left out, as was asked for: {named(list(dict.fromkeys(names)))}"] if names else []
+    told += [f"{pattern!r} matches no tensor of either model" for pattern in unmatched(recipe.ignore, (base, agent))]
+    warnings = [*told, *seen.warnings, *views.warnings, *other_settings(seen.base, seen.agents[0])]
+    return Plan(recipe, base, (agent, nothing), shards, "nearest", tuple(dict.fromkeys(warnings)))
+
+
+def _of_comparison(problem: Problem, patterns: Sequence[str]) -> Problem:
+    """A problem of an agent, with advice for a comparison: there is no recipe that it could be removed from."""
+    advice = "Compare it with the model that it was trained from."
+    if patterns and problem.what in (MISSING, EXTRA):
+        options = " ".join(f"--ignore '{pattern}'" for pattern in patterns)
+        advice = f"On the command line, {options} leaves out what only one of them has. Otherwise: {advice}"
+    return replace(problem, next_step=advice) if "Remove " in problem.next_step else problem
 
 
 def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:

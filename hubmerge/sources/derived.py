@@ -5,6 +5,7 @@
     AdaptedTensor   W + s·B·A of a LoRA adapter, without a full copy of anything
     ExtendedTensor  a base's rows, followed by the rows that an agent's vocabulary adds
     UnitedTensor    a table of rows, some of which are those that several agents' vocabularies add
+    ZeroTensor      zeros: the update from a tensor to them is the tensor itself, with the sign turned round
 
 What is computed is float32, every element by itself, in an order of its own: which range is asked for changes no
 bit of it. Like a stored tensor, each has a name, a shape and a dtype (`entry`), so that nothing downstream needs
@@ -20,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.dtypes import Float32
+from hubmerge.dtypes import STORAGE, Float32
 from hubmerge.sources.base import StoredTensor
 
 BASE = 0  # the base's place among the models of a merge
@@ -214,6 +215,25 @@ class UnitedTensor(DerivedTensor):
             for values in more:
                 first = first + values
             return first / np.float32(len(held)) if more else first
+
+
+@dataclass(frozen=True)
+class ZeroTensor(DerivedTensor):
+    """Zeros in the shape of a tensor, stored as it is."""
+
+    @classmethod
+    def like(cls, tensor: StoredTensor) -> ZeroTensor:
+        return cls(tensor.shard, tensor.entry)
+
+    def read(self, elements: Elements, model: int, start: int, count: int) -> NDArray[np.generic]:
+        return np.zeros(count, STORAGE[self.entry.dtype])
+
+
+def first_rows(tensor: StoredTensor, rows: int) -> StoredTensor:
+    """The first rows of a matrix; what is computed is computed row by row, so that it need not know."""
+    entry = tensor.entry
+    end = entry.begin + (entry.end - entry.begin) // max(entry.shape[0], 1) * rows
+    return replace(tensor, entry=replace(entry, shape=(rows, *entry.shape[1:]), end=end))
 
 
 def _product(left: Float32, right: Float32) -> Float32:

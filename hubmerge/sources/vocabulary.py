@@ -21,7 +21,7 @@ from typing import Any
 
 from hubmerge.errors import Problem
 from hubmerge.sources.base import Model, StoredTensor, TokenTable
-from hubmerge.sources.derived import BASE, BorrowedTensor, ExtendedTensor, UnitedTensor
+from hubmerge.sources.derived import BASE, BorrowedTensor, ExtendedTensor, UnitedTensor, first_rows
 from hubmerge.sources.tokens import TOKENIZER
 from hubmerge.tying import is_embedding, is_head
 from hubmerge.wording import incompatible, named
@@ -255,6 +255,23 @@ def _table(agent: Model, name: str) -> StoredTensor | None:
 
 def _shown(token: str) -> str:
     return ascii(token)[:40]
+
+
+def without_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
+    """A base and one agent with the base's rows alone, where `with_added_rows` finds that the agent's begin with
+    them: what is added has nothing that it differs from."""
+    (agent,) = agents
+    grown = with_added_rows(base, agents)
+    if grown.vocabulary is None:
+        return grown
+    rows, added = grown.vocabulary.base_rows, grown.vocabulary.rows - grown.vocabulary.base_rows
+    shared = {n: t for n, t in agent.tensors.items() if n in base.tensors and (is_embedding(n) or is_head(n))}
+    cut = {n: first_rows(t, rows) for n, t in shared.items() if t.entry.shape[0] > rows}
+    tokens = named([ascii(t)[:40] for t in grown.vocabulary.added]) or "no token names them"
+    warning = f"{agent.ref.id}: its vocabulary has {added} rows more than the base's ({tokens}); they are not compared"
+    config = with_vocab_size(agent.config, base.config.get("vocab_size", rows))
+    cut_agent = replace(agent, tensors=MappingProxyType({**agent.tensors, **cut}), config=config)
+    return Grown(base, (cut_agent,), grown.vocabulary, (), (warning,))
 
 
 def _grows(tables: Mapping[str, StoredTensor], agent: Model) -> bool:

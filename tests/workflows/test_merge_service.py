@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
+from job_helpers import make_worker, running, until
+from pydantic import SecretStr
 
 from hubmerge.errors import RecipeError
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
 from hubmerge.ui.service import MergeRequest, Visitor
-from workflows.jobs import State
+from workflows.jobs import State, iso
 from workflows.service import MergeService
 from workflows.store import Store
 from workflows.tokens import TokenVault
@@ -49,6 +54,35 @@ def test_a_merge_whose_repo_was_deleted_by_hand_is_made_again_and_one_that_is_th
     again = service.submit(request, ada)
     assert (again.id, again.state) == (first.id, State.QUEUED)
     assert store.claim("worker") is not None
+
+
+def test_a_job_acts_as_long_as_the_sign_in_says_and_then_needs_login_until_it_is_started_again(
+    zoo_hub: LocalHubProcess, tmp_path: Path, live: Store
+) -> None:
+    settings = Settings(endpoint=zoo_hub.endpoint, data_dir=tmp_path, secret=SecretStr("test secret"))
+    service = MergeService(settings, live, TokenVault.from_settings(settings))
+    request = MergeRequest(RECIPE, "ada/later", private=False)
+    end = datetime.now(UTC) + timedelta(seconds=2)
+    ada = Visitor("ada", zoo_hub.tokens["ada"], ("ada",), expires_at=end)
+
+    queued = service.submit(request, ada)
+    assert queued.signed_in_until == service.jobs(ada)[0].signed_in_until == iso(end)
+    assert service.job(queued.id, ada).signed_in_until == iso(end)
+    assert service.job(queued.id, None).signed_in_until is None  # told to its owner alone
+
+    time.sleep(max(0.0, (end - datetime.now(UTC)).total_seconds()))
+    worker = make_worker(tmp_path, live, "steps")
+    with running(worker):
+        until(lambda: live.get(queued.id).state.is_terminal)
+    failed = service.job(queued.id, ada)
+    assert failed.error is not None
+    assert (failed.state, failed.error["code"], failed.signed_in_until) == ("failed", "E_LOGIN", None)
+    assert "needs login: the sign-in of this job has expired" in failed.error["message"]
+
+    later = replace(ada, expires_at=datetime.now(UTC) + timedelta(days=3))
+    again = service.submit(request, later)
+    assert (again.id, again.state) == (queued.id, "queued")
+    assert again.signed_in_until == iso(later.expires_at or end)
 
 
 def test_models_without_a_license_are_inspected_and_started_once_the_form_states_one(
