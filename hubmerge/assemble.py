@@ -10,6 +10,7 @@ from typing import Any
 
 from hubmerge.output.companions import ReadFile, read_companions
 from hubmerge.output.config import merged_config, told
+from hubmerge.output.tokenizer import united_tokenizer
 from hubmerge.plan import Plan
 from hubmerge.sink import MANIFEST, FinishedShard, writing
 
@@ -21,6 +22,8 @@ def folder_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str
     config, removed = merged_config(plan.config, [t.dtype for t in plan.tensors()])
     companions, left_out = read_companions(plan.companions, plan.models, read)
     files = {"config.json": _json(config), **companions}
+    if plan.vocabulary is not None and plan.vocabulary.united:
+        files |= united_tokenizer(files, plan.vocabulary.united)
     if len(plan.shards) > 1:
         files[INDEX] = _json(
             {

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import Problem
 from hubmerge.sources.base import Model
-from hubmerge.tying import Tensors
+from hubmerge.tying import Tensors, is_embedding
 from hubmerge.wording import dims, incompatible, named, shown
 
 MISSING, EXTRA = "missing tensors", "tensors that the base does not have"  # what an agent may have wrong
@@ -110,7 +110,13 @@ def agent_problems(
             )
         ]
     problems = _quantized(agent)
+    resized = any(
+        is_embedding(n) and n in tensors and tensors[n].entry.shape[:1] != t.entry.shape[:1]
+        for n, t in base_tensors.items()
+    )
     for key in _SHAPING_KEYS:
+        if key == "vocab_size" and resized:
+            continue  # which the shapes tell below
         if base.config.get(key) != agent.config.get(key) and key in base.config and key in agent.config:
             problems.append(
                 incompatible(

@@ -227,7 +227,8 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     for agent, tensors in zip(seen.agents, views.agents, strict=True):
         problems += agent_problems(seen.base, views.base, agent, tensors, line)
         warnings += differences(seen.base, agent)
-    companions = select_companions(base, agents, _labels(agents), seen.vocabulary.donor if seen.vocabulary else 0)
+    donor, united = (seen.vocabulary.donor, bool(seen.vocabulary.united)) if seen.vocabulary else (0, False)
+    companions = select_companions(base, agents, _labels(agents), donor, united=united)
     problems += companions.problems
     warnings += companions.warnings
     if problems:

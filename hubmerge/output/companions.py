@@ -26,6 +26,7 @@ from hubmerge.errors import FormatError, MemoryLimitError, Problem, SourceChange
 from hubmerge.output.config import told, without_code
 from hubmerge.sources.base import FileInfo, Model
 from hubmerge.sources.folder import link_outside, read_inside
+from hubmerge.sources.tokens import TOKENIZER
 from hubmerge.wording import incompatible, named
 
 if TYPE_CHECKING:
@@ -143,8 +144,10 @@ def makes_tokenizer(path: str) -> bool:
     return any(re.fullmatch(pattern, path, re.ASCII) for pattern, _ in _TOKENIZERS)
 
 
-def select_companions(base: Model, agents: Sequence[Model], labels: Sequence[str], donor: int = 0) -> Companions:
-    """What goes with a merge. `donor`: whose tokenizer it has, the base being 0."""
+def select_companions(
+    base: Model, agents: Sequence[Model], labels: Sequence[str], donor: int = 0, *, united: bool = False
+) -> Companions:
+    """What goes with a merge. `donor`: whose tokenizer it has, the base being 0; `united`: with the agents' tokens."""
     models = (base, *agents)
     modules = MODULES in base.files
     files: list[Companion] = []
@@ -157,7 +160,7 @@ def select_companions(base: Model, agents: Sequence[Model], labels: Sequence[str
     licenses, warnings = _licenses(models, labels)
     problems = [*_links(models, donor, modules), *_too_big(files, licenses), *_no_tokenizer(models[donor], files)]
     for agent in agents:
-        warnings += _differences(base, agent, models[donor], modules)
+        warnings += _differences(base, agent, models[donor], modules, taken_up=united and agent.tokens is not None)
     left_out = _left_out(base, {f.source for f in (*files, *licenses) if f.model == 0})
     return Companions((*files, *licenses), left_out, tuple(problems), (*warnings, *([left_out] if left_out else [])))
 
@@ -396,21 +399,23 @@ def _no_tokenizer(donor: Model, files: Sequence[Companion]) -> Iterator[Problem]
         )
 
 
-def _differences(base: Model, agent: Model, keeper: Model, modules: bool) -> Iterator[str]:
-    """Files of an agent that are others than those that the merge keeps."""
+def _differences(base: Model, agent: Model, keeper: Model, modules: bool, *, taken_up: bool) -> Iterator[str]:
+    """Files of an agent that are others than those that the merge keeps. `taken_up`: its tokens are in these."""
     differing: dict[str, list[str]] = {}
     brought: list[str] = []
     for path in sorted({*base.files, *agent.files}):
         kind = kind_of(path, modules=modules)
         if kind in (None, "license", "weights") or _ALWAYS_DIFFERENT.fullmatch(path):
             continue
+        if taken_up and is_of_tokenizer(path):
+            continue
         kept = keeper if is_of_tokenizer(path) else base
         a, b = kept.files.get(path), agent.files.get(path)
         if a and b and not _may_be_equal(a, b):
             differing.setdefault("the base's" if kept.ref == base.ref else f"{kept.ref.id}'s", []).append(path)
-        elif a is None and b and not (is_of_tokenizer(path) and path != "tokenizer.json"):
+        elif a is None and b and not (is_of_tokenizer(path) and path != TOKENIZER):
             brought.append(path)
-        elif a and b is None and agent.adapter is None and path in ("tokenizer.json", "chat_template.jinja"):
+        elif a and b is None and agent.adapter is None and path in (TOKENIZER, "chat_template.jinja"):
             # an adapter's repo need not repeat what its base has; and few repeat what lies there in two forms
             yield f"{agent.ref.id}: has no {path}; the merge keeps the base's"
     for whose, paths in differing.items():
