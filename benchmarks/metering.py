@@ -32,7 +32,7 @@ from hubmerge.hub import Hub
 from hubmerge.machine import cores
 from hubmerge.prediction import Machine, as_facts, predict
 from hubmerge.prepare import prepare
-from hubmerge.recipe import load_recipe
+from hubmerge.recipe_file import load_recipe
 
 NOWHERE = Hub("http://127.0.0.1:9")  # everything is local
 SAMPLE_S = 0.05

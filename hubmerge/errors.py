@@ -81,6 +81,14 @@ class Problem:
         }
 
 
+class MisnamedError(ValueError):
+    """Parts of a value that are none, one problem each; their `where` is the path within it. A validator's error."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(str(p).removeprefix(f"{p.code}: ") for p in problems))
+
+
 class HubmergeError(Exception):
     """Base of all errors; `str()` of it is fit to be shown to the user."""
 

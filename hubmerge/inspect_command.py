@@ -13,15 +13,16 @@ from hubmerge.licenses import strictest
 from hubmerge.markdown import size
 from hubmerge.plan import Plan
 from hubmerge.prepare import prepare, prepare_variants
-from hubmerge.recipe import load_recipe
+from hubmerge.recipe_file import read_document, recipe_in
 from hubmerge.sweep import sweep_in
 
 
 def run_cli(arguments: Any, hub: Hub) -> int:
     """Print the plan's summary; errors are raised for the caller to print."""
-    sweep = sweep_in(arguments.recipe)
+    document = read_document(arguments.recipe)
+    sweep = sweep_in(document)
     if sweep is None:
-        plan = prepare(load_recipe(arguments.recipe), hub, allow_local=True).plan
+        plan = prepare(recipe_in(document), hub, allow_local=True).plan
         summary = plan.summary()
     else:
         recipes = [recipe for _, recipe in sweep.variants]

@@ -9,7 +9,7 @@ from typing import Any
 from hubmerge.disk import available_bytes, temporary_folder
 from hubmerge.hub import Hub
 from hubmerge.prepare import prepare
-from hubmerge.recipe import load_recipe
+from hubmerge.recipe_file import load_recipe
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
 from hubmerge.sources.unchanged import UnchangedFolders

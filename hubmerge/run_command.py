@@ -76,7 +76,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal, options: Str
 def _run(arguments: Any, settings: Settings, terminal: Terminal, options: StreamOptions) -> int:
     from hubmerge.distributed import join
     from hubmerge.hub import Hub
-    from hubmerge.recipe import load_recipe
+    from hubmerge.recipe_file import load_recipe
 
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
     if settings.world_size > 1:

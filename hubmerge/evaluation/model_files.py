@@ -84,7 +84,7 @@ def _link_shards(
         if model.ref.kind == "hub":
             source = hub.download(model.ref.id, model.ref.sha, model.files[shard], inputs, advance)
         else:
-            source = Path(model.ref.id).expanduser() / shard
+            source = model.ref.path / shard
             advance(model.files[shard].size)
         os.symlink(source.resolve(), folder / shard)
     if model.shards != (SINGLE,):
@@ -95,7 +95,7 @@ def _link_shards(
 def _read(model: Model, hub: Hub, name: str, most: int) -> bytes:
     if model.ref.kind == "hub":
         return hub.read_file(model.ref.id, model.ref.sha, name, most)
-    with open(Path(model.ref.id).expanduser() / name, "rb") as file:
+    with open(model.ref.path / name, "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise FormatError("a file is too large", where=f"{name} in {model.ref}", expected=f"{most} bytes", got="more")

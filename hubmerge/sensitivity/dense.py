@@ -59,7 +59,7 @@ def write_dense(
         if path not in model.files:
             return None
         if model.ref.kind == "local":
-            return (Path(model.ref.id).expanduser() / path).read_bytes()
+            return (model.ref.path / path).read_bytes()
         return hub.read_file(model.ref.id, model.ref.sha, path)
 
     files, _ = companion_files(plan, read)

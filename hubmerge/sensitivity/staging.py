@@ -172,7 +172,7 @@ def _small_file(model: Model, hub: Hub, name: str) -> bytes:
     if model.files[name].size > _MAX_FILE_BYTES:
         raise FormatError("a file is too large", where=f"{name} in {model.ref}", expected=f"{_MAX_FILE_BYTES} bytes")
     if model.ref.kind == "local":
-        return (Path(model.ref.id).expanduser() / name).read_bytes()
+        return (model.ref.path / name).read_bytes()
     return hub.read_file(model.ref.id, model.ref.sha, name, _MAX_FILE_BYTES)
 
 

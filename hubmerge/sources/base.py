@@ -63,9 +63,15 @@ class ModelRef:
     id: str  # "org/name", or the folder or description as the user wrote it
     sha: str
     requested: str = ""  # the branch or tag that was asked for
+    place: str = ""  # where a folder lies, if its id does not lead there from here
 
     def __str__(self) -> str:
         return f"{self.id}@{self.sha[:12]}"
+
+    @property
+    def path(self) -> Path:
+        """The folder, of a local model."""
+        return Path(self.place or self.id).expanduser()
 
     @property
     def label(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +66,7 @@ def open_models(
     with closing(hub.breakable()) as asked, ThreadPoolExecutor(max_workers=8) as pool:
         try:
             for future in [
-                pool.submit(open_model, name, asked, allow_local=allow_local, commit=commit)
+                pool.submit(open_model, name, asked, allow_local=allow_local, commit=commit, folder=recipe.folder)
                 for name, commit in zip(names, commits or [None] * len(names), strict=True)
             ]:
                 try:
@@ -91,7 +92,7 @@ def _with_tokens(model: Model, hub: Hub) -> Model:
         return model
     if model.ref.kind == "local":
         try:
-            raw = (Path(model.ref.id).expanduser() / TOKENIZER).read_bytes()
+            raw = (model.ref.path / TOKENIZER).read_bytes()
         except OSError as error:
             raise SourceNotFoundError(
                 "a file that cannot be read", where=f"{TOKENIZER} in {model.ref}", got=str(error)
@@ -102,12 +103,17 @@ def _with_tokens(model: Model, hub: Hub) -> Model:
     return replace(model, tokens=tokens_of(content))
 
 
-def open_model(name: ModelName, hub: Hub, *, allow_local: bool, commit: str | None = None) -> Model:
-    """One model from its headers; raises SourceNotFoundError, GatedError, FormatError, HeaderError, IndexFileError."""
+def open_model(
+    name: ModelName, hub: Hub, *, allow_local: bool, commit: str | None = None, folder: Path | None = None
+) -> Model:
+    """One model from its headers; raises SourceNotFoundError, GatedError, FormatError, HeaderError, IndexFileError.
+
+    A relative folder begins at `folder`, or where the process was started.
+    """
     if name.local:
         if not allow_local:
             raise SourceNotFoundError("local folders cannot be used here", where=name.id, next_step="Give a Hub id.")
-        return open_synthetic(name.id) if name.id.startswith(SYNTHETIC) else _open_folder(name.id)
+        return open_synthetic(name.id) if name.id.startswith(SYNTHETIC) else _open_folder(name.id, folder)
     try:
         state = hub.repo_state(name.id, commit or name.revision)
     except SourceNotFoundError as error:
@@ -139,15 +145,15 @@ def open_model(name: ModelName, hub: Hub, *, allow_local: bool, commit: str | No
     )
 
 
-def _open_folder(text: str) -> Model:
+def _open_folder(text: str, begin: Path | None = None) -> Model:
     try:
-        folder = Path(text).expanduser()
+        folder = (begin or Path()) / Path(text).expanduser()
         found = folder.is_dir()
     except (OSError, RuntimeError) as error:  # a name that is too long, or the home of nobody
         got = error.strerror if isinstance(error, OSError) else "no such home"
         raise SourceNotFoundError("a folder that cannot be read", where=text[:200], got=str(got)) from None
     if not found:
-        raise SourceNotFoundError("no such folder", where=text, next_step="Give a folder of a model, or a Hub id.")
+        raise _no_folder(text, folder, begin or Path())
 
     def read_range(path: str, start: int, end: int) -> bytes:
         with open(folder / path, "rb") as file:
@@ -170,7 +176,7 @@ def _open_folder(text: str) -> Model:
         raise SourceNotFoundError("a folder that cannot be read", where=text, got=str(error)) from None
     license_name = card.get("license")
     return Model(
-        ModelRef("local", text, digest),
+        ModelRef("local", text, digest, place="" if begin is None else str(folder)),
         config,
         files,
         tensors,
@@ -179,6 +185,13 @@ def _open_folder(text: str) -> Model:
         adapter=adapter,
         headers=headers,
     )
+
+
+def _no_folder(text: str, folder: Path, begin: Path) -> SourceNotFoundError:
+    step = "Give a folder of a model, or a Hub id."
+    if begin != Path() and Path(text).is_dir():
+        step = f"Paths in a recipe begin at its folder: write {os.path.relpath(text, begin)}."
+    return SourceNotFoundError("no such folder", where=str(folder), next_step=step)
 
 
 def _card_data(content: bytes) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class LocalOrFetched(WholeFiles):
 
 
 def local_path(model: Model, shard: str) -> Path:
-    return Path(model.ref.id).expanduser() / shard
+    return model.ref.path / shard
 
 
 def shard_key(model: Model, shard: str) -> ShardKey:

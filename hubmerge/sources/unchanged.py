@@ -41,7 +41,7 @@ class UnchangedFolders:
         for model in models:
             if model.ref.kind != "local":
                 continue
-            folder = Path(model.ref.id).expanduser()
+            folder = model.ref.path
             try:
                 stamps = {folder / shard: _stamp(folder / shard) for shard in model.shards}
                 config = CONFIG if model.adapter is None else ADAPTER_CONFIG
@@ -65,7 +65,7 @@ class UnchangedFolders:
 def read_companion(model: Model, path: str) -> bytes:
     """A small file of a local folder that was there when the merge was planned."""
     try:
-        return (Path(model.ref.id).expanduser() / path).read_bytes()
+        return (model.ref.path / path).read_bytes()
     except OSError as error:
         raise SourceChangedError(
             "a file of the model can no longer be read",
