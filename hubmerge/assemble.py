@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.output.config import merged_config, told, without_code
+from hubmerge.output.tokenizer import united_tokenizer
 from hubmerge.plan import Plan
 from hubmerge.sink import MANIFEST, FinishedShard, writing
 from hubmerge.sources.base import Model
@@ -70,6 +71,8 @@ def companion_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[
         files[name] = clean
         if removed:
             notes.append(told(name, removed))
+    if plan.vocabulary is not None and plan.vocabulary.united:
+        files |= united_tokenizer(files, plan.vocabulary.united)
     for model, label in zip(plan.models, ("", *plan.labels), strict=True):
         for name, info in model.files.items():
             if not _LICENSES.fullmatch(name):

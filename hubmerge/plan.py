@@ -233,7 +233,8 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     keeper = (base, *agents)[seen.vocabulary.donor if seen.vocabulary else 0]
     for agent, tensors in zip(seen.agents, views.agents, strict=True):
         problems += agent_problems(seen.base, views.base, agent, tensors, line)
-        warnings += differences(seen.base, agent, keeper)
+        united = agent.tokens is not None and seen.vocabulary is not None and bool(seen.vocabulary.united)
+        warnings += differences(seen.base, agent, keeper, united=united)
     if problems:
         raise IncompatibleError("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
     shards = _lay_out(recipe, views, seen.kept, max_shard_bytes)

@@ -34,7 +34,7 @@ from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
 from hubmerge.sources.base import SYNTHETIC, FileInfo, HeaderDigest, Model, ModelRef, StoredTensor
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
 from hubmerge.sources.synthetic import open_synthetic
-from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, tokens_of
+from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, token_table
 from hubmerge.sources.unchanged import ADAPTER_CONFIG, CONFIG, folder_digest
 
 INDEX = "model.safetensors.index.json"
@@ -100,7 +100,7 @@ def _with_tokens(model: Model, hub: Hub) -> Model:
     else:
         raw = hub.read_file(model.ref.id, model.ref.sha, TOKENIZER, MAX_TOKENIZER_BYTES)
     content = _json_object(raw, f"{TOKENIZER} in {model.ref}", MAX_TOKENIZER_VALUES)
-    return replace(model, tokens=tokens_of(content))
+    return replace(model, tokens=token_table(content))
 
 
 def open_model(
