@@ -53,9 +53,9 @@ ReadFile = Callable[[Model, str], bytes | None]
 
 def companion_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str]]:
     """Every file besides weights, card and manifest: path → content; and what the user should know."""
-    config, removed = merged_config(plan.config, [t.dtype for t in plan.tensors()])
+    config, _ = merged_config(plan.config, [t.dtype for t in plan.tensors()])  # the plan tells what is left out
     files: dict[str, bytes] = {"config.json": _json(config)}
-    notes = [told("config.json", removed)] if removed else []
+    notes: list[str] = []
     for name in _COPIED:
         source = plan.tokenizer if name in _TOKENIZER else plan.base
         info = source.files.get(name)
