@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import Problem
-from hubmerge.sources.base import FileInfo, Model
+from hubmerge.sources.base import Model
 from hubmerge.tying import Tensors, is_embedding
 from hubmerge.wording import dims, incompatible, named, shown
 
@@ -218,21 +218,13 @@ def _is_unsupported(dtype: str) -> bool:
     return dtype.startswith("F") and dtype not in FLOAT_DTYPES
 
 
-def differences(base: Model, agent: Model, keeper: Model, *, united: bool = False) -> list[str]:
-    """What a user should know, though it does not forbid the merge; `keeper` is the model whose tokenizer is kept,
-    `united` with the tokens that this agent adds."""
+def differences(base: Model, agent: Model) -> list[str]:
+    """What a user should know, though it does not forbid the merge."""
     notes = [f"{words}; the merge keeps the base's" for words in other_settings(base, agent)]
     if agent.adapter is None and "adapter_config.json" in agent.files:
         notes.append(
             f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are"
         )
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        a, b = keeper.files.get(name), agent.files.get(name)
-        if (name == "tokenizer.json" and united) or (b is None and agent.adapter is not None):
-            continue  # an adapter's repo need not repeat what its base has
-        if (a is None) != (b is None) or (a and b and not _may_be_equal(a, b)):
-            kept = "the base's" if keeper.ref == base.ref else f"{keeper.ref.id}'s"
-            notes.append(f"{agent.ref.id}: {name} differs from {kept}; the merge keeps {kept}")
     return notes
 
 
@@ -244,10 +236,6 @@ def other_settings(base: Model, agent: Model) -> list[str]:
         for key in _BEHAVIOUR_KEYS
         if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
     ]
-
-
-def _may_be_equal(a: FileInfo, b: FileInfo) -> bool:
-    return a.size == b.size and (a.sha256 is None or b.sha256 is None or a.sha256 == b.sha256)
 
 
 def architecture(model: Model) -> str:

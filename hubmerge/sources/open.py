@@ -32,6 +32,7 @@ from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe import ModelName, Recipe
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
 from hubmerge.sources.base import SYNTHETIC, FileInfo, HeaderDigest, Model, ModelRef, StoredTensor
+from hubmerge.sources.folder import link_outside, list_folder, read_inside
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
 from hubmerge.sources.synthetic import open_synthetic
 from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, token_table
@@ -48,6 +49,8 @@ _MAX_SHARDS = 2_000
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,200}\.safetensors", re.ASCII)
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pkl")
+
+_READ_HERE = frozenset(("README.md", CONFIG, ADAPTER_CONFIG, INDEX))
 
 ReadRange = Callable[[str, int, int], bytes]
 ReadFile = Callable[[str, int], bytes]  # path, most bytes
@@ -92,7 +95,7 @@ def _with_tokens(model: Model, hub: Hub) -> Model:
         return model
     if model.ref.kind == "local":
         try:
-            raw = (model.ref.path / TOKENIZER).read_bytes()
+            raw = read_inside(model.ref.path, TOKENIZER, MAX_TOKENIZER_BYTES)
         except OSError as error:
             raise SourceNotFoundError(
                 "a file that cannot be read", where=f"{TOKENIZER} in {model.ref}", got=str(error)
@@ -167,7 +170,10 @@ def _open_folder(text: str, begin: Path | None = None) -> Model:
         return content
 
     try:
-        files = {p.name: FileInfo(p.name, p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file()}
+        files, outside = list_folder(folder)
+        for name in outside:
+            if name in _READ_HERE or _SHARD_NAME.fullmatch(name):
+                raise link_outside(text, name)
         tensors, config, adapter, headers = _read_headers(text, files, read_range, read_file)
         shards = tuple(dict.fromkeys(t.shard for t in tensors.values()))
         digest = folder_digest(folder, ADAPTER_CONFIG if adapter else CONFIG, shards)
@@ -184,6 +190,7 @@ def _open_folder(text: str, begin: Path | None = None) -> Model:
         card=MappingProxyType(card),
         adapter=adapter,
         headers=headers,
+        outside=outside,
     )
 
 
