@@ -2,10 +2,18 @@
 
 Reading: anyone for a public repo; the owner, members of the owning organisation and, for a private repo,
 nobody else. Writing: the owner; organisation admins and writers; contributors where they created the repo.
-A token can only take away: `read` tokens write nothing; an OAuth token needs `write-repos` or
-`manage-repos`, or `contribute-repos` for the repos that its application created, and `read-repos` (or one
-of those) to see what is private. The files of a gated repo are for writers and for those whose request was
-accepted.
+The files of a gated repo are for members of its namespace and for those whose request was accepted.
+
+A token can only take away: `read` tokens write nothing. What an OAuth token allows:
+
+    gated-repos       the files of public gated repos that the person was let into
+    read-repos        the person's private repos; other people's gated ones are not among them
+    contribute-repos  to create repos, and everything with those that the application created
+    write-repos       to read and write the person's repos
+    manage-repos      also to create, move and delete them
+    read-memberships  to know the person's organisations
+
+All of these reach only those organisations that the person picked when signing in.
 """
 
 from __future__ import annotations
@@ -17,7 +25,7 @@ from typing import Any
 
 from hubmerge.localhub.http_errors import HubError, forbidden, repo_not_found
 from hubmerge.localhub.store import Store
-from hubmerge.localhub.users import Identity, Users
+from hubmerge.localhub.users import Identity, Org, OrgRole, Users
 
 TYPES = {"models": "model", "datasets": "dataset", "spaces": "space"}
 PREFIX = {"model": "", "dataset": "datasets/", "space": "spaces/"}
@@ -91,7 +99,17 @@ def role_in(users: Users, identity: Identity | None, namespace: str) -> str | No
     if identity.user.name.lower() == namespace.lower():
         return "admin"
     org = users.org(namespace)
-    return org.members.get(identity.user.name) if org else None
+    if org is None or (identity.role == "oauth" and org.name not in identity.orgs):
+        return None
+    return org.members.get(identity.user.name)
+
+
+def orgs_shown(users: Users, identity: Identity) -> list[tuple[Org, OrgRole]]:
+    """The organisations that the token tells of, with the person's role in each."""
+    known = users.orgs_of(identity.user.name)
+    if identity.role != "oauth":
+        return known
+    return [(org, role) for org, role in known if org.name in identity.orgs and "read-memberships" in identity.scopes]
 
 
 def _scope(identity: Identity, repo: Repo | None, *wanted: str) -> bool:
@@ -129,6 +147,11 @@ def can_write(users: Users, identity: Identity | None, repo: Repo) -> bool:
     return role in ("admin", "write") or (role == "contributor" and repo.creator == identity.user.name)
 
 
+def can_manage(users: Users, identity: Identity | None, repo: Repo) -> bool:
+    """Whether the caller may move and delete the repo."""
+    return can_write(users, identity, repo) and identity is not None and _scope(identity, repo)
+
+
 def can_create(users: Users, identity: Identity, namespace: str) -> bool:
     if identity.role == "read" or not _scope(identity, None):
         return False
@@ -144,19 +167,30 @@ def can_take_part(identity: Identity | None) -> bool:
 
 
 def require_files(store: Store, users: Users, identity: Identity | None, repo: Repo) -> None:
-    """Refuse the files of a gated repo to those who were not let in."""
-    if not repo.gated or role_in(users, identity, repo.ns) is not None:
+    """Refuse the files of a gated repo to those who were not let in, and to a token that leaves gated repos out."""
+    if not repo.gated:
         return
+    restricted = f"Access to {repo.type} {repo.full_name} is restricted"
     if identity is None:
-        raise HubError(401, f"Access to {repo.type} {repo.full_name} is restricted. Please log in.", "GatedRepo")
+        raise HubError(401, f"{restricted}. Please log in.", "GatedRepo")
+    if role_in(users, identity, repo.ns) is not None and _scope(identity, repo, "read-repos", "write-repos"):
+        return
+    if identity.role == "oauth" and "gated-repos" not in identity.scopes:
+        raise HubError(
+            403,
+            f"{restricted} and this sign-in does not include gated repositories."
+            " Please enable access to public gated repositories (scope gated-repos).",
+            "GatedRepo",
+        )
+    org = users.org(repo.ns)
+    member = repo.ns.lower() == identity.user.name.lower() or (org is not None and identity.user.name in org.members)
     accepted = store.row(
         "SELECT 1 FROM access_requests WHERE repo = ? AND user = ? AND status = 'accepted'", repo.id, identity.user.name
     )
-    if not accepted:
+    if not member and not accepted:
         raise HubError(
             403,
-            f"Access to {repo.type} {repo.full_name} is restricted and you are not in the authorized list."
-            " Ask for access on the page of the repo.",
+            f"{restricted} and you are not in the authorized list. Ask for access on the page of the repo.",
             "GatedRepo",
         )
 
@@ -166,6 +200,12 @@ def require_write(users: Users, identity: Identity | None, repo: Repo) -> None:
         raise HubError(401, "Invalid username or password.")
     if not can_write(users, identity, repo):
         raise forbidden(f"You don't have write access to {repo.type} {repo.full_name} with this token.")
+
+
+def require_manage(users: Users, identity: Identity | None, repo: Repo) -> None:
+    require_write(users, identity, repo)
+    if not can_manage(users, identity, repo):
+        raise forbidden(f"This token may not move or delete {repo.type} {repo.full_name} (scope manage-repos).")
 
 
 def require_read(users: Users, identity: Identity | None, repo: Repo | None) -> Repo:

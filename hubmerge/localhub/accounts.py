@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hubmerge.localhub.access import TYPES, Repo, can_take_part
+from hubmerge.localhub.access import TYPES, Repo, can_take_part, orgs_shown
 from hubmerge.localhub.http_errors import bad_request, forbidden, not_found
 from hubmerge.localhub.protocol import Call, Json, Router, optional_text, text_of
 from hubmerge.localhub.store import now
@@ -30,15 +30,16 @@ def whoami(call: Call) -> Json:
             "isEnterprise": False,
             "roleInOrg": role,
         }
-        for org, role in call.users.orgs_of(me.user.name)
+        for org, role in orgs_shown(call.users, me)
     ]
+    email = me.user.email if me.role != "oauth" or "email" in me.scopes else ""
     return {
         "type": "user",
         "id": object_id("user", me.user.name),
         "name": me.user.name,
         "fullname": me.user.fullname or me.user.name,
-        "email": me.user.email or None,
-        "emailVerified": bool(me.user.email),
+        "email": email or None,
+        "emailVerified": bool(email),
         "isPro": False,
         "canPay": False,
         "avatarUrl": "",

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from hubmerge.localhub.access import TYPES, Repo, private_scope, repo_of_row
+from hubmerge.localhub.access import TYPES, Repo, private_scope, repo_of_row, role_in
 from hubmerge.localhub.files import lfs_info
 from hubmerge.localhub.http_errors import bad_request
 from hubmerge.localhub.protocol import Call, Json, Router
@@ -228,7 +228,8 @@ def _visible(call: Call) -> tuple[str, list[Any]]:
     scope = private_scope(call.identity)
     if call.identity is None or scope is None:
         return "visibility != 'private'", []
-    mine = [call.identity.user.name, *(org.name for org, _ in call.users.orgs_of(call.identity.user.name))]
+    orgs = [org.name for org, _ in call.users.orgs_of(call.identity.user.name)]
+    mine = [call.identity.user.name, *(org for org in orgs if role_in(call.users, call.identity, org) is not None)]
     condition = "ns IN (SELECT value FROM json_each(?))"
     if scope == "app":
         return f"(visibility != 'private' OR ({condition} AND app = ?))", [json.dumps(mine), call.identity.app]

@@ -5,6 +5,10 @@ token's user at once), and redirects back with a code that lives for a minute an
 exchanged for an access token, a refresh token and an id_token signed with RS256; the key pair is made on
 first use and kept. PKCE with S256 is checked whenever the request brought a challenge.
 
+The page also lets the person pick the organisations that the application may act in; a token reaches no other. An
+application gets the scopes that it asks for, which must be among those that it declared, so it may ask for more by a
+second authorization.
+
 A redirect goes only to the hosts of the registered application, and the consent form carries an unguessable
 request id, so no foreign page can submit it.
 """
@@ -23,30 +27,32 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
+from hubmerge.localhub.access import orgs_shown
 from hubmerge.localhub.http_errors import HubError, bad_request
 from hubmerge.localhub.protocol import Call, Json, Router
 from hubmerge.localhub.store import Store
-from hubmerge.localhub.users import User, object_id
+from hubmerge.localhub.users import Identity, User, object_id
 
 router = Router()
 REQUEST_LIFETIME_S = 600
 CODE_LIFETIME_S = 60
-TOKEN_LIFETIME_S = 8 * 3600
-SCOPES = (
-    "openid",
-    "profile",
-    "email",
-    "read-repos",
-    "contribute-repos",
-    "write-repos",
-    "manage-repos",
-    "read-billing",
-    "inference-api",
-    "write-discussions",
-    "jobs",
-    "webhooks",
-)
 _KEPT = ("client_id", "redirect_uri", "scope", "state", "nonce", "code_challenge")
+_WORDS = {
+    "openid": "know who you are",
+    "profile": "see your name and picture",
+    "email": "see your e-mail address",
+    "read-repos": "read your private repos",
+    "gated-repos": "read gated repos that you were let into",
+    "contribute-repos": "create repos, and write to those that it created",
+    "write-repos": "read and write all your repos",
+    "manage-repos": "create, move and delete your repos",
+    "read-memberships": "see the organisations that you pick",
+    "read-billing": "see your billing",
+    "inference-api": "run models in your name",
+    "write-discussions": "write in discussions and open pull requests",
+    "jobs": "run jobs in your name",
+    "webhooks": "see and change your webhooks",
+}
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
     "Cache-Control": "no-store",
@@ -66,7 +72,7 @@ def configuration(call: Call) -> Json:
         "response_types_supported": ["code"],
         "subject_types_supported": ["public"],
         "id_token_signing_alg_values_supported": ["RS256"],
-        "scopes_supported": list(SCOPES),
+        "scopes_supported": list(call.users.oauth.scopes),
         "code_challenge_methods_supported": ["S256"],
         "grant_types_supported": ["authorization_code", "refresh_token"],
         "token_endpoint_auth_methods_supported": ["client_secret_basic", "client_secret_post", "none"],
@@ -92,7 +98,8 @@ def jwks(call: Call) -> Json:
 def authorize(call: Call) -> Response:
     request = _authorization_request(call)
     if call.identity is not None:
-        return _redirect_with_code(call, request, call.identity.user)
+        orgs = [org.name for org, _ in call.users.orgs_of(call.identity.user.name)]
+        return _redirect_with_code(call, request, call.identity.user, orgs)
     request_id = secrets.token_urlsafe(32)
     with call.store.write() as db:
         db.execute("DELETE FROM oauth_requests WHERE expires < ?", (time.time(),))
@@ -100,21 +107,31 @@ def authorize(call: Call) -> Response:
             "INSERT INTO oauth_requests VALUES (?, ?, ?)",
             (request_id, json.dumps(request), time.time() + REQUEST_LIFETIME_S),
         )
-    users = "".join(
-        f'<button name="user" value="{escape(user.name)}">{escape(user.fullname or user.name)}'
-        f" <small>@{escape(user.name)}</small></button>"
-        for user in call.users.users
-    )
+    users = "".join(_choice(call, user) for user in call.users.users)
     host = urlsplit(request["redirect_uri"]).netloc
+    wanted = "".join(f"<li>{escape(_WORDS[name])} <small>({name})</small></li>" for name in request["scope"].split())
     return HTMLResponse(
-        _PAGE.format(host=escape(host), scope=escape(request["scope"]), id=request_id, users=users),
+        _PAGE.format(host=escape(host), scope=wanted, id=request_id, users=users),
         headers=_PAGE_HEADERS,
     )
 
 
+def _choice(call: Call, user: User) -> str:
+    """One user with the organisations that the application may act in as them."""
+    name = escape(user.name)
+    orgs = "".join(
+        f'<label><input type="checkbox" name="org" value="{name}/{escape(org.name)}" checked> also in the organisation'
+        f" {escape(org.name)}</label>"
+        for org, _ in call.users.orgs_of(user.name)
+    )
+    title = f"{escape(user.fullname or user.name)} <small>@{name}</small>"
+    return f'<button name="user" value="{name}">{title}</button>{orgs}'
+
+
 @router.on("POST", "/oauth/authorize")
 def consent(call: Call) -> Response:
-    form = {key: values[-1] for key, values in call.form().items()}
+    fields = call.form()
+    form = {key: values[-1] for key, values in fields.items()}
     with call.store.write() as db:
         row = db.execute(
             "DELETE FROM oauth_requests WHERE id = ? AND expires > ? RETURNING request",
@@ -126,7 +143,10 @@ def consent(call: Call) -> Response:
     user = call.users.user(form.get("user", ""))
     if user is None:
         return _back(request, {"error": "access_denied", "error_description": "The user refused"})
-    return _redirect_with_code(call, request, user)
+    picked = {value.partition("/")[2] for value in fields.get("org", []) if value.startswith(f"{user.name}/")}
+    return _redirect_with_code(
+        call, request, user, [org.name for org, _ in call.users.orgs_of(user.name) if org.name in picked]
+    )
 
 
 def _authorization_request(call: Call) -> dict[str, str]:
@@ -143,13 +163,13 @@ def _authorization_request(call: Call) -> dict[str, str]:
     if "code_challenge" in query and query.get("code_challenge_method") != "S256":
         raise bad_request("code_challenge_method must be S256")
     scope = query.get("scope") or "openid profile"
-    if unknown := [name for name in scope.split() if name not in SCOPES]:
-        raise bad_request(f"Unknown scope: {' '.join(unknown)}")
+    if foreign := [name for name in scope.split() if name not in app.scopes]:
+        raise bad_request(f"The application did not declare the scope {' '.join(foreign)}")
     return {name: query[name] for name in _KEPT if name in query} | {"scope": scope}
 
 
-def _redirect_with_code(call: Call, request: dict[str, str], user: User) -> Response:
-    code = secrets.token_urlsafe(32)
+def _redirect_with_code(call: Call, request: dict[str, str], user: User, orgs: list[str]) -> Response:
+    code, request = secrets.token_urlsafe(32), request | {"orgs": " ".join(orgs)}
     with call.store.write() as db:
         db.execute("DELETE FROM oauth_codes WHERE expires < ?", (time.time(),))
         db.execute(
@@ -188,7 +208,7 @@ def token(call: Call) -> Response:
                 "DELETE FROM oauth_tokens WHERE refresh = ? RETURNING *", (form.get("refresh_token"),)
             ).fetchone()
         user = call.users.user(row["user"]) if row else None
-        request = {"client_id": row["app"], "scope": row["scope"]} if row else {}
+        request = {"client_id": row["app"], "scope": row["scope"], "orgs": row["orgs"]} if row else {}
     else:
         raise _refuse("unsupported_grant_type", "grant_type must be authorization_code or refresh_token")
     if user is None:
@@ -233,35 +253,45 @@ def _redeem_code(call: Call, form: dict[str, str], *, authenticated: bool) -> tu
 
 def _issue(call: Call, user: User, request: dict[str, str]) -> Response:
     access, refresh = f"hf_oauth_{secrets.token_urlsafe(32)}", f"hf_refresh_{secrets.token_urlsafe(32)}"
+    scopes, client_id = request["scope"].split(), request["client_id"]
+    lifetime_s = call.users.oauth.expiration_minutes * 60
     with call.store.write() as db:
         db.execute(
-            "INSERT INTO oauth_tokens VALUES (?, ?, ?, ?, ?, ?)",
-            (access, refresh, user.name, request["client_id"], request["scope"], time.time() + TOKEN_LIFETIME_S),
+            "INSERT INTO oauth_tokens VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                access,
+                refresh,
+                user.name,
+                client_id,
+                request["scope"],
+                time.time() + lifetime_s,
+                request.get("orgs", ""),
+            ),
         )
     answer: Json = {
         "access_token": access,
         "token_type": "bearer",
-        "expires_in": TOKEN_LIFETIME_S,
+        "expires_in": lifetime_s,
         "scope": request["scope"],
         "refresh_token": refresh,
     }
-    if "openid" in request["scope"].split():
+    if "openid" in scopes:
         issued = int(time.time())
-        times = {"iat": issued, "exp": issued + TOKEN_LIFETIME_S}
+        times = {"iat": issued, "exp": issued + lifetime_s}
         nonce = {"nonce": request["nonce"]} if "nonce" in request else {}
-        claims = {"iss": call.endpoint, "aud": request["client_id"], **times, **nonce}
-        answer["id_token"] = _sign(call.store, claims | _claims(call, user, request["scope"].split()))
+        claims = {"iss": call.endpoint, "aud": client_id, **times, **nonce}
+        me = Identity(user, "oauth", "oauth", frozenset(scopes), client_id, frozenset(request.get("orgs", "").split()))
+        answer["id_token"] = _sign(call.store, claims | _claims(call, me))
     return JSONResponse(answer, headers={"Cache-Control": "no-store"})
 
 
 @router.on("GET", "/oauth/userinfo")
 def userinfo(call: Call) -> Json:
-    me = call.signed_in()
-    scopes = me.scopes if me.role == "oauth" else frozenset({"openid", "profile", "email"})
-    return _claims(call, me.user, list(scopes))
+    return _claims(call, call.signed_in())
 
 
-def _claims(call: Call, user: User, scopes: list[str]) -> Json:
+def _claims(call: Call, me: Identity) -> Json:
+    user, scopes = me.user, me.scopes if me.role == "oauth" else frozenset({"profile", "email"})
     claims: Json = {"sub": object_id("user", user.name)}
     if "profile" in scopes:
         claims |= {
@@ -282,7 +312,7 @@ def _claims(call: Call, user: User, scopes: list[str]) -> Json:
                     "canPay": False,
                     "roleInOrg": role,
                 }
-                for org, role in call.users.orgs_of(user.name)
+                for org, role in orgs_shown(call.users, me)
             ],
         }
     if "email" in scopes and user.email:
@@ -335,9 +365,11 @@ button {{ display: block; width: 100%; margin: .5rem 0; padding: .7rem 1rem; fon
   border: 1px solid #bbb; border-radius: .5rem; background: #fff; cursor: pointer; }}
 button:hover, button:focus {{ border-color: #06c; }}
 small {{ color: #555; }}
+label {{ display: block; margin: 0 0 .8rem .7rem; }}
 </style></head><body>
 <h1>Sign in to the local Hub</h1>
-<p><strong>{host}</strong> asks to sign you in.<br><small>It may use: {scope}</small></p>
+<p><strong>{host}</strong> asks to sign you in, and to be allowed to:</p>
+<ul>{scope}</ul>
 <form method="post" action="/oauth/authorize">
 <input type="hidden" name="request_id" value="{id}">
 {users}

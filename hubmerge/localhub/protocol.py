@@ -254,7 +254,9 @@ def identify(hub: Hub, authorization: str | None) -> Identity | None:
     owner = hub.users.user(row["user"]) if row and row["expires"] > time.time() else None
     if row is None or owner is None:
         raise HubError(401, "Invalid credentials in Authorization header")
-    return Identity(owner, "oauth", "oauth", frozenset(row["scope"].split()), row["app"])
+    return Identity(
+        owner, "oauth", "oauth", frozenset(row["scope"].split()), row["app"], frozenset(row["orgs"].split())
+    )
 
 
 async def answer(hub: Hub, routes: list[Route], request: Request) -> Response:

@@ -20,8 +20,8 @@ from hubmerge.localhub.access import (
     repo_key,
     repo_of_row,
     require_files,
+    require_manage,
     require_read,
-    require_write,
 )
 from hubmerge.localhub.cards import count_parameters, derive
 from hubmerge.localhub.http_errors import bad_request, conflict, forbidden
@@ -192,9 +192,9 @@ def create(call: Call) -> Json:
 
 
 def _target(call: Call, repo_type: str, full_name: str) -> Repo:
-    """A repo named in a body, which the caller may change."""
+    """A repo named in a body, which the caller may move and delete."""
     repo = require_read(call.users, call.identity, find_repo(call.store, repo_type, full_name))
-    require_write(call.users, call.identity, repo)
+    require_manage(call.users, call.identity, repo)
     return repo
 
 

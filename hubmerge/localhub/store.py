@@ -83,8 +83,9 @@ CREATE TABLE IF NOT EXISTS oauth_requests (id TEXT PRIMARY KEY, request TEXT NOT
 CREATE TABLE IF NOT EXISTS oauth_codes (code TEXT PRIMARY KEY, user TEXT NOT NULL, request TEXT NOT NULL,
     expires REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS oauth_tokens (token TEXT PRIMARY KEY, refresh TEXT NOT NULL UNIQUE,
-    user TEXT NOT NULL, app TEXT NOT NULL, scope TEXT NOT NULL, expires REAL NOT NULL);
+    user TEXT NOT NULL, app TEXT NOT NULL, scope TEXT NOT NULL, expires REAL NOT NULL, orgs TEXT NOT NULL DEFAULT '');
 """
+_LATER_COLUMNS = (("oauth_tokens", "orgs", "TEXT NOT NULL DEFAULT ''"),)  # folders of earlier versions lack them
 # Every table whose rows belong to one repo; all of them go when the repo goes.
 REPO_TABLES = (
     "aliases",
@@ -150,6 +151,10 @@ class Store:
         self._notify = False
         self.deliveries_ready = threading.Event()  # set when a commit made webhook deliveries durable
         self.connection().executescript(SCHEMA)
+        with self.write() as db:
+            for table, column, kind in _LATER_COLUMNS:
+                if column not in {row["name"] for row in db.execute(f"PRAGMA table_info({table})")}:
+                    db.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
         with self.write() as db:  # parts of uploads lived in DATA/tmp; a whole one may still arrive
             yesterday = timestamp(datetime.now(UTC) - timedelta(days=1))
             db.execute("DELETE FROM uploads WHERE part_size IS NOT NULL OR date < ?", (yesterday,))

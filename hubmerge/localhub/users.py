@@ -6,8 +6,10 @@ while the server runs. Tokens that OAuth hands out are state and live in the sto
 The JSON file:
     {"users": [{"name", "fullname"?, "email"?, "tokens": [{"value", "role"?, "label"?}]}],
      "orgs": [{"name", "fullname"?, "members": {user: role}, "private_by_default"?}],
-     "oauth": {"client_id", "client_secret", "redirect_hosts"?}}
-Token roles are `write` and `read`; organisation roles are `admin`, `write`, `contributor` and `read`.
+     "oauth": {"client_id", "client_secret", "redirect_hosts"?, "scopes"?, "expiration_minutes"?}}
+`scopes` are those that the application declares and may ask for, `expiration_minutes` how long a sign-in lasts: what
+a Space says with hf_oauth_scopes and hf_oauth_expiration_minutes. Token roles are `write` and `read`; organisation
+roles are `admin`, `write`, `contributor` and `read`.
 """
 
 from __future__ import annotations
@@ -19,13 +21,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from hubmerge.errors import SourceNotFoundError
 
 _LOCAL_SECRET = "hf_local_oauth_secret_00000000"  # noqa: S105  (a public constant, like the tokens below)
 TokenRole = Literal["write", "read"]
 OrgRole = Literal["admin", "write", "contributor", "read"]
+SCOPES = (
+    "openid",
+    "profile",
+    "email",
+    "read-repos",
+    "gated-repos",
+    "contribute-repos",
+    "write-repos",
+    "manage-repos",
+    "read-memberships",
+    "read-billing",
+    "inference-api",
+    "write-discussions",
+    "jobs",
+    "webhooks",
+)
+EXPIRATION_MINUTES, MOST_EXPIRATION_MINUTES = 480, 43_200
 NAME = r"^[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?$"
 
 
@@ -57,6 +76,15 @@ class OAuthApp(_Frozen):
     client_id: str = Field(min_length=1)
     client_secret: str = Field(min_length=8)
     redirect_hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "::1", "testserver")
+    scopes: tuple[str, ...] = SCOPES
+    expiration_minutes: int = Field(default=EXPIRATION_MINUTES, ge=1, le=MOST_EXPIRATION_MINUTES)
+
+    @field_validator("scopes")
+    @classmethod
+    def _known(cls, scopes: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := sorted({*scopes} - {*SCOPES}):
+            raise ValueError(f"unknown scopes: {', '.join(unknown)}")
+        return (*scopes, *(name for name in ("openid", "profile") if name not in scopes))  # every application has them
 
 
 class Users(_Frozen):
@@ -105,6 +133,7 @@ class Identity:
     label: str = ""
     scopes: frozenset[str] = field(default_factory=frozenset)  # of an OAuth token
     app: str | None = None  # the OAuth client that the token was given to
+    orgs: frozenset[str] = field(default_factory=frozenset)  # those that the person picked for the OAuth token
 
 
 def object_id(*parts: object) -> str:

@@ -106,19 +106,17 @@ def _shown(hook: sqlite3.Row) -> Json:
     }
 
 
-def _may_change(call: Call) -> str:
+def _owner(call: Call) -> str:
+    """The caller, whose token may see or, by the method of the request, change their webhooks."""
     me = call.signed_in()
-    if me.role != "write":
-        raise forbidden("This token may not change webhooks")
+    allowed = "webhooks" in me.scopes if me.role == "oauth" else me.role == "write" or call.request.method == "GET"
+    if not allowed:
+        raise forbidden("This token may not see or change webhooks")
     return me.user.name
 
 
 def _mine(call: Call) -> sqlite3.Row:
-    if call.request.method != "GET":
-        _may_change(call)
-    hook = call.store.row(
-        "SELECT * FROM webhooks WHERE id = ? AND owner = ?", call.parts["hook"], call.signed_in().user.name
-    )
+    hook = call.store.row("SELECT * FROM webhooks WHERE id = ? AND owner = ?", call.parts["hook"], _owner(call))
     if hook is None:
         raise not_found("Webhook not found")
     return hook
@@ -151,13 +149,13 @@ def _fields(call: Call, body: Json) -> dict[str, Any]:
 
 @router.on("GET", "/api/settings/webhooks")
 def list_webhooks(call: Call) -> list[Json]:
-    me = call.signed_in().user.name
+    me = _owner(call)
     return [_shown(row) for row in call.store.rows("SELECT * FROM webhooks WHERE owner = ? ORDER BY date", me)]
 
 
 @router.on("POST", "/api/settings/webhooks")
 def create_webhook(call: Call) -> Json:
-    owner, fields = _may_change(call), _fields(call, call.json())
+    owner, fields = _owner(call), _fields(call, call.json())
     if "url" not in fields or "watched" not in fields:
         raise bad_request("A webhook needs a url and something to watch")
     with call.store.write() as db:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -19,68 +17,15 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import get_session
 from joserfc import jwt
 from joserfc.jwk import KeySet
+from oauth_helpers import REDIRECT, VERIFIER, authorize_query, exchange, sign_in, tokens_of
 
 from hubmerge.localhub.process import LocalHubProcess
-
-REDIRECT = "http://127.0.0.1:9/login/callback?_target_url=%2F"
-VERIFIER = "a-verifier-of-at-least-forty-three-characters-in-length"
-CHALLENGE = base64.urlsafe_b64encode(hashlib.sha256(VERIFIER.encode()).digest()).rstrip(b"=").decode()
-
-
-def authorize_query(hub: LocalHubProcess, **changes: str | None) -> dict[str, str]:
-    query = {
-        "response_type": "code",
-        "client_id": hub.oauth["client_id"],
-        "redirect_uri": REDIRECT,
-        "scope": "openid profile email contribute-repos",
-        "state": "a state & more",
-        "nonce": "n-1",
-        "code_challenge": CHALLENGE,
-        "code_challenge_method": "S256",
-    }
-    return {key: value for key, value in (query | changes).items() if value is not None}
-
-
-def sign_in(hub: LocalHubProcess, user: str = "bob", **changes: str | None) -> dict[str, list[str]]:
-    """Go through the consent page as a browser would; the parameters of the redirect."""
-    page = get_session().get(f"{hub.endpoint}/oauth/authorize", params=authorize_query(hub, **changes))
-    assert page.status_code == 200, page.text
-    assert f'value="{user}"' in page.text
-    request_id = re.search(r'name="request_id" value="([^"]+)"', page.text)
-    assert request_id
-    answer = get_session().post(
-        f"{hub.endpoint}/oauth/authorize",
-        data={"request_id": request_id[1], "user": user},
-        follow_redirects=False,
-    )
-    assert answer.status_code == 303
-    assert answer.headers["location"].startswith("http://127.0.0.1:9/login/callback?")
-    return parse_qs(urlsplit(answer.headers["location"]).query)
-
-
-def exchange(hub: LocalHubProcess, code: str, *, secret: bool = True, **changes: str) -> Any:
-    form = {
-        "grant_type": "authorization_code",
-        "code": code,
-        "redirect_uri": REDIRECT,
-        "client_id": hub.oauth["client_id"],
-        "code_verifier": VERIFIER,
-    }
-    if secret:
-        form["client_secret"] = hub.oauth["client_secret"]
-    return get_session().post(f"{hub.endpoint}/oauth/token", data=form | changes)
-
-
-def tokens_of(hub: LocalHubProcess, user: str = "bob", **changes: str | None) -> dict[str, Any]:
-    answer = exchange(hub, sign_in(hub, user, **changes)["code"][0])
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def test_the_flow_ends_in_a_signed_identity_and_a_working_token(local_hub: LocalHubProcess) -> None:
     configuration = get_session().get(f"{local_hub.endpoint}/.well-known/openid-configuration").json()
     assert configuration["issuer"] == local_hub.endpoint
-    back = sign_in(local_hub, "ada")
+    back = sign_in(local_hub, "ada", orgs=["zoo"], scope="openid profile email contribute-repos read-memberships")
     assert (back["state"], back["_target_url"]) == (["a state & more"], ["/"])
     tokens = exchange(local_hub, back["code"][0]).json()
     keys = KeySet.import_key_set(get_session().get(configuration["jwks_uri"]).json())
@@ -242,7 +187,7 @@ print(client.get(back.headers["location"]).json())
         "OPENID_PROVIDER_URL": local_hub.endpoint,
         "OAUTH_CLIENT_ID": local_hub.oauth["client_id"],
         "OAUTH_CLIENT_SECRET": local_hub.oauth["client_secret"],
-        "OAUTH_SCOPES": "openid profile",
+        "OAUTH_SCOPES": "openid profile read-memberships",
         "SPACE_ID": "ada/space",
     }
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
