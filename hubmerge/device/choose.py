@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from hubmerge import machine
 from hubmerge.counting import BLOCK
 from hubmerge.errors import MemoryLimitError
+from hubmerge.extras import require
 
 if TYPE_CHECKING:
     from hubmerge.device.engine import Engine
@@ -57,6 +58,8 @@ def open_engine(
     """
     if device == "cpu" or (device == "auto" and not device_there()):
         return Opened()
+    if device == "cuda":
+        require("gpu", "a CUDA device")
     try:
         chunk_elements(agents, memory_bytes, LANES)
         import torch

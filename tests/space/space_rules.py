@@ -10,18 +10,20 @@ from typing import Any
 import yaml
 from huggingface_hub import SpaceHardware
 
-KEYS = frozenset(
+_KEYS = (
     "title emoji colorFrom colorTo sdk python_version sdk_version suggested_hardware suggested_storage app_file "
     "app_build_command app_port base_path fullWidth header short_description models datasets tags thumbnail pinned "
     "hf_oauth hf_oauth_expiration_minutes hf_oauth_scopes hf_oauth_authorized_org disable_embedding "
-    "startup_duration_timeout custom_headers preload_from_hub license license_name license_link".split()
+    "startup_duration_timeout custom_headers preload_from_hub license license_name license_link"
 )
-COLOURS = frozenset("red yellow green blue indigo purple pink gray".split())
+KEYS = frozenset(_KEYS.split())
+COLOURS = frozenset(("red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"))
 SDKS = frozenset(("gradio", "docker", "static"))
-SCOPES = frozenset(
+_SCOPES = (
     "openid profile email read-billing read-repos gated-repos contribute-repos write-repos manage-repos "
-    "read-collections write-collections inference-api jobs webhooks write-discussions read-memberships".split()
+    "read-collections write-collections inference-api jobs webhooks write-discussions read-memberships"
 )
+SCOPES = frozenset(_SCOPES.split())
 MAX_DESCRIPTION = 60  # characters of short_description
 MAX_OAUTH_MINUTES = 43_200
 MAX_PLAIN_BYTES = 10 * 1024**2  # of a file that is not stored by Git LFS or Xet
