@@ -25,6 +25,7 @@ from hubmerge.parallel_shards import shards_at_once
 from hubmerge.plan import Plan, PlannedTensor
 from hubmerge.selection import Counts, Magnitudes, Selection
 from hubmerge.sources.base import StoredTensor
+from hubmerge.sources.derived import BorrowedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import Scratch, TensorReader
 from hubmerge.statistics import Overlaps, ResultTally, Statistics, Tally
@@ -245,7 +246,7 @@ class Work:
         return Done(_bytes(out.raw), out.inputs, out.result)
 
     def _copied(self, chunk: Chunk, stored: eager.ChunkInputs) -> NDArray[np.generic]:
-        for model, raw in zip(self._plan.agents, stored.raws[1:], strict=True):
+        for model, raw in zip(self._plan.agents, stored.raws[1:], strict=False):  # `read_chunk` may leave them out
             if not np.array_equal(raw, stored.raws[0]):
                 raise IncompatibleError(
                     "a tensor of integers differs from the base's and cannot be merged",
@@ -303,6 +304,8 @@ def read_chunk(reader: TensorReader, chunk: Chunk, scratch: Scratch | None = Non
     They may lie in `scratch`, or else in a buffer of this thread, and are valid until the next chunk is read there.
     """
     inputs = chunk.tensor.inputs
+    if chunk.tensor.action == "copy" and all(isinstance(t, BorrowedTensor) for t in inputs[1:]):
+        inputs = inputs[:1]  # everybody has the base's
     raws = reader.rows(inputs, chunk.start, chunk.count, scratch)
     dtypes = tuple(t.entry.dtype for t in inputs)
     reader.consumed(chunk.tensor, chunk.count)

@@ -29,7 +29,7 @@ from hubmerge.terminal import Terminal
 
 _END_AFTER_S = 10.0  # after Ctrl-C or SIGTERM
 _TERMINATED = 128 + signal.SIGTERM  # as a shell has it
-_LICENSE = "license of the result, where the parents leave it open"
+_LICENSE = "license of the result, where the parents leave it open; publishing needs one"
 _NO_THREAD = "can't start new thread"  # what Python says, in a RuntimeError
 _RESUMED = "; the same command with --resume goes on"
 _REPEATED = "; the same command goes on"
@@ -143,6 +143,12 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--json", action="store_true")
     _add_stream_options(probe)
 
+    diff = add("diff", _diff, "what one training changed: a model beside the one that it was trained from", "")
+    from hubmerge.output import diff_command
+
+    diff_command.add_arguments(diff)
+    _add_stream_options(diff)
+
     merge = add("merge", _merge, "merge to a folder: shards, config, tokenizer, card, hubmerge.json", _RESUMED)
     merge.add_argument("recipe", type=Path)
     output = merge.add_mutually_exclusive_group(required=True)
@@ -157,6 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     publish.add_argument("folder", type=Path)
     publish.add_argument("repo")
     publish.add_argument("--private", action="store_true")
+    publish.add_argument("--license", help="of a merge whose parents leave it open, and whose card names none yet")
 
     run = add("run", _run, "the whole line: check, merge, publish; run again to go on after a kill", _REPEATED)
     from hubmerge import run_command
@@ -248,6 +255,13 @@ def _probe(arguments: Any, settings: Settings) -> int:
         return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
 
 
+def _diff(arguments: Any, settings: Settings) -> int:
+    from hubmerge.output.diff_command import run_cli
+
+    with closing(Terminal(arguments.log_json)) as terminal:
+        return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
+
+
 def _merge(arguments: Any, settings: Settings) -> int:
     from hubmerge.merge_command import run_cli
 
@@ -277,7 +291,7 @@ def _publish(arguments: Any, settings: Settings) -> int:
 
     with closing(Terminal(arguments.log_json)) as terminal:
         target = Target(arguments.repo, arguments.private)
-        published = publish_folder(target, arguments.folder, _hub(settings), terminal)
+        published = publish_folder(target, arguments.folder, _hub(settings), terminal, license_choice=arguments.license)
     print(f"{published.url} at {published.commit}")
     return 0
 

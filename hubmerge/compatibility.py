@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import Problem
-from hubmerge.sources.base import FileInfo, Model
-from hubmerge.tying import Tensors
+from hubmerge.sources.base import Model
+from hubmerge.tying import Tensors, is_embedding
 from hubmerge.wording import dims, incompatible, named, shown
 
+MISSING, EXTRA = "missing tensors", "tensors that the base does not have"  # what an agent may have wrong
 _SHAPING_KEYS = (
     "hidden_size",
     "num_hidden_layers",
@@ -34,16 +35,19 @@ _BEHAVIOUR_KEYS = (
 )
 
 
-def base_problems(base: Model, tensors: Tensors) -> list[Problem]:
-    """Why this base cannot be merged into, whatever the agents."""
+def base_problems(base: Model, tensors: Tensors, kept: frozenset[str] = frozenset()) -> list[Problem]:
+    """Why this base cannot be merged into, whatever the agents; tensors of the names `kept` are not merged."""
     problems = _quantized(base)
+    tensors = {n: t for n, t in tensors.items() if n not in kept}
     unsupported = [n for n, t in tensors.items() if _is_unsupported(t.entry.dtype)]
     if unsupported:
         problems.append(_dtype_problem(base, [f"{n} ({tensors[n].entry.dtype})" for n in unsupported]))
     elif not any(t.entry.dtype in FLOAT_DTYPES for t in tensors.values()):
         problems.append(
             incompatible(
-                "nothing to merge: no tensor of floating point numbers", where=str(base.ref), got="integers only"
+                "nothing to merge: no tensor of floating point numbers",
+                where=str(base.ref),
+                got="integers only" if tensors or not kept else "`ignore` names every tensor",
             )
         )
     return problems
@@ -87,8 +91,11 @@ def _same_weights(a: Model, b: Model) -> str | None:
     return None
 
 
-def agent_problems(base: Model, base_tensors: Tensors, agent: Model, tensors: Tensors) -> list[Problem]:
-    """What forbids a merge of this agent with this base."""
+def agent_problems(
+    base: Model, base_tensors: Tensors, agent: Model, tensors: Tensors, ignoring: str | None = None
+) -> list[Problem]:
+    """What forbids a merge of this agent with this base; `ignoring`: the line of a recipe that leaves out what only
+    some of the models have."""
     where = str(agent.ref)
     remove = f"Remove {agent.ref.id} or choose another base."
     if architecture(base) != architecture(agent):
@@ -103,7 +110,13 @@ def agent_problems(base: Model, base_tensors: Tensors, agent: Model, tensors: Te
             )
         ]
     problems = _quantized(agent)
+    resized = any(
+        is_embedding(n) and n in tensors and tensors[n].entry.shape[:1] != t.entry.shape[:1]
+        for n, t in base_tensors.items()
+    )
     for key in _SHAPING_KEYS:
+        if key == "vocab_size" and resized:
+            continue  # which the shapes tell below
         if base.config.get(key) != agent.config.get(key) and key in base.config and key in agent.config:
             problems.append(
                 incompatible(
@@ -117,12 +130,23 @@ def agent_problems(base: Model, base_tensors: Tensors, agent: Model, tensors: Te
     missing = [n for n in base_tensors if n not in tensors]
     if missing:
         problems.append(
-            incompatible("missing tensors", where=where, expected=named(missing), got="not stored", next_step=remove)
+            incompatible(
+                MISSING,
+                where=where,
+                expected=named(missing),
+                got="not stored",
+                next_step=_keeping(ignoring, remove),
+            )
         )
     extra = [n for n in tensors if n not in base_tensors]
     if extra:
         problems.append(
-            incompatible("tensors that the base does not have", where=where, got=named(extra), next_step=remove)
+            incompatible(
+                EXTRA,
+                where=where,
+                got=named(extra),
+                next_step=_leaving_out(ignoring, remove),
+            )
         )
     common = [n for n in base_tensors if n in tensors]
     shapes = [
@@ -149,6 +173,16 @@ def agent_problems(base: Model, base_tensors: Tensors, agent: Model, tensors: Te
     if dtypes:
         problems.append(_dtype_problem(agent, dtypes))
     return problems
+
+
+def _leaving_out(ignoring: str | None, otherwise: str) -> str:
+    line = f"If the result needs none of them, put this line into the recipe: {ignoring}. "
+    return otherwise if ignoring is None else f"{line}Otherwise: {otherwise}"
+
+
+def _keeping(ignoring: str | None, otherwise: str) -> str:
+    line = f"To keep the base's, put this line into the recipe: {ignoring}. "
+    return otherwise if ignoring is None else f"{line}Otherwise: {otherwise}"
 
 
 def _quantized(model: Model) -> list[Problem]:
@@ -184,30 +218,24 @@ def _is_unsupported(dtype: str) -> bool:
     return dtype.startswith("F") and dtype not in FLOAT_DTYPES
 
 
-def differences(base: Model, agent: Model, keeper: Model) -> list[str]:
-    """What a user should know, though it does not forbid the merge; `keeper` is the model whose tokenizer is kept."""
-    notes = [
-        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
-        f"{shown(agent.config.get(key))}); the merge keeps the base's"
-        for key in _BEHAVIOUR_KEYS
-        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
-    ]
+def differences(base: Model, agent: Model) -> list[str]:
+    """What a user should know, though it does not forbid the merge."""
+    notes = [f"{words}; the merge keeps the base's" for words in other_settings(base, agent)]
     if agent.adapter is None and "adapter_config.json" in agent.files:
         notes.append(
             f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are"
         )
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        a, b = keeper.files.get(name), agent.files.get(name)
-        if b is None and agent.adapter is not None:
-            continue  # an adapter's repo need not repeat what its base has
-        if (a is None) != (b is None) or (a and b and not _may_be_equal(a, b)):
-            kept = "the base's" if keeper.ref == base.ref else f"{keeper.ref.id}'s"
-            notes.append(f"{agent.ref.id}: {name} differs from {kept}; the merge keeps {kept}")
     return notes
 
 
-def _may_be_equal(a: FileInfo, b: FileInfo) -> bool:
-    return a.size == b.size and (a.sha256 is None or b.sha256 is None or a.sha256 == b.sha256)
+def other_settings(base: Model, agent: Model) -> list[str]:
+    """What of the two models' configs makes them compute differently with the same weights."""
+    return [
+        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
+        f"{shown(agent.config.get(key))})"
+        for key in _BEHAVIOUR_KEYS
+        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
+    ]
 
 
 def architecture(model: Model) -> str:

@@ -77,7 +77,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal, options: Str
 def _run(arguments: Any, settings: Settings, terminal: Terminal, options: StreamOptions) -> int:
     from hubmerge.distributed import join
     from hubmerge.hub import Hub
-    from hubmerge.recipe import load_recipe
+    from hubmerge.recipe_file import load_recipe
 
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
     if settings.world_size > 1:
@@ -277,7 +277,12 @@ class _Line:
             unfinished.pins,
             recipes[0],
             lambda commits: prepare_variants(
-                recipes, self._hub, license_choice=self._arguments.license, allow_local=True, commits=commits
+                recipes,
+                self._hub,
+                license_choice=self._arguments.license,
+                licensed=True,
+                allow_local=True,
+                commits=commits,
             ),
         )
         digest = hashlib.sha256("".join(p.identity for p in prepared).encode()).hexdigest()

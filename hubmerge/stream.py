@@ -192,8 +192,9 @@ def _try_device(outputs: Sequence[Output], options: StreamOptions, statistics: S
 
 
 def layout_of(plan: Plan) -> object:
-    """Equal for plans that can be merged in one pass: the same models, shards and ε."""
-    return plan.base.ref, tuple(a.ref for a in plan.agents), epsilon_of(plan), tuple(s.header for s in plan.shards)
+    """Equal for plans that can be merged in one pass: the same models, shards, ignored names and ε."""
+    models = (plan.base.ref, *(agent.ref for agent in plan.agents))
+    return models, plan.recipe.ignore, epsilon_of(plan), tuple(s.header for s in plan.shards)
 
 
 def _statistics(

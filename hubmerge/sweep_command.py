@@ -33,7 +33,12 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
         next(filter(None, begun), None),
         recipes[0],
         lambda commits: prepare_variants(
-            recipes, hub, license_choice=arguments.license, allow_local=True, commits=commits
+            recipes,
+            hub,
+            license_choice=arguments.license,
+            licensed=arguments.to is not None,
+            allow_local=True,
+            commits=commits,
         ),
         hub=hub,
         ranks=options.ranks,
@@ -58,7 +63,8 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
     if not finished:
         terminal.usage(usage_of(prepared, [report.environment for report in reports]))
     for name, target in targets.items():
-        sys.stdout.write(publish_folder(target, arguments.out / name, hub, terminal).url + "\n")
+        published = publish_folder(target, arguments.out / name, hub, terminal, license_choice=arguments.license)
+        sys.stdout.write(published.url + "\n")
     terminal.close()
     shutil.rmtree(arguments.out / ".inputs", ignore_errors=True)
     table = sweep_table({name: report for (name, _), report in zip(variants, reports, strict=True)})

@@ -1,4 +1,4 @@
-"""What surrounds the weights is copied by an allow-list: nothing that runs code or names code comes along."""
+"""What surrounds the weights is copied file by file from a list: nothing that runs code or names code comes along."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from builders import llama_config, llama_shapes, random_base, sparse_agent, tokenizer_files, write_model
 
-from hubmerge.assemble import companion_files, merged_config, write_folder
+from hubmerge.assemble import folder_files, write_folder
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
 from hubmerge.recipe import recipe_from_dict, recipe_from_yaml
@@ -43,120 +43,20 @@ def read(model: Model, path: str) -> bytes | None:
 
 
 def companions(folder: Path, **more: Any) -> tuple[dict[str, bytes], list[str]]:
-    return companion_files(plan_of(folder, **more), read)
+    return folder_files(plan_of(folder, **more), read)
 
 
 # --- config.json -------------------------------------------------------------------------------------------------
 
-HARMLESS = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_size": 896,
-    "attention_dropout": 0.0,
-    "use_cache": True,
-    "eos_token_id": [1, 2],
-    "pad_token_id": None,
-    "hidden_act": "silu",
-    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "long_factor": [1.0, 2.0]},
-    "layer_types": ["full_attention", "sliding_attention"],
-    "id2label": {"0": "no", "1": "yes"},
-    "transformers_version": "5.23.0",
-    "text_config": {"hidden_size": 8, "rope_parameters": {"rope_theta": 1e6}, "layer_types": ["full_attention"]},
-}
-HOSTILE = {
-    "auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"},
-    "_attn_implementation": "org/evil-kernel",
-    "attn_implementation": "org/evil-kernel",
-    "_attn_implementation_internal": "org/evil",
-    "experts_implementation": "x",
-    "custom_pipelines": {"evil": {"impl": "evil.Evil"}},
-    "custom_generate": "org/evil",
-    "trust_remote_code": True,
-    "quantization_config": {"quant_method": "x"},
-    "tokenizer_class": "EvilTokenizer",
-    "image_processor": "evil.py",
-    "template": "{{ cycler.__init__.__globals__ }}",
-    "_from_model_config": 1,
-    "__class__": 1,
-    "Upper": 1,
-    "": 1,
-    "a" * 65: 1,
-    "a-b": 1,
-    "\u202eevil": 1,
-    "unknown_table": {"x": 1},
-    "unknown_list": ["x"],
-    "nested_list": [[1]],
-    "not_a_number": float("nan"),
-    "too_large": float("inf"),
-    "device_map": {"x": 1},
-}
 
-
-def test_what_is_harmless_is_kept_as_it_is():
-    kept, dropped = merged_config(HARMLESS, ["BF16"])
-    assert kept == {**HARMLESS, "dtype": "bfloat16"}
-    assert dropped == []
-    assert list(kept)[: len(HARMLESS)] == list(HARMLESS)
-
-
-@pytest.mark.parametrize("key", HOSTILE)
-def test_what_may_name_code_is_left_out_and_named(key: str):
-    for prefix, config in (
-        ("", {**HARMLESS, key: HOSTILE[key]}),
-        ("text_config.", {"text_config": {key: HOSTILE[key]}}),
-    ):
-        kept, dropped = merged_config(config, ["BF16"])
-        assert key not in kept
-        assert key not in kept["text_config"]
-        assert len(dropped) == 1
-        assert dropped[0].isascii()
-        assert dropped[0].startswith(prefix)
-        assert len(dropped[0]) <= 80
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("architectures", ["../../evil.Evil"]),
-        ("architectures", ["https://example.org"]),
-        ("model_type", "x" * 129),
-        ("hidden_act", {"auto_map": "x"}),
-        ("rope_scaling", {"auto_map": "evil"}),
-        ("rope_scaling", {"_attn_implementation": "evil"}),
-        ("rope_scaling", {"attn_implementation": "evil"}),
-        ("rope_scaling", {"a": {"b": {"c": {"d": 1}}}}),
-        ("rope_scaling", {"factor": float("nan")}),
-        ("rope_scaling", {"path": "/etc/passwd"}),
-        ("id2label", {"0": "<script>"}),
-        ("layer_types", ["a\nb"]),
-        ("text_config", "evil.Evil"),
-    ],
-)
-def test_a_known_key_with_an_odd_value_is_left_out(key: str, value: Any):
-    kept, dropped = merged_config({key: value}, [])
-    assert kept == {}
-    assert dropped == [key]
-
-
-def test_the_dtype_is_that_of_the_output():
-    old = {"torch_dtype": "float64", "dtype": "int8", "hidden_size": 4}
-    assert merged_config(old, ["I64", "BF16", "BF16", "F32"]) == ({"hidden_size": 4, "dtype": "bfloat16"}, [])
-    assert merged_config(old, ["F32", "BF16", "F32"])[0]["dtype"] == "float32"
-    assert merged_config(old, ["I64"]) == ({"hidden_size": 4}, [])
-
-
-def test_models_within_models_are_not_followed_for_ever():
-    kept, dropped = merged_config({"text_config": {"text_config": {"x": 1}, "n": 1}}, [])
-    assert kept == {"text_config": {"n": 1}}
-    assert dropped == ["text_config.text_config"]
-
-
-def test_left_out_keys_stand_in_the_notes(tmp_path: Path):
-    config = {**llama_config(BASE), "auto_map": {"AutoModel": "evil.Evil"}, "_name_or_path": "/home/me/x"}
-    files, notes = companions(tmp_path, config=config)
+def test_left_out_keys_stand_in_the_plans_warnings(tmp_path: Path):
+    config = {**llama_config(BASE), "custom_generate": "org/evil", "_name_or_path": "/home/me/x"}
+    plan = plan_of(tmp_path, config=config)
+    files, notes = folder_files(plan, read)
     written = json.loads(files["config.json"])
     assert written == {k: v for k, v in llama_config(BASE).items() if k != "torch_dtype"} | {"dtype": "bfloat16"}
-    assert notes == ["config.json: auto_map left out (not on the list of what is safe to copy)"]
+    assert "config.json: custom_generate left out (names code, or a place to load something from)" in plan.warnings
+    assert notes == []
 
 
 # --- other files -------------------------------------------------------------------------------------------------
@@ -191,18 +91,11 @@ def test_only_files_on_the_list_are_copied(tmp_path: Path):
     assert notes == []
 
 
-def test_code_named_in_a_tokenizers_config_is_left_out_at_any_depth(tmp_path: Path):
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "auto_map": {"AutoTokenizer": ["evil.Evil", None]},
-        "extra": [{"trust_remote_code": True, "kept": "ä"}],
-    }
+def test_code_named_in_a_tokenizers_config_is_left_out_and_told(tmp_path: Path):
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
     files, notes = companions(tmp_path, base_files={"tokenizer_config.json": json.dumps(config).encode()})
-    assert json.loads(files["tokenizer_config.json"]) == {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "extra": [{"kept": "ä"}],
-    }
-    assert notes == ["tokenizer_config.json: auto_map, trust_remote_code left out (names code to load)"]
+    assert json.loads(files["tokenizer_config.json"]) == {"tokenizer_class": "PreTrainedTokenizerFast"}
+    assert notes == ["tokenizer_config.json: auto_map left out (names code, or a place to load something from)"]
 
 
 def test_a_clean_file_is_copied_byte_for_byte(tmp_path: Path):
@@ -211,13 +104,11 @@ def test_a_clean_file_is_copied_byte_for_byte(tmp_path: Path):
     assert files["tokenizer_config.json"] == content
 
 
-@pytest.mark.parametrize(
-    "content", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"auto_map":1,"x":NaN}', b" " * 9_000_000 + b"{}"]
-)
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b'"auto_map"x'])
 def test_a_file_that_cannot_be_checked_is_left_out_with_a_note(tmp_path: Path, content: bytes):
     files, notes = companions(tmp_path, base_files={"special_tokens_map.json": content})
     assert "special_tokens_map.json" not in files
-    assert notes == ["special_tokens_map.json: left out (too large, or not JSON)"]
+    assert notes == ["special_tokens_map.json: left out (not JSON)"]
 
 
 def test_the_licenses_of_all_parents_are_kept(tmp_path: Path):
@@ -247,10 +138,11 @@ def test_labels_that_come_out_alike_do_not_overwrite_each_other(tmp_path: Path):
     }
 
 
-def test_a_license_that_cannot_be_copied_is_noted(tmp_path: Path):
-    files, notes = companions(tmp_path, base_files={"LICENSE": b"x" * 1_000_001})
-    assert "LICENSE" not in files
-    assert "LICENSE could not be copied" in notes[0]
+def test_a_license_that_cannot_be_copied_is_warned_of(tmp_path: Path):
+    plan = plan_of(tmp_path, base_files={"LICENSE": b"x" * 1_000_001})
+    assert "LICENSE" not in folder_files(plan, read)[0]
+    [warning] = plan.warnings
+    assert "LICENSE is too large to be copied; see it there" in warning
 
 
 def test_no_path_of_this_machine_becomes_a_file_name(tmp_path: Path):
@@ -260,7 +152,7 @@ def test_no_path_of_this_machine_becomes_a_file_name(tmp_path: Path):
 
 def test_the_index_names_every_tensor_with_its_shard_and_the_true_size(tmp_path: Path):
     plan = plan_of(tmp_path, max_shard_bytes=2000)
-    files, _ = companion_files(plan, read)
+    files, _ = folder_files(plan, read)
     index = json.loads(files["model.safetensors.index.json"])
     assert len(plan.shards) > 1
     assert index["weight_map"] == {t.name: s.filename for s in plan.shards for t in s.tensors}
@@ -274,7 +166,7 @@ def test_one_shard_needs_no_index(tmp_path: Path):
 
 def test_the_recipe_beside_the_weights_is_the_pinned_one(tmp_path: Path):
     plan = plan_of(tmp_path)
-    files, _ = companion_files(plan, read)
+    files, _ = folder_files(plan, read)
     assert recipe_from_yaml(files["recipe.yaml"].decode()) == plan.recipe
 
 

@@ -1,8 +1,8 @@
-"""A stranger's checkpoint made fit for transformers: shards as they are, everything else by an allow-list.
+"""A stranger's checkpoint made fit for transformers: shards as they are, everything else file by file.
 
 transformers sees a folder of ours, never the repo: the safetensors shards that the headers were read from (Hub
-shards fetched and verified by hub.py), the index as it was validated, config.json by the allow-list of assemble.py,
-and tokenizer files without the keys that name code to load. No network is used and no code of the repo can run.
+shards fetched and verified by hub.py), the index as it was validated, config.json and tokenizer files less what names
+code or a place (output/config.py). No network is used and no code of the repo can run.
 """
 
 from __future__ import annotations
@@ -14,28 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hubmerge.assemble import merged_config, without_code
 from hubmerge.errors import FormatError, MemoryLimitError, SensitivityError
 from hubmerge.hub import Hub
+from hubmerge.output.companions import makes_tokenizer, reader, tokenizer_files
+from hubmerge.output.config import merged_config
 from hubmerge.sources.base import Model
 from hubmerge.sources.files import check_planned
 from hubmerge.sources.open import INDEX, SINGLE
 from hubmerge.sources.reader import LocalOrFetched
-
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-)
-_PARSED = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-_MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
 def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
@@ -50,16 +36,11 @@ def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config, _ = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    found = [name for name in _TOKENIZER_FILES if name in model.files]
-    if not found:
-        raise SensitivityError("no tokenizer", where=str(model.ref), expected=", ".join(_TOKENIZER_FILES[:3]))
-    for name in found:
-        content = _small_file(model, hub, name)
-        if name in _PARSED:
-            clean, _ = without_code(content)
-            if clean is None:
-                raise FormatError("not valid JSON", where=f"{name} in {model.ref}")
-            content = clean
+    if not any(map(makes_tokenizer, model.files)):
+        raise SensitivityError("no tokenizer", where=str(model.ref), expected="tokenizer.json, tokenizer.model, …")
+    files, _ = tokenizer_files(model, reader(hub))
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
 
 
@@ -166,14 +147,6 @@ def _budget(device: str) -> int:
 
     free, _ = torch.cuda.mem_get_info(torch.device(device))
     return int(free * 0.7)
-
-
-def _small_file(model: Model, hub: Hub, name: str) -> bytes:
-    if model.files[name].size > _MAX_FILE_BYTES:
-        raise FormatError("a file is too large", where=f"{name} in {model.ref}", expected=f"{_MAX_FILE_BYTES} bytes")
-    if model.ref.kind == "local":
-        return (Path(model.ref.id).expanduser() / name).read_bytes()
-    return hub.read_file(model.ref.id, model.ref.sha, name, _MAX_FILE_BYTES)
 
 
 def _first_line(error: Exception) -> str:

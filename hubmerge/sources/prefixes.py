@@ -17,16 +17,24 @@ from types import MappingProxyType
 
 from hubmerge.sources.base import Model
 from hubmerge.sources.fp8 import Seen
+from hubmerge.sources.ignore import Ignored
 from hubmerge.tying import is_head
 
 PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 
 
-def aligned(base: Model, agent: Model) -> Seen:
-    """The agent under the base's names; unchanged where no single prefix explains the difference."""
-    wanted = _bodies(base.tensors)
-    # heads may be stored or not, as they are tied or not, which is another module's business
-    found = renaming(agent.tensors, base.tensors, lambda names: _bodies(names) == wanted)
+def aligned(base: Model, agent: Model, ignored: Ignored = lambda name: False) -> Seen:
+    """The agent under the base's names; unchanged where no single prefix explains the difference.
+
+    Which of the `ignored` names it has does not matter.
+    """
+
+    def bodies(names: Collection[str]) -> set[str]:
+        # heads may be stored or not, as they are tied or not, which is another module's business
+        return {name for name in names if not is_head(name) and not ignored(name)}
+
+    wanted = bodies(base.tensors)
+    found = renaming(agent.tensors, base.tensors, lambda names: bodies(names) == wanted)
     if found is None:
         return Seen(agent)
     words, names = found
@@ -52,7 +60,3 @@ def renaming(
 
 def _those(names: Collection[str], prefix: str) -> str:
     return "its tensors' names" if all(n.startswith(prefix) for n in names) else "those of its tensors that have it"
-
-
-def _bodies(names: Collection[str]) -> set[str]:
-    return {name for name in names if not is_head(name)}

@@ -1,22 +1,24 @@
 """What the stored tensors of base and agents stand for, before anything is compared.
 
-In this order: fp8 elements get their scales, adapters become models on their base, names that differ by a known
-prefix are brought to the base's, and all get the rows that one agent's vocabulary adds. Each step is a pure
+In this order: fp8 elements get their scales, what the recipe ignores is left out, adapters become models on their
+base, names that differ by a known prefix are brought to the base's, what the base has under ignored names becomes
+everybody's, and all get the rows that vocabularies add. Each step is a pure
 function of headers and small files, and hands on models of which the rest of the plan need not know how their
 tensors come about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hubmerge.errors import Problem
 from hubmerge.sources.base import Model
 from hubmerge.sources.fp8 import Seen, with_scales
+from hubmerge.sources.ignore import Ignored, ignored_by, told_of, unmatched, with_kept, without
 from hubmerge.sources.lora import attached
 from hubmerge.sources.prefixes import aligned
-from hubmerge.sources.vocabulary import Vocabulary, with_added_rows
+from hubmerge.sources.vocabulary import Grown, Vocabulary, with_added_rows
 from hubmerge.wording import incompatible
 
 
@@ -29,10 +31,17 @@ class Views:
     problems: tuple[Problem, ...]
     warnings: tuple[str, ...]
     vocabulary: Vocabulary | None = None
+    kept: frozenset[str] = frozenset()  # names of the base that the recipe ignores
 
 
-def views_of(base: Model, agents: Sequence[Model]) -> Views:
-    """Every model by the tensors that it stands for; problems in the recipe's order."""
+def views_of(
+    base: Model,
+    agents: Sequence[Model],
+    ignore: Sequence[str] = (),
+    rows: Callable[[Model, Sequence[Model]], Grown] = with_added_rows,
+) -> Views:
+    """Every model by the tensors that it stands for, less those of names that `ignore`; problems in the recipe's
+    order. `rows`: what becomes of a vocabulary that has grown."""
     if base.adapter is not None:
         problem = incompatible(
             "the base is an adapter",
@@ -42,26 +51,36 @@ def views_of(base: Model, agents: Sequence[Model]) -> Views:
             next_step="Choose the adapter's base, and the adapter as an agent.",
         )
         return Views(base, tuple(agents), (problem,), ())
+    ignored = ignored_by(ignore)
     steps = [with_scales(base)]
     seen_base = steps[0].model
-    seen_agents = []
+    kept = tuple(name for name in seen_base.tensors if ignored(name))
+    seen_agents, dropped = [], []
     for agent in agents:
-        steps.append(_seen(seen_base, agent))
-        seen_agents.append(steps[-1].model)
-    grown = with_added_rows(seen_base, seen_agents)
+        step, early = _seen(seen_base, agent, ignored)
+        steps.append(step)
+        model, late = with_kept(seen_base, step.model, kept, ignored)
+        seen_agents.append(model)
+        dropped.append((*early, *late))
+    grown = rows(seen_base, seen_agents)
     problems = (*(p for s in steps for p in s.problems), *grown.problems)
-    warnings = (*(w for s in steps for w in s.warnings), *grown.warnings)
-    return Views(grown.base, grown.agents, problems, warnings, grown.vocabulary)
+    told = [f"`ignore`: {p!r} matches no tensor of the base or an agent" for p in unmatched(ignore, (base, *agents))]
+    told += told_of(base, agents, kept, dropped)
+    warnings = (*told, *(w for s in steps for w in s.warnings), *grown.warnings)
+    return Views(grown.base, grown.agents, problems, warnings, grown.vocabulary, frozenset(kept))
 
 
-def _seen(base: Model, agent: Model) -> Seen:
+def _seen(base: Model, agent: Model, ignored: Ignored) -> tuple[Seen, tuple[str, ...]]:
+    """The agent, and which of its stored tensors are left out."""
     if agent.adapter is not None:
-        return attached(base, agent)
+        left, dropped = without(agent, ignored)
+        return attached(base, left), dropped
     scaled = with_scales(agent)
-    named = aligned(base, scaled.model)
+    left, dropped = without(scaled.model, ignored)
+    named = aligned(base, left, ignored)
     notes = []
     if agent.kind != base.kind and "fp8" in agent.kind:
         notes.append(
             f"{agent.ref.id}: its weights are fp8, so its update includes the error of rounding them to 8 bits"
         )
-    return Seen(named.model, scaled.problems, (*scaled.warnings, *named.warnings, *notes))
+    return Seen(named.model, scaled.problems, (*scaled.warnings, *named.warnings, *notes)), dropped

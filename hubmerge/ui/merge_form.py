@@ -42,6 +42,7 @@ class MergeForm:
     dtype: Any
     rounding: Any
     seed: Any
+    ignore: Any
     namespace: Any
     name: Any
     visibility: Any
@@ -51,7 +52,7 @@ class MergeForm:
     def recipe_inputs(self) -> list[Any]:
         return [
             *(self.base, self.agents, *self.weights, self.method, *self.parameters),
-            *(self.dtype, self.rounding, self.seed),
+            *(self.dtype, self.rounding, self.seed, self.ignore),
         ]
 
     @property
@@ -134,13 +135,23 @@ def build_form() -> MergeForm:
                 min_width=200,
                 elem_id="license",
             )
-    with gr.Accordion("Advanced", open=False, elem_classes="hm-card"), gr.Row():
-        dtype = gr.Dropdown(choices=list(DTYPES), value="", label="Output dtype", min_width=150, elem_id="dtype")
-        rounding = gr.Dropdown(choices=list(ROUNDINGS), value="", label="Rounding", min_width=150, elem_id="rounding")
-        seed = gr.Number(value=0, precision=0, label="Seed", min_width=120, elem_id="seed")
+    with gr.Accordion("Advanced", open=False, elem_classes="hm-card"):
+        with gr.Row():
+            dtype = gr.Dropdown(choices=list(DTYPES), value="", label="Output dtype", min_width=150, elem_id="dtype")
+            rounding = gr.Dropdown(
+                choices=list(ROUNDINGS), value="", label="Rounding", min_width=150, elem_id="rounding"
+            )
+            seed = gr.Number(value=0, precision=0, label="Seed", min_width=120, elem_id="seed")
+        ignore = gr.Textbox(
+            label="Ignore",
+            info="Tensors that are not merged, by name, with * for anything: left out of agents, kept from the base.",
+            placeholder="v_head.*, *.rotary_emb.inv_freq",
+            max_length=9000,
+            elem_id="ignore",
+        )
     return MergeForm(
         *(base, agents, weighted, weights, method, about, groups, parameters),
-        *(dtype, rounding, seed, namespace, name, visibility, license_choice),
+        *(dtype, rounding, seed, ignore, namespace, name, visibility, license_choice),
     )
 
 
@@ -174,7 +185,7 @@ def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
         held = list(islice(rest, len(fields)))
         if m.name == method:
             parameters = parameters_of(fields, held)
-    dtype, rounding, seed = rest
+    dtype, rounding, seed, ignore = rest
     recipe: dict[str, Any] = {
         "base": str(base or "").strip(),
         "agents": [_agent(str(name).strip(), weight) for name, weight in zip(agents, weights, strict=False)],
@@ -186,6 +197,8 @@ def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
         recipe["dtype"] = dtype
     if rounding:
         recipe["rounding"] = rounding
+    if patterns := str(ignore or "").replace(",", " ").split():
+        recipe["ignore"] = patterns
     return {**recipe, "seed": 0 if seed is None else seed}
 
 
@@ -215,8 +228,10 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
     for key, known in (("dtype", DTYPES), ("rounding", ROUNDINGS)):
         value = recipe.get(key)
         updates.append(gr.update(value=value if value in known else ""))
-    seed = recipe.get("seed")
-    return [*updates, gr.update(value=seed if isinstance(seed, int) else 0), names]
+    seed, ignore = recipe.get("seed"), recipe.get("ignore")
+    updates.append(gr.update(value=seed if isinstance(seed, int) else 0))
+    updates.append(gr.update(value=", ".join(map(str, ignore)) if isinstance(ignore, list | tuple) else ""))
+    return [*updates, names]
 
 
 def _name_and_weight(agent: Any) -> tuple[str, float]:

@@ -10,7 +10,8 @@ import pytest
 from hubmerge.errors import RecipeError
 from hubmerge.mergekit import from_mergekit, is_mergekit
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
-from hubmerge.recipe import Recipe, load_recipe, merge_identity, recipe_from_yaml
+from hubmerge.recipe import Recipe, merge_identity, recipe_from_yaml
+from hubmerge.recipe_file import load_recipe
 from hubmerge.sources.base import ModelRef
 
 FLOAT32 = "dtype: float32\n"
@@ -227,14 +228,14 @@ SLICES = "slices:\n  - sources:\n      - {model: org/a, layer_range: [0, 8]}\n"
         ("merge_method: ram\n" + models(), "base_model", "no base"),
         ("merge_method: ram\n" + BASE, "models", "no list of models"),
         ("merge_method: ram\n" + BASE + "models: [{model: org/base@v1}]\n", "models", "no model besides the base"),
-        ("merge_method: ram\n" + BASE + "models: [org/a]\n", "models → 0", "a model is a table"),
-        (document("ram").replace("org/a", "org/b@main"), "models → 1 → model", "stands twice"),
-        (document("ram").replace("org/a", "org/a+org/lora"), "models → 0 → model", "LoRA"),
-        (document("ram").replace("org/a", "org/a@b@c"), "models → 0 → model", "revision"),
-        (document("ram").replace("org/a", "./folder@main"), "models → 0 → model", "revision"),
-        (document("ram").replace("org/a", "{path: org/a}"), "models → 0 → model", "as text"),
+        ("merge_method: ram\n" + BASE + "models: [org/a]\n", "model 1", "a model is a table"),
+        (document("ram").replace("org/a", "org/b@main"), "model 2 → model", "stands twice"),
+        (document("ram").replace("org/a", "org/a+org/lora"), "model 1 → model", "LoRA"),
+        (document("ram").replace("org/a", "org/a@b@c"), "model 1 → model", "revision"),
+        (document("ram").replace("org/a", "./folder@main"), "model 1 → model", "revision"),
+        (document("ram").replace("org/a", "{path: org/a}"), "model 1 → model", "as text"),
         (document("ram").replace("model: org/a", "model: org/a, layer_range: [0, 2]"), "layer_range", "a key that a"),
-        (document("ram").replace("org/a", "org/a b"), "agents → 0 → model", "no Hub id"),
+        (document("ram").replace("org/a", "org/a b"), "agent 1 → model", "no Hub id"),
         (document("ram", more="dtype: int8\n"), "dtype", "unsupported dtype"),
         (document("ram", more="dtype: float64\n"), "dtype", "64 bits"),
         (document("ram", more="out_dtype: float64\n"), "out_dtype", "unsupported dtype"),
@@ -250,10 +251,10 @@ SLICES = "slices:\n  - sources:\n      - {model: org/a, layer_range: [0, 8]}\n"
         (document("ram") + "parameters: {epsilonn: 1}\n", "parameters → epsilonn", "unknown parameter"),
         (
             document("ties", models("weight: 1, gamma: 1", "weight: 1")),
-            "models → 0 → parameters → gamma",
+            "model 1 → parameters → gamma",
             "unknown parameter",
         ),
-        (document("task_arithmetic", models("", "weight: 1")), "models → 0", "no `weight` for org/a"),
+        (document("task_arithmetic", models("", "weight: 1")), "model 1", "no `weight` for org/a"),
         (document("linear", WEIGHED), "base_model", "no `weight` for org/base@v1"),
         (
             document("linear", models("weight: 1", "weight: -1", base="weight: 0")),
@@ -265,10 +266,10 @@ SLICES = "slices:\n  - sources:\n      - {model: org/a, layer_range: [0, 8]}\n"
             "parameters → normalize",
             "scale the base",
         ),
-        (document("ties", models("weight: [0, 1]", "weight: 1")), "models → 0 → parameters → weight", "per layer"),
+        (document("ties", models("weight: [0, 1]", "weight: 1")), "model 1 → parameters → weight", "per layer"),
         (
             document("ties", models("weight: [{filter: mlp, value: 1}, {value: 0}]", "weight: 1")),
-            "models → 0 → parameters → weight → filter",
+            "model 1 → parameters → weight → filter",
             "per tensor name",
         ),
         (TIES.replace("0.25", "0.5", 1), "models", "different `density`"),

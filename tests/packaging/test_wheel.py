@@ -1,4 +1,4 @@
-"""A wheel is built and installed in a fresh environment, with the dependencies of the core alone, as a stranger has it."""
+"""A wheel is built and installed in a fresh environment, with the dependencies of the core alone, as strangers do."""
 
 from __future__ import annotations
 

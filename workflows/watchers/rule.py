@@ -116,6 +116,7 @@ class MergeSpec(Strict):
     rounding: str | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
     calibration: Mapping[str, Any] | None = None  # of every agent, for methods that weigh by sensitivity
+    ignore: Any = None  # names of tensors that are not merged, as in a recipe
 
     @model_validator(mode="after")
     def _is_a_recipe(self) -> Self:

@@ -1,0 +1,340 @@
+"""What names code or a place goes from a stranger's JSON, at any depth; everything else stays as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import llama_config, llama_shapes, random_base, sparse_agent, write_model
+
+from hubmerge.errors import IncompatibleError
+from hubmerge.hub import Hub
+from hubmerge.output import known_classes as known_classes_module
+from hubmerge.output.config import MAX_DEPTH, merged_config, reads_as_place, without_code
+from hubmerge.plan import make_plan
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.sources.open import open_models
+
+HARMLESS: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "attention_dropout": 0.0,
+    "use_cache": True,
+    "eos_token_id": [1, 2],
+    "pad_token_id": None,
+    "hidden_act": "silu",
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "long_factor": [1.0, 2.0]},
+    "layer_types": ["full_attention", "sliding_attention"],
+    "transformers_version": "5.23.0",
+    "text_config": {"hidden_size": 8, "rope_parameters": {"rope_theta": 1e6}, "layer_types": ["full_attention"]},
+    # what a list of known keys once lost
+    "classifier_pooling": "mean",
+    "layers_block_type": ["mamba", "moe", "attention"],
+    "vision_feature_select_strategy": "default",
+    "pos_att_type": ["p2c", "c2p"],
+    "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
+    "encoder": {"model_type": "bert", "hidden_size": 4},
+    "hybrid_override_pattern": "M-M-M*-",
+    "chunkwise_kernel": "chunkwise--native_autograd",
+    "task_specific_params": {"translation_en_to_de": {"prefix": "translate English to German: "}},
+    "unknown_table": {"x": 1, "deep": [[{"y": "z"}]]},
+    "Upper": 1,
+    "a-b": "two words",
+    "": 1,
+    "2": 10**30,
+    "empty": {},
+    "nothing": "",
+    "time_step_limit": [0.0, {"__float__": "Infinity"}],
+    "_remove_final_layer_norm": True,
+    "_sliding_window_pattern": 6,
+}
+CODE: dict[str, Any] = {
+    "auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"},
+    "custom_pipelines": {"evil": {"impl": "evil.Evil"}},
+    "custom_generate": "org/evil",
+    "trust_remote_code": True,
+    "_attn_implementation": "org/evil-kernel",
+    "attn_implementation": {"": "eager", "text_config": "org/evil-kernel:fn"},
+    "_attn_implementation_internal": "org/evil",
+    "_experts_implementation_internal": "x",
+    "experts_implementation": "x",
+    "cache_Implementation": "x",
+    "attribute_map": {"hidden_act": "_attn_implementation_internal"},
+    "backbone": "gpt2",
+    "default_backbone": "gpt2",
+    "audio_tokenizer": {"audio_tokenizer_class": "DacModel", "audio_tokenizer_name_or_path": "dac"},
+    "encoder_name_or_path": "gpt2",
+    "vocab_file": "passwords.txt",
+    "fast_tokenizer_files": ["tokenizer.4.0.0.json"],
+    "checkpoint_path": "weights",
+    "cache_dir": "somewhere",
+    "configuration_files": ["config.4.0.0.json"],
+    "transformers_weights": "other.safetensors",
+    "gguf_file": "x",
+    "init_inputs": ["passwords"],
+    "_from_nowhere": 1,
+    "__class__": "x",
+    "__float__": "evil",
+    "__type": {"x": 1},
+}
+PLACES: dict[str, Any] = {  # under a key of which nothing is known
+    "tokenizer_class": "org/evil--tokenization.Evil",
+    "image_processor_type": "evil--processing.Evil",
+    "mm_vision_tower": "openai/clip",
+    "architecture": "hf-hub:evil",
+    "home": "~/x",
+    "here": "./x",
+    "up": "a b/../../x",
+    "windows": "C:\\x",
+    "share": "\\\\host\\x",
+    "address": "https://example.org/ a b",
+    "spaced": "  /etc/passwd ",
+    "code": "evil.py",
+    "weights": "x.PKL",
+    "listed": ["harmless", ["org/evil"]],
+}
+
+
+def test_what_is_harmless_is_kept_as_it_is():
+    kept, left_out = merged_config(HARMLESS, ["BF16"])
+    assert kept == {**HARMLESS, "dtype": "bfloat16"}
+    assert left_out == ()
+    assert list(kept)[: len(HARMLESS)] == list(HARMLESS)
+    assert json.loads(json.dumps(kept, allow_nan=False)) == kept
+
+
+@pytest.mark.parametrize("key", [*CODE, *PLACES])
+def test_what_names_code_or_a_place_is_left_out_at_any_depth_and_named(key: str):
+    hostile = {key: {**CODE, **PLACES}[key], "kept": 1}
+    within: list[tuple[str, dict[str, Any]]] = [
+        (key, hostile),
+        (f"text_config.{key}", {"text_config": hostile}),
+        (f"a.b.c.{key}", {"a": {"b": {"c": hostile}}}),
+        (f"several.{key}", {"several": [1, {}, hostile]}),
+    ]
+    if key in CODE:  # also where any text is kept
+        within += [
+            (f"id2label.0.{key}", {"id2label": {"0": hostile}}),
+            (f"chat_template.{key}", {"chat_template": [hostile]}),
+        ]
+    for path, config in within:
+        kept, left_out = merged_config(config, ["BF16"])
+        assert left_out == (path,)
+        assert json.dumps(key) not in json.dumps(kept)
+        assert '"kept": 1' in json.dumps(kept)
+
+
+def test_labels_tokens_and_templates_are_text_whatever_they_read_like():
+    text = {
+        "id2label": {"0": "a/b", "1": "N, P", "2": "and/or", "3": "https://example.org", "4": "auto_map", "5": "x.py"},
+        "label2id": {"a/b": 0, "auto_map": 1, "_attn_implementation": 2, "../x": 3, "<script>": 4, "\u202e": 5},
+        "text_config": {"id2label": {"0": "/etc/passwd"}},
+        "bos_token": "</s>",
+        "additional_special_tokens": ["</tool_call>", "/no_think", {"__type": "AddedToken", "content": "</x>"}],
+        "added_tokens_decoder": {"5": {"content": "/think", "special": True}},
+        "extra_special_tokens": {"_image": "<a/b>"},
+        "chat_template": [{"name": "default", "template": "{% if x %}https://example.org/a{% endif %}"}],
+        "stop_strings": ["/end"],
+        "lang_to_id": {"<|en|>": 1},
+        "prefix": "http:",
+        "prompts": {"query": "a/b"},
+    }
+    assert merged_config(text, []) == (text, ())
+    assert json.loads(without_code(json.dumps(text).encode())[0] or b"") == text
+
+
+def test_a_timm_backbone_keeps_the_name_of_its_architecture():
+    config = {"model_type": "detr", "backbone_config": {"model_type": "timm_backbone", "backbone": "resnet101"}}
+    assert merged_config(config, []) == (config, ())
+    evil = {"model_type": "timm_backbone", "backbone": "hf-hub:org/evil"}
+    assert merged_config(evil, []) == ({"model_type": "timm_backbone"}, ("backbone",))
+
+
+def test_bookkeeping_goes_without_a_word():
+    config = {"_name_or_path": "/home/me/x", "x": {"name_or_path": "org/x", "_commit_hash": "1", "y": 1}}
+    assert merged_config({**config, "quantization_config": {"quant_method": "fp8"}}, []) == ({"x": {"y": 1}}, ())
+
+
+def test_an_empty_value_that_would_be_left_out_is_not_worth_a_word():
+    config = {"auto_map": None, "_attn_implementation": None, "attn_implementation": "", "init_inputs": []}
+    assert merged_config(config, []) == ({}, ())
+    assert merged_config({"vocab_file": None, "tokenizer_file": None}, [])[1] == ()
+
+
+def test_the_dtype_is_that_of_the_output():
+    old = {"torch_dtype": "float64", "dtype": "int8", "hidden_size": 4}
+    assert merged_config(old, ["I64", "BF16", "BF16", "F32"]) == ({"hidden_size": 4, "dtype": "bfloat16"}, ())
+    assert merged_config(old, ["F32", "BF16", "F32"])[0]["dtype"] == "float32"
+    assert merged_config(old, ["I64"]) == ({"hidden_size": 4}, ())
+
+
+def test_of_several_dtypes_the_one_that_the_base_is_computed_in_is_named():
+    """Many small tensors of float32 do not make a model of bfloat16 twice as large."""
+    assert merged_config({"torch_dtype": "bfloat16"}, ["F32", "BF16", "F32"])[0] == {"dtype": "bfloat16"}
+
+
+def test_parts_keep_their_dtype_where_the_output_has_it():
+    config = {"vision_config": {"dtype": "float32", "torch_dtype": "hub", "mamba_ssm_dtype": "float32"}}
+    kept, _ = merged_config(config, ["F32", "BF16", "BF16"])
+    assert kept["vision_config"] == {"dtype": "float32", "torch_dtype": "bfloat16", "mamba_ssm_dtype": "float32"}
+    assert merged_config(config, ["BF16"])[0]["vision_config"]["dtype"] == "bfloat16"
+
+
+def test_numbers_that_json_does_not_have_are_tagged_as_transformers_tags_them():
+    kept, left_out = merged_config({"x": [float("inf"), {"y": -float("inf")}], "z": float("nan")}, [])
+    assert kept == {"x": [{"__float__": "Infinity"}, {"y": {"__float__": "-Infinity"}}], "z": {"__float__": "NaN"}}
+    assert left_out == ()
+
+
+def test_tables_within_tables_are_not_followed_for_ever():
+    config: dict[str, Any] = {"n": 1}
+    for _ in range(MAX_DEPTH + 3):
+        config = {"deep": config, "n": 1}
+    kept, left_out = merged_config(config, [])
+    assert json.dumps(kept).count('"n"') == MAX_DEPTH + 1
+    assert len(left_out) == 1
+
+
+def test_names_of_what_was_left_out_are_safe_to_show():
+    config = {"x" * 200: "/a", "\u202e\n": "/b", **{f"_{k}": 1 for k in range(3)}}
+    _, left_out = merged_config(config, [])
+    assert left_out == ("x" * 80, "\\u202e\\n", "_0", "_1", "_2")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["silu", "M-M*-", "1.5", "chunkwise--native", "a b/c", "Summarize: this", "5.23.0", "", " ", "x:", "--", "…"],
+)
+def test_options_do_not_read_as_places(text: str):
+    assert not reads_as_place(text)
+
+
+# --- whole files -------------------------------------------------------------------------------------------------
+
+
+def test_a_clean_file_comes_back_byte_for_byte():
+    content = b'{ "tokenizer_class" :  "X",\n\n "chat_template": "{% if true %}/", "x": 1.50 }'
+    assert without_code(content) == (content, ())
+
+
+def test_a_file_of_tokens_alone_is_text():
+    content = b'{"_x": 5, "auto_map": 6, "</s>": 7, "attn_implementation": 8}'
+    assert without_code(content) == (content, ())
+    assert without_code(b'{"_x": 5, "y": true}') == (b'{\n  "y": true\n}\n', ("_x",))
+
+
+def test_what_names_code_goes_from_a_file():
+    config = {"tokenizer_class": "X", "auto_map": {"AutoTokenizer": ["e.E", None]}, "x": [{"kept": "ä", "_y": 1}]}
+    content, left_out = without_code(json.dumps(config).encode())
+    assert json.loads(content or b"") == {"tokenizer_class": "X", "x": [{"kept": "ä"}]}
+    assert left_out == ("auto_map", "x._y")
+
+
+def test_bookkeeping_goes_from_a_file_too():
+    assert without_code(b'{"name_or_path": "org/x", "y": 1}') == (b'{\n  "y": 1\n}\n', ())
+
+
+def test_a_key_that_stands_twice_is_written_once_as_it_was_checked():
+    assert without_code(b'{"x": "/etc/passwd", "x": "fine"}') == (b'{\n  "x": "fine"\n}\n', ())
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"auto_map":1,"x":NaN}', b'"/etc"'])
+def test_a_file_that_cannot_be_checked_is_none(content: bytes):
+    assert without_code(content) == (None, ())
+
+
+# --- what cannot be described without what is left out -----------------------------------------------------------
+
+
+def problems(tmp_path: Path, config: dict[str, Any], agent: dict[str, Any] | None = None) -> list[str]:
+    """What `make_plan` says of a base with these keys in its config.json, and of an agent with those."""
+    base = random_base(0, sizes=llama_shapes(layers=1))
+    folders = [
+        write_model(tmp_path / name, tensors, config={**llama_config(base), **keys})
+        for name, tensors, keys in (
+            ("base", base, config),
+            ("one", sparse_agent(base, 0.1, 1), agent or {}),
+            ("two", sparse_agent(base, 0.1, 2), {}),
+        )
+    ]
+    recipe = recipe_from_dict({"base": str(folders[0]), "agents": list(map(str, folders[1:])), "method": "ram"})
+    opened, agents = open_models(recipe, Hub("http://127.0.0.1:9"), allow_local=True)
+    try:
+        make_plan(recipe, opened, agents)
+    except IncompatibleError as error:
+        return [p.what for p in error.problems]
+    return []
+
+
+OWN_CODE = "a model that needs code of its own (trust_remote_code), which no merge carries over"
+MODEL_CODE = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
+
+
+def test_a_model_type_that_only_its_own_code_knows_is_refused(tmp_path: Path):
+    config = {"model_type": "x_of_nobody", "architectures": ["XForCausalLM"], "auto_map": MODEL_CODE}
+    assert problems(tmp_path, config)[:1] == [OWN_CODE]
+
+
+def test_a_class_that_only_its_own_code_has_is_refused(tmp_path: Path):
+    config = {"architectures": ["LlamaForRewards"], "auto_map": {"AutoModel": "org/x--modeling.LlamaForRewards"}}
+    assert problems(tmp_path, config, config)[:1] == [OWN_CODE]
+
+
+@pytest.mark.parametrize(
+    "auto_map",
+    [
+        {"AutoConfig": "configuration_llama.LlamaConfig", "AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"},
+        {"AutoTokenizer": ["tokenization_x.X", None], "AutoProcessor": "processing_x.X"},
+        {},
+        None,
+        "x",
+        [1],
+    ],
+)
+def test_code_of_which_transformers_has_its_own_is_left_out(tmp_path: Path, auto_map: Any):
+    assert problems(tmp_path, {"auto_map": auto_map}) == []
+
+
+@pytest.mark.parametrize(
+    "keys", [{"configuration_files": ["config.4.0.0.json"]}, {"transformers_weights": "b.safetensors"}]
+)
+def test_a_config_that_points_to_other_files_is_refused(tmp_path: Path, keys: dict[str, Any]):
+    [problem] = problems(tmp_path, keys)
+    assert problem.startswith("config.json that points to other")
+
+
+def test_an_agent_whose_weights_lie_elsewhere_is_refused(tmp_path: Path):
+    assert problems(tmp_path, {}, {"transformers_weights": "b.safetensors"}) == [
+        "config.json that points to other weights"
+    ]
+    assert problems(tmp_path, {"transformers_weights": "model.safetensors"}) == []
+
+
+def test_quantization_of_a_part_is_refused_as_that_of_the_whole_is(tmp_path: Path):
+    assert problems(tmp_path, {"text_config": {"quantization_config": {"quant_method": "fp8"}}}) == [
+        "quantized weights, which stand for others than they store"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "refused"),
+    [
+        ({"backbone": "resnet101", "use_timm_backbone": True, "backbone_config": None}, True),
+        ({"vision_config": {"default_backbone": "gpt2", "backbone_config": None}}, True),
+        ({"backbone": "resnet101", "backbone_config": {"model_type": "resnet"}}, False),
+        (
+            {"backbone_config": {"model_type": "timm_backbone", "backbone": "resnet50", "use_pretrained_backbone": 1}},
+            False,
+        ),
+    ],
+)
+def test_a_backbone_that_is_looked_up_elsewhere_is_refused(tmp_path: Path, keys: dict[str, Any], refused: bool):
+    assert problems(tmp_path, keys) == (["a backbone that transformers looks up elsewhere"] if refused else [])
+
+
+def test_the_list_of_transformers_classes_is_that_of_the_installed_one():
+    assert Path(known_classes_module.__file__).with_suffix(".txt").read_text() == known_classes_module.listed()
+    assert "LlamaForCausalLM" in known_classes_module.known_classes()["llama"]

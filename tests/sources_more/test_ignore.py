@@ -1,0 +1,236 @@
+"""Tensors that `ignore` names are not merged: agents' are left out, the base's are kept. A refusal says the line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import T, f32, llama_config, random_base, read_model, sparse_agent, tensor, write_model, write_shard
+
+from hubmerge.cli import main
+from hubmerge.errors import IncompatibleError, RecipeError
+from hubmerge.hub import Hub
+from hubmerge.plain_yaml import load_plain_yaml
+from hubmerge.plan import Plan, make_plan
+from hubmerge.recipe import Recipe, recipe_from_dict, recipe_from_yaml
+from hubmerge.sources.open import open_models
+from hubmerge.sweep import sweep_from_dict
+
+NOWHERE = Hub("http://127.0.0.1:9")
+BASE = random_base(0)
+HEAD = {"v_head.summary.weight": tensor(np.ones((1, 16))), "v_head.summary.bias": tensor(np.ones(1))}
+INV_FREQ = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": tensor(np.linspace(0, 1, 4), "F32") for i in range(2)}
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+def recipe(*folders: Path, **fields: Any) -> Recipe:
+    content = {"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "ram", **fields}
+    return recipe_from_dict(content)
+
+
+def plan_of(*folders: Path, **fields: Any) -> Plan:
+    made = recipe(*folders, **fields)
+    base, agents = open_models(made, NOWHERE, allow_local=True)
+    return make_plan(made, base, agents)
+
+
+def refused(*folders: Path, **fields: Any) -> list[str]:
+    with pytest.raises(IncompatibleError) as caught:
+        plan_of(*folders, **fields)
+    return [str(p) for p in caught.value.problems]
+
+
+def line_in(problems: list[str]) -> list[str]:
+    """The patterns of the line that every one of the messages says."""
+    lines = {m[1] for text in problems if (m := re.search(r"(ignore: \[.*?\])\. Otherwise:", text))}
+    (line,) = lines
+    patterns: list[str] = load_plain_yaml(line)["ignore"]
+    return patterns
+
+
+def agent(folder: Path, seed: int, extra: dict[str, T] | None = None) -> Path:
+    return write_model(folder, {**sparse_agent(BASE, 0.2, seed), **(extra or {})}, config=llama_config(BASE))
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "base", BASE)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    return agent(tmp_path / "plain", 8)
+
+
+def merged(folder: Path, *folders: Path, **fields: Any) -> dict[str, T]:
+    path = folder.with_suffix(".yaml")
+    path.write_text(recipe(*folders, **fields).to_yaml())
+    assert main(["merge", str(path), "--out", str(folder), "--license", "mit"]) == 0
+    return read_model(folder)
+
+
+# --- what a refusal says ------------------------------------------------------------------------------------------
+
+
+def test_the_line_that_the_refusal_says_is_the_one_that_helps(tmp_path: Path, base: Path, plain: Path):
+    ppo, old = agent(tmp_path / "ppo", 1, HEAD), agent(tmp_path / "old", 2, INV_FREQ)
+    listed = refused(base, ppo, old, plain)
+    assert len(listed) == 2
+    assert line_in(listed) == ["v_head.*", "*.rotary_emb.inv_freq"]
+    plan = plan_of(base, ppo, old, plain, ignore=line_in(listed))
+    assert {t.name for t in plan.tensors()} == set(BASE)
+    told = [w for w in plan.warnings if "`ignore`" in w]
+    assert told == [
+        f"{ppo}: 2 tensors left out by `ignore`: v_head.summary.bias, v_head.summary.weight",
+        f"{old}: 2 tensors left out by `ignore`: {', '.join(INV_FREQ)}",
+    ]
+
+
+def test_the_line_keeps_the_patterns_that_are_there(tmp_path: Path, base: Path, plain: Path):
+    both = agent(tmp_path / "both", 1, {**HEAD, "score.weight": tensor(np.ones((1, 16)))})
+    assert line_in(refused(base, both, plain, ignore=["v_head.*"])) == ["v_head.*", "score.weight"]
+
+
+def test_what_only_the_base_has_is_kept_by_the_line(tmp_path: Path, plain: Path):
+    base = write_model(tmp_path / "buffers", {**BASE, **INV_FREQ}, config=llama_config(BASE))
+    listed = refused(base, plain, agent(tmp_path / "a", 1))
+    assert all("To keep the base's" in text for text in listed)
+    plan = plan_of(base, plain, agent(tmp_path / "b", 2), ignore=line_in(listed), dtype="float16")
+    kept = {t.name: (t.action, t.dtype) for t in plan.tensors() if t.name in INV_FREQ}
+    assert kept == dict.fromkeys(INV_FREQ, ("copy", "F32")), "a buffer keeps its dtype, whatever the output's"
+
+
+def test_another_model_is_not_explained_away(tmp_path: Path, base: Path, plain: Path):
+    deeper = {n.replace("layers.1", "layers.2"): t for n, t in BASE.items() if "layers.1" in n}
+    listed = refused(base, agent(tmp_path / "deep", 1, deeper), plain)
+    assert not any("ignore:" in text for text in listed)
+    empty = write_model(tmp_path / "x", {"a.weight": tensor(np.ones(4))}, config=llama_config(BASE))
+    assert not any("ignore:" in text for text in refused(base, empty, plain))
+
+
+# --- what it means ------------------------------------------------------------------------------------------------
+
+
+def test_ignored_parts_of_the_base_are_its_bits_and_are_not_counted(tmp_path: Path, base: Path, plain: Path):
+    other = agent(tmp_path / "other", 1, HEAD)
+    plainly = merged(tmp_path / "all", base, plain, agent(tmp_path / "without", 1))
+    result = merged(tmp_path / "out", base, plain, other, ignore=["*.mlp.*", "v_head.*", "model.norm.*"])
+    for name, t in result.items():
+        expected = BASE if ".mlp." in name or name == "model.norm.weight" else plainly
+        assert t.same_bits(expected[name]), name
+    report = json.loads((tmp_path / "out" / "hubmerge.json").read_text())
+    counted = sum(t.raw.size for n, t in BASE.items() if ".mlp." not in n and n != "model.norm.weight")
+    assert report["statistics"]["total"]["elements"] == counted
+    assert "ignore:" in (tmp_path / "out" / "README.md").read_text()
+    assert "7 tensors kept unchanged by" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_an_ignored_tensor_may_have_any_shape_and_dtype_in_an_agent(tmp_path: Path, base: Path, plain: Path):
+    odd = {"lm_head.weight": tensor(np.ones((7, 3))), Q: tensor(np.ones((16, 16)), "I64")}
+    folder = agent(tmp_path / "odd", 1, odd)
+    assert len(refused(base, folder, plain)) == 2
+    result = merged(tmp_path / "out", base, folder, plain, ignore=["lm_head.weight", Q])
+    assert result["lm_head.weight"].same_bits(BASE["lm_head.weight"])
+    assert result[Q].same_bits(BASE[Q])
+
+
+def test_integers_that_differ_are_refused_and_can_be_ignored(tmp_path: Path):
+    ids = {"model.ids": tensor(np.arange(4), "I64")}
+    base = write_model(tmp_path / "base", {**BASE, **ids}, config=llama_config(BASE))
+    one = agent(tmp_path / "one", 1, ids)
+    two = agent(tmp_path / "two", 2, {"model.ids": tensor(np.arange(4) + 1, "I64")})
+    result = merged(tmp_path / "out", base, one, two, ignore=["model.ids"])
+    assert result["model.ids"].same_bits(ids["model.ids"])
+
+
+def test_names_that_differ_by_a_prefix_are_the_bases(tmp_path: Path, base: Path, plain: Path):
+    bare = {n.removeprefix("model."): t for n, t in sparse_agent(BASE, 0.2, 1).items()}
+    folder = write_model(tmp_path / "bare", {**bare, **HEAD}, config=llama_config(BASE))
+    plan = plan_of(base, folder, plain, ignore=["model.layers.0.self_attn.*", "v_head.*"])
+    copied = {t.name for t in plan.tensors() if t.action == "copy"}
+    assert copied == {n for n in BASE if n.startswith("model.layers.0.self_attn.")}
+
+
+def test_an_adapter_that_changes_what_is_ignored_changes_the_rest(tmp_path: Path, base: Path, plain: Path):
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
+    factors = {}
+    for module in ("q_proj", "k_proj"):
+        stem = f"base_model.model.model.layers.0.self_attn.{module}"
+        factors[f"{stem}.lora_A.weight"] = tensor(rng.normal(0, 1, (2, 16)), "F32")
+        factors[f"{stem}.lora_B.weight"] = tensor(rng.normal(0, 1, (16, 2)), "F32")
+    factors["base_model.model.v_head.summary.weight"] = tensor(np.ones((1, 16)), "F32")
+    write_shard(folder / "adapter_model.safetensors", factors)
+    listed = refused(base, folder, plain)
+    assert "v_head.summary.weight" in line_in(listed)
+    ignore = ["v_head.*", "model.layers.0.self_attn.k_proj.*"]
+    result = merged(tmp_path / "out", base, folder, agent(tmp_path / "two", 2), ignore=ignore)
+    kept = "model.layers.0.self_attn.k_proj.weight"
+    assert result[kept].same_bits(BASE[kept])
+    assert not np.array_equal(f32(result[Q]), f32(BASE[Q]))
+
+
+def test_an_ignored_part_of_an_fp8_base_is_what_its_scales_say(tmp_path: Path, plain: Path):
+    values = tensor(f32(BASE[Q]) * 8, "F8_E4M3")
+    scales = {Q: values, f"{Q}_scale": tensor(0.125, "F32")}
+    base = write_model(tmp_path / "fp8", {**BASE, **scales}, config=llama_config(BASE))
+    result = merged(tmp_path / "out", base, plain, agent(tmp_path / "one", 1), ignore=[Q], rounding="nearest")
+    assert np.array_equal(f32(result[Q]), f32(tensor(f32(values) * 0.125, "BF16")))
+
+
+def test_ignoring_everything_leaves_nothing_to_merge(base: Path, plain: Path, tmp_path: Path):
+    assert any("`ignore` names every tensor" in t for t in refused(base, plain, agent(tmp_path / "a", 1), ignore=["*"]))
+
+
+def test_a_pattern_that_matches_nothing_is_said_to(base: Path, plain: Path, tmp_path: Path):
+    plan = plan_of(base, plain, agent(tmp_path / "a", 1), ignore=["vhead.*", "lm_head.weight"])
+    assert [w for w in plan.warnings if "matches no tensor" in w] == [
+        "`ignore`: 'vhead.*' matches no tensor of the base or an agent"
+    ]
+
+
+# --- as part of a recipe ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (["a"] * 33, "there are 33 patterns, and 32 are the most"),
+        (["a" * 257], "is no pattern"),
+        ([""], "is no pattern"),
+        (["a\nb"], "is no pattern"),
+        (["a" + "*" * 9], "more than 8 stars"),
+        ([3], "a pattern is text"),
+        (3, "must be a list of patterns"),
+        ({"a": 1}, "must be a list of patterns"),
+    ],
+)
+def test_patterns_that_cannot_be_are_refused(value: Any, words: str):
+    with pytest.raises(RecipeError, match=re.escape(words)):
+        recipe_from_dict({"base": "org/b", "agents": ["org/a"], "method": "ram", "ignore": value})
+
+
+def test_it_is_part_of_the_identity_only_where_it_is_given(base: Path, plain: Path, tmp_path: Path):
+    folders = base, plain, agent(tmp_path / "a", 1)
+    without = plan_of(*folders)
+    assert plan_of(*folders, ignore=[]).identity == without.identity
+    one, other = (plan_of(*folders, ignore=given) for given in (["x", "y"], ["y", "x", "x"]))
+    assert one.identity == other.identity != without.identity
+    assert "ignore" not in without.recipe.to_dict()
+
+
+def test_it_survives_yaml_and_the_form(base: Path):
+    made = recipe_from_dict({"base": "org/b", "agents": ["org/a"], "method": "ram", "ignore": "v_head.*"})
+    assert made.ignore == ("v_head.*",)
+    assert recipe_from_yaml(made.to_yaml()) == made
+
+
+def test_variants_of_a_sweep_share_it():
+    shared = {"base": "org/b", "agents": ["org/a"], "ignore": ["v_head.*"], "sweep": [{"method": ["ram", "linear"]}]}
+    assert {r.ignore for _, r in sweep_from_dict(shared).variants} == {("v_head.*",)}
