@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import Problem
 from hubmerge.sources.base import FileInfo, Model
+from hubmerge.sources.remedies import origin_of
 from hubmerge.tying import Tensors
 from hubmerge.wording import dims, incompatible, named, shown
 
@@ -109,7 +110,8 @@ def agent_problems(
                 next_step=f"Remove {agent.ref.id} or choose its own base.",
             )
         ]
-    problems = _quantized(agent)
+    if problems := _quantized(agent):
+        return problems  # it stores other tensors by its nature
     for key in _SHAPING_KEYS:
         if base.config.get(key) != agent.config.get(key) and key in base.config and key in agent.config:
             problems.append(
@@ -188,7 +190,7 @@ def _quantized(model: Model) -> list[Problem]:
             where=f"config.json of {model.ref}",
             expected="no quantization_config",
             got=shown(model.config["quantization_config"]),
-            next_step="Use the model before quantization.",
+            next_step=f"Name {origin_of(model.card) or 'the model before quantization'} instead.",
         )
     ]
 
