@@ -32,10 +32,11 @@ from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe import ModelName, Recipe
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
 from hubmerge.sources.base import SYNTHETIC, FileInfo, HeaderDigest, Model, ModelRef, StoredTensor
+from hubmerge.sources.folder import link_outside, list_folder, read_inside
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
 from hubmerge.sources.remedies import Weightless
 from hubmerge.sources.synthetic import open_synthetic
-from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, tokens_of
+from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, token_table
 from hubmerge.sources.unchanged import ADAPTER_CONFIG, CONFIG, folder_digest
 
 INDEX = "model.safetensors.index.json"
@@ -48,6 +49,8 @@ _MAX_CARD_BYTES = 64 * 1024
 _MAX_SHARDS = 2_000
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,200}\.safetensors", re.ASCII)
+
+_READ_HERE = frozenset(("README.md", CONFIG, ADAPTER_CONFIG, INDEX))
 
 ReadRange = Callable[[str, int, int], bytes]
 ReadFile = Callable[[str, int], bytes]  # path, most bytes
@@ -92,7 +95,7 @@ def _with_tokens(model: Model, hub: Hub) -> Model:
         return model
     if model.ref.kind == "local":
         try:
-            raw = (model.ref.path / TOKENIZER).read_bytes()
+            raw = read_inside(model.ref.path, TOKENIZER, MAX_TOKENIZER_BYTES)
         except OSError as error:
             raise SourceNotFoundError(
                 "a file that cannot be read", where=f"{TOKENIZER} in {model.ref}", got=str(error)
@@ -100,7 +103,7 @@ def _with_tokens(model: Model, hub: Hub) -> Model:
     else:
         raw = hub.read_file(model.ref.id, model.ref.sha, TOKENIZER, MAX_TOKENIZER_BYTES)
     content = _json_object(raw, f"{TOKENIZER} in {model.ref}", MAX_TOKENIZER_VALUES)
-    return replace(model, tokens=tokens_of(content))
+    return replace(model, tokens=token_table(content))
 
 
 def open_model(
@@ -171,15 +174,17 @@ def _open_folder(text: str, begin: Path | None = None) -> Model:
         return content
 
     try:
-        files = {p.name: FileInfo(p.name, p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file()}
+        files, outside = list_folder(folder)
+        for name in outside:
+            if name in _READ_HERE or _SHARD_NAME.fullmatch(name):
+                raise link_outside(text, name)
         card = _card_data(read_range("README.md", 0, _MAX_CARD_BYTES)) if "README.md" in files else {}
         tensors, config, adapter, headers = _read_headers(text, files, read_range, read_file)
         shards = tuple(dict.fromkeys(t.shard for t in tensors.values()))
         digest = folder_digest(folder, ADAPTER_CONFIG if adapter else CONFIG, shards)
     except _WithoutWeights as missing:
-        names = [p.name for p in folder.iterdir()]
         config = _config_there(files, read_file)
-        raise Weightless(text, text, folder, names, config, card).refusal(missing.expected) from None
+        raise Weightless(text, text, folder, files, config, card).refusal(missing.expected) from None
     except OSError as error:
         raise SourceNotFoundError("a folder that cannot be read", where=text, got=str(error)) from None
     license_name = card.get("license")
@@ -192,6 +197,7 @@ def _open_folder(text: str, begin: Path | None = None) -> Model:
         card=MappingProxyType(card),
         adapter=adapter,
         headers=headers,
+        outside=outside,
     )
 
 

@@ -15,8 +15,8 @@ from typing import Any
 from hubmerge.errors import FormatError
 from hubmerge.sources.base import is_hub_id
 
-_PICKLED = (".bin", ".pt", ".pth")
-_OTHER = (".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz")
+_PICKLED = re.compile(r"(?:pytorch_model.*|adapter_model)\.bin")  # as transformers and peft wrote them
+_OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz")
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})", re.ASCII)
 _CLASS = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}", re.ASCII)
 _CONVERT = "import sys, transformers as t; t.{}.from_pretrained(sys.argv[1], dtype='auto').save_pretrained(sys.argv[1])"
@@ -28,8 +28,7 @@ _CONVERT_ADAPTER = (
 
 @dataclass(frozen=True)
 class Weightless:
-    """A repo or folder without safetensors weights. `folder` is None for a repo; `files` are all of a repo's, and the
-    names in a folder with those of the folders in it."""
+    """A repo or folder without safetensors weights; `folder` is None for a repo, `files` are paths in either."""
 
     where: str
     id: str
@@ -42,11 +41,11 @@ class Weightless:
         """What is there instead, and what to do about it."""
         if latest := self._latest_checkpoint():
             return self._error(expected, f"checkpoints of a trainer, {latest} the latest", self._take(latest))
-        found = sorted(f for f in self.files if PurePosixPath(f).suffix in (*_PICKLED, *_OTHER, ".gguf"))
+        found = sorted(f for f in self.files if "/" not in f and PurePosixPath(f).suffix in _OTHER)
         named = ", ".join(ascii(f)[1:-1] for f in found[:3]) or "neither"
         if any(f.endswith(".gguf") for f in found):
             return self._error(expected, f"{named} (GGUF, quantized for inference)", f"Name {self._origin()} instead.")
-        if any(PurePosixPath(f).suffix in _PICKLED for f in found):
+        if any(_PICKLED.fullmatch(f) for f in found):
             return self._error(expected, f"{named} (pickled, which can run code)", self._convert())
         step = "Only safetensors is opened; ask the author for them." if found else "Look whether it is a model at all."
         return self._error(expected, named, step)
