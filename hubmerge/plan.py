@@ -224,6 +224,8 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     problems += config_problems(base, agents)
     line = ignoring_line(recipe.ignore, views.base, views.agents)
     warnings = [*recipe.notes, *seen.warnings, *views.warnings]
+    if doubt := method.doubt(method.parse_parameters(recipe.parameters), recipe.weights):
+        warnings.append(doubt)
     if recipe.dtype is None and base.kind == "fp8 weights":
         warnings.append(f"{base.ref.id}: fp8 weights are stored as bfloat16, since the recipe names no dtype")
     for agent, tensors in zip(seen.agents, views.agents, strict=True):
