@@ -13,6 +13,7 @@ from pydantic import Field
 
 from hubmerge.methods.base import Method, Paper, Parameters, Scope
 from hubmerge.methods.ops import where
+from hubmerge.methods.task_arithmetic import factor
 
 DARE_PAPER = Paper("Language Models are Super Mario", "2311.03099", "Eq. 2-4")
 
@@ -22,6 +23,7 @@ class DareParameters(Parameters):
     lam: float | None = Field(
         default=None, ge=-10.0, le=10.0, alias="lambda", description="λ, the factor on the sum; 1/K when absent"
     )
+    normalize: bool | None = Field(default=None, description="divide the sum by that of the weights")
 
 
 class DareLinear(Method):
@@ -33,20 +35,24 @@ class DareLinear(Method):
     parameters = DareParameters
     extras = ("uniform",)
     permutation_invariant = False  # the draws belong to the agent's place in the recipe
+    of_agent = ("p",)
+
+    def varying(self, parameters: DareParameters) -> tuple[str, ...]:
+        return ("p", "lambda")
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple((w,) for w in scope.weights)
+        return tuple((w, a.p, 1.0 / (1.0 - a.p)) for w, a in zip(scope.weights, scope.of_agents, strict=True))
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
-        lam = 1.0 / len(scope.weights) if scope.parameters.lam is None else scope.parameters.lam
-        return (lam, scope.parameters.p, 1.0 / (1.0 - scope.parameters.p), 0.0)
+        return (factor(scope), 0.0)
 
     @staticmethod
     def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
-        lam, p, rescale, zero = constants
+        lam, zero = constants
         agents = len(per_agent)
         total = inputs[0] * zero
         for k in range(agents):
+            weight, p, rescale = per_agent[k]
             kept = where(inputs[agents + k] >= p, inputs[k] * rescale, zero)
-            total = total + kept * per_agent[k][0]
+            total = total + kept * weight
         return lam * total

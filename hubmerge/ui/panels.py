@@ -13,6 +13,7 @@ from markupsafe import Markup
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.licenses import strictest
 from hubmerge.methods import Method
+from hubmerge.methods.varying import worded, written
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
 from hubmerge.ui.format import bytes_text, count_text, duration_text, el, join, link, repo_link
@@ -120,11 +121,11 @@ def plan_panel(plan: Plan, endpoint: str) -> Markup:
             ("Passes over the weights", facts["passes"]),
         )
     )
-    weights = (None, *plan.recipe.weights)
+    weights = (None, *(f"{w:g}" if isinstance(w, float) else worded(written(w)) for w in plan.recipe.weights))
     rows = [
         (
             join(repo_link(endpoint, m.ref.id, m.ref.sha), el("code", m.ref.sha[:12], cls="hm-sha")),
-            ("base" if weight is None else f"agent × {weight:g}") + ("" if m.kind == "weights" else f", {m.kind}"),
+            ("base" if weight is None else f"agent × {weight}") + ("" if m.kind == "weights" else f", {m.kind}"),
             bytes_text(m.weight_bytes),
             m.license or "not stated",
         )
