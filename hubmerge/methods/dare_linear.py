@@ -52,7 +52,6 @@ class DareLinear(Method):
         agents = len(per_agent)
         total = inputs[0] * zero
         for k in range(agents):
-            weight, p, rescale = per_agent[k]
-            kept = where(inputs[agents + k] >= p, inputs[k] * rescale, zero)
-            total = total + kept * weight
+            kept = where(inputs[agents + k] >= per_agent[k][1], inputs[k] * per_agent[k][2], zero)
+            total = total + kept * per_agent[k][0]
         return lam * total

@@ -55,15 +55,15 @@ class DareTies(Method):
         agents = len(per_agent)
         total = inputs[0] * zero
         for k in range(agents):
-            weight, trimmed, p, rescale = per_agent[k]
-            dropped = where(inputs[agents + k] >= p, inputs[k] * rescale, zero)
+            weight, trimmed = per_agent[k][0], per_agent[k][1]
+            dropped = where(inputs[agents + k] >= per_agent[k][2], inputs[k] * per_agent[k][3], zero)
             total = total + where(absolute(dropped) >= trimmed, dropped * weight, zero)
         sign = where(total >= zero, one, -one)
         agreeing = inputs[0] * zero
         weights = inputs[0] * zero
         for k in range(agents):
-            weight, trimmed, p, rescale = per_agent[k]
-            dropped = where(inputs[agents + k] >= p, inputs[k] * rescale, zero)
+            weight, trimmed = per_agent[k][0], per_agent[k][1]
+            dropped = where(inputs[agents + k] >= per_agent[k][2], inputs[k] * per_agent[k][3], zero)
             kept = where(absolute(dropped) >= trimmed, dropped * weight, zero)
             agrees = kept * sign > zero
             agreeing = agreeing + where(agrees, kept, zero)

@@ -152,6 +152,12 @@ def mapped(setting: Setting, change: Callable[[float], float]) -> Setting:
     return parse(tuple(Rule(of(rule.value), rule.filter, rule.layers) for rule in rules_of(setting)))
 
 
+def evened(setting: Setting) -> Setting:
+    """One number where ranges of layers say the same; it then holds beyond them, too."""
+    rules, numbers = rules_of(setting), set(points(setting))
+    return numbers.pop() if len(numbers) == 1 and {rule.filter for rule in rules} == {None} else setting
+
+
 def at(setting: Setting, place: Place) -> float | None:
     """The number for one tensor; None where no rule decides."""
     for rule in rules_of(setting):
