@@ -31,8 +31,8 @@ from hubmerge.disk import DiskGauge
 from hubmerge.hub import Hub
 from hubmerge.machine import cores
 from hubmerge.prediction import Machine, as_facts, predict
-from hubmerge.prepare import UNDECIDED, prepare
-from hubmerge.recipe import load_recipe
+from hubmerge.prepare import prepare
+from hubmerge.recipe_file import load_recipe
 
 NOWHERE = Hub("http://127.0.0.1:9")  # everything is local
 SAMPLE_S = 0.05
@@ -227,7 +227,7 @@ def merging(recipe: Path, *more: str, module: str = "hubmerge") -> list[str]:
 
 def inspected(recipe: Path) -> dict[str, Any]:
     """What `hubmerge inspect` says of such a merge."""
-    plan = prepare(load_recipe(recipe), NOWHERE, license_choice=UNDECIDED, allow_local=True).plan
+    plan = prepare(load_recipe(recipe), NOWHERE, allow_local=True).plan
     prediction = predict(plan, replace(Machine.here(plan), device=False))
     return {"parameters": plan.elements, **as_facts(prediction)}
 

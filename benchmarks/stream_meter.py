@@ -42,7 +42,8 @@ from hubmerge.hub import Hub
 from hubmerge.journal import Journal
 from hubmerge.plan import Plan
 from hubmerge.prepare import prepare
-from hubmerge.recipe import Recipe, load_recipe
+from hubmerge.recipe import Recipe
+from hubmerge.recipe_file import load_recipe
 from hubmerge.sources.reader import LocalOrFetched, TensorReader, local_path
 from hubmerge.stream import Silent, StreamOptions, merge
 from hubmerge.uncached import UncachedFile

@@ -23,13 +23,13 @@ from typing import Any
 
 from hubmerge import __version__
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
-from hubmerge.flags import gigabytes, port, positive
+from hubmerge.flags import add_visibility, gigabytes, port, positive
 from hubmerge.settings import Settings, load_settings
 from hubmerge.terminal import Terminal
 
 _END_AFTER_S = 10.0  # after Ctrl-C or SIGTERM
 _TERMINATED = 128 + signal.SIGTERM  # as a shell has it
-_LICENSE = "license of the result, where the parents leave it open"
+_LICENSE = "license of the result, where the parents leave it open; publishing needs one"
 _NO_THREAD = "can't start new thread"  # what Python says, in a RuntimeError
 _RESUMED = "; the same command with --resume goes on"
 _REPEATED = "; the same command goes on"
@@ -138,6 +138,12 @@ def _parser() -> argparse.ArgumentParser:
     probe.add_argument("--json", action="store_true")
     _add_stream_options(probe)
 
+    diff = add("diff", _diff, "what one training changed: a model beside the one that it was trained from", "")
+    from hubmerge.output import diff_command
+
+    diff_command.add_arguments(diff)
+    _add_stream_options(diff)
+
     merge = add("merge", _merge, "merge to a folder: shards, config, tokenizer, card, hubmerge.json", _RESUMED)
     merge.add_argument("recipe", type=Path)
     output = merge.add_mutually_exclusive_group(required=True)
@@ -151,7 +157,8 @@ def _parser() -> argparse.ArgumentParser:
     publish = add("publish", _publish, "publish a finished folder to a repo on the Hub, in one commit", _REPEATED)
     publish.add_argument("folder", type=Path)
     publish.add_argument("repo")
-    publish.add_argument("--private", action="store_true")
+    add_visibility(publish)
+    publish.add_argument("--license", help="of a merge whose parents leave it open, and whose card names none yet")
 
     run = add("run", _run, "the whole line: check, merge, publish; run again to go on after a kill", _REPEATED)
     from hubmerge import run_command
@@ -164,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--out", type=Path, required=True, help="a folder per variant, and the table of variants")
     sweep.add_argument("--resume", action="store_true", help="go on with an unfinished sweep in the folder")
     sweep.add_argument("--to", metavar="REPO", help="publish every variant as REPO-<variant>")
-    sweep.add_argument("--private", action="store_true")
+    add_visibility(sweep)
     sweep.add_argument("--license", help=_LICENSE)
     _add_stream_options(sweep)
 
@@ -243,6 +250,13 @@ def _probe(arguments: Any, settings: Settings) -> int:
         return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
 
 
+def _diff(arguments: Any, settings: Settings) -> int:
+    from hubmerge.output.diff_command import run_cli
+
+    with closing(Terminal(arguments.log_json)) as terminal:
+        return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
+
+
 def _merge(arguments: Any, settings: Settings) -> int:
     from hubmerge.merge_command import run_cli
 
@@ -271,8 +285,8 @@ def _publish(arguments: Any, settings: Settings) -> int:
     from hubmerge.publish import Target
 
     with closing(Terminal(arguments.log_json)) as terminal:
-        target = Target(arguments.repo, arguments.private)
-        published = publish_folder(target, arguments.folder, _hub(settings), terminal)
+        target = Target(arguments.repo, arguments.private, arguments.public)
+        published = publish_folder(target, arguments.folder, _hub(settings), terminal, license_choice=arguments.license)
     print(f"{published.url} at {published.commit}")
     return 0
 

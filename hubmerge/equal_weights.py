@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import filecmp
 from collections.abc import Sequence
-from pathlib import Path
 
 from hubmerge.errors import IncompatibleError, Problem
 from hubmerge.plan import Plan
@@ -26,8 +25,7 @@ def refuse_equal_folders(models: Sequence[Model]) -> None:
                 a.shards == b.shards
                 and a.adapter == b.adapter
                 and all(
-                    a.files[s].size == b.files[s].size
-                    and filecmp.cmp(Path(a.ref.id).expanduser() / s, Path(b.ref.id).expanduser() / s, shallow=False)
+                    a.files[s].size == b.files[s].size and filecmp.cmp(a.ref.path / s, b.ref.path / s, shallow=False)
                     for s in a.shards
                 )
             ):

@@ -27,7 +27,8 @@
     ├── LoginError                E_LOGIN           no usable token
     ├── InternalError             E_INTERNAL        a bug in hubmerge
     ├── in distributed.py: ProcessLostError E_PROCESS, one of several processes is gone
-    └── in workflows/jobs.py: StaleFenceError E_FENCE, JobNotFoundError E_JOB, DatabaseBusyError E_BUSY
+    └── in workflows/jobs.py: StaleFenceError E_FENCE, JobNotFoundError E_JOB, DatabaseBusyError E_BUSY;
+        in workflows/tokens.py: UnreadableTokenError E_SEAL
 
 A message says what, where, expected and got, and what to do next. `retryable` says whether the same call
 can succeed later without a change by the user.
@@ -78,6 +79,14 @@ class Problem:
             "got": self.got,
             "next_step": self.next_step,
         }
+
+
+class MisnamedError(ValueError):
+    """Parts of a value that are none, one problem each; their `where` is the path within it. A validator's error."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(str(p).removeprefix(f"{p.code}: ") for p in problems))
 
 
 class HubmergeError(Exception):

@@ -55,7 +55,7 @@ _Place = tuple[float, float, float, float]  # left, bottom, width and height of 
 def render_figures(report: Report) -> dict[str, bytes]:
     """Path below the repo → PNG."""
     statistics = report.statistics
-    labels = [_label(str(a["agent"])) for a in statistics["total"]["agents"]]
+    labels = [short_label(str(a["agent"])) for a in statistics["total"]["agents"]]
     draw: dict[str, Callable[[Sequence[str], Mapping[str, Any]], Canvas]] = {
         DENSITY: _density,
         OVERLAP: _overlap,
@@ -66,7 +66,7 @@ def render_figures(report: Report) -> dict[str, bytes]:
 
 def _density(labels: Sequence[str], statistics: Mapping[str, Any]) -> Canvas:
     layers = sorted((int(depth), part) for depth, part in statistics["layers"].items())
-    names = [_label(name) for name in statistics["modules"]]
+    names = [short_label(name) for name in statistics["modules"]]
     bars = _percents(labels, statistics["modules"].values())
     columns, rows = legend_shape(labels)
     down, across = (widest(names) * f(math.radians(_TURNED)) for f in (math.sin, math.cos))
@@ -296,11 +296,11 @@ def _matrix(agents: int, pairs: Sequence[Mapping[str, Any]], key: str) -> list[l
     return grid
 
 
-def _label(text: str) -> str:
+def short_label(text: str, most: int = _LABEL) -> str:
     """Foreign text that fits beside an axis: its two ends, in characters that the font has."""
     known = font().get_charmap()
     shown = "".join(c if c.isprintable() and ord(c) in known else "?" for c in text)
-    if len(shown) <= _LABEL:
+    if len(shown) <= most:
         return shown
-    half = (_LABEL - 1) // 2
+    half = (most - 1) // 2
     return f"{shown[:half]}…{shown[-half:]}"

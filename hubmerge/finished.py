@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
+from dataclasses import replace
+from difflib import SequenceMatcher
 from pathlib import Path
 
+from hubmerge.card import render_card
 from hubmerge.errors import RecipeError, TargetExistsError
 from hubmerge.hub import Hub
 from hubmerge.hub_writing import LargeFile
+from hubmerge.licenses import choose, strictest
 from hubmerge.progress import Observer
 from hubmerge.publish import Published, Target, Uploaded, publish
 from hubmerge.report import Report
@@ -53,16 +57,22 @@ def publish_folder(
     extra: Mapping[str, bytes] | None = None,
     uploaded: Set[str] = frozenset(),
     copies: Mapping[str, LargeFile] | None = None,
+    license_choice: str | None = None,
 ) -> Published:
-    """Publish a complete folder and the files `extra` in one commit; repeatable.
+    """Publish a complete folder and the files `extra` in one commit; repeatable. The folder stays as it is.
 
-    `uploaded`: shards whose bytes the target holds already. `copies`: see `publish.large_files`.
+    `uploaded`: shards whose bytes the target holds already. `copies`: see `publish.large_files`. `license_choice` is
+    needed where the merge has none; RecipeError where it is missing, or less strict than the parents'.
     """
     report = load_report(folder)
+    prepared_target.refuse_to_expose((p.id, p.private) for p in report.parents)
+    stated = _licensed(report, license_choice)
     observer.stage("publish")
     weights = {f.name for f in report.files}
     paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and WORK not in p.relative_to(folder).parts]
     small = {str(p.relative_to(folder)): p.read_bytes() for p in paths if str(p.relative_to(folder)) not in weights}
+    if stated != report:
+        small |= _restated(report, stated, small, hub.endpoint)
     title = f"Merge {len(report.recipe['agents'])} agents with {report.method['title']}"
     return publish(
         hub,
@@ -75,3 +85,25 @@ def publish_folder(
         copies,
         {f.name: f.sha256 for f in report.files},
     )
+
+
+def _licensed(report: Report, choice: str | None) -> Report:
+    """The report with a license that may be published."""
+    if choice is None and report.license.get("id", "unknown") != "unknown":
+        return report
+    return replace(report, license=choose(strictest([p.license for p in report.parents]), choice).as_dict())
+
+
+def _restated(before: Report, after: Report, files: Mapping[str, bytes], endpoint: str) -> dict[str, bytes]:
+    """Manifest and card with another license; what a user wrote into the card stays."""
+    text = files.get("README.md", b"").decode(errors="replace")
+    old, new = (render_card(r, figures=_figures(files), endpoint=endpoint).splitlines() for r in (before, after))
+    for kind, i1, i2, j1, j2 in SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():
+        if kind != "equal":
+            text = text.replace("\n".join(old[i1:i2]), "\n".join(new[j1:j2]), 1)
+    manifest = json.dumps(after.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return {MANIFEST: manifest.encode()} | ({"README.md": text.encode()} if "README.md" in files else {})
+
+
+def _figures(files: Collection[str]) -> list[str]:
+    return [name for name in files if name.startswith("figures/")]

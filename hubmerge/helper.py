@@ -136,7 +136,7 @@ def share_sensitivities(
     names = ranks.first([f.path.name for f in files])
     if ranks.rank:
         paths = [
-            folder / name if agent.sensitivity is None else Path(agent.sensitivity).expanduser()
+            folder / name if agent.sensitivity is None else plan.recipe.path_of(agent.sensitivity)
             for agent, name in zip(plan.recipe.agents, names, strict=True)
         ]
         try:

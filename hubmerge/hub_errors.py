@@ -43,6 +43,9 @@ _REFUSALS = frozenset((400, 402, 405, 411, 413, 414, 415, 422, 451))  # of what 
 # what an object storage says, with 400 or 403, of an upload that took too long: a new signed address will do
 _TOO_LATE = re.compile(r"<Code>(?:RequestTimeout|RequestTimeTooSkewed|ExpiredToken)</Code>|Request has expired")
 _QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
+# what the Hub says to a token that leaves gated repos out, whoever its owner is
+_WITHOUT_GATED = re.compile(r"enable access to public gated", re.IGNORECASE)
+UNREADABLE = "no such repo, or one that you may not read"
 Result = TypeVar("Result")
 
 
@@ -143,10 +146,8 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
 
     try:
         yield
-    except errors.GatedRepoError:
-        raise GatedError(
-            "a gated repo", where=where, next_step="Ask for access on its page, then sign in with that account."
-        ) from None
+    except errors.GatedRepoError as error:
+        raise _gated(error, where) from None
     except errors.DisabledRepoError:
         raise SourceNotFoundError("a disabled repo", where=where) from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
@@ -157,11 +158,7 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
                 got=_reason(error),
                 next_step="Its owner removed or rewrote it; pin another one.",
             ) from None
-        what = (
-            "no such repo, or one that you may not read"
-            if isinstance(error, errors.RepositoryNotFoundError)
-            else "no such revision or file"
-        )
+        what = UNREADABLE if isinstance(error, errors.RepositoryNotFoundError) else "no such revision or file"
         raise SourceNotFoundError(
             what, where=where, next_step="Check its name, and sign in if it is private."
         ) from None
@@ -193,14 +190,26 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
         ) from None
 
 
-def _from_status(
-    error: Exception, where: str, writing: bool
-) -> LoginError | PermissionDeniedError | HubUnavailableError:
+def _gated(error: Exception, where: str) -> GatedError:
+    if _WITHOUT_GATED.search(_message(error)):
+        return GatedError(
+            "a gated repo, and the token does not cover gated ones",
+            where=where,
+            next_step="Sign in again, or give the token access to public gated repositories.",
+        )
+    return GatedError(
+        "a gated repo", where=where, next_step="Ask for access on its page, then sign in with that account."
+    )
+
+
+def _from_status(error: Exception, where: str, writing: bool) -> HubmergeError:
     response = getattr(error, "response", None)
     status = response.status_code if response is not None else 0
     too_late = status in (400, 403) and _is_too_late(response)
     if status == 401:
         return LoginError("the token is not valid or has expired", where=where, next_step="Sign in again.")
+    if status == 403 and _WITHOUT_GATED.search(_message(error)):
+        return _gated(error, where)
     if status == 403 and not too_late:
         return PermissionDeniedError(
             "the token may not do this" if writing else "access is denied",
@@ -255,8 +264,11 @@ def _unreachable(error: Exception, where: str) -> TransientHubError:
 
 def _reason(error: Exception) -> str:
     """The first line of what the server or the client says, without the queries of URLs: they can hold signatures."""
-    message = str(getattr(error, "server_message", None) or str(error).strip()).split("\n")[0]
-    return _without_queries(message)[:200]
+    return _without_queries(_message(error).split("\n")[0])[:200]
+
+
+def _message(error: Exception) -> str:
+    return str(getattr(error, "server_message", None) or str(error).strip())
 
 
 def _without_queries(text: str) -> str:

@@ -86,7 +86,7 @@ def build_board(
         versions = tuple(sorted(found, key=lambda v: (newest[v], v), reverse=True))
         shown = (suite_versions or {}).get(suite, versions[0])
         group = _with_equal_tasks(found.get(shown, []), out)
-        scored = {(r.model, r.sha): _scored(r) for r in group}
+        scored = _all_scored(group, out)
         if _domains(scored) == (suite,):
             single[suite] = (shown, scored)
         boards.append(SuiteBoard(suite, shown, split, versions, *_rows(scored, lineage, marks)))
@@ -187,6 +187,16 @@ class _Scored:
     domains: Mapping[str, Estimate]
     overall: Estimate | None
     failures: Mapping[str, RunError] = field(default_factory=dict)
+
+
+def _all_scored(group: Iterable[EvaluationResult], out: set[Refusal]) -> dict[Node, _Scored]:
+    scored: dict[Node, _Scored] = {}
+    for result in group:
+        try:
+            scored[result.model, result.sha] = _scored(result)
+        except (ArithmeticError, ValueError) as error:  # bounds keep these out; one file must never end the board
+            out.add(Refusal(result_path(result)[:300], f"its scores cannot be computed with: {error}"[:300]))
+    return scored
 
 
 def _scored(result: EvaluationResult) -> _Scored:

@@ -204,7 +204,7 @@ def choose(decision: LicenseDecision, chosen: str | None) -> LicenseDecision:
                 "the license of the merge must be chosen",
                 where="the licenses of the models",
                 got="; ".join(decision.unclear),
-                next_step="Read the parents' terms and state a license (in the form, or with --license).",
+                next_step="Read the parents' terms and state a license, in the form or with --license (mit, other, …).",
             )
         return decision
     name = _normal(chosen)

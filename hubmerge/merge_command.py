@@ -23,7 +23,7 @@ from hubmerge.hub import Hub
 from hubmerge.line import merge_to_folder
 from hubmerge.pins import NEWEST_ELSEWHERE, going_on, pins_in
 from hubmerge.prepare import prepare
-from hubmerge.recipe import load_recipe
+from hubmerge.recipe_file import load_recipe
 from hubmerge.settings import Settings
 from hubmerge.sink import MANIFEST, WORK
 from hubmerge.stream import StreamOptions

@@ -16,6 +16,7 @@ from typing import Any
 
 from hubmerge.errors import Problem, RecipeError
 from hubmerge.methods.varying import Rule, Setting, evened, parse
+from hubmerge.wording import place as place_in
 
 # what the methods read: once per document, and per model that is not the base (linear: the base too)
 SHARED: Mapping[str, tuple[str, ...]] = {
@@ -85,9 +86,9 @@ class Reading:
     _adapters: list[str] = field(default_factory=list)
 
     def refuse(self, what: str, *path: object, expected: str = "", got: Any = None, next_step: str = "") -> None:
-        place = " → ".join([self.where, *map(str, path)])
+        at = place_in(self.where, *path)
         shown = "" if got is None else repr(got)[:120]
-        self.problems.append(Problem(RecipeError.code, what, place, expected, shown, next_step))
+        self.problems.append(Problem(RecipeError.code, what, at, expected, shown, next_step))
 
     def check_top_level(self) -> None:
         """Keys, dtypes and tokenizer; and parameters that no method knows."""

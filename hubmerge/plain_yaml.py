@@ -85,6 +85,8 @@ def load_plain_yaml(text: str) -> Any:
     try:
         loader = _PlainLoader(text)
         return loader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(_at(error)) from None
     except yaml.YAMLError as error:
         raise ValueError(" ".join(str(error).split())[:300]) from None
     except RecursionError:
@@ -92,6 +94,17 @@ def load_plain_yaml(text: str) -> Any:
     finally:
         if loader is not None:
             loader.dispose()
+
+
+def _at(error: yaml.MarkedYAMLError) -> str:
+    """Where YAML broke off, and why, in a line."""
+    mark = error.problem_mark or error.context_mark
+    why = " ".join((error.problem or error.context or "no YAML").split())
+    if "'\\t'" in why:
+        why = "a tab, where YAML wants spaces"
+    elif error.problem and error.context_mark and mark and error.context_mark.line != mark.line:
+        why += f", {error.context} at line {error.context_mark.line + 1}"
+    return (why if mark is None else f"{why} (line {mark.line + 1}, column {mark.column + 1})")[:300]
 
 
 def dump_plain_yaml(data: Any) -> str:

@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hubmerge.equal_weights import refuse_equal_folders
-from hubmerge.errors import RecipeError
 from hubmerge.hub import Hub
 from hubmerge.licenses import choose, strictest
-from hubmerge.plan import Plan, make_plan
+from hubmerge.output.companions import module_problems, reader
+from hubmerge.plan import Plan, make_plan, refusal
 from hubmerge.publish import Target, check_target
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
-
-UNDECIDED = "other"  # a license that claims nothing, for whoever makes no result
 
 
 @dataclass(frozen=True)
@@ -41,10 +39,13 @@ def prepare(
 ) -> Prepared:
     """Pin and check everything that headers, cards and the target can tell; raises with every problem.
 
+    A license that the parents leave open must be chosen where there is a `target`; a folder may leave it open.
     `commits`: where an unfinished merge goes on (pins.py).
     """
     base, agents = open_models(recipe, hub, allow_local=allow_local, commits=commits)
-    return _checked(recipe, base, agents, hub, target, license_choice, allow_local)
+    prepared = _checked(recipe, base, agents, hub, target, license_choice, allow_local, licensed=target is not None)
+    _refuse_modules(base, agents, hub)
+    return prepared
 
 
 def prepare_variants(
@@ -52,12 +53,17 @@ def prepare_variants(
     hub: Hub,
     *,
     license_choice: str | None = None,
+    licensed: bool = False,
     allow_local: bool = False,
     commits: Sequence[str | None] = (),
 ) -> list[Prepared]:
-    """`prepare` for several recipes over the same models, which are opened once."""
+    """`prepare` for several recipes over the same models, which are opened once. `licensed`: they will be published."""
     base, agents = open_models(recipes[0], hub, allow_local=allow_local, commits=commits)
-    return [_checked(recipe, base, agents, hub, None, license_choice, allow_local) for recipe in recipes]
+    prepared = [
+        _checked(recipe, base, agents, hub, None, license_choice, allow_local, licensed=licensed) for recipe in recipes
+    ]
+    _refuse_modules(base, agents, hub)
+    return prepared
 
 
 def _checked(
@@ -68,17 +74,21 @@ def _checked(
     target: Target | None,
     license_choice: str | None,
     allow_local: bool,
+    *,
+    licensed: bool,
 ) -> Prepared:
     plan = make_plan(recipe, base, agents)
+    if target is not None:
+        target.refuse_to_expose((m.ref.id, m.private) for m in plan.models)
     refuse_equal_folders(plan.models)
-    decision = choose(strictest([m.license for m in plan.models]), license_choice)
-    if target is not None and decision.needs_choice:
-        raise RecipeError(
-            "the license of the result must be chosen",
-            where=target.repo,
-            got=decision.reason,
-            next_step="Name a license that every parent allows.",
-        )
+    decision = strictest([m.license for m in plan.models])
+    if licensed or license_choice is not None:
+        decision = choose(decision, license_choice)
     identity = merge_identity(plan.recipe, base.ref, tuple(a.ref for a in agents), target.repo if target else "")
     published = target is not None and check_target(hub, target, identity).state == "ours"
     return Prepared(plan, decision.as_dict(), target, identity, allow_local, published)
+
+
+def _refuse_modules(base: Model, agents: Sequence[Model], hub: Hub) -> None:
+    if problems := module_problems(base, agents, reader(hub)):
+        raise refusal(problems)

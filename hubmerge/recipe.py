@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,12 +32,13 @@ from pydantic import (
 
 from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.dtypes import Rounding
-from hubmerge.errors import Problem, RecipeError
+from hubmerge.errors import MisnamedError, Problem, RecipeError
 from hubmerge.methods import get_method, varying
 from hubmerge.methods.tensor_values import Given
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.sources.base import SYNTHETIC, ModelRef, is_hub_id
 from hubmerge.sources.ignore import checked_patterns
+from hubmerge.wording import did_you_mean, place, shown
 
 MAX_AGENTS = 32
 MAX_RECIPE_BYTES = 64 * 1024
@@ -179,6 +181,7 @@ class Recipe(_Frozen):
     calibration: CalibrationSpec | None = None  # for methods that weigh by sensitivity
     ignore: tuple[str, ...] = ()  # names of tensors that are not merged, as patterns (sources/ignore.py)
     _notes: tuple[str, ...] = PrivateAttr(default=())
+    _folder: Path | None = PrivateAttr(default=None)
 
     @field_validator("agents", mode="before")
     @classmethod
@@ -245,6 +248,20 @@ class Recipe(_Frozen):
         noted = self.model_copy()
         noted._notes = notes
         return noted
+
+    @property
+    def folder(self) -> Path | None:
+        """At which relative paths begin, if not where the process was started; no part of the merge either."""
+        return self._folder
+
+    def in_folder(self, folder: Path) -> Recipe:
+        found = self.model_copy()
+        found._folder = folder
+        return found
+
+    def path_of(self, text: str) -> Path:
+        """Where a file that the recipe names lies."""
+        return (self._folder or Path()) / Path(text).expanduser()
 
     @property
     def weights(self) -> tuple[varying.Setting, ...]:
@@ -319,30 +336,65 @@ def recipe_from_dict(content: Any, where: str = "the recipe") -> Recipe:
     """A validated recipe from plain data; RecipeError lists every problem."""
     if not isinstance(content, Mapping):
         raise RecipeError(
-            "a recipe is a table", where=where, expected="base, agents, method, …", got=type(content).__name__
+            "a recipe is a table",
+            where=where,
+            expected="base, agents and method",
+            got="nothing" if content is None else f"{shown(content)}",
+            next_step="`hubmerge init BASE AGENT…` writes one.",
         )
     try:
         return Recipe.model_validate(dict(content))
     except ValidationError as error:
-        issues = error.errors(include_url=False)
-        # pydantic counts only the agents that it could read
-        wrong = {issue["loc"][0] for issue in issues if len(issue["loc"]) > 1}
-        problems = [
-            Problem(
-                RecipeError.code,
-                _words(issue),
-                where=" → ".join([where, *(str(part) for part in issue["loc"])]),
-                got="" if issue["type"] == "missing" else repr(issue["input"])[:120],
-            )
-            for issue in issues
-            if not (issue["type"] == "too_short" and issue["loc"][0] in wrong)
-        ]
-        raise RecipeError("the recipe has errors", where=where, problems=problems) from None
+        raise RecipeError("the recipe has errors", where=where, problems=list(_problems(error, where))) from None
 
 
+def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
+    issues = error.errors(include_url=False)
+    # pydantic counts only the agents that it could read
+    wrong = {issue["loc"][0] for issue in issues if len(issue["loc"]) > 1}
+    missing = [str(issue["loc"][0]) for issue in issues if issue["type"] == "missing" and len(issue["loc"]) == 1]
+    meant: set[str] = set()
+    for issue in sorted(issues, key=lambda issue: issue["type"] == "missing"):  # after what may be meant for it
+        path, kind = issue["loc"], issue["type"]
+        if kind == "extra_forbidden":
+            known = _known_keys(path)
+            step = did_you_mean(path[-1], missing) or did_you_mean(path[-1], known)
+            meant |= {name for name in missing if step == f"Did you mean {name}?"}
+            got = repr(issue["input"])[:120]
+            yield Problem(RecipeError.code, _words(issue), place(where, *path), ", ".join(known), got, step)
+        elif isinstance(misnamed := issue.get("ctx", {}).get("error"), MisnamedError):
+            for problem in misnamed.problems:
+                yield replace(problem, where=place(where, *path, *([problem.where] if problem.where else [])))
+        elif kind == "missing":
+            if path[-1] not in meant:
+                yield Problem(
+                    RecipeError.code, _words(issue), place(where, *path), next_step=_NEEDED.get(str(path[-1]), "")
+                )
+        elif not (kind == "too_short" and path[0] in wrong):
+            yield Problem(RecipeError.code, _words(issue), place(where, *path), got=repr(issue["input"])[:120])
+
+
+def _known_keys(path: tuple[int | str, ...]) -> tuple[str, ...]:
+    """What may stand where an unknown key stands."""
+    if "calibration" in path[:-1]:
+        return tuple(CalibrationSpec.model_fields)
+    return tuple((AgentSpec if "agents" in path[:-1] else Recipe).model_fields)
+
+
+_NEEDED = {
+    "base": "Name the model that the agents were trained from.",
+    "agents": "List the models to merge.",
+    "method": "Choose one; `hubmerge methods` lists them.",
+    "model": "Name the model.",
+}
+
+
+_WRITTEN = (
+    "A key and its value stand on a line of their own (`method: ram`); indent with spaces, close quotes and brackets."
+)
 _WORDS = {
     "missing": "this is missing",
-    "extra_forbidden": "a recipe has no such key",
+    "extra_forbidden": "there is no such key",
     "string_type": "this must be text",
     "model_type": "this must be text, or a table",
     "model_attributes_type": "an agent is a model's name, or a table with its `model` and `weight`",
@@ -370,30 +422,8 @@ def recipe_from_yaml(text: str, where: str = "the recipe") -> Recipe:
     try:
         content = load_plain_yaml(text)
     except ValueError as error:
-        raise RecipeError("the recipe is not plain YAML", where=where, got=str(error)) from None
+        raise RecipeError("the recipe is not plain YAML", where=where, got=str(error), next_step=_WRITTEN) from None
     if is_mergekit(content):
         recipe, notes = from_mergekit(content, where)
         return recipe.with_notes(notes)
     return recipe_from_dict(content, where)
-
-
-def load_recipe(path: Path) -> Recipe:
-    """Read a recipe file."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_RECIPE_BYTES + 1)
-    except UnicodeDecodeError as error:
-        raise RecipeError(
-            "the recipe cannot be read",
-            where=str(path),
-            expected="UTF-8 text",
-            got=f"a byte that is none at {error.start}",
-        ) from None
-    except OSError as error:
-        raise RecipeError(
-            "the recipe cannot be read",
-            where=str(path),
-            got=error.strerror or str(error),
-            next_step="Name a YAML file with base, agents and method.",
-        ) from None
-    return recipe_from_yaml(text, str(path))

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hubmerge.errors import RecipeError
+from hubmerge.flags import add_visibility
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Terminal(Protocol):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", type=Path, nargs="?")
     parser.add_argument("--to", required=True, metavar="REPO")
-    parser.add_argument("--private", action="store_true")
+    add_visibility(parser)
     parser.add_argument("--license", help="license of the result, where the parents leave it open")
     words = "begin with the newest versions, where an unfinished run would go on with those that it began with"
     parser.add_argument("--newest", action="store_true", help=words)
@@ -76,7 +77,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal, options: Str
 def _run(arguments: Any, settings: Settings, terminal: Terminal, options: StreamOptions) -> int:
     from hubmerge.distributed import join
     from hubmerge.hub import Hub
-    from hubmerge.recipe import load_recipe
+    from hubmerge.recipe_file import load_recipe
 
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
     if settings.world_size > 1:
@@ -148,7 +149,7 @@ class _Line:
         from hubmerge.prepare import prepare
         from hubmerge.publish import Target, find_published
 
-        target = Target(repo, self._arguments.private)
+        target = Target(repo, self._arguments.private, self._arguments.public)
         self._terminal.stage("resolve")
         prepared = self._going_on(
             pins or unfinished.pins,
@@ -274,7 +275,12 @@ class _Line:
             unfinished.pins,
             recipes[0],
             lambda commits: prepare_variants(
-                recipes, self._hub, license_choice=self._arguments.license, allow_local=True, commits=commits
+                recipes,
+                self._hub,
+                license_choice=self._arguments.license,
+                licensed=True,
+                allow_local=True,
+                commits=commits,
             ),
         )
         digest = hashlib.sha256("".join(p.identity for p in prepared).encode()).hexdigest()

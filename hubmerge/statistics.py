@@ -246,13 +246,14 @@ class Statistics:
 
     def by_layer(self) -> dict[int, Tally]:
         """Depth (0 …) → tally; tensors outside the layer stack are left out."""
-        return self._grouped(layer_of)
+        return self.grouped(layer_of)
 
     def by_module(self) -> dict[str, Tally]:
         """attention, mlp, norm, embedding, head, other → tally."""
-        return self._grouped(module_of)
+        return self.grouped(module_of)
 
-    def _grouped(self, key: Callable[[str], Any]) -> dict[Any, Tally]:
+    def grouped(self, key: Callable[[str], Any]) -> dict[Any, Tally]:
+        """What `key` makes of a tensor's name → the tally of all such tensors; None: it is left out."""
         groups: dict[Any, list[Tally]] = {}
         for name, tally in self.tensors.items():
             group = key(name)
@@ -261,13 +262,15 @@ class Statistics:
         return {group: Tally.sum_of(tallies) for group, tallies in sorted(groups.items())}
 
 
-_LAYER = re.compile(r"\.(?:layers|h|blocks?)\.(\d+)\.")
+_LAYER = re.compile(r"\.(?:layers?|h|blocks?)\.(\d+)\.")
+MODULES = ("embedding", "attention", "mlp", "norm", "other", "head")  # as a reader meets them in a model
 _MODULES = (
     ("norm", re.compile(r"(?:norm|ln_\w+|layernorm)\b", re.IGNORECASE)),
-    ("head", re.compile(r"^(?:lm_head|output|score)\b")),
-    ("embedding", re.compile(r"\b(?:embed_tokens|wte|wpe|word_embeddings|embeddings?)\b")),
-    ("attention", re.compile(r"\b(?:self_attn|attn|attention)\b")),
-    ("mlp", re.compile(r"\b(?:mlp|feed_forward|ffn|experts?|block_sparse_moe)\b")),
+    ("head", re.compile(r"^(?:lm_head|output|score|embed_out|classifier|v_head)\b")),
+    ("embedding", re.compile(r"^shared$|\b(?:wte|wpe|\w*embed\w*)\b")),
+    ("attention", re.compile(r"\b\w*(?:attn|attention)\b", re.IGNORECASE)),
+    ("mlp", re.compile(r"\b(?:mlp|feed_forward|ffn|experts?|block_sparse_moe|intermediate|DenseReluDense|fc[12])\b")),
+    ("mlp", re.compile(r"\boutput\.dense$")),  # BERT's
 )
 
 

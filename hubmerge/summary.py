@@ -57,14 +57,14 @@ def _agents(tally: Tally, labels: Sequence[str]) -> list[dict[str, Any]]:
                 "l2": float(np.sqrt(tally.dot[k, k])),
                 "max": largest,
                 "kurtosis": tally.kurtosis(k),
-                **_concentration(magnitudes, largest),
+                **concentration(magnitudes, largest),
             }
         )
     return agents
 
 
-def _concentration(magnitudes: Magnitudes, largest: float) -> dict[str, Any]:
-    """The order statistics of one agent, and how far each may be off."""
+def concentration(magnitudes: Magnitudes, largest: float) -> dict[str, Any]:
+    """The order statistics of one agent's updates, and how far each may be off."""
     estimates = {
         "l0_sparsity": magnitudes.below(L0_FRACTION * largest),
         "gini": magnitudes.gini(),

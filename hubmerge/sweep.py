@@ -22,7 +22,9 @@ from typing import Any
 from hubmerge.errors import Problem, RecipeError
 from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
+from hubmerge.recipe_file import Document, located, read_document
 from hubmerge.report import Report
+from hubmerge.wording import did_you_mean, place
 
 MAX_VARIANTS = 64
 _SHARED = ("base", "agents", "calibration", "dtype", "ignore", "seed")
@@ -50,13 +52,14 @@ def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sw
             where=where,
             expected="sweep: [{method: …, parameters: {…}}, …]",
             got=", ".join(map(str, unknown)) or type(entries).__name__,
+            next_step=did_you_mean(unknown[0], _SHARED) if unknown else "",
         )
     shared = {key: document[key] for key in _SHARED if key in document}
     variants: list[tuple[str, Recipe]] = []
     problems: list[Problem] = []
     expanded = 0
     for number, entry in enumerate(entries):
-        for choice, name in _expanded(entry, f"{where} → sweep → {number}"):
+        for choice, name in _expanded(entry, place(where, "sweep", number)):
             expanded += 1
             if expanded > MAX_VARIANTS:
                 raise RecipeError("too many variants", where=where, expected=f"at most {MAX_VARIANTS}")
@@ -73,31 +76,30 @@ def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sw
 
 
 def load_sweep(path: Path) -> Sweep:
-    """Read a sweep file."""
-    document = _load(path)
-    if not is_sweep(document):
-        raise RecipeError("this is no sweep", where=str(path), expected="a list under `sweep`")
-    return sweep_from_dict(document, str(path))
+    """The sweep in a file; its relative paths begin there."""
+    document = read_document(path)
+    if (sweep := sweep_in(document)) is None:
+        raise RecipeError(
+            "this is no sweep",
+            where=document.where,
+            expected="a list under `sweep`",
+            next_step="A recipe of one merge is for `hubmerge merge` and `hubmerge run`.",
+        )
+    return sweep
 
 
-def sweep_in(path: Path) -> Sweep | None:
-    """The sweep in a file; None where it is none, or cannot be read."""
+def sweep_in(document: Document) -> Sweep | None:
+    """The sweep in a document; None where it is none."""
+    if len(document.text) > MAX_RECIPE_BYTES:
+        return None  # whoever reads it as a recipe says so
     try:
-        document = _load(path)
-    except RecipeError:
+        content = load_plain_yaml(document.text)
+    except ValueError:
         return None
-    return sweep_from_dict(document, str(path)) if is_sweep(document) else None
-
-
-def _load(path: Path) -> Any:
-    try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_RECIPE_BYTES + 1)
-        if len(text) > MAX_RECIPE_BYTES:
-            raise ValueError(f"more than {MAX_RECIPE_BYTES} characters")
-        return load_plain_yaml(text)
-    except (OSError, ValueError) as error:
-        raise RecipeError("the sweep cannot be read", where=str(path), got=str(error)) from None
+    if not is_sweep(content):
+        return None
+    variants = sweep_from_dict(content, document.where).variants
+    return Sweep(tuple((name, located(recipe, document.folder)) for name, recipe in variants))
 
 
 def sweep_table(reports: Mapping[str, Report]) -> str:

@@ -33,16 +33,23 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
         next(filter(None, begun), None),
         recipes[0],
         lambda commits: prepare_variants(
-            recipes, hub, license_choice=arguments.license, allow_local=True, commits=commits
+            recipes,
+            hub,
+            license_choice=arguments.license,
+            licensed=arguments.to is not None,
+            allow_local=True,
+            commits=commits,
         ),
         hub=hub,
         ranks=options.ranks,
         warn=terminal.warning,
         newest=NEWEST_ELSEWHERE,
     )
-    targets = {name: Target(f"{arguments.to}-{name}", arguments.private) for name, _ in variants if arguments.to}
+    shown = (arguments.private, arguments.public)
+    targets = {name: Target(f"{arguments.to}-{name}", *shown) for name, _ in variants if arguments.to}
     for (name, _), one in zip(variants, prepared, strict=True):
         if name in targets:  # before anything is fetched
+            targets[name].refuse_to_expose((m.ref.id, m.private) for m in one.plan.models)
             check_target(hub, targets[name], one.identity)
     finished = all((arguments.out / name / MANIFEST).is_file() for name, _ in variants)
     reports = merge_to_folders(
@@ -58,7 +65,8 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
     if not finished:
         terminal.usage(usage_of(prepared, [report.environment for report in reports]))
     for name, target in targets.items():
-        sys.stdout.write(publish_folder(target, arguments.out / name, hub, terminal).url + "\n")
+        published = publish_folder(target, arguments.out / name, hub, terminal, license_choice=arguments.license)
+        sys.stdout.write(published.url + "\n")
     terminal.close()
     shutil.rmtree(arguments.out / ".inputs", ignore_errors=True)
     table = sweep_table({name: report for (name, _), report in zip(variants, reports, strict=True)})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from hubmerge.errors import IncompatibleError, Problem
@@ -28,3 +29,21 @@ def shown(value: Any) -> str:
 def named(listed: Sequence[str]) -> str:
     more = f" and {len(listed) - NAMED_AT_MOST} more" if len(listed) > NAMED_AT_MOST else ""
     return ", ".join(listed[:NAMED_AT_MOST]) + more
+
+
+def did_you_mean(got: Any, known: Iterable[str]) -> str:
+    """A question where what was written is close to something that there is, and nothing elsewhere."""
+    found = get_close_matches(str(got)[:_SHOWN_CHARACTERS].lower(), list(known), n=1, cutoff=0.6)
+    return f"Did you mean {found[0]}?" if found else ""
+
+
+def place(where: str, *path: object) -> str:
+    """Where in a document: `r.yaml → agent 2 → weight`. Whoever reads it counts from 1."""
+    parts: list[str] = [where]
+    for part in path:
+        if isinstance(part, int):
+            several = parts.pop() if len(parts) > 1 else "entries"
+            parts.append(f"{several.removesuffix('s')} {part + 1}")
+        else:
+            parts.append(str(part)[:_SHOWN_CHARACTERS])
+    return " → ".join(parts)

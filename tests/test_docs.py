@@ -9,7 +9,7 @@ import pytest
 
 from hubmerge.methods import registry
 from hubmerge.methods_page import methods_page
-from hubmerge.recipe import load_recipe
+from hubmerge.recipe_file import load_recipe
 from hubmerge.sweep import load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]

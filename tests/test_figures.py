@@ -16,7 +16,7 @@ from report_helpers import FIGURES, report, report_data, report_of, summary
 
 from hubmerge import figure_canvas
 from hubmerge.figure_canvas import WIDTH, Axes, Canvas, legend_shape, text_width, ticks
-from hubmerge.figures import _label, _matrix, render_figures
+from hubmerge.figures import _matrix, render_figures, short_label
 from hubmerge.report import Report
 
 
@@ -76,9 +76,9 @@ def test_mathematics_is_shown_as_it_is_written() -> None:
 
 
 def test_labels_keep_both_ends_and_only_characters_that_the_font_has() -> None:
-    assert _label("short") == "short"
-    assert _label("Qwen3-4B-agent-number-17") == "Qwen3-4B-a…-number-17"
-    assert _label("a\u202eb\n日") == "a?b??"
+    assert short_label("short") == "short"
+    assert short_label("Qwen3-4B-agent-number-17") == "Qwen3-4B-a…-number-17"
+    assert short_label("a\u202eb\n日") == "a?b??"
 
 
 def test_models_without_layers_or_changes_render() -> None:

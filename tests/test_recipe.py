@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
-from hubmerge.recipe import MAX_AGENTS, MAX_RECIPE_BYTES, Recipe, load_recipe, merge_identity, recipe_from_dict
+from hubmerge.recipe import MAX_AGENTS, MAX_RECIPE_BYTES, Recipe, merge_identity, recipe_from_dict
 from hubmerge.recipe import recipe_from_yaml as from_yaml
+from hubmerge.recipe_file import load_recipe
 from hubmerge.sources.base import ModelRef
 
 FULL = """
@@ -94,17 +95,20 @@ def test_every_wrong_field_is_listed_at_once():
         }
     )
     places = [p.where for p in error.problems]
-    for field in ("base", "agents → 1 → weight", "agents → 2 → model", "agents → 3 → model", "agents → 4 → model",
-                  "agents → 4 → modle", "method", "dtype", "rounding", "seed", "colour"):  # fmt: skip
+    for field in ("base", "agent 2 → weight", "agent 3 → model", "agent 4 → model", "agent 5 → modle",
+                  "method", "dtype", "rounding", "seed", "colour"):  # fmt: skip
         assert any(place.endswith(f"→ {field}") for place in places), (field, places)
     assert "ram" in str(error), "an unknown method is answered with those that exist"
 
 
 def test_wrong_parameters_are_named_beside_other_faults():
     error = refused({"base": "", "agents": ["org/a"], "method": "ram_plus", "parameters": {"r": -1, "beta": 2}})
-    assert len(error.problems) == 2
-    assert "r:" in str(error)
-    assert "beta" in str(error)
+    assert [p.where for p in error.problems] == [
+        "r.yaml → base",
+        "r.yaml → parameters → r",
+        "r.yaml → parameters → beta",
+    ]
+    assert error.problems[2].expected.startswith("epsilon, r, alpha")
 
 
 @pytest.mark.parametrize("missing", ["base", "agents", "method"])
@@ -344,7 +348,7 @@ def test_a_recipe_file_that_cannot_be_read_is_refused(tmp_path: Path):
         load_recipe(broken)
     good = tmp_path / "good.yaml"
     good.write_text(FULL)
-    assert load_recipe(good) == from_yaml(FULL)
+    assert load_recipe(good) == from_yaml(FULL).in_folder(tmp_path)
 
 
 def test_agents_that_all_weigh_nothing_are_refused():
@@ -367,7 +371,7 @@ def test_one_agent_that_is_wrong_is_one_problem(agent: object):
     [
         ({"agents": []}, "there is no agent"),
         ({"agents": [f"org/a{n}" for n in range(33)]}, "there are more than 32 agents"),
-        ({"colour": 1}, "a recipe has no such key"),
+        ({"colour": 1}, "there is no such key"),
         ({"method": 3}, "this must be text"),
         ({"parameters": [1]}, "this must be a table"),
         ({"dtype": "int3"}, "this must be 'float32', 'bfloat16' or 'float16'"),

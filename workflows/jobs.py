@@ -29,6 +29,8 @@ DEFAULT_MAX_ATTEMPTS = 5
 
 BACKOFF_BASE_S = 4.0
 BACKOFF_CAP_S = 600.0
+OUTAGE_CODES = ("E_HUB",)  # what says nothing of the job: the Hub is away, and will be back
+OUTAGE_TRIES = 250  # of one submission: about 30 hours of waiting
 
 
 class StaleFenceError(HubmergeError):
@@ -82,6 +84,11 @@ class JobError(Frozen):
     message: str
     problems: tuple[dict[str, str], ...] = ()
     retryable: bool = False
+
+    @property
+    def is_outage(self) -> bool:
+        """The Hub did not answer, as opposed to refusing: nothing is held against the job, it only waits."""
+        return self.retryable and self.code in OUTAGE_CODES
 
     @classmethod
     def of(cls, error: HubmergeError, *, retryable: bool | None = None) -> JobError:

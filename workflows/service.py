@@ -62,12 +62,12 @@ class MergeService:
     def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]:
         return self._hub(visitor.token if visitor else None).search_models(text, limit)
 
-    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Plan:
+    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         hub = self._hub(visitor.token if visitor else None)
-        return prepare(recipe_from_dict(dict(recipe)), hub).plan
+        return prepare(recipe_from_dict(dict(recipe)), hub, license_choice=license or None).plan
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
-        target = Target(request.target.strip(), request.private)
+        target = Target(request.target.strip(), request.private, expose=not request.private)
         prepared = prepare(
             recipe_from_dict(dict(request.recipe)),
             self._hub(visitor.token),
@@ -78,15 +78,20 @@ class MergeService:
             "recipe": prepared.plan.recipe.to_dict(),
             "target": target.repo,
             "private": target.private,
+            "expose": target.expose,
             "license": request.license,
             "warnings": list(prepared.plan.warnings),
         }
-        sealed = self._vault.seal(prepared.identity, SecretStr(visitor.token))
+        sealed = self._vault.seal(prepared.identity, SecretStr(visitor.token), visitor.expires_at)
         new = NewJob(id=prepared.identity, user=visitor.name, payload=payload)
         job = self._store.submit(new, sealed, undone=not prepared.published)  # e.g. deleted by hand meanwhile
-        return self._view(job)
+        return self._view(job, own=True)
 
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:
+        job = self._seen(job_id, visitor)
+        return self._view(job, own=visitor is not None and visitor.name == job.user)
+
+    def _seen(self, job_id: str, visitor: Visitor | None) -> Job:
         job = self._store.find(job_id)
         own = job is not None and visitor is not None and visitor.name == job.user
         if job is None or (job.payload.get("private") and not own):
@@ -96,20 +101,27 @@ class MergeService:
                 where=f"job {job_id[:12]}",
                 next_step="Sign in with the account that started it.",
             )
-        return self._view(job)
+        return job
 
     def jobs(self, visitor: Visitor) -> list[JobView]:
-        return [self._view(job) for job in self._store.list_jobs(user=visitor.name)]
+        return [self._view(job, own=True) for job in self._store.list_jobs(user=visitor.name)]
 
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         if not visitor.token:
             raise PermissionDeniedError("only its owner may cancel a job", where=f"job {job_id[:12]}")
-        return self._view(self._store.request_cancel(job_id, visitor.name))
+        self._seen(job_id, visitor)
+        return self._view(self._store.request_cancel(job_id, visitor.name), own=True)
+
+    def retry(self, job_id: str, visitor: Visitor) -> JobView:
+        job = self._seen(job_id, visitor)
+        sealed = self._vault.seal(job.id, SecretStr(visitor.token), visitor.expires_at)
+        return self._view(self._store.retry(job.id, visitor.name, sealed), own=True)
 
     def _hub(self, token: str | None) -> Hub:
         return Hub(self.endpoint, token)
 
-    def _view(self, job: Job) -> JobView:
+    def _view(self, job: Job, *, own: bool) -> JobView:
+        sealed = self._store.sealed_token(job.id) if own else None
         events = self._store.events(job.id, limit=_EVENTS_READ)
         statistics = next((e.data.get("values") for e in reversed(events) if e.type == "statistics"), None)
         warnings = dict.fromkeys(job.payload.get("warnings", []))
@@ -134,6 +146,7 @@ class MergeService:
             finished=job.finished,
             kind=job.kind,
             suite=str(job.payload.get("suite") or ""),
+            signed_in_until=sealed.expires_at if sealed else None,
         )
 
     def _queue_position(self, job: Job) -> int | None:

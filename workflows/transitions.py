@@ -14,6 +14,7 @@ from sqlalchemy.dialects.sqlite import insert as upsert
 from hubmerge.errors import InternalError, MemoryLimitError, QuotaError
 from workflows.jobs import (
     ACTIVE,
+    OUTAGE_TRIES,
     Clock,
     Job,
     JobError,
@@ -107,7 +108,12 @@ class Transitions:
         return job
 
     def fail(self, job: Job, error: JobError) -> Job:
-        """The next attempt after a back-off, or the end where another attempt makes no sense."""
+        """The next attempt after a back-off, or the end where another attempt makes no sense.
+
+        An outage of the Hub uses up no attempt: the job waits, for a day and more.
+        """
+        if error.is_outage and job.failures < OUTAGE_TRIES:
+            return self.retry(job, error, max_attempts=job.max_attempts + 1)
         if not error.retryable or job.attempt >= job.max_attempts:
             return self.end(job, State.FAILED, error=error)
         return self.retry(job, error)
@@ -121,11 +127,11 @@ class Transitions:
             return self.end(changed, State.FAILED, error=too_big(job, deaths))
         return self.retry(changed, error)
 
-    def retry(self, job: Job, error: JobError) -> Job:
+    def retry(self, job: Job, error: JobError, **changes: Any) -> Job:
         failures = job.failures + 1
         wait_s = backoff_s(job.id, job.attempt, failures)
         self.event(job.id, "retry", {"after_s": round(wait_s, 3), "error": as_json(error)})
-        return self.requeue(job.id, wait_s, failures=failures, error=as_json(error))
+        return self.requeue(job.id, wait_s, failures=failures, error=as_json(error), **changes)
 
     def take_back(self, job: Job) -> Job:
         if job.state is State.CANCELLING:

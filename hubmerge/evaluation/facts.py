@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -50,7 +49,7 @@ def _report(hub: Hub, model: Model) -> Mapping[str, Any]:
         if model.ref.kind == "hub":
             content = hub.read_file(model.ref.id, model.ref.sha, MANIFEST, _MAX_REPORT_BYTES)
         else:
-            content = (Path(model.ref.id).expanduser() / MANIFEST).read_bytes()
+            content = (model.ref.path / MANIFEST).read_bytes()
         report = json.loads(content)
     except (HubmergeError, OSError, ValueError, RecursionError):
         return {}

@@ -14,22 +14,59 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hubmerge.errors import ResultError
 
 SCHEMA = 1
 MAX_RESULT_BYTES = 1024 * 1024
 MAX_TEXT = 2000
+# Numbers that a file may state. Tables have 64-bit columns, so a larger integer would take the whole board down.
+MAX_SAMPLES = 1_000_000  # prompts of one task; the largest suite of this field asks 250,000
+MAX_SMALL = 1_000_000  # shots and versions
+MAX_COUNT = 10**16  # elements and bytes of a model
+MAX_FACTOR = 1e6  # weights and measured λ, absolute
+MAX_PLAIN_VALUES = 500  # of a method's parameters, all levels together
+_MAX_PLAIN_DEPTH = 6
 
 Split = Literal["test", "dev"]
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")  # a commit, or a local folder's digest
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+# control and direction-changing characters, and halves of characters, which no file can hold
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Count = Annotated[int, Field(ge=0)]
+Small = Annotated[int, Field(ge=0, le=MAX_SMALL)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Factor = Annotated[float, Field(ge=-MAX_FACTOR, le=MAX_FACTOR)]
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Name = Annotated[str, Field(min_length=1, max_length=300)]
+
+
+def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parameters as any reader of JSON, CSV or a 64-bit table takes them: bounded, finite, text without tricks."""
+    waiting: list[tuple[Any, int]] = [(values, 0)]
+    seen = 0
+    while waiting:
+        value, depth = waiting.pop()
+        seen += 1
+        if seen > MAX_PLAIN_VALUES or depth > _MAX_PLAIN_DEPTH:
+            raise ValueError(f"more than {MAX_PLAIN_VALUES} values, or {_MAX_PLAIN_DEPTH} levels")
+        if isinstance(value, Mapping):
+            waiting += [(each, depth + 1) for pair in value.items() for each in pair]
+        elif isinstance(value, list | tuple):
+            waiting += [(each, depth + 1) for each in value]
+        elif isinstance(value, str):
+            if len(value) > MAX_TEXT or _CONTROL.search(value):
+                raise ValueError("text that is too long, or with control characters")
+        elif isinstance(value, int):
+            if not -(2**63) <= value < 2**63:
+                raise ValueError("an integer beyond 64 bits")
+        elif isinstance(value, float):
+            if not math.isfinite(value):
+                raise ValueError("a number that is not finite")
+        elif value is not None:
+            raise ValueError("parameters are plain data")
+    return values
 
 
 class _Frozen(BaseModel):
@@ -52,9 +89,9 @@ class TaskScore(_Frozen):
     metric: Name
     value: Share
     stderr: Annotated[float, Field(ge=0.0, le=1.0)] | None  # of the mean; None: not known
-    samples: Annotated[int, Field(ge=1)]
-    few_shot: Count
-    task_version: Count
+    samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
+    few_shot: Small
+    task_version: Small
     dataset: Name  # repo id
     dataset_revision: Name  # commit sha
 
@@ -65,7 +102,7 @@ class ParentFacts(_Frozen):
     role: Literal["base", "agent"]
     id: Name
     sha: Text
-    weight: float = 1.0
+    weight: Factor = 1.0
 
 
 class ModelFacts(_Frozen):
@@ -78,12 +115,12 @@ class ModelFacts(_Frozen):
     created: Text | None = None  # ISO 8601, of the evaluated commit
     parents: tuple[ParentFacts, ...] = ()  # in the recipe's order, the base first; empty when not a merge of ours
     method: Text | None = None
-    method_parameters: Mapping[str, Any] = Field(default_factory=dict)
+    method_parameters: Annotated[Mapping[str, Any], AfterValidator(_plain)] = Field(default_factory=dict)
     recipe: Annotated[str, Field(max_length=65536)] | None = None  # YAML, every model pinned
     density: Share | None = None  # share of parameters that any agent changed
     overlap: Share | None = None  # share of those that two or more changed
     conflict: Share | None = None  # share of those shared whose signs differ
-    effective_scales: tuple[float | None, ...] = ()  # measured λ of each agent, in the recipe's order
+    effective_scales: tuple[Factor | None, ...] = ()  # measured λ of each agent, in the recipe's order
 
     @field_validator("parents", "effective_scales", mode="before")
     @classmethod
@@ -105,8 +142,8 @@ class RunEnvironment(_Frozen):
     backend: Literal["transformers", "vllm"]
     device: Text
     dtype: Text
-    seed: Count
-    seconds: Annotated[float, Field(ge=0.0)]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    seconds: Annotated[float, Field(ge=0.0, le=1e9)]
 
 
 class RunError(_Frozen):

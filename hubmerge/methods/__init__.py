@@ -9,7 +9,9 @@ import importlib
 import pkgutil
 from functools import cache
 
+from hubmerge.errors import MisnamedError, Problem, RecipeError
 from hubmerge.methods.base import Method
+from hubmerge.wording import did_you_mean
 
 
 @cache
@@ -30,7 +32,9 @@ def get_method(name: str) -> Method:
     """The method called `name`; ValueError names those that exist."""
     methods = registry()
     if name not in methods:
-        raise ValueError(f"there is no method {name!r}; there are {', '.join(methods)}")
+        step = did_you_mean(name, methods) or "`hubmerge methods` says what they do."
+        problem = Problem(RecipeError.code, "there is no such method", "", ", ".join(methods), ascii(name)[:120], step)
+        raise MisnamedError([problem])
     return methods[name]
 
 

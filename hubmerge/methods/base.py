@@ -27,9 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hubmerge.errors import InternalError
+from hubmerge.errors import InternalError, MisnamedError, Problem, RecipeError
 from hubmerge.methods import varying
 from hubmerge.statistics import Overlaps
+from hubmerge.wording import did_you_mean
 
 EPSILON = 1e-5  # RAM Sec. 3.1: two parameters are equal when they differ by at most this, absolute
 
@@ -115,13 +116,17 @@ class Method(ABC):
         try:
             return self.parameters.model_validate(dict(values))
         except ValidationError as error:
-            issues = "; ".join(
-                f"{'.'.join(str(p) for p in e['loc']) or 'parameters'}: "
-                f"{'is unknown' if e['type'] == 'extra_forbidden' else e['msg']} (got {e['input']!r})"
-                for e in error.errors(include_url=False)
-            )
-            known = ", ".join(f.alias or name for name, f in self.parameters.model_fields.items()) or "none"
-            raise ValueError(f"parameters of {self.name}: {issues}; it knows {known}") from None
+            known = [f.alias or name for name, f in self.parameters.model_fields.items()]
+            problems = []
+            for issue in error.errors(include_url=False):
+                at, got = ".".join(map(str, issue["loc"])), repr(issue["input"])[:120]
+                if issue["type"] == "extra_forbidden":
+                    what, expected = f"{self.name} has no such parameter", ", ".join(known) or "none"
+                    problems.append(Problem(RecipeError.code, what, at, expected, got, did_you_mean(at, known)))
+                else:
+                    what = issue["msg"].removeprefix("Value error, ").replace("Input should", "this must")
+                    problems.append(Problem(RecipeError.code, what, at, "", got))
+            raise MisnamedError(problems) from None
 
     def parse_settings(self, values: Mapping[str, Any], *, of_agent: bool = False) -> dict[str, Any]:
         """Parameters as a recipe has them, validated: numbers that are the same everywhere, with every default, and

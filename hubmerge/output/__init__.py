@@ -1,1 +1,1 @@
-"""What lies around the weights of a merge."""
+"""What lies around the weights of a merge, and what is shown of models."""

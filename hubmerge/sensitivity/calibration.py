@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,15 +48,17 @@ def load_pairs(
     endpoint: str = DEFAULT_ENDPOINT,
     token: str | None = None,
     cache: Path | None = None,
+    path_of: Callable[[str], Path] = lambda text: Path(text).expanduser(),
 ) -> tuple[Pair, ...]:
     """The pairs of `spec`; SensitivityError lists the rows that are no pairs, SourceNotFoundError: no such data.
 
-    `cache` is where a Hub dataset is downloaded to (default: the datasets library's own cache).
+    `cache` is where a Hub dataset is downloaded to (default: the datasets library's own cache). `path_of`: where a file
+    of that name lies.
     """
     if spec.is_file:
         if not allow_local:
             raise SourceNotFoundError("local files cannot be used here", where=spec.label, next_step="Give a Hub id.")
-        return choose(_file_rows(Path(spec.data).expanduser()), spec)
+        return choose(_file_rows(path_of(spec.data)), spec)
     return choose(enumerate(_hub_rows(spec, endpoint, token, cache), start=1), spec)
 
 

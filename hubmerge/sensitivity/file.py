@@ -155,7 +155,7 @@ def weights_digest(model: Model) -> str:
         if known is None:
             if model.ref.kind == "hub":
                 return ""
-            with (Path(model.ref.id).expanduser() / shard).open("rb") as file:
+            with (model.ref.path / shard).open("rb") as file:
                 known = hashlib.file_digest(file, "sha256").hexdigest()
         total.update(bytes.fromhex(known))
     return total.hexdigest()

@@ -71,7 +71,14 @@ def sensitivities_of(
             continue
         spec = agent.calibration or plan.recipe.calibration
         assert spec is not None, "the plan refuses agents without either"
-        pairs = load_pairs(spec, allow_local=allow_local, endpoint=hub.endpoint, token=hub.token, cache=folder / "data")
+        pairs = load_pairs(
+            spec,
+            allow_local=allow_local,
+            endpoint=hub.endpoint,
+            token=hub.token,
+            cache=folder / "data",
+            path_of=plan.recipe.path_of,
+        )
         derived = is_derived(plan, k)
         weights = dense_identity(plan, k) if derived else [model.ref.id, model.ref.sha]
         identity = json.dumps([weights, digest(pairs), spec.max_tokens, __version__, version("torch")])
@@ -120,7 +127,7 @@ def _named(plan: Plan, agent: int, path: str, allow_local: bool) -> SensitivityF
             got=path,
             next_step="Name calibration data instead of the file.",
         )
-    file = read_sensitivity(Path(path).expanduser())
+    file = read_sensitivity(plan.recipe.path_of(path))
     check_sensitivity(file, plan.agents[agent])
     return file
 

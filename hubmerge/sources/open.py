@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +32,10 @@ from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe import ModelName, Recipe
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
 from hubmerge.sources.base import SYNTHETIC, FileInfo, HeaderDigest, Model, ModelRef, StoredTensor
+from hubmerge.sources.folder import link_outside, list_folder, read_inside
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
 from hubmerge.sources.synthetic import open_synthetic
-from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, tokens_of
+from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, token_table
 from hubmerge.sources.unchanged import ADAPTER_CONFIG, CONFIG, folder_digest
 
 INDEX = "model.safetensors.index.json"
@@ -47,6 +49,8 @@ _MAX_SHARDS = 2_000
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,200}\.safetensors", re.ASCII)
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pkl")
+
+_READ_HERE = frozenset(("README.md", CONFIG, ADAPTER_CONFIG, INDEX))
 
 ReadRange = Callable[[str, int, int], bytes]
 ReadFile = Callable[[str, int], bytes]  # path, most bytes
@@ -65,7 +69,7 @@ def open_models(
     with closing(hub.breakable()) as asked, ThreadPoolExecutor(max_workers=8) as pool:
         try:
             for future in [
-                pool.submit(open_model, name, asked, allow_local=allow_local, commit=commit)
+                pool.submit(open_model, name, asked, allow_local=allow_local, commit=commit, folder=recipe.folder)
                 for name, commit in zip(names, commits or [None] * len(names), strict=True)
             ]:
                 try:
@@ -91,7 +95,7 @@ def _with_tokens(model: Model, hub: Hub) -> Model:
         return model
     if model.ref.kind == "local":
         try:
-            raw = (Path(model.ref.id).expanduser() / TOKENIZER).read_bytes()
+            raw = read_inside(model.ref.path, TOKENIZER, MAX_TOKENIZER_BYTES)
         except OSError as error:
             raise SourceNotFoundError(
                 "a file that cannot be read", where=f"{TOKENIZER} in {model.ref}", got=str(error)
@@ -99,15 +103,20 @@ def _with_tokens(model: Model, hub: Hub) -> Model:
     else:
         raw = hub.read_file(model.ref.id, model.ref.sha, TOKENIZER, MAX_TOKENIZER_BYTES)
     content = _json_object(raw, f"{TOKENIZER} in {model.ref}", MAX_TOKENIZER_VALUES)
-    return replace(model, tokens=tokens_of(content))
+    return replace(model, tokens=token_table(content))
 
 
-def open_model(name: ModelName, hub: Hub, *, allow_local: bool, commit: str | None = None) -> Model:
-    """One model from its headers; raises SourceNotFoundError, GatedError, FormatError, HeaderError, IndexFileError."""
+def open_model(
+    name: ModelName, hub: Hub, *, allow_local: bool, commit: str | None = None, folder: Path | None = None
+) -> Model:
+    """One model from its headers; raises SourceNotFoundError, GatedError, FormatError, HeaderError, IndexFileError.
+
+    A relative folder begins at `folder`, or where the process was started.
+    """
     if name.local:
         if not allow_local:
             raise SourceNotFoundError("local folders cannot be used here", where=name.id, next_step="Give a Hub id.")
-        return open_synthetic(name.id) if name.id.startswith(SYNTHETIC) else _open_folder(name.id)
+        return open_synthetic(name.id) if name.id.startswith(SYNTHETIC) else _open_folder(name.id, folder)
     try:
         state = hub.repo_state(name.id, commit or name.revision)
     except SourceNotFoundError as error:
@@ -139,15 +148,15 @@ def open_model(name: ModelName, hub: Hub, *, allow_local: bool, commit: str | No
     )
 
 
-def _open_folder(text: str) -> Model:
+def _open_folder(text: str, begin: Path | None = None) -> Model:
     try:
-        folder = Path(text).expanduser()
+        folder = (begin or Path()) / Path(text).expanduser()
         found = folder.is_dir()
     except (OSError, RuntimeError) as error:  # a name that is too long, or the home of nobody
         got = error.strerror if isinstance(error, OSError) else "no such home"
         raise SourceNotFoundError("a folder that cannot be read", where=text[:200], got=str(got)) from None
     if not found:
-        raise SourceNotFoundError("no such folder", where=text, next_step="Give a folder of a model, or a Hub id.")
+        raise _no_folder(text, folder, begin or Path())
 
     def read_range(path: str, start: int, end: int) -> bytes:
         with open(folder / path, "rb") as file:
@@ -161,7 +170,10 @@ def _open_folder(text: str) -> Model:
         return content
 
     try:
-        files = {p.name: FileInfo(p.name, p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file()}
+        files, outside = list_folder(folder)
+        for name in outside:
+            if name in _READ_HERE or _SHARD_NAME.fullmatch(name):
+                raise link_outside(text, name)
         tensors, config, adapter, headers = _read_headers(text, files, read_range, read_file)
         shards = tuple(dict.fromkeys(t.shard for t in tensors.values()))
         digest = folder_digest(folder, ADAPTER_CONFIG if adapter else CONFIG, shards)
@@ -170,7 +182,7 @@ def _open_folder(text: str) -> Model:
         raise SourceNotFoundError("a folder that cannot be read", where=text, got=str(error)) from None
     license_name = card.get("license")
     return Model(
-        ModelRef("local", text, digest),
+        ModelRef("local", text, digest, place="" if begin is None else str(folder)),
         config,
         files,
         tensors,
@@ -178,7 +190,15 @@ def _open_folder(text: str) -> Model:
         card=MappingProxyType(card),
         adapter=adapter,
         headers=headers,
+        outside=outside,
     )
+
+
+def _no_folder(text: str, folder: Path, begin: Path) -> SourceNotFoundError:
+    step = "Give a folder of a model, or a Hub id."
+    if begin != Path() and Path(text).is_dir():
+        step = f"Paths in a recipe begin at its folder: write {os.path.relpath(text, begin)}."
+    return SourceNotFoundError("no such folder", where=str(folder), next_step=step)
 
 
 def _card_data(content: bytes) -> dict[str, Any]:

@@ -148,7 +148,7 @@ class LocalOrFetched(WholeFiles):
 
 
 def local_path(model: Model, shard: str) -> Path:
-    return Path(model.ref.id).expanduser() / shard
+    return model.ref.path / shard
 
 
 def shard_key(model: Model, shard: str) -> ShardKey:
@@ -281,8 +281,9 @@ def sources_of(model: int, tensor: StoredTensor) -> Iterator[tuple[int, StoredTe
     if isinstance(tensor, DerivedTensor):
         owner = tensor.owner if isinstance(tensor, BorrowedTensor) else model
         for field in fields(tensor):
-            part = getattr(tensor, field.name)
-            if isinstance(part, StoredTensor):
-                yield from sources_of(owner, part)
+            value = getattr(tensor, field.name)
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, StoredTensor):
+                    yield from sources_of(owner, part)
     else:
         yield model, tensor

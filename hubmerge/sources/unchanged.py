@@ -41,7 +41,7 @@ class UnchangedFolders:
         for model in models:
             if model.ref.kind != "local":
                 continue
-            folder = Path(model.ref.id).expanduser()
+            folder = model.ref.path
             try:
                 stamps = {folder / shard: _stamp(folder / shard) for shard in model.shards}
                 config = CONFIG if model.adapter is None else ADAPTER_CONFIG
@@ -60,19 +60,6 @@ class UnchangedFolders:
                 raise _changed(model, str(path), error.strerror or str(error)) from None
             if now != stamp:
                 raise _changed(model, str(path), "another size" if now[0] != stamp[0] else "a later time of change")
-
-
-def read_companion(model: Model, path: str) -> bytes:
-    """A small file of a local folder that was there when the merge was planned."""
-    try:
-        return (Path(model.ref.id).expanduser() / path).read_bytes()
-    except OSError as error:
-        raise SourceChangedError(
-            "a file of the model can no longer be read",
-            where=f"{path} of {model.ref}",
-            got=error.strerror or str(error),
-            next_step="Resume when it is there again.",
-        ) from None
 
 
 def _stamp(file: Path | int) -> Stamp:

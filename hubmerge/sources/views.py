@@ -2,14 +2,14 @@
 
 In this order: fp8 elements get their scales, what the recipe ignores is left out, adapters become models on their
 base, names that differ by a known prefix are brought to the base's, what the base has under ignored names becomes
-everybody's, and all get the rows that one agent's vocabulary adds. Each step is a pure
+everybody's, and all get the rows that vocabularies add. Each step is a pure
 function of headers and small files, and hands on models of which the rest of the plan need not know how their
 tensors come about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hubmerge.errors import Problem
@@ -18,7 +18,7 @@ from hubmerge.sources.fp8 import Seen, with_scales
 from hubmerge.sources.ignore import Ignored, ignored_by, told_of, unmatched, with_kept, without
 from hubmerge.sources.lora import attached
 from hubmerge.sources.prefixes import aligned
-from hubmerge.sources.vocabulary import Vocabulary, with_added_rows
+from hubmerge.sources.vocabulary import Grown, Vocabulary, with_added_rows
 from hubmerge.wording import incompatible
 
 
@@ -34,9 +34,14 @@ class Views:
     kept: frozenset[str] = frozenset()  # names of the base that the recipe ignores
 
 
-def views_of(base: Model, agents: Sequence[Model], ignore: Sequence[str] = ()) -> Views:
+def views_of(
+    base: Model,
+    agents: Sequence[Model],
+    ignore: Sequence[str] = (),
+    rows: Callable[[Model, Sequence[Model]], Grown] = with_added_rows,
+) -> Views:
     """Every model by the tensors that it stands for, less those of names that `ignore`; problems in the recipe's
-    order."""
+    order. `rows`: what becomes of a vocabulary that has grown."""
     if base.adapter is not None:
         problem = incompatible(
             "the base is an adapter",
@@ -57,7 +62,7 @@ def views_of(base: Model, agents: Sequence[Model], ignore: Sequence[str] = ()) -
         model, late = with_kept(seen_base, step.model, kept, ignored)
         seen_agents.append(model)
         dropped.append((*early, *late))
-    grown = with_added_rows(seen_base, seen_agents)
+    grown = rows(seen_base, seen_agents)
     problems = (*(p for s in steps for p in s.problems), *grown.problems)
     told = [f"`ignore`: {p!r} matches no tensor of the base or an agent" for p in unmatched(ignore, (base, *agents))]
     told += told_of(base, agents, kept, dropped)

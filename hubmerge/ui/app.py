@@ -38,7 +38,7 @@ from hubmerge.ui.merge_page import merge_page
 from hubmerge.ui.model_page import model_page
 from hubmerge.ui.service import BoardSource, Service, WatcherSource
 from hubmerge.ui.session import visitor_of
-from hubmerge.ui.signin import OAuthClient, use_oauth_client
+from hubmerge.ui.signin import AskedScopes, OAuthClient, use_oauth_client
 from hubmerge.ui.style import CSS, HEAD, TITLE, theme
 from hubmerge.ui.watchers_page import watchers_page
 
@@ -179,6 +179,7 @@ def _assemble(
             max_file_size=1,
             footer_links=["api"],
         )
+    app.add_middleware(AskedScopes)
     app.add_middleware(Guard, hub=settings.endpoint, hosts=_space_hosts(settings.space_id))
     return app
 

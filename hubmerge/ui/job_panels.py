@@ -14,6 +14,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from hubmerge.card import fetch_facts, in_runs
+from hubmerge.errors import LoginError
 from hubmerge.methods import registry
 from hubmerge.ui.format import (
     bytes_text,
@@ -62,6 +63,7 @@ _STATES = {
     "done": ("Done", "good"),
     "failed": ("Failed", "bad"),
     "cancelled": ("Cancelled", "dim"),
+    "needs login": ("Needs login", "warn"),
 }
 _SHARES = (
     ("private", "one agent only"),
@@ -69,6 +71,18 @@ _SHARES = (
     ("conflict", "several, opposite signs"),
     ("unchanged", "none"),
 )
+
+
+def needs_login(view: JobView) -> bool:
+    """Whether the job waits for, or failed for want of, its owner's sign-in."""
+    if view.state == "queued":
+        end = moment(view.signed_in_until)
+        return end is not None and end <= datetime.now(UTC)
+    return view.state == "failed" and (view.error or {}).get("code") in (LoginError.code, "E_SEAL")
+
+
+def _shown_state(view: JobView) -> str:
+    return "needs login" if needs_login(view) else view.state
 
 
 def badge(state: str) -> Markup:
@@ -87,7 +101,9 @@ def job_header(view: JobView) -> Markup:
         facts.append(("Took" if view.state in TERMINAL else "Running for", duration_text(elapsed)))
     if view.attempt > 1:
         facts.append(("Attempt", str(view.attempt)))
-    return join(el("div", el("h1", view.target), badge(view.state), cls="hm-title"), facts_grid(facts))
+    if view.signed_in_until and view.state not in TERMINAL:
+        facts.append(("Signed in until", time_text(view.signed_in_until)))
+    return join(el("div", el("h1", view.target), badge(_shown_state(view)), cls="hm-title"), facts_grid(facts))
 
 
 def _subject(view: JobView) -> list[tuple[str, str]]:
@@ -190,7 +206,11 @@ def _amount(number: float, unit: str) -> str:
 
 
 def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
-    """How the job ended: the repo, or the reason why there is none."""
+    """How the job ended: the repo, or the reason why there is none; or that it cannot begin."""
+    if view.state == "queued" and needs_login(view):
+        again = link(f"./?job={quote(view.id, safe='')}", "Sign in and start it once more")
+        sentence = f"The sign-in that it would act with ended at {time_text(view.signed_in_until)}."
+        return notice("warn", "It needs your login", el("p", sentence), el("p", again, ": it keeps its place."))
     if view.state == "done" and view.result and view.kind == "evaluate":
         return _recorded(view, view.result)
     if view.state == "done" and view.result:
@@ -342,7 +362,7 @@ def job_list(views: Sequence[JobView]) -> Markup:
     rows = [
         (
             link(job_href(v.id), v.target),
-            badge(v.state),
+            badge(_shown_state(v)),
             f"Evaluation: {v.suite}" if v.kind == "evaluate" else _method_title(v.recipe),
             _where(v),
             time_text(v.created),

@@ -17,9 +17,9 @@ from hubmerge.licenses import KNOWN
 from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.plan import Plan
 from hubmerge.recipe import MAX_RECIPE_BYTES, recipe_from_yaml
-from hubmerge.ui.format import el, link
+from hubmerge.ui.format import el, join, link
 from hubmerge.ui.merge_form import VISIBILITIES, MergeForm, build_form, fill, recipe_of, reweight, show_method
-from hubmerge.ui.panels import closed_models, notice, plan_panel, problems_panel
+from hubmerge.ui.panels import access_offer, closed_models, notice, plan_panel, problems_panel
 from hubmerge.ui.service import Service
 from hubmerge.ui.session import visitor_of, writer_of
 from hubmerge.ui.submission import checked_recipe, submission
@@ -59,7 +59,7 @@ def merge_page(demo: Any, service: Service) -> None:
     private = {"api_visibility": "private"}
     inspect.click(
         _inspecting(service),
-        [form.name, *form.recipe_inputs],
+        [form.name, form.license, *form.recipe_inputs],
         [outcome, form.name],
         concurrency_limit=4,
         **private,
@@ -115,14 +115,21 @@ def _searching(service: Service) -> Callable[..., Any]:
 
 
 def _inspecting(service: Service) -> Callable[..., Any]:
-    def inspect(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, name: str, *values: Any) -> list[Any]:
+    def inspect(
+        profile: gr.OAuthProfile | None,
+        token: gr.OAuthToken | None,
+        name: str,
+        license_choice: str | None,
+        *values: Any,
+    ) -> list[Any]:
+        visitor = visitor_of(profile, token)
         try:
             recipe = checked_recipe(recipe_of(values))
-            plan = service.inspect(recipe.to_dict(), visitor_of(profile, token))
+            plan = service.inspect(recipe.to_dict(), visitor, license_choice)
         except HubmergeError as error:
-            return [problems_panel(error), gr.skip()]
+            return [join(access_offer(error, visitor, service.endpoint), problems_panel(error)), gr.skip()]
         named = gr.skip() if (name or "").strip() else gr.update(value=suggested_name(plan))
-        return [plan_panel(plan, service.endpoint), named]
+        return [plan_panel(plan, service.endpoint, license_choice), named]
 
     return inspect
 
@@ -146,7 +153,8 @@ def _starting(service: Service) -> Callable[..., Any]:
             recipe = recipe_of(values)
             private = visibility == "private"
             if visibility not in ("public", "private"):
-                private = bool(closed_models(service.inspect(checked_recipe(recipe).to_dict(), visitor).models))
+                plan = service.inspect(checked_recipe(recipe).to_dict(), visitor, license_choice)
+                private = bool(closed_models(plan.models))
             request = submission(
                 recipe,
                 target=f"{namespace or visitor.name}/{(name or '').strip()}",
@@ -156,7 +164,8 @@ def _starting(service: Service) -> Callable[..., Any]:
             )
             job = service.submit(request, visitor)
         except HubmergeError as error:
-            return [problems_panel(error), ""]
+            offer = access_offer(error, visitor_of(profile, token), service.endpoint)
+            return [join(offer, problems_panel(error)), ""]
         return [notice("info", "Submitted", el("p", link(f"job?id={job.id}", "Open its page"))), job.id]
 
     return start
@@ -215,7 +224,13 @@ def _asked_for(
     """The recipe and target to open with: the address's, else what this browser kept, else nothing."""
     query = request.query_params
     if job_id := str(query.get("job") or ""):
-        return service.job(job_id, visitor_of(profile, token)).recipe, {}
+        visitor = visitor_of(profile, token)
+        job = service.job(job_id, visitor)
+        if visitor is None or visitor.name != job.user or job.state not in ("queued", "failed", "cancelled"):
+            return job.recipe, {}
+        namespace, _, name = job.target.partition("/")  # the same target again is the same job, which goes on
+        visibility = "private" if job.private else "public"
+        return job.recipe, {"namespace": namespace, "name": name, "visibility": visibility}
     if base := str(query.get("base") or ""):
         named = {"base": base, "agents": query_list(query, "agent"), "method": str(query.get("method") or "")}
         return named, {}

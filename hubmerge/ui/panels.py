@@ -5,18 +5,22 @@ Every function is pure and returns escaped HTML (format.py).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from markupsafe import Markup
 
-from hubmerge.errors import HubmergeError, RecipeError
-from hubmerge.licenses import strictest
+from hubmerge.errors import GatedError, HubmergeError, Problem, RecipeError
+from hubmerge.hub_errors import UNREADABLE
+from hubmerge.licenses import choose, strictest
 from hubmerge.methods import Method
 from hubmerge.methods.varying import worded, written
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
 from hubmerge.ui.format import bytes_text, count_text, duration_text, el, join, link, repo_link
+from hubmerge.ui.service import Visitor
+from hubmerge.ui.signin import GATED, PRIVATE, PRIVATE_SIGN_IN, SIGN_IN
 
 ARXIV = "https://arxiv.org/abs/"
 
@@ -100,8 +104,8 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
     return el("div", el("table", el("thead", top), el("tbody", *lines)), cls="hm-table", tabindex="0")
 
 
-def plan_panel(plan: Plan, endpoint: str) -> Markup:
-    """What a merge will read, need and write."""
+def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> Markup:
+    """What a merge will read, need and write; `license_choice`: what the user chose, if anything."""
     facts = plan.summary()
     size = f"{count_text(facts['parameters'])} in {facts['tensors']} tensors"
     rounding = f", {facts['rounding']} rounding"
@@ -136,7 +140,7 @@ def plan_panel(plan: Plan, endpoint: str) -> Markup:
         grid,
         table(("Model", "Role", "Weights", "License"), rows),
         warnings_panel(plan.warnings),
-        license_panel(plan.models),
+        license_panel(plan.models, license_choice),
         access_panel(plan.models),
     )
 
@@ -152,10 +156,12 @@ def warnings_panel(warnings: Iterable[str]) -> Markup | None:
     return notice("warn", "Worth knowing" if len(items) > 1 else "Worth a look", el("ul", *items))
 
 
-def license_panel(models: Iterable[Model]) -> Markup:
+def license_panel(models: Iterable[Model], chosen: str | None = None) -> Markup:
     """What the parents' licenses mean for the result, or that the user must choose."""
     try:
         decision = strictest([m.license for m in models])
+        if chosen:
+            decision = choose(decision, chosen)
     except RecipeError as error:
         return problems_panel(error)
     if decision.needs_choice:
@@ -174,6 +180,54 @@ def access_panel(models: Iterable[Model]) -> Markup | None:
     if not closed:
         return None
     return notice("info", "Private unless you say otherwise", el("p", f"Gated or private: {', '.join(closed)}."))
+
+
+def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str) -> Markup | None:
+    """What a signed-in visitor can do about models that the Hub does not show: allow more, or ask their owners."""
+    if visitor is None:
+        return None
+    hidden = _models_of(p for p in error.problems if p.what == UNREADABLE)
+    gated = _models_of(p for p in error.problems if p.code == GatedError.code)
+    offers: list[Markup] = []
+    if hidden and PRIVATE not in visitor.scopes:
+        offers.append(
+            notice(
+                "info",
+                "Is it a private model of yours?",
+                el(
+                    "p",
+                    "Your sign-in does not let hubmerge read private models, so a private one looks as if it were not"
+                    f" there: {', '.join(hidden)}.",
+                ),
+                el("p", link(PRIVATE_SIGN_IN, "Allow hubmerge to read your private models")),
+                el(
+                    "p",
+                    "The Hub will ask you; pick the organisation, too, if the model belongs to one. Then this form"
+                    " comes back as it is. hubmerge goes on writing only to repos that it made.",
+                    cls="hm-dim",
+                ),
+            )
+        )
+    if gated and GATED not in visitor.scopes:
+        sentence = f"Your sign-in does not let hubmerge read gated models: {', '.join(gated)}."
+        offers.append(notice("info", "A gated model", el("p", sentence), el("p", link(SIGN_IN, "Sign in again"))))
+    elif gated:
+        pages = [el("li", repo_link(endpoint, name)) for name in gated]
+        offers.append(
+            notice(
+                "info",
+                "Let in by its owner",
+                el("p", "Ask for access on its page, then inspect again:"),
+                el("ul", *pages),
+            )
+        )
+    return join(*offers) if offers else None
+
+
+def _models_of(problems: Iterable[Problem]) -> list[str]:
+    """The repos that problems are about, each once."""
+    found = (re.match(r"[\w.-]+/[\w.-]+", problem.where) for problem in problems)
+    return list(dict.fromkeys(match[0] for match in found if match))
 
 
 def closed_models(models: Iterable[Model]) -> list[str]:

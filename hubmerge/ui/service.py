@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Protocol
 
 from hubmerge.board.values import Board
@@ -22,6 +23,8 @@ class Visitor:
     name: str
     token: str = field(repr=False)
     namespaces: tuple[str, ...] = ()
+    scopes: frozenset[str] = frozenset()  # that the sign-in gave
+    expires_at: datetime | None = None  # when the token ends; None where the Hub did not tell
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class JobView:
     finished: str | None
     kind: str = "merge"  # or evaluate: then `target` is the model that is measured, and there is no recipe
     suite: str = ""  # of an evaluation
+    signed_in_until: str | None = None  # how long the job may act as its owner; told to the owner alone
 
 
 class Service(Protocol):
@@ -69,8 +73,9 @@ class Service(Protocol):
 
     def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]: ...
 
-    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Plan:
-        """Headers only; IncompatibleError and friends carry every problem."""
+    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
+        """Headers only; IncompatibleError and friends carry every problem. `license`: what the user chose, if that was
+        chosen already."""
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         """Check everything that can be checked now, then queue; the same request again finds the same job."""
@@ -83,6 +88,9 @@ class Service(Protocol):
 
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         """Only the owner may."""
+
+    def retry(self, job_id: str, visitor: Visitor) -> JobView:
+        """Queue a failed or cancelled job once more, with the visitor's present sign-in. Only the owner may."""
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,27 @@ No redirect is rewritten: without SPACE_HOST gradio builds the redirect URI from
 loopback. The session cookie is `Secure; SameSite=None`; Chromium and Firefox keep it on http://127.0.0.1 and
 http://localhost, which they treat as trustworthy. The cookie is signed with a key derived from the client secret
 and not encrypted, so a client secret must be as hard to guess as a password wherever others can reach the port.
+
+Which scopes gradio asks for is what the Space declares, all at once. `AskedScopes` leaves out what a sign-in does not
+need: private models are asked for by a second sign-in, at `PRIVATE_SIGN_IN`, when somebody picks one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
 
 from hubmerge.errors import InternalError, LoginError
+from hubmerge.ui.guard import App, Message, Receive, Scope, Send
 
-SCOPES = "openid profile read-repos contribute-repos"
+GATED, PRIVATE = "gated-repos", "read-repos"
+# to make a repo and publish to it, to read gated parents, and to offer the person's organisations as owners
+SIGN_IN_SCOPES = ("openid", "profile", "contribute-repos", GATED, "read-memberships")
+SCOPES = (*SIGN_IN_SCOPES, PRIVATE)  # what the Space declares
+_LOGIN = "/login/huggingface"  # gradio's
+SIGN_IN = f"{_LOGIN}?_target_url=%2F"  # and back to the form, which the browser has kept
+PRIVATE_SIGN_IN = f"{SIGN_IN}&with={PRIVATE}"
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,6 @@ class OAuthClient:
     provider: str  # where /.well-known/openid-configuration is
     client_id: str
     client_secret: str = field(repr=False)
-    scopes: str = SCOPES
 
 
 def use_oauth_client(client: OAuthClient) -> None:
@@ -47,7 +56,7 @@ def use_oauth_client(client: OAuthClient) -> None:
     values = {
         "OAUTH_CLIENT_ID": client.client_id,
         "OAUTH_CLIENT_SECRET": client.client_secret,
-        "OAUTH_SCOPES": client.scopes,
+        "OAUTH_SCOPES": " ".join(SCOPES),
         "OPENID_PROVIDER_URL": client.provider.rstrip("/"),
         "get_space": lambda: "local/hubmerge",
     }
@@ -56,6 +65,38 @@ def use_oauth_client(client: OAuthClient) -> None:
             # a renamed constant would silently bring back the mocked sign-in
             raise InternalError("this gradio keeps its OAuth settings elsewhere", where="gradio.oauth", expected=name)
         setattr(gradio.oauth, name, value)
+
+
+class AskedScopes:
+    """Wraps an ASGI app: of the declared scopes, a sign-in asks for those that its step needs."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] != _LOGIN:
+            await self._app(scope, receive, send)
+            return
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        wanted = SCOPES if PRIVATE in query.get("with", ()) else SIGN_IN_SCOPES
+
+        async def narrowed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [(n, _narrow(v, wanted) if n == b"location" else v) for n, v in message.get("headers", ())]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, narrowed)
+
+
+def _narrow(location: bytes, wanted: tuple[str, ...]) -> bytes:
+    """The address of the provider's page, asking for those of its scopes that are wanted."""
+    parts = urlsplit(location.decode("latin-1"))
+    query = [
+        (name, " ".join(s for s in value.split() if s in wanted) if name == "scope" else value)
+        for name, value in parse_qsl(parts.query, keep_blank_values=True)
+    ]
+    return urlunsplit(parts._replace(query=urlencode(query))).encode("latin-1")
 
 
 def _may_see_secrets(url: str) -> bool:

@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
-from board_helpers import HOSTILE, family, result, result_data, sha, task
+from board_helpers import ENVIRONMENT, HOSTILE, family, result, result_data, sha, task
+from hypothesis import given, settings
 
+from hubmerge.board.export import board_json, suite_csv
 from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, parse_flags, read_folder
+from hubmerge.board.parquet import board_parquet
 from hubmerge.board.values import Flag
 from hubmerge.errors import ResultError
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, result_path
@@ -28,6 +32,10 @@ def scored(**changes: Any) -> bytes:
     return hostile(tasks=[{**task("math_task", "math", 0.5), **changes}])
 
 
+def facts(**changes: Any) -> bytes:
+    return hostile(facts={"author": "x", **changes})
+
+
 PLACE = f"results/evil/one/{sha('9')}/trio-1-test.json"
 ROWS = {
     "no JSON": b"\x00\xff{",
@@ -40,6 +48,26 @@ ROWS = {
     "above its maximum": scored(value=1.01),
     "below zero": scored(value=-0.01),
     "no samples": scored(samples=0),
+    "infinitely many samples": scored(samples="@").replace(b'"@"', b"1e400"),
+    "samples beyond 64 bits": scored(samples=2**63),
+    "samples beyond a float": scored(samples=2**2000),
+    "samples of 5000 digits": scored(samples="@").replace(b'"@"', b"9" * 5000),
+    "more samples than a dataset has": scored(samples=10**18),
+    "shots beyond 64 bits": scored(few_shot=2**63),
+    "a version beyond 64 bits": scored(task_version=2**63),
+    "elements beyond 64 bits": facts(parameters=2**63),
+    "bytes beyond 64 bits": facts(size_bytes=2**70),
+    "a scale beyond reason": facts(effective_scales=[1e308]),
+    "a weight beyond reason": facts(parents=[{"role": "base", "id": "o/b", "sha": "", "weight": 1e308}]),
+    "parameters with NaN": facts(method_parameters={"a": "@"}).replace(b'"@"', b"NaN"),
+    "parameters with infinity": facts(method_parameters={"a": ["@"]}).replace(b'"@"', b"1e999"),
+    "parameters beyond 64 bits": facts(method_parameters={"a": 2**63}),
+    "parameters with half a character": facts(method_parameters={"\ud800": 1}),
+    "parameters without end": facts(method_parameters={"a": list(range(600))}),
+    "parameters nested deeply": facts(method_parameters={"a": "@"}).replace(b'"@"', b"[" * 900 + b"]" * 900),
+    "parameters that turn text round": facts(method_parameters={"a": "\u202egnp"}),
+    "a seed beyond 64 bits": hostile(environment={**ENVIRONMENT, "seed": 2**63}),
+    "a time beyond reason": hostile(environment={**ENVIRONMENT, "seconds": 1e300}),
     "a foreign field": hostile(extra=1),
     "a missing field": hostile(facts={}),
     "another sha": hostile(sha=sha("8")),
@@ -62,6 +90,45 @@ def test_a_broken_file_is_refused_and_takes_no_other_with_it(name: str) -> None:
     board = build_board(read.results, read.flags, refused=read.refused)
     assert board.suites == build_board(family()).suites
     assert board.refused == read.refused
+
+
+NUMBERS = st.one_of(
+    st.integers(),
+    st.integers(2**53, 2**64),
+    st.floats(),
+    st.just(10**400),
+    st.none(),
+    st.booleans(),
+    st.text(max_size=3),
+)
+PLACES = (
+    *(("tasks", 0, key) for key in ("value", "stderr", "samples", "few_shot", "task_version")),
+    *(("facts", key) for key in ("parameters", "size_bytes", "density", "overlap", "conflict")),
+    ("facts", "effective_scales", 0),
+    ("facts", "method_parameters", "r"),
+    ("facts", "parents", 0, "weight"),
+    ("environment", "seed"),
+    ("environment", "seconds"),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(changes=st.lists(st.tuples(st.sampled_from(PLACES), NUMBERS), min_size=1, max_size=3))
+def test_whatever_numbers_a_file_states_the_board_is_built_and_written_in_every_form(
+    changes: list[tuple[tuple[Any, ...], Any]],
+) -> None:
+    data = json.loads(family()[-1].to_json())
+    for path, value in changes:
+        place = data
+        for part in path[:-1]:
+            place = place[part]
+        place[path[-1]] = value
+    read = parse_files([(result_path(family()[-1]), json.dumps(data).encode()), *stored(*family()[:-1])])
+    assert len(read.results) + len(read.refused) == len(family())
+    board = build_board(read.results, read.flags, refused=read.refused)
+    assert json.loads(board_json(board))["suites"]
+    assert all(suite_csv(suite) for suite in board.suites)
+    assert board_parquet(board)
 
 
 def test_foreign_html_is_text_and_refuses_nothing() -> None:

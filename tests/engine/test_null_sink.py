@@ -20,7 +20,7 @@ from hubmerge.line import merge_to_folder
 from hubmerge.null_sink import NullShardWriter
 from hubmerge.prepare import prepare
 from hubmerge.progress import Observer
-from hubmerge.recipe import load_recipe
+from hubmerge.recipe_file import load_recipe
 from hubmerge.sink import ShardWriter
 from hubmerge.stream import StreamOptions
 from hubmerge.terminal import Terminal

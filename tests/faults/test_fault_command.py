@@ -192,23 +192,6 @@ def test_a_budget_that_is_too_small_is_told_in_sizes_that_differ(
     assert "0.00" not in message
 
 
-def test_models_without_a_license_can_be_looked_at_and_are_merged_once_one_is_chosen(
-    recipe_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "one" / "README.md").unlink()
-    assert main(["probe", str(recipe_file)]) == 0
-    assert main(["inspect", str(recipe_file)]) == 0
-    assert "needs --license" in capsys.readouterr().out
-    sweep = tmp_path / "sweep.yaml"
-    recipe = json.loads(recipe_file.read_text())
-    sweep.write_text(json.dumps({"base": recipe["base"], "agents": recipe["agents"], "sweep": [{"method": "ram"}]}))
-    for command in (["merge", str(recipe_file)], ["sweep", str(sweep)]):
-        out = str(tmp_path / command[0])
-        assert main([*command, "--out", out]) == 1
-        assert "license" in capsys.readouterr().err
-        assert main([*command, "--out", out, "--license", "mit"]) == 0
-
-
 def test_a_terminal_without_greek_letters_is_written_to_all_the_same() -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "hubmerge", "methods"]

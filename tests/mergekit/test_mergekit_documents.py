@@ -10,7 +10,8 @@ import pytest
 from hubmerge.errors import RecipeError
 from hubmerge.mergekit import from_mergekit, is_mergekit
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
-from hubmerge.recipe import Recipe, load_recipe, merge_identity, recipe_from_yaml
+from hubmerge.recipe import Recipe, merge_identity, recipe_from_yaml
+from hubmerge.recipe_file import load_recipe
 from hubmerge.sources.base import ModelRef
 
 FLOAT32 = "dtype: float32\n"
@@ -335,19 +336,19 @@ HEAD = f"merge_method: ties\n{BASE}parameters: {{weight: 1}}\n"
         ),
         (
             HEAD + slices(HALVES[0], (*HALVES[1][:2], "", "    base_model: org/c\n")),
-            "slices → 1 → base_model",
+            "slice 2 → base_model",
             "base of its own",
         ),
-        (HEAD + slices(HALVES[0], HALVES[0]), "slices → 1", "repeated or in another order"),
-        (HEAD + slices(HALVES[1]), "slices → 0", "left out"),
+        (HEAD + slices(HALVES[0], HALVES[0]), "slice 2", "repeated or in another order"),
+        (HEAD + slices(HALVES[1]), "slice 1", "left out"),
         (
             HEAD + slices(("layer_range: [0, 8]", "layer_range: [8, 16]", "", "")),
-            "slices → 0",
+            "slice 1",
             "other layers than each other",
         ),
-        (HEAD + slices(HALVES[0]).replace("[0, 8]}", "[8, 0]}", 1), "sources → 0", "a source is a table"),
-        (HEAD + slices(HALVES[0]) + slices(HALVES[1])[8:].replace("org/a", "org/c"), "slices → 1", "other models"),
-        (HEAD + "slices: [{}]\n", "slices → 0", "with `sources`"),
+        (HEAD + slices(HALVES[0]).replace("[0, 8]}", "[8, 0]}", 1), "source 1", "a source is a table"),
+        (HEAD + slices(HALVES[0]) + slices(HALVES[1])[8:].replace("org/a", "org/c"), "slice 2", "other models"),
+        (HEAD + "slices: [{}]\n", "slice 1", "with `sources`"),
         (HEAD + models() + slices(*HALVES), "slices", "more than one of"),
         (
             "merge_method: ties\n" + BASE + "modules: {default: {}}\n",
@@ -359,9 +360,9 @@ HEAD = f"merge_method: ties\n{BASE}parameters: {{weight: 1}}\n"
             "modules",
             "several",
         ),
-        (document("ties", models("weight: 1, density: [2, 0.5]", "weight: 1")), "models → 0", "exceeds 1"),
-        (document("ties", models("weight: 1, density: [0.5, 0]", "weight: 1")), "models → 0", "keeps nothing"),
-        (document("dare_ties", models("weight: 1, density: 0", "weight: 1")), "models → 0", "drops everything"),
+        (document("ties", models("weight: 1, density: [2, 0.5]", "weight: 1")), "model 1", "exceeds 1"),
+        (document("ties", models("weight: 1, density: [0.5, 0]", "weight: 1")), "model 1", "keeps nothing"),
+        (document("dare_ties", models("weight: 1, density: 0", "weight: 1")), "model 1", "drops everything"),
         (
             document("dare_linear", models("weight: 1, density: 0.5", "weight: 1"), "parameters: {rescale: false}\n"),
             "parameters → rescale",
@@ -381,14 +382,14 @@ HEAD = f"merge_method: ties\n{BASE}parameters: {{weight: 1}}\n"
         ("merge_method: ram\n" + models(), "base_model", "no base"),
         ("merge_method: ram\n" + BASE, "models", "no list of models"),
         ("merge_method: ram\n" + BASE + "models: [{model: org/base@v1}]\n", "models", "no model besides the base"),
-        ("merge_method: ram\n" + BASE + "models: [org/a]\n", "models → 0", "a model is a table"),
-        (document("ram").replace("org/a", "org/b@main"), "models → 1 → model", "stands twice"),
-        (document("ram").replace("org/a", "org/a+org/lora"), "models → 0 → model", "a LoRA adapter on another model"),
-        (document("ram").replace("org/a", "org/a@b@c"), "models → 0 → model", "revision"),
-        (document("ram").replace("org/a", "./folder@main"), "models → 0 → model", "revision"),
-        (document("ram").replace("org/a", "{path: org/a}"), "models → 0 → model", "as text"),
+        ("merge_method: ram\n" + BASE + "models: [org/a]\n", "model 1", "a model is a table"),
+        (document("ram").replace("org/a", "org/b@main"), "model 2 → model", "stands twice"),
+        (document("ram").replace("org/a", "org/a+org/lora"), "model 1 → model", "a LoRA adapter on another model"),
+        (document("ram").replace("org/a", "org/a@b@c"), "model 1 → model", "revision"),
+        (document("ram").replace("org/a", "./folder@main"), "model 1 → model", "revision"),
+        (document("ram").replace("org/a", "{path: org/a}"), "model 1 → model", "as text"),
         (document("ram").replace("model: org/a", "model: org/a, layer_range: [0, 2]"), "layer_range", "a key that a"),
-        (document("ram").replace("org/a", "org/a b"), "agents → 0 → model", "no Hub id"),
+        (document("ram").replace("org/a", "org/a b"), "agent 1 → model", "no Hub id"),
         (document("ram", more="dtype: int8\n"), "dtype", "unsupported dtype"),
         (document("ram", more="dtype: float64\n"), "dtype", "64 bits"),
         (document("ram", more="out_dtype: float64\n"), "out_dtype", "unsupported dtype"),
@@ -402,10 +403,10 @@ HEAD = f"merge_method: ties\n{BASE}parameters: {{weight: 1}}\n"
         (document("ram") + "parameters: {epsilonn: 1}\n", "parameters → epsilonn", "unknown parameter"),
         (
             document("ties", models("weight: 1, gamma: 1", "weight: 1")),
-            "models → 0 → parameters → gamma",
+            "model 1 → parameters → gamma",
             "unknown parameter",
         ),
-        (document("task_arithmetic", models("", "weight: 1")), "models → 0", "no `weight` for org/a"),
+        (document("task_arithmetic", models("", "weight: 1")), "model 1", "no `weight` for org/a"),
         (document("linear", WEIGHED), "base_model", "no `weight` for org/base@v1"),
         (
             document("linear", models("weight: 1", "weight: -1", base="weight: 0")),
@@ -434,7 +435,7 @@ def test_everything_without_a_counterpart_is_told_at_once():
         "dtype: int8\ntokenizer_source: org/c\nparameters: {frob: 1}\nchat_template: auto\n",
     )
     told = str(refused(text))
-    for place in ("parameters → weight", "models → 1", "model", "dtype", "tokenizer_source", "frob", "chat_template"):
+    for place in ("parameters → weight", "model 2", "model", "dtype", "tokenizer_source", "frob", "chat_template"):
         assert f"→ {place}" in told
 
 

@@ -11,7 +11,8 @@ import pytest
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.hub import Hub
 from hubmerge.prepare import prepare
-from hubmerge.recipe import ModelName, Recipe, load_recipe
+from hubmerge.recipe import ModelName, Recipe
+from hubmerge.recipe_file import load_recipe
 from hubmerge.shapes import SHAPES
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model

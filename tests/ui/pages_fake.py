@@ -116,7 +116,7 @@ class FakeService:
         found = [name for name in self.models if text.lower() in name]
         return [RepoSummary(name, 10, 1, (), "2026-01-01") for name in found[:limit]]
 
-    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Plan:
+    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         if self.failure is not None:
             raise self.failure
         parsed = recipe_from_dict(recipe)
@@ -156,6 +156,13 @@ class FakeService:
         if view.user != visitor.name:
             raise PermissionDeniedError("the job of somebody else", where=job_id[:80])
         self.store[job_id] = replace(view, state="cancelled", queue_position=None)
+        return self.store[job_id]
+
+    def retry(self, job_id: str, visitor: Visitor) -> JobView:
+        view = self.job(job_id, visitor)
+        if view.user != visitor.name:
+            raise PermissionDeniedError("the job of somebody else", where=job_id[:80])
+        self.store[job_id] = replace(view, state="queued", queue_position=1, error=None)
         return self.store[job_id]
 
     def put(self, views: Sequence[JobView]) -> None:

@@ -19,6 +19,8 @@ import psutil
 import pytest
 from huggingface_hub import HfApi
 
+from hubmerge.localhub.users import default_users
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 START_TIMEOUT_S = 120
 
@@ -170,3 +172,43 @@ def test_no_token_of_a_user_is_left_anywhere_on_the_disk(demo: Demo, open_page: 
     for path in [*app.rglob("*"), demo.data / "out.txt"]:
         if path.is_file():
             assert b"hf_oauth_" not in path.read_bytes(), path
+
+
+def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo: Demo, open_page: Any) -> None:
+    tokens, zoo = default_users().first_tokens(), Path(__file__).resolve().parents[2] / "examples" / "zoo"
+    ada, bob = (HfApi(demo.hub.endpoint, token=tokens[name]) for name in ("ada", "bob"))
+    bob.create_repo("bob/gated-base")
+    bob.upload_folder(repo_id="bob/gated-base", folder_path=zoo / "base")
+    bob.update_repo_settings("bob/gated-base", gated="manual")
+    bob.grant_access("bob/gated-base", "ada")
+    ada.create_repo("ada/secret-agent", private=True)
+    ada.upload_folder(repo_id="ada/secret-agent", folder_path=zoo / "math")
+
+    page = open_page(f"{demo.url}/?base=bob/gated-base&agent=ada/secret-agent&agent=zoo/tool-agent&method=ram")
+    page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()
+    sign_in(page)
+    page.locator("#start:not([disabled])").wait_for()
+    page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()
+    page.locator("#target-name textarea, #target-name input").first.fill("from-a-secret")
+    page.locator("#inspect").click()
+    offer = page.locator("#outcome .hm-notice").filter(has_text="Is it a private model of yours?")
+    offer.wait_for()
+    assert "ada/secret-agent" in offer.inner_text()
+    assert "bob/gated-base" not in page.locator("#outcome").inner_text()  # gated models come with the first sign-in
+
+    offer.get_by_role("link", name="Allow hubmerge to read your private models").click()
+    page.get_by_text("read your private repos").wait_for()  # the Hub says what it is about
+    page.get_by_role("button", name="Ada (local)").click()
+    page.wait_for_url(f"{demo.url}/")
+    page.locator("#start:not([disabled])").wait_for()
+    page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()  # the form is as it was
+    assert page.locator("#target-name textarea, #target-name input").first.input_value() == "from-a-secret"
+    page.locator("#inspect").click()
+    page.locator("#outcome").filter(has_text="These models fit").wait_for()
+    page.locator("#start").click()
+    page.wait_for_url("**/job?id=*")
+    wait_for_state(page, "done")
+    assert ada.model_info("ada/from-a-secret").private
+    assert ada.model_info("ada/secret-agent").sha in Path(
+        ada.hf_hub_download("ada/from-a-secret", "hubmerge.json", local_dir=demo.data / "published")
+    ).read_text("utf-8")

@@ -178,3 +178,19 @@ def test_an_evaluation_shows_its_suite_its_own_stages_and_its_scores() -> None:
     failed = job_panel(job_view(kind="evaluate", state="failed", recipe={}, error={"message": "no"}), "http://x")[0]
     assert "The evaluation failed" in failed
     assert "Evaluation: zoo" in job_list([view])
+
+
+def test_a_job_says_until_when_it_is_signed_in_and_that_it_needs_login_after_that() -> None:
+    past, future = "2026-01-31T14:05:00+00:00", "2999-01-31T14:05:00+00:00"
+    waiting = job_panel(job_view(signed_in_until=future), "https://hub.example")[0]
+    assert "Signed in until</dt><dd>2999-01-31 14:05 UTC" in waiting
+    assert "Needs login" not in waiting
+    ended = job_view(signed_in_until=past)
+    shown = job_panel(ended, "https://hub.example")[0]
+    assert "Needs login" in shown
+    assert f'href="./?job={ended.id}"' in shown
+    assert "Needs login" in job_list([ended])
+    failed = job_view(state="failed", error={"code": "E_LOGIN", "message": "needs login: its sign-in has expired"})
+    assert "Needs login" in job_panel(failed, "https://hub.example")[0]
+    running = job_view(state="running", signed_in_until=past)  # it holds its token, and the Hub will say
+    assert "Needs login" not in job_panel(running, "https://hub.example")[0]

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import gradio.oauth
 import pytest
+import yaml
+from huggingface_hub.utils import get_session
 from pages_fake import FakeService
 
-from hubmerge.errors import InternalError, LoginError
+from hubmerge.errors import GatedError, HubmergeError, InternalError, LoginError, Problem, SourceNotFoundError
+from hubmerge.hub_errors import UNREADABLE
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
 from hubmerge.ui.app import build_web_app, launch_app
-from hubmerge.ui.signin import OAuthClient, use_oauth_client
+from hubmerge.ui.panels import access_offer
+from hubmerge.ui.service import Visitor
+from hubmerge.ui.signin import (
+    PRIVATE_SIGN_IN,
+    SCOPES,
+    SIGN_IN,
+    SIGN_IN_SCOPES,
+    AskedScopes,
+    OAuthClient,
+    use_oauth_client,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("provider", ["http://hub.example", "http://10.0.0.5:8000", "ftp://127.0.0.1", "https://", "x"])
@@ -25,9 +43,9 @@ def test_a_provider_must_be_https_or_on_this_machine(provider: str) -> None:
 @pytest.mark.usefixtures("gradio_oauth")
 @pytest.mark.parametrize("provider", ["https://hub.example/", "http://127.0.0.1:8000", "http://[::1]:8000"])
 def test_gradio_s_own_oauth_is_given_the_client(provider: str) -> None:
-    use_oauth_client(OAuthClient(provider, "id", "a long secret", "openid"))
+    use_oauth_client(OAuthClient(provider, "id", "a long secret"))
     assert provider.rstrip("/") == gradio.oauth.OPENID_PROVIDER_URL
-    assert (gradio.oauth.OAUTH_CLIENT_ID, gradio.oauth.OAUTH_SCOPES) == ("id", "openid")
+    assert ("id", " ".join(SCOPES)) == (gradio.oauth.OAUTH_CLIENT_ID, gradio.oauth.OAUTH_SCOPES)
     assert gradio.oauth.get_space() is not None
 
 
@@ -64,3 +82,83 @@ def test_a_visitor_signs_in_at_the_local_hub_and_out_again(local_hub: LocalHubPr
         page.get_by_role("button", name="Sign out (ada)").click()
         page.get_by_role("button", name=re.compile("Sign in")).wait_for()
         page.locator("#start[disabled]").wait_for()
+
+
+@pytest.mark.usefixtures("gradio_oauth")
+def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(local_hub: LocalHubProcess) -> None:
+    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
+    with launch_app(FakeService(), Settings(endpoint=local_hub.endpoint), port=0, oauth=oauth) as running:
+
+        def asked(path: str) -> dict[str, list[str]]:
+            answer = get_session().get(running.url + path, follow_redirects=False)
+            assert answer.headers["location"].startswith(f"{local_hub.endpoint}/oauth/authorize?")
+            return parse_qs(urlsplit(answer.headers["location"]).query)
+
+        least = "openid profile contribute-repos gated-repos read-memberships"
+        assert asked("/login/huggingface?_target_url=/jobs")["scope"] == [least]
+        assert asked(f"{SIGN_IN}&with=manage-repos")["scope"] == [least]  # nobody's link asks for what no step needs
+        more = asked(PRIVATE_SIGN_IN)
+        assert more["scope"] == [f"{least} read-repos"]
+        assert more["redirect_uri"] == [f"{running.url}/login/callback?_target_url=%2F"]
+        assert {"state", "nonce"} <= more.keys()
+
+
+def test_a_sign_in_asks_for_nothing_that_the_space_did_not_declare() -> None:
+    declared = b"https://hub.example/oauth/authorize?scope=openid+profile+contribute-repos&state=s"
+    app = AskedScopes(answering({b"location": declared}))
+    [start, _] = answers(app, "/login/huggingface", b"with=read-repos")
+    assert dict(start["headers"])[b"location"] == declared
+    [other, _] = answers(app, "/login/callback", b"with=read-repos")
+    assert dict(other["headers"])[b"location"] == declared
+
+
+def answering(headers: dict[bytes, bytes]) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 302, "headers": list(headers.items())})
+        await send({"type": "http.response.body", "body": b""})
+
+    return app
+
+
+def answers(app: Any, path: str, query: bytes) -> list[Any]:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    with pytest.raises(StopIteration):  # nothing waits, so one step runs it to its end
+        app({"type": "http", "path": path, "query_string": query}, None, send).send(None)
+    return sent
+
+
+def test_the_space_declares_what_the_app_asks_for_and_a_sign_in_outlives_its_queue() -> None:
+    card = yaml.safe_load((ROOT / "README.md").read_text("utf-8").split("---")[1])
+    assert sorted(["openid", "profile", *card["hf_oauth_scopes"]]) == sorted(SCOPES)
+    assert 24 * 60 < card["hf_oauth_expiration_minutes"] <= 43_200  # the Hub's limit; its default is 8 hours
+
+
+ADA = Visitor("ada", "token", ("ada",), frozenset(SIGN_IN_SCOPES))
+
+
+def hidden(*names: str) -> HubmergeError:
+    problems = [Problem("E_SOURCE", UNREADABLE, f"{name}@main") for name in names]
+    return SourceNotFoundError("models are missing", problems=problems)
+
+
+def test_who_picks_a_model_that_is_not_shown_is_offered_to_allow_private_ones() -> None:
+    offer = str(access_offer(hidden("ada/secret", "ada/other"), ADA, "https://hub.example"))
+    assert "ada/secret, ada/other" in offer
+    assert 'href="/login/huggingface?_target_url=%2F&amp;with=read-repos"' in offer
+    allowed = replace(ADA, scopes=ADA.scopes | {"read-repos"})
+    assert access_offer(hidden("ada/secret"), allowed, "https://hub.example") is None
+    assert access_offer(hidden("ada/secret"), None, "https://hub.example") is None  # told to sign in by the problem
+    revision = SourceNotFoundError("no such revision or file", where="ada/open@v9")
+    assert access_offer(revision, ADA, "https://hub.example") is None
+
+
+def test_who_picks_a_gated_model_is_sent_to_its_page_or_to_a_wider_sign_in() -> None:
+    gated = GatedError("a gated repo", where="meta/llama@main")
+    asked = str(access_offer(gated, ADA, "https://hub.example"))
+    assert 'href="https://hub.example/meta/llama"' in asked
+    earlier = replace(ADA, scopes=frozenset({"openid", "profile", "contribute-repos"}))
+    assert f'href="{SIGN_IN}"' in str(access_offer(gated, earlier, "https://hub.example"))

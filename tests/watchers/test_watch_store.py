@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from watch_helpers import BASE, FakeClock, facts, rule_of
 
 from hubmerge.errors import QuotaError
-from workflows.jobs import NewJob, State
+from workflows.jobs import OUTAGE_TRIES, JobError, NewJob, State
 from workflows.schema import SCHEMA_VERSION, open_engine
 from workflows.store import Store
 from workflows.tokens import SealedToken
@@ -95,6 +95,38 @@ def test_the_budget_holds_against_many_sets_at_once(ledger: Ledger) -> None:
         started = list(pool.map(lambda m: ledger.start("watch", m, job_of(m, m.set_id[:8]), TOKEN, 3), merges))
     assert sum(job is not None for job in started) == 3
     assert ledger.used("watch") == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (JobError(code="E_HUB", message="away for days", retryable=True), True),
+        (JobError(code="E_DISK", message="full", retryable=True), True),
+        (JobError(code="E_NONFINITE", message="an agent holds NaN"), False),
+    ],
+)
+def test_a_set_whose_job_was_given_up_without_its_fault_is_tried_another_day(
+    ledger: Ledger, tmp_path: Path, clock: FakeClock, error: JobError, again: bool
+) -> None:
+    merge, store = planned(1, 2), Store(tmp_path, clock=clock)
+
+    assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is not None
+    for _ in range(OUTAGE_TRIES + 10):
+        if (job := store.claim("w")) is None:
+            break
+        store.fail(job.id, job.fence, error)
+        clock.pass_time(seconds=700.0)
+    assert store.get(merge.set_id).state is State.FAILED
+    clock.pass_time(days=3)
+    assert [past.set_id for past in ledger.history("watch")] == ([] if again else [merge.set_id])
+    started = ledger.start("watch", merge, job_of(merge), TOKEN, 5)
+    assert (started is not None) is again
+    if started is not None:
+        assert started.state is State.QUEUED
+        assert ledger.used("watch") == 1  # of today's budget
+        assert [past.set_id for past in ledger.history("watch")] == [merge.set_id]
+        assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is None
+    store.close()
 
 
 def test_budgets_and_histories_of_rules_are_their_own(ledger: Ledger) -> None:

@@ -25,7 +25,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 QUICK = Timing(idle_s=0.02, line_s=0.02, cancel_s=0.02, heartbeat_s=0.2, progress_s=0.0, grace_s=30.0)
 
-RETRYABLE = JobError(code="E_HUB", message="the Hub is away", retryable=True)
+RETRYABLE = JobError(code="E_DISK", message="the disk is full", retryable=True)
+OUTAGE = JobError(code="E_HUB", message="the Hub is away", retryable=True)
+REFUSAL = JobError(code="E_HUB", message="the Hub will never do it")
 FINAL = JobError(code="E_FORMAT", message="no safetensors")
 
 

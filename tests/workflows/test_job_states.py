@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from job_helpers import FINAL, RETRYABLE, FakeClock, claim, job_id, new_job
+from job_helpers import FINAL, OUTAGE, REFUSAL, RETRYABLE, FakeClock, claim, job_id, new_job
 from pydantic import ValidationError
 
 from hubmerge.errors import PermissionDeniedError, QuotaError, RecipeError
 from workflows.jobs import (
     BACKOFF_BASE_S,
     BACKOFF_CAP_S,
+    OUTAGE_TRIES,
     Job,
     JobNotFoundError,
     NewJob,
@@ -201,6 +202,42 @@ def test_the_last_attempt_is_final(store: Store, clock: FakeClock) -> None:
         job = claim(store)
         states.append(store.fail(job.id, job.fence, RETRYABLE).state)
     assert states == [State.QUEUED, State.QUEUED, State.FAILED]
+
+
+def test_a_hub_that_is_away_for_most_of_a_day_loses_no_job(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a", max_attempts=2))
+    began = clock.seconds
+    while clock.seconds - began < 20 * 3600:
+        job = claim(store)
+        assert store.fail(job.id, job.fence, OUTAGE).state is State.QUEUED
+        clock.pass_time(backoff_s(job.id, job.attempt, job.failures + 1) + 0.01)
+    job = claim(store)
+    assert store.finish(job.id, job.fence, {}).state is State.DONE
+
+
+def test_an_outage_uses_up_no_attempt_of_those_for_other_failures(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a", max_attempts=2))
+    states = []
+    for error in (OUTAGE, OUTAGE, RETRYABLE, OUTAGE, RETRYABLE):
+        clock.pass_time(BACKOFF_CAP_S)
+        job = claim(store)
+        states.append(store.fail(job.id, job.fence, error).state)
+    assert states == [State.QUEUED] * 4 + [State.FAILED]
+
+
+def test_a_refusal_of_the_hub_is_no_outage(store: Store) -> None:
+    store.submit(new_job("a"))
+    job = claim(store)
+    assert store.fail(job.id, job.fence, REFUSAL).state is State.FAILED
+
+
+def test_an_outage_without_end_ends_the_job(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a", max_attempts=1))
+    for _ in range(OUTAGE_TRIES + 1):
+        clock.pass_time(BACKOFF_CAP_S)
+        job = claim(store)
+        left = store.fail(job.id, job.fence, OUTAGE)
+    assert (left.state, left.error) == (State.FAILED, OUTAGE)
 
 
 def test_back_off_doubles_up_to_a_cap_and_follows_from_the_identity() -> None:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
+from job_helpers import FINAL, make_worker, running, until
+from pydantic import SecretStr
 
+from hubmerge.errors import PermissionDeniedError, RecipeError
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
 from hubmerge.ui.service import MergeRequest, Visitor
-from workflows.jobs import State
+from workflows.jobs import JobNotFoundError, State, iso
 from workflows.service import MergeService
 from workflows.store import Store
 from workflows.tokens import TokenVault
@@ -47,3 +54,90 @@ def test_a_merge_whose_repo_was_deleted_by_hand_is_made_again_and_one_that_is_th
     again = service.submit(request, ada)
     assert (again.id, again.state) == (first.id, State.QUEUED)
     assert store.claim("worker") is not None
+
+
+def test_a_job_acts_as_long_as_the_sign_in_says_and_then_needs_login_until_it_is_started_again(
+    zoo_hub: LocalHubProcess, tmp_path: Path, live: Store
+) -> None:
+    settings = Settings(endpoint=zoo_hub.endpoint, data_dir=tmp_path, secret=SecretStr("test secret"))
+    service = MergeService(settings, live, TokenVault.from_settings(settings))
+    request = MergeRequest(RECIPE, "ada/later", private=False)
+    end = datetime.now(UTC) + timedelta(seconds=2)
+    ada = Visitor("ada", zoo_hub.tokens["ada"], ("ada",), expires_at=end)
+
+    queued = service.submit(request, ada)
+    assert queued.signed_in_until == service.jobs(ada)[0].signed_in_until == iso(end)
+    assert service.job(queued.id, ada).signed_in_until == iso(end)
+    assert service.job(queued.id, None).signed_in_until is None  # told to its owner alone
+
+    time.sleep(max(0.0, (end - datetime.now(UTC)).total_seconds()))
+    worker = make_worker(tmp_path, live, "steps")
+    with running(worker):
+        until(lambda: live.get(queued.id).state.is_terminal)
+    failed = service.job(queued.id, ada)
+    assert failed.error is not None
+    assert (failed.state, failed.error["code"], failed.signed_in_until) == ("failed", "E_LOGIN", None)
+    assert "needs login: the sign-in of this job has expired" in failed.error["message"]
+
+    later = replace(ada, expires_at=datetime.now(UTC) + timedelta(days=3))
+    again = service.submit(request, later)
+    assert (again.id, again.state) == (queued.id, "queued")
+    assert again.signed_in_until == iso(later.expires_at or end)
+
+
+def test_models_without_a_license_are_inspected_and_started_once_the_form_states_one(
+    zoo_hub: LocalHubProcess, store: Store
+) -> None:
+    api = HfApi(zoo_hub.endpoint, zoo_hub.tokens["ada"])
+    agents = ["zoo/math-agent", "zoo/open-agent"]
+    api.create_repo("zoo/open-agent")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        content = Path(api.hf_hub_download("zoo/tool-agent", name)).read_bytes()
+        api.upload_file(path_or_fileobj=content, path_in_repo=name, repo_id="zoo/open-agent")
+    service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, TokenVault([b"s" * 40]))
+    ada = Visitor("ada", zoo_hub.tokens["ada"], ("ada",))
+    recipe = {**RECIPE, "agents": agents}
+    for license in (None, "", "apache-2.0", "other"):  # as the form does, before and after something was chosen
+        assert service.inspect(recipe, ada, license).agents[1].license is None
+    with pytest.raises(RecipeError, match="do not allow"):
+        service.inspect(recipe, ada, "mit")
+    with pytest.raises(RecipeError, match="must be chosen"):
+        service.submit(MergeRequest(recipe, "ada/of-open", private=False), ada)
+    job = service.submit(MergeRequest(recipe, "ada/of-open", private=False, license="apache-2.0"), ada)
+    assert job.state == State.QUEUED
+
+
+def test_a_failed_job_is_tried_again_by_its_owner_alone_with_the_present_sign_in(
+    zoo_hub: LocalHubProcess, store: Store
+) -> None:
+    vault = TokenVault([b"s" * 40])
+    service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, vault)
+    ada, bob = (Visitor(name, zoo_hub.tokens[name], (name,)) for name in ("ada", "bob"))
+    job = service.submit(MergeRequest(RECIPE, "ada/tried", private=False), ada)
+    claimed = store.claim("worker")
+    assert claimed is not None
+    store.fail(claimed.id, claimed.fence, FINAL)
+    with pytest.raises(PermissionDeniedError, match="only its owner"):
+        service.retry(job.id, bob)
+    assert store.get(job.id).state is State.FAILED
+    again = service.retry(job.id, replace(ada, token="a newer token"))
+    assert (again.state, again.error) == ("queued", None)
+    sealed = store.sealed_token(job.id)
+    assert sealed is not None
+    assert vault.open(job.id, sealed, datetime.now(UTC)).get_secret_value() == "a newer token"
+    assert service.retry(job.id, ada).state == "queued"  # one that waits already stays as it is
+    assert vault.open(job.id, sealed, datetime.now(UTC)).get_secret_value() == "a newer token"
+
+
+def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub: LocalHubProcess, store: Store) -> None:
+    service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, TokenVault([b"s" * 40]))
+    ada, bob = (Visitor(name, zoo_hub.tokens[name], (name,)) for name in ("ada", "bob"))
+    job = service.submit(MergeRequest(RECIPE, "ada/hidden", private=True), ada)
+    for ask in (service.job, service.cancel, service.retry):
+        answers = []
+        for identity in (job.id, "0" * 64):
+            with pytest.raises(JobNotFoundError) as refusal:
+                ask(identity, bob)
+            answers.append(str(refusal.value).replace(identity[:12], "ID"))
+        assert answers[0] == answers[1]
+    assert store.get(job.id).state is State.QUEUED

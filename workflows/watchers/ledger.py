@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, Engine, Table, and_, delete, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, delete, func, or_, select
 from sqlalchemy.dialects.sqlite import insert
 
-from workflows.jobs import Clock, Job, NewJob, iso
+from workflows.jobs import Clock, Job, NewJob, State, iso
 from workflows.schema import Base, reading, writing
 from workflows.tokens import SealedToken
 from workflows.transitions import JOBS, Transitions
@@ -76,8 +76,9 @@ class Ledger:
     # What was decided.
 
     def history(self, rule: str) -> tuple[PastSet, ...]:
-        """The sets merged so far, and those refused today: tomorrow they may be tried again."""
-        query = select(SETS).where(SETS.c.rule == rule, or_(SETS.c.job_id.is_not(None), SETS.c.time >= self._today))
+        """The sets merged so far, and those refused or given up today: tomorrow they may be tried again."""
+        merged = and_(SETS.c.job_id.is_not(None), ~_given_up(SETS.c.job_id))
+        query = select(SETS).where(SETS.c.rule == rule, or_(merged, SETS.c.time >= self._today))
         with reading(self._engine) as connection:
             rows = connection.execute(query.order_by(SETS.c.time)).mappings().all()
         return tuple(PastSet(r["set_id"], r["weights_id"], r["members"], r["job_id"] is not None) for r in rows)
@@ -90,17 +91,21 @@ class Ledger:
     def start(self, rule: str, planned: PlannedMerge, new: NewJob, token: SealedToken, budget: int) -> Job | None:
         """Queue the merge of a set, at most once ever and within the budget; None when it was there already.
 
+        One whose job was given up, through no fault of the set, is queued once more.
+
         QuotaError when the owner has too many jobs under way.
         """
         with writing(self._engine) as connection:
             change = Transitions(connection, self._clock)
-            known = select(SETS.c.job_id).where(SETS.c.rule == rule, SETS.c.set_id == planned.set_id)
+            known = select(SETS.c.job_id).where(
+                SETS.c.rule == rule, SETS.c.set_id == planned.set_id, ~_given_up(SETS.c.job_id)
+            )
             if connection.execute(known).scalar() is not None or self._used(connection, rule) >= budget:
                 return None
             job = change.find(new.id)
-            if job is None:
+            if job is None or (job.user == new.user and _may_go_on(job)):
                 change.check_quota(new.user, self._jobs_per_user)
-                job = change.enqueue(new, again=False)
+                job = change.enqueue(new, again=job is not None)
                 change.keep_token(new.id, token)
             self._record(connection, rule, planned, job_id=job.id)
             # what kept the set or its members waiting is over
@@ -186,10 +191,12 @@ class Ledger:
             **outcome,
         }
         statement = insert(SETS).values(rule=rule, set_id=planned.set_id, **values)
-        # a set that was refused before may be merged later; one that was merged stays so
+        # a set that was refused before may be merged later; one that was merged stays so, but for another try
         connection.execute(
             statement.on_conflict_do_update(
-                index_elements=["rule", "set_id"], set_=values, where=SETS.c.job_id.is_(None)
+                index_elements=["rule", "set_id"],
+                set_=values,
+                where=or_(SETS.c.job_id.is_(None), SETS.c.job_id == values["job_id"]),
             )
         )
 
@@ -227,3 +234,14 @@ class RuleMemory:
         statement = insert(MODELS).values(rule=self._rule, model=model, **values)
         with writing(self._engine) as connection:
             connection.execute(statement.on_conflict_do_update(index_elements=["rule", "model"], set_=values))
+
+
+def _may_go_on(job: Job) -> bool:
+    """It failed for a reason that passes: the Hub was away for days, the disk was full."""
+    return job.state is State.FAILED and job.error is not None and job.error.retryable
+
+
+def _given_up(job_id: ColumnElement[Any]) -> ColumnElement[bool]:
+    """`_may_go_on` in SQL."""
+    failed = select(JOBS.c.id).where(JOBS.c.state == State.FAILED, JOBS.c.error["retryable"].as_boolean())
+    return job_id.in_(failed)

@@ -1,0 +1,38 @@
+"""Models without a license, and a command line that is one function call away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import recipe_dict, write_parents
+from huggingface_hub import HfApi
+
+from hubmerge.localhub.process import LocalHubProcess
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    """A recipe of a base and two agents in folders beside it, all under MIT."""
+    folders = write_parents(tmp_path)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe_dict(folders[0], folders[1:])))
+    return path
+
+
+@pytest.fixture
+def ada(local_hub: LocalHubProcess, monkeypatch: pytest.MonkeyPatch) -> HfApi:
+    """The command line speaks to the embedded Hub as ada; so does what is returned."""
+    monkeypatch.setenv("HF_ENDPOINT", local_hub.endpoint)
+    monkeypatch.setenv("HF_TOKEN", local_hub.tokens["ada"])
+    return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+
+
+@pytest.fixture
+def fetched(ada: HfApi, tmp_path: Path) -> Callable[[str, str], bytes]:
+    """The bytes of a file of a repo, by the client itself."""
+    return lambda repo, name: Path(
+        ada.hf_hub_download(repo, name, cache_dir=tmp_path / "fetched", force_download=True)
+    ).read_bytes()

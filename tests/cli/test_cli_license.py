@@ -1,0 +1,124 @@
+"""Models without a license merge into a folder that says so; a license is demanded where something is published."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from huggingface_hub import HfApi, ModelCard
+from huggingface_hub.errors import RepositoryNotFoundError
+
+from hubmerge.cli import main
+
+Fetched = Callable[[str, str], bytes]
+
+
+@pytest.fixture
+def unlicensed(recipe_file: Path) -> Path:
+    """One agent states no license, the others MIT."""
+    (recipe_file.parent / "one" / "README.md").unlink()
+    return recipe_file
+
+
+@pytest.fixture
+def merged(unlicensed: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    out = unlicensed.parent / "out"
+    assert main(["merge", str(unlicensed), "--out", str(out)]) == 0
+    capsys.readouterr()
+    return out
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_models_without_a_license_merge_into_a_folder_whose_card_says_that_none_is_stated(merged: Path) -> None:
+    card = (merged / "README.md").read_text()
+    assert "License of the merge: not stated" in card
+    assert ModelCard(card).data.to_dict()["license"] == "unknown"
+    assert json.loads((merged / "hubmerge.json").read_text())["license"]["id"] == "unknown"
+
+
+def test_they_can_be_inspected_and_probed_and_inspect_says_what_publishing_needs(
+    unlicensed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", str(unlicensed)]) == 0
+    assert "publishing needs --license: an input states no license" in capsys.readouterr().out
+    assert main(["probe", str(unlicensed)]) == 0
+
+
+def test_a_license_may_be_stated_for_a_folder_and_is_checked_against_the_parents(
+    unlicensed: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["merge", str(unlicensed), "--out", str(tmp_path / "lax"), "--license", "cc0-1.0"]) == 1
+    assert "expected one that includes the conditions of mit, got cc0-1.0" in capsys.readouterr().err
+    assert main(["merge", str(unlicensed), "--out", str(tmp_path / "said"), "--license", "apache-2.0"]) == 0
+    assert ModelCard((tmp_path / "said" / "README.md").read_text()).data.to_dict()["license"] == "apache-2.0"
+
+
+def test_a_sweep_needs_a_license_only_where_it_publishes(
+    unlicensed: Path, ada: HfApi, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    named = json.loads(unlicensed.read_text())
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(json.dumps({"base": named["base"], "agents": named["agents"], "sweep": [{"method": "ram"}]}))
+    assert main(["sweep", str(sweep), "--out", str(tmp_path / "one-by-one"), "--to", "ada/sweep-open"]) == 1
+    assert "the license of the merge must be chosen" in capsys.readouterr().err
+    assert not (tmp_path / "one-by-one").exists()
+    assert main(["sweep", str(sweep), "--out", str(tmp_path / "one-by-one")]) == 0
+    options = ["--to", "ada/sweep-open", "--license", "mit"]
+    assert main(["sweep", str(sweep), "--out", str(tmp_path / "one-by-one"), *options]) == 0
+    assert ada.model_info("ada/sweep-open-ram").card_data.to_dict()["license"] == "mit"  # type: ignore[union-attr]
+
+
+def test_publishing_demands_the_license_that_a_run_demands_before_it_merges(
+    merged: Path, unlicensed: Path, ada: HfApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["publish", str(merged), "ada/open"], ["run", str(unlicensed), "--to", "ada/open"]):
+        assert main(command) == 1
+        message = capsys.readouterr().err
+        assert message.startswith("hubmerge: E_RECIPE: the license of the merge must be chosen")
+        assert "--license" in message
+        with pytest.raises(RepositoryNotFoundError):
+            ada.model_info("ada/open")
+
+
+def test_a_license_stated_when_publishing_stands_on_the_card_and_in_the_manifest_and_the_folder_stays_as_it_was(
+    merged: Path, ada: HfApi, fetched: Fetched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = digests(merged)
+    assert main(["publish", str(merged), "ada/stated", "--license", "cc0-1.0"]) == 1
+    assert "the inputs do not allow" in capsys.readouterr().err
+    assert main(["publish", str(merged), "ada/stated", "--license", "mit"]) == 0
+    assert digests(merged) == before
+    card = fetched("ada/stated", "README.md").decode()
+    assert ModelCard(card).data.to_dict()["license"] == "mit"
+    assert "License of the merge: `mit`" in card
+    assert "not stated —" not in card
+    manifest = json.loads(fetched("ada/stated", "hubmerge.json"))
+    assert manifest["license"]["id"] == "mit"
+    own = json.loads((merged / "hubmerge.json").read_text())
+    assert {k: v for k, v in manifest.items() if k != "license"} == {k: v for k, v in own.items() if k != "license"}
+    assert fetched("ada/stated", "model.safetensors") == (merged / "model.safetensors").read_bytes()
+    assert main(["publish", str(merged), "ada/stated", "--license", "mit"]) == 0  # again is the same
+    assert len(ada.list_repo_commits("ada/stated")) == 2
+
+
+def test_what_a_user_wrote_into_the_card_is_published_with_the_license(
+    merged: Path, ada: HfApi, fetched: Fetched
+) -> None:
+    card = merged / "README.md"
+    card.write_text(card.read_text().replace("## Parents", "Ask me before you use it.\n\n## Parents"))
+    assert main(["publish", str(merged), "ada/edited", "--license", "other"]) == 0
+    published = fetched("ada/edited", "README.md").decode()
+    assert "Ask me before you use it." in published
+    assert ModelCard(published).data.to_dict()["license_name"] == "mit-and-unstated-terms"
+
+
+def test_a_merge_that_has_a_license_needs_no_other(recipe_file: Path, ada: HfApi, tmp_path: Path) -> None:
+    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out")]) == 0
+    assert main(["publish", str(tmp_path / "out"), "ada/of-mit"]) == 0
+    assert ada.model_info("ada/of-mit").card_data.to_dict()["license"] == "mit"  # type: ignore[union-attr]

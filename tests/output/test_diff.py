@@ -1,0 +1,570 @@
+"""What a difference promises: the figures of their definitions, for every kind of model, with the same bits always."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
+from PIL import Image
+
+from hubmerge.cli import main
+from hubmerge.errors import HubmergeError, IncompatibleError, NonFiniteError
+from hubmerge.hub import Hub
+from hubmerge.output import diff as diff_module
+from hubmerge.output.diff import Change, Diff, comparison_recipe, measure, open_comparison
+from hubmerge.output.diff_figure import draw
+from hubmerge.output.diff_words import NOTHING_CHANGED, in_words, thresholds
+from hubmerge.statistics import layer_of, module_of
+from hubmerge.stream import Silent, StreamOptions
+
+NOWHERE = Hub("http://127.0.0.1:9")
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "diff.md"
+ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
+
+
+def diff_of(base: Path | str, agent: Path | str, cache: Path, **options: Any) -> Diff:
+    plan = open_comparison(comparison_recipe(str(base), str(agent)), NOWHERE, allow_local=True)
+    return measure(plan, NOWHERE, StreamOptions(**options), Silent(), cache=cache)
+
+
+def compare(
+    tmp_path: Path, base: Mapping[str, T], agent: Mapping[str, T], *, agent_config: Any = None, **options: Any
+) -> Diff:
+    write_model(tmp_path / "base", base)
+    write_model(tmp_path / "agent", agent, config=agent_config)
+    return diff_of(tmp_path / "base", tmp_path / "agent", tmp_path, **options)
+
+
+def gini(values: np.ndarray) -> float:
+    """By the definition: the mean difference of all pairs, over twice the mean."""
+    ordered = np.sort(values.astype(np.float64))
+    n, total = len(ordered), ordered.sum()
+    return float(((2 * np.arange(1, n + 1) - n - 1) * ordered).sum() / (n * total))
+
+
+def assert_as_defined(found: Change, base: np.ndarray, agent: np.ndarray) -> None:
+    """Every figure of some elements, [n] float32 each, computed from all of them at once."""
+    delta = agent - base
+    magnitudes, wide = np.abs(delta), delta.astype(np.float64)
+    n = len(delta)
+    assert found.elements == n
+    assert found.changed == int((magnitudes > np.float32(1e-5)).sum())
+    assert found.identical == int((agent == base).sum())
+    assert found.density == found.changed / n
+    assert found.identical_share + found.density + found.slightly_changed_share == pytest.approx(1)
+    assert found.max == magnitudes.max()
+    assert found.l1 == pytest.approx(np.abs(wide).sum(), rel=1e-12)
+    assert found.mean == pytest.approx(np.abs(wide).mean(), rel=1e-12)
+    assert found.l2 == pytest.approx(np.sqrt((wide**2).sum()), rel=1e-6)
+    assert found.base_l2 == pytest.approx(np.sqrt((base.astype(np.float64) ** 2).sum()), rel=1e-6)
+    assert found.relative_l2 == pytest.approx(found.l2 / found.base_l2 if found.base_l2 else 0)
+    if not found.l2:
+        assert (found.gini, found.kurtosis, found.top_1_mass, found.l0_sparsity) == (None,) * 4
+        return
+    ordered = np.sort(magnitudes.astype(np.float64))[::-1]
+    for value, name, expected in (
+        (found.gini, "gini", gini(magnitudes)),
+        (found.top_1_mass, "top_1_mass", ordered[: -(-n // 100)].sum() / ordered.sum()),
+        (found.top_5_mass, "top_5_mass", ordered[: -(-n * 5 // 100)].sum() / ordered.sum()),
+        (found.l0_sparsity, "l0_sparsity", (magnitudes < 0.01 * float(magnitudes.max())).mean()),
+    ):
+        assert value == pytest.approx(expected, abs=found.error[name] + 1e-9), name
+    if found.kurtosis is not None:
+        central = wide - wide.mean()
+        assert found.kurtosis == pytest.approx((central**4).mean() / (central**2).mean() ** 2 - 3, rel=1e-4, abs=1e-4)
+
+
+def assert_all_as_defined(found: Diff, base: Mapping[str, np.ndarray], agent: Mapping[str, np.ndarray]) -> None:
+    """The whole, each group and each tensor of a difference."""
+
+    def joined(names: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        return tuple(np.concatenate([model[n].reshape(-1) for n in names]) for model in (base, agent))  # type: ignore
+
+    names = list(base)
+    assert set(found.tensors) == set(names)
+    assert_as_defined(found.total, *joined(names))
+    for name in names:
+        if base[name].size:
+            assert_as_defined(found.tensors[name], base[name].reshape(-1), agent[name].reshape(-1))
+            assert found.shapes[name] == base[name].shape
+    assert set(found.modules) == {module_of(n) for n in names}
+    for module, change in found.modules.items():
+        assert_as_defined(change, *joined([n for n in names if module_of(n) == module]))
+    assert set(found.layers) == {layer_of(n) for n in names} - {None}
+    for depth, change in found.layers.items():
+        assert_as_defined(change, *joined([n for n in names if layer_of(n) == depth]))
+        for module, cell in found.grid[depth].items():
+            own = [n for n in names if (layer_of(n), module_of(n)) == (depth, module)]
+            before, after = joined(own)
+            assert cell["density"] == (np.abs(after - before) > np.float32(1e-5)).mean()
+    before, after = joined(names)
+    magnitudes = np.abs(after - before)
+    counted = {m.exponent: m.elements for m in found.magnitudes}
+    octaves, counts = np.unique(np.frexp(magnitudes[magnitudes > 0])[1] - 1, return_counts=True)
+    assert counted == dict(zip(octaves.tolist(), counts.tolist(), strict=True))
+    assert sum(m.l1 for m in found.magnitudes) == pytest.approx(found.total.l1)
+
+
+def values(tensors: Mapping[str, T]) -> dict[str, np.ndarray]:
+    return {name: f32(t) for name, t in tensors.items()}
+
+
+def test_four_elements_by_hand(tmp_path: Path) -> None:
+    """δ = (0, 1/2, 0, −2⁻¹⁷): one above 10⁻⁵, one below it, two the same."""
+    name = "model.layers.3.mlp.up_proj.weight"
+    tiny = 2.0**-17
+    found = compare(
+        tmp_path,
+        {name: tensor([[0.0, 1.0], [2.0, -4.0]], "F32")},
+        {name: tensor([[0.0, 1.5], [2.0, -4.0 - tiny]], "F32")},
+    )
+    whole = found.total
+    assert (whole.elements, whole.changed, whole.identical) == (4, 1, 2)
+    assert (whole.density, whole.identical_share, whole.slightly_changed_share) == (0.25, 0.5, 0.25)
+    assert (whole.l1, whole.max, whole.mean) == (0.5 + tiny, 0.5, (0.5 + tiny) / 4)
+    assert whole.l2 == pytest.approx(0.5)
+    assert whole.base_l2 == pytest.approx(np.sqrt(21))
+    assert whole.relative_l2 == pytest.approx(0.5 / np.sqrt(21))
+    assert whole.l0_sparsity == 0.75  # below 0.005
+    assert whole.top_1_mass == whole.top_5_mass == pytest.approx(0.5 / (0.5 + tiny))  # one element each
+    # Σ (2i − n − 1)·xᵢ / (n·Σx) of 0, 0, 2⁻¹⁷, 1/2 in order
+    assert whole.gini == pytest.approx((1 * tiny + 3 * 0.5) / (4 * (0.5 + tiny)))
+    assert [(m.exponent, m.elements, m.l1) for m in found.magnitudes] == [(-17, 1, tiny), (-1, 1, 0.5)]
+    assert found.tensors == {name: whole}
+    assert found.modules == {"mlp": whole}
+    assert found.layers == {3: whole}
+    assert found.grid == {3: {"mlp": {"density": 0.25, "relative_l2": whole.relative_l2}}}
+    assert not found.nothing_changed
+
+
+@pytest.mark.parametrize(("before", "after"), [("BF16", "BF16"), ("F32", "BF16"), ("BF16", "F32"), ("F16", "F16")])
+def test_every_figure_of_a_whole_model_is_that_of_its_definition(tmp_path: Path, before: str, after: str) -> None:
+    base = random_base(0, before)
+    agent = {n: tensor(f32(t), after) for n, t in sparse_agent(base, 0.1, 1).items()}
+    found = compare(tmp_path, base, agent)
+    assert_all_as_defined(found, values(base), values(agent))
+    assert (found.base.dtypes, found.agent.dtypes) == ((before,), (after,))
+    assert any("rounding" in text for text in found.warnings) == (before != after)
+
+
+def test_a_dense_difference_is_no_special_case(tmp_path: Path) -> None:
+    base = random_base(0, "F32")
+    rng = np.random.default_rng(1)
+    agent = {n: tensor(f32(t) + rng.normal(0, 0.01, t.shape), "F32") for n, t in base.items()}
+    found = compare(tmp_path, base, agent)
+    assert_all_as_defined(found, values(base), values(agent))
+    assert found.total.density > 0.99
+
+
+def test_the_trained_agents_of_the_zoo(tmp_path: Path) -> None:
+    from builders import read_model
+
+    for name in ("math", "tool"):
+        found = diff_of(ZOO / "base", ZOO / name, tmp_path)
+        assert_all_as_defined(found, values(read_model(ZOO / "base")), values(read_model(ZOO / name)))
+
+
+@pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3}, {"chunk_elements": 4096}, {"backend": "eager"}])
+def test_no_option_of_reading_changes_a_bit(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"model.embed_tokens.weight": (200, 64), "model.layers.0.mlp.up_proj.weight": (301, 64), "model.x": ()}
+    base = random_base(0, sizes=sizes)
+    agent = sparse_agent(base, 0.3, 1)
+    write_model(tmp_path / "base", base, config=llama_config(base))
+    write_model(tmp_path / "agent", agent, config=llama_config(base), shards=2)
+    monkeypatch.setattr(diff_module, "_SMALL", 0)  # compiled, where not asked otherwise
+    expected = diff_of(tmp_path / "base", tmp_path / "agent", tmp_path, backend="eager", threads=2)
+    found = diff_of(tmp_path / "base", tmp_path / "agent", tmp_path, **options)
+    assert json.dumps(found.to_json()) == json.dumps(expected.to_json())
+
+
+def test_a_small_model_is_not_worth_compiling_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+
+    def probe(plan: Any, reader: Any, options: StreamOptions, observer: Any) -> Any:
+        used.append(options.backend)
+        raise IncompatibleError("far enough")
+
+    monkeypatch.setattr(diff_module, "probe", probe)
+    for limit in (10**6, 100):
+        monkeypatch.setattr(diff_module, "_SMALL", limit)
+        with pytest.raises(IncompatibleError, match="far enough"):
+            compare(tmp_path / str(limit), random_base(0), random_base(1))
+    assert used == ["eager", "auto"]
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32"])
+def test_of_a_model_and_itself_nothing_changed_whatever_it_is_stored_as(tmp_path: Path, dtype: str) -> None:
+    base = random_base(0)
+    same = {n: tensor(f32(t), dtype) for n, t in base.items()}
+    found = compare(tmp_path, base, same)
+    assert found.nothing_changed
+    assert found.total.identical_share == 1
+    assert found.total.relative_l2 == 0
+    assert (found.magnitudes, found.top("density", 5), found.top("relative_l2", 5)) == ((), [], [])
+    assert NOTHING_CHANGED in in_words(found, 5)
+
+
+def test_the_very_same_folder_is_compared_and_not_refused(tmp_path: Path) -> None:
+    write_model(tmp_path / "base", random_base(0))
+    assert diff_of(tmp_path / "base", tmp_path / "base", tmp_path).nothing_changed
+
+
+def test_tensors_of_integers_are_compared_by_themselves(tmp_path: Path) -> None:
+    base = {**random_base(0), "model.position_ids": tensor(np.arange(10), "I64")}
+    moved = {**base, "model.position_ids": tensor([0, 1, 2, 3, 4, 9, 8, 7, 8, 9], "I64")}
+    found = compare(tmp_path, base, moved)
+    assert found.integers == {"model.position_ids": 2}
+    assert found.total.identical_share == 1
+    assert not found.nothing_changed
+    assert NOTHING_CHANGED not in in_words(found, 5)
+    assert "model.position_ids" in "".join(found.warnings)
+    assert "model.position_ids" not in found.tensors
+
+
+def test_a_tied_head_that_one_model_stores_counts_once(tmp_path: Path) -> None:
+    base = {n: t for n, t in random_base(0).items() if n != "lm_head.weight"}
+    agent = sparse_agent(base, 0.2, 1)
+    stored = {**agent, "lm_head.weight": agent["model.embed_tokens.weight"]}
+    found = compare(tmp_path, base, stored, agent_config=llama_config(base))
+    assert_all_as_defined(found, values(base), values(agent))
+
+
+def test_names_that_differ_by_a_known_prefix_are_brought_to_the_bases(tmp_path: Path) -> None:
+    base = random_base(0)
+    agent = sparse_agent(base, 0.2, 1)
+    prefixed = {f"module.{n}": t for n, t in agent.items()}
+    found = compare(tmp_path, base, prefixed, agent_config=llama_config(base))
+    assert_all_as_defined(found, values(base), values(agent))
+    assert any("module." in text for text in found.warnings)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_rows_that_an_agent_adds_to_the_vocabulary_are_left_out(tmp_path: Path, fp8: bool) -> None:
+    base = random_base(0)
+    agent = sparse_agent(base, 0.2, 1)
+    rng = np.random.default_rng(2)
+
+    def grown(t: T) -> T:
+        return tensor(np.concatenate([f32(t), rng.normal(0, 1, (3, t.shape[1]))]), t.dtype)
+
+    tables = ("model.embed_tokens.weight", "lm_head.weight")
+    larger = {n: grown(t) if n in tables else t for n, t in agent.items()}
+    expected = values(agent)
+    if fp8:  # what is computed is cut as what is stored
+        name = "model.embed_tokens.weight"
+        larger[name] = tensor(f32(larger[name]) / 0.5, "F8_E4M3")
+        larger[f"{name}_scale"] = tensor(0.5, "F32")
+        expected[name] = (f32(larger[name]) * np.float32(0.5))[:40]
+    write_model(tmp_path / "base", base)
+    write_model(tmp_path / "agent", larger, config=llama_config(larger), files=tokenizer_files(43))
+    found = diff_of(tmp_path / "base", tmp_path / "agent", tmp_path)
+    assert_all_as_defined(found, values(base), expected)
+    assert any("3 rows more" in text and "w40" in text for text in found.warnings)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's affair
+def test_a_lora_adapter_that_peft_saved_is_its_product_on_the_targets_alone(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from peft import LoraConfig, get_peft_model
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=40))
+    model.save_pretrained(tmp_path / "base")
+    before = {n: t.detach().numpy().copy() for n, t in model.state_dict().items()}
+    peft_model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"]))
+    for name, parameter in peft_model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    peft_model.save_pretrained(tmp_path / "agent")
+    after = {n: t.detach().numpy() for n, t in peft_model.merge_and_unload().state_dict().items()}
+    found = diff_of(tmp_path / "base", tmp_path / "agent", tmp_path)
+    assert found.agent.weights == "LoRA adapter"
+    changed = {n for n, c in found.tensors.items() if c.l2}
+    assert changed == {n for n in before if "q_proj" in n or "down_proj" in n}
+    for name in changed:  # torch adds the rank's terms in another order
+        delta = after[name].astype(np.float64) - before[name]
+        assert found.tensors[name].l2 == pytest.approx(np.sqrt((delta**2).sum()), rel=1e-5)
+        assert found.tensors[name].max == pytest.approx(np.abs(delta).max(), rel=1e-4)
+    assert found.total.identical == sum(t.size for n, t in before.items() if n not in changed)
+
+
+def test_a_model_that_transformers_saved_in_shards_and_in_another_dtype(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = BertForSequenceClassification(BertConfig(**shape, vocab_size=40))
+    model.save_pretrained(tmp_path / "base")
+    before = {n: t.detach().numpy().copy() for n, t in model.state_dict().items()}
+    with torch.no_grad():
+        model.bert.encoder.layer[1].output.dense.weight += 0.25
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "agent", max_shard_size="5KB")
+    assert len(list((tmp_path / "agent").glob("*.safetensors"))) > 1
+    after = {n: t.detach().float().numpy() for n, t in model.state_dict().items()}
+    floats = [n for n, t in before.items() if t.dtype == np.float32]
+    found = diff_of(tmp_path / "base", tmp_path / "agent", tmp_path)
+    assert_all_as_defined(found, {n: before[n] for n in floats}, {n: after[n] for n in floats})
+    assert found.top("relative_l2", 1) == ["bert.encoder.layer.1.output.dense.weight"]
+    assert set(found.modules) == {"embedding", "attention", "mlp", "norm", "other", "head"}
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "layer"),
+    [
+        ("bert.encoder.layer.3.attention.self.query.weight", "attention", 3),
+        ("bert.encoder.layer.3.intermediate.dense.weight", "mlp", 3),
+        ("bert.encoder.layer.3.output.dense.bias", "mlp", 3),
+        ("bert.encoder.layer.3.output.LayerNorm.weight", "norm", 3),
+        ("bert.embeddings.word_embeddings.weight", "embedding", None),
+        ("classifier.weight", "head", None),
+        ("shared.weight", "embedding", None),
+        ("decoder.block.2.layer.1.EncDecAttention.q.weight", "attention", 2),
+        ("encoder.block.2.layer.1.DenseReluDense.wi.weight", "mlp", 2),
+        ("model.decoder.layers.7.encoder_attn.k_proj.weight", "attention", 7),
+        ("model.decoder.layers.7.fc1.weight", "mlp", 7),
+        ("transformer.h.0.ln_1.weight", "norm", 0),
+        ("transformer.wte.weight", "embedding", None),
+        ("gpt_neox.layers.0.attention.dense.weight", "attention", 0),
+        ("embed_out.weight", "head", None),
+        ("backbone.layers.4.mixer.in_proj.weight", "other", 4),
+        ("model.layers.1.mlp.experts.11.w1.weight", "mlp", 1),
+        ("model.layers.1.self_attn.q_norm.weight", "norm", 1),
+    ],
+)
+def test_tensors_of_many_families_are_of_their_module_type_and_layer(name: str, module: str, layer: int | None) -> None:
+    assert (module_of(name), layer_of(name)) == (module, layer)
+
+
+def test_the_most_changed_tensors_are_in_order_and_of_equals_the_first(tmp_path: Path) -> None:
+    names = [f"model.layers.{k}.mlp.up_proj.weight" for k in range(4)]
+    base = {n: tensor(np.ones(8), "F32") for n in names}
+    steps = ([0.5] * 2, [2.0] * 1, [0.5] * 2, [])
+    after = [[1 + s for s in step] + [1] * (8 - len(step)) for step in steps]
+    agent = {n: tensor(v, "F32") for n, v in zip(names, after, strict=True)}
+    found = compare(tmp_path, base, agent)
+    assert found.top("density", 9) == [names[0], names[2], names[1]]
+    assert found.top("relative_l2", 2) == [names[1], names[0]]
+    shown = found.with_top_tensors(1)
+    assert set(shown.tensors) == set(shown.shapes) == {names[0], names[1]}
+    assert (shown.total, shown.tensor_count) == (found.total, 4)
+    assert Diff.from_json(json.loads(json.dumps(shown.to_json()))) == shown
+
+
+def test_a_base_of_zeros_has_no_relative_change(tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    found = compare(tmp_path, {name: tensor(np.zeros(4), "F32")}, {name: tensor([0, 1, 0, 0], "F32")})
+    assert found.total.relative_l2 is None
+    assert "—" in in_words(found, 3)
+    assert draw(found)
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+# what does not fit
+
+
+def refused(base: Path | str, agent: Path | str, tmp_path: Path) -> HubmergeError:
+    with pytest.raises(HubmergeError) as caught:
+        diff_of(base, agent, tmp_path)
+    return caught.value
+
+
+def test_models_that_do_not_fit_are_refused_with_every_problem_and_fitting_advice(
+    tmp_path: Path,
+) -> None:
+    base = random_base(0)
+    agent = {n: t for n, t in base.items() if n != "model.layers.1.mlp.up_proj.weight"}
+    agent["model.norm.weight"] = tensor(np.ones(17))
+    agent["v_head.weight"] = tensor(np.ones(16))
+    write_model(tmp_path / "base", base)
+    write_model(tmp_path / "agent", agent, config=llama_config(base))
+    error = refused(tmp_path / "base", tmp_path / "agent", tmp_path)
+    assert isinstance(error, IncompatibleError)
+    assert error.what == "these models cannot be compared"
+    text = str(error)
+    for expected in ("up_proj", "model.norm.weight: 16 → 17", "v_head.weight"):
+        assert expected in text
+    assert "Remove" not in text
+    assert "Compare it with the model that it was trained from" in text
+    assert "--ignore 'v_head.weight'" in text or "--ignore 'v_head.*'" in text
+
+
+def test_tensors_that_only_one_model_has_can_be_left_out(tmp_path: Path) -> None:
+    base = random_base(0)
+    agent = sparse_agent(base, 0.2, 1)
+    buffer = {"model.layers.0.rotary_emb.inv_freq": tensor(np.ones(8), "F32")}
+    write_model(tmp_path / "base", {**base, **buffer}, config=llama_config(base))
+    value_head = {"v_head.summary.weight": tensor(np.ones(16)), "v_head.summary.bias": tensor(np.ones(1))}
+    write_model(tmp_path / "agent", {**agent, **value_head}, config=llama_config(base))
+    error = str(refused(tmp_path / "base", tmp_path / "agent", tmp_path))
+    patterns = re.findall("--ignore '([^']*)'", error.split("\n")[0] or error)
+    assert patterns
+    recipe = comparison_recipe(str(tmp_path / "base"), str(tmp_path / "agent"), [*dict.fromkeys(patterns), "lost.*"])
+    plan = open_comparison(recipe, NOWHERE, allow_local=True)
+    found = measure(plan, NOWHERE, StreamOptions(), Silent(), cache=tmp_path)
+    assert_all_as_defined(found, values(base), values(agent))
+    assert any("inv_freq" in text and "v_head" in text for text in found.warnings)
+    assert any("'lost.*' matches no tensor" in text for text in found.warnings)
+
+
+def test_another_architecture_an_adapter_as_base_a_missing_folder_and_broken_weights_are_said(tmp_path: Path) -> None:
+    base = random_base(0)
+    write_model(tmp_path / "base", base)
+    write_model(tmp_path / "other", base, config={**llama_config(base), "architectures": ["Qwen2ForCausalLM"]})
+    assert "another architecture" in str(refused(tmp_path / "base", tmp_path / "other", tmp_path))
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
+    write_model(adapter, {"base_model.model.model.norm.lora_A.weight": tensor(np.ones((1, 16)))})
+    (adapter / "model.safetensors").rename(adapter / "adapter_model.safetensors")
+    assert "the base is an adapter" in str(refused(adapter, tmp_path / "base", tmp_path))
+    assert refused(tmp_path / "base", tmp_path / "nowhere", tmp_path).code == "E_SOURCE"
+    assert refused("not a name!", tmp_path / "base", tmp_path).code == "E_RECIPE"
+    (tmp_path / "pickled").mkdir()
+    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"\x80")
+    assert refused(tmp_path / "base", tmp_path / "pickled", tmp_path).code == "E_FORMAT"
+    broken = {**base, "model.norm.weight": tensor(np.full(16, np.nan))}
+    write_model(tmp_path / "broken", broken)
+    error = refused(tmp_path / "base", tmp_path / "broken", tmp_path)
+    assert isinstance(error, NonFiniteError)
+    assert "model.norm.weight" in str(error)
+
+
+def test_folders_are_not_for_whoever_may_not_read_them(tmp_path: Path) -> None:
+    write_model(tmp_path / "base", random_base(0))
+    recipe = comparison_recipe(str(tmp_path / "base"), str(tmp_path / "base"))
+    with pytest.raises(HubmergeError, match="local folders"):
+        open_comparison(recipe, NOWHERE)
+
+
+# what is shown
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Diff:
+    return diff_of(ZOO / "base", ZOO / "math", tmp_path_factory.mktemp("cache"))
+
+
+def documented(heading: str) -> set[str]:
+    """The keys in the first column of the table that follows some words."""
+    table = re.search(r"\n\|.*?\n\n|\n\|.*\Z", DOCS.read_text(encoding="utf-8").split(heading)[1] + "\n\n", re.DOTALL)
+    assert table
+    cells = [line.split("|")[1] for line in table.group().strip().splitlines()[2:]]
+    return {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
+
+
+def test_every_key_of_the_json_is_documented_and_the_other_way_round(example: Diff) -> None:
+    data = example.to_json()
+    assert set(data) == documented("\n## JSON\n")
+    tensors = next(iter(data["tensors"].values()))
+    assert set(tensors) == documented("\nA group:\n")
+    assert set(data["total"]) == set(tensors) - {"shape"}
+    for part in ("kind", "id", "sha", "requested", "weights", "dtypes"):
+        assert f"`{part}`" in DOCS.read_text(encoding="utf-8")
+    assert set(data["base"]) == {"kind", "id", "sha", "requested", "weights", "dtypes"}
+    assert set(data["magnitudes"][0]) == {"exponent", "elements", "l1"}
+    assert Diff.from_json(json.loads(json.dumps(data))) == example
+
+
+def test_the_command_prints_json_tables_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = [str(ZOO / "base"), str(ZOO / "math")]
+    assert main(["diff", *models, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["total"]["changed"] == 17124
+    assert len(data["tensors"]) == data["tensor_count"] == 41
+    figure = tmp_path / "change.png"
+    assert main(["diff", *models, "--top", "2", "--figure", str(figure)]) == 0
+    text = capsys.readouterr().out
+    assert "9.97% (17,124 parameters)" in text
+    assert text.count("model.layers.0.self_attn.o_proj.bias") == 2  # first of both lists
+    assert "model.layers.1" not in text
+    with Image.open(figure) as image:
+        assert image.format == "PNG"
+        assert image.size[0] == 1200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--figure", "change.jpg"], 2, "ends in .png"),
+        (["--top", "0"], 2, "at least 1"),
+        (["--figure", "/nowhere/at/all/change.png"], 1, "E_DISK"),
+    ],
+)
+def test_wrong_options_are_said_before_anything_is_read(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diff_module, "open_comparison", lambda *a, **k: pytest.fail("a model was opened"))
+    try:
+        found = main(["diff", str(ZOO / "base"), str(ZOO / "math"), *arguments])
+    except SystemExit as error:
+        found = error.code
+    assert found == code
+    assert words in capsys.readouterr().err
+
+
+def test_the_two_thresholds_are_told_apart_in_one_sentence(example: Diff) -> None:
+    sentence = thresholds(example)
+    assert sentence in " ".join(in_words(example, 3).split())
+    assert "0.00001" in sentence
+    assert "hundredth" in sentence
+    assert sentence.count(". ") == 0
+
+
+def test_a_strangers_names_cannot_steer_the_terminal_or_break_the_figure(example: Diff) -> None:
+    hostile = "model.layers.0.\x1b[2J\u202e$\\frac{.weight"
+    first = next(iter(example.tensors))
+    renamed = replace(
+        example,
+        tensors={hostile: replace(example.tensors[first], changed=10**9)},
+        shapes={hostile: (1,)},
+        base=replace(example.base, id="org/\x1b[31mred"),
+        warnings=("\x1b]0;title\x07",),
+    )
+    text = in_words(renamed, 5)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert draw(renamed)
+
+
+def test_the_figure_is_the_same_for_the_same_difference_and_shows_no_cut_edge(example: Diff) -> None:
+    png = draw(example)
+    assert draw(example) == png
+    with Image.open(io.BytesIO(png)) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    for edge in (pixels[:, 0], pixels[:, -1], pixels[0], pixels[-1]):
+        assert (edge == 255).all()
+
+
+def test_figures_of_models_without_layers_with_many_or_without_changes_are_drawn(example: Diff) -> None:
+    assert draw(replace(example, layers={}, grid={}))
+    many = dict.fromkeys(range(0, 126 * 3, 3), example.layers[0])
+    assert draw(replace(example, layers=many, grid=dict.fromkeys(many, example.grid[0])))
+    assert draw(replace(example, magnitudes=(), modules={}, layers={}, grid={}))
+
+
+def test_a_denser_module_is_drawn_lighter_and_longer(example: Diff) -> None:
+    """Attention in layer 0 (42%) is the lightest cell, and norms, changed most of all, have the longest bar."""
+    with Image.open(io.BytesIO(draw(example))) as image:
+        pixels = np.asarray(image.convert("RGB")).astype(int)
+    rows = {"attention": 144, "mlp": 183, "norm": 222}  # the first panel's, in the picture of the example
+    heat = {name: pixels[y, 240] for name, y in rows.items()}
+    brightness = {name: int(color.sum()) for name, color in heat.items()}
+    assert brightness["attention"] > brightness["norm"] > brightness["mlp"]
+    blue = (np.abs(pixels - [0, 0x72, 0xB2]).sum(2) < 6)[:, 880:]
+    lengths = [int(blue[y].sum()) for y in rows.values()]
+    density = [example.modules[name].density for name in rows]
+    assert lengths[2] > lengths[0] > lengths[1]
+    assert lengths[0] / lengths[2] == pytest.approx(density[0] / density[2], abs=0.03)
