@@ -234,7 +234,14 @@ class Recipe(_Frozen):
                 own = method.parse_settings(agent.parameters, of_agent=True)
                 method.check_own(parameters, own)
             except ValueError as error:
-                raise ValueError(f"agent {number + 1}: {error}") from None
+                at = f"agent {number + 1} → parameters"
+                found = error.problems if isinstance(error, MisnamedError) else (Problem("", str(error)),)
+                raise MisnamedError(
+                    [
+                        replace(one, code=RecipeError.code, where=f"{at} → {one.where}" if one.where else at)
+                        for one in found
+                    ]
+                ) from None
             agents.append(agent.model_copy(update={"parameters": own}) if own != agent.parameters else agent)
         object.__setattr__(self, "agents", tuple(agents))  # numbers as the digest takes them
         return self

@@ -140,7 +140,7 @@ class Method(ABC):
                 try:
                     settings[key] = varying.parse(value)
                 except ValueError as error:
-                    raise ValueError(f"parameters of {self.name}: {key}: {error}") from None
+                    raise ValueError(f"{key}: {error}") from None
         same = {k: v for k, v in values.items() if k not in settings}
         same |= {k: v for k, v in settings.items() if not varying.varies(v)}
         differing = {k: v for k, v in settings.items() if varying.varies(v)}
@@ -152,8 +152,8 @@ class Method(ABC):
         if strangers := sorted(set(values) - set(self.of_agent)) if of_agent else []:
             known = ", ".join(self.of_agent) or "nothing"
             raise ValueError(
-                f"parameters of {self.name}: {', '.join(strangers)} is one for all agents; an agent can have its own "
-                f"of {known}"
+                f"{', '.join(strangers)} is one for all agents; of the parameters of {self.name} an agent can have its "
+                f"own {known}"
             )
         if fixed := sorted(set(differing) - set(self.varying(parsed))) if not of_agent else []:
             raise ValueError(self._one_for_all(fixed, parsed))
@@ -167,8 +167,8 @@ class Method(ABC):
         open_to = ", ".join(self.varying(parameters)) or "none"
         trimmed = " (density and p too with trim_scope: tensor)" if hasattr(parameters, "trim_scope") else ""
         return (
-            f"parameters of {self.name}: {', '.join(names)} must be one value for all tensors; what can differ is the "
-            f"weights and of the parameters {open_to}{trimmed}"
+            f"{', '.join(names)} must be one value for all tensors; with {self.name} the weights can differ and "
+            f"{open_to}{trimmed}"
         )
 
     def check_own(self, parameters: Any, own: Mapping[str, Any]) -> None:
