@@ -17,6 +17,7 @@
     ├── ResultError               E_RESULT          an evaluation result that is malformed or not credible
     ├── RuleError                 E_RULE            a watcher's rule that is wrong or matches too much
     ├── DiskError                 E_DISK            not enough disk, or one that takes nothing
+    ├── DeviceError               E_DEVICE          a device that was asked for and cannot be used
     ├── FolderInUseError          E_IN_USE          another process works in this folder
     ├── MemoryLimitError          E_TOO_BIG         not enough memory
     ├── TargetExistsError         E_TARGET_EXISTS   the target holds something that this job did not make
@@ -182,6 +183,10 @@ class RuleError(HubmergeError):
 class DiskError(HubmergeError):
     code = "E_DISK"
     retryable = True
+
+
+class DeviceError(HubmergeError):
+    code = "E_DEVICE"
 
 
 class FolderInUseError(HubmergeError):

@@ -7,6 +7,7 @@ element), not of a stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
@@ -39,6 +40,9 @@ class DareLinear(Method):
 
     def varying(self, parameters: DareParameters) -> tuple[str, ...]:
         return ("p", "lambda")
+
+    def doubt(self, parameters: Any, weights: Sequence[float]) -> str | None:
+        return None  # a negative task vector is what forgets a task (2212.04089, Sec. 3)
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
         return tuple((w, a.p, 1.0 / (1.0 - a.p)) for w, a in zip(scope.weights, scope.of_agents, strict=True))

@@ -14,7 +14,7 @@ from pydantic import Field
 from hubmerge.methods.base import Method, Paper, Scope, Threshold
 from hubmerge.methods.dare_linear import DARE_PAPER
 from hubmerge.methods.ops import absolute, where
-from hubmerge.methods.ties import TiesParameters, trim, trims
+from hubmerge.methods.ties import TiesParameters, negative_mean, trim, trims
 
 
 class DareTiesParameters(TiesParameters):
@@ -35,6 +35,9 @@ class DareTies(Method):
 
     def varying(self, parameters: DareTiesParameters) -> tuple[str, ...]:
         return ("lambda", *(("p", "density") if parameters.trim_scope == "tensor" else ()))
+
+    def check(self, parameters: DareTiesParameters, weights: Sequence[float]) -> str | None:
+        return negative_mean(parameters, weights)
 
     def threshold(self, parameters: DareTiesParameters, own: Sequence[DareTiesParameters] = ()) -> Threshold | None:
         agents = own or (parameters,)

@@ -35,8 +35,11 @@ class Linear(Method):
         return ("base_weight",)
 
     def check(self, parameters: LinearParameters, weights: Sequence[float]) -> str | None:
-        total = sum(weights) + (parameters.base_weight or 0.0)
-        return "the weights add up to 0, so their mean does not exist" if total == 0 else None
+        if (total := sum(weights) + (parameters.base_weight or 0.0)) > 0:
+            return None
+        if total == 0:
+            return "the weights add up to 0, so their mean does not exist"
+        return f"the weights add up to {total:g}, so that their mean turns every update round"
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
         return tuple((w,) for w in scope.weights)

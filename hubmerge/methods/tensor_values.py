@@ -120,6 +120,8 @@ def misplaced(given: Given, names: Sequence[str]) -> tuple[list[Problem], list[s
                 where = f"the parameters of {given.method.name}" + (f", for {named}" if named else "")
                 problems.append(_problem(reason, where))
                 break
+        doubts = (given.method.doubt(one.parameters, one.weights) for one in values.distinct)
+        warnings += [doubt for doubt in doubts if doubt][:1]
     return problems, warnings
 
 

@@ -49,10 +49,18 @@ def one_or_each(values: Sequence[float]) -> float | tuple[float, ...]:
 
 def trims(scope: Scope) -> tuple[float, ...]:
     """Per agent the magnitude from which its updates are kept."""
-    thresholds = scope.thresholds or (0.0,) * len(scope.weights)
+    trimmed = any(agent.density < 1 for agent in scope.of_agents)
+    thresholds = scope.thresholds if trimmed else (0.0,) * len(scope.weights)
     return tuple(
         0.0 if agent.density >= 1 else threshold for agent, threshold in zip(scope.of_agents, thresholds, strict=True)
     )
+
+
+def negative_mean(parameters: TiesParameters, weights: Sequence[float]) -> str | None:
+    """Agents that agree after their weights may disagree about the sum of these, which then is 0 or turns the mean."""
+    if parameters.disjoint == "sum" or min(weights) >= 0:
+        return None
+    return f"a negative weight ({min(weights):g}) in a mean of those that agree; `disjoint: sum` takes it"
 
 
 class Ties(Method):
@@ -68,6 +76,9 @@ class Ties(Method):
     def varying(self, parameters: TiesParameters) -> tuple[str, ...]:
         # the density of a tensor has a meaning only where the largest are sought in it
         return ("lambda", "density") if parameters.trim_scope == "tensor" else ("lambda",)
+
+    def check(self, parameters: TiesParameters, weights: Sequence[float]) -> str | None:
+        return negative_mean(parameters, weights)
 
     def threshold(self, parameters: TiesParameters, own: Sequence[TiesParameters] = ()) -> Threshold | None:
         return trim("delta", own or (parameters,))
