@@ -3,6 +3,7 @@
     HubmergeError                 .code  .what  .where  .expected  .got  .next_step  .retryable
     ├── RecipeError               E_RECIPE          the recipe itself is wrong
     ├── SettingsError             E_SETTINGS        a variable of the environment that makes no sense
+    ├── MissingExtraError         E_EXTRA           packages that a command needs are not installed
     ├── FormatError               E_FORMAT          no safetensors, or a file of another kind
     ├── HeaderError               E_HEADER          a safetensors header that is corrupt or hostile
     ├── IndexFileError            E_INDEX           a shard index that names what it must not
@@ -126,6 +127,10 @@ class RecipeError(HubmergeError):
 
 class SettingsError(HubmergeError):
     code = "E_SETTINGS"
+
+
+class MissingExtraError(HubmergeError):
+    code = "E_EXTRA"
 
 
 class FormatError(HubmergeError):

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hubmerge.errors import RecipeError
+from hubmerge.extras import require
 from hubmerge.flags import add_visibility
 from hubmerge.settings import Settings
 
@@ -108,6 +109,8 @@ def _check(arguments: Any, settings: Settings) -> None:
         from hubmerge.distributed import refuse_several
 
         refuse_several(settings, "run with --sweep or --evaluate")
+    if arguments.evaluate is not None:
+        require("eval", "an evaluation")  # before hours of merging
 
 
 class _Line:

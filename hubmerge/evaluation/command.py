@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hubmerge.extras import require
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def run_cli(arguments: Any, settings: Settings, observer: EvaluationObserver | N
     from hubmerge.hub import Hub
     from hubmerge.recipe import ModelName
 
+    require("eval", "an evaluation")
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
     suite = pin(arguments.suite, hub, arguments.split, limit=arguments.limit)
     name = ModelName.parse(arguments.model)
