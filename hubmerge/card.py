@@ -124,6 +124,8 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "modules": statistics["modules"],
         "layers": statistics["layers"],
         "parameters": [(name, worded(value)) for name, value in _parameters(report)],
+        # models, the base among them where it counts in a mean
+        "averaged": len(labels) + (report.method["parameters"].get("base_weight") is not None),
         "varying_weights": _varying_weights(report),
         "by_layer": report.method.get("by_layer") or [],
         "papers": [(p, _paper_link(p)) for p in report.method["papers"]],
