@@ -17,6 +17,7 @@
     ├── ResultError               E_RESULT          an evaluation result that is malformed or not credible
     ├── RuleError                 E_RULE            a watcher's rule that is wrong or matches too much
     ├── DiskError                 E_DISK            not enough disk, or one that takes nothing
+    ├── DeviceError               E_DEVICE          a device that was asked for and cannot be used
     ├── FolderInUseError          E_IN_USE          another process works in this folder
     ├── MemoryLimitError          E_TOO_BIG         not enough memory
     ├── TargetExistsError         E_TARGET_EXISTS   the target holds something that this job did not make
@@ -27,7 +28,8 @@
     ├── LoginError                E_LOGIN           no usable token
     ├── InternalError             E_INTERNAL        a bug in hubmerge
     ├── in distributed.py: ProcessLostError E_PROCESS, one of several processes is gone
-    └── in workflows/jobs.py: StaleFenceError E_FENCE, JobNotFoundError E_JOB, DatabaseBusyError E_BUSY
+    └── in workflows/jobs.py: StaleFenceError E_FENCE, JobNotFoundError E_JOB, DatabaseBusyError E_BUSY;
+        in workflows/tokens.py: UnreadableTokenError E_SEAL
 
 A message says what, where, expected and got, and what to do next. `retryable` says whether the same call
 can succeed later without a change by the user.
@@ -181,6 +183,10 @@ class RuleError(HubmergeError):
 class DiskError(HubmergeError):
     code = "E_DISK"
     retryable = True
+
+
+class DeviceError(HubmergeError):
+    code = "E_DEVICE"
 
 
 class FolderInUseError(HubmergeError):

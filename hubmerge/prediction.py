@@ -150,7 +150,8 @@ def _memory(plan: Plan, options: StreamOptions) -> int:
     lasting += _SELECTION if any(one.threshold is not None for one in together) else 0
     lasting += len(options.beside) * len(tensors) * _TENSOR_PER_VARIANT
     lasting += _TORCH if options.ranks.size > 1 else 0
-    return int(lasting + max(buffers, _CARD + _KEPT * threads * per_thread))
+    companions = max(one.companions.bytes for one in together)  # one folder after the other is completed
+    return int(lasting + max(buffers, _CARD + companions + _KEPT * threads * per_thread))
 
 
 def _fetching(plan: Plan, machine: Machine, options: StreamOptions) -> int:

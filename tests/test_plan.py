@@ -34,8 +34,8 @@ BAD: dict[str, tuple[Callable[[], Model], str]] = {
     ),
     "vocabulary": (
         lambda: model("org/x", {**SHAPES, "model.embed_tokens.weight": (9, 4)}),
-        "another vocabulary size or shape in org/x@6f72672f7800: expected the base's shapes, "
-        "got model.embed_tokens.weight: 8×4 → 9×4",
+        "another vocabulary size, with rows of which nothing tells the tokens in org/x@6f72672f7800: expected 8 rows, "
+        "or a tokenizer.json of base and agent that names the added ones, got model.embed_tokens.weight of 9 rows",
     ),
     "shape": (
         lambda: model("org/x", {**SHAPES, NORM: (5,)}),

@@ -4,6 +4,7 @@
     inbox         every 2 s    deliveries → turns of the rules
     watchers      every 300 s  turns of the rules without a delivery
     evaluations   every 20 s   scores that are missing → jobs
+    tokens        every 600 s  the bot's own jobs that the present secret does not open
 
 The webhook's secret decides whether there is a route; without one the poll alone finds new agents.
 """
@@ -20,13 +21,14 @@ from starlette.routing import BaseRoute
 
 from hubmerge.settings import Settings
 from workflows.account import Account
+from workflows.evaluations import KIND as EVALUATION
 from workflows.evaluations import EvaluationDesk, KnownScores, SuiteVersion
-from workflows.jobs import Clock, SystemClock
+from workflows.jobs import Clock, State, SystemClock
 from workflows.schedule_evaluations import schedule_evaluations
 from workflows.scheduler import Scheduler, Tick
 from workflows.schema import open_engine
 from workflows.store import DATABASE, Store
-from workflows.tokens import TokenVault
+from workflows.tokens import TokenVault, UnreadableTokenError
 from workflows.watchers.board import WatcherBoard
 from workflows.watchers.inbox import Inbox
 from workflows.watchers.ledger import Ledger
@@ -43,6 +45,7 @@ class Intervals:
     inbox_s: float = 2.0
     poll_s: float = 300.0
     evaluations_s: float = 20.0
+    tokens_s: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,7 @@ class Bot:
         every = self._intervals
         ticks = [
             Tick("reap", every.reap_s, self._store.reap),
+            Tick("tokens", every.tokens_s, self.renew_tokens),
             Tick("inbox", every.inbox_s, self.watchers.handle_inbox),
             Tick("watchers", every.poll_s, self.watchers.poll),
         ]
@@ -113,6 +117,27 @@ class Bot:
             due = partial(schedule_evaluations, self._engine, self.desk, self._default_suite)
             ticks.append(Tick("evaluations", every.evaluations_s, due))
         return tuple(ticks)
+
+    def renew_tokens(self) -> int:
+        """Seal the bot's token anew for its own jobs that the present secret does not open; returns their number.
+
+        With another HUBMERGE_SECRET they would wait, or have failed, for a login that nobody can give: their token
+        is the one in the environment.
+        """
+        states = (State.QUEUED, State.FAILED)
+        renewed = 0
+        for job in self._store.list_jobs(user=self.account.name, states=states, limit=1000):
+            if not (job.kind == EVALUATION or job.payload.get("watcher")):
+                continue  # somebody's own, with a sign-in of theirs
+            sealed = self._store.sealed_token(job.id)
+            if job.state is State.FAILED:
+                if job.error is not None and job.error.code == UnreadableTokenError.code:
+                    self._store.retry(job.id, job.user, self.account.seal(job.id))
+                    renewed += 1
+            elif sealed is None or not self.account.opens(job.id, sealed):
+                self._store.replace_token(job.id, self.account.seal(job.id))
+                renewed += 1
+        return renewed
 
     def close(self) -> None:
         self._engine.dispose()

@@ -69,7 +69,7 @@ class MergeService:
         return prepare(recipe_from_dict(dict(recipe)), hub, license_choice=license or None).plan
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
-        target = Target(request.target.strip(), request.private)
+        target = Target(request.target.strip(), request.private, expose=not request.private)
         prepared = prepare(
             recipe_from_dict(dict(request.recipe)),
             self._hub(visitor.token),
@@ -80,6 +80,7 @@ class MergeService:
             "recipe": prepared.plan.recipe.to_dict(),
             "target": target.repo,
             "private": target.private,
+            "expose": target.expose,
             "license": request.license,
             "warnings": list(prepared.plan.warnings),
         }
@@ -105,6 +106,10 @@ class MergeService:
         return open_comparison(comparison_recipe(base, agent), self._hub(visitor.token if visitor else None))
 
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:
+        job = self._seen(job_id, visitor)
+        return self._view(job, own=visitor is not None and visitor.name == job.user)
+
+    def _seen(self, job_id: str, visitor: Visitor | None) -> Job:
         job = self._store.find(job_id)
         own = job is not None and visitor is not None and visitor.name == job.user
         if job is None or (job.payload.get("private") and not own):
@@ -114,7 +119,7 @@ class MergeService:
                 where=f"job {job_id[:12]}",
                 next_step="Sign in with the account that started it.",
             )
-        return self._view(job, own=own)
+        return job
 
     def jobs(self, visitor: Visitor) -> list[JobView]:
         return [self._view(job, own=True) for job in self._store.list_jobs(user=visitor.name)]
@@ -122,7 +127,13 @@ class MergeService:
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         if not visitor.token:
             raise PermissionDeniedError("only its owner may cancel a job", where=f"job {job_id[:12]}")
+        self._seen(job_id, visitor)
         return self._view(self._store.request_cancel(job_id, visitor.name), own=True)
+
+    def retry(self, job_id: str, visitor: Visitor) -> JobView:
+        job = self._seen(job_id, visitor)
+        sealed = self._vault.seal(job.id, SecretStr(visitor.token), visitor.expires_at)
+        return self._view(self._store.retry(job.id, visitor.name, sealed), own=True)
 
     def _hub(self, token: str | None) -> Hub:
         return Hub(self.endpoint, token)

@@ -86,6 +86,23 @@ class Store:
                 change.keep_token(new.id, token)
             return job
 
+    def retry(self, job_id: str, user: str, token: SealedToken) -> Job:
+        """Queue a job of `user` that failed or was cancelled once more; it goes on from what it finished."""
+        with self._transaction() as change:
+            job = change.get(job_id)
+            if job.user != user:
+                raise PermissionDeniedError(
+                    "only its owner may try a job again",
+                    where=f"job {job_id[:12]}",
+                    next_step="Sign in as the user who submitted it.",
+                )
+            if job.state in (State.FAILED, State.CANCELLED):
+                change.check_quota(user, self._jobs_per_user)
+                again = NewJob(id=job.id, kind=job.kind, user=user, payload=job.payload, priority=job.priority)
+                job = change.enqueue(again, again=True)
+                change.keep_token(job_id, token)
+            return job
+
     def request_cancel(self, job_id: str, user: str) -> Job:
         """Stop a job of `user`: at once while it waits, through its worker while it runs."""
         with self._transaction() as change:
@@ -246,6 +263,12 @@ class Store:
             rows = connection.execute(select(JOBS).where(JOBS.c.state.in_(HELD), gone)).mappings().all()
             change = Transitions(connection, self.clock)
             return tuple(change.take_back(Job.model_validate(row)) for row in rows)
+
+    def replace_token(self, job_id: str, token: SealedToken) -> None:
+        """Another token for a job that has not ended."""
+        with self._transaction() as change:
+            if not change.get(job_id).state.is_terminal:
+                change.keep_token(job_id, token)
 
     def sealed_token(self, job_id: str) -> SealedToken | None:
         query = select(TokenRow.ciphertext, TokenRow.expires_at).where(TokenRow.job_id == job_id)

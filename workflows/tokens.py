@@ -36,6 +36,12 @@ _INFO = b"hubmerge/tokens/1"
 _SIGN_IN = "Sign in again and submit the job once more: it goes on where it stopped."
 
 
+class UnreadableTokenError(LoginError):
+    """What is stored was not sealed for this job with the present secret."""
+
+    code = "E_SEAL"
+
+
 @dataclass(frozen=True)
 class SealedToken:
     """What may be stored: ciphertext, and until when the Hub accepts what is in it."""
@@ -93,8 +99,8 @@ class TokenVault:
         return SecretStr(document["token"])
 
 
-def _unreadable(job_id: str) -> LoginError:
-    return LoginError(
+def _unreadable(job_id: str) -> UnreadableTokenError:
+    return UnreadableTokenError(
         "needs login: the stored token was not sealed for this job with the present secret",
         where=f"job {job_id[:12]}",
         next_step=_SIGN_IN,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hubmerge import machine
 from hubmerge.counting import BLOCK
-from hubmerge.errors import MemoryLimitError
+from hubmerge.errors import DeviceError, MemoryLimitError
 
 if TYPE_CHECKING:
     from hubmerge.device.engine import Engine
@@ -32,6 +32,25 @@ _NODES = ("nvidia[0-9]*", "dxg", "kfd")  # the device files of CUDA, of CUDA on 
 def device_there(nodes: Path = Path("/dev")) -> bool:
     """True where the machine has a device that torch might use."""
     return any(any(nodes.glob(pattern)) for pattern in _NODES)
+
+
+def require_cuda() -> None:
+    """DeviceError without a CUDA device: who asks for one by its name wants no other."""
+    try:
+        import torch
+    except ImportError:
+        got = "torch is not installed"
+    else:
+        if torch.cuda.is_available():
+            return
+        got = f"torch {torch.__version__}, which finds none"
+    raise DeviceError(
+        "no CUDA device",
+        where="--device cuda",
+        expected="a GPU, its driver and a torch that was built for CUDA",
+        got=got,
+        next_step="Leave --device out: the CPU gives the same bits.",
+    )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What the Hub derives from a repo's README.md and config.json: card data, tags, library and pipeline.
 
 The card is the YAML block between two `---` lines at the top of README.md, with blank lines before it
-allowed. Aliases in the YAML are refused, because a few hundred bytes of them unfold to gigabytes of JSON.
+allowed; lines may end as on any system. Aliases in the YAML are refused, because a few hundred bytes of them unfold to
+gigabytes of JSON.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-_FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)(?:\r?\n)?^---[ \t]*$", re.DOTALL | re.MULTILINE)
+from hubmerge.localhub.space_cards import space_problems
+
+_FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
+_OPENED = re.compile(r"\A\s*---[ \t]*\n")
 _CARD_LIMIT = 1024 * 1024  # characters
+_DEEPEST = 64  # levels of lists and mappings
 _HEADER_LIMIT = 25 * 1024 * 1024  # bytes
 _LICENSES = """
 apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0
@@ -34,11 +40,24 @@ LICENSES = frozenset(_LICENSES.split())
 BASE_MODEL_RELATIONS = ("finetune", "adapter", "merge", "quantized")
 
 
-class _Loader(yaml.SafeLoader):
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases are not allowed in a card")
-        return super().compose_node(parent, index)
+# libyaml where PyYAML was built with it: a card of a megabyte takes seconds without
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Base):  # type: ignore[misc]
+    """YAML as the Hub reads it, by version 1.2: `no` is Norwegian, 010 and 1:30 are no numbers."""
+
+
+_RESOLVED = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?(?:0|[1-9][0-9]{0,300})|0x[0-9a-fA-F]{1,250}", "-+0123456789"),
+}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in _RESOLVED]
+    for first, resolvers in _Base.yaml_implicit_resolvers.items()
+}
+for _name, (_pattern, _first) in _RESOLVED.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_pattern})\Z"), list(_first))
 
 
 def parse_card(readme: str) -> dict[str, Any]:
@@ -46,23 +65,63 @@ def parse_card(readme: str) -> dict[str, Any]:
 
     Raises ValueError where the block is not a YAML mapping.
     """
+    readme = readme.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     found = _FRONT_MATTER.match(readme[:_CARD_LIMIT])
     if not found:
+        if len(readme) > _CARD_LIMIT and _OPENED.match(readme):
+            raise ValueError(f"The card metadata has more than {_CARD_LIMIT} characters")
         return {}
     try:
-        value = yaml.load(found[1], _Loader)  # noqa: S506  (a SafeLoader that refuses more)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        _check_events(found[1])
+        value = _plain(yaml.load(found[1], _Loader))  # noqa: S506  (a SafeLoader that refuses more)
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        # the library's constructors take a value with an explicit tag for one that fits it
         raise ValueError(f"The card is not valid YAML: {error}") from error
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise ValueError("The card metadata must be a mapping")
-    plain: dict[str, Any] = json.loads(json.dumps({str(k): v for k, v in value.items()}, default=str))
-    return plain
+    return value
 
 
-def card_problems(readme: str) -> tuple[list[str], list[str]]:
-    """Errors and warnings about a card."""
+def _check_events(text: str) -> None:
+    """Refuse what unfolds to more than it takes, or nests deeper than a loader can follow."""
+    depth = 0
+    for event in yaml.parse(text, _Base):
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed in a card")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _DEEPEST:
+                raise yaml.YAMLError(f"more than {_DEEPEST} levels")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: keys as strings, dates as text, and null for what is no number."""
+    if isinstance(value, dict):
+        return {_text(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int):
+        return value
+    return _text(value.isoformat() if isinstance(value, date) else value)
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise ValueError("half a character")
+    return text
+
+
+def card_problems(readme: str, repo_type: str = "model") -> tuple[list[str], list[str]]:
+    """Errors and warnings about the card of a repo."""
     try:
         card = parse_card(readme)
     except ValueError as error:
@@ -70,19 +129,26 @@ def card_problems(readme: str) -> tuple[list[str], list[str]]:
     if not card:
         return [], ["empty or missing yaml metadata in repo card"]
     errors: list[str] = []
-    for value in strings(card.get("license")):
-        if value not in LICENSES:
+    for name in strings(card.get("license")):
+        if name not in LICENSES:
             errors.append(f'"license" must be one of [{", ".join(sorted(LICENSES))}]')
     index = card.get("model-index")
     if index is not None and not (isinstance(index, list) and all(isinstance(row, dict) for row in index)):
         errors.append('"model-index" must be an array')
     for key in ("tags", "datasets", "language", "base_model"):
-        if key in card and card[key] is not None and not strings(card[key]):
+        value = card.get(key)
+        if value is not None and not isinstance(value, str) and not _scalars(value):
             errors.append(f'"{key}" must be a string or an array of strings')
+    if repo_type == "space":
+        errors += space_problems(card)
     relation = card.get("base_model_relation")
     if relation is not None and relation not in BASE_MODEL_RELATIONS:
         errors.append(f'"base_model_relation" must be one of [{", ".join(BASE_MODEL_RELATIONS)}]')
     return errors, []
+
+
+def _scalars(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str | int | float) for item in value)
 
 
 def strings(value: object) -> list[str]:

@@ -37,6 +37,8 @@ from hubmerge.localhub.tree import MAIN, Entry, File, Fixed, Tree, check_path, f
 from hubmerge.localhub.users import Identity
 
 router = Router()
+SAMPLE_BYTES = 512
+_NAMED = 10
 _STALE_PARENT = "The branch was updated since you opened this page. Please refresh and try again."
 
 
@@ -47,7 +49,8 @@ def lfs_pointer(sha256: str, size: int) -> bytes:
 
 @router.on("POST", "/api/validate-yaml")
 def validate_yaml(call: Call) -> Response:
-    errors, warnings = card_problems(text_of(call.json(), "content"))
+    asked = call.json()
+    errors, warnings = card_problems(text_of(asked, "content"), optional_text(asked, "repoType") or "model")
     body: Json = {
         "errors": [{"message": message} for message in errors],
         "warnings": [{"message": message} for message in warnings],
@@ -103,7 +106,7 @@ def preupload(call: Call) -> Json:
         if not isinstance(size, int):
             raise bad_request("size must be a number")
         sample = _base64(text_of(item, "sample"))
-        is_large = decide(large, path) or size > call.hub.limits.regular_bytes or b"\0" in sample
+        is_large = decide(large, path) or size > call.hub.limits.regular_bytes or is_binary(sample)
         entry = tree.get(path)
         answers.append(
             {
@@ -206,6 +209,7 @@ def _parse(call: Call, repo: Repo, body: IO[bytes]) -> tuple[Json, list[Operatio
     """The header and the operations of a commit; the contents of its files are stored on the way."""
     header: Json | None = None
     operations: list[Operation] = []
+    binary: list[str] = []
     for key, value in _lines(body):
         if key == "header":
             header = value
@@ -215,6 +219,10 @@ def _parse(call: Call, repo: Repo, body: IO[bytes]) -> tuple[Json, list[Operatio
             content = _content(value)
             if len(content) > call.hub.limits.regular_bytes:
                 raise unprocessable(f"{path} is too large for a regular file; upload it with LFS")
+            if is_binary(content):
+                binary.append(path)
+            if path == "README.md":
+                _check_card(content, repo)
             operations.append(Operation(check_path(path), File(call.store.put_git(content), len(content))))
         elif key == "lfsFile":
             operations.append(Operation(check_path(path), _large_file(call.store, repo, value)))
@@ -224,7 +232,24 @@ def _parse(call: Call, repo: Repo, body: IO[bytes]) -> tuple[Json, list[Operatio
             raise bad_request(f"Unknown key {key!r}: add a line with `file`, `lfsFile` or `deletedFile`")
     if header is None:
         raise bad_request("The commit has no header")
+    if binary:
+        named = ", ".join(binary[:_NAMED]) + (f" and {len(binary) - _NAMED} more" if len(binary) > _NAMED else "")
+        raise bad_request(
+            "Your commit was rejected because it contains binary files as regular ones. Upload them with LFS or Xet,"
+            f" as `hf upload` does. Offending files: {named}"
+        )
     return header, operations
+
+
+def is_binary(content: bytes) -> bool:
+    """Whether a file is none of text, by the beginning that a client sends ahead for it."""
+    return b"\0" in content[:SAMPLE_BYTES]
+
+
+def _check_card(content: bytes, repo: Repo) -> None:
+    errors, _ = card_problems(content.decode("utf-8", "replace"), repo.type)
+    if errors:
+        raise bad_request("Invalid metadata in README.md.\n" + "\n".join(f"- {message}" for message in errors))
 
 
 def _lines(body: IO[bytes]) -> Iterator[tuple[str, Json]]:

@@ -27,13 +27,13 @@ from hubmerge.localhub.cards import count_parameters, derive
 from hubmerge.localhub.http_errors import bad_request, conflict, forbidden
 from hubmerge.localhub.patterns import initial_gitattributes
 from hubmerge.localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, text_of
+from hubmerge.localhub.space_cards import SDKS
 from hubmerge.localhub.store import REPO_TABLES, now
 from hubmerge.localhub.tree import MAIN, File, Fixed
 from hubmerge.localhub.users import Identity
 
 router = Router()
 _NAME = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
-_SDKS = ("gradio", "streamlit", "docker", "static")
 _DERIVED_FILE_BYTES = 2 * 1024 * 1024
 
 
@@ -64,8 +64,8 @@ def add_repo(
     visibility = visibility or ("private" if org and org.private_by_default else "public")
     if visibility not in ("public", "private") and (visibility, repo_type) != ("protected", "space"):
         raise bad_request("visibility must be public or private")
-    if repo_type == "space" and sdk not in _SDKS:
-        raise bad_request(f"A Space needs an sdk: {', '.join(_SDKS)}")
+    if repo_type == "space" and sdk not in SDKS:
+        raise bad_request(f"A Space needs an sdk: {', '.join(SDKS)}")
     key = _free_key(hub, repo_type, f"{owner}/{name}", endpoint)
     row = db.execute(
         "INSERT INTO repos (type, ns, name, key, visibility, creator, app, created_at, modified_at, sdk)"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hubmerge.errors import SourceNotFoundError
 from hubmerge.localhub.access import Repo, find_repo
-from hubmerge.localhub.commits import Operation, apply, lfs_pointer
+from hubmerge.localhub.commits import SAMPLE_BYTES, Operation, apply, is_binary, lfs_pointer
 from hubmerge.localhub.patterns import decide, initial_gitattributes, lfs_rules
 from hubmerge.localhub.protocol import Hub
 from hubmerge.localhub.repos import add_repo
@@ -25,7 +25,6 @@ from hubmerge.localhub.store import git_blob_sha1
 from hubmerge.localhub.tree import MAIN, File, Fixed, check_path
 from hubmerge.localhub.users import Identity, Org, User, Users
 
-_SAMPLE_BYTES = 512
 ZOO_OWNER = "ada"
 ZOO_MODELS = {"zoo/base": "base", "zoo/math-agent": "math", "zoo/tool-agent": "tool", "zoo/mem-agent": "mem"}
 ZOO_DATASET, ZOO_DATA = "zoo/held-out", "eval"
@@ -91,7 +90,7 @@ def _files(folder: Path) -> list[str]:
 def _keep(hub: Hub, repo: Repo, path: str, source: Path) -> File:
     """Store one file, as a large one where an upload would make it one."""
     with source.open("rb") as file:
-        binary = b"\0" in file.read(_SAMPLE_BYTES)
+        binary = is_binary(file.read(SAMPLE_BYTES))
         size = source.stat().st_size
         rules = lfs_rules(initial_gitattributes(repo.type))
         if not size or not (binary or size > hub.limits.regular_bytes or decide(rules, path)):

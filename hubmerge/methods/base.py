@@ -154,3 +154,8 @@ class Method(ABC):
     def check(self, parameters: Any, weights: Sequence[float]) -> str | None:
         """A reason why these values cannot be merged, or None."""
         return None
+
+    def doubt(self, parameters: Any, weights: Sequence[float]) -> str | None:
+        """What a user should know of these values, though they can be merged, or None."""
+        negative = [f"agent {k} ({w:g})" for k, w in enumerate(weights, 1) if w < 0]
+        return f"a negative weight takes away what was learned: {', '.join(negative)}" if negative else None

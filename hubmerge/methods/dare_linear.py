@@ -7,6 +7,7 @@ element), not of a stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
@@ -33,6 +34,9 @@ class DareLinear(Method):
     parameters = DareParameters
     extras = ("uniform",)
     permutation_invariant = False  # the draws belong to the agent's place in the recipe
+
+    def doubt(self, parameters: Any, weights: Sequence[float]) -> str | None:
+        return None  # a negative task vector is what forgets a task (2212.04089, Sec. 3)
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
         return tuple((w,) for w in scope.weights)

@@ -6,6 +6,7 @@ rescaled updates. Deviations: as for `dare_linear` and `ties`; with density 1 no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
@@ -13,7 +14,7 @@ from pydantic import Field
 from hubmerge.methods.base import Method, Paper, Scope, Threshold
 from hubmerge.methods.dare_linear import DARE_PAPER
 from hubmerge.methods.ops import absolute, where
-from hubmerge.methods.ties import TiesParameters, trim, weights_and_trims
+from hubmerge.methods.ties import TiesParameters, negative_mean, trim, weights_and_trims
 
 
 class DareTiesParameters(TiesParameters):
@@ -29,6 +30,9 @@ class DareTies(Method):
     parameters = DareTiesParameters
     extras = ("uniform",)
     permutation_invariant = False
+
+    def check(self, parameters: DareTiesParameters, weights: Sequence[float]) -> str | None:
+        return negative_mean(parameters, weights)
 
     def threshold(self, parameters: DareTiesParameters) -> Threshold | None:
         return trim(parameters, "dropped", parameters.p)

@@ -21,7 +21,11 @@ class Linear(Method):
     papers = (Paper("Model soups", "2203.05482", "Sec. 2"),)
 
     def check(self, parameters: Parameters, weights: Sequence[float]) -> str | None:
-        return "the weights add up to 0, so their mean does not exist" if sum(weights) == 0 else None
+        if (total := sum(weights)) > 0:
+            return None
+        if total == 0:
+            return "the weights add up to 0, so their mean does not exist"
+        return f"the weights add up to {total:g}, so that their mean turns every update round"
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
         return tuple((w,) for w in scope.weights)

@@ -5,6 +5,7 @@ Source: Ilharco et al. 2023, arXiv:2212.04089, Sec. 2. Deviations: λ defaults t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
@@ -25,6 +26,9 @@ class TaskArithmetic(Method):
     formula = "δ* = λ·Σₖ wₖ·δₖ"
     papers = (Paper("Editing Models with Task Arithmetic", "2212.04089", "Sec. 2"),)
     parameters = TaskArithmeticParameters
+
+    def doubt(self, parameters: Any, weights: Sequence[float]) -> str | None:
+        return None  # a negative task vector is what forgets a task (2212.04089, Sec. 3)
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
         return tuple((w,) for w in scope.weights)

@@ -11,6 +11,7 @@ inputs are read once instead of twice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -39,6 +40,13 @@ def weights_and_trims(scope: Scope) -> tuple[tuple[float, ...], ...]:
     return tuple(zip(scope.weights, untrimmed if scope.parameters.density >= 1 else scope.thresholds, strict=True))
 
 
+def negative_mean(parameters: TiesParameters, weights: Sequence[float]) -> str | None:
+    """Agents that agree after their weights may disagree about the sum of these, which then is 0 or turns the mean."""
+    if parameters.disjoint == "sum" or min(weights) >= 0:
+        return None
+    return f"a negative weight ({min(weights):g}) in a mean of those that agree; `disjoint: sum` takes it"
+
+
 class Ties(Method):
     name = "ties"
     title = "TIES"
@@ -46,6 +54,9 @@ class Ties(Method):
     formula = "δ* = λ·mean{δ̂ₖ : sgn δ̂ₖ = sgn Σⱼ δ̂ⱼ}, δ̂ₖ the top density of δₖ"
     papers = (Paper("TIES-Merging: Resolving Interference When Merging Models", "2306.01708", "Algorithm 1"),)
     parameters = TiesParameters
+
+    def check(self, parameters: TiesParameters, weights: Sequence[float]) -> str | None:
+        return negative_mean(parameters, weights)
 
     def threshold(self, parameters: TiesParameters) -> Threshold | None:
         return trim(parameters, "delta")

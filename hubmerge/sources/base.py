@@ -42,6 +42,15 @@ class HeaderDigest:
 
 
 @dataclass(frozen=True)
+class TokenTable:
+    """What a tokenizer.json tells of rows."""
+
+    ids: Mapping[str, int]  # token → row
+    added: Mapping[str, Mapping[str, Any]]  # those beside the tokenizer's own vocabulary, with how they are matched
+    next_id: int  # what the tokenizers library calls the next token that is added
+
+
+@dataclass(frozen=True)
 class StoredTensor:
     """A tensor and the shard that holds it. `entry.dtype` is what a reader gives (see derived.py for computed ones)."""
 
@@ -92,8 +101,9 @@ class Model:
     private: bool = False
     card: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     adapter: AdapterConfig | None = None  # the tensors are LoRA factors, on a base that the recipe names
-    tokens: Mapping[str, int] | None = None  # token → row; read only where vocabularies differ in size
+    tokens: TokenTable | None = None  # read only where vocabularies differ in size
     headers: Mapping[str, HeaderDigest] = field(default_factory=lambda: MappingProxyType({}))  # by shard
+    outside: tuple[str, ...] = ()  # links in a local folder that lead out of it, and are not among the files
 
     @property
     def kind(self) -> str:

@@ -4,6 +4,7 @@
     ScaledTensor    fp8 elements times the scale of their tensor, row or block
     AdaptedTensor   W + s·B·A of a LoRA adapter, without a full copy of anything
     ExtendedTensor  a base's rows, followed by the rows that an agent's vocabulary adds
+    UnitedTensor    a table of rows, some of which are those that several agents' vocabularies add
     ZeroTensor      zeros: the update from a tensor to them is the tensor itself, with the sign turned round
 
 What is computed is float32, every element by itself, in an order of its own: which range is asked for changes no
@@ -163,6 +164,57 @@ class ExtendedTensor(DerivedTensor):
         if inside < count:
             parts.append(elements.values(model, self.added, start + inside, count - inside))
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+
+@dataclass(frozen=True)
+class UnitedTensor(DerivedTensor):
+    """The rows of `own`, but from row `first` on the means of rows that others have for the same token."""
+
+    own: StoredTensor
+    others: tuple[BorrowedTensor, ...]
+    first: int
+    means: tuple[tuple[tuple[int, int], ...], ...]  # of each of these rows: which of `others`, which row of it
+
+    @property
+    def kept_dtype(self) -> str:
+        return self.own.kept_dtype
+
+    @classmethod
+    def of(
+        cls,
+        own: StoredTensor,
+        others: tuple[BorrowedTensor, ...],
+        first: int,
+        means: tuple[tuple[tuple[int, int], ...], ...],
+        rows: int,
+    ) -> UnitedTensor:
+        shape = (rows, *own.entry.shape[1:])
+        return cls(own.shard, replace(own.entry, dtype="F32", shape=shape), own, others, first, means)
+
+    def read(self, elements: Elements, model: int, start: int, count: int) -> Float32:
+        width = self.entry.shape[1]
+        parts, end = [np.empty(0, np.float32)], start + count
+        while start < end:
+            row, column = divmod(start, width)
+            if self.first <= row < self.first + len(self.means):
+                take = min(end - start, width - column)
+                parts.append(self._mean(elements, model, self.means[row - self.first], column, take))
+            else:
+                until = self.first * width if row < self.first else end
+                take = min(end, until) - start
+                parts.append(elements.values(model, self.own, start, take))
+            start += take
+        return np.concatenate(parts)
+
+    def _mean(
+        self, elements: Elements, model: int, held: tuple[tuple[int, int], ...], column: int, count: int
+    ) -> Float32:
+        tables = [(self.others[other], row * self.entry.shape[1] + column) for other, row in held]
+        first, *more = (elements.values(model, tensor, start, count) for tensor, start in tables)
+        with np.errstate(all="ignore"):  # NaN and Inf are for the caller to count
+            for values in more:
+                first = first + values
+            return first / np.float32(len(held)) if more else first
 
 
 @dataclass(frozen=True)

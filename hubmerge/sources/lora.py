@@ -6,6 +6,8 @@ PEFT (arXiv:2106.09685) stores, below `base_model.model.` and the module's name,
     lora_embedding_A [r, tokens], lora_embedding_B [dim, r]  embeddings; W is [tokens, dim]
     weight, bias                                             full tensors (modules_to_save, bias) for the base's
     base_layer.weight                                        the same for a layer that is adapted, too
+    modules_to_save.weight, original_module.weight           the first again, and what it was before, which PEFT adds
+                                                             where the vocabulary has grown
 
 What an adapter does not name is the base's. Its base is the recipe's: another one is refused where the names show
 it. On a tied base neither embedding nor head can be adapted: training saw two tensors where a checkpoint has one.
@@ -31,6 +33,7 @@ from hubmerge.wording import dims, incompatible, named
 _WRAPPER = "base_model.model."
 _LINEAR = re.compile(r"(.+)\.lora_([AB])\.weight", re.ASCII)
 _EMBEDDING = re.compile(r"(.+)\.lora_embedding_([AB])", re.ASCII)
+_TWICE = re.compile(r"\.(?:modules_to_save|original_module)\.", re.ASCII)
 _WRAPPED = re.compile(r"\.(?:base_layer|modules_to_save)\.", re.ASCII)
 
 
@@ -112,8 +115,12 @@ def resident_bytes(model: Model, kept: int) -> int:
 
 def _sorted(agent: Model) -> _Parts:
     parts = _Parts()
+    names = {stored.removeprefix(_WRAPPER) for stored in agent.tensors}
     for stored, tensor in agent.tensors.items():
         name = stored.removeprefix(_WRAPPER)
+        again = _TWICE.sub(".", name)
+        if again != name and again in names:
+            continue
         if match := _LINEAR.fullmatch(name) or _EMBEDDING.fullmatch(name):
             weight = f"{match[1]}.weight"
             parts.factors.setdefault(weight, {})[match[2]] = tensor

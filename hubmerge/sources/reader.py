@@ -281,8 +281,9 @@ def sources_of(model: int, tensor: StoredTensor) -> Iterator[tuple[int, StoredTe
     if isinstance(tensor, DerivedTensor):
         owner = tensor.owner if isinstance(tensor, BorrowedTensor) else model
         for field in fields(tensor):
-            part = getattr(tensor, field.name)
-            if isinstance(part, StoredTensor):
-                yield from sources_of(owner, part)
+            value = getattr(tensor, field.name)
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, StoredTensor):
+                    yield from sources_of(owner, part)
     else:
         yield model, tensor

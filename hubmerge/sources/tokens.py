@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hubmerge.sources.base import Model
+from hubmerge.sources.base import Model, TokenTable
 from hubmerge.tying import is_embedding, is_head
 
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024  # the largest known have 35 MB
 MAX_TOKENIZER_VALUES = 4_000_000  # tokens and merges of the largest known, twice
 _MAX_TOKEN_ID = 2**31
+_MATCHING = ("single_word", "lstrip", "rstrip", "normalized", "special")  # how an added token is found in a text
 
 
 def rows_differ(base: Model, agents: Sequence[Model]) -> bool:
@@ -47,3 +48,16 @@ def tokens_of(content: Mapping[str, Any]) -> dict[str, int] | None:
     if not all(isinstance(token, str) and type(i) is int and 0 <= i < _MAX_TOKEN_ID for token, i in pairs):
         return None
     return dict(pairs)
+
+
+def token_table(content: Mapping[str, Any]) -> TokenTable | None:
+    """All that a parsed tokenizer.json tells of rows; None where `tokens_of` is."""
+    ids = tokens_of(content)
+    if ids is None:
+        return None
+    entries = {entry["content"]: entry for entry in content.get("added_tokens") or []}
+    added = {token: {key: entry.get(key) is True for key in _MATCHING} for token, entry in entries.items()}
+    # as the library counts them: behind the last one added, or behind its own vocabulary
+    size = len(content["model"]["vocab"])
+    last = max((ids[token] for token in added), default=-1)
+    return TokenTable(ids, added, last + 1 if last >= size else size)

@@ -2,7 +2,7 @@
 
 In this order: fp8 elements get their scales, what the recipe ignores is left out, adapters become models on their
 base, names that differ by a known prefix are brought to the base's, what the base has under ignored names becomes
-everybody's, and all get the rows that one agent's vocabulary adds. Each step is a pure
+everybody's, and all get the rows that vocabularies add. Each step is a pure
 function of headers and small files, and hands on models of which the rest of the plan need not know how their
 tensors come about.
 """

@@ -1,9 +1,15 @@
-"""Agents that added tokens: the rows that all have are merged, the added ones are kept as the one agent has them.
+"""Agents that added tokens: the rows that all have are merged, the added ones are kept as whoever has them has them.
 
-Every token of the base must have the same id in that agent's tokenizer.json, so that rows of the same number are
-rows of the same token. Beyond the base's rows, base and other agents read the rows of the agent that brings them:
-nobody differs there, so every method leaves them as they are. Two agents that bring rows are refused: headers
-cannot tell whether they agree.
+Every token of the base must have the same id in such an agent's tokenizer.json, so that rows of the same number are
+rows of the same token.
+
+One agent that adds rows: beyond the base's rows, base and other agents read its rows, and its tokenizer is kept.
+
+Several: the output has the union of their tokens, in the recipe's order behind the base's, and its tokenizer is the
+base's with these added. In their rows everybody reads what the agents hold that have the token: its row, or the mean
+where several have it, since the base has none to count updates from. Rows that no token names are not taken over.
+
+So nobody differs in added rows, and every method leaves them as they are.
 """
 
 from __future__ import annotations
@@ -14,20 +20,33 @@ from types import MappingProxyType
 from typing import Any
 
 from hubmerge.errors import Problem
-from hubmerge.sources.base import Model, StoredTensor
-from hubmerge.sources.derived import BorrowedTensor, ExtendedTensor, first_rows
+from hubmerge.sources.base import Model, StoredTensor, TokenTable
+from hubmerge.sources.derived import BASE, BorrowedTensor, ExtendedTensor, UnitedTensor, first_rows
+from hubmerge.sources.tokens import TOKENIZER
 from hubmerge.tying import is_embedding, is_head
 from hubmerge.wording import incompatible, named
+
+_OTHERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that several agents' vocabularies make the output's."""
+
+    content: str
+    id: int  # in the output
+    matching: Mapping[str, Any]  # as tokenizer.json has it: lstrip, special, …
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     """Rows beyond the base's, and the model that brings them, its tokenizer and its number of tokens."""
 
-    donor: int  # among the models of the merge, the base being 0
+    donor: int  # among the models of the merge, the base being 0; the base where `united` tokens are added to its own
     base_rows: int
     rows: int  # of the output
     added: tuple[str, ...]  # tokens of the added rows, in the order of their ids
+    united: tuple[AddedToken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,49 +61,200 @@ class Grown:
 
 
 def with_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
-    """All models with the rows that one agent adds. What has no tokenizer to tell the rows is left to be refused."""
-    same = Grown(base, tuple(agents))
+    """All models with the rows that agents add. One problem for each agent whose rows cannot be told, which then seems
+    to have the base's, so that nothing else is found wrong with them."""
     tables = {n: t for n, t in base.tensors.items() if (is_embedding(n) or is_head(n)) and len(t.entry.shape) == 2}
     rows = {t.entry.shape[0] for t in tables.values()}
-    growing = [k for k, agent in enumerate(agents) if _grows(tables, agent)]
-    if len(rows) != 1 or not growing or base.tokens is None:
-        return same
+    if len(rows) != 1:
+        return Grown(base, tuple(agents))
     (base_rows,) = rows
-    if len(growing) > 1:
-        first, *others = (agents[k] for k in growing)
-        return replace(same, problems=tuple(_disagreement(first, other, base_rows) for other in others))
-    (k,) = growing
-    donor = agents[k]
-    stored = {n: donor.tensors[n] for n in tables if n in donor.tensors}
-    counts = {t.entry.shape[0] for t in stored.values()}
-    if donor.tokens is None or len(counts) != 1 or max(donor.tokens.values(), default=0) >= max(counts):
+    same = Grown(base, tuple(_with_its_size(agent, tables, base_rows) for agent in agents))
+    growing = [k for k, agent in enumerate(agents) if _grows(tables, agent)]
+    wrong = {k: problem for k in growing if (problem := _untold(base, agents[k], tables, base_rows))}
+    if wrong:
+        seen = [_as_base(a, base, tables) if k in wrong else a for k, a in enumerate(same.agents)]
+        return replace(same, agents=tuple(seen), problems=tuple(wrong.values()))
+    if not growing:
         return same
-    theirs = donor.tokens
-    moved = [f"{ascii(t)[:40]} ({i} → {theirs.get(t, 'none')})" for t, i in base.tokens.items() if theirs.get(t) != i]
-    if moved:
-        problem = incompatible(
-            "tokens of the base that have another id",
-            where=f"tokenizer.json of {donor.ref}",
-            expected="the base's tokens where they were, new ones behind them",
-            got=named(moved),
-            next_step=f"Remove {donor.ref.id} or choose the base it was trained from.",
-        )
-        return replace(same, problems=(problem,))
-    (count,) = counts
-    added = sorted((t for t, i in donor.tokens.items() if i >= base_rows), key=donor.tokens.__getitem__)
-    inside = sorted(set(donor.tokens) - set(base.tokens) - set(added))
+    if len(growing) == 1:
+        return _with_rows_of_one(base, agents, growing[0], tables, base_rows)
+    return _with_rows_of_several(base, agents, growing, tables, base_rows)
+
+
+def _with_its_size(agent: Model, tables: Mapping[str, StoredTensor], base_rows: int) -> Model:
+    """An agent that has the base's tables does not have the vocab_size of those that were ignored."""
+    borrowed = tables and all(isinstance(agent.tensors.get(n), BorrowedTensor) for n in tables)
+    return replace(agent, config=with_vocab_size(agent.config, base_rows)) if borrowed else agent
+
+
+def _as_base(agent: Model, base: Model, tables: Mapping[str, StoredTensor]) -> Model:
+    tensors = {**agent.tensors, **{n: BorrowedTensor.of(t, BASE) for n, t in tables.items() if n in agent.tensors}}
+    config = {**agent.config, **{k: v for k, v in base.config.items() if k in ("vocab_size", "text_config")}}
+    return replace(agent, tensors=MappingProxyType(tensors), config=MappingProxyType(config))
+
+
+def _untold(base: Model, agent: Model, tables: Mapping[str, StoredTensor], base_rows: int) -> Problem | None:
+    """Why nobody can tell which tokens an agent's added rows belong to."""
+    sizes = {n: agent.tensors[n].entry.shape[0] for n in tables if n in agent.tensors}
+    got = ", ".join(f"{n} of {count} rows" for n, count in sizes.items())
+    reason = step = ""
+    if base.tokens is None or agent.tokens is None:
+        owner = base if base.tokens is None else agent
+        other = next((f"{n} alone" for n in _OTHERS if n in owner.files), "none")
+        reason = f"of {owner.ref.id}, {f'{TOKENIZER} that names no ids' if TOKENIZER in owner.files else other}"
+        step = f"Save that tokenizer as {TOKENIZER} (AutoTokenizer.from_pretrained(…).save_pretrained(…))"
+    elif len(sizes) < len(tables):
+        reason = f"no {named([n for n in tables if n not in sizes])}"
+    elif len(set(sizes.values())) > 1:
+        reason = "tables of different sizes"
+    elif max(agent.tokens.ids.values(), default=0) >= max(sizes.values()):
+        reason = f"a token of row {max(agent.tokens.ids.values())}"
+    if not reason:
+        return _moved(base, agent)
+    ignoring = ", ".join(f'"{n}"' for n in sizes)
+    return incompatible(
+        "another vocabulary size, with rows of which nothing tells the tokens",
+        where=str(agent.ref),
+        expected=f"{base_rows} rows, or a {TOKENIZER} of base and agent that names the added ones",
+        got=f"{got}; {reason}",
+        next_step=f"{step or 'Choose the base it was trained from'}. Otherwise: Remove {agent.ref.id}, or keep the "
+        f"base's vocabulary with this line in the recipe: ignore: [{ignoring}].",
+    )
+
+
+def _moved(base: Model, agent: Model) -> Problem | None:
+    assert base.tokens is not None
+    assert agent.tokens is not None
+    ids = agent.tokens.ids
+    moved = [f"{_shown(t)} ({i} → {ids.get(t, 'none')})" for t, i in base.tokens.ids.items() if ids.get(t) != i]
+    if not moved:
+        return None
+    return incompatible(
+        "tokens of the base that have another id",
+        where=f"{TOKENIZER} of {agent.ref}",
+        expected="the base's tokens where they were, new ones behind them",
+        got=named(moved),
+        next_step=f"Remove {agent.ref.id} or choose the base it was trained from.",
+    )
+
+
+def _with_rows_of_one(
+    base: Model, agents: Sequence[Model], k: int, tables: Mapping[str, StoredTensor], base_rows: int
+) -> Grown:
+    donor = agents[k]
+    assert base.tokens is not None
+    assert donor.tokens is not None
+    ids = donor.tokens.ids
+    stored = {n: donor.tensors[n] for n in tables}
+    count = next(iter(stored.values())).entry.shape[0]
+    added = sorted((t for t, i in ids.items() if i >= base_rows), key=ids.__getitem__)
+    inside = sorted(set(ids) - set(base.tokens.ids) - set(added))
     warnings = [
         f"{donor.ref.id}: its vocabulary has {count - base_rows} more rows than the base's {base_rows}; rows that all "
-        f"have are merged, the added ones ({named([ascii(t)[:40] for t in added]) or 'no token names them'}) are kept "
+        f"have are merged, the added ones ({named([_shown(t) for t in added]) or 'no token names them'}) are kept "
         "as it has them, and so are its tokenizer and vocab_size"
     ]
     if inside:
         warnings.append(
-            f"{donor.ref.id}: its new tokens {named([ascii(t)[:40] for t in inside])} have rows that the base "
+            f"{donor.ref.id}: its new tokens {named([_shown(t) for t in inside])} have rows that the base "
             "has, too; these are merged like others"
         )
     grown = [_extended(m, tables, stored, k + 1, base_rows, count) for m in (base, *agents)]
     return Grown(grown[0], tuple(grown[1:]), Vocabulary(k + 1, base_rows, count, tuple(added)), (), tuple(warnings))
+
+
+def _with_rows_of_several(
+    base: Model, agents: Sequence[Model], growing: Sequence[int], tables: Mapping[str, StoredTensor], base_rows: int
+) -> Grown:
+    """With the union of what all agents add, those too whose tokens fit into rows that the base has."""
+    tokens = base.tokens
+    assert tokens is not None
+    names = " and ".join(agents[k].ref.id for k in growing)
+
+    def refused(what: str, where: str, expected: str, got: str, step: str) -> Grown:
+        problem = incompatible(what, where=where, expected=expected, got=got, next_step=step)
+        return Grown(base, tuple(_as_base(a, base, tables) for a in agents), problems=(problem,))
+
+    if tokens.next_id <= max(tokens.ids.values(), default=-1):
+        return refused(
+            "several agents add tokens, and a further one would get an id that the base's tokenizer has",
+            names,
+            f"ids below {tokens.next_id}, at which its next one begins",
+            str(max(tokens.ids.values())),
+            "Remove all of them but one.",
+        )
+    new: dict[int, list[tuple[str, int]]] = {}
+    for k, agent in enumerate(agents):
+        if agent.tokens is None or (k not in growing and _moved(base, agent)):
+            continue
+        most = max((agent.tensors[n].entry.shape[0] for n in tables if n in agent.tensors), default=0)
+        own = ((t, i) for t, i in agent.tokens.ids.items() if t not in tokens.ids and i < most)
+        new[k] = sorted(own, key=lambda pair: pair[1])
+        if unfit := [t for t, _ in new[k] if t not in agent.tokens.added]:
+            return refused(
+                "several agents add tokens, some of them as part of a vocabulary of their own",
+                str(agent.ref),
+                f"tokens that were added to the base's {TOKENIZER}",
+                named([_shown(t) for t in unfit]),
+                f"Remove {agent.ref.id}, or all of {names} but one.",
+            )
+    holders: dict[str, list[tuple[int, int]]] = {}
+    for k, pairs in new.items():
+        for token, row in pairs:
+            holders.setdefault(token, []).append((k, row))
+    matching = {t: table.added[t] for k in reversed(new) if (table := agents[k].tokens) for t, _ in new[k]}
+    united = tuple(AddedToken(t, tokens.next_id + n, matching[t]) for n, t in enumerate(holders))
+    rows = max(base_rows, tokens.next_id + len(united))
+    if not all(_table(agents[k], n) for held in holders.values() for k, _ in held for n in tables):
+        return refused("several agents add tokens, and not all have a row for each", names, "", "", "Remove one.")
+    brought = "; ".join(f"{agents[k].ref.id} {named([_shown(t) for t, _ in own])}" for k, own in new.items() if own)
+    shared = sum(len(held) > 1 for held in holders.values())
+    warning = (
+        f"several agents add tokens to the vocabulary ({brought or 'none has a name'}): the merge has all "
+        f"{len(united)}, in rows {tokens.next_id} to {tokens.next_id + len(united) - 1} of {rows}, as their agents "
+        "have them"
+        + (f" ({shared} that several have: the mean of their rows)" if shared else "")
+        + "; its tokenizer is the base's with these added, and added rows that no token names are left out"
+    )
+    grown = [_united(m, agents, tables, list(holders.values()), tokens, base_rows, rows) for m in (base, *agents)]
+    vocabulary = Vocabulary(0, base_rows, rows, tuple(holders), united)
+    return Grown(grown[0], tuple(grown[1:]), vocabulary, (), (warning,))
+
+
+def _united(
+    model: Model,
+    agents: Sequence[Model],
+    tables: Mapping[str, StoredTensor],
+    holders: Sequence[Sequence[tuple[int, int]]],
+    tokens: TokenTable,
+    base_rows: int,
+    rows: int,
+) -> Model:
+    among = sorted({k for held in holders for k, _ in held})
+    means = tuple(tuple((among.index(k), row) for k, row in held) for held in holders)
+    tensors = dict(model.tensors)
+    for name in tables:
+        own = tensors.get(name)
+        if own is None or own.entry.shape[0] < base_rows:
+            continue
+        others = [_table(agents[k], name) for k in among]
+        borrowed = tuple(BorrowedTensor.of(t, k + 1) for k, t in zip(among, others, strict=True) if t is not None)
+        tensors[name] = UnitedTensor.of(own, borrowed, tokens.next_id, means, rows)
+    sizes = {base_rows, *(t.entry.shape[0] for n, t in model.tensors.items() if n in tables)}
+    fits = model.config.get("vocab_size", base_rows) in sizes
+    config = with_vocab_size(model.config, rows) if fits else model.config
+    return replace(model, tensors=MappingProxyType(tensors), config=config)
+
+
+def _table(agent: Model, name: str) -> StoredTensor | None:
+    """The agent's rows of a table; where it ties its head, those of its embedding."""
+    if name in agent.tensors or not is_head(name):
+        return agent.tensors.get(name)
+    return next((t for n, t in agent.tensors.items() if is_embedding(n)), None)
+
+
+def _shown(token: str) -> str:
+    return ascii(token)[:40]
 
 
 def without_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
@@ -104,7 +274,7 @@ def without_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
     return Grown(base, (cut_agent,), grown.vocabulary, (), (warning,))
 
 
-def _grows(tables: dict[str, StoredTensor], agent: Model) -> bool:
+def _grows(tables: Mapping[str, StoredTensor], agent: Model) -> bool:
     return any(
         len(shape := agent.tensors[n].entry.shape) == 2 and shape[0] > t.entry.shape[0] and shape[1] == t.entry.shape[1]
         for n, t in tables.items()
@@ -112,24 +282,10 @@ def _grows(tables: dict[str, StoredTensor], agent: Model) -> bool:
     )
 
 
-def _disagreement(first: Model, other: Model, base_rows: int) -> Problem:
-    def tokens(model: Model) -> str:
-        beyond = sorted((i, t) for t, i in (model.tokens or {}).items() if i >= base_rows)
-        return f"{model.ref.id} {named([ascii(t)[:40] for _, t in beyond]) or 'unnamed ones'}"
-
-    return incompatible(
-        "two agents add rows to the vocabulary",
-        where=f"{first.ref} and {other.ref}",
-        expected="at most one",
-        got=f"{tokens(first)}; {tokens(other)}",
-        next_step="Remove one of them.",
-    )
-
-
 def _extended(
     model: Model,
-    tables: dict[str, StoredTensor],
-    stored: dict[str, StoredTensor],
+    tables: Mapping[str, StoredTensor],
+    stored: Mapping[str, StoredTensor],
     donor: int,
     base_rows: int,
     rows: int,

@@ -1,8 +1,8 @@
 """The named endpoints: the form's actions for programs, with the same checks and the same words.
 
 Who is asking comes from the signed session alone; no endpoint takes a user or a token. Without a session,
-`start_merge`, `start_diff`, `cancel_job` and `my_jobs` answer E_LOGIN, and `cancel_job` answers E_PERMISSION for a job
-of somebody else. An error's text is the message of `gr.Error`.
+`start_merge`, `start_diff`, `cancel_job`, `retry_job` and `my_jobs` answer E_LOGIN; `cancel_job` and `retry_job` answer
+E_PERMISSION for a job of somebody else. An error's text is the message of `gr.Error`.
 
 gradio reads return annotations as they stand, so this module does not postpone them.
 """
@@ -109,12 +109,22 @@ def _acting(service: Service) -> tuple[Callable[..., Any], ...]:
         with _told():
             return _job(service.cancel(str(job_id), require_visitor(profile, token, "cancel a job")))
 
+    def retry_job(
+        job_id: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
+    ) -> dict[str, Any]:
+        """Queue one of your own jobs that failed or was cancelled once more and return it. Needs a signed-in session.
+
+        It goes on from what it finished, with the token of this session.
+        """
+        with _told():
+            return _job(service.retry(str(job_id), writer_of(service, profile, token, "try a job again")))
+
     def my_jobs(profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None) -> list[dict[str, Any]]:
         """Your own jobs, newest first. Needs a signed-in session."""
         with _told():
             return [_job(view) for view in service.jobs(require_visitor(profile, token, "list your jobs"))]
 
-    return start_merge, start_diff, cancel_job, my_jobs
+    return start_merge, start_diff, cancel_job, retry_job, my_jobs
 
 
 @contextmanager

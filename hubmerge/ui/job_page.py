@@ -18,7 +18,7 @@ from hubmerge.ui.format import el, join, link
 from hubmerge.ui.job_panels import TERMINAL, job_panel
 from hubmerge.ui.panels import notice, problems_panel
 from hubmerge.ui.service import JobView, Service, Visitor
-from hubmerge.ui.session import require_visitor, visitor_of
+from hubmerge.ui.session import require_visitor, visitor_of, writer_of
 
 POLL_S = 2.0
 
@@ -29,6 +29,7 @@ def job_page(demo: Any, service: Service) -> None:
     head = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="job", elem_classes="hm-card")
     with gr.Row(elem_classes="hm-actions"):
         cancel = gr.Button("Cancel this job", variant="stop", size="sm", visible=False, elem_id="cancel", scale=0)
+        retry = gr.Button("Try it again", variant="primary", size="sm", visible=False, elem_id="retry", scale=0)
         links = gr.HTML("", js_on_load=None, elem_id="job-links")
     answer = gr.HTML("", js_on_load=None, elem_id="answer")
     warnings = gr.HTML("", js_on_load=None, elem_id="job-warnings")
@@ -38,11 +39,12 @@ def job_page(demo: Any, service: Service) -> None:
         recipe = gr.Code(value="", language="yaml", show_label=False, interactive=False, elem_id="recipe")
     timer = gr.Timer(POLL_S, active=False)
 
-    shown = [head, warnings, statistics, cancel, timer]
+    shown = [head, warnings, statistics, cancel, retry, timer]
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
     demo.load(_opening(service), None, [job_id, links, recipe, recipe_card, *shown], queue=False, **quiet)
     timer.tick(_ticking(service), [job_id], shown, queue=False, **quiet)
-    cancel.click(_cancelling(service), [job_id], [answer, *shown], concurrency_limit=4, api_visibility="private")
+    for button, act in ((cancel, _cancelling(service)), (retry, _retrying(service))):
+        button.click(act, [job_id], [answer, *shown], concurrency_limit=4, api_visibility="private")
 
 
 def _opening(service: Service) -> Callable[..., Any]:
@@ -69,12 +71,12 @@ def _opening(service: Service) -> Callable[..., Any]:
 def _ticking(service: Service) -> Callable[..., Any]:
     def tick(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
         if not job_id:
-            return [*[gr.skip()] * 4, gr.update(active=False)]
+            return [*[gr.skip()] * 5, gr.update(active=False)]
         visitor = visitor_of(profile, token)
         try:
             return _shown(service.job(job_id, visitor), visitor, service.endpoint)
         except HubmergeError as error:
-            return [*[gr.skip()] * 4, gr.skip()] if error.retryable else _refused(error)
+            return [gr.skip()] * 6 if error.retryable else _refused(error)
 
     return tick
 
@@ -85,9 +87,20 @@ def _cancelling(service: Service) -> Callable[..., Any]:
             visitor = require_visitor(profile, token, "cancel a job")
             return ["", *_shown(service.cancel(job_id, visitor), visitor, service.endpoint)]
         except HubmergeError as error:
-            return [problems_panel(error, "It was not cancelled"), *[gr.skip()] * 5]
+            return [problems_panel(error, "It was not cancelled"), *[gr.skip()] * 6]
 
     return cancel
+
+
+def _retrying(service: Service) -> Callable[..., Any]:
+    def retry(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+        try:
+            visitor = writer_of(service, profile, token, "try a job again")
+            return ["", *_shown(service.retry(job_id, visitor), visitor, service.endpoint)]
+        except HubmergeError as error:
+            return [problems_panel(error, "It was not tried again"), *[gr.skip()] * 6]
+
+    return retry
 
 
 def _shown(view: JobView, visitor: Visitor | None, endpoint: str) -> list[Any]:
@@ -98,6 +111,7 @@ def _shown(view: JobView, visitor: Visitor | None, endpoint: str) -> list[Any]:
         warnings,
         gr.update(value=statistics, visible=bool(statistics)),
         gr.update(visible=owner and view.state in ("queued", "running")),
+        gr.update(visible=owner and view.state in ("failed", "cancelled")),
         gr.update(active=view.state not in TERMINAL),
     ]
 
@@ -108,4 +122,4 @@ def _refused(error: HubmergeError) -> list[Any]:
 
 
 def _stopped(message: Any) -> list[Any]:
-    return [message, "", gr.update(visible=False), gr.update(visible=False), gr.update(active=False)]
+    return [message, "", *[gr.update(visible=False)] * 3, gr.update(active=False)]

@@ -79,7 +79,7 @@ def needs_login(view: JobView) -> bool:
     if view.state == "queued":
         end = moment(view.signed_in_until)
         return end is not None and end <= datetime.now(UTC)
-    return view.state == "failed" and (view.error or {}).get("code") == LoginError.code
+    return view.state == "failed" and (view.error or {}).get("code") in (LoginError.code, "E_SEAL")
 
 
 def _shown_state(view: JobView) -> str:

@@ -104,6 +104,9 @@ class Service(Protocol):
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         """Only the owner may."""
 
+    def retry(self, job_id: str, visitor: Visitor) -> JobView:
+        """Queue a failed or cancelled job once more, with the visitor's present sign-in. Only the owner may."""
+
 
 @dataclass(frozen=True)
 class WatcherEvent:

@@ -34,9 +34,9 @@ def _end(seconds: Any) -> datetime | None:
         return None
 
 
-def writer_of(service: Service, profile: Any, token: Any) -> Visitor:
+def writer_of(service: Service, profile: Any, token: Any, purpose: str = "start a merge") -> Visitor:
     """The signed-in visitor as the Hub knows the token now, with namespaces; LoginError when anonymous."""
-    visitor = require_visitor(profile, token, "start a merge")
+    visitor = require_visitor(profile, token, purpose)
     known = service.visitor(visitor.name, visitor.token)
     return replace(visitor, name=known.name, namespaces=known.namespaces)
 

@@ -300,6 +300,40 @@ def test_a_card_of_nested_aliases_is_refused_at_once(ada: HfApi, repo: str) -> N
     card = f"---\na0: &a0 lol\n{levels}\n---\n"
     with pytest.raises(ValueError, match="aliases"):
         ada.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id=repo)
-    # The same card by a commit of another client is stored as a file and yields no metadata.
-    assert post_commit(ada, repo, header(), regular("README.md", card.encode())).status_code == 200
-    assert ada.model_info(repo).card_data is None or not ada.model_info(repo).card_data.to_dict()
+    refused = post_commit(ada, repo, header(), regular("README.md", card.encode()))  # of another client
+    assert (refused.status_code, "aliases" in refused.text) == (400, True)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_a_commit_that_skips_the_client_s_check_of_the_card_is_refused_all_the_same(
+    ada: HfApi, repo: str, end: bytes
+) -> None:
+    card = b"---\nlicense: nobody-s\n---\n".replace(b"\n", end)
+    refused = post_commit(ada, repo, header(), regular("README.md", card))
+    assert (refused.status_code, "Invalid metadata in README.md" in refused.text) == (400, True)
+    in_a_folder = post_commit(ada, repo, header(), regular("docs/README.md", card))
+    assert in_a_folder.status_code == 200  # no card
+
+
+def test_a_space_s_front_matter_is_checked_in_commits_too(ada: HfApi, fresh) -> None:
+    space = ada.create_repo(f"ada/{fresh()}", repo_type="space", space_sdk="gradio").repo_id
+    card = f"---\nsdk: gradio\nshort_description: {'x' * 61}\n---\n".encode()
+    with pytest.raises(ValueError, match="less than or equal to 60"):
+        ada.upload_file(path_or_fileobj=card, path_in_repo="README.md", repo_id=space, repo_type="space")
+    assert post_commit(ada, f"../spaces/{space}", header(), regular("README.md", card)).status_code == 400
+    short = card.replace(b"x" * 61, b"x" * 60)
+    ada.upload_file(path_or_fileobj=short, path_in_repo="README.md", repo_id=space, repo_type="space")
+
+
+def test_a_plain_commit_of_a_binary_file_is_refused_and_names_it(ada: HfApi, repo: str) -> None:
+    head = ada.model_info(repo).sha
+    binary = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+    lines = [regular("fine.txt"), regular("a.png", binary), regular("deep/b.dat", b"a\0b")]
+    refused = post_commit(ada, repo, header(), *lines)
+    assert refused.status_code == 400
+    assert "Offending files: a.png, deep/b.dat" in refused.text
+    assert ada.model_info(repo).sha == head
+    ada.upload_file(path_or_fileobj=binary, path_in_repo="a.png", repo_id=repo)  # the client asks first, and uses LFS
+    [info] = ada.get_paths_info(repo, "a.png")
+    assert info.lfs is not None
+    assert info.lfs.size == len(binary)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
 
-from hubmerge.assemble import companion_files
+from hubmerge.assemble import folder_files
 from hubmerge.errors import FormatError, IncompatibleError
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
@@ -57,8 +57,12 @@ def plan_of(*folders: Path, **fields: Any) -> Plan:
 
 
 def refused(*folders: Path) -> list[str]:
+    return refused_with(*folders)
+
+
+def refused_with(*folders: Path, **fields: Any) -> list[str]:
     with pytest.raises(IncompatibleError) as caught:
-        plan_of(*folders)
+        plan_of(*folders, **fields)
     return [str(p) for p in caught.value.problems]
 
 
@@ -83,7 +87,7 @@ def test_added_rows_shape_config_and_tokenizer_come_from_the_agent_that_has_them
         {t.name: t.shape for t in plan.tensors()}[EMBED] == (43, 16) == {t.name: t.shape for t in plan.tensors()}[HEAD]
     )
     assert {t.dtype for t in plan.tensors()} == {"BF16"}
-    files, _ = companion_files(plan, lambda model, path: (Path(model.ref.id) / path).read_bytes())
+    files, _ = folder_files(plan, lambda model, path: (Path(model.ref.id) / path).read_bytes())
     assert json.loads(files["config.json"])["vocab_size"] == 43
     assert files["tokenizer.json"] == (tmp_path / "donor" / "tokenizer.json").read_bytes()
     assert files["chat_template.jinja"] == b"base"
@@ -110,16 +114,38 @@ def test_every_model_reads_the_donors_rows_beyond_its_own(tmp_path: Path, base: 
 def test_a_tied_agent_brings_its_rows_for_both(tmp_path: Path, base: Path, plain: Path):
     tensors = grown({n: t for n, t in BASE.items() if n != HEAD}, 2)
     donor = write_model(tmp_path / "donor", tensors, files={"tokenizer.json": tokenizer(added=ADDED)})
-    assert any("another vocabulary size or shape" in text for text in refused(base, plain, donor))
+    (told,) = refused(base, plain, donor)
+    assert "another vocabulary size, with rows of which nothing tells the tokens" in told
+    assert f"{EMBED} of 42 rows; no {HEAD}" in told
     untied = {n: t for n, t in BASE.items() if n != HEAD}
     base2, plain2 = write_model(tmp_path / "b2", untied), write_model(tmp_path / "p2", sparse_agent(untied, 0.2, 3))
     assert {t.name: t.shape for t in plan_of(base2, plain2, donor).tensors()}[EMBED] == (42, 16)
 
 
-def test_two_agents_that_add_rows_are_refused_with_their_tokens(tmp_path: Path, base: Path):
+def test_rows_of_two_agents_that_name_them_by_a_vocabulary_of_their_own_are_refused_once(tmp_path: Path, base: Path):
     first = agent(tmp_path / "first", 1, 1, {"<a>": 40})
-    listed = refused(base, first, agent(tmp_path / "second", 2, 1, {"<b>": 40}))
-    assert any("two agents add rows" in t and "first '<a>'" in t and "second '<b>'" in t for t in listed), listed
+    second = agent(tmp_path / "second", 2, 1, files={"tokenizer.json": tokenizer(w40=40)})
+    (told,) = refused(base, first, second)
+    assert "several agents add tokens, some of them as part of a vocabulary of their own" in told
+    assert "second@" in told
+    assert "'w40'" in told
+
+
+def test_a_base_whose_next_id_is_taken_is_refused_once(tmp_path: Path):
+    base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(38, w39=39)})
+    files = {"tokenizer.json": tokenizer(38, {"<a>": 40}, w39=39)}
+    agents = [agent(tmp_path / name, seed, 1, files=files) for seed, name in enumerate(("one", "two"))]
+    (told,) = refused(base, *agents)
+    assert "ids below 39, at which its next one begins, got 39" in told
+
+
+def test_an_ignored_vocabulary_is_the_bases(tmp_path: Path, base: Path, plain: Path):
+    donor = agent(tmp_path / "donor", 1, 3, ADDED)
+    plan = plan_of(base, plain, donor, ignore=[EMBED, HEAD])
+    assert {t.name: t.shape for t in plan.tensors()}[EMBED] == (40, 16)
+    assert plan.config["vocab_size"] == 40
+    (told,) = refused_with(base, plain, donor, ignore=[HEAD])
+    assert "tables of different sizes" in told
 
 
 def test_tokens_that_moved_are_refused_with_their_ids(tmp_path: Path, base: Path, plain: Path):
@@ -133,14 +159,22 @@ def test_tokens_that_moved_are_refused_with_their_ids(tmp_path: Path, base: Path
 
 @pytest.mark.parametrize("content", [b'{"model": {}}', tokenizer(added={"<far>": 99}), tokenizer(added={"<x>": -1})])
 def test_rows_without_a_tokenizer_that_tells_them_are_refused(tmp_path: Path, base: Path, plain: Path, content: bytes):
-    listed = refused(base, plain, agent(tmp_path / "donor", 1, 1, files={"tokenizer.json": content}))
-    assert any("another vocabulary size or shape" in t and "40×16 → 41×16" in t for t in listed)
+    (told,) = refused(base, plain, agent(tmp_path / "donor", 1, 1, files={"tokenizer.json": content}))
+    assert "another vocabulary size, with rows of which nothing tells the tokens" in told
+    assert f"{HEAD} of 41 rows, {EMBED} of 41 rows; " in told
 
 
 def test_a_missing_tokenizer_is_refused_and_a_broken_one_is_named(tmp_path: Path, base: Path, plain: Path):
     donor = agent(tmp_path / "donor", 1, 1)
     (donor / "tokenizer.json").unlink()
-    assert any("another vocabulary size or shape" in t for t in refused(base, plain, donor))
+    (told,) = refused(base, plain, donor)
+    assert f"{EMBED} of 41 rows; of {donor}, none" in told
+    line = told[told.index("ignore: ") : -1]
+    assert line == f'ignore: ["{HEAD}", "{EMBED}"]'
+    (donor / "tokenizer.model").write_bytes(b"sentencepiece")
+    assert (
+        f"; of {donor}, tokenizer.model alone. Save that tokenizer as tokenizer.json" in refused(base, plain, donor)[0]
+    )
     (donor / "tokenizer.json").write_bytes(b"{")
     with pytest.raises(FormatError, match=r"tokenizer\.json"):
         plan_of(base, plain, donor)
@@ -149,7 +183,7 @@ def test_a_missing_tokenizer_is_refused_and_a_broken_one_is_named(tmp_path: Path
 def test_fewer_rows_than_the_base_are_refused_as_before(tmp_path: Path, base: Path, plain: Path):
     small = {n: tensor(f32(t)[:39], t.dtype) if n in (EMBED, HEAD) else t for n, t in BASE.items()}
     listed = refused(base, plain, write_model(tmp_path / "small", small))
-    assert any("another vocab_size" in t for t in listed)
+    assert [f"{EMBED}: 40×16 → 39×16" in t for t in listed] == [True], "one message for one cause"
 
 
 def test_an_agent_of_fewer_rows_gets_none_from_another(tmp_path: Path, base: Path):

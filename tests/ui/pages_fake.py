@@ -178,5 +178,12 @@ class FakeService:
         self.store[job_id] = replace(view, state="cancelled", queue_position=None)
         return self.store[job_id]
 
+    def retry(self, job_id: str, visitor: Visitor) -> JobView:
+        view = self.job(job_id, visitor)
+        if view.user != visitor.name:
+            raise PermissionDeniedError("the job of somebody else", where=job_id[:80])
+        self.store[job_id] = replace(view, state="queued", queue_position=1, error=None)
+        return self.store[job_id]
+
     def put(self, views: Sequence[JobView]) -> None:
         self.store.update({view.id: view for view in views})

@@ -46,10 +46,10 @@ def start(client: Client, **changes: Any) -> Any:
     return client.predict(**{"recipe": RECIPE, "target": "ada/merged", **changes}, api_name="/start_merge")
 
 
-def test_eight_endpoints_are_documented_and_none_takes_an_identity(client: Callable[..., Client]) -> None:
+def test_nine_endpoints_are_documented_and_none_takes_an_identity(client: Callable[..., Client]) -> None:
     endpoints = client().view_api(return_format="dict", print_info=False)["named_endpoints"]
     assert sorted(endpoints) == [
-        *("/cancel_job", "/inspect_diff", "/inspect_merge", "/job_status", "/my_jobs", "/search_models"),
+        *("/cancel_job", "/inspect_diff", "/inspect_merge", "/job_status", "/my_jobs", "/retry_job", "/search_models"),
         *("/start_diff", "/start_merge"),
     ]
     names = {name: [p["parameter_name"] for p in e["parameters"]] for name, e in endpoints.items()}
@@ -143,6 +143,14 @@ def test_only_the_owner_cancels_a_job(client: Callable[..., Client], pages: Page
     assert "E_PERMISSION" in refusal(client("bob").predict, JOB, api_name="/cancel_job")
     assert pages.service.store[JOB].state == "queued"
     assert client("ada").predict(JOB, api_name="/cancel_job")["state"] == "cancelled"
+
+
+def test_only_the_owner_tries_a_failed_job_again(client: Callable[..., Client], pages: Pages) -> None:
+    pages.service.put([job_view(JOB, state="failed", queue_position=None)])
+    assert "E_LOGIN" in refusal(client().predict, JOB, api_name="/retry_job")
+    assert "E_PERMISSION" in refusal(client("bob").predict, JOB, api_name="/retry_job")
+    assert pages.service.store[JOB].state == "failed"
+    assert client("ada").predict(JOB, api_name="/retry_job")["state"] == "queued"
 
 
 def test_a_job_with_a_private_target_is_shown_to_its_owner_only(client: Callable[..., Client], pages: Pages) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pages_fake import CATALOGUE, HOSTILE, STATISTICS, job_view
 from pages_session import CLIENT, Pages
 
-from hubmerge.errors import HubUnavailableError, IncompatibleError, SourceNotFoundError
+from hubmerge.errors import DiskError, HubUnavailableError, IncompatibleError, SourceNotFoundError
 from hubmerge.recipe import recipe_from_dict, recipe_from_yaml
 from hubmerge.settings import Settings
 from hubmerge.ui.app import launch_app
@@ -203,6 +203,20 @@ def test_the_owner_cancels_and_nobody_else_sees_the_button(pages: Pages, open_pa
     page.locator("#cancel").click()
     shown(page, "#job", "Nothing was published")
     assert pages.service.store[JOB].state == "cancelled"
+
+
+def test_the_owner_tries_a_failed_job_again_and_follows_it(pages: Pages, open_page: Any) -> None:
+    error = DiskError("the disk is full", next_step="Try again later.").as_dict()
+    pages.service.put([job_view(JOB, state="failed", stage="download", error=error, queue_position=None)])
+    stranger = open_page(f"{pages.url}/job?id={JOB}", "bob")
+    shown(stranger, "#job", "the disk is full")
+    assert stranger.locator("#retry").count() == 0
+    page = open_page(f"{pages.url}/job?id={JOB}", "ada")
+    page.locator("#retry").click()
+    shown(page, "#job", "Queued")
+    assert pages.service.store[JOB].state == "queued"
+    pages.service.put([job_view(JOB, state="cancelled", queue_position=None)])
+    shown(page, "#job", "Nothing was published")  # the page polls again
 
 
 def test_a_job_of_somebody_else_with_a_private_target_is_not_shown(pages: Pages, open_page: Any) -> None:

@@ -14,8 +14,9 @@ from hubmerge.errors import LoginError
 from hubmerge.hub import Hub
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.ui.service import Visitor
-from workflows.jobs import JobError, State
+from workflows.jobs import JobError, NewJob, State
 from workflows.store import Store
+from workflows.tokens import SealedToken, UnreadableTokenError
 
 
 def test_a_poll_finds_the_agents_and_queues_one_merge(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
@@ -53,6 +54,32 @@ def test_the_owner_s_token_is_sealed_with_the_job(
     assert opened.get_secret_value() == local_hub.tokens["ada"]
     raw = (tmp_path / "data" / "jobs.sqlite3").read_bytes() + (tmp_path / "data" / "jobs.sqlite3-wal").read_bytes()
     assert local_hub.tokens["ada"].encode() not in raw
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_with_another_secret_the_bot_s_own_jobs_go_on_and_nobody_else_s(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess, clock: FakeClock, tried: bool
+) -> None:
+    base = agents.base()
+    agents.agent(base), agents.agent(base)
+    turn = one(bot_for(rule_for(base)).watchers.poll())
+    assert turn.job is not None
+    store = Store(tmp_path / "data", clock=clock)
+    by_hand = NewJob(id="f" * 64, user="ada", payload={"target": "ada/by-hand"})
+    store.submit(by_hand, SealedToken("sealed with the old secret", None))
+    while tried and (job := store.claim("a worker with the new secret")) is not None:
+        store.fail(job.id, job.fence, JobError.of(UnreadableTokenError("needs login")))
+    bot = bot_for(rule_for(base), secret="another secret")
+    assert bot.renew_tokens() == 1
+    assert bot.renew_tokens() == 0
+    assert store.get(turn.job.id).state is State.QUEUED
+    sealed = store.sealed_token(turn.job.id)
+    assert sealed is not None
+    opened = bot.account._vault.open(turn.job.id, sealed, clock.now())
+    assert opened.get_secret_value() == local_hub.tokens["ada"]
+    assert store.get(by_hand.id).state is (State.FAILED if tried else State.QUEUED)
+    assert store.sealed_token(by_hand.id) == (None if tried else SealedToken("sealed with the old secret", None))
+    store.close()
 
 
 def test_a_rule_of_another_user_does_not_run(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:

@@ -130,7 +130,9 @@ def make_bot(
     **settings: Any,
 ) -> Bot:
     endpoint = {"endpoint": hub.endpoint, "token": hub.tokens[user]} if hub else {}
-    configured = Settings(data_dir=folder, secret="test secret", webhook_secret=SECRET, **endpoint, **settings)
+    configured = Settings(
+        data_dir=folder, **{"secret": "test secret", "webhook_secret": SECRET, **endpoint, **settings}
+    )
     known = rules if isinstance(rules, RuleSet) else RuleSet(tuple(rules))
     return Bot(
         configured,

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import make_worker, running, until
+from job_helpers import FINAL, make_worker, running, until
 from pydantic import SecretStr
 
-from hubmerge.errors import RecipeError
+from hubmerge.errors import PermissionDeniedError, RecipeError
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
 from hubmerge.ui.service import MergeRequest, Visitor
-from workflows.jobs import State, iso
+from workflows.jobs import JobNotFoundError, State, iso
 from workflows.service import MergeService
 from workflows.store import Store
 from workflows.tokens import TokenVault
@@ -105,3 +105,39 @@ def test_models_without_a_license_are_inspected_and_started_once_the_form_states
         service.submit(MergeRequest(recipe, "ada/of-open", private=False), ada)
     job = service.submit(MergeRequest(recipe, "ada/of-open", private=False, license="apache-2.0"), ada)
     assert job.state == State.QUEUED
+
+
+def test_a_failed_job_is_tried_again_by_its_owner_alone_with_the_present_sign_in(
+    zoo_hub: LocalHubProcess, store: Store
+) -> None:
+    vault = TokenVault([b"s" * 40])
+    service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, vault)
+    ada, bob = (Visitor(name, zoo_hub.tokens[name], (name,)) for name in ("ada", "bob"))
+    job = service.submit(MergeRequest(RECIPE, "ada/tried", private=False), ada)
+    claimed = store.claim("worker")
+    assert claimed is not None
+    store.fail(claimed.id, claimed.fence, FINAL)
+    with pytest.raises(PermissionDeniedError, match="only its owner"):
+        service.retry(job.id, bob)
+    assert store.get(job.id).state is State.FAILED
+    again = service.retry(job.id, replace(ada, token="a newer token"))
+    assert (again.state, again.error) == ("queued", None)
+    sealed = store.sealed_token(job.id)
+    assert sealed is not None
+    assert vault.open(job.id, sealed, datetime.now(UTC)).get_secret_value() == "a newer token"
+    assert service.retry(job.id, ada).state == "queued"  # one that waits already stays as it is
+    assert vault.open(job.id, sealed, datetime.now(UTC)).get_secret_value() == "a newer token"
+
+
+def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub: LocalHubProcess, store: Store) -> None:
+    service = MergeService(Settings(endpoint=zoo_hub.endpoint), store, TokenVault([b"s" * 40]))
+    ada, bob = (Visitor(name, zoo_hub.tokens[name], (name,)) for name in ("ada", "bob"))
+    job = service.submit(MergeRequest(RECIPE, "ada/hidden", private=True), ada)
+    for ask in (service.job, service.cancel, service.retry):
+        answers = []
+        for identity in (job.id, "0" * 64):
+            with pytest.raises(JobNotFoundError) as refusal:
+                ask(identity, bob)
+            answers.append(str(refusal.value).replace(identity[:12], "ID"))
+        assert answers[0] == answers[1]
+    assert store.get(job.id).state is State.QUEUED
