@@ -1,88 +1,29 @@
-"""The folder around the shards: index, config, tokenizer, licenses, figures, card, and the manifest last.
-
-Everything that is no weight is the base's, file by file from a list: nothing that could run code or point at
-code is carried over, whatever a stranger put into the repo (output/config.py).
-"""
+"""The folder around the shards: index, config, what goes with the weights, figures, card, and the manifest last."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hubmerge.output.config import merged_config, told, without_code
+from hubmerge.output.companions import ReadFile, read_companions
+from hubmerge.output.config import merged_config
 from hubmerge.output.tokenizer import united_tokenizer
 from hubmerge.plan import Plan
 from hubmerge.sink import MANIFEST, FinishedShard, writing
-from hubmerge.sources.base import Model
 
 INDEX = "model.safetensors.index.json"
 
-# text files that a transformers model consists of besides weights; no *.py ever
-_COPIED = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "preprocessor_config.json",
-)
-# these come from the agent that adds tokens, where one does
-# the chat template stays the base's, whoever brings the tokens
-_TOKENIZER = frozenset(
-    n for n in _COPIED if n.startswith(("tokenizer", "special_tokens", "added_tokens", "vocab", "merges"))
-)
-_PARSED = frozenset(name for name in _COPIED if name.endswith(".json")) - {"tokenizer.json", "vocab.json"}
-_LICENSES = re.compile(
-    r"(LICENSE|LICENCE|NOTICE|COPYING|USE_POLICY)([-_][\w\-]{1,40})?(\.(md|txt|rst))?", re.IGNORECASE
-)
-_MAX_COPIED_BYTES = 64 * 1024 * 1024
-_MAX_PARSED_BYTES = 8 * 1024 * 1024
-_MAX_LICENSE_BYTES = 1_000_000
 
-ReadFile = Callable[[Model, str], bytes | None]
-
-
-def companion_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str]]:
+def folder_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str]]:
     """Every file besides weights, card and manifest: path → content; and what the user should know."""
-    config, removed = merged_config(plan.config, [t.dtype for t in plan.tensors()])
-    files: dict[str, bytes] = {"config.json": _json(config)}
-    notes = [told("config.json", removed)] if removed else []
-    for name in _COPIED:
-        source = plan.tokenizer if name in _TOKENIZER else plan.base
-        info = source.files.get(name)
-        if info is None:
-            continue
-        most = _MAX_PARSED_BYTES if name in _PARSED else _MAX_COPIED_BYTES
-        content = read(source, name) if info.size <= most else None
-        clean, removed = (content, ()) if content is None or name not in _PARSED else without_code(content)
-        if clean is None:
-            notes.append(f"{name}: left out (too large, or not JSON)")
-            continue
-        files[name] = clean
-        if removed:
-            notes.append(told(name, removed))
+    config, _ = merged_config(plan.config, [t.dtype for t in plan.tensors()])  # the plan tells what is left out
+    companions, left_out = read_companions(plan.companions, plan.models, read)
+    files = {"config.json": _json(config), **companions}
     if plan.vocabulary is not None and plan.vocabulary.united:
         files |= united_tokenizer(files, plan.vocabulary.united)
-    for model, label in zip(plan.models, ("", *plan.labels), strict=True):
-        for name, info in model.files.items():
-            if not _LICENSES.fullmatch(name):
-                continue
-            text = read(model, name) if info.size <= _MAX_LICENSE_BYTES else None
-            if text is None:
-                notes.append(f"{model.ref.id}: {name} could not be copied; see it there")
-                continue
-            # several parents may each bring a LICENSE: all are kept, the base's under its own name
-            files[name if not label else _unused(files, f"licenses/{_slug(label)}", name)] = text
     if len(plan.shards) > 1:
         files[INDEX] = _json(
             {
@@ -91,16 +32,7 @@ def companion_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[
             }
         )
     files["recipe.yaml"] = plan.recipe.to_yaml().encode()
-    return files, notes
-
-
-def _unused(files: Mapping[str, bytes], folder: str, name: str) -> str:
-    """`folder/name`, with the folder numbered where two labels come out alike."""
-    path, number = f"{folder}/{name}", 1
-    while path in files:
-        number += 1
-        path = f"{folder}-{number}/{name}"
-    return path
+    return files, left_out
 
 
 def write_folder(
@@ -125,7 +57,3 @@ def _replace(path: Path, content: bytes) -> None:
 
 def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^\w.\-]+", "--", text, flags=re.ASCII).strip("-.") or "agent"

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import Problem
-from hubmerge.sources.base import FileInfo, Model
+from hubmerge.sources.base import Model
+from hubmerge.sources.remedies import origin_of
 from hubmerge.tying import Tensors, is_embedding
 from hubmerge.wording import dims, incompatible, named, shown
 
-MISSING, EXTRA = "missing tensors", "tensors that the base does not have"  # what an agent may have wrong
 _SHAPING_KEYS = (
     "hidden_size",
     "num_hidden_layers",
@@ -109,7 +109,8 @@ def agent_problems(
                 next_step=f"Remove {agent.ref.id} or choose its own base.",
             )
         ]
-    problems = _quantized(agent)
+    if problems := _quantized(agent):
+        return problems  # it stores other tensors by its nature
     resized = any(
         is_embedding(n) and n in tensors and tensors[n].entry.shape[:1] != t.entry.shape[:1]
         for n, t in base_tensors.items()
@@ -131,7 +132,7 @@ def agent_problems(
     if missing:
         problems.append(
             incompatible(
-                MISSING,
+                "missing tensors",
                 where=where,
                 expected=named(missing),
                 got="not stored",
@@ -142,7 +143,7 @@ def agent_problems(
     if extra:
         problems.append(
             incompatible(
-                EXTRA,
+                "tensors that the base does not have",
                 where=where,
                 got=named(extra),
                 next_step=_leaving_out(ignoring, remove),
@@ -194,7 +195,7 @@ def _quantized(model: Model) -> list[Problem]:
             where=f"config.json of {model.ref}",
             expected="no quantization_config",
             got=shown(model.config["quantization_config"]),
-            next_step="Use the model before quantization.",
+            next_step=f"Name {origin_of(model.card) or 'the model before quantization'} instead.",
         )
     ]
 
@@ -218,21 +219,13 @@ def _is_unsupported(dtype: str) -> bool:
     return dtype.startswith("F") and dtype not in FLOAT_DTYPES
 
 
-def differences(base: Model, agent: Model, keeper: Model, *, united: bool = False) -> list[str]:
-    """What a user should know, though it does not forbid the merge; `keeper` is the model whose tokenizer is kept,
-    `united` with the tokens that this agent adds."""
+def differences(base: Model, agent: Model) -> list[str]:
+    """What a user should know, though it does not forbid the merge."""
     notes = [f"{words}; the merge keeps the base's" for words in other_settings(base, agent)]
     if agent.adapter is None and "adapter_config.json" in agent.files:
         notes.append(
             f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are"
         )
-    for name in ("tokenizer.json", "chat_template.jinja"):
-        a, b = keeper.files.get(name), agent.files.get(name)
-        if (name == "tokenizer.json" and united) or (b is None and agent.adapter is not None):
-            continue  # an adapter's repo need not repeat what its base has
-        if (a is None) != (b is None) or (a and b and not _may_be_equal(a, b)):
-            kept = "the base's" if keeper.ref == base.ref else f"{keeper.ref.id}'s"
-            notes.append(f"{agent.ref.id}: {name} differs from {kept}; the merge keeps {kept}")
     return notes
 
 
@@ -244,10 +237,6 @@ def other_settings(base: Model, agent: Model) -> list[str]:
         for key in _BEHAVIOUR_KEYS
         if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
     ]
-
-
-def _may_be_equal(a: FileInfo, b: FileInfo) -> bool:
-    return a.size == b.size and (a.sha256 is None or b.sha256 is None or a.sha256 == b.sha256)
 
 
 def architecture(model: Model) -> str:

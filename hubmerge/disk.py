@@ -31,10 +31,10 @@ SHARDS_ON_DISK = 2  # of an output that is uploaded: one on its way, one being w
 
 
 def output_need(plan: Plan, *, uploaded: bool) -> int:
-    """Bytes of output that lie on disk at once."""
+    """Bytes of output that lie on disk at once: shards, and the files beside them."""
     if not uploaded:
-        return plan.output_bytes
-    return sum(sorted(s.size for s in plan.shards)[-SHARDS_ON_DISK:])
+        return plan.output_bytes + plan.companions.bytes
+    return sum(sorted(s.size for s in plan.shards)[-SHARDS_ON_DISK:]) + plan.companions.bytes
 
 
 def computed_sensitivities(plan: Plan) -> dict[int, int]:

@@ -26,7 +26,10 @@ def load_report(folder: Path) -> Report:
         return Report.from_json(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise RecipeError(
-            "not a finished merge", where=str(folder), expected=MANIFEST, next_step="Finish it with --resume."
+            "not a finished merge",
+            where=str(folder),
+            expected=MANIFEST,
+            next_step="Merge into it again: it goes on where it was.",
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         where, again = str(folder / MANIFEST), "Merge again into a new folder; nothing was touched."
@@ -65,6 +68,7 @@ def publish_folder(
     needed where the merge has none; RecipeError where it is missing, or less strict than the parents'.
     """
     report = load_report(folder)
+    prepared_target.refuse_to_expose((p.id, p.private) for p in report.parents)
     stated = _licensed(report, license_choice)
     observer.stage("publish")
     weights = {f.name for f in report.files}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge import __version__
-from hubmerge.assemble import companion_files, write_folder
+from hubmerge.assemble import folder_files, write_folder
 from hubmerge.card import render_card
 from hubmerge.disk import DiskGauge, available_bytes, input_budget, used_bytes
 from hubmerge.equal_weights import refuse_equal_to_base
@@ -29,6 +29,7 @@ from hubmerge.hub import Hub
 from hubmerge.journal import Journal, plan_identity
 from hubmerge.machine import cores
 from hubmerge.methods import get_method
+from hubmerge.output.companions import reader
 from hubmerge.plan import Plan
 from hubmerge.prepare import Prepared
 from hubmerge.progress import Bridge, Observer, verifying
@@ -41,7 +42,6 @@ from hubmerge.sink import MANIFEST, sole_owner
 from hubmerge.sources.base import Model
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
-from hubmerge.sources.unchanged import read_companion
 from hubmerge.stream import MergeResult, StreamOptions, Variant, layout_of, merge_variants
 from hubmerge.summary import summarize
 from hubmerge.upload import ShardUploader
@@ -263,7 +263,10 @@ class _Surroundings:
         self.observer.stage("card")
         environment = _environment(self.options, plan)
         environment |= results[0].device
-        processes, budget = self.options.ranks.size, self.input_bytes if plan.download_bytes else None
+        processes, budget = (
+            self.options.ranks.size,
+            self.input_bytes if any(m.ref.kind == "hub" for m in plan.models) else None,
+        )
 
         def ran(variant: Variant) -> dict[str, Any]:
             usages = variant.journal.usages.values()
@@ -280,7 +283,7 @@ def _complete(
 ) -> Report:
     """Everything around the finished shards of one folder, the manifest last."""
     plan = prepared.plan
-    files, notes = companion_files(plan, lambda model, path: _small_file(hub, model, path))
+    files, notes = folder_files(plan, reader(hub))
     report = make_report(
         plan,
         merged,
@@ -296,14 +299,6 @@ def _complete(
     write_folder(variant.folder, merged.shards, {**files, **figures, "README.md": card}, report.to_json())
     variant.journal.close(variant.folder)
     return report
-
-
-def _small_file(hub: Hub, model: Model, path: str) -> bytes | None:
-    if path not in model.files:
-        return None
-    if model.ref.kind == "local":
-        return read_companion(model, path)
-    return hub.read_file(model.ref.id, model.ref.sha, path)
 
 
 def _environment(options: StreamOptions, plan: Plan) -> dict[str, Any]:

@@ -7,6 +7,7 @@ shards can be written at known offsets in any order; what is predicted of bytes,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,8 +15,6 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from hubmerge.compatibility import (
-    EXTRA,
-    MISSING,
     agent_problems,
     architecture,
     base_problems,
@@ -24,14 +23,17 @@ from hubmerge.compatibility import (
     repeated,
 )
 from hubmerge.dtypes import FLOAT_DTYPES, NAMES, Rounding
-from hubmerge.errors import IncompatibleError, Problem
+from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, Problem, SourceNotFoundError
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Threshold
+from hubmerge.methods.tensor_values import TensorValues, Values, by_layer, misplaced
+from hubmerge.output.companions import Companions, select_companions
+from hubmerge.output.config import config_problems, merged_config, told
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model, ModelRef, StoredTensor
 from hubmerge.sources.derived import DerivedTensor, ZeroTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
-from hubmerge.sources.ignore import ignored_by, ignoring_line, needed_patterns, unmatched, without
+from hubmerge.sources.ignore import ignored_by, ignoring_line, unmatched, without
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
 from hubmerge.sources.views import views_of
@@ -84,6 +86,7 @@ class Plan:
     shards: tuple[PlannedShard, ...]
     rounding: Rounding  # what None in the recipe means here
     warnings: tuple[str, ...]
+    companions: Companions  # files beside the weights
     vocabulary: Vocabulary | None = None  # rows that an agent adds to the base's
 
     @property
@@ -94,22 +97,13 @@ class Plan:
         return with_vocab_size(self.base.config, self.vocabulary.rows)
 
     @property
-    def tokenizer(self) -> Model:
-        """The model whose tokenizer the output has: the base, or the agent that adds rows to its vocabulary."""
-        return self.models[self.vocabulary.donor if self.vocabulary else 0]
-
-    @property
     def models(self) -> tuple[Model, ...]:
         return (self.base, *self.agents)
 
     @property
     def labels(self) -> tuple[str, ...]:
         """Short names of the agents, as long as it takes to tell them apart."""
-        forms = [(a.ref.label, a.ref.id, str(a.ref), f"{a.ref.id}@{a.ref.sha}") for a in self.agents]
-        return tuple(
-            next((f for level, f in enumerate(own) if [o[level] for o in forms].count(f) == 1), own[-1])
-            for own in forms
-        )
+        return _labels(self.agents)
 
     @property
     def identity(self) -> str:
@@ -147,17 +141,29 @@ class Plan:
     def input_bytes(self) -> int:
         return sum(m.weight_bytes for m in self.models)
 
+    @cached_property
+    def values(self) -> TensorValues:
+        """What the tensors are merged with."""
+        return TensorValues.of(self.recipe.given, [t.name for t in self.tensors() if t.action == "merge"])
+
     @property  # its rule is a function, which a burst's plan could not be sent with (device/zero.py)
     def threshold(self) -> Threshold | None:
-        """The order statistic that the method needs before it can merge, if any."""
-        method = get_method(self.recipe.method)
-        return method.threshold(method.parse_parameters(self.recipe.parameters))
+        """The order statistic that the method needs before it can merge, if any; of the first tensor that needs one."""
+        found = (self._threshold(values) for values in self.values.distinct)
+        return next((threshold for threshold in found if threshold is not None), None)
+
+    def threshold_of(self, tensor: PlannedTensor) -> Threshold | None:
+        """The same, of one tensor."""
+        return self._threshold(self.values[tensor.name])
+
+    def _threshold(self, values: Values) -> Threshold | None:
+        return get_method(self.recipe.method).threshold(values.parameters, values.own)
 
     @cached_property
     def overlap_scope(self) -> Literal["tensor", "model"] | None:
         """Over what the method needs to know where updates meet before it can merge, if it does."""
         method = get_method(self.recipe.method)
-        return method.overlap_scope(method.parse_parameters(self.recipe.parameters))
+        return method.overlap_scope(method.typical(self.recipe.parameters))
 
     @property
     def passes(self) -> int:
@@ -172,7 +178,9 @@ class Plan:
 
     @property
     def download_bytes(self) -> int:
-        return sum(m.weight_bytes for m in self.models if m.ref.kind == "hub")
+        """Less what the client's cache holds."""
+        fetched = (m.files[shard] for m in self.models if m.ref.kind == "hub" for shard in m.shards)
+        return sum(file.size for file in fetched if file.here is None)
 
     @property
     def resident_bytes(self) -> int:
@@ -200,6 +208,7 @@ class Plan:
             "rounding": self.rounding,
             "shards": len(self.shards),
             "output_bytes": self.output_bytes,
+            "companion_bytes": self.companions.bytes,
             "input_bytes": self.input_bytes,
             "download_bytes": self.download_bytes,
             # streamed to the Hub, each shard leaves the disk when it is uploaded; a folder keeps them
@@ -210,6 +219,7 @@ class Plan:
             "resident_bytes": self.resident_bytes,
             "passes": self.passes,
             **as_facts(predict(self, Machine.here(self))),
+            **({"varying": rows} if (rows := by_layer(self.recipe.given, self.values, self.labels)) else {}),
             "identity": self.identity,
             "warnings": list(self.warnings),
         }
@@ -218,31 +228,56 @@ class Plan:
 def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard_bytes: int = MAX_SHARD_BYTES) -> Plan:
     """The plan of a merge; IncompatibleError carries every problem that headers can tell."""
     method = get_method(recipe.method)
-    if recipe.dtype is None and (dtype := method.default_dtype(method.parse_parameters(recipe.parameters))):
+    if recipe.dtype is None and (dtype := method.default_dtype(method.typical(recipe.parameters))):
         recipe = recipe.model_copy(update={"dtype": dtype})
     seen = views_of(base, agents, recipe.ignore)
     problems = [*_unfit(recipe, agents), *seen.problems]
     if base.adapter is not None:  # everything else would follow from this
         raise IncompatibleError("these models cannot be merged", problems=tuple(problems))
     views = untie(seen.base, seen.agents)
+    floats = [n for n, t in views.base.items() if t.entry.dtype in FLOAT_DTYPES]
+    undecided, unnamed = misplaced(recipe.given, floats)
+    problems += undecided
     problems += [*base_problems(seen.base, views.base, seen.kept), *repeated(base, agents), *views.problems]
+    problems += config_problems(base, agents)
     line = ignoring_line(recipe.ignore, views.base, views.agents)
-    warnings = [*recipe.notes, *seen.warnings, *views.warnings]
+    warnings = [*recipe.notes, *unnamed, *seen.warnings, *views.warnings]
     if recipe.dtype is None and base.kind == "fp8 weights":
         warnings.append(f"{base.ref.id}: fp8 weights are stored as bfloat16, since the recipe names no dtype")
-    keeper = (base, *agents)[seen.vocabulary.donor if seen.vocabulary else 0]
     for agent, tensors in zip(seen.agents, views.agents, strict=True):
         problems += agent_problems(seen.base, views.base, agent, tensors, line)
-        united = agent.tokens is not None and seen.vocabulary is not None and bool(seen.vocabulary.united)
-        warnings += differences(seen.base, agent, keeper, united=united)
+        warnings += differences(seen.base, agent)
+    if left_out := merged_config(base.config, ())[1]:
+        warnings.append(told("config.json", left_out))
+    donor, united = (seen.vocabulary.donor, bool(seen.vocabulary.united)) if seen.vocabulary else (0, False)
+    companions = select_companions(base, agents, _labels(agents), donor, united=united)
+    problems += companions.problems
+    warnings += companions.warnings
     if problems:
-        raise IncompatibleError("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
+        raise refusal(problems)
     shards = _lay_out(recipe, views, seen.kept, max_shard_bytes)
     sixteen_bits = any(t.dtype in ("BF16", "F16") for s in shards for t in s.tensors)
     rounding: Rounding = recipe.rounding or ("stochastic" if method.rescales and sixteen_bits else "nearest")
     # like every default, the rounding is written out: a version with another default makes another merge
     pinned = recipe.pinned(base.ref, tuple(a.ref for a in agents)).model_copy(update={"rounding": rounding})
-    return Plan(pinned, base, tuple(agents), shards, rounding, tuple(dict.fromkeys(warnings)), seen.vocabulary)
+    return Plan(
+        pinned, base, tuple(agents), shards, rounding, tuple(dict.fromkeys(warnings)), companions, seen.vocabulary
+    )
+
+
+def refusal(problems: Sequence[Problem]) -> HubmergeError:
+    """What is raised where `problems` forbid a merge: of their kind, where all are of one."""
+    kinds = {kind.code: kind for kind in (MemoryLimitError, SourceNotFoundError)}
+    codes = {problem.code for problem in problems}
+    kind = kinds.get(next(iter(codes)), IncompatibleError) if len(codes) == 1 else IncompatibleError
+    return kind("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
+
+
+def _labels(agents: Sequence[Model]) -> tuple[str, ...]:
+    forms = [(a.ref.label, a.ref.id, str(a.ref), f"{a.ref.id}@{a.ref.sha}") for a in agents]
+    return tuple(
+        next((f for level, f in enumerate(own) if [o[level] for o in forms].count(f) == 1), own[-1]) for own in forms
+    )
 
 
 def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
@@ -258,34 +293,38 @@ def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
     if base.adapter is None:  # else everything else would follow from this
         views = untie(seen.base, seen.agents)
         problems += [*base_problems(seen.base, views.base), *views.problems]
-        patterns = needed_patterns(recipe.ignore, views.base, views.agents)
-        found = agent_problems(seen.base, views.base, seen.agents[0], views.agents[0])
-        problems += [_of_comparison(problem, patterns) for problem in found]
+        line = ignoring_line(recipe.ignore, views.base, views.agents)
+        problems += agent_problems(seen.base, views.base, seen.agents[0], views.agents[0], line)
     if problems:
-        raise IncompatibleError("these models cannot be compared", problems=tuple(dict.fromkeys(problems)))
+        told = tuple(dict.fromkeys(map(_of_comparison, problems)))
+        raise IncompatibleError("these models cannot be compared", problems=told)
     zeros = MappingProxyType({name: ZeroTensor.like(t) for name, t in views.base.items()})
     nothing = Model(ModelRef("synthetic", "nothing", "0" * 40), base.config, {}, {})
     shards = _lay_out(recipe, replace(views, agents=(*views.agents, zeros)), frozenset(), MAX_SHARD_BYTES)
     names = [name for group in (*dropped, *more) for name in group]
-    told = [f"left out, as was asked for: {named(list(dict.fromkeys(names)))}"] if names else []
-    told += [f"{pattern!r} matches no tensor of either model" for pattern in unmatched(recipe.ignore, (base, agent))]
-    warnings = [*told, *seen.warnings, *views.warnings, *other_settings(seen.base, seen.agents[0])]
-    return Plan(recipe, base, (agent, nothing), shards, "nearest", tuple(dict.fromkeys(warnings)))
+    notes = [f"left out, as was asked for: {named(list(dict.fromkeys(names)))}"] if names else []
+    notes += [f"{pattern!r} matches no tensor of either model" for pattern in unmatched(recipe.ignore, (base, agent))]
+    warnings = [*notes, *seen.warnings, *views.warnings, *other_settings(seen.base, seen.agents[0])]
+    return Plan(recipe, base, (agent, nothing), shards, "nearest", tuple(dict.fromkeys(warnings)), Companions())
 
 
-def _of_comparison(problem: Problem, patterns: Sequence[str]) -> Problem:
-    """A problem of an agent, with advice for a comparison: there is no recipe that it could be removed from."""
-    advice = "Compare it with the model that it was trained from."
-    if patterns and problem.what in (MISSING, EXTRA):
-        options = " ".join(f"--ignore '{pattern}'" for pattern in patterns)
-        advice = f"On the command line, {options} leaves out what only one of them has. Otherwise: {advice}"
-    return replace(problem, next_step=advice) if "Remove " in problem.next_step else problem
+def _of_comparison(problem: Problem) -> Problem:
+    """A problem with advice for a comparison: there is no recipe to remove a model from, or to put a line into."""
+    first, _, rest = problem.next_step.partition("Otherwise: ")
+    if "Remove " not in first + rest:
+        return problem
+    steps = [] if "Remove " in first or "recipe" in first else [first.strip()]
+    if found := re.search(r"ignore: \[([^]]*)]", problem.next_step):
+        options = " ".join(f"--ignore {pattern.strip()}" for pattern in found[1].split(","))
+        steps.append(f"On the command line, {options} leaves them out.")
+    steps.append("Compare it with the model that it was trained from.")
+    return replace(problem, next_step=" Or: ".join(steps))
 
 
 def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
     """What is wrong with the recipe, now that its agents are there."""
     method = get_method(recipe.method)
-    if len(agents) < 2:
+    if len(agents) < 2 and not _averages_the_base(recipe):
         yield Problem(
             IncompatibleError.code,
             "a merge needs at least two agents",
@@ -303,8 +342,11 @@ def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
                     expected="`calibration` of the recipe or the agent, or a `sensitivity` file",
                     next_step="Name calibration data (data, prompt, answer), or choose a method without.",
                 )
-    if reason := method.check(method.parse_parameters(recipe.parameters), recipe.weights):
-        yield Problem(IncompatibleError.code, reason, where=f"the parameters of {method.name}")
+
+
+def _averages_the_base(recipe: Recipe) -> bool:
+    """Whether the base is one of the models that are merged, so that one agent is enough."""
+    return recipe.parameters.get("base_weight") is not None
 
 
 def _lay_out(recipe: Recipe, views: Untied, kept: frozenset[str], max_shard_bytes: int) -> tuple[PlannedShard, ...]:

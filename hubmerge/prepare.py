@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hubmerge.equal_weights import refuse_equal_folders
 from hubmerge.hub import Hub
 from hubmerge.licenses import choose, strictest
-from hubmerge.plan import Plan, make_plan
+from hubmerge.output.companions import module_problems, reader
+from hubmerge.plan import Plan, make_plan, refusal
 from hubmerge.publish import Target, check_target
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model
@@ -42,7 +43,9 @@ def prepare(
     `commits`: where an unfinished merge goes on (pins.py).
     """
     base, agents = open_models(recipe, hub, allow_local=allow_local, commits=commits)
-    return _checked(recipe, base, agents, hub, target, license_choice, allow_local, licensed=target is not None)
+    prepared = _checked(recipe, base, agents, hub, target, license_choice, allow_local, licensed=target is not None)
+    _refuse_modules(base, agents, hub)
+    return prepared
 
 
 def prepare_variants(
@@ -56,9 +59,11 @@ def prepare_variants(
 ) -> list[Prepared]:
     """`prepare` for several recipes over the same models, which are opened once. `licensed`: they will be published."""
     base, agents = open_models(recipes[0], hub, allow_local=allow_local, commits=commits)
-    return [
+    prepared = [
         _checked(recipe, base, agents, hub, None, license_choice, allow_local, licensed=licensed) for recipe in recipes
     ]
+    _refuse_modules(base, agents, hub)
+    return prepared
 
 
 def _checked(
@@ -73,6 +78,8 @@ def _checked(
     licensed: bool,
 ) -> Prepared:
     plan = make_plan(recipe, base, agents)
+    if target is not None:
+        target.refuse_to_expose((m.ref.id, m.private) for m in plan.models)
     refuse_equal_folders(plan.models)
     decision = strictest([m.license for m in plan.models])
     if licensed or license_choice is not None:
@@ -80,3 +87,8 @@ def _checked(
     identity = merge_identity(plan.recipe, base.ref, tuple(a.ref for a in agents), target.repo if target else "")
     published = target is not None and check_target(hub, target, identity).state == "ours"
     return Prepared(plan, decision.as_dict(), target, identity, allow_local, published)
+
+
+def _refuse_modules(base: Model, agents: Sequence[Model], hub: Hub) -> None:
+    if problems := module_problems(base, agents, reader(hub)):
+        raise refusal(problems)

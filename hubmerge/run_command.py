@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hubmerge.errors import RecipeError
+from hubmerge.extras import require
+from hubmerge.flags import add_visibility
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ class Terminal(Protocol):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", type=Path, nargs="?")
     parser.add_argument("--to", required=True, metavar="REPO")
-    parser.add_argument("--private", action="store_true")
+    add_visibility(parser)
     parser.add_argument("--license", help="license of the result, where the parents leave it open")
     words = "begin with the newest versions, where an unfinished run would go on with those that it began with"
     parser.add_argument("--newest", action="store_true", help=words)
@@ -75,10 +77,10 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal, options: Str
 
 def _run(arguments: Any, settings: Settings, terminal: Terminal, options: StreamOptions) -> int:
     from hubmerge.distributed import join
-    from hubmerge.hub import Hub
+    from hubmerge.hub_user import hub_of_user
     from hubmerge.recipe_file import load_recipe
 
-    hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
+    hub = hub_of_user(settings)
     if settings.world_size > 1:
         with join(settings) as ranks:
             line = _Line(arguments, settings, hub, terminal, replace(options, ranks=ranks))
@@ -107,6 +109,8 @@ def _check(arguments: Any, settings: Settings) -> None:
         from hubmerge.distributed import refuse_several
 
         refuse_several(settings, "run with --sweep or --evaluate")
+    if arguments.evaluate is not None:
+        require("eval", "an evaluation")  # before hours of merging
 
 
 class _Line:
@@ -148,7 +152,7 @@ class _Line:
         from hubmerge.prepare import prepare
         from hubmerge.publish import Target, find_published
 
-        target = Target(repo, self._arguments.private)
+        target = Target(repo, self._arguments.private, self._arguments.public)
         self._terminal.stage("resolve")
         prepared = self._going_on(
             pins or unfinished.pins,

@@ -28,7 +28,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
     terminal.stage("resolve")
     variants = load_sweep(arguments.sweep).variants
     recipes = [recipe for _, recipe in variants]
-    begun = (pins_in(arguments.out / name) for name, _ in variants if arguments.resume)
+    begun = (pins_in(arguments.out / name) for name, _ in variants)
     prepared = going_on(
         next(filter(None, begun), None),
         recipes[0],
@@ -45,9 +45,11 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
         warn=terminal.warning,
         newest=NEWEST_ELSEWHERE,
     )
-    targets = {name: Target(f"{arguments.to}-{name}", arguments.private) for name, _ in variants if arguments.to}
+    shown = (arguments.private, arguments.public)
+    targets = {name: Target(f"{arguments.to}-{name}", *shown) for name, _ in variants if arguments.to}
     for (name, _), one in zip(variants, prepared, strict=True):
         if name in targets:  # before anything is fetched
+            targets[name].refuse_to_expose((m.ref.id, m.private) for m in one.plan.models)
             check_target(hub, targets[name], one.identity)
     finished = all((arguments.out / name / MANIFEST).is_file() for name, _ in variants)
     reports = merge_to_folders(
@@ -57,7 +59,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
         observer=terminal,
         options=options,
         sensitivities=settings.data_dir / "sensitivity",
-        resume=arguments.resume,
+        resume=True,
         disk_budget=arguments.disk_budget,
     )
     if not finished:

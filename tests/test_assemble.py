@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from builders import llama_config, llama_shapes, random_base, sparse_agent, tokenizer_files, write_model
 
-from hubmerge.assemble import companion_files, write_folder
+from hubmerge.assemble import folder_files, write_folder
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
 from hubmerge.recipe import recipe_from_dict, recipe_from_yaml
@@ -43,18 +43,20 @@ def read(model: Model, path: str) -> bytes | None:
 
 
 def companions(folder: Path, **more: Any) -> tuple[dict[str, bytes], list[str]]:
-    return companion_files(plan_of(folder, **more), read)
+    return folder_files(plan_of(folder, **more), read)
 
 
 # --- config.json -------------------------------------------------------------------------------------------------
 
 
-def test_left_out_keys_stand_in_the_notes(tmp_path: Path):
-    config = {**llama_config(BASE), "auto_map": {"AutoModel": "evil.Evil"}, "_name_or_path": "/home/me/x"}
-    files, notes = companions(tmp_path, config=config)
+def test_left_out_keys_stand_in_the_plans_warnings(tmp_path: Path):
+    config = {**llama_config(BASE), "custom_generate": "org/evil", "_name_or_path": "/home/me/x"}
+    plan = plan_of(tmp_path, config=config)
+    files, notes = folder_files(plan, read)
     written = json.loads(files["config.json"])
     assert written == {k: v for k, v in llama_config(BASE).items() if k != "torch_dtype"} | {"dtype": "bfloat16"}
-    assert notes == ["config.json: auto_map left out (names code, or a place to load something from)"]
+    assert "config.json: custom_generate left out (names code, or a place to load something from)" in plan.warnings
+    assert notes == []
 
 
 # --- other files -------------------------------------------------------------------------------------------------
@@ -102,13 +104,11 @@ def test_a_clean_file_is_copied_byte_for_byte(tmp_path: Path):
     assert files["tokenizer_config.json"] == content
 
 
-@pytest.mark.parametrize(
-    "content", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"auto_map":1,"x":NaN}', b" " * 9_000_000 + b"{}"]
-)
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b'"auto_map"x'])
 def test_a_file_that_cannot_be_checked_is_left_out_with_a_note(tmp_path: Path, content: bytes):
     files, notes = companions(tmp_path, base_files={"special_tokens_map.json": content})
     assert "special_tokens_map.json" not in files
-    assert notes == ["special_tokens_map.json: left out (too large, or not JSON)"]
+    assert notes == ["special_tokens_map.json: left out (not JSON)"]
 
 
 def test_the_licenses_of_all_parents_are_kept(tmp_path: Path):
@@ -138,10 +138,11 @@ def test_labels_that_come_out_alike_do_not_overwrite_each_other(tmp_path: Path):
     }
 
 
-def test_a_license_that_cannot_be_copied_is_noted(tmp_path: Path):
-    files, notes = companions(tmp_path, base_files={"LICENSE": b"x" * 1_000_001})
-    assert "LICENSE" not in files
-    assert "LICENSE could not be copied" in notes[0]
+def test_a_license_that_cannot_be_copied_is_warned_of(tmp_path: Path):
+    plan = plan_of(tmp_path, base_files={"LICENSE": b"x" * 1_000_001})
+    assert "LICENSE" not in folder_files(plan, read)[0]
+    [warning] = plan.warnings
+    assert "LICENSE is too large to be copied; see it there" in warning
 
 
 def test_no_path_of_this_machine_becomes_a_file_name(tmp_path: Path):
@@ -151,7 +152,7 @@ def test_no_path_of_this_machine_becomes_a_file_name(tmp_path: Path):
 
 def test_the_index_names_every_tensor_with_its_shard_and_the_true_size(tmp_path: Path):
     plan = plan_of(tmp_path, max_shard_bytes=2000)
-    files, _ = companion_files(plan, read)
+    files, _ = folder_files(plan, read)
     index = json.loads(files["model.safetensors.index.json"])
     assert len(plan.shards) > 1
     assert index["weight_map"] == {t.name: s.filename for s in plan.shards for t in s.tensors}
@@ -165,7 +166,7 @@ def test_one_shard_needs_no_index(tmp_path: Path):
 
 def test_the_recipe_beside_the_weights_is_the_pinned_one(tmp_path: Path):
     plan = plan_of(tmp_path)
-    files, _ = companion_files(plan, read)
+    files, _ = folder_files(plan, read)
     assert recipe_from_yaml(files["recipe.yaml"].decode()) == plan.recipe
 
 

@@ -13,15 +13,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from hubmerge.errors import EvaluationError, FormatError
-from hubmerge.hub import SMALL_FILE_BYTES, Hub
-from hubmerge.output.config import merged_config, told, without_code
+from hubmerge.errors import EvaluationError
+from hubmerge.hub import Hub
+from hubmerge.output.companions import makes_tokenizer, reader, tokenizer_files
+from hubmerge.output.config import merged_config, told
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import INDEX, SINGLE
-
-_PARSED_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json")
-_COPIED_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja")
-_MAX_PARSED_BYTES = 8 * 1024 * 1024
 
 
 def check_evaluable(model: Model) -> None:
@@ -43,7 +40,7 @@ def check_evaluable(model: Model) -> None:
             got=model.kind,
             next_step="Evaluate the model before quantization.",
         )
-    if not {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"} & set(model.files):
+    if not any(map(makes_tokenizer, model.files)):
         raise EvaluationError("the model has no tokenizer", where=str(model.ref), expected="tokenizer.json", got="none")
 
 
@@ -56,18 +53,12 @@ def stage_model(
     config, dropped = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])
     _write_json(folder / "config.json", config)
     notes = [told("config.json", dropped)] if dropped else []
-    for name in (*_PARSED_FILES, *_COPIED_FILES):
-        if name not in model.files:
-            continue
-        content = _read(model, hub, name, _MAX_PARSED_BYTES if name in _PARSED_FILES else SMALL_FILE_BYTES)
-        clean, removed = without_code(content) if name in _PARSED_FILES else (content, ())
-        if clean is None:
-            raise FormatError("not valid JSON", where=f"{name} in {model.ref}")
-        if removed:
-            notes.append(told(name, removed))
-        (folder / name).write_bytes(clean)
+    files, left_out = tokenizer_files(model, reader(hub))
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
     _link_shards(model, hub, folder, inputs, progress)
-    return notes
+    return [*notes, *left_out]
 
 
 def _link_shards(
@@ -90,16 +81,6 @@ def _link_shards(
     if model.shards != (SINGLE,):
         weight_map = {name: tensor.shard for name, tensor in model.tensors.items()}
         _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _read(model: Model, hub: Hub, name: str, most: int) -> bytes:
-    if model.ref.kind == "hub":
-        return hub.read_file(model.ref.id, model.ref.sha, name, most)
-    with open(model.ref.path / name, "rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise FormatError("a file is too large", where=f"{name} in {model.ref}", expected=f"{most} bytes", got="more")
-    return content
 
 
 def _write_json(path: Path, value: object) -> None:

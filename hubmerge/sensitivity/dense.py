@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 
-from hubmerge.assemble import companion_files
+from hubmerge.assemble import folder_files
 from hubmerge.chunks import chunks_of
 from hubmerge.dtypes import FLOAT_DTYPES, Float32
 from hubmerge.hub import Hub
+from hubmerge.output.companions import is_of_tokenizer, reader
 from hubmerge.plan import Plan
 from hubmerge.recipe import ModelName
 from hubmerge.sensitivity.file import write_tensors
@@ -24,10 +25,9 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.open import SINGLE, open_model
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
+from hubmerge.sources.unchanged import CONFIG
 
 _CHUNK = 1024 * 1024
-_NEEDED = ("config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json")
-_ALSO = ("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt")
 
 
 def dense_identity(plan: Plan, agent: int) -> str:
@@ -54,27 +54,19 @@ def write_dense(
     """
     folder.mkdir(parents=True, exist_ok=True)
     store = ShardCache(hub, cache, plan.models, budget_bytes, keep=True, deleting=at_peak)
-
-    def read(model: Model, path: str) -> bytes | None:
-        if path not in model.files:
-            return None
-        if model.ref.kind == "local":
-            return (model.ref.path / path).read_bytes()
-        return hub.read_file(model.ref.id, model.ref.sha, path)
-
-    files, _ = companion_files(plan, read)
-    for name in (*_NEEDED, *_ALSO):
-        if name in files:
-            (folder / name).write_bytes(files[name])
+    files, _ = folder_files(plan, reader(hub))
+    for name, content in files.items():
+        if name == CONFIG or is_of_tokenizer(name):
+            (folder / name).write_bytes(content)
     merged = [t for t in plan.tensors() if t.inputs[agent + 1].entry.dtype in FLOAT_DTYPES]
-    with TensorReader(plan.models, store) as reader:
+    with TensorReader(plan.models, store) as weights:
 
         def parts() -> Iterator[tuple[str, Float32]]:
             for tensor in merged:
                 for chunk in chunks_of(tensor, _CHUNK):
                     yield (
                         tensor.name,
-                        reader.values(agent + 1, tensor.inputs[agent + 1], chunk.start, chunk.count),
+                        weights.values(agent + 1, tensor.inputs[agent + 1], chunk.start, chunk.count),
                     )
 
         shapes = {t.name: t.shape for t in merged}

@@ -16,26 +16,12 @@ from typing import Any
 
 from hubmerge.errors import FormatError, MemoryLimitError, SensitivityError
 from hubmerge.hub import Hub
-from hubmerge.output.config import merged_config, without_code
+from hubmerge.output.companions import makes_tokenizer, reader, tokenizer_files
+from hubmerge.output.config import merged_config
 from hubmerge.sources.base import Model
 from hubmerge.sources.files import check_planned
 from hubmerge.sources.open import INDEX, SINGLE
 from hubmerge.sources.reader import LocalOrFetched
-
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-)
-_PARSED = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-_MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
 def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
@@ -50,16 +36,11 @@ def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     config, _ = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    found = [name for name in _TOKENIZER_FILES if name in model.files]
-    if not found:
-        raise SensitivityError("no tokenizer", where=str(model.ref), expected=", ".join(_TOKENIZER_FILES[:3]))
-    for name in found:
-        content = _small_file(model, hub, name)
-        if name in _PARSED:
-            clean, _ = without_code(content)
-            if clean is None:
-                raise FormatError("not valid JSON", where=f"{name} in {model.ref}")
-            content = clean
+    if not any(map(makes_tokenizer, model.files)):
+        raise SensitivityError("no tokenizer", where=str(model.ref), expected="tokenizer.json, tokenizer.model, …")
+    files, _ = tokenizer_files(model, reader(hub))
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
 
 
@@ -166,14 +147,6 @@ def _budget(device: str) -> int:
 
     free, _ = torch.cuda.mem_get_info(torch.device(device))
     return int(free * 0.7)
-
-
-def _small_file(model: Model, hub: Hub, name: str) -> bytes:
-    if model.files[name].size > _MAX_FILE_BYTES:
-        raise FormatError("a file is too large", where=f"{name} in {model.ref}", expected=f"{_MAX_FILE_BYTES} bytes")
-    if model.ref.kind == "local":
-        return (model.ref.path / name).read_bytes()
-    return hub.read_file(model.ref.id, model.ref.sha, name, _MAX_FILE_BYTES)
 
 
 def _first_line(error: Exception) -> str:

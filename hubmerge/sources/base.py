@@ -31,6 +31,7 @@ class FileInfo:
     path: str
     size: int  # bytes
     sha256: str | None = None
+    here: Path | None = field(default=None, compare=False)  # where the Hub's client has it on this machine, unverified
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ class Model:
     adapter: AdapterConfig | None = None  # the tensors are LoRA factors, on a base that the recipe names
     tokens: TokenTable | None = None  # read only where vocabularies differ in size
     headers: Mapping[str, HeaderDigest] = field(default_factory=lambda: MappingProxyType({}))  # by shard
+    outside: tuple[str, ...] = ()  # links in a local folder that lead out of it, and are not among the files
 
     @property
     def kind(self) -> str:

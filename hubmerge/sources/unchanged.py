@@ -62,19 +62,6 @@ class UnchangedFolders:
                 raise _changed(model, str(path), "another size" if now[0] != stamp[0] else "a later time of change")
 
 
-def read_companion(model: Model, path: str) -> bytes:
-    """A small file of a local folder that was there when the merge was planned."""
-    try:
-        return (model.ref.path / path).read_bytes()
-    except OSError as error:
-        raise SourceChangedError(
-            "a file of the model can no longer be read",
-            where=f"{path} of {model.ref}",
-            got=error.strerror or str(error),
-            next_step="Resume when it is there again.",
-        ) from None
-
-
 def _stamp(file: Path | int) -> Stamp:
     status = os.stat(file)
     return status.st_size, status.st_mtime_ns

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
 
-from hubmerge.assemble import companion_files
+from hubmerge.assemble import folder_files
 from hubmerge.errors import FormatError, IncompatibleError
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
@@ -87,7 +87,7 @@ def test_added_rows_shape_config_and_tokenizer_come_from_the_agent_that_has_them
         {t.name: t.shape for t in plan.tensors()}[EMBED] == (43, 16) == {t.name: t.shape for t in plan.tensors()}[HEAD]
     )
     assert {t.dtype for t in plan.tensors()} == {"BF16"}
-    files, _ = companion_files(plan, lambda model, path: (Path(model.ref.id) / path).read_bytes())
+    files, _ = folder_files(plan, lambda model, path: (Path(model.ref.id) / path).read_bytes())
     assert json.loads(files["config.json"])["vocab_size"] == 43
     assert files["tokenizer.json"] == (tmp_path / "donor" / "tokenizer.json").read_bytes()
     assert files["chat_template.jinja"] == b"base"

@@ -1,0 +1,464 @@
+"""What goes with a merge beside weights and config.json: all that is data, nothing that is code, and never too much."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import llama_shapes, random_base, sparse_agent, write_model
+from plan_helpers import model
+
+from hubmerge.assemble import folder_files
+from hubmerge.disk import output_need
+from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, SourceNotFoundError
+from hubmerge.hub import Hub
+from hubmerge.output.companions import is_of_tokenizer, kind_of, makes_tokenizer, reader, select_companions
+from hubmerge.plan import Plan
+from hubmerge.prediction import Machine, predict
+from hubmerge.prepare import prepare
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.sources.base import FileInfo, Model
+from hubmerge.sources.folder import inside, list_folder
+from hubmerge.sources.open import open_model
+
+NOWHERE = Hub("http://127.0.0.1:9")
+BASE = random_base(0, sizes=llama_shapes(layers=1))
+AGENTS = (sparse_agent(BASE, 0.1, 1), sparse_agent(BASE, 0.1, 2))
+
+
+def plan_of(
+    folder: Path,
+    base_files: Mapping[str, bytes],
+    *agent_files: Mapping[str, bytes],
+    config: Mapping[str, Any] | None = None,
+) -> Plan:
+    """As a user gets it: folders written, opened, checked. The second agent has the first one's files if none of its
+    own, and both have the base's if none are named."""
+    first = agent_files[0] if agent_files else base_files
+    second = agent_files[1] if len(agent_files) > 1 else first
+    parents = [
+        write_model(folder / name, tensors, files=files, config=config)
+        for name, tensors, files in zip(("base", "a", "b"), (BASE, *AGENTS), (base_files, first, second), strict=True)
+    ]
+    recipe = recipe_from_dict({"base": str(parents[0]), "agents": [str(p) for p in parents[1:]], "method": "ram"})
+    return prepare(recipe, NOWHERE, license_choice="mit", allow_local=True).plan
+
+
+def files_of(plan: Plan) -> tuple[dict[str, bytes], list[str]]:
+    return folder_files(plan, reader(NOWHERE))
+
+
+def refused(folder: Path, *files: Mapping[str, bytes], **more: Any) -> HubmergeError:
+    with pytest.raises(HubmergeError) as caught:
+        plan_of(folder, *files, **more)
+    return caught.value
+
+
+# --- names -------------------------------------------------------------------------------------------------------
+
+# of the names that transformers loads: weights in its own and other formats, cards, and what a trainer keeps
+DATA = re.compile(r"\w[\w.\-]*\.(json|txt|model|spm|jinja|codes|tokenizer|tiktoken|bpe|vocab|npy|yaml|bin|pt)")
+NO_COMPANIONS = re.compile(
+    r"config\.json|README\.md|modelcard\.json|\S+\.(bin|pt|h5|msgpack|ckpt\S*|safetensors|py)|\S+\.index\.json"
+    r"|adapter_config\.json|trainer_state\.json|export\.json|optimizer\S*|ds_config\.json|all_results\.json"
+)
+
+
+def names_in_transformers() -> Iterator[tuple[str, str]]:
+    """(name, module) of every file that a class of transformers says it loads, read from its source."""
+    root = Path(str(find_spec("transformers").submodule_search_locations[0]))  # type: ignore[union-attr, index]
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "FILES_NAMES" not in text and "_NAME" not in text and "_FILE" not in text and "config_files" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [t for target in targets for t in ast.walk(target) if isinstance(t, ast.Name)]
+            if any(re.search(r"vocab_files_names|^[A-Z_]+_(NAME|FILE)$|extra_config_files", t.id, re.I) for t in names):
+                for value in ast.walk(node.value):
+                    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                        yield value.value, str(path.relative_to(root))
+
+
+def test_every_file_that_a_class_of_transformers_loads_goes_along():
+    found = {(n, where) for n, where in names_in_transformers() if DATA.fullmatch(n)}
+    assert len({name for name, _ in found}) > 35  # the search still finds them
+    tokenizers = {n for n, where in found if "tokenization" in where}
+    assert {"spiece.model", "source.spm", "prophetnet.tokenizer", "bpe.codes", "tokenizer.json"} <= tokenizers
+    dropped = {(n, where) for n, where in found if kind_of(n) is None and not NO_COMPANIONS.fullmatch(n)}
+    assert dropped == set()
+    assert {n for n in tokenizers if not is_of_tokenizer(n)} <= {"chat_template.jinja", "config.json"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tokenizer.4.0.0.json", "tokenizer.model.v3", "tokenizer.mm.model.v7m1", "tekken.json", "tekken_240718.json"),
+        *("tiktoken.model", "vocab-src.json", "target_vocab.json", "source.spm", "vocab.txt", "ice_text.model"),
+    ],
+)
+def test_what_makes_a_tokenizer_is_known(name: str):
+    assert kind_of(name) is not None
+    assert makes_tokenizer(name)
+    assert is_of_tokenizer(name)
+
+
+@pytest.mark.parametrize("name", ["added_tokens.json", "merges.txt", "normalizer.json", "emoji.json", "qwen.tiktoken"])
+def test_what_belongs_to_a_tokenizer_makes_none_alone(name: str):
+    assert is_of_tokenizer(name)
+    assert not makes_tokenizer(name)
+
+
+SENTENCE_TRANSFORMERS = {
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "1_Pooling/config.json",
+    "2_Dense/config.json",
+    "2_Dense/model.safetensors",
+    "1_SpladePooling/config.json",
+    "0_Router/router_config.json",
+    "0_Router/query_0_SparseStaticEmbedding/config.json",
+    "3_LSTM/lstm_config.json",
+    "4_WeightedLayerPooling/config.json",
+}
+
+
+def test_what_sentence_transformers_writes_goes_along_beside_a_list_of_modules():
+    assert [n for n in sorted(SENTENCE_TRANSFORMERS) if kind_of(n, modules=True) is None] == []
+    assert [n for n in sorted(SENTENCE_TRANSFORMERS) if kind_of(n) is not None] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("modeling_x.py", "tokenization_x.py", "LICENSE.py", "tokenizer.json.py", "1_Pooling/pooling.py", "run.sh"),
+        *("pytorch_model.bin", "training_args.bin", "optimizer.pt", "2_Dense/pytorch_model.bin", "vocab.pkl"),
+        *("../tokenizer.json", "/etc/vocab.txt", "x/../tokenizer.json", "onnx/tokenizer.json", "1_Pooling/../x.json"),
+        *(".env", "config.yaml", "params.json", "consolidated.safetensors", "onnx/model.onnx", "tokenizer.json\n"),
+        *("additional_chat_templates/../x.jinja", "additional_chat_templates/a/b.jinja", "licenses/../LICENSE"),
+    ],
+)
+def test_what_is_code_a_pickle_or_another_place_stays_behind(name: str):
+    assert kind_of(name) is None
+    assert kind_of(name, modules=True) is None
+
+
+# --- a merge -----------------------------------------------------------------------------------------------------
+
+RICH = {
+    "processor_config.json": b'{"processor_class": "LlavaProcessor", "patch_size": 14}',
+    "video_preprocessor_config.json": b'{"do_resize": true}',
+    "preprocessor_config.json": b'{"image_mean": [0.5, 0.5, 0.5]}',
+    "spiece.model": b"\n\x0e\n\x05<unk>",
+    "tekken.json": b'{"config": {"pattern": "(?i)"}, "vocab": []}',
+    "normalizer.json": b'{"colour": "color", "auto_map": "automap"}',
+    "additional_chat_templates/tool_use.jinja": b"{{ messages }}",
+    "chat_template.jinja": b"{{ messages[0] }}",
+    "licenses/older/LICENSE": b"of the base's parent",
+}
+
+
+def test_what_is_data_goes_along_byte_for_byte(tmp_path: Path):
+    plan = plan_of(tmp_path, RICH)
+    files, notes = files_of(plan)
+    assert {name: files[name] for name in RICH} == RICH
+    assert files["licenses/a/older/LICENSE"] == RICH["licenses/older/LICENSE"]
+    assert notes == []
+    assert plan.warnings == ()
+
+
+def test_code_in_a_processors_settings_goes_and_is_told(tmp_path: Path):
+    code = {"auto_map": {"AutoProcessor": "evil.Evil"}, "patch_size": 14, "image_processor": {"auto_map": {"x": "e.E"}}}
+    files, notes = files_of(plan_of(tmp_path, {"processor_config.json": json.dumps(code).encode()}))
+    assert json.loads(files["processor_config.json"]) == {"patch_size": 14, "image_processor": {}}
+    assert len(notes) == 1
+    assert "auto_map" in notes[0]
+
+
+@pytest.mark.parametrize("start", [b"\x80\x04\x95", b"PK\x03\x04", b"\x7fELF", b"#!/bin/sh"])
+def test_a_pickle_or_program_under_a_tokenizers_name_stays_behind(tmp_path: Path, start: bytes):
+    files, notes = files_of(plan_of(tmp_path, {"spiece.model": start + b"x" * 20}))
+    assert "spiece.model" not in files
+    assert notes == ["spiece.model: left out (a program, archive or pickle under another name)"]
+
+
+def test_a_template_that_is_no_text_stays_behind(tmp_path: Path):
+    files, notes = files_of(plan_of(tmp_path, {"chat_template.jinja": b"\xff\xfe{{ x }}"}))
+    assert "chat_template.jinja" not in files
+    assert notes == ["chat_template.jinja: left out (not text)"]
+
+
+def test_what_stays_behind_is_named_with_the_reason(tmp_path: Path):
+    odd = {
+        "modeling_x.py": b"",
+        "pytorch_model.bin": b"",
+        "onnx/model.onnx": b"",
+        "onnx/decoder.onnx": b"",
+        "speaker_embeddings/a.npy": b"",
+        "notes.yaml": b"",
+        "README.md": b"",
+        ".gitattributes": b"",
+    }
+    plan = plan_of(tmp_path, odd, {})
+    [warning] = plan.warnings
+    assert warning == (
+        f"{tmp_path / 'base'}: left out: modeling_x.py (code); pytorch_model.bin, speaker_embeddings/ (may hold code); "
+        "onnx/ (weights that the merge does not reach); notes.yaml (not known to belong to a model)"
+    )
+
+
+def test_many_files_that_stay_behind_are_counted(tmp_path: Path):
+    [warning] = plan_of(tmp_path, {f"m{n}.py": b"" for n in range(9)}, {}).warnings
+    assert warning.endswith("left out: m0.py, m1.py, m2.py, m3.py and 5 more (code)")
+
+
+def test_an_agents_other_processor_is_warned_of(tmp_path: Path):
+    theirs = {**RICH, "preprocessor_config.json": b"{}", "spiece.model": b"another"}
+    plan = plan_of(tmp_path, RICH, RICH, theirs)
+    assert plan.warnings == (
+        f"{tmp_path / 'b'}: preprocessor_config.json, spiece.model differ from the base's; the merge keeps the base's",
+    )
+    assert files_of(plan)[0]["preprocessor_config.json"] == RICH["preprocessor_config.json"]
+
+
+def test_what_only_an_agent_has_is_named(tmp_path: Path):
+    plan = plan_of(tmp_path, {}, {}, {"processor_config.json": b"{}", "chat_template.jinja": b"x"})
+    assert plan.warnings == (
+        f"{tmp_path / 'b'}: chat_template.jinja, processor_config.json, which the base does not have, are left out",
+    )
+
+
+# --- refused -----------------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_that_only_the_repos_code_can_build_is_refused():
+    def of(*names: str, **config: Any) -> Model:
+        return replace(
+            model("org/base", files={n: FileInfo(n, 10) for n in names}), config={**model("x").config, **config}
+        )
+
+    def problems(base: Model) -> list[str]:
+        return [str(p) for p in select_companions(base, (), ()).problems]
+
+    [problem] = problems(of("tokenization_qwen.py", "qwen.tiktoken", "tokenizer_config.json"))
+    assert problem.startswith("E_INCOMPATIBLE: a tokenizer that only the repo's own code can build")
+    assert "tokenization_qwen.py" in problem
+    assert "Add a tokenizer.json to a copy of the base" in problem
+    [problem] = problems(of("tokenizer_config.json", auto_map={"AutoTokenizer": ["org/x--tok.Tok", None]}))
+    assert "auto_map of config.json" in problem
+    assert problems(of("tokenization_x.py", "tokenizer.json")) == []
+    assert problems(of("tokenization_x.py", "tokenizer.model")) == []
+    assert problems(of("model.txt")) == []  # a model without a tokenizer
+
+
+def sized(sizes: Mapping[str, int]) -> Model:
+    return model("org/base", files={name: FileInfo(name, size) for name, size in sizes.items()})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({f"LICENSE-{n}.txt": 1_000_000 for n in range(800)}, "the license files are too large"),
+        ({"tokenizer.json": 64 * 1024 * 1024 + 1}, "tokenizer.json is too large"),
+        ({"special_tokens_map.json": 8 * 1024 * 1024 + 1}, "special_tokens_map.json is too large"),
+        ({f"{n}.model": 60_000_000 for n in range(5)}, "the files beside the weights are too large"),
+        ({f"additional_chat_templates/{n}.jinja": 1 for n in range(1001)}, "too many files"),
+    ],
+)
+def test_a_bomb_of_files_is_refused_before_anything_is_fetched(sizes: Mapping[str, int], said: str):
+    problems = select_companions(sized(sizes), (), ()).problems
+    assert [p.code for p in problems] == ["E_TOO_BIG"]
+    assert said in str(problems[0])
+
+
+def test_eight_hundred_licenses_of_an_agent_are_too_big_with_nothing_read(tmp_path: Path):
+    many = {f"LICENSE-{n}": b"x" * 25_000 for n in range(800)}
+    error = refused(tmp_path, {}, many)
+    assert isinstance(error, MemoryLimitError)
+    assert error.code == "E_TOO_BIG"
+    assert "the license files are too large" in str(error)
+
+
+def test_the_files_are_part_of_the_disk_budget_and_of_the_prediction(tmp_path: Path):
+    big = {"spiece.model": b"x" * 3_000_000}
+    plan, without = plan_of(tmp_path / "with", big), plan_of(tmp_path / "without", {})
+    assert plan.companions.bytes - without.companions.bytes == 3_000_000
+    for uploaded in (True, False):
+        assert output_need(plan, uploaded=uploaded) - output_need(without, uploaded=uploaded) == 3_000_000
+    huge = replace(plan, companions=replace(plan.companions, files=(replace(plan.companions.files[0], size=2**30),)))
+    machine = Machine(cores=2)
+    assert predict(huge, machine).memory_bytes - predict(without, machine).memory_bytes > 2**29
+    assert plan.summary()["companion_bytes"] == plan.companions.bytes
+
+
+# --- links in a local folder -------------------------------------------------------------------------------------
+
+
+def linked(folder: Path, name: str, target: Path) -> Path:
+    write_model(folder, BASE)
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(target)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["LICENSE", "spiece.model", "config.json", "model.safetensors", "README.md", "additional_chat_templates"]
+)
+def test_a_link_out_of_the_folder_is_refused_and_its_content_is_nowhere(tmp_path: Path, name: str):
+    secret = tmp_path / "secret"
+    if name == "additional_chat_templates":
+        secret.mkdir()
+        (secret / "x.jinja").write_text("the secret")
+    else:
+        secret.write_text("the secret")
+    base = linked(tmp_path / "base", name, secret)
+    agents = [write_model(tmp_path / n, t) for n, t in zip("ab", AGENTS, strict=True)]
+    recipe = recipe_from_dict({"base": str(base), "agents": [str(a) for a in agents], "method": "ram"})
+    with pytest.raises(SourceNotFoundError) as caught:
+        prepare(recipe, NOWHERE, license_choice="mit", allow_local=True)
+    assert "a link that leads out of the model's folder" in str(caught.value)
+    assert name in str(caught.value)
+    assert "the secret" not in str(caught.value)
+
+
+def test_an_agents_license_is_no_way_out_either(tmp_path: Path):
+    (tmp_path / "secret").write_text("the secret")
+    base = write_model(tmp_path / "base", BASE)
+    agents = [write_model(tmp_path / n, t) for n, t in zip("ab", AGENTS, strict=True)]
+    (agents[1] / "NOTICE").symlink_to("../secret")
+    recipe = recipe_from_dict({"base": str(base), "agents": [str(a) for a in agents], "method": "ram"})
+    with pytest.raises(SourceNotFoundError, match="NOTICE"):
+        prepare(recipe, NOWHERE, license_choice="mit", allow_local=True)
+
+
+def test_a_file_that_became_a_link_after_the_plan_is_not_followed(tmp_path: Path):
+    plan = plan_of(tmp_path, {"LICENSE": b"mine"})
+    (tmp_path / "secret").write_text("the secret")
+    (tmp_path / "base" / "LICENSE").unlink()
+    (tmp_path / "base" / "LICENSE").symlink_to("../secret")
+    with pytest.raises(SourceNotFoundError, match="LICENSE"):
+        files_of(plan)
+
+
+def test_links_that_stay_in_the_folder_and_unused_ones_do_no_harm(tmp_path: Path):
+    folder = write_model(tmp_path / "base", BASE, files={"text": b"MIT"})
+    (folder / "LICENSE").symlink_to("text")
+    (folder / "run.log").symlink_to(tmp_path / "elsewhere")
+    opened = open_model(recipe_from_dict(recipe(folder)).base, NOWHERE, allow_local=True)
+    assert opened.files["LICENSE"].size == 3
+    assert opened.outside == ("run.log",)
+    assert select_companions(opened, (), ()).problems == ()
+
+
+def recipe(folder: Path) -> dict[str, Any]:
+    return {"base": str(folder), "agents": [str(folder)] * 2, "method": "ram"}
+
+
+def test_a_snapshot_of_the_clients_cache_is_a_folder_like_any_other(tmp_path: Path):
+    repo = tmp_path / "models--org--name"
+    whole = write_model(repo / "whole", BASE, files={"LICENSE": b"MIT"})
+    snapshot = repo / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (repo / "blobs").mkdir()
+    for path in whole.iterdir():
+        os.rename(path, repo / "blobs" / path.name)
+        (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
+    (snapshot / "NOTICE").symlink_to("../../../secret")
+    files, outside = list_folder(snapshot)
+    assert {"config.json", "model.safetensors", "LICENSE"} <= set(files)
+    assert outside == ("NOTICE",)
+    assert inside(snapshot, "LICENSE").read_bytes() == b"MIT"
+
+
+def test_a_folder_of_very_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hubmerge.sources.folder._MAX_FILES", 3)
+    for n in range(4):
+        (tmp_path / str(n)).touch()
+    with pytest.raises(HubmergeError, match="too many files"):
+        list_folder(tmp_path)
+
+
+# --- sentence-transformers ---------------------------------------------------------------------------------------
+
+
+def modules(*classes: str) -> bytes:
+    listed = [
+        {"idx": n, "name": str(n), "path": f"{n}_{c.rpartition('.')[2]}" if n else "", "type": c}
+        for n, c in enumerate(classes)
+    ]
+    return json.dumps(listed).encode()
+
+
+DENSE = {
+    "modules.json": modules(
+        "sentence_transformers.models.Transformer",
+        "sentence_transformers.models.Pooling",
+        "sentence_transformers.models.Dense",
+    ),
+    "config_sentence_transformers.json": b'{"prompts": {"query": "query: "}, "similarity_fn_name": "cosine"}',
+    "sentence_bert_config.json": b'{"max_seq_length": 128}',
+    "1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}',
+    "2_Dense/config.json": b'{"in_features": 16}',
+    "2_Dense/model.safetensors": b"\x10\0\0\0\0\0\0\0{}              ",
+}
+
+
+def test_modules_that_all_models_share_go_along(tmp_path: Path):
+    files, notes = files_of(plan_of(tmp_path, DENSE))
+    assert {n: files[n] for n in DENSE} == DENSE
+    assert notes == []
+    # an agent of which only the transformer was saved
+    assert (
+        files_of(plan_of(tmp_path / "2", DENSE, {}))[0]["2_Dense/model.safetensors"]
+        == DENSE["2_Dense/model.safetensors"]
+    )
+
+
+def test_an_agent_that_trained_another_module_is_refused(tmp_path: Path):
+    theirs = {**DENSE, "2_Dense/model.safetensors": b"\x10\0\0\0\0\0\0\0{}             \t"}
+    error = refused(tmp_path, DENSE, DENSE, theirs)
+    assert isinstance(error, IncompatibleError)
+    assert "another module beside the model, which a merge does not reach in 2_Dense/model.safetensors" in str(error)
+    assert str(tmp_path / "b") in str(error)
+    assert len(error.problems) == 1
+    added = {n: c for n, c in DENSE.items() if not n.startswith("2_")}
+    assert "one that the base does not have" in str(refused(tmp_path / "2", added, DENSE))
+
+
+@pytest.mark.parametrize("pickled", ["base", "agent"])
+def test_a_module_that_is_only_there_as_a_pickle_is_refused_with_the_command_that_converts_it(
+    tmp_path: Path, pickled: str
+):
+    old = {n.replace("model.safetensors", "pytorch_model.bin"): c for n, c in DENSE.items()}
+    error = refused(tmp_path, *((old, {}) if pickled == "base" else (DENSE, {}, old)))
+    assert "only there as a pickle" in str(error)
+    assert ".save_pretrained('FOLDER')" in str(error)
+    both = {**DENSE, "2_Dense/pytorch_model.bin": b"x"}
+    files, _ = files_of(plan_of(tmp_path / "both", both, both))
+    assert "2_Dense/pytorch_model.bin" not in files
+    assert "2_Dense/model.safetensors" in files
+
+
+@pytest.mark.parametrize("foreign", ["custom_st.Transformer", "os.system", "sentence_transformers", "a--b.C"])
+def test_a_module_of_the_repos_own_code_is_refused(tmp_path: Path, foreign: str):
+    error = refused(tmp_path, {"modules.json": modules(foreign)})
+    assert "modules that only the repo's own code can build" in str(error)
+    assert "Merge a copy of the base without modules.json" in str(error)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b'{"a": 1}', b"[" * 100_000])
+def test_a_list_of_modules_that_is_none_is_refused(tmp_path: Path, content: bytes):
+    assert "modules.json that does not list modules" in str(refused(tmp_path, {"modules.json": content}))
