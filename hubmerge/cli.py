@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hubmerge import __version__
+from hubmerge import __version__, extras
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.flags import add_visibility, gigabytes, port, positive
 from hubmerge.settings import Settings, load_settings
@@ -57,6 +57,11 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     except KeyboardInterrupt as interrupt:
         _tell_interrupted(arguments)
         return _TERMINATED if isinstance(interrupt, _TerminatedError) else 1
+    except ModuleNotFoundError as error:
+        missing = extras.explained(error)
+        if missing is None:
+            raise
+        failure = missing
     except BrokenPipeError:  # whoever reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
         return 1
@@ -127,6 +132,10 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(command=run, again=again)
         command.add_argument("--log-json", action="store_true", help="progress and errors as JSON lines on stderr")
         return command
+
+    from hubmerge import recipe_init
+
+    recipe_init.add_arguments(add("init", _init, "write a commented recipe of a base and its agents", ""))
 
     inspect = add("inspect", _inspect, "check a recipe from headers alone: compatibility, sizes, predictions", "")
     inspect.add_argument("recipe", type=Path)
@@ -238,9 +247,16 @@ def _stream_options(arguments: Any) -> Any:
 
 
 def _hub(settings: Settings) -> Any:
-    from hubmerge.hub import Hub
+    from hubmerge.hub_user import hub_of_user
 
-    return Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
+    return hub_of_user(settings)
+
+
+def _init(arguments: Any, settings: Settings) -> int:
+    from hubmerge.recipe_init import run_cli
+
+    with closing(Terminal(arguments.log_json)) as terminal:
+        return run_cli(arguments, _hub(settings), terminal)
 
 
 def _inspect(arguments: Any, settings: Settings) -> int:

@@ -15,7 +15,6 @@ from hubmerge.sources.remedies import origin_of
 from hubmerge.tying import Tensors, is_embedding
 from hubmerge.wording import NAMED_AT_MOST, dims, incompatible, named, shown
 
-MISSING, EXTRA = "missing tensors", "tensors that the base does not have"  # what an agent may have wrong
 _SHAPING_KEYS = (
     "hidden_size",
     "num_hidden_layers",
@@ -138,7 +137,7 @@ def agent_problems(
     if missing:
         problems.append(
             incompatible(
-                MISSING,
+                "missing tensors",
                 where=where,
                 expected=named(missing),
                 got="not stored",
@@ -149,7 +148,7 @@ def agent_problems(
     if extra:
         problems.append(
             incompatible(
-                EXTRA,
+                "tensors that the base does not have",
                 where=where,
                 got=named(extra),
                 next_step=_leaving_out(ignoring, remove),

@@ -3,6 +3,7 @@
     HubmergeError                 .code  .what  .where  .expected  .got  .next_step  .retryable
     ├── RecipeError               E_RECIPE          the recipe itself is wrong
     ├── SettingsError             E_SETTINGS        a variable of the environment that makes no sense
+    ├── MissingExtraError         E_EXTRA           packages that a command needs are not installed
     ├── FormatError               E_FORMAT          no safetensors, or a file of another kind
     ├── HeaderError               E_HEADER          a safetensors header that is corrupt or hostile
     ├── IndexFileError            E_INDEX           a shard index that names what it must not
@@ -20,6 +21,7 @@
     ├── DeviceError               E_DEVICE          a device that was asked for and cannot be used
     ├── FolderInUseError          E_IN_USE          another process works in this folder
     ├── MemoryLimitError          E_TOO_BIG         not enough memory
+    ├── MachineFaultError         E_MACHINE         killed, or too slow, once: perhaps the machine's doing
     ├── TargetExistsError         E_TARGET_EXISTS   the target holds something that this job did not make
     ├── PermissionDeniedError     E_PERMISSION      the token may not do this
     ├── HubUnavailableError       E_HUB             the Hub did not answer as it should (worth a retry)
@@ -128,6 +130,10 @@ class SettingsError(HubmergeError):
     code = "E_SETTINGS"
 
 
+class MissingExtraError(HubmergeError):
+    code = "E_EXTRA"
+
+
 class FormatError(HubmergeError):
     code = "E_FORMAT"
 
@@ -196,6 +202,13 @@ class FolderInUseError(HubmergeError):
 
 class MemoryLimitError(HubmergeError):
     code = "E_TOO_BIG"
+
+
+class MachineFaultError(HubmergeError):
+    """Something ended a run that may not be the run's own doing; the same again tells."""
+
+    code = "E_MACHINE"
+    retryable = True
 
 
 class TargetExistsError(HubmergeError):

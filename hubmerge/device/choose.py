@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from hubmerge import machine
 from hubmerge.counting import BLOCK
 from hubmerge.errors import DeviceError, MemoryLimitError
+from hubmerge.extras import require
 
 if TYPE_CHECKING:
     from hubmerge.device.engine import Engine
@@ -35,20 +36,17 @@ def device_there(nodes: Path = Path("/dev")) -> bool:
 
 
 def require_cuda() -> None:
-    """DeviceError without a CUDA device: who asks for one by its name wants no other."""
-    try:
-        import torch
-    except ImportError:
-        got = "torch is not installed"
-    else:
-        if torch.cuda.is_available():
-            return
-        got = f"torch {torch.__version__}, which finds none"
+    """MissingExtraError or DeviceError without a CUDA device: who asks for one by its name wants no other."""
+    require("gpu", "a CUDA device")
+    import torch
+
+    if torch.cuda.is_available():
+        return
     raise DeviceError(
         "no CUDA device",
         where="--device cuda",
         expected="a GPU, its driver and a torch that was built for CUDA",
-        got=got,
+        got=f"torch {torch.__version__}, which finds none",
         next_step="Leave --device out: the CPU gives the same bits.",
     )
 
@@ -77,6 +75,7 @@ def open_engine(
     if device == "cpu" or (device == "auto" and not device_there()):
         return Opened()
     try:
+        require("gpu", "a CUDA device")
         chunk_elements(agents, memory_bytes, LANES)
         import torch
 

@@ -192,5 +192,5 @@ def test_cuda_by_its_name_is_refused_without_it_and_auto_is_not(
     assert not (tmp_path / "out").exists()
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out"), "--device", "cuda"]) == 1
-    assert "torch is not installed" in capsys.readouterr().err
+    assert "no torch. Run pip install 'hubmerge[gpu]'." in capsys.readouterr().err
     assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out"), "--device", "auto"]) == 0
