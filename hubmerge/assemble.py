@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.output.companions import ReadFile, read_companions
-from hubmerge.output.config import merged_config, told
+from hubmerge.output.config import merged_config
 from hubmerge.output.tokenizer import united_tokenizer
 from hubmerge.plan import Plan
 from hubmerge.sink import MANIFEST, FinishedShard, writing
@@ -19,7 +19,7 @@ INDEX = "model.safetensors.index.json"
 
 def folder_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str]]:
     """Every file besides weights, card and manifest: path → content; and what the user should know."""
-    config, removed = merged_config(plan.config, [t.dtype for t in plan.tensors()])
+    config, _ = merged_config(plan.config, [t.dtype for t in plan.tensors()])  # the plan tells what is left out
     companions, left_out = read_companions(plan.companions, plan.models, read)
     files = {"config.json": _json(config), **companions}
     if plan.vocabulary is not None and plan.vocabulary.united:
@@ -32,7 +32,7 @@ def folder_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str
             }
         )
     files["recipe.yaml"] = plan.recipe.to_yaml().encode()
-    return files, [*([told("config.json", removed)] if removed else []), *left_out]
+    return files, left_out
 
 
 def write_folder(

@@ -23,7 +23,7 @@ from typing import Any
 
 from hubmerge import __version__
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
-from hubmerge.flags import gigabytes, port, positive
+from hubmerge.flags import add_visibility, gigabytes, port, positive
 from hubmerge.settings import Settings, load_settings
 from hubmerge.terminal import Terminal
 
@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     publish = add("publish", _publish, "publish a finished folder to a repo on the Hub, in one commit", _REPEATED)
     publish.add_argument("folder", type=Path)
     publish.add_argument("repo")
-    publish.add_argument("--private", action="store_true")
+    add_visibility(publish)
     publish.add_argument("--license", help="of a merge whose parents leave it open, and whose card names none yet")
 
     run = add("run", _run, "the whole line: check, merge, publish; run again to go on after a kill", _REPEATED)
@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--out", type=Path, required=True, help="a folder per variant, and the table of variants")
     sweep.add_argument("--resume", action="store_true", help="go on with an unfinished sweep in the folder")
     sweep.add_argument("--to", metavar="REPO", help="publish every variant as REPO-<variant>")
-    sweep.add_argument("--private", action="store_true")
+    add_visibility(sweep)
     sweep.add_argument("--license", help=_LICENSE)
     _add_stream_options(sweep)
 
@@ -285,7 +285,7 @@ def _publish(arguments: Any, settings: Settings) -> int:
     from hubmerge.publish import Target
 
     with closing(Terminal(arguments.log_json)) as terminal:
-        target = Target(arguments.repo, arguments.private)
+        target = Target(arguments.repo, arguments.private, arguments.public)
         published = publish_folder(target, arguments.folder, _hub(settings), terminal, license_choice=arguments.license)
     print(f"{published.url} at {published.commit}")
     return 0

@@ -65,6 +65,7 @@ def publish_folder(
     needed where the merge has none; RecipeError where it is missing, or less strict than the parents'.
     """
     report = load_report(folder)
+    prepared_target.refuse_to_expose((p.id, p.private) for p in report.parents)
     stated = _licensed(report, license_choice)
     observer.stage("publish")
     weights = {f.name for f in report.files}

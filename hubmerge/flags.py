@@ -25,3 +25,10 @@ def gigabytes(text: str) -> int:
     if not 0 < value < 1e9:
         raise argparse.ArgumentTypeError(f"must be a number of gigabytes above 0, not {text[:40]!r}")
     return int(value * 10**9)
+
+
+def add_visibility(command: argparse.ArgumentParser) -> None:
+    """`--private` and `--public`; neither makes a public repo, unless a parent is private."""
+    either = command.add_mutually_exclusive_group()
+    either.add_argument("--private", action="store_true", help="a private repo")
+    either.add_argument("--public", action="store_true", help="a public repo, although a parent is private")

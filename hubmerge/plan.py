@@ -28,6 +28,7 @@ from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, 
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Threshold
 from hubmerge.output.companions import Companions, select_companions
+from hubmerge.output.config import config_problems, merged_config, told
 from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model, ModelRef, StoredTensor
 from hubmerge.sources.derived import DerivedTensor, ZeroTensor
@@ -220,6 +221,7 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
         raise IncompatibleError("these models cannot be merged", problems=tuple(problems))
     views = untie(seen.base, seen.agents)
     problems += [*base_problems(seen.base, views.base, seen.kept), *repeated(base, agents), *views.problems]
+    problems += config_problems(base, agents)
     line = ignoring_line(recipe.ignore, views.base, views.agents)
     warnings = [*recipe.notes, *seen.warnings, *views.warnings]
     if recipe.dtype is None and base.kind == "fp8 weights":
@@ -227,6 +229,8 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     for agent, tensors in zip(seen.agents, views.agents, strict=True):
         problems += agent_problems(seen.base, views.base, agent, tensors, line)
         warnings += differences(seen.base, agent)
+    if left_out := merged_config(base.config, ())[1]:
+        warnings.append(told("config.json", left_out))
     donor, united = (seen.vocabulary.donor, bool(seen.vocabulary.united)) if seen.vocabulary else (0, False)
     companions = select_companions(base, agents, _labels(agents), donor, united=united)
     problems += companions.problems

@@ -78,6 +78,8 @@ def _checked(
     licensed: bool,
 ) -> Prepared:
     plan = make_plan(recipe, base, agents)
+    if target is not None:
+        target.refuse_to_expose((m.ref.id, m.private) for m in plan.models)
     refuse_equal_folders(plan.models)
     decision = strictest([m.license for m in plan.models])
     if licensed or license_choice is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,6 +67,19 @@ class Target:
 
     repo: str  # namespace/name
     private: bool
+    expose: bool = False  # somebody said outright that what private parents hold may become public here
+
+    def refuse_to_expose(self, parents: Iterable[tuple[str, bool]]) -> None:
+        """RecipeError where a public target would tell of private parents; `parents`: (name, whether it is private)."""
+        hidden = [name for name, private in parents if private]
+        if hidden and not self.private and not self.expose:
+            raise RecipeError(
+                "a public merge would tell what private models hold",
+                where=self.repo,
+                expected="a private target, or public parents",
+                got=", ".join(hidden[:3]) + (" …" if len(hidden) > 3 else ""),
+                next_step="Publish with --private, or say --public if all of them may be known.",
+            )
 
 
 @dataclass(frozen=True)

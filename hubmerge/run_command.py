@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hubmerge.errors import RecipeError
+from hubmerge.flags import add_visibility
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Terminal(Protocol):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", type=Path, nargs="?")
     parser.add_argument("--to", required=True, metavar="REPO")
-    parser.add_argument("--private", action="store_true")
+    add_visibility(parser)
     parser.add_argument("--license", help="license of the result, where the parents leave it open")
     words = "begin with the newest versions, where an unfinished run would go on with those that it began with"
     parser.add_argument("--newest", action="store_true", help=words)
@@ -148,7 +149,7 @@ class _Line:
         from hubmerge.prepare import prepare
         from hubmerge.publish import Target, find_published
 
-        target = Target(repo, self._arguments.private)
+        target = Target(repo, self._arguments.private, self._arguments.public)
         self._terminal.stage("resolve")
         prepared = self._going_on(
             pins or unfinished.pins,

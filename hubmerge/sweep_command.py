@@ -45,9 +45,11 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
         warn=terminal.warning,
         newest=NEWEST_ELSEWHERE,
     )
-    targets = {name: Target(f"{arguments.to}-{name}", arguments.private) for name, _ in variants if arguments.to}
+    shown = (arguments.private, arguments.public)
+    targets = {name: Target(f"{arguments.to}-{name}", *shown) for name, _ in variants if arguments.to}
     for (name, _), one in zip(variants, prepared, strict=True):
         if name in targets:  # before anything is fetched
+            targets[name].refuse_to_expose((m.ref.id, m.private) for m in one.plan.models)
             check_target(hub, targets[name], one.identity)
     finished = all((arguments.out / name / MANIFEST).is_file() for name, _ in variants)
     reports = merge_to_folders(

@@ -49,12 +49,14 @@ def companions(folder: Path, **more: Any) -> tuple[dict[str, bytes], list[str]]:
 # --- config.json -------------------------------------------------------------------------------------------------
 
 
-def test_left_out_keys_stand_in_the_notes(tmp_path: Path):
-    config = {**llama_config(BASE), "auto_map": {"AutoModel": "evil.Evil"}, "_name_or_path": "/home/me/x"}
-    files, notes = companions(tmp_path, config=config)
+def test_left_out_keys_stand_in_the_plans_warnings(tmp_path: Path):
+    config = {**llama_config(BASE), "custom_generate": "org/evil", "_name_or_path": "/home/me/x"}
+    plan = plan_of(tmp_path, config=config)
+    files, notes = folder_files(plan, read)
     written = json.loads(files["config.json"])
     assert written == {k: v for k, v in llama_config(BASE).items() if k != "torch_dtype"} | {"dtype": "bfloat16"}
-    assert notes == ["config.json: auto_map left out (names code, or a place to load something from)"]
+    assert "config.json: custom_generate left out (names code, or a place to load something from)" in plan.warnings
+    assert notes == []
 
 
 # --- other files -------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def run(spec: JobSpec, emit: Emit) -> None:
     """Merge what `spec.payload` asks for (recipe, target, private, license) and publish it."""
     payload = spec.payload
     hub = Hub(spec.endpoint, spec.token.get_secret_value() if spec.token else None)
-    target = Target(payload["target"], bool(payload["private"]))
+    target = Target(payload["target"], bool(payload["private"]), bool(payload.get("expose")))
     observer = StageEmitter(emit)
     observer.stage("resolve")
     prepared = prepare(recipe_from_dict(payload["recipe"]), hub, target=target, license_choice=payload.get("license"))

@@ -67,7 +67,7 @@ class MergeService:
         return prepare(recipe_from_dict(dict(recipe)), hub, license_choice=license or None).plan
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
-        target = Target(request.target.strip(), request.private)
+        target = Target(request.target.strip(), request.private, expose=not request.private)
         prepared = prepare(
             recipe_from_dict(dict(request.recipe)),
             self._hub(visitor.token),
@@ -78,6 +78,7 @@ class MergeService:
             "recipe": prepared.plan.recipe.to_dict(),
             "target": target.repo,
             "private": target.private,
+            "expose": target.expose,
             "license": request.license,
             "warnings": list(prepared.plan.warnings),
         }

@@ -20,12 +20,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, isnan
 from typing import Any
 
 from hubmerge.dtypes import TORCH_NAMES
-from hubmerge.wording import named
+from hubmerge.errors import Problem
+from hubmerge.output.known_classes import known_classes
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import INDEX
+from hubmerge.wording import incompatible, named, shown
 
 MAX_DEPTH = 32  # tables within tables; transformers' own have up to five
 
@@ -52,6 +56,7 @@ _PARAMETERS = frozenset(
     )
 )
 _LOOKED_UP = frozenset(("backbone", "default_backbone"))
+_WITH_BACKBONE = frozenset(("backbone_config", "use_timm_backbone", "use_pretrained_backbone"))
 _PLACE_KEY = re.compile(r".*(name_or_path|_files?|_paths?|_dir|_folder|_urls?|_repo|_repo_id|_checkpoint)|checkpoint")
 # tables and lists of text: labels, tokens, templates, prompts
 _TEXT_KEY = re.compile(
@@ -79,6 +84,98 @@ def merged_config(base: Mapping[str, Any], dtypes: Sequence[str]) -> tuple[dict[
     if dtype:
         kept["dtype"] = dtype
     return kept, _named(left_out)
+
+
+def config_problems(base: Model, agents: Sequence[Model] = ()) -> list[Problem]:
+    """Why what is left of the base's config.json would describe another model, or one that nobody can load; and
+    whose weights lie elsewhere than where they were read."""
+    problems = [*_own_code(base), *_other_configurations(base), *_looked_up(base)]
+    return [
+        *problems,
+        *(p for model in (base, *agents) for check in (_other_weights, _quantized_within) for p in check(model)),
+    ]
+
+
+def _own_code(model: Model) -> Iterator[Problem]:
+    auto_map = model.config.get("auto_map")
+    if not isinstance(auto_map, dict):
+        return
+    code = {str(k): str(v) for k, v in auto_map.items() if str(k) == "AutoConfig" or str(k).startswith("AutoModel")}
+    if not code:  # a tokenizer's or a processor's
+        return
+    model_type, known = str(model.config.get("model_type")), known_classes()
+    theirs = {name.rpartition(".")[2] for name in code.values()}
+    named_classes = model.config.get("architectures")
+    architectures = set(map(str, named_classes)) if isinstance(named_classes, list) else set()
+    everywhere = frozenset[str]().union(*known.values())
+    if model_type in known and not (architectures & theirs) - everywhere:
+        return
+    yield incompatible(
+        "a model that needs code of its own (trust_remote_code), which no merge carries over",
+        where=f"auto_map in config.json of {model.ref}",
+        expected="a model type and a class that transformers has",
+        got=f"{shown(model_type)}, {shown(', '.join(code.values()))}",
+        next_step="Choose a version of the model for transformers' own classes, if there is one.",
+    )
+
+
+def _other_configurations(model: Model) -> Iterator[Problem]:
+    others = model.config.get("configuration_files")
+    if isinstance(others, list) and others:
+        yield incompatible(
+            "config.json that points to other configurations",
+            where=f"configuration_files in config.json of {model.ref}",
+            expected="one config.json",
+            got=shown(others),
+            next_step="Save the model anew with a current transformers.",
+        )
+
+
+def _other_weights(model: Model) -> Iterator[Problem]:
+    weights = model.config.get("transformers_weights")
+    if weights and weights not in (*model.shards, INDEX):
+        yield incompatible(
+            "config.json that points to other weights",
+            where=f"transformers_weights in config.json of {model.ref}",
+            expected=", ".join(model.shards[:1]),
+            got=shown(weights),
+            next_step="Save the model anew with a current transformers.",
+        )
+
+
+def _quantized_within(model: Model) -> Iterator[Problem]:
+    for path, table in _tables(model.config):
+        if path and isinstance(table.get("quantization_config"), dict) and table["quantization_config"]:
+            yield incompatible(
+                "quantized weights, which stand for others than they store",
+                where=f"{path} in config.json of {model.ref}",
+                expected="no quantization_config",
+                got=shown(table["quantization_config"]),
+                next_step="Use the model before quantization.",
+            )
+
+
+def _looked_up(model: Model) -> Iterator[Problem]:
+    for path, table in _tables(model.config):
+        name = table.get("backbone") or table.get("default_backbone")
+        if table.get("model_type") == "timm_backbone" or not isinstance(name, str):
+            continue
+        if isinstance(table.get("backbone_config"), dict) or not _WITH_BACKBONE & table.keys():
+            continue
+        yield incompatible(
+            "a backbone that transformers looks up elsewhere",
+            where=f"{f'{path}.' if path else ''}backbone in config.json of {model.ref}",
+            expected="a backbone_config",
+            got=shown(name),
+            next_step="Save the model anew with a current transformers, which writes its backbone_config.",
+        )
+
+
+def _tables(table: Mapping[str, Any], path: str = "", depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield path, table
+    for key, value in table.items():
+        if isinstance(value, dict) and depth < MAX_DEPTH:
+            yield from _tables(value, ascii(f"{path}.{key}" if path else key)[1:-1][:80], depth + 1)
 
 
 def without_code(content: bytes) -> tuple[bytes | None, tuple[str, ...]]:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import llama_config, llama_shapes, random_base, sparse_agent, write_model
 
+from hubmerge.errors import IncompatibleError
+from hubmerge.hub import Hub
+from hubmerge.output import known_classes as known_classes_module
 from hubmerge.output.config import MAX_DEPTH, merged_config, reads_as_place, without_code
+from hubmerge.plan import make_plan
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.sources.open import open_models
 
 HARMLESS: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -236,3 +244,97 @@ def test_a_key_that_stands_twice_is_written_once_as_it_was_checked():
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"auto_map":1,"x":NaN}', b'"/etc"'])
 def test_a_file_that_cannot_be_checked_is_none(content: bytes):
     assert without_code(content) == (None, ())
+
+
+# --- what cannot be described without what is left out -----------------------------------------------------------
+
+
+def problems(tmp_path: Path, config: dict[str, Any], agent: dict[str, Any] | None = None) -> list[str]:
+    """What `make_plan` says of a base with these keys in its config.json, and of an agent with those."""
+    base = random_base(0, sizes=llama_shapes(layers=1))
+    folders = [
+        write_model(tmp_path / name, tensors, config={**llama_config(base), **keys})
+        for name, tensors, keys in (
+            ("base", base, config),
+            ("one", sparse_agent(base, 0.1, 1), agent or {}),
+            ("two", sparse_agent(base, 0.1, 2), {}),
+        )
+    ]
+    recipe = recipe_from_dict({"base": str(folders[0]), "agents": list(map(str, folders[1:])), "method": "ram"})
+    opened, agents = open_models(recipe, Hub("http://127.0.0.1:9"), allow_local=True)
+    try:
+        make_plan(recipe, opened, agents)
+    except IncompatibleError as error:
+        return [p.what for p in error.problems]
+    return []
+
+
+OWN_CODE = "a model that needs code of its own (trust_remote_code), which no merge carries over"
+MODEL_CODE = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
+
+
+def test_a_model_type_that_only_its_own_code_knows_is_refused(tmp_path: Path):
+    config = {"model_type": "x_of_nobody", "architectures": ["XForCausalLM"], "auto_map": MODEL_CODE}
+    assert problems(tmp_path, config)[:1] == [OWN_CODE]
+
+
+def test_a_class_that_only_its_own_code_has_is_refused(tmp_path: Path):
+    config = {"architectures": ["LlamaForRewards"], "auto_map": {"AutoModel": "org/x--modeling.LlamaForRewards"}}
+    assert problems(tmp_path, config, config)[:1] == [OWN_CODE]
+
+
+@pytest.mark.parametrize(
+    "auto_map",
+    [
+        {"AutoConfig": "configuration_llama.LlamaConfig", "AutoModelForCausalLM": "modeling_llama.LlamaForCausalLM"},
+        {"AutoTokenizer": ["tokenization_x.X", None], "AutoProcessor": "processing_x.X"},
+        {},
+        None,
+        "x",
+        [1],
+    ],
+)
+def test_code_of_which_transformers_has_its_own_is_left_out(tmp_path: Path, auto_map: Any):
+    assert problems(tmp_path, {"auto_map": auto_map}) == []
+
+
+@pytest.mark.parametrize(
+    "keys", [{"configuration_files": ["config.4.0.0.json"]}, {"transformers_weights": "b.safetensors"}]
+)
+def test_a_config_that_points_to_other_files_is_refused(tmp_path: Path, keys: dict[str, Any]):
+    [problem] = problems(tmp_path, keys)
+    assert problem.startswith("config.json that points to other")
+
+
+def test_an_agent_whose_weights_lie_elsewhere_is_refused(tmp_path: Path):
+    assert problems(tmp_path, {}, {"transformers_weights": "b.safetensors"}) == [
+        "config.json that points to other weights"
+    ]
+    assert problems(tmp_path, {"transformers_weights": "model.safetensors"}) == []
+
+
+def test_quantization_of_a_part_is_refused_as_that_of_the_whole_is(tmp_path: Path):
+    assert problems(tmp_path, {"text_config": {"quantization_config": {"quant_method": "fp8"}}}) == [
+        "quantized weights, which stand for others than they store"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "refused"),
+    [
+        ({"backbone": "resnet101", "use_timm_backbone": True, "backbone_config": None}, True),
+        ({"vision_config": {"default_backbone": "gpt2", "backbone_config": None}}, True),
+        ({"backbone": "resnet101", "backbone_config": {"model_type": "resnet"}}, False),
+        (
+            {"backbone_config": {"model_type": "timm_backbone", "backbone": "resnet50", "use_pretrained_backbone": 1}},
+            False,
+        ),
+    ],
+)
+def test_a_backbone_that_is_looked_up_elsewhere_is_refused(tmp_path: Path, keys: dict[str, Any], refused: bool):
+    assert problems(tmp_path, keys) == (["a backbone that transformers looks up elsewhere"] if refused else [])
+
+
+def test_the_list_of_transformers_classes_is_that_of_the_installed_one():
+    assert Path(known_classes_module.__file__).with_suffix(".txt").read_text() == known_classes_module.listed()
+    assert "LlamaForCausalLM" in known_classes_module.known_classes()["llama"]

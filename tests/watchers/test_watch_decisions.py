@@ -50,6 +50,24 @@ def test_all_so_far_are_merged_by_name_and_pinned() -> None:
     assert decision.merge.target == f"ada/watch-{decision.merge.set_id[:10]}"
 
 
+@pytest.mark.parametrize("state", ["private", "gated"])
+def test_a_base_that_is_not_open_joins_no_public_merge_unless_the_rule_says_so(state: str) -> None:
+    base = BASE.model_copy(update={state: True})
+
+    def decided_on(**rule: Any) -> Decision:
+        return decide(rule_of(**rule), base, [A, B], (), 3, Scores())
+
+    left = decided_on()
+    assert left.merge is None
+    assert left.waiting == f"a {state} model does not join a public merge"
+    assert [(skip.subject, skip.private) for skip in left.skips] == [(base.id, state == "private")]
+    private, open_rule = decided_on(private=True).merge, decided_on(agents={"authors": ["zoo"], "closed": True}).merge
+    assert private is not None
+    assert not private.expose
+    assert open_rule is not None
+    assert open_rule.expose
+
+
 @pytest.mark.parametrize(
     ("changes", "wanted", "code"),
     [

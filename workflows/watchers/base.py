@@ -42,6 +42,7 @@ class PlannedMerge:
     weights_id: str  # the same over the weights' own digests: a commit to a card does not change it
     recipe: Mapping[str, Any]  # pinned, as `recipe_from_dict` reads it
     target: str
+    expose: bool = False  # the rule lets private models join a public merge
 
     @property
     def subject(self) -> str:

@@ -27,9 +27,9 @@ def decide(
     """Which set to merge now, or why none. The order of `candidates` does not matter; their ids are distinct."""
     skips: list[Skip] = []
     accepted: list[Facts] = []
-    if base.own or not base.weights:
-        reason = "the base is a merge of ours" if base.own else "the base has no weights in safetensors"
-        return Decision(skips=(Skip(base.id, base.sha, "base", reason),), waiting=reason)
+    reason = _base_refused(rule, base)
+    if reason:
+        return Decision(skips=(Skip(base.id, base.sha, "base", reason, base.private),), waiting=reason)
     for facts in sorted(candidates, key=lambda c: c.id):
         skip = refusal(rule, base, facts) or _copy_of(facts, accepted)
         if skip is None:
@@ -51,6 +51,21 @@ def decide(
         skips.append(Skip(planned.subject, planned.set_id[:40], *stop))
         return Decision(skips=tuple(skips), waiting=stop[1])
     return Decision(planned, tuple(skips))
+
+
+def _base_refused(rule: AgentRule, base: Facts) -> str:
+    if base.own:
+        return "the base is a merge of ours"
+    if not base.weights:
+        return "the base has no weights in safetensors"
+    return _closed(rule, base)
+
+
+def _closed(rule: AgentRule, facts: Facts) -> str:
+    """Why a parent keeps out of a public merge; nothing where it may be in it."""
+    if not (facts.gated or facts.private) or rule.private or rule.agents.closed:
+        return ""
+    return f"a {'gated' if facts.gated else 'private'} model does not join a public merge"
 
 
 def refusal(rule: AgentRule, base: Facts, facts: Facts) -> Skip | None:
@@ -77,9 +92,8 @@ def refusal(rule: AgentRule, base: Facts, facts: Facts) -> Skip | None:
         reason = "copy", "the weights are the base's"
     elif wanted.licenses and (facts.license or "unknown").lower() not in {x.lower() for x in wanted.licenses}:
         reason = "license", f"its license is {facts.license or 'not stated'}"
-    elif (facts.gated or facts.private) and not (rule.private or wanted.closed):
-        state = "gated" if facts.gated else "private"
-        reason = "closed", f"a {state} model does not join a public merge"
+    elif closed := _closed(rule, facts):
+        reason = "closed", closed
     elif wanted.max_bytes is not None and facts.weight_bytes > wanted.max_bytes:
         reason = "size", f"{facts.weight_bytes} bytes are more than {wanted.max_bytes}"
     elif facts.code:
@@ -101,7 +115,7 @@ def plan_merge(rule: AgentRule, base: Facts, joining: Sequence[Facts]) -> Planne
     how = {key: value for key, value in recipe.items() if key not in ("base", "agents")}
     set_id = digest(recipe)
     weights_id = digest([base.weights, [facts.weights for facts in joining], how])
-    return PlannedMerge(set_id, weights_id, recipe, rule.target_for(set_id, len(joining)))
+    return PlannedMerge(set_id, weights_id, recipe, rule.target_for(set_id, len(joining)), rule.agents.closed)
 
 
 def _copy_of(facts: Facts, accepted: Sequence[Facts]) -> Skip | None:

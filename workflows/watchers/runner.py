@@ -150,13 +150,14 @@ class Watchers:
 
     def _job(self, rule: RuleHead, planned: PlannedMerge) -> NewJob:
         """The merge job, after every check that needs no weights; the form's jobs are made the same way."""
-        target = Target(planned.target, rule.private)
+        target = Target(planned.target, rule.private, expose=planned.expose)
         recipe = recipe_from_dict(dict(planned.recipe))
         prepared = prepare(recipe, self._account.hub, target=target, license_choice=rule.license)
         payload = {
             "recipe": prepared.plan.recipe.to_dict(),
             "target": target.repo,
             "private": target.private,
+            "expose": target.expose,
             "license": rule.license,
             "warnings": list(prepared.plan.warnings),
             "watcher": rule.name,
