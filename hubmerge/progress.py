@@ -124,8 +124,11 @@ class Bridge:
 
     def uploading(self, sent: int, total: int) -> None:
         """The merge waits for an upload."""
-        self.ticking()
-        self._observer.progress("upload", sent, total, "B")
+        if total:
+            self.ticking()
+            self._observer.progress("upload", sent, total, "B")
+        else:
+            self.again()
 
     def again(self) -> None:
         """Say once more how far it is, so that the observer can cancel."""

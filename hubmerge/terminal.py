@@ -110,10 +110,11 @@ class Terminal:
         with self._lock:
             if stage != self._stage:
                 self._begin(stage)
+            news = (done, total, unit) != self._last
             self._last = done, total, unit
             if self._json:
                 now = self._clock()
-                if done == total or now - self._told_at > _TOLD_EVERY_S:
+                if (done == total and news) or now - self._told_at > _TOLD_EVERY_S:
                     self._told_at = now
                     self._line({"type": "progress", "stage": stage, "done": done, "total": total, "unit": unit})
                 return
@@ -180,10 +181,10 @@ class Terminal:
 def _bar(words: str, total: int | None, unit: str) -> Any:
     from tqdm import tqdm
 
-    shown = {"bar_format": "{desc}: {elapsed}"} if total is None else {}
+    form = "{desc}: {elapsed}" if total is None else None
     unit = f" {unit}" if unit not in ("", "B", " el") else unit
     scaled = unit in ("B", " el")
-    return tqdm(total=total, desc=words, unit=unit, unit_scale=scaled, file=sys.stderr, leave=False, **shown)
+    return tqdm(total=total, desc=words, unit=unit, unit_scale=scaled, file=sys.stderr, leave=False, bar_format=form)
 
 
 class StreamTerminal:

@@ -133,11 +133,17 @@ def _with_tokens(model: Model, hub: Hub) -> Model:
 
 
 def open_model(
-    name: ModelName, hub: Hub, *, allow_local: bool, commit: str | None = None, folder: Path | None = None
+    name: ModelName,
+    hub: Hub,
+    *,
+    allow_local: bool,
+    commit: str | None = None,
+    folder: Path | None = None,
+    read: HeadersRead | None = None,
 ) -> Model:
     """One model from its headers; raises SourceNotFoundError, GatedError, FormatError, HeaderError, IndexFileError.
 
-    A relative folder begins at `folder`, or where the process was started.
+    A relative folder begins at `folder`, or where the process was started. `read` counts what has been read.
     """
     if name.local:
         if not allow_local:
