@@ -1,23 +1,34 @@
-# A Space with CPU or CUDA: torch's wheel carries its own CUDA runtime and runs without a GPU as well.
-FROM python:3.11-slim-bookworm
+# For Docker Spaces, Jobs and machines of one's own, with CUDA or without: torch's wheel carries its own CUDA runtime and
+# runs without a GPU as well.
+FROM python:3.12-slim-bookworm
 
-RUN useradd --create-home --uid 1000 user
+# a compiler, for packages that come as source; uid 1000, as which Spaces run what they are given
+RUN apt-get update -qq \
+    && apt-get install -y -qq --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 1000 user
 WORKDIR /app
 
 COPY requirements.txt constraints.txt ./
 RUN pip install --no-cache-dir -c constraints.txt -r requirements.txt
 
-COPY --chown=user:user . .
-RUN pip install --no-cache-dir --no-deps . \
-    && mkdir -p /data && chown user:user /data /app
+# the code belongs to root, so that no job changes it
+COPY pyproject.toml setup.py README.md LICENSE app.py ./
+COPY hubmerge hubmerge
+COPY workflows workflows
+COPY examples examples
+RUN pip install --no-cache-dir --no-deps --editable . \
+    && python -m compileall -q hubmerge workflows \
+    && install -d -o user -g user /data
 
 USER user
 ENV HUBMERGE_DATA=/data \
     HOME=/home/user \
     GRADIO_ANALYTICS_ENABLED=False \
     PYTHONUNBUFFERED=1
-# the merge kernels are compiled now rather than in a user's first job
-RUN python -c "import hubmerge.compiled"
+# A merge of the example agents shows that the image merges, and compiles what every merge needs into the user's cache,
+# so that the first job on a processor like this one does not wait for it; on another it is compiled then.
+RUN hubmerge merge examples/recipes/ram_plus.yaml --out /tmp/merged && rm -r /tmp/merged
 
 EXPOSE 7860
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \

@@ -1,5 +1,5 @@
-# Two commands do everything on a fresh machine with Python 3.11: `make demo` and `make test`.
-PYTHON ?= python3.11
+# Two commands do everything on a fresh machine with a Python from 3.11 to 3.13: `make demo` and `make test`.
+# PYTHON names one; without it the PATH is searched.
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -10,17 +10,18 @@ PORT ?= 7860
 setup: $(STAMP)
 
 $(STAMP): requirements.txt requirements-dev.txt constraints.txt pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -r requirements.txt -r requirements-dev.txt
+	@test -x $(BIN)/python || { python=$$(PYTHON='$(PYTHON)' .ci/find_python) && "$$python" -m venv $(VENV); }
+	grep -v '^torch==' requirements.txt > $(VENV)/requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -r $(VENV)/requirements.txt -r requirements-dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $(STAMP)
 
 # the browser tests use Debian's Chromium; where it cannot be had they skip and say so
 chromium:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { \
-	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
-	  fi; } || echo "chromium could not be installed; the browser tests will skip"
+	  command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	} || echo "there is no chromium, and it could not be installed by apt-get as root; the browser tests will skip"
 
 demo: setup
 	$(BIN)/hubmerge demo --port $(PORT) $(ARGS)
@@ -40,13 +41,13 @@ conformance: setup
 
 # mergekit in its own environment, the same documents through both, and the tests that need it
 mergekit: setup
-	PYTHON=$(PYTHON) tests/mergekit/install.sh
+	PYTHON=$(BIN)/python tests/mergekit/install.sh
 	$(BIN)/python -m benchmarks.mergekit_parity
 	$(BIN)/python -m pytest -q tests/mergekit
 
 # bfcl-eval in its own environment, every row and about 1.8 million damaged answers through both, and the tests
 bfcl: setup
-	PYTHON=$(PYTHON) tests/bfcl/install.sh
+	PYTHON=$(BIN)/python tests/bfcl/install.sh
 	$(BIN)/python tests/bfcl/bfcl_parity.py
 	$(BIN)/python -m pytest -q tests/bfcl
 

@@ -1,7 +1,8 @@
-"""The Space's entry point: the pages, with the worker beside them.
+"""The Space's entry point: the pages, with the workers beside them.
 
-On a Space everything comes from the environment (settings.py); locally, `make demo` starts the same app on an
-embedded Hub.
+A Gradio Space runs this file from the repository, which nobody has installed: Python finds the packages beside it,
+and the worker processes are started where they are. On a Space everything comes from the environment (settings.py);
+locally, `make demo` starts the same app on an embedded Hub.
 """
 
 import sys

@@ -20,6 +20,7 @@ import yaml
 
 from hubmerge.licenses import KNOWN, UNDECIDED
 from hubmerge.markdown import Markdown, code, duration, environment, factor, link, size
+from hubmerge.methods.varying import worded
 from hubmerge.report import AgentOutcome, Parent, Report
 from hubmerge.settings import DEFAULT_ENDPOINT
 
@@ -133,6 +134,9 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "epsilon": f"{statistics['epsilon']:g}",
         "modules": statistics["modules"],
         "layers": statistics["layers"],
+        "parameters": [(name, worded(value)) for name, value in _parameters(report)],
+        "varying_weights": _varying_weights(report),
+        "by_layer": report.method.get("by_layer") or [],
         "papers": [(p, _paper_link(p)) for p in report.method["papers"]],
         "kept_unique": _range([o.kept_unique for o in report.outcomes]),
         "kept_shared": _range([o.kept_shared for o in report.outcomes]),
@@ -157,6 +161,25 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "has_local": any(p.kind != "hub" for p in report.parents),
         "evaluation": _scores(report),
     }
+
+
+def _parameters(report: Report) -> list[tuple[str, Any]]:
+    """The method's, and those that an agent has of its own."""
+    own = report.method.get("own") or {}
+    return [
+        *report.method["parameters"].items(),
+        *((f"{key} of {label}", value) for label, table in own.items() for key, value in table.items()),
+    ]
+
+
+def _varying_weights(report: Report) -> frozenset[str]:
+    """The agents, by their labels, whose weight differs from tensor to tensor."""
+    labels = [p.label for p in report.parents if p.role == "agent"]
+    return frozenset(
+        label
+        for label, agent in zip(labels, report.recipe.get("agents") or (), strict=False)
+        if isinstance(agent, Mapping) and isinstance(agent.get("weight"), list)
+    )
 
 
 def _parent_link(parent: Parent, endpoint: str) -> Markdown:

@@ -188,7 +188,6 @@ class Work:
         self._options = options
         self._statistics = statistics
         self._method = get_method(plan.recipe.method)
-        self._parameters = self._method.parse_parameters(plan.recipe.parameters)
         self._model = None if statistics is None else statistics.total.overlaps
 
     def rule(
@@ -203,7 +202,8 @@ class Work:
             return None
         if self._statistics is not None:
             overlaps = self._statistics.tensors[tensor.name].overlaps
-        scope = Scope(self._parameters, self._plan.recipe.weights, self._model, overlaps, thresholds)
+        values = self._plan.values[tensor.name]
+        scope = Scope(values.parameters, values.weights, self._model, overlaps, thresholds, values.own)
         method, whole = self._method, is_whole(self._plan, tensor)
         per_agent, constants = scalars_of(method, scope)
         rule = eager.Rule(
@@ -267,13 +267,20 @@ def is_whole(plan: Plan, tensor: PlannedTensor) -> bool:
     return tensor.action == "merge" and get_method(plan.recipe.method).needs_whole(tensor.name, tensor.shape)
 
 
-def magnitudes_of(plan: Plan, options: StreamOptions) -> Magnitudes | None:
-    """What the method ranks before it can merge, if anything."""
+MagnitudesOf = Callable[[PlannedTensor], Magnitudes | None]
+
+
+def magnitudes_of(plan: Plan, options: StreamOptions) -> MagnitudesOf | None:
+    """What the method ranks of a tensor before it can merge; None where it ranks nothing of any."""
     if plan.threshold is None:
         return None
-    return Magnitudes(
-        plan.threshold, epsilon_of(plan), compiled=options.backend != "eager", at_once=options.shares(plan).rows
-    )
+    epsilon, rows, compiled = epsilon_of(plan), options.shares(plan).rows, options.backend != "eager"
+
+    def of(tensor: PlannedTensor) -> Magnitudes | None:
+        threshold = plan.threshold_of(tensor) if tensor.action == "merge" else None
+        return None if threshold is None else Magnitudes(threshold, epsilon, compiled=compiled, at_once=rows)
+
+    return of
 
 
 def with_draws(plan: Plan, magnitudes: Magnitudes, chunk: Chunk, stored: eager.ChunkInputs) -> eager.ChunkInputs:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hubmerge import __version__
+from hubmerge import __version__, extras
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.flags import add_visibility, gigabytes, port, positive
 from hubmerge.settings import Settings, load_settings
@@ -30,7 +30,6 @@ _END_AFTER_S = 10.0  # after Ctrl-C or SIGTERM
 _TERMINATED = 128 + signal.SIGTERM  # as a shell has it
 _LICENSE = "license of the result, where the parents leave it open; publishing needs one"
 _NO_THREAD = "can't start new thread"  # what Python says, in a RuntimeError
-_RESUMED = "; the same command with --resume goes on"
 _REPEATED = "; the same command goes on"
 
 
@@ -57,6 +56,11 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
     except KeyboardInterrupt as interrupt:
         _tell_interrupted(arguments)
         return _TERMINATED if isinstance(interrupt, _TerminatedError) else 1
+    except ModuleNotFoundError as error:
+        missing = extras.explained(error)
+        if missing is None:
+            raise
+        failure = missing
     except BrokenPipeError:  # whoever reads the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
         return 1
@@ -143,13 +147,13 @@ def _parser() -> argparse.ArgumentParser:
     diff_command.add_arguments(diff)
     _add_stream_options(diff)
 
-    merge = add("merge", _merge, "merge to a folder: shards, config, tokenizer, card, hubmerge.json", _RESUMED)
+    merge = add("merge", _merge, "merge to a folder: shards, config, tokenizer, card, hubmerge.json", _REPEATED)
     merge.add_argument("recipe", type=Path)
     output = merge.add_mutually_exclusive_group(required=True)
     output.add_argument("--out", type=Path, help="the folder")
     words = "count and hash the output, keep nothing of it, print the report: a measurement without the disk"
     output.add_argument("--null-sink", action="store_true", help=words)
-    merge.add_argument("--resume", action="store_true", help="go on with an unfinished merge in the folder")
+    merge.add_argument("--resume", action="store_true", help="go on in an unfinished folder, as is done without it")
     merge.add_argument("--license", help=_LICENSE)
     _add_stream_options(merge)
 
@@ -165,10 +169,10 @@ def _parser() -> argparse.ArgumentParser:
     run_command.add_arguments(run)
     _add_stream_options(run)
 
-    sweep = add("sweep", _sweep, "several methods or a grid of parameters in one go, inputs read once", _RESUMED)
+    sweep = add("sweep", _sweep, "several methods or a grid of parameters in one go, inputs read once", _REPEATED)
     sweep.add_argument("sweep", type=Path)
     sweep.add_argument("--out", type=Path, required=True, help="a folder per variant, and the table of variants")
-    sweep.add_argument("--resume", action="store_true", help="go on with an unfinished sweep in the folder")
+    sweep.add_argument("--resume", action="store_true", help="go on in an unfinished folder, as is done without it")
     sweep.add_argument("--to", metavar="REPO", help="publish every variant as REPO-<variant>")
     add_visibility(sweep)
     sweep.add_argument("--license", help=_LICENSE)
@@ -215,7 +219,10 @@ def _add_stream_options(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--threads", type=positive, default=None, help="at most; default: one per core")
     command.add_argument(
-        "--device", choices=("auto", "cuda", "cpu"), default="auto", help="where chunks are merged; never changes a bit"
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="where chunks are merged; auto: a GPU if there is one",
     )
     words = "what a GPU is asked for at most; default: 2"
     command.add_argument("--device-memory", type=gigabytes, metavar="GB", help=words)
@@ -226,6 +233,10 @@ def _add_stream_options(command: argparse.ArgumentParser) -> None:
 def _stream_options(arguments: Any) -> Any:
     from hubmerge.stream import StreamOptions
 
+    if arguments.device == "cuda":
+        from hubmerge.device.choose import require_cuda
+
+        require_cuda()
     options = StreamOptions(arguments.chunk_elements or 0, arguments.threads or 0, device=arguments.device)
     return replace(options, device_memory_bytes=arguments.device_memory or options.device_memory_bytes)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import Problem
 from hubmerge.sources.base import Model
+from hubmerge.sources.remedies import origin_of
 from hubmerge.tying import Tensors, is_embedding
 from hubmerge.wording import dims, incompatible, named, shown
 
@@ -109,7 +110,8 @@ def agent_problems(
                 next_step=f"Remove {agent.ref.id} or choose its own base.",
             )
         ]
-    problems = _quantized(agent)
+    if problems := _quantized(agent):
+        return problems  # it stores other tensors by its nature
     resized = any(
         is_embedding(n) and n in tensors and tensors[n].entry.shape[:1] != t.entry.shape[:1]
         for n, t in base_tensors.items()
@@ -194,7 +196,7 @@ def _quantized(model: Model) -> list[Problem]:
             where=f"config.json of {model.ref}",
             expected="no quantization_config",
             got=shown(model.config["quantization_config"]),
-            next_step="Use the model before quantization.",
+            next_step=f"Name {origin_of(model.card) or 'the model before quantization'} instead.",
         )
     ]
 

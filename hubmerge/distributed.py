@@ -200,7 +200,7 @@ def _noticing_loss() -> Iterator[None]:
         raise ProcessLostError(
             "another process of this merge has ended or cannot be reached",
             got=(str(error).splitlines() or [""])[0][:200],
-            next_step="Its own message says why; the same command goes on (`merge` with --resume).",
+            next_step="Its own message says why; the same command goes on.",
         ) from None
 
 

@@ -3,6 +3,7 @@
     HubmergeError                 .code  .what  .where  .expected  .got  .next_step  .retryable
     ├── RecipeError               E_RECIPE          the recipe itself is wrong
     ├── SettingsError             E_SETTINGS        a variable of the environment that makes no sense
+    ├── MissingExtraError         E_EXTRA           packages that a command needs are not installed
     ├── FormatError               E_FORMAT          no safetensors, or a file of another kind
     ├── HeaderError               E_HEADER          a safetensors header that is corrupt or hostile
     ├── IndexFileError            E_INDEX           a shard index that names what it must not
@@ -17,6 +18,7 @@
     ├── ResultError               E_RESULT          an evaluation result that is malformed or not credible
     ├── RuleError                 E_RULE            a watcher's rule that is wrong or matches too much
     ├── DiskError                 E_DISK            not enough disk, or one that takes nothing
+    ├── DeviceError               E_DEVICE          a device that was asked for and cannot be used
     ├── FolderInUseError          E_IN_USE          another process works in this folder
     ├── MemoryLimitError          E_TOO_BIG         not enough memory
     ├── TargetExistsError         E_TARGET_EXISTS   the target holds something that this job did not make
@@ -127,6 +129,10 @@ class SettingsError(HubmergeError):
     code = "E_SETTINGS"
 
 
+class MissingExtraError(HubmergeError):
+    code = "E_EXTRA"
+
+
 class FormatError(HubmergeError):
     code = "E_FORMAT"
 
@@ -182,6 +188,10 @@ class RuleError(HubmergeError):
 class DiskError(HubmergeError):
     code = "E_DISK"
     retryable = True
+
+
+class DeviceError(HubmergeError):
+    code = "E_DEVICE"
 
 
 class FolderInUseError(HubmergeError):

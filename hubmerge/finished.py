@@ -29,7 +29,10 @@ def load_report(folder: Path) -> Report:
         return Report.from_json(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise RecipeError(
-            "not a finished merge", where=str(folder), expected=MANIFEST, next_step="Finish it with --resume."
+            "not a finished merge",
+            where=str(folder),
+            expected=MANIFEST,
+            next_step="Merge into it again: it goes on where it was.",
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         where, again = str(folder / MANIFEST), "Merge again into a new folder; nothing was touched."

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,6 +20,7 @@ import numpy as np
 from hubmerge import eager
 from hubmerge.chunks import (
     Chunk,
+    MagnitudesOf,
     Observer,
     StreamOptions,
     Thresholds,
@@ -139,25 +140,34 @@ def find_thresholds(
 
     A threshold over the model goes on from what is `known`, and `keep` is given every few seconds what is known then.
     """
-    magnitudes = magnitudes_of(plan, options)
-    if magnitudes is None:
+    magnitudes_in, threshold = magnitudes_of(plan, options), plan.threshold
+    if magnitudes_in is None or threshold is None:
         return {}
     options = replace(options, engine=None)  # no device counts these: the CPU's threads and chunks
-    if magnitudes.threshold.scope == "tensor":
-        return _of_each_tensor(plan, magnitudes, reader, options, observer)
+    merged = [t for t in plan.tensors() if t.action == "merge"]
+    if threshold.scope == "tensor":
+        return _of_each_tensor(plan, merged, magnitudes_in, reader, options, observer)
+    magnitudes = magnitudes_in(merged[0])  # one for all: a method lets it vary by tensor alone
+    assert magnitudes is not None
     values = _of_model(plan, magnitudes, reader, options, observer, known or Ranked(), keep)
-    return {t.name: values for t in plan.tensors() if t.action == "merge"}
+    return {t.name: values for t in merged}
 
 
 def _of_each_tensor(
-    plan: Plan, magnitudes: Magnitudes, reader: TensorReader, options: StreamOptions, observer: Observer
+    plan: Plan,
+    merged: Sequence[PlannedTensor],
+    magnitudes_in: MagnitudesOf,
+    reader: TensorReader,
+    options: StreamOptions,
+    observer: Observer,
 ) -> Thresholds:
-    merged = options.ranks.mine([t for t in plan.tensors() if t.action == "merge"], lambda t: t.elements)
+    ranked = [t for t in merged if magnitudes_in(t) is not None]
+    merged = options.ranks.mine(ranked, lambda t: t.elements)
     reader.expect([t for t in merged for _ in range(2)], again=True)
     done, total = 0, 2 * sum(t.elements for t in merged)
     found: dict[str, tuple[float, ...]] = {}
 
-    def passes(tensor: PlannedTensor, count: CountChunk) -> Iterator[Counts]:
+    def passes(tensor: PlannedTensor, magnitudes: Magnitudes, count: CountChunk) -> Iterator[Counts]:
         nonlocal done
         for chunk, counts in _counted([tensor], count, plan, magnitudes, reader, options):
             done += chunk.count
@@ -166,7 +176,8 @@ def _of_each_tensor(
 
     for tensor in merged:
         end = done + 2 * tensor.elements
-        found[tensor.name] = select(magnitudes, len(plan.agents), partial(passes, tensor))
+        if (magnitudes := magnitudes_in(tensor)) is not None:
+            found[tensor.name] = select(magnitudes, len(plan.agents), partial(passes, tensor, magnitudes))
         if done < end:  # the first pass was enough
             done = end
             observer.progress("select", done, total)

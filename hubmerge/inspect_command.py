@@ -11,6 +11,7 @@ from typing import Any
 from hubmerge.hub import Hub
 from hubmerge.licenses import strictest
 from hubmerge.markdown import size
+from hubmerge.methods.varying import varies, worded, written
 from hubmerge.plan import Plan
 from hubmerge.prepare import prepare, prepare_variants
 from hubmerge.progress import resolving
@@ -38,12 +39,15 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(summary, indent=2) + "\n")
         return 0
-    warnings = summary.pop("warnings")
+    warnings, _ = summary.pop("warnings"), summary.pop("varying", None)
     width = max(map(len, summary))
     for key, value in summary.items():
         shown = size(value) if key.endswith("_bytes") else value
         text = ", ".join(map(str, shown)) if isinstance(shown, list) else shown
         sys.stdout.write(f"{key.replace('_', ' '):>{width}}  {text}\n")
+    for name, setting in plan.recipe.given.settings() if sweep is None else ():
+        if varies(setting):
+            sys.stdout.write(f"   varies: {name}: {worded(written(setting))}\n")
     for warning in warnings:
         sys.stdout.write(f"  warning: {warning}\n")
     return 0

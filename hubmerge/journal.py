@@ -93,7 +93,7 @@ class Journal:
                 raise TargetExistsError(
                     "an unfinished merge is here",
                     where=str(folder),
-                    next_step="Go on with --resume, or remove the folder.",
+                    next_step="Go on with it (`resume`), or remove the folder.",
                 )
             journal._read(folder)
             if not verified:

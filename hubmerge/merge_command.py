@@ -42,7 +42,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
         terminal.stage("resolve")
         recipe = load_recipe(arguments.recipe)
         prepared = going_on(
-            pins_in(folder) if arguments.resume else None,
+            pins_in(folder),
             recipe,
             lambda commits: prepare(
                 recipe,
@@ -72,7 +72,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
             observer=terminal,
             options=options,
             sensitivities=settings.data_dir / "sensitivity",
-            resume=arguments.resume,
+            resume=True,
             disk_budget=arguments.disk_budget,
         )
     if not finished:

@@ -45,7 +45,7 @@ def pins_in(folder: Path) -> Pins | None:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         return _checked(manifest["parents"])
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return _checked(Journal.models_in(folder))
     except (ValueError, KeyError, TypeError):  # whoever opens it says so
         return None

@@ -71,6 +71,14 @@ _PlainLoader.add_constructor("tag:yaml.org,2002:float", _float)
 _PlainLoader.add_constructor("tag:yaml.org,2002:int", _int)
 
 
+def _list(dumper: _PlainDumper, values: list[Any]) -> yaml.Node:
+    numbers = all(isinstance(value, int | float) for value in values)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=numbers or None)
+
+
+_PlainDumper.add_representer(list, _list)  # numbers over the layers stand in one line
+
+
 def load_plain_yaml(text: str) -> Any:
     """The plain data of one YAML document; ValueError says what is wrong with it."""
     loader: _PlainLoader | None = None

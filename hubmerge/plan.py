@@ -27,6 +27,7 @@ from hubmerge.dtypes import FLOAT_DTYPES, NAMES, Rounding
 from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, Problem, SourceNotFoundError
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Threshold
+from hubmerge.methods.tensor_values import TensorValues, Values, by_layer, misplaced
 from hubmerge.output.companions import Companions, select_companions
 from hubmerge.output.config import config_problems, merged_config, told
 from hubmerge.recipe import Recipe, merge_identity
@@ -141,17 +142,29 @@ class Plan:
     def input_bytes(self) -> int:
         return sum(m.weight_bytes for m in self.models)
 
+    @cached_property
+    def values(self) -> TensorValues:
+        """What the tensors are merged with."""
+        return TensorValues.of(self.recipe.given, [t.name for t in self.tensors() if t.action == "merge"])
+
     @property  # its rule is a function, which a burst's plan could not be sent with (device/zero.py)
     def threshold(self) -> Threshold | None:
-        """The order statistic that the method needs before it can merge, if any."""
-        method = get_method(self.recipe.method)
-        return method.threshold(method.parse_parameters(self.recipe.parameters))
+        """The order statistic that the method needs before it can merge, if any; of the first tensor that needs one."""
+        found = (self._threshold(values) for values in self.values.distinct)
+        return next((threshold for threshold in found if threshold is not None), None)
+
+    def threshold_of(self, tensor: PlannedTensor) -> Threshold | None:
+        """The same, of one tensor."""
+        return self._threshold(self.values[tensor.name])
+
+    def _threshold(self, values: Values) -> Threshold | None:
+        return get_method(self.recipe.method).threshold(values.parameters, values.own)
 
     @cached_property
     def overlap_scope(self) -> Literal["tensor", "model"] | None:
         """Over what the method needs to know where updates meet before it can merge, if it does."""
         method = get_method(self.recipe.method)
-        return method.overlap_scope(method.parse_parameters(self.recipe.parameters))
+        return method.overlap_scope(method.typical(self.recipe.parameters))
 
     @property
     def passes(self) -> int:
@@ -205,6 +218,7 @@ class Plan:
             "resident_bytes": self.resident_bytes,
             "passes": self.passes,
             **as_facts(predict(self, Machine.here(self))),
+            **({"varying": rows} if (rows := by_layer(self.recipe.given, self.values, self.labels)) else {}),
             "identity": self.identity,
             "warnings": list(self.warnings),
         }
@@ -213,17 +227,20 @@ class Plan:
 def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard_bytes: int = MAX_SHARD_BYTES) -> Plan:
     """The plan of a merge; IncompatibleError carries every problem that headers can tell."""
     method = get_method(recipe.method)
-    if recipe.dtype is None and (dtype := method.default_dtype(method.parse_parameters(recipe.parameters))):
+    if recipe.dtype is None and (dtype := method.default_dtype(method.typical(recipe.parameters))):
         recipe = recipe.model_copy(update={"dtype": dtype})
     seen = views_of(base, agents, recipe.ignore)
     problems = [*_unfit(recipe, agents), *seen.problems]
     if base.adapter is not None:  # everything else would follow from this
         raise IncompatibleError("these models cannot be merged", problems=tuple(problems))
     views = untie(seen.base, seen.agents)
+    floats = [n for n, t in views.base.items() if t.entry.dtype in FLOAT_DTYPES]
+    undecided, unnamed = misplaced(recipe.given, floats)
+    problems += undecided
     problems += [*base_problems(seen.base, views.base, seen.kept), *repeated(base, agents), *views.problems]
     problems += config_problems(base, agents)
     line = ignoring_line(recipe.ignore, views.base, views.agents)
-    warnings = [*recipe.notes, *seen.warnings, *views.warnings]
+    warnings = [*recipe.notes, *unnamed, *seen.warnings, *views.warnings]
     if recipe.dtype is None and base.kind == "fp8 weights":
         warnings.append(f"{base.ref.id}: fp8 weights are stored as bfloat16, since the recipe names no dtype")
     for agent, tensors in zip(seen.agents, views.agents, strict=True):
@@ -302,7 +319,7 @@ def _of_comparison(problem: Problem, patterns: Sequence[str]) -> Problem:
 def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
     """What is wrong with the recipe, now that its agents are there."""
     method = get_method(recipe.method)
-    if len(agents) < 2:
+    if len(agents) < 2 and not _averages_the_base(recipe):
         yield Problem(
             IncompatibleError.code,
             "a merge needs at least two agents",
@@ -320,8 +337,11 @@ def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
                     expected="`calibration` of the recipe or the agent, or a `sensitivity` file",
                     next_step="Name calibration data (data, prompt, answer), or choose a method without.",
                 )
-    if reason := method.check(method.parse_parameters(recipe.parameters), recipe.weights):
-        yield Problem(IncompatibleError.code, reason, where=f"the parameters of {method.name}")
+
+
+def _averages_the_base(recipe: Recipe) -> bool:
+    """Whether the base is one of the models that are merged, so that one agent is enough."""
+    return recipe.parameters.get("base_weight") is not None
 
 
 def _lay_out(recipe: Recipe, views: Untied, kept: frozenset[str], max_shard_bytes: int) -> tuple[PlannedShard, ...]:

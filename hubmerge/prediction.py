@@ -213,7 +213,7 @@ def _whole_bytes(tensor: PlannedTensor, agents: int) -> int:
 def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
     agents, method = len(plan.agents), get_method(plan.recipe.method)
     tensors = [t for t in plan.tensors() if t.action == "merge"]
-    parameters = method.parse_parameters(plan.recipe.parameters)
+    parameters = method.typical(plan.recipe.parameters)
     per_element = _MERGE + agents * _MERGE_AGENTS
     if plan.overlap_scope == "tensor":
         per_element += _OVERLAPS + agents * _OVERLAPS_AGENTS
@@ -259,14 +259,14 @@ def _to_compile(plan: Plan) -> frozenset[str]:
 
 def _likely_scopes(plan: Plan) -> Iterator[Scope]:
     """Of any tensor of the plan, with counts that nobody counted; thresholds are 0 where agents changed little."""
-    method, agents = get_method(plan.recipe.method), len(plan.agents)
-    parameters = method.parse_parameters(plan.recipe.parameters)
+    agents = len(plan.agents)
+    values = plan.values.distinct[0]
     n = np.arange(1, 2 * BLOCK + 1, dtype=np.float32)
     deltas = [np.where(n % (k + 2) == 0, n, -n * (n % (k + 3) == 0)) * np.float32(1e-3) for k in range(agents)]
     base = np.zeros_like(n)
     counted = fold_inputs(zero_tally(agents), count_inputs(base, deltas, deltas, activity(deltas, EPSILON)))
     for thresholds in [()] if plan.threshold is None else [(0.5,) * agents, (0.0,) * agents]:
-        yield Scope(parameters, plan.recipe.weights, counted.overlaps, counted.overlaps, thresholds)
+        yield Scope(values.parameters, values.weights, counted.overlaps, counted.overlaps, thresholds, values.own)
 
 
 @cache

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hubmerge.statistics import Tally
-from hubmerge.summary import summarize
+if TYPE_CHECKING:
+    from hubmerge.statistics import Tally
 
 # what a stage does, in the words of a terminal
 _DOING = {
@@ -137,6 +137,8 @@ class Bridge:
 
     def counted(self, total: Tally) -> None:
         """Now and then: what was counted in the end is told by whoever runs the merge."""
+        from hubmerge.summary import summarize  # which most of those who only watch need not pay for
+
         if (now := time.monotonic()) >= self._next_summary:
             self._next_summary = now + _SUMMARY_S
             self._observer.statistics(summarize(total, self.labels))

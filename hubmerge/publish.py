@@ -278,10 +278,10 @@ def publish(
         state = check_target(hub, target, identity)
         if state.state == "ours":
             return _published(hub, target, identity, state.head)
-        whole, before = sum(shard.stat().st_size for shard in here), 0
-        for path in here:  # before the target is made
-            known[path.name] = _verified(path, digests[path.name], partial(telling.verifying, before, whole))
-            before += path.stat().st_size
+        there, before = [path.stat().st_size if path.is_file() else 0 for path in here], 0
+        for path, size in zip(here, there, strict=True):  # before the target is made
+            known[path.name] = _verified(path, digests[path.name], partial(telling.verifying, before, sum(there)))
+            before += size
     state = ensure_target(hub, target, identity)
     if state.state == "ours":
         return _published(hub, target, identity, state.head)

@@ -21,9 +21,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     PrivateAttr,
     ValidationError,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -31,7 +33,8 @@ from pydantic import (
 from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.dtypes import Rounding
 from hubmerge.errors import MisnamedError, Problem, RecipeError
-from hubmerge.methods import get_method
+from hubmerge.methods import get_method, varying
+from hubmerge.methods.tensor_values import Given
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.sources.base import SYNTHETIC, ModelRef, is_hub_id
 from hubmerge.sources.ignore import checked_patterns
@@ -39,6 +42,7 @@ from hubmerge.wording import did_you_mean, place, shown
 
 MAX_AGENTS = 32
 MAX_RECIPE_BYTES = 64 * 1024
+MAX_WEIGHT = 100.0
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.\-/]{0,254}", re.ASCII)
 
 OutputDtype = Literal["float32", "bfloat16", "float16"]
@@ -49,6 +53,37 @@ def _number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a number is needed")
     return value
+
+
+def _weight(value: Any) -> varying.Setting:
+    setting = varying.parse(value)
+    if any(abs(number) > MAX_WEIGHT for number in varying.points(setting)):
+        raise ValueError(f"a weight lies between -{MAX_WEIGHT:g} and {MAX_WEIGHT:g}")
+    return setting
+
+
+_NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 1}
+_WEIGHT_SCHEMA: dict[str, Any] = {
+    "description": "one number, numbers over the layers, or rules of which the first that holds decides",
+    "default": 1.0,
+    "anyOf": [
+        {"type": "number", "minimum": -100, "maximum": 100},
+        _NUMBERS,
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {
+                    "filter": {"type": "string", "description": "part of a tensor's name"},
+                    "layers": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
+                    "value": {"anyOf": [{"type": "number"}, _NUMBERS]},
+                },
+                "required": ["value"],
+                "additionalProperties": False,
+            },
+        },
+    ],
+}
 
 
 class _Frozen(BaseModel):
@@ -109,8 +144,8 @@ class AgentSpec(_Frozen):
     """One agent: a model and the factor on its update (default 1). A bare text is a model of weight 1."""
 
     model: _WrittenModel
-    weight: Annotated[float, BeforeValidator(_number)] = Field(default=1.0, allow_inf_nan=False, ge=-100.0, le=100.0)
-
+    weight: Annotated[varying.Setting, PlainValidator(_weight), WithJsonSchema(_WEIGHT_SCHEMA)] = 1.0
+    parameters: Mapping[str, Any] = Field(default_factory=dict)  # its own, in place of the recipe's
     sensitivity: str | None = Field(default=None, max_length=4096)  # a file of `hubmerge sensitivity`
     calibration: CalibrationSpec | None = None  # what its sensitivity is taken on; default: the recipe's
 
@@ -118,7 +153,9 @@ class AgentSpec(_Frozen):
         """The agent as users write it: a bare text where only the model is given."""
         data: dict[str, Any] = {"model": str(self.model)}
         if self.weight != 1.0:
-            data["weight"] = self.weight
+            data["weight"] = varying.written(self.weight)
+        if self.parameters:
+            data["parameters"] = dict(self.parameters)
         if self.sensitivity is not None:
             data["sensitivity"] = self.sensitivity
         if self.calibration is not None:
@@ -156,7 +193,7 @@ class Recipe(_Frozen):
     @field_validator("agents")
     @classmethod
     def _some_agent_counts(cls, value: tuple[AgentSpec, ...]) -> tuple[AgentSpec, ...]:
-        if value and not any(agent.weight for agent in value):
+        if value and not any(any(varying.points(agent.weight)) for agent in value):
             raise ValueError("every agent has the weight 0, so that nothing would be merged")
         return value
 
@@ -185,9 +222,29 @@ class Recipe(_Frozen):
     def _parameters_fit_the_method(cls, value: Mapping[str, Any], info: ValidationInfo) -> Mapping[str, Any]:
         if "method" not in info.data:
             return value  # the method itself is wrong, which is reported already
-        values = get_method(info.data["method"]).parse_parameters(value)
         # every default is written out, so that the digest does not depend on a version's defaults
-        return values.model_dump(mode="json", exclude_none=True)
+        return get_method(info.data["method"]).parse_settings(value)
+
+    @model_validator(mode="after")
+    def _agents_parameters_fit_the_method(self) -> Recipe:
+        method = get_method(self.method)
+        parameters, agents = method.typical(self.parameters), []
+        for number, agent in enumerate(self.agents):
+            try:
+                own = method.parse_settings(agent.parameters, of_agent=True)
+                method.check_own(parameters, own)
+            except ValueError as error:
+                at = f"agent {number + 1} → parameters"
+                found = error.problems if isinstance(error, MisnamedError) else (Problem("", str(error)),)
+                raise MisnamedError(
+                    [
+                        replace(one, code=RecipeError.code, where=f"{at} → {one.where}" if one.where else at)
+                        for one in found
+                    ]
+                ) from None
+            agents.append(agent.model_copy(update={"parameters": own}) if own != agent.parameters else agent)
+        object.__setattr__(self, "agents", tuple(agents))  # numbers as the digest takes them
+        return self
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -214,8 +271,15 @@ class Recipe(_Frozen):
         return (self._folder or Path()) / Path(text).expanduser()
 
     @property
-    def weights(self) -> tuple[float, ...]:
+    def weights(self) -> tuple[varying.Setting, ...]:
         return tuple(a.weight for a in self.agents)
+
+    @property
+    def given(self) -> Given:
+        """What tensors are merged with, before it is resolved for each of them."""
+        return Given(
+            get_method(self.method), self.weights, self.parameters, tuple(agent.parameters for agent in self.agents)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe in the form in which users write it."""
@@ -255,7 +319,10 @@ def merge_identity(recipe: Recipe, base: ModelRef, agents: tuple[ModelRef, ...],
 
     content: dict[str, Any] = {
         "base": pin(base),
-        "agents": [[pin(ref), agent.weight] for ref, agent in zip(agents, recipe.agents, strict=True)],
+        "agents": [
+            [pin(ref), varying.written(agent.weight), *([dict(agent.parameters)] if agent.parameters else [])]
+            for ref, agent in zip(agents, recipe.agents, strict=True)
+        ],
         "method": recipe.method,
         "parameters": dict(recipe.parameters),
         "dtype": recipe.dtype,

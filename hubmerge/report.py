@@ -6,7 +6,7 @@ It is what `hubmerge.json` holds, and the only input of the card and its figures
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,10 @@ import numpy as np
 from hubmerge import __version__
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
+from hubmerge.methods.tensor_values import Values, by_layer
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
-from hubmerge.statistics import Tally
+from hubmerge.statistics import Overlaps, Tally
 from hubmerge.stream import MergeResult
 from hubmerge.summary import summarize
 
@@ -36,7 +37,7 @@ class Parent:
     license: str | None  # as its card states it
     gated: bool
     private: bool
-    weight: float
+    weight: float  # where it differs from tensor to tensor: its mean over what this agent alone changed
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def make_report(
     labels = statistics.agents
     total = statistics.total
     result = merged.total
-    scales = _intended(plan, merged, total)
+    scales, weights = _intended(plan, merged, total)
     return Report(
         schema=SCHEMA,
         hubmerge=__version__,
@@ -131,13 +132,11 @@ def make_report(
             "formula": method.formula,
             "papers": [asdict(p) for p in method.papers],
             "parameters": dict(plan.recipe.parameters),
+            **_own_and_varying(plan, labels),
         },
         parents=(
             _parent(plan.base, "base", plan.base.ref.label, 1.0),
-            *(
-                _parent(m, "agent", label, w)
-                for m, label, w in zip(plan.agents, labels, plan.recipe.weights, strict=True)
-            ),
+            *(_parent(m, "agent", label, w) for m, label, w in zip(plan.agents, labels, weights, strict=True)),
         ),
         architecture=str(plan.summary()["architecture"]),
         parameters=plan.elements,
@@ -175,19 +174,43 @@ def make_report(
     )
 
 
-def _intended(plan: Plan, merged: MergeResult, total: Tally) -> tuple[float, ...]:
-    """λt per agent on its unique region; where each tensor has its own, their mean by Σ δt² there, which is what
-    `effective_scale` measures of the output."""
-    method = get_method(plan.recipe.method)
-    of_model = Scope(method.parse_parameters(plan.recipe.parameters), plan.recipe.weights, model=total.overlaps)
-    scales = method.scales(of_model)
-    if plan.overlap_scope != "tensor":
-        return scales
-    sums = np.zeros((2, len(scales)))  # Σ λt Σ δt² and Σ Σ δt²
+def _own_and_varying(plan: Plan, labels: Sequence[str]) -> dict[str, Any]:
+    """Of the method: agents' own parameters, and what differs from tensor to tensor, if anything."""
+    own = {label: dict(a.parameters) for label, a in zip(labels, plan.recipe.agents, strict=True) if a.parameters}
+    rows = by_layer(plan.recipe.given, plan.values, labels)
+    return ({"own": own} if own else {}) | ({"by_layer": rows} if rows else {})
+
+
+def _intended(plan: Plan, merged: MergeResult, total: Tally) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """λt per agent on its unique region, and its weight.
+
+    Where tensors have their own, it is their mean by Σ δt² there, which is what `effective_scale` measures of the
+    output: the weight such that weight times λt is the mean of their product.
+    """
+    method, agents = get_method(plan.recipe.method), len(plan.agents)
+
+    def scope(values: Values, tensor: Overlaps | None) -> Scope:
+        return Scope(values.parameters, values.weights, total.overlaps, tensor, own=values.own)
+
+    first = plan.values.distinct[0]
+    scales = method.scales(scope(first, None))
+    if plan.overlap_scope != "tensor" and not plan.values.vary:
+        return scales, first.weights
+    sums = np.zeros((3, agents))  # Σ λt Σ δt², Σ wt λt Σ δt², and Σ Σ δt²
+    plain = np.zeros((2, agents))  # Σ wt n and Σ n, for agents without a unique element
     for name, result in merged.result.items():
-        own = method.scales(replace(of_model, tensor=merged.statistics.tensors[name].overlaps))
-        sums += np.array([own, np.ones(len(own))]) * result.unique_norm
-    return tuple(float(a / b) if b else scale for a, b, scale in zip(*sums, scales, strict=True))
+        values = plan.values[name]
+        own = np.array(method.scales(scope(values, merged.statistics.tensors[name].overlaps)))
+        sums += np.array([own, own * values.weights, np.ones(agents)]) * result.unique_norm
+        plain += np.array([values.weights, np.ones(agents)]) * result.elements
+    means = tuple(float(a / b) if b else scale for a, b, scale in zip(sums[0], sums[2], scales, strict=True))
+    if not plan.values.vary:
+        return means, first.weights
+    weights = tuple(
+        float(both / alone if alone else w / max(n, 1))
+        for both, alone, w, n in zip(sums[1], sums[0], *plain, strict=True)
+    )
+    return means, weights
 
 
 def _parent(model: Model, role: str, label: str, weight: float) -> Parent:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hubmerge.errors import RecipeError
+from hubmerge.extras import require
 from hubmerge.flags import add_visibility
 from hubmerge.progress import resolving
 from hubmerge.settings import Settings
@@ -110,6 +111,8 @@ def _check(arguments: Any, settings: Settings) -> None:
         from hubmerge.distributed import refuse_several
 
         refuse_several(settings, "run with --sweep or --evaluate")
+    if arguments.evaluate is not None:
+        require("eval", "an evaluation")  # before hours of merging
 
 
 class _Line:
@@ -245,6 +248,7 @@ class _Line:
         from hubmerge.sources.base import is_hub_id
         from hubmerge.sources.open import open_model
 
+        self._terminal.stage("resolve")
         dataset = ResultsDataset(self._hub, self._settings.results_repo) if self._settings.results_repo else None
         suite = pin(self._arguments.evaluate, self._hub)
         merged = ModelName(id=published.repo, revision=published.commit)

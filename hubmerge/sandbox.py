@@ -1,18 +1,19 @@
-"""Run generated Python code and say whether it came to its end: in its own process, confined, within limits.
+"""Run generated Python code and say whether it passes its tests: confined, within limits, and judged from outside.
 
     run_python(solution, tests, timeout_s=10).passed
 
-The process (`sandbox_child`) has an empty folder as its working directory, an empty environment, no input, its own
-session, and the rules of `sandbox_rules`; it sees the standard library and no installed package. At the wall limit,
-or when it says more than it should, its group is killed; since it cannot start processes, nothing is left. Hashes
-are seeded, so that the order of a set of strings is the same in every run.
+Two processes (`sandbox_child`), each with an empty folder as its working directory, an empty environment, no input,
+its own session, and the rules of `sandbox_rules`; they see the standard library and no installed package. One
+executes the solution, the other one the tests, which ask the first for what the solution defines. At the wall limit,
+or when one says more than it should, both groups are killed; since they cannot start processes, nothing is left.
+Hashes are seeded, so that the order of a set of strings is the same in every run.
 
-**What counts as passing.** The last unit of code came to its end, and the process then handed over a random token
-that it could read only from a pipe. Printing something, exit codes, `sys.exit`, `os._exit`, atexit handlers and
-threads prove nothing. Units are compiled one by one, so an open quote in a solution cannot swallow the tests.
-**What is left.** Solution and tests share an interpreter, as in every published harness for these benchmarks: code
-written against this very harness can find the pipes by number and pass on the token, and an object whose `__eq__`
-is always true passes any assertion of equality. The answers are kept with the results for whoever doubts a score.
+**What counts as passing.** The tests came to their end, in a process that no generated code ever ran in: replaced
+builtins, patched modules, objects that equal everything, found pipes and early ends change what the solution
+answers, and nothing else. Units are compiled one by one, so an open quote in a solution cannot swallow the tests.
+**What is left.** A solution may know the answers that the tests expect. The answers are kept with the results for
+whoever doubts a score. A test that passes a function or an object of its own class to the solution fails; none of
+the suites has one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import json
 import math
 import os
 import re
-import secrets
 import select
 import signal
 import subprocess
@@ -30,6 +30,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import FileIO
 from pathlib import Path
@@ -44,6 +45,8 @@ _START_S = 60.0  # until the process is confined; a machine under load may need 
 _VERDICT_BYTES = 4096
 _TAIL_BYTES = 2000
 _READY = b"ready\n"
+_LOST = b"lost"  # the tests' process heard the end of the solution's
+_END_S = 2.0
 _CONTROL = re.compile(r"[^\t\n -~\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\U0010ffff]")
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "MALLOC_ARENA_MAX": "1"}
 
@@ -60,74 +63,101 @@ class Outcome:
     stdout_tail: str  # the last of what it printed, errors included; foreign text
 
 
-def run_python(program: str, tests: str = "", *, timeout_s: float = 10.0, limits: Limits = DEFAULT_LIMITS) -> Outcome:
-    """Run `program`, then `tests` in the same module; passed if both came to their end.
+def run_python(
+    program: str | Sequence[str], tests: str = "", *, timeout_s: float = 10.0, limits: Limits = DEFAULT_LIMITS
+) -> Outcome:
+    """Run `program` (one unit or several) in one module, then `tests` on it; passed if both came to their end.
 
-    EvaluationError where this machine cannot confine the process: that says nothing about the program.
+    EvaluationError where this machine cannot confine the processes: that says nothing about the program.
     """
     seccomp.machine()
     if limits.cpu_s is None:
         limits = replace(limits, cpu_s=math.ceil(timeout_s) + 1)
-    token = secrets.token_hex(16).encode()
+    units = [program] if isinstance(program, str) else list(program)
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hubmerge-sandbox-"))
         output = stack.enter_context(tempfile.TemporaryFile())
-        job = stack.enter_context(tempfile.TemporaryFile())
         verdict_end, verdict_in = _pipe(stack)
-        token_end, token_in = _pipe(stack)
-        with token_in:
-            token_in.write(token)
-        units = [unit for unit in (program, tests) if unit]
-        job.write(json.dumps(_job(units, limits, verdict_in.fileno(), token_end.fileno())).encode())
-        job.seek(0)
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", str(_CHILD)],
-            stdin=job,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env=_ENVIRONMENT,
-            pass_fds=(verdict_in.fileno(), token_end.fileno()),
-            start_new_session=True,
-        )
-        try:
-            verdict_in.close()
-            verdict, in_time = _listen(verdict_end.fileno(), timeout_s)
-        finally:
-            # not reaped yet, so the number still is this group's
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            code = process.wait()
+        asked_end, asked_in = _pipe(stack)
+        answered_end, answered_in = _pipe(stack)
+        solution = stack.enter_context(_child("solution", units, limits, output, asked_end, answered_in))
+        judge = stack.enter_context(_child("tests", [tests], limits, output, answered_end, asked_in, verdict_in))
+        verdict, in_time = _listen(verdict_end.fileno(), timeout_s)
+        # the solution's end may still be on its way; nobody else speaks to it now
+        code = _ended(solution) if verdict == _READY + _LOST else None
+        _kill(judge)
+        _kill(solution)
+        code = solution.wait() if code is None else code
         tail = _tail(output)
     if not verdict.startswith(_READY):
         raise EvaluationError(
-            "the process for generated code did not start",
-            expected="a process that says when it is confined",
+            "the processes for generated code did not start",
+            expected="processes that say when they are confined",
             got=tail.strip()[-500:] or f"exit code {code}",
             next_step="Nothing was run and nothing is scored.",
         )
     verdict = verdict.removeprefix(_READY)
-    if secrets.compare_digest(verdict, b"passed " + token):
+    if verdict == b"passed":
         return Outcome(True, "passed", tail)
     return Outcome(False, _reason(verdict, code, in_time, timeout_s), tail)
+
+
+@contextlib.contextmanager
+def _child(
+    role: str, units: list[str], limits: Limits, output: IO[bytes], reading: FileIO, writing: FileIO, *others: FileIO
+) -> Iterator[subprocess.Popen[bytes]]:
+    """One of the two processes; it alone keeps its ends of the pipes, and it is gone afterwards."""
+    ends = [reading, writing, *others]
+    job = {
+        "role": role,
+        "units": [unit for unit in units if unit],
+        "limits": asdict(limits),
+        "reading_fd": reading.fileno(),
+        "writing_fd": writing.fileno(),
+        "verdict_fd": others[0].fileno() if others else None,
+        "parent": os.getpid(),
+        "package_root": str(Path(__file__).resolve().parents[1]),
+        "readable": _readable(),
+    }
+    with tempfile.TemporaryDirectory(prefix="hubmerge-sandbox-") as folder, tempfile.TemporaryFile() as told:
+        told.write(json.dumps(job).encode())
+        told.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", str(_CHILD)],
+            stdin=told,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=_ENVIRONMENT,
+            pass_fds=[end.fileno() for end in ends],
+            start_new_session=True,
+        )
+        for end in ends:
+            end.close()
+        try:
+            yield process
+        finally:
+            _kill(process)
+            process.wait()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The whole group; until the process is waited for, the number is its own."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ended(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        return None  # it closed its pipes and stayed
 
 
 def _pipe(stack: contextlib.ExitStack) -> tuple[FileIO, FileIO]:
     """The reading and the writing end."""
     reading, writing = os.pipe()
     return stack.enter_context(FileIO(reading, "r")), stack.enter_context(FileIO(writing, "w"))
-
-
-def _job(units: list[str], limits: Limits, verdict_fd: int, token_fd: int) -> dict[str, object]:
-    return {
-        "units": units,
-        "limits": asdict(limits),
-        "verdict_fd": verdict_fd,
-        "token_fd": token_fd,
-        "parent": os.getpid(),
-        "package_root": str(Path(__file__).resolve().parents[1]),
-        "readable": _readable(),
-    }
 
 
 def _readable() -> list[str]:

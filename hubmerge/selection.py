@@ -55,23 +55,22 @@ class Magnitudes:
             found.append(np.stack([np.full_like(place, number), place, filled[place]], axis=1))
         return np.concatenate(found)
 
-    def compared(self, value: np.float32) -> float:
+    def compared(self, agent: int, value: np.float32) -> float:
         """What the method compares with, of a value of `rows`. A drop's rescaling keeps the order, so it is done to the
         ranked element alone; were it done to all of them, their patterns would be longer."""
         if self.threshold.of != "dropped":
             return float(value)
         with np.errstate(all="ignore"):
-            return float(value * np.float32(1.0 / (1.0 - self.threshold.drop)))
+            return float(value * np.float32(1.0 / (1.0 - self.threshold.drop_of(agent))))
 
     def rows(self, chunk: ChunkInputs) -> list[Float32]:
         _, _, deltas = decoded(chunk)
         if self.threshold.of == "delta":
             return [np.abs(d) for d in deltas]
         if self.threshold.of == "dropped":
-            p = np.float32(self.threshold.drop)
             return [
-                np.abs(np.where(_uniform(key, chunk) >= p, d, np.float32(0)))
-                for key, d in zip(chunk.uniform_keys, deltas, strict=True)
+                np.abs(np.where(_uniform(key, chunk) >= np.float32(self.threshold.drop_of(k)), d, np.float32(0)))
+                for k, (key, d) in enumerate(zip(chunk.uniform_keys, deltas, strict=True))
             ]
         act = activity(deltas, self.epsilon)
         alone = act.count == 1
@@ -118,13 +117,13 @@ class Selection:
         if self._found:
             lower = [_from_the_top(row, rank)[0] for row, (_, rank) in zip(total, self._found, strict=True)]
         else:
-            rank = self.magnitudes.threshold.rank
-            self._found = [_from_the_top(row, rank(int(row.sum()))) for row in total]
+            rank = self.magnitudes.threshold.rank_of
+            self._found = [_from_the_top(row, rank(number, int(row.sum()))) for number, row in enumerate(total)]
             if any(key % 2 for key, _ in self._found):
                 return
             lower = [0] * self._rows
         bits = [(key >> 1 << _LOWER_BITS) | (key % 2 * low) for (key, _), low in zip(self._found, lower, strict=True)]
-        values = [self.magnitudes.compared(np.uint32(b).view(np.float32)) for b in bits]
+        values = [self.magnitudes.compared(k, np.uint32(b).view(np.float32)) for k, b in enumerate(bits)]
         self.values = tuple(values * self._agents) if self._rows == 1 else tuple(values)
 
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hubmerge.chunks import Chunk, StreamOptions, chunks_of, magnitudes_of
+from hubmerge.chunks import Chunk, MagnitudesOf, StreamOptions, chunks_of, magnitudes_of
 from hubmerge.eager import ChunkInputs, Rule
 from hubmerge.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.selection import Counts, Magnitudes, Selection
@@ -56,13 +56,13 @@ class Step(NamedTuple):
 class Counted:
     """Which tensors of a shard are counted before they are merged, and what of them is kept.
 
-    ranked    per output what is ranked in each tensor by itself, or None
+    ranked    per output what is ranked in a tensor by itself; None where nothing is in any
     overlaps  whether an output needs to know where updates meet in a tensor
     room      how many chunks' inputs are kept at once
     """
 
     chunk_of: ChunkOf
-    ranked: tuple[Magnitudes | None, ...]
+    ranked: tuple[MagnitudesOf | None, ...]
     overlaps: bool
     room: int
 
@@ -71,18 +71,23 @@ class Counted:
         cls,
         tensors: Sequence[PlannedTensor],
         chunk_of: ChunkOf,
-        ranked: Sequence[Magnitudes | None],
+        ranked: Sequence[MagnitudesOf | None],
         kept_bytes: int,
         workers: int,
         *,
         overlaps: bool = False,
     ) -> Counted:
         """With room for a whole tensor and what `workers` threads count meanwhile, in at most `kept_bytes`."""
-        counted = [t for t in tensors if (overlaps or any(ranked)) and _is_counted(t)]
-        return cls(chunk_of, tuple(ranked), overlaps, _room(counted, chunk_of, kept_bytes, AHEAD * workers))
+        nothing_kept = cls(chunk_of, tuple(ranked), overlaps, 0)
+        counted = [t for t in tensors if t in nothing_kept]
+        return replace(nothing_kept, room=_room(counted, chunk_of, kept_bytes, AHEAD * workers))
 
     def __contains__(self, tensor: PlannedTensor) -> bool:
-        return (self.overlaps or any(self.ranked)) and _is_counted(tensor)
+        return _is_counted(tensor) and (self.overlaps or any(self.magnitudes(tensor)))
+
+    def magnitudes(self, tensor: PlannedTensor) -> list[Magnitudes | None]:
+        """What is ranked in it, per output."""
+        return [of and of(tensor) for of in self.ranked]
 
     def keeps(self, tensor: PlannedTensor) -> bool:
         return -(-tensor.elements // self.chunk_of(tensor)) <= self.room
@@ -120,7 +125,7 @@ class Steps:
         self._unread = unread
         self._uncounted = deque(c for t in tensors if t in counted for c in chunks_of(t, counted.chunk_of(t)))
         self._selections = {
-            t.name: [None if m is None else Selection(m, len(t.inputs) - 1) for m in counted.ranked]
+            t.name: [None if m is None else Selection(m, len(t.inputs) - 1) for m in counted.magnitudes(t)]
             for t in tensors
             if t in counted
         }
@@ -189,10 +194,10 @@ class Steps:
             self._unread(tensor)
 
 
-def ranked_by_tensor(plan: Plan, options: StreamOptions) -> Magnitudes | None:
-    """What is ranked in each tensor by itself, if anything."""
-    magnitudes = magnitudes_of(plan, options)
-    return magnitudes if magnitudes is not None and magnitudes.threshold.scope == "tensor" else None
+def ranked_by_tensor(plan: Plan, options: StreamOptions) -> MagnitudesOf | None:
+    """What is ranked in a tensor by itself; None where nothing is in any."""
+    threshold = plan.threshold
+    return magnitudes_of(plan, options) if threshold is not None and threshold.scope == "tensor" else None
 
 
 def kept_bytes(plan: Plan, options: StreamOptions) -> int:

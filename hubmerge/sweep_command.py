@@ -29,7 +29,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
     terminal.stage("resolve")
     variants = load_sweep(arguments.sweep).variants
     recipes = [recipe for _, recipe in variants]
-    begun = (pins_in(arguments.out / name) for name, _ in variants if arguments.resume)
+    begun = (pins_in(arguments.out / name) for name, _ in variants)
     prepared = going_on(
         next(filter(None, begun), None),
         recipes[0],
@@ -61,7 +61,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
         observer=terminal,
         options=options,
         sensitivities=settings.data_dir / "sensitivity",
-        resume=arguments.resume,
+        resume=True,
         disk_budget=arguments.disk_budget,
     )
     if not finished:

@@ -16,7 +16,6 @@ from typing import Any, Self
 
 from hubmerge.errors import printable
 from hubmerge.hub_errors import tell_retries
-from hubmerge.markdown import size
 from hubmerge.progress import doing, unit_of
 
 SILENCE_S = 1.0  # after which the same is said again
@@ -92,6 +91,8 @@ class Terminal:
             return ""
         done, total, unit = self._last
         if unit == "B":
+            from hubmerge.markdown import size  # which imports what most commands do without
+
             return f", {size(done)} of {size(total)}"
         return f", {done / total:.0%}" if unit == "elements" else f", {done} of {total} {printable(unit)}"
 

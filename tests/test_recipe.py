@@ -382,3 +382,84 @@ def test_what_is_wrong_is_said_in_words_of_the_recipe(change: dict[str, object],
         recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", **change})
     [problem] = error.value.problems
     assert problem.what == words
+
+
+# --- numbers that differ from tensor to tensor ---
+
+
+def varying(weight: Any = 1.0, method: str = "ties", parameters: Any = None, own: Any = None) -> dict[str, Any]:
+    agents = [{"model": "org/a", "weight": weight, "parameters": own or {}}, "org/b"]
+    return {"base": "org/base", "agents": agents, "method": method, "parameters": parameters or {}}
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ([0, 0.5, 1], [0.0, 0.5, 1.0]),
+        ([0.5], 0.5),
+        ([0.25, 0.25], 0.25),
+        ([{"value": 2}], 2.0),
+        ([{"value": 2}, {"filter": "mlp", "value": 3}], 2.0),
+        ([{"filter": "mlp", "value": [1, 2]}, {"value": 3}], [{"filter": "mlp", "value": [1.0, 2.0]}, {"value": 3.0}]),
+        ([{"layers": [0, 4], "value": 1}], [{"layers": [0, 4], "value": 1.0}]),
+    ],
+)
+def test_a_weight_over_layers_or_by_rules_survives_yaml_and_is_one_number_where_it_says_so(written: Any, read: Any):
+    recipe = recipe_from_dict(varying(written))
+    again = from_yaml(recipe.to_yaml())
+    assert again.to_dict() == recipe.to_dict()
+    assert recipe.to_dict()["agents"][0] == {"model": "org/a", "weight": read}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (varying([]), "a list over the layers has 1 to"),
+        (varying([1, "2"]), "a number is needed"),
+        (varying([1, True]), "a number is needed"),
+        (varying([1, float("nan")]), "a finite number"),
+        (varying({"value": 1}), "a number, a list of numbers over the layers, or a list of"),
+        (varying([{"filter": "mlp"}]), "a rule has `value`"),
+        (varying([{"filter": "", "value": 1}]), "a filter is a part of a tensor's name"),
+        (varying([{"filters": "mlp", "value": 1}]), "a rule has `value`"),
+        (varying([{"layers": [4, 4], "value": 1}]), "layers [4, 4] are none"),
+        (varying([{"layers": [0, 1.5], "value": 1}]), "layers are the first"),
+        (varying([1, 101]), "between -100 and 100"),
+        (
+            varying([0, 0], "linear") | {"agents": [{"model": "org/a", "weight": [0, 0]}]},
+            "every agent has the weight 0",
+        ),
+        (varying(parameters={"density": [0.5, 0]}), "this must be greater than 0"),
+        (varying(parameters={"density": [0.5, 1]}), "density must be one value for all tensors; with ties the weights"),
+        (varying(parameters={"trim_scope": ["model", "tensor"]}), "trim_scope"),
+        (varying(method="ram", parameters={"epsilon": [0.0, 1e-4]}), "epsilon must be one value for all tensors"),
+        (varying(own={"lambda": 0.5}), "lambda is one for all agents"),
+        (varying(own={"densty": 0.5}), "Did you mean density?"),
+        (varying(own={"density": 2}), "agent 1 → parameters → density"),
+        (varying(own={"density": [0.5, 1]}), "density must be one value for all tensors"),
+    ],
+)
+def test_what_cannot_differ_or_is_no_number_is_refused(content: dict[str, Any], said: str):
+    with pytest.raises(RecipeError) as caught:
+        recipe_from_dict(content)
+    assert said in str(caught.value)
+
+
+def test_the_identity_covers_what_differs_and_is_what_it_was_where_nothing_does():
+    refs = [ModelRef("hub", f"org/{n}", f"{i:040x}") for i, n in enumerate(("base", "a", "b"))]
+
+    def identity(content: dict[str, Any]) -> str:
+        return merge_identity(recipe_from_dict(content), refs[0], tuple(refs[1:]))
+
+    plain = varying(0.5)
+    assert identity(plain) == identity(varying([0.5, 0.5])) == identity(varying([{"value": 0.5}]))
+    assert identity(plain) == "a317dabcb29d7188853e07f37159cc0d20a5802b68f960cc252e80d1757df90d"
+    others = [
+        varying([0.5, 0.6]),
+        varying([0.6, 0.5]),
+        varying([{"filter": "mlp", "value": 0.5}]),
+        varying([{"layers": [0, 2], "value": 0.5}]),
+        varying(0.5, own={"density": 0.2}),
+        varying(0.5, parameters={"lambda": [0.5, 1]}),
+    ]
+    assert len({identity(one) for one in (plain, *others)}) == len(others) + 1

@@ -30,6 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import cast
 
+from hubmerge import extras
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from workflows.guard import die_with_parent, lock_workdir, start_guardian
 from workflows.protocol import Event, Failure, JobSpec, Line, Pipeline, Result, encode
@@ -189,6 +190,8 @@ def _failure_of(error: BaseException) -> Failure:
     # Torch's error for the GPU is known by its name, so that torch need not be imported here.
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         named, retryable = MemoryLimitError("the job ran out of memory", got=str(error)), True
+    elif isinstance(error, ModuleNotFoundError) and (missing := extras.explained(error)) is not None:
+        named = missing
     else:
         named = InternalError(f"{type(error).__name__}: {error}", next_step="Report this as a bug.")
     values = named.as_dict()

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
+import shutil
 
 from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.localhub.seed import examples
 from hubmerge.settings import Settings, load_settings
 from workflows.schedule_bot import Intervals
 from workflows.serve import serve
 
 BOT = "ada"
-EXAMPLE_RULE = Path(__file__).resolve().parents[1] / "examples" / "watchers" / "zoo.yaml"
-
-
 POLL_S = 15.0  # newcomers to a demo do not wait for five minutes
 
 
@@ -44,7 +42,7 @@ def demo(settings: Settings, *, host: str, port: int, watch: bool = False) -> in
         if watch:
             rules = data / "rules"
             rules.mkdir(exist_ok=True)
-            (rules / "zoo.yaml").write_text(EXAMPLE_RULE.read_text(encoding="utf-8"), encoding="utf-8")
+            shutil.copy(examples() / "watchers" / "zoo.yaml", rules)
             os.environ.setdefault("HUBMERGE_RULES", str(rules))
         print(f"The embedded Hub listens on {hub.endpoint}, with users {', '.join(hub.tokens)}.")  # noqa: T201
         print(f"Open http://{_shown(host)}:{port} and sign in as one of them. Ctrl-C ends both.", flush=True)  # noqa: T201

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -36,6 +37,7 @@ from workflows.watchers.rule import RuleSet, load_rules
 log = logging.getLogger(__name__)
 RESTART_AFTER_S = 1.0
 STOP_TIMEOUT_S = 20.0
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 class WorkerProcess:
@@ -48,7 +50,7 @@ class WorkerProcess:
         self._environment = {
             **(os.environ if environment is None else environment),
             "HF_ENDPOINT": settings.endpoint,
-            "HUBMERGE_DATA": str(settings.data_dir),
+            "HUBMERGE_DATA": str(settings.data_dir.resolve()),
         }
         # the worker acts with each job's own token only
         self._environment.pop("HF_TOKEN", None)
@@ -74,7 +76,9 @@ class WorkerProcess:
         # the thread that starts the child must outlive it: the child dies with its parent thread
         while not self._stop.is_set():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "workflows.worker", "--die-with-parent", *self._kinds], env=self._environment
+                [sys.executable, "-m", "workflows.worker", "--die-with-parent", *self._kinds],
+                cwd=_ROOT,  # a Gradio Space installs nothing: the package is found here
+                env=self._environment,
             )
             while not self._stop.is_set() and self._process.poll() is None:
                 self._stop.wait(0.5)

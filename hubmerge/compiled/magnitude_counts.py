@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import Any
 
@@ -74,16 +74,24 @@ def count_magnitudes(
     drop = threshold.of == "dropped"
     draw_keys = np.array([(k.first, k.second) for k in chunk.uniform_keys if drop], np.uint64).reshape(-1, 2)
     last, parts = np.empty((2, KEYS), base.dtype), []
-    for first in range(0, len(agents), at_once):
-        some = slice(first, first + at_once)
+    for some in _together([threshold.drop_of(k) for k in range(len(agents))], at_once):
         scratch, spans = _histograms(len(places[some]))
         _count_all[base.dtype](
-            base, places[some], keys[some], drop, _bound(threshold.drop), draw_keys[some], chunk.start, scratch, spans,
-            packed, last,
+            base, places[some], keys[some], drop, _bound(threshold.drop_of(some.start)), draw_keys[some], chunk.start,
+            scratch, spans, packed, last,
         )  # fmt: skip
         parts.append(_taken(scratch, spans))
-        parts[-1][:, 0] += first
+        parts[-1][:, 0] += some.start
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _together(drops: Sequence[float], at_once: int) -> Iterator[slice]:
+    """Agents that follow each other and are counted in one pass: at most so many, of one drop."""
+    first = 0
+    for k in range(1, len(drops) + 1):
+        if k == len(drops) or k - first == at_once or drops[k] != drops[first]:
+            yield slice(first, k)
+            first = k
 
 
 def _taken(scratch: NDArray[np.uint32], spans: NDArray[np.uint16]) -> NDArray[np.int64]:

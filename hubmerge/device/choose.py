@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 from hubmerge import machine
 from hubmerge.counting import BLOCK
-from hubmerge.errors import MemoryLimitError
+from hubmerge.errors import DeviceError, MemoryLimitError
+from hubmerge.extras import require
 
 if TYPE_CHECKING:
     from hubmerge.device.engine import Engine
@@ -32,6 +33,22 @@ _NODES = ("nvidia[0-9]*", "dxg", "kfd")  # the device files of CUDA, of CUDA on 
 def device_there(nodes: Path = Path("/dev")) -> bool:
     """True where the machine has a device that torch might use."""
     return any(any(nodes.glob(pattern)) for pattern in _NODES)
+
+
+def require_cuda() -> None:
+    """MissingExtraError or DeviceError without a CUDA device: who asks for one by its name wants no other."""
+    require("gpu", "a CUDA device")
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    raise DeviceError(
+        "no CUDA device",
+        where="--device cuda",
+        expected="a GPU, its driver and a torch that was built for CUDA",
+        got=f"torch {torch.__version__}, which finds none",
+        next_step="Leave --device out: the CPU gives the same bits.",
+    )
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,7 @@ def open_engine(
     if device == "cpu" or (device == "auto" and not device_there()):
         return Opened()
     try:
+        require("gpu", "a CUDA device")
         chunk_elements(agents, memory_bytes, LANES)
         import torch
 

@@ -6,7 +6,8 @@ Punkt without trained abbreviations. Language detection is seeded, since langdet
 
 LiveCodeBench keeps its private tests as a pickle inside the dataset, and executes answers in a fork of the
 evaluating process, which holds the pipe to our parent. The pickle is read by a reader that builds nothing but
-plain text, and answers are graded by lighteval's own functions inside `hubmerge.sandbox`.
+plain text. Answers are graded by lighteval's own functions in `hubmerge.sandbox`, on both of its sides: the one that
+executes an answer compiles, calls and captures what is printed; the other one, where no answer runs, compares.
 """
 
 from __future__ import annotations
@@ -37,6 +38,23 @@ _GRADER = frozenset(
         *("grade_call_based", "grade_stdio", "run_test"),
     )
 )
+# what the grader's two functions that touch an answer are on the side where it runs, and on the other one
+_ANSWERING = """
+def there_compile(code, timeout):
+    return compile_code(code, timeout)
+
+def there_call(method, inputs):
+    with Capturing() as printed:
+        call_method(method, inputs)
+    return printed[0]
+"""
+_ASKING = """
+def compile_code(code, timeout):
+    return there_compile(code, timeout)
+
+def call_method(method, inputs):
+    print(there_call(method, inputs), end="")
+"""
 _NOT_IN_THE_SANDBOX = frozenset(("numpy", "tqdm", "lighteval"))
 
 
@@ -103,11 +121,12 @@ def passes(code: str, tests: dict[str, Any]) -> bool:
     sample = json.dumps({"input_output": json.dumps(tests)})
     # as string literals: whatever the answer holds, it is an argument and no code of the grader's
     check = (
-        f"import json\noutcome = run_test(json.loads({sample!a}), test={code!a}, timeout={_TEST_S})\n"
+        f"{grader()}\n{_ASKING}\n"
+        f"outcome = run_test(json.loads({sample!a}), test={code!a}, timeout={_TEST_S})\n"
         "assert outcome and all(passed is True for passed in outcome), outcome\n"
     )
     wall_s = (_TEST_S + 1) * len(tests["inputs"]) + _SLACK_S
-    return run_python(grader(), check, timeout_s=wall_s).passed
+    return run_python(f"{grader()}\n{_ANSWERING}", check, timeout_s=wall_s).passed
 
 
 @cache

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hubmerge.extras import require
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,7 +52,10 @@ def run_cli(arguments: Any, settings: Settings, observer: EvaluationObserver | N
     from hubmerge.hub import Hub
     from hubmerge.recipe import ModelName
 
+    require("eval", "an evaluation")
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
+    if observer is not None:
+        observer.stage("resolve")
     suite = pin(arguments.suite, hub, arguments.split, limit=arguments.limit)
     name = ModelName.parse(arguments.model)
     # answers are keyed by the model's commit, so runs of one model may share a folder

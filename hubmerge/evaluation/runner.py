@@ -44,6 +44,7 @@ from hubmerge.evaluation.process import ChildJob, Event, plain, run_child
 from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, Split, TaskScore
 from hubmerge.evaluation.rows import fetch_rows, few_shot_split
 from hubmerge.evaluation.suites import PinnedSuite, Suite, pin
+from hubmerge.extras import require
 from hubmerge.hub import Hub
 from hubmerge.recipe import ModelName
 from hubmerge.settings import Settings, evaluation_environment
@@ -173,6 +174,7 @@ def evaluate(
 
 
 def _check(options: EvaluateOptions) -> None:
+    require("eval", "an evaluation")
     if options.dtype not in DTYPES:
         raise EvaluationError("there is no such dtype", expected=", ".join(DTYPES), got=ascii(options.dtype)[1:-1][:80])
     if options.batch_size < 1 or options.wall_s <= 0:

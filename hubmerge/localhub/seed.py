@@ -40,6 +40,13 @@ DATASETS = {
 _SEEDED = "2025-01-01T00:00:00.000Z"
 
 
+def examples() -> Path:
+    """The folder of examples: inside the package where a wheel was installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    inside = package / "examples"
+    return inside if inside.is_dir() else package.parent / "examples"
+
+
 def seed_folder(
     hub: Hub,
     repo_id: str,

@@ -48,13 +48,12 @@ from hubmerge.localhub import (
 from hubmerge.localhub.fault_rules import ADMIN_PATH
 from hubmerge.localhub.faults import Faults
 from hubmerge.localhub.protocol import Hub, Limits, Route, answer, open_hub
-from hubmerge.localhub.seed import seed_datasets, seed_zoo, with_mirrors
+from hubmerge.localhub.seed import examples, seed_datasets, seed_zoo, with_mirrors
 from hubmerge.localhub.users import Users, default_users, load_users
 
 # Where two routes match, the first one wins: `listing` and `pages` hold the least specific ones.
 _MODULES = (oauth, accounts, webhooks, commits, refs, discussions, lfs, spaces, repos, files, listing, pages)
 ROUTES: list[Route] = [route for module in _MODULES for route in module.router.routes]
-_EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def create_app(data_dir: Path, users: Users, limits: Limits | None = None) -> Starlette:
@@ -150,8 +149,8 @@ def serve(
         raise
     endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
     if zoo:
-        seed_zoo(hub, _EXAMPLES / "zoo", endpoint=endpoint)
-        seed_datasets(hub, _EXAMPLES / "datasets", endpoint=endpoint)
+        seed_zoo(hub, examples() / "zoo", endpoint=endpoint)
+        seed_datasets(hub, examples() / "datasets", endpoint=endpoint)
     ready = {
         "endpoint": endpoint,
         "tokens": known.first_tokens(),

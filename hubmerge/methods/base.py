@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hubmerge.errors import InternalError, MisnamedError, Problem, RecipeError
+from hubmerge.methods import varying
 from hubmerge.statistics import Overlaps
 from hubmerge.wording import did_you_mean
 
@@ -64,12 +65,19 @@ class Threshold:
 
     of: "delta" |δk|; "dropped" |δk| after the method's random drop; "private" |δ| where one agent alone is active.
     scope: over each "tensor" or over the whole "model".
+    rank, drop: one for all agents, or one for each.
     """
 
     of: Literal["delta", "dropped", "private"]
     scope: Literal["tensor", "model"]
-    rank: Callable[[int], int]  # n values → 1-based rank from the largest
-    drop: float = 0.0  # probability of the random drop
+    rank: Callable[[int], int] | tuple[Callable[[int], int], ...]  # n values → 1-based rank from the largest
+    drop: float | tuple[float, ...] = 0.0  # probability of the random drop
+
+    def rank_of(self, agent: int, n: int) -> int:
+        return (self.rank[agent] if isinstance(self.rank, tuple) else self.rank)(n)
+
+    def drop_of(self, agent: int) -> float:
+        return self.drop[agent] if isinstance(self.drop, tuple) else self.drop
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,12 @@ class Scope:
     model: Overlaps | None = None  # of the whole model, when its `overlap_scope` says so
     tensor: Overlaps | None = None  # of this tensor, when it says either
     thresholds: tuple[float, ...] = ()  # per agent, when the method asks for a threshold
+    own: Sequence[Any] = ()  # each agent's parameters, where some have their own
+
+    @property
+    def of_agents(self) -> Sequence[Any]:
+        """The parameters of each agent."""
+        return self.own or (self.parameters,) * len(self.weights)
 
 
 class Method(ABC):
@@ -95,6 +109,7 @@ class Method(ABC):
     extras: ClassVar[tuple[Literal["uniform", "sensitivity"], ...]] = ()
     rescales: ClassVar[bool] = False  # has a λ per agent that nearest rounding to 16 bits can lose
     permutation_invariant: ClassVar[bool] = True  # up to float32 summation order
+    of_agent: ClassVar[tuple[str, ...]] = ()  # parameters that an agent can have its own value of
 
     def parse_parameters(self, values: Mapping[str, Any]) -> Parameters:
         """Validated parameters; ValueError names each wrong one."""
@@ -112,6 +127,61 @@ class Method(ABC):
                     what = issue["msg"].removeprefix("Value error, ").replace("Input should", "this must")
                     problems.append(Problem(RecipeError.code, what, at, "", got))
             raise MisnamedError(problems) from None
+
+    def parse_settings(self, values: Mapping[str, Any], *, of_agent: bool = False) -> dict[str, Any]:
+        """Parameters as a recipe has them, validated: numbers that are the same everywhere, with every default, and
+        settings (varying.py) in their written form. `of_agent`: an agent's own, without defaults.
+
+        ValueError names what is wrong.
+        """
+        settings: dict[str, varying.Setting] = {}
+        for key, value in values.items():
+            if isinstance(value, list | tuple):
+                try:
+                    settings[key] = varying.parse(value)
+                except ValueError as error:
+                    raise ValueError(f"{key}: {error}") from None
+        same = {k: v for k, v in values.items() if k not in settings}
+        same |= {k: v for k, v in settings.items() if not varying.varies(v)}
+        differing = {k: v for k, v in settings.items() if varying.varies(v)}
+        first = {k: varying.points(v)[0] for k, v in differing.items()}
+        parsed = self.parse_parameters({**same, **first})
+        for key, setting in differing.items():
+            for number in varying.points(setting):
+                self.parse_parameters({**same, **first, key: number})
+        if strangers := sorted(set(values) - set(self.of_agent)) if of_agent else []:
+            known = ", ".join(self.of_agent) or "nothing"
+            raise ValueError(
+                f"{', '.join(strangers)} is one for all agents; of the parameters of {self.name} an agent can have its "
+                f"own {known}"
+            )
+        if fixed := sorted(set(differing) - set(self.varying(parsed))) if not of_agent else []:
+            raise ValueError(self._one_for_all(fixed, parsed))
+        dumped = parsed.model_dump(mode="json", exclude_none=True)
+        if of_agent:
+            dumped = {k: dumped[k] for k in values}
+        return {k: varying.written(differing[k]) if k in differing else v for k, v in dumped.items()}
+
+    def _one_for_all(self, names: Sequence[str], parameters: Any) -> str:
+        """Why these cannot differ from tensor to tensor."""
+        open_to = ", ".join(self.varying(parameters)) or "none"
+        trimmed = " (density and p too with trim_scope: tensor)" if hasattr(parameters, "trim_scope") else ""
+        return (
+            f"{', '.join(names)} must be one value for all tensors; with {self.name} the weights can differ and "
+            f"{open_to}{trimmed}"
+        )
+
+    def check_own(self, parameters: Any, own: Mapping[str, Any]) -> None:
+        """ValueError where an agent's own parameter differs from tensor to tensor and must not."""
+        differing = {k for k, v in own.items() if isinstance(v, list | tuple)}
+        if fixed := sorted(differing - set(self.varying(parameters))):
+            raise ValueError(self._one_for_all(fixed, parameters))
+
+    def typical(self, values: Mapping[str, Any]) -> Parameters:
+        """Parameters of one tensor, for what does not depend on which: of parameters that differ, the first number."""
+        return self.parse_parameters(
+            {k: varying.points(varying.parse(v))[0] if isinstance(v, list | tuple) else v for k, v in values.items()}
+        )
 
     @abstractmethod
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
@@ -139,8 +209,12 @@ class Method(ABC):
         pass of its own."""
         return None
 
-    def threshold(self, parameters: Any) -> Threshold | None:
-        """The order statistic that this method needs, if any."""
+    def varying(self, parameters: Any) -> tuple[str, ...]:
+        """Parameters that can have another value in another tensor (varying.py), the others being as given."""
+        return ()
+
+    def threshold(self, parameters: Any, own: Sequence[Any] = ()) -> Threshold | None:
+        """The order statistic that this method needs, if any. `own`: as in `Scope`."""
         return None
 
     def scales(self, scope: Scope) -> tuple[float, ...]:
@@ -154,3 +228,8 @@ class Method(ABC):
     def check(self, parameters: Any, weights: Sequence[float]) -> str | None:
         """A reason why these values cannot be merged, or None."""
         return None
+
+    def doubt(self, parameters: Any, weights: Sequence[float]) -> str | None:
+        """What a user should know of these values, though they can be merged, or None."""
+        negative = [f"agent {k} ({w:g})" for k, w in enumerate(weights, 1) if w < 0]
+        return f"a negative weight takes away what was learned: {', '.join(negative)}" if negative else None

@@ -7,12 +7,14 @@ element), not of a stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
 
 from hubmerge.methods.base import Method, Paper, Parameters, Scope
 from hubmerge.methods.ops import where
+from hubmerge.methods.task_arithmetic import factor
 
 DARE_PAPER = Paper("Language Models are Super Mario", "2311.03099", "Eq. 2-4")
 
@@ -22,6 +24,7 @@ class DareParameters(Parameters):
     lam: float | None = Field(
         default=None, ge=-10.0, le=10.0, alias="lambda", description="λ, the factor on the sum; 1/K when absent"
     )
+    normalize: bool | None = Field(default=None, description="divide the sum by that of the weights")
 
 
 class DareLinear(Method):
@@ -33,20 +36,26 @@ class DareLinear(Method):
     parameters = DareParameters
     extras = ("uniform",)
     permutation_invariant = False  # the draws belong to the agent's place in the recipe
+    of_agent = ("p",)
+
+    def varying(self, parameters: DareParameters) -> tuple[str, ...]:
+        return ("p", "lambda")
+
+    def doubt(self, parameters: Any, weights: Sequence[float]) -> str | None:
+        return None  # a negative task vector is what forgets a task (2212.04089, Sec. 3)
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return tuple((w,) for w in scope.weights)
+        return tuple((w, a.p, 1.0 / (1.0 - a.p)) for w, a in zip(scope.weights, scope.of_agents, strict=True))
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
-        lam = 1.0 / len(scope.weights) if scope.parameters.lam is None else scope.parameters.lam
-        return (lam, scope.parameters.p, 1.0 / (1.0 - scope.parameters.p), 0.0)
+        return (factor(scope), 0.0)
 
     @staticmethod
     def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
-        lam, p, rescale, zero = constants
+        lam, zero = constants
         agents = len(per_agent)
         total = inputs[0] * zero
         for k in range(agents):
-            kept = where(inputs[agents + k] >= p, inputs[k] * rescale, zero)
+            kept = where(inputs[agents + k] >= per_agent[k][1], inputs[k] * per_agent[k][2], zero)
             total = total + kept * per_agent[k][0]
         return lam * total

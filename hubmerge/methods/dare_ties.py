@@ -6,6 +6,7 @@ rescaled updates. Deviations: as for `dare_linear` and `ties`; with density 1 no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
@@ -13,7 +14,7 @@ from pydantic import Field
 from hubmerge.methods.base import Method, Paper, Scope, Threshold
 from hubmerge.methods.dare_linear import DARE_PAPER
 from hubmerge.methods.ops import absolute, where
-from hubmerge.methods.ties import TiesParameters, trim, weights_and_trims
+from hubmerge.methods.ties import TiesParameters, negative_mean, trim, trims
 
 
 class DareTiesParameters(TiesParameters):
@@ -30,32 +31,45 @@ class DareTies(Method):
     extras = ("uniform",)
     permutation_invariant = False
 
-    def threshold(self, parameters: DareTiesParameters) -> Threshold | None:
-        return trim(parameters, "dropped", parameters.p)
+    of_agent = ("p", "density")
+
+    def varying(self, parameters: DareTiesParameters) -> tuple[str, ...]:
+        return ("lambda", *(("p", "density") if parameters.trim_scope == "tensor" else ()))
+
+    def check(self, parameters: DareTiesParameters, weights: Sequence[float]) -> str | None:
+        return negative_mean(parameters, weights)
+
+    def threshold(self, parameters: DareTiesParameters, own: Sequence[DareTiesParameters] = ()) -> Threshold | None:
+        agents = own or (parameters,)
+        return trim("dropped", agents, [agent.p for agent in agents])
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return weights_and_trims(scope)
+        return tuple(
+            (weight, trimmed, agent.p, 1.0 / (1.0 - agent.p))
+            for weight, trimmed, agent in zip(scope.weights, trims(scope), scope.of_agents, strict=True)
+        )
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
-        p, mean = scope.parameters.p, 1.0 if scope.parameters.disjoint == "mean" else 0.0
-        return (scope.parameters.lam, mean, p, 1.0 / (1.0 - p), 0.0, 1.0)
+        return (scope.parameters.lam, 1.0 if scope.parameters.disjoint == "mean" else 0.0, 0.0, 1.0)
 
     @staticmethod
     def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
-        lam, mean, p, rescale, zero, one = constants
+        lam, mean, zero, one = constants
         agents = len(per_agent)
         total = inputs[0] * zero
         for k in range(agents):
-            dropped = where(inputs[agents + k] >= p, inputs[k] * rescale, zero)
-            total = total + where(absolute(dropped) >= per_agent[k][1], dropped * per_agent[k][0], zero)
+            weight, trimmed = per_agent[k][0], per_agent[k][1]
+            dropped = where(inputs[agents + k] >= per_agent[k][2], inputs[k] * per_agent[k][3], zero)
+            total = total + where(absolute(dropped) >= trimmed, dropped * weight, zero)
         sign = where(total >= zero, one, -one)
         agreeing = inputs[0] * zero
         weights = inputs[0] * zero
         for k in range(agents):
-            dropped = where(inputs[agents + k] >= p, inputs[k] * rescale, zero)
-            kept = where(absolute(dropped) >= per_agent[k][1], dropped * per_agent[k][0], zero)
+            weight, trimmed = per_agent[k][0], per_agent[k][1]
+            dropped = where(inputs[agents + k] >= per_agent[k][2], inputs[k] * per_agent[k][3], zero)
+            kept = where(absolute(dropped) >= trimmed, dropped * weight, zero)
             agrees = kept * sign > zero
             agreeing = agreeing + where(agrees, kept, zero)
-            weights = weights + where(agrees, per_agent[k][0], zero)
+            weights = weights + where(agrees, weight, zero)
         divisor = mean * weights + (one - mean)
         return lam * (agreeing / where(divisor == zero, one, divisor))

@@ -28,6 +28,9 @@ class Fisher(Method):
     parameters = FisherParameters
     extras = ("sensitivity",)
 
+    def varying(self, parameters: FisherParameters) -> tuple[str, ...]:
+        return ("lambda",)
+
     def check(self, parameters: FisherParameters, weights: Sequence[float]) -> str | None:
         return "weights must be above 0 for Fisher merging" if min(weights) <= 0 else None
 

@@ -1,6 +1,7 @@
 """Linear averaging (model soup): δ* = Σ wk δk / Σ wk.
 
-Source: Wortsman et al. 2022, arXiv:2203.05482, Sec. 2 (uniform soup), with a weight per agent.
+Source: Wortsman et al. 2022, arXiv:2203.05482, Sec. 2 (uniform soup), with a weight per agent. With `base_weight` w0
+the base is one of the models that are averaged: δ* = Σ wk δk / (w0 + Σ wk).
 Deviations: none; averaging the deltas and averaging the models are the same in exact arithmetic, and the deltas
 keep the base's bits where no agent changed them.
 """
@@ -10,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import Field
+
 from hubmerge.methods.base import Method, Paper, Parameters, Scope
+
+
+class LinearParameters(Parameters):
+    base_weight: float | None = Field(
+        default=None, ge=-100.0, le=100.0, description="the base's own weight in the mean; none when absent"
+    )
 
 
 class Linear(Method):
@@ -20,14 +29,23 @@ class Linear(Method):
     formula = "δ* = Σₖ wₖ·δₖ / Σₖ wₖ"
     papers = (Paper("Model soups", "2203.05482", "Sec. 2"),)
 
-    def check(self, parameters: Parameters, weights: Sequence[float]) -> str | None:
-        return "the weights add up to 0, so their mean does not exist" if sum(weights) == 0 else None
+    parameters = LinearParameters
+
+    def varying(self, parameters: LinearParameters) -> tuple[str, ...]:
+        return ("base_weight",)
+
+    def check(self, parameters: LinearParameters, weights: Sequence[float]) -> str | None:
+        if (total := sum(weights) + (parameters.base_weight or 0.0)) > 0:
+            return None
+        if total == 0:
+            return "the weights add up to 0, so their mean does not exist"
+        return f"the weights add up to {total:g}, so that their mean turns every update round"
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
         return tuple((w,) for w in scope.weights)
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
-        return (sum(scope.weights),)
+        return (sum(scope.weights) + (scope.parameters.base_weight or 0.0),)
 
     @staticmethod
     def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:

@@ -48,6 +48,9 @@ class RamPlus(Method):
     parameters = RamPlusParameters
     rescales = True
 
+    def varying(self, parameters: RamPlusParameters) -> tuple[str, ...]:
+        return ("r", "alpha")
+
     def overlap_scope(self, parameters: RamPlusParameters) -> Literal["tensor", "model"]:
         return parameters.scope
 

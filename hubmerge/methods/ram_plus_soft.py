@@ -27,6 +27,9 @@ class RamPlusSoft(Method):
     parameters = RamPlusSoftParameters
     rescales = True
 
+    def varying(self, parameters: RamPlusSoftParameters) -> tuple[str, ...]:
+        return ("r",)
+
     def overlap_scope(self, parameters: RamPlusSoftParameters) -> Literal["model"]:
         return "model"
 

@@ -11,6 +11,7 @@ least the interpolated percentile exactly when it is at least that one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -37,7 +38,10 @@ class RamQuantile(Method):
     parameters = RamQuantileParameters
     rescales = True
 
-    def threshold(self, parameters: RamQuantileParameters) -> Threshold:
+    def varying(self, parameters: RamQuantileParameters) -> tuple[str, ...]:
+        return ("q", "lambda")
+
+    def threshold(self, parameters: RamQuantileParameters, own: Sequence[Any] = ()) -> Threshold:
         return Threshold("delta", "tensor", lambda n: n - ceil(parameters.q * (n - 1)) if n else 1)
 
     def scales(self, scope: Scope) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ tensor's private entries of all agents, where the paper names no scope.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
@@ -36,7 +37,10 @@ class Sar(Method):
     extras = ("uniform", "sensitivity")
     permutation_invariant = False  # ties go to the later agent, and draws to its place
 
-    def threshold(self, parameters: SarParameters) -> Threshold:
+    def varying(self, parameters: SarParameters) -> tuple[str, ...]:
+        return ("p", "lambda")
+
+    def threshold(self, parameters: SarParameters, own: Sequence[Any] = ()) -> Threshold:
         return Threshold("private", "tensor", lambda n: n - (n - 1) // 2 if n else 1)
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:

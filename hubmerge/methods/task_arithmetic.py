@@ -5,17 +5,28 @@ Source: Ilharco et al. 2023, arXiv:2212.04089, Sec. 2. Deviations: λ defaults t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
 
 from hubmerge.methods.base import Method, Paper, Parameters, Scope
 
+NO_WEIGHT = 1e-8  # mergekit's bound, too
+
 
 class TaskArithmeticParameters(Parameters):
     lam: float | None = Field(
         default=None, ge=-10.0, le=10.0, alias="lambda", description="λ, the factor on the sum; 1/K when absent"
     )
+    normalize: bool | None = Field(default=None, description="divide the sum by that of the weights")
+
+
+def factor(scope: Scope) -> float:
+    """λ, over the sum of the weights where that is asked for; a sum of 0 divides nothing."""
+    parameters, total = scope.parameters, sum(scope.weights)
+    lam: float = 1.0 / len(scope.weights) if parameters.lam is None else parameters.lam
+    return lam / total if parameters.normalize and abs(total) >= NO_WEIGHT else lam
 
 
 class TaskArithmetic(Method):
@@ -26,11 +37,17 @@ class TaskArithmetic(Method):
     papers = (Paper("Editing Models with Task Arithmetic", "2212.04089", "Sec. 2"),)
     parameters = TaskArithmeticParameters
 
+    def varying(self, parameters: TaskArithmeticParameters) -> tuple[str, ...]:
+        return ("lambda",)
+
+    def doubt(self, parameters: Any, weights: Sequence[float]) -> str | None:
+        return None  # a negative task vector is what forgets a task (2212.04089, Sec. 3)
+
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
         return tuple((w,) for w in scope.weights)
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
-        return (1.0 / len(scope.weights) if scope.parameters.lam is None else scope.parameters.lam,)
+        return (factor(scope),)
 
     @staticmethod
     def kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:

@@ -11,6 +11,7 @@ inputs are read once instead of twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -26,17 +27,40 @@ class TiesParameters(Parameters):
     disjoint: Literal["mean", "sum"] = Field(default="mean", description="what is taken of those that agree")
 
 
-def trim(parameters: TiesParameters, of: Literal["delta", "dropped"], drop: float = 0.0) -> Threshold | None:
-    """The smallest magnitude that is kept; None where all are."""
-    if parameters.density >= 1:
+def trim(
+    of: Literal["delta", "dropped"], agents: Sequence[TiesParameters], drops: Sequence[float] = (0.0,)
+) -> Threshold | None:
+    """The smallest magnitude that is kept, of all agents or of each; None where all is kept."""
+
+    def rank(density: float) -> Callable[[int], int]:
+        return lambda n: max(1, int(density * n))
+
+    densities = [min(agent.density, 1.0) for agent in agents]
+    if min(densities) >= 1:
         return None
-    return Threshold(of, parameters.trim_scope, lambda n: max(1, int(parameters.density * n)), drop)
+    ranks = tuple(map(rank, densities))
+    alike = len(set(densities)) == 1
+    return Threshold(of, agents[0].trim_scope, ranks[0] if alike else ranks, one_or_each(drops))
 
 
-def weights_and_trims(scope: Scope) -> tuple[tuple[float, ...], ...]:
-    """Per agent its weight and the magnitude from which its updates are kept."""
-    untrimmed = tuple(0.0 for _ in scope.weights)
-    return tuple(zip(scope.weights, untrimmed if scope.parameters.density >= 1 else scope.thresholds, strict=True))
+def one_or_each(values: Sequence[float]) -> float | tuple[float, ...]:
+    return values[0] if len(set(values)) == 1 else tuple(values)
+
+
+def trims(scope: Scope) -> tuple[float, ...]:
+    """Per agent the magnitude from which its updates are kept."""
+    trimmed = any(agent.density < 1 for agent in scope.of_agents)
+    thresholds = scope.thresholds if trimmed else (0.0,) * len(scope.weights)
+    return tuple(
+        0.0 if agent.density >= 1 else threshold for agent, threshold in zip(scope.of_agents, thresholds, strict=True)
+    )
+
+
+def negative_mean(parameters: TiesParameters, weights: Sequence[float]) -> str | None:
+    """Agents that agree after their weights may disagree about the sum of these, which then is 0 or turns the mean."""
+    if parameters.disjoint == "sum" or min(weights) >= 0:
+        return None
+    return f"a negative weight ({min(weights):g}) in a mean of those that agree; `disjoint: sum` takes it"
 
 
 class Ties(Method):
@@ -47,11 +71,20 @@ class Ties(Method):
     papers = (Paper("TIES-Merging: Resolving Interference When Merging Models", "2306.01708", "Algorithm 1"),)
     parameters = TiesParameters
 
-    def threshold(self, parameters: TiesParameters) -> Threshold | None:
-        return trim(parameters, "delta")
+    of_agent = ("density",)
+
+    def varying(self, parameters: TiesParameters) -> tuple[str, ...]:
+        # the density of a tensor has a meaning only where the largest are sought in it
+        return ("lambda", "density") if parameters.trim_scope == "tensor" else ("lambda",)
+
+    def check(self, parameters: TiesParameters, weights: Sequence[float]) -> str | None:
+        return negative_mean(parameters, weights)
+
+    def threshold(self, parameters: TiesParameters, own: Sequence[TiesParameters] = ()) -> Threshold | None:
+        return trim("delta", own or (parameters,))
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        return weights_and_trims(scope)
+        return tuple(zip(scope.weights, trims(scope), strict=True))
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
         return (scope.parameters.lam, 1.0 if scope.parameters.disjoint == "mean" else 0.0, 0.0, 1.0)

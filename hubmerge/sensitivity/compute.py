@@ -25,6 +25,7 @@ from hubmerge import __version__
 from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import DiskError, HubmergeError, MemoryLimitError, SensitivityError, TargetExistsError
+from hubmerge.extras import require
 from hubmerge.hub import Hub
 from hubmerge.recipe import ModelName
 from hubmerge.sensitivity import staging
@@ -47,6 +48,7 @@ from hubmerge.sources.open import open_model
 Progress = Callable[[str, int, int, str], None]  # stage, done, total, unit; raises to cancel
 Dtype = Literal["float32", "bfloat16"]
 CHECKPOINT_EVERY = 16  # pairs
+LOADERS = ("torch", "transformers", "accelerate", "psutil")  # what gradients need
 
 
 def compute_sensitivity(
@@ -73,9 +75,10 @@ def compute_sensitivity(
     With `resume`, an unfinished run of the same computation is taken up and a finished one is returned as it is.
     Otherwise both are made again; a file of another computation is never overwritten.
 
-    Raises SensitivityError, FormatError, NonFiniteError, DiskError, MemoryLimitError, TargetExistsError, and what
-    open_model raises.
+    Raises MissingExtraError, SensitivityError, FormatError, NonFiniteError, DiskError, MemoryLimitError,
+    TargetExistsError, and what open_model raises.
     """
+    require("eval", "a sensitivity", *LOADERS)
     hub = hub or Hub()
     opened = _opened(model, hub, allow_local) if isinstance(model, str) else model
     if not pairs:

@@ -15,10 +15,11 @@ from hubmerge import __version__
 from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.disk import computed_sensitivities, computing_need, is_derived
 from hubmerge.errors import DiskError, SensitivityError
+from hubmerge.extras import require
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan
 from hubmerge.sensitivity.calibration import Pair, digest, load_pairs
-from hubmerge.sensitivity.compute import compute_sensitivity
+from hubmerge.sensitivity.compute import LOADERS, compute_sensitivity
 from hubmerge.sensitivity.dense import dense_identity, write_dense
 from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_sensitivity
 from hubmerge.sensitivity.kept import KeptSensitivities
@@ -71,6 +72,7 @@ def sensitivities_of(
             continue
         spec = agent.calibration or plan.recipe.calibration
         assert spec is not None, "the plan refuses agents without either"
+        require("eval", "a sensitivity that is not named as a file", *LOADERS)
         pairs = load_pairs(
             spec,
             allow_local=allow_local,

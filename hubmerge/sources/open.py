@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +34,7 @@ from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
 from hubmerge.sources.base import SYNTHETIC, FileInfo, HeaderDigest, Model, ModelRef, StoredTensor
 from hubmerge.sources.folder import link_outside, list_folder, read_inside
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
+from hubmerge.sources.remedies import Weightless
 from hubmerge.sources.synthetic import open_synthetic
 from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, token_table
 from hubmerge.sources.unchanged import ADAPTER_CONFIG, CONFIG, folder_digest
@@ -48,7 +49,6 @@ _MAX_CARD_BYTES = 64 * 1024
 _MAX_SHARDS = 2_000
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,200}\.safetensors", re.ASCII)
-_OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".pkl")
 
 _READ_HERE = frozenset(("README.md", CONFIG, ADAPTER_CONFIG, INDEX))
 
@@ -165,7 +165,11 @@ def open_model(
     def read_file(path: str, most: int) -> bytes:
         return hub.read_file(state.id, state.sha, path, most)
 
-    tensors, config, adapter, headers = _read_headers(str(ref), state.files, read_range, read_file, read)
+    try:
+        tensors, config, adapter, headers = _read_headers(str(ref), state.files, read_range, read_file, read)
+    except _WithoutWeights as missing:
+        config = _config_there(state.files, read_file)
+        raise Weightless(str(ref), state.id, None, state.files, config, state.card).refusal(missing.expected) from None
     return Model(
         ref,
         config,
@@ -206,10 +210,13 @@ def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Mod
         for name in outside:
             if name in _READ_HERE or _SHARD_NAME.fullmatch(name):
                 raise link_outside(text, name)
+        card = _card_data(read_range("README.md", 0, _MAX_CARD_BYTES)) if "README.md" in files else {}
         tensors, config, adapter, headers = _read_headers(text, files, read_range, read_file, read)
         shards = tuple(dict.fromkeys(t.shard for t in tensors.values()))
         digest = folder_digest(folder, ADAPTER_CONFIG if adapter else CONFIG, shards)
-        card = _card_data(read_range("README.md", 0, _MAX_CARD_BYTES)) if "README.md" in files else {}
+    except _WithoutWeights as missing:
+        config = _config_there(files, read_file)
+        raise Weightless(text, text, folder, files, config, card).refusal(missing.expected) from None
     except OSError as error:
         raise SourceNotFoundError("a folder that cannot be read", where=text, got=str(error)) from None
     license_name = card.get("license")
@@ -230,7 +237,7 @@ def _no_folder(text: str, folder: Path, begin: Path) -> SourceNotFoundError:
     step = "Give a folder of a model, or a Hub id."
     if begin != Path() and Path(text).is_dir():
         step = f"Paths in a recipe begin at its folder: write {os.path.relpath(text, begin)}."
-    return SourceNotFoundError("no such folder", where=str(folder), next_step=step)
+    return SourceNotFoundError("no such folder", where=text if begin == Path() else str(folder), next_step=step)
 
 
 def _card_data(content: bytes) -> dict[str, Any]:
@@ -263,7 +270,12 @@ def _read_headers(
     else:
         shards, weight_map = _shards(where, files, read_file)
         if CONFIG not in files:
-            raise FormatError("no config.json", where=where, next_step="It is not a transformers model.")
+            raise FormatError(
+                "no config.json",
+                where=where,
+                expected="a transformers model",
+                next_step="Copy the base's config.json beside the weights, if they are of that architecture.",
+            )
         config = _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), f"{CONFIG} in {where}", 100_000)
     tensors: dict[str, StoredTensor] = {}
     digests: dict[str, HeaderDigest] = {}
@@ -297,7 +309,7 @@ def is_adapter(files: Mapping[str, FileInfo]) -> bool:
 
 def _adapter_shards(where: str, files: Mapping[str, FileInfo]) -> tuple[str, ...]:
     if ADAPTER not in files:
-        raise _no_safetensors(where, files, ADAPTER)
+        raise _WithoutWeights(ADAPTER)
     return (ADAPTER,)
 
 
@@ -337,7 +349,7 @@ def _shards(
         # transformers, too, looks for the single file first
         return (SINGLE,), None
     if INDEX not in files:
-        raise _no_safetensors(where, files, f"{SINGLE} or {INDEX}")
+        raise _WithoutWeights(f"{SINGLE} or {INDEX}")
     if files[INDEX].size > _MAX_INDEX_BYTES:
         raise IndexFileError("the index is too large", where=where, got=f"{files[INDEX].size} bytes")
     index = _json_object(read_file(INDEX, _MAX_INDEX_BYTES), f"{INDEX} in {where}", 2 * MAX_TENSORS)
@@ -359,15 +371,19 @@ def _shards(
     return shards, weight_map
 
 
-def _no_safetensors(where: str, files: Mapping[str, FileInfo], expected: str) -> FormatError:
-    others = sorted(f for f in files if PurePosixPath(f).suffix in _OTHER_WEIGHTS)
-    return FormatError(
-        "no safetensors weights",
-        where=where,
-        expected=expected,
-        got=", ".join(ascii(f)[1:-1] for f in others[:3]) or "neither",
-        next_step="Only safetensors is opened; ask the author to convert the model.",
-    )
+class _WithoutWeights(Exception):
+    """There are no safetensors weights of the `expected` name."""
+
+    def __init__(self, expected: str) -> None:
+        self.expected = expected
+
+
+def _config_there(files: Mapping[str, FileInfo], read_file: ReadFile) -> Mapping[str, Any]:
+    """config.json for whoever only wants to help; nothing where it is missing or none."""
+    try:
+        return _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), CONFIG, 100_000) if CONFIG in files else {}
+    except HubmergeError:
+        return {}
 
 
 def _read_header(place: str, file: FileInfo, read_range: ReadRange) -> bytes:

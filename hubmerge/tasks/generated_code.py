@@ -49,7 +49,7 @@ def completed(prompt: str, answer: str, name: str) -> str:
     is taken as the function's remaining lines, up to the first line that leaves it.
     """
     text = without_thoughts(answer)
-    before = prompt[: _definition(prompt, name)]
+    before = before_definition(prompt, name)
     blocks = _blocks(text)
     for block in reversed(blocks):
         if defines(block, name):
@@ -61,6 +61,11 @@ def completed(prompt: str, answer: str, name: str) -> str:
         start = _STARTS_CODE.search(text)
         return f"{before}\n{text[start.start() if start else 0 :]}"
     return prompt + _body(text)
+
+
+def before_definition(prompt: str, name: str) -> str:
+    """What of `prompt` stands before its function `name`: imports and helpers."""
+    return prompt[: _definition(prompt, name)]
 
 
 def _is_continuation(text: str) -> bool:

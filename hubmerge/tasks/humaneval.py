@@ -11,7 +11,7 @@ from typing import Any
 
 from hubmerge.sandbox import run_python
 from hubmerge.tasks.base import Row, Rows, Task
-from hubmerge.tasks.generated_code import completed
+from hubmerge.tasks.generated_code import before_definition, completed
 
 TIMEOUT_S = 10.0
 
@@ -29,7 +29,9 @@ def _reference(row: Row) -> dict[str, str]:
 
 def _score(answer: str, reference: Any) -> float:
     program = completed(reference["prompt"], answer, reference["entry_point"])
-    tests = f"{reference['test']}\n\ncheck({reference['entry_point']})\n"
+    # helpers of the prompt that tests call are the prompt's own there, whatever the answer made of them
+    given = before_definition(reference["prompt"], reference["entry_point"])
+    tests = f"{given}\n\n{reference['test']}\n\ncheck({reference['entry_point']})\n"
     return float(run_python(program, tests, timeout_s=TIMEOUT_S).passed)
 
 

@@ -31,8 +31,8 @@ def _reference(row: Row) -> dict[str, Any]:
 
 
 def _score(answer: str, reference: Any) -> float:
-    tests = "\n".join((reference["setup"], *reference["tests"]))
-    return float(run_python(whole_program(answer), tests, timeout_s=TIMEOUT_S).passed)
+    program = (whole_program(answer), reference["setup"])  # setup builds objects of the solution's classes
+    return float(run_python(program, "\n".join(reference["tests"]), timeout_s=TIMEOUT_S).passed)
 
 
 def _gold(row: Row) -> str:

@@ -159,7 +159,7 @@ def _probes(recipe: Mapping[str, Any]) -> bool:
     if method is None:
         return False
     try:
-        parameters = method.parse_parameters(recipe.get("parameters") or {})
+        parameters = method.typical(recipe.get("parameters") or {})
     except ValueError:  # of a version with other parameters
         return False
     return method.overlap_scope(parameters) == "model"

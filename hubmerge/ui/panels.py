@@ -15,6 +15,7 @@ from hubmerge.errors import GatedError, HubmergeError, Problem, RecipeError
 from hubmerge.hub_errors import UNREADABLE
 from hubmerge.licenses import choose, strictest
 from hubmerge.methods import Method
+from hubmerge.methods.varying import worded, written
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
 from hubmerge.ui.format import bytes_text, count_text, duration_text, el, join, link, repo_link
@@ -124,11 +125,11 @@ def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> 
             ("Passes over the weights", facts["passes"]),
         )
     )
-    weights = (None, *plan.recipe.weights)
+    weights = (None, *(f"{w:g}" if isinstance(w, float) else worded(written(w)) for w in plan.recipe.weights))
     rows = [
         (
             join(repo_link(endpoint, m.ref.id, m.ref.sha), el("code", m.ref.sha[:12], cls="hm-sha")),
-            ("base" if weight is None else f"agent × {weight:g}") + ("" if m.kind == "weights" else f", {m.kind}"),
+            ("base" if weight is None else f"agent × {weight}") + ("" if m.kind == "weights" else f", {m.kind}"),
             bytes_text(m.weight_bytes),
             m.license or "not stated",
         )

@@ -201,7 +201,7 @@ def test_leaderboard_says_that_it_reads_results(tmp_path: Path, slowly: Callable
 
 
 def test_evaluate_says_what_it_waits_for(recipe: Path, slowly: Callable[..., None], hub: LocalHubProcess):
-    slowly("hubmerge.evaluation.runner.pin", "resolve", EvaluationError("enough"))
+    slowly("hubmerge.evaluation.suites.pin", "resolve", EvaluationError("enough"))
     assert main(["evaluate", json.loads(recipe.read_text())["base"], "--suite", "zoo", "--log-json"]) == 1
     assert never_waited(slowly) == []
 

@@ -87,14 +87,14 @@ def test_every_operation_gives_numpys_bits(kernel: Kernel, n: int) -> None:
 def test_every_method_has_a_trace_for_as_many_agents_as_a_recipe_takes(name: str) -> None:
     method = registry()[name]
     for agents in (1, 2, MAX_AGENTS):
-        assert trace_of(method.kernel, agents, 3 * agents, TWO, (None,) * shared(method.kernel)) is not None
+        assert trace_of(method.kernel, agents, 3 * agents, (None,) * 4, (None,) * shared(method.kernel)) is not None
 
 
 def shared(kernel: Kernel) -> int:
     """How many constants a kernel unpacks, as it says itself."""
     for count in range(10):
         try:
-            kernel(np.ones((6, 1), np.float32), np.ones((2, 2), np.float32), np.ones(count, np.float32))
+            kernel(np.ones((6, 1), np.float32), np.ones((2, 4), np.float32), np.ones(count, np.float32))
         except (ValueError, IndexError):
             continue
         return count
@@ -151,8 +151,8 @@ def test_code_that_rests_on_known_values_gives_the_same_bits(name: str) -> None:
     inputs = (rng.normal(size=(9, 200)) * (rng.random((9, 200)) < 0.6)).astype(np.float32)
     inputs[:, :12] = rng.choice(SPECIAL, size=(9, 12))
     for trial in range(4):
-        per_agent = np.ones((agents, 2), np.float32)
-        per_agent[:, trial % 2] = [0.0, 1.0, 0.25][trial % 3]
+        per_agent = np.ones((agents, 4), np.float32)
+        per_agent[:, trial] = [0.0, 1.0, 0.25][trial % 3]
         constants = rng.choice(np.array([0.0, 1.0, 0.3], np.float32), size=count)
         out = np.empty(200, np.float32)
         loop = loop_from((), kernel, agents, 9, known(per_agent), known(constants))

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
 from hubmerge import memory, shard_work
+from hubmerge.chunks import MagnitudesOf
 from hubmerge.eager import ChunkInputs
 from hubmerge.journal import Journal
 from hubmerge.methods.base import Threshold
@@ -32,8 +33,16 @@ from hubmerge.stream import Silent, StreamOptions, merge
 
 SIZE = 4  # elements of a chunk
 BYTES = 4 * 2 * SIZE  # of a chunk of two models in float32
-MEDIAN = Magnitudes(Threshold("delta", "tensor", lambda n: max(1, n // 2)), 0.0, compiled=False)
-ALL = Magnitudes(Threshold("delta", "tensor", lambda n: n), 0.0, compiled=False)
+_MEDIAN = Magnitudes(Threshold("delta", "tensor", lambda n: max(1, n // 2)), 0.0, compiled=False)
+_ALL = Magnitudes(Threshold("delta", "tensor", lambda n: n), 0.0, compiled=False)
+
+
+def MEDIAN(tensor: PlannedTensor) -> Magnitudes | None:
+    return _MEDIAN
+
+
+def ALL(tensor: PlannedTensor) -> Magnitudes | None:
+    return _ALL
 
 
 def planned(sizes: Sequence[int], copied: Sequence[int] = ()) -> list[PlannedTensor]:
@@ -55,7 +64,7 @@ class Driven:
         values: Mapping[str, np.ndarray],
         room: int,
         depth: int,
-        ranked: Sequence[Magnitudes | None] = (MEDIAN, None, ALL),
+        ranked: Sequence[MagnitudesOf | None] = (MEDIAN, None, ALL),
         *,
         early: bool = True,
         overlaps: bool = False,
@@ -195,7 +204,7 @@ def test_a_tensor_that_fills_the_room_is_read_once_and_one_of_a_chunk_more_is_no
 @pytest.mark.parametrize("depth", [1, 2, 5])
 @pytest.mark.parametrize("ranked", [(None,), (MEDIAN, None)])
 def test_where_updates_meet_is_told_of_a_tensor_before_it_is_merged(
-    ranked: Sequence[Magnitudes | None], depth: int
+    ranked: Sequence[MagnitudesOf | None], depth: int
 ) -> None:
     sizes = [9, 1, 0, 30, 8]
     tensors = planned(sizes, copied=[4])

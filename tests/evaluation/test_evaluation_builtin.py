@@ -52,6 +52,13 @@ def test_private_tests_are_read_as_text_and_never_as_code(monkeypatch: pytest.Mo
         ("import sys\nsys.exit(0)", ADD, False),
         ("import socket\nsocket.socket()\nprint(3)", ADD, False),
         ('"""\' + open("/etc/passwd").read() #', ADD, False),
+        ("import builtins\nbuiltins.exec = lambda *a, **k: None", ADD, False),
+        (
+            "class Equal:\n    __eq__ = lambda s, o: True\nclass Solution:\n    add = lambda s, *a: Equal()",
+            METHOD,
+            False,
+        ),
+        ("import sys\nsys.modules['__main__'].get_stripped_lines = lambda v: ['3']\nprint('x')", ADD, False),
     ],
 )
 def test_programs_are_graded_in_the_sandbox(code: str, tests: dict[str, Any], passes: bool) -> None:

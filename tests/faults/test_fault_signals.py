@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from builders import recipe_dict
 
-from hubmerge import inspect_command, merge_command, recipe
+from hubmerge import inspect_command
+from hubmerge import recipe_file as reading
 from hubmerge.cli import main
 
 REPO = Path(__file__).resolve().parents[2]
@@ -94,7 +95,7 @@ def test_sigterm_clears_up_as_ctrl_c_does(recipe_file: Path, tmp_path: Path) -> 
     scratch, out = tmp_path / "scratch", tmp_path / "out"
     scratch.mkdir()
     environment = {**os.environ, "TMPDIR": str(scratch), "HF_ENDPOINT": "http://127.0.0.1:9"}
-    for output, told in ((["--null-sink"], ""), (["--out", str(out)], "; the same command with --resume goes on")):
+    for output, told in ((["--null-sink"], ""), (["--out", str(out)], "; the same command goes on")):
         command = [sys.executable, "-c", TERMINATED, "merge", str(recipe_file), *output]
         done = subprocess.run(command, env=environment, cwd=REPO, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr.splitlines()[-1]) == (143, f"hubmerge: interrupted{told}")
@@ -130,13 +131,12 @@ def test_an_interrupted_command_says_how_it_goes_on(
         raise KeyboardInterrupt
 
     # of the modules that use it: imported here, else one of them would keep the patch
-    for module in (merge_command, inspect_command, recipe):
-        monkeypatch.setattr(module, "load_recipe", interrupted)
+    for module in (inspect_command, reading):
+        monkeypatch.setattr(module, "read_document", interrupted)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.chdir(recipe_file.parent)
     assert main([command[0], str(recipe_file), *command[1:]]) == 1
     told = capsys.readouterr().err
-    assert ("--resume" in told) == (command[0] == "merge")
     assert ("goes on" in told) == (command[0] != "inspect")
     assert main([command[0], str(recipe_file), *command[1:], "--log-json"]) == 1
     *_, last = map(json.loads, capsys.readouterr().err.splitlines())

@@ -41,11 +41,11 @@ MEANINGS = {
     ),
     "linear, the base takes part": (
         document("linear", models("weight: 0.6", "weight: 0.2", base="weight: 1.2")),
-        ("task_arithmetic", (0.6, 0.2), {"lambda": 0.5}),
+        ("linear", (0.6, 0.2), {"base_weight": 1.2}),
     ),
     "linear, one weight for all models": (
         document("linear", models(), FLOAT32 + "parameters: {weight: 2}\n"),
-        ("task_arithmetic", (2.0, 2.0), {"lambda": 1 / 6}),
+        ("linear", (2.0, 2.0), {"base_weight": 2.0}),
     ),
     "linear, not normalized": (
         document(
@@ -53,7 +53,7 @@ MEANINGS = {
             models("weight: 0.5", "weight: 0.25", base="weight: 0.25"),
             FLOAT32 + "parameters: {normalize: false}\n",
         ),
-        ("task_arithmetic", (0.5, 0.25), {"lambda": 1.0}),
+        ("linear", (0.5, 0.25), {"base_weight": 0.25}),
     ),
     "task_arithmetic": (document("task_arithmetic", WEIGHED), ("task_arithmetic", (0.6, 0.2), {"lambda": 1.0})),
     "task_arithmetic, normalized": (
@@ -127,6 +127,101 @@ def test_the_recipe_of_a_document_survives_yaml(name: str):
     again = recipe_from_yaml(recipe.to_yaml())
     assert again.to_dict() == recipe.to_dict()
     assert again.notes == ()
+
+
+def agents_of(text: str) -> list[Any]:
+    return list(recipe_from_yaml(text).to_dict()["agents"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "meaning"),
+    [
+        ("[0, 0.3, 1]", [0.0, 0.3, 1.0]),
+        ("{value: [0, 1]}", [0.0, 1.0]),
+        ("[{filter: mlp, value: 0.5}, {value: 0}]", [{"filter": "mlp", "value": 0.5}, {"value": 0.0}]),
+        (
+            "[{filter: mlp, value: [1, 2]}, {filter: '*', value: 0}, {value: 9}]",
+            [{"filter": "mlp", "value": [1.0, 2.0]}, {"value": 0.0}],
+        ),
+        # the document's value is for what the model's own filters leave undecided
+        ("[{filter: mlp, value: 0.5}]", [{"filter": "mlp", "value": 0.5}, {"value": 4.0}]),
+    ],
+)
+def test_values_over_layers_and_by_filters_are_those_of_the_recipe(setting: str, meaning: Any):
+    text = document("task_arithmetic", models(f"weight: {setting}", "weight: 1"), FLOAT32 + "parameters: {weight: 4}\n")
+    assert agents_of(text) == [{"model": "org/a", "weight": meaning}, "org/b@main"]
+
+
+def test_a_value_of_each_level_comes_before_those_of_the_levels_around_it():
+    text = (
+        f"merge_method: task_arithmetic\n{BASE}parameters: {{weight: [1, 2], lambda: 0.5}}\n"
+        "modules:\n  default:\n    parameters: {weight: [{filter: norm, value: 3}]}\n    "
+        + slices(
+            (
+                "layer_range: [0, 2], parameters: {weight: [{filter: mlp, value: 7}]}",
+                "layer_range: [0, 2]",
+                "weight: [{filter: up, value: 5}]",
+                "",
+            ),
+            ("layer_range: [2, 6]", "layer_range: [2, 6]", "weight: 0.25, lambda: 1", ""),
+        ).replace("\n", "\n    ")
+    )
+    head, tail = {"layers": [0, 2]}, {"layers": [2, 6], "value": 0.25}
+    shared = [
+        {"filter": "up", **head, "value": 5.0},
+        {"filter": "norm", **head, "value": 3.0},
+        {**head, "value": [1.0, 2.0]},
+    ]
+    assert agents_of(text) == [
+        {"model": "org/a", "weight": [{"filter": "mlp", **head, "value": 7.0}, *shared, tail]},
+        {"model": "org/b@main", "weight": [*shared, tail]},
+    ]
+    lam = recipe_from_yaml(text).parameters["lambda"]
+    assert lam == [{**head, "value": 0.5}, {"layers": [2, 6], "value": 1.0}]
+
+
+def test_slices_that_say_the_same_still_tell_the_plan_which_layers_there_are():
+    covered = [{"layers": [0, 8], "value": 1.0}, {"layers": [8, 32], "value": 1.0}]
+    assert agents_of(HEAD + slices(*HALVES)) == [{"model": "org/a", "weight": covered}, "org/b@main"]
+    assert agents_of(f"merge_method: ram\n{BASE}" + slices(*HALVES)) == [
+        {"model": "org/a", "weight": covered},
+        "org/b@main",
+    ]
+
+
+def test_densities_of_each_model_are_its_own():
+    text = document("ties", models("weight: 1, density: [1, 0.5]", "weight: 1, density: 0.3"))
+    assert agents_of(text) == [
+        {"model": "org/a", "parameters": {"density": [1.0, 0.5]}},
+        {"model": "org/b@main", "parameters": {"density": 0.3}},
+    ]
+    drawn = document("dare_linear", models("weight: 1, density: [1, 0.5]", "weight: 1, density: 0.3"))
+    assert [agent["parameters"] for agent in agents_of(drawn)] == [{"p": [0.0, 0.5]}, {"p": 0.7}]
+
+
+def test_weights_that_vary_are_normalized_tensor_by_tensor():
+    recipe = recipe_from_yaml(
+        document("task_arithmetic", models("weight: [0, 1]", "weight: 1"), "parameters: {normalize: true}\n")
+    )
+    assert (recipe.parameters["normalize"], recipe.parameters["lambda"]) == (True, 1.0)
+
+
+def test_linear_without_a_base_counts_from_the_first_model_and_says_so():
+    recipe = recipe_from_yaml("merge_method: linear\n" + models("weight: 0.6", "weight: [0.2, 0.4]"))
+    assert (str(recipe.base), recipe.parameters) == ("org/a", {"base_weight": 0.6})
+    assert recipe.to_dict()["agents"] == [{"model": "org/b@main", "weight": [0.2, 0.4]}]
+    assert any(note.startswith("Base: ") and "org/a" in note for note in recipe.notes)
+
+
+def test_an_adapter_on_the_base_is_an_agent():
+    recipe = recipe_from_yaml(document("ram").replace("org/a", "org/base@v1+org/lora@v2"))
+    assert [str(agent.model) for agent in recipe.agents] == ["org/lora@v2", "org/b@main"]
+    assert any(note.startswith("LoRA: org/lora@v2 is applied to org/base@v1") for note in recipe.notes)
+
+
+def test_a_tokenizer_of_all_tokens_is_what_hubmerge_makes_of_agents_that_add_some():
+    for text in ("tokenizer_source: union\n", "tokenizer: {source: union}\n", "tokenizer: {}\n"):
+        assert any(note.startswith("Tokenizer: ") for note in recipe_from_yaml(document("ram") + text).notes)
 
 
 def test_a_method_that_mergekit_names_otherwise_says_so():
@@ -211,7 +306,21 @@ def test_what_a_document_means_differently_is_told_and_nothing_else(text: str, t
     assert all(note.startswith(start) for note, start in zip(notes, told, strict=True))
 
 
-SLICES = "slices:\n  - sources:\n      - {model: org/a, layer_range: [0, 8]}\n"
+def slices(*ranges: tuple[str, str, str, str]) -> str:
+    """Of two agents: each one's layer_range and parameters, `parameters` of the slice and what else it has."""
+    lines = ["slices:\n"]
+    for a, b, shared, more in ranges:
+        lines.append("  - sources:\n")
+        lines += [f"      - {{model: {n}, {own}}}\n" for n, own in (("org/a", a), ("org/b@main", b))]
+        lines.append(f"    parameters: {{{shared}}}\n{more}")
+    return "".join(lines)
+
+
+HALVES = (
+    ("layer_range: [0, 8]", "layer_range: [0, 8]", "", ""),
+    ("layer_range: [8, 32]", "layer_range: [8, 32]", "", ""),
+)
+HEAD = f"merge_method: ties\n{BASE}parameters: {{weight: 1}}\n"
 
 
 @pytest.mark.parametrize(
@@ -220,8 +329,53 @@ SLICES = "slices:\n  - sources:\n      - {model: org/a, layer_range: [0, 8]}\n"
         (document("slerp"), "merge_method", "without a counterpart"),
         ("merge_method: [ties]\n" + BASE + models(), "merge_method", "without a counterpart"),
         ("merge_method: sar\n" + BASE + models(), "merge_method", "without a counterpart"),
-        ("merge_method: ties\n" + BASE + SLICES, "slices", "not supported"),
-        ("merge_method: ties\n" + BASE + "modules: {default: {}}\n", "modules", "not supported"),
+        (
+            HEAD + slices(HALVES[0], (*HALVES[1][:2], "", "    residual_weight: 0.1\n")),
+            "residual_weight",
+            "not supported",
+        ),
+        (
+            HEAD + slices(HALVES[0], (*HALVES[1][:2], "", "    base_model: org/c\n")),
+            "slice 2 → base_model",
+            "base of its own",
+        ),
+        (HEAD + slices(HALVES[0], HALVES[0]), "slice 2", "repeated or in another order"),
+        (HEAD + slices(HALVES[1]), "slice 1", "left out"),
+        (
+            HEAD + slices(("layer_range: [0, 8]", "layer_range: [8, 16]", "", "")),
+            "slice 1",
+            "other layers than each other",
+        ),
+        (HEAD + slices(HALVES[0]).replace("[0, 8]}", "[8, 0]}", 1), "source 1", "a source is a table"),
+        (HEAD + slices(HALVES[0]) + slices(HALVES[1])[8:].replace("org/a", "org/c"), "slice 2", "other models"),
+        (HEAD + "slices: [{}]\n", "slice 1", "with `sources`"),
+        (HEAD + models() + slices(*HALVES), "slices", "more than one of"),
+        (
+            "merge_method: ties\n" + BASE + "modules: {default: {}}\n",
+            "modules → default",
+            "either `models` or `slices`",
+        ),
+        (
+            HEAD + "modules: {a: {models: [{model: org/a}, {model: org/b}]}, b: {models: [{model: org/a}]}}\n",
+            "modules",
+            "several",
+        ),
+        (document("ties", models("weight: 1, density: [2, 0.5]", "weight: 1")), "model 1", "exceeds 1"),
+        (document("ties", models("weight: 1, density: [0.5, 0]", "weight: 1")), "model 1", "keeps nothing"),
+        (document("dare_ties", models("weight: 1, density: 0", "weight: 1")), "model 1", "drops everything"),
+        (
+            document("dare_linear", models("weight: 1, density: 0.5", "weight: 1"), "parameters: {rescale: false}\n"),
+            "parameters → rescale",
+            "densities that differ",
+        ),
+        (document("ram", more="parameters: {epsilon: [0, 1e-4]}\n"), "parameters → epsilon", "differs from tensor to"),
+        (
+            document("ties", WEIGHED, "parameters: {normalize: [{filter: mlp, value: true}]}\n"),
+            "parameters → normalize",
+            "a flag that differs",
+        ),
+        ("merge_method: linear\nmodels: [{model: org/a}]\nparameters: {weight: 1}\n", "models", "single model"),
+        ("merge_method: linear\n" + models("weight: 1", "weight: 1").replace("org/a", "org/c+org/l"), "model", "LoRA"),
         (document("ram") + "chat_template: auto\n", "chat_template", "not supported"),
         (document("ram") + "agents: [org/c]\n", "agents", "does not know"),
         (document("ram") + "seed: 1\n", "seed", "does not know"),
@@ -230,7 +384,7 @@ SLICES = "slices:\n  - sources:\n      - {model: org/a, layer_range: [0, 8]}\n"
         ("merge_method: ram\n" + BASE + "models: [{model: org/base@v1}]\n", "models", "no model besides the base"),
         ("merge_method: ram\n" + BASE + "models: [org/a]\n", "model 1", "a model is a table"),
         (document("ram").replace("org/a", "org/b@main"), "model 2 → model", "stands twice"),
-        (document("ram").replace("org/a", "org/a+org/lora"), "model 1 → model", "LoRA"),
+        (document("ram").replace("org/a", "org/a+org/lora"), "model 1 → model", "a LoRA adapter on another model"),
         (document("ram").replace("org/a", "org/a@b@c"), "model 1 → model", "revision"),
         (document("ram").replace("org/a", "./folder@main"), "model 1 → model", "revision"),
         (document("ram").replace("org/a", "{path: org/a}"), "model 1 → model", "as text"),
@@ -239,9 +393,7 @@ SLICES = "slices:\n  - sources:\n      - {model: org/a, layer_range: [0, 8]}\n"
         (document("ram", more="dtype: int8\n"), "dtype", "unsupported dtype"),
         (document("ram", more="dtype: float64\n"), "dtype", "64 bits"),
         (document("ram", more="out_dtype: float64\n"), "out_dtype", "unsupported dtype"),
-        (document("ram") + "tokenizer_source: union\n", "tokenizer_source", "another tokenizer"),
         (document("ram") + "tokenizer_source: org/a\n", "tokenizer_source", "another tokenizer"),
-        (document("ram") + "tokenizer: {}\n", "tokenizer → source", "another tokenizer"),
         (document("ram") + "tokenizer: {source: base, pad_to_multiple_of: 8}\n", "pad_to_multiple_of", "not supported"),
         (document("ram") + "parameters: [1]\n", "parameters", "a table"),
         (document("ram") + "parameters: {epsilon: small}\n", "parameters → epsilon", "a number"),
@@ -266,18 +418,8 @@ SLICES = "slices:\n  - sources:\n      - {model: org/a, layer_range: [0, 8]}\n"
             "parameters → normalize",
             "scale the base",
         ),
-        (document("ties", models("weight: [0, 1]", "weight: 1")), "model 1 → parameters → weight", "per layer"),
-        (
-            document("ties", models("weight: [{filter: mlp, value: 1}, {value: 0}]", "weight: 1")),
-            "model 1 → parameters → weight → filter",
-            "per tensor name",
-        ),
-        (TIES.replace("0.25", "0.5", 1), "models", "different `density`"),
-        (TIES.replace("0.25", "0"), "models", "keeps nothing"),
         (TIES + "parameters: {normalize: maybe}\n", "parameters → normalize", "true or false"),
         (TIES + "parameters: {rescale: true}\n", "parameters → rescale", "rescaling"),
-        (DRAWN.replace("0.25", "0.5", 1), "models", "different `density`"),
-        (DRAWN.replace("0.25", "0"), "models", "drops everything"),
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_its_key(text: str, place: str, said: str):
@@ -289,12 +431,12 @@ def test_what_has_no_counterpart_is_refused_by_its_key(text: str, place: str, sa
 def test_everything_without_a_counterpart_is_told_at_once():
     text = document(
         "dare_ties",
-        models("weight: [0, 1], density: 0.5", "weight: 1, density: 0.4").replace("org/a", "org/a+org/lora"),
-        "dtype: int8\ntokenizer_source: union\nparameters: {frob: 1}\n",
+        models("weight: [0, high], density: 0.5", "weight: 1, density: 0").replace("org/a", "org/a+org/lora"),
+        "dtype: int8\ntokenizer_source: org/c\nparameters: {frob: 1}\nchat_template: auto\n",
     )
     told = str(refused(text))
-    for key in ("weight", "density", "model", "dtype", "tokenizer_source", "frob"):
-        assert f"→ {key}" in told or f"different `{key}`" in told
+    for place in ("parameters → weight", "model 2", "model", "dtype", "tokenizer_source", "frob", "chat_template"):
+        assert f"→ {place}" in told
 
 
 def test_values_out_of_range_are_refused_by_the_recipe():

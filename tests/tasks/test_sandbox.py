@@ -53,16 +53,93 @@ def test_ending_early_is_no_pass(program: str) -> None:
     reason(program, "assert False")
 
 
-def test_a_verdict_without_the_token_is_no_pass() -> None:
-    """Code that knows the pipe's number but not what waits in the other one."""
-    forged = (
+FORGED = {
+    "exec does nothing": "import builtins\nbuiltins.exec = lambda *a, **k: None",
+    "compile gives nothing": "import builtins\nbuiltins.compile = lambda *a, **k: real('', '', 'exec')\nreal = compile",
+    "a verdict in every pipe": (
         "import os\n"
-        "for fd in range(3, 32):\n"
-        "    try: os.write(fd, b'passed 00000000000000000000000000000000')\n"
-        "    except OSError: pass\n"
-        "os._exit(0)"
+        "for fd in range(3, 64):\n"
+        "    for text in (b'passed', b'ready\\npassed', (2).to_bytes(8, 'big') + b'[]'):\n"
+        "        try: os.write(fd, text)\n"
+        "        except OSError: pass"
+    ),
+    "through the frames": (
+        "import sys\n"
+        "frame = sys._getframe()\n"
+        "while frame:\n"
+        "    for name, value in list(frame.f_locals.items()):\n"
+        "        if isinstance(value, int) and 'fd' in name:\n"
+        "            import os; os.write(value, b'passed')\n"
+        "    frame = frame.f_back"
+    ),
+    "equal to everything": (
+        "class Equal:\n    def __eq__(self, other): return True\n    def __ne__(self, other): return False\n"
+        "answer = lambda: Equal()"
+    ),
+    "a number equal to everything": "class N(int):\n    __eq__ = lambda s, o: True\nanswer = lambda: N(1)",
+    "a text equal to everything": "class T(str):\n    __eq__ = lambda s, o: True\nanswer = lambda: T('x')",
+    "its own abs": "abs = lambda x: 0\nanswer = lambda: 7\nfabs = isclose = lambda *a: 0",
+    "no assertion fails": "import builtins\nclass Quiet(Exception): pass\nbuiltins.AssertionError = Quiet",
+    "another answer for the channel": (
+        "import json\njson.dumps = lambda *a, **k: '[\"value\", 42, 42]'\nanswer = lambda: 7"
+    ),
+    "the tests' process as its object": "class O:\n    def __reduce__(self): return (exit, (0,))\nanswer = lambda: O()",
+    "a long answer": "answer = lambda: 'x' * (80 << 20)",
+    "a deep answer": "x = []\nfor _ in range(10**5): x = [x]\nanswer = lambda: x",
+    "an answer that holds itself": "x = []; x.append(x)\nanswer = lambda: x",
+    "the end of everything": "answer = exit",
+    "an end of the iteration": "def answer(): raise StopIteration",
+}
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_nothing_that_a_solution_does_to_python_passes_its_tests(kind: str) -> None:
+    tests = "assert abs(answer() - 42) < 1e-6 if not isinstance(answer(), str) else answer() == '42'"
+    assert run_python("answer = lambda: 42", tests, limits=LIMITS).passed
+    reason(FORGED[kind], tests)
+
+
+def test_tests_see_the_solution_s_values_classes_iterators_and_exceptions() -> None:
+    program = (
+        "import math\nfrom collections import Counter, namedtuple, deque\nfrom decimal import Decimal\n"
+        "from fractions import Fraction\n"
+        "class Node:\n"
+        "    def __init__(self, value, rest=None):\n        self.value, self.rest = value, rest\n"
+        "    def __len__(self): return 1 + (len(self.rest) if self.rest else 0)\n"
+        "    def __getitem__(self, i): return self.value if i == 0 else self.rest[i - 1]\n"
+        "def total(node): return node.value + (total(node.rest) if node.rest else 0)\n"
+        "def upto(n): yield from range(n)\n"
+        "def fail(): raise ValueError('no')\n"
+        "class Odd(Exception): pass\n"
+        "def odd(): raise Odd('own')\n"
+        "P = namedtuple('P', 'x y')\nLIMIT = 5\n"
+        "def same(*a, **k): return (a, k)\n"
     )
-    reason(forged, "assert False")
+    setup = "root = Node(1)\nroot.rest = Node(2)"
+    tests = (
+        "assert total(root) == 3 and total(Node(5)) == 5 and root.rest.value == 2\n"
+        "root.value = 10\nassert total(root) == 12 and len(root) == 2 and root[1] == 2\n"
+        "assert root == root and root != root.rest and bool(root)\n"
+        "assert list(upto(3)) == [0, 1, 2] and sum(upto(4)) == 6 and next(upto(1)) == 0\n"
+        "assert P(1, 2) == (1, 2) and LIMIT == 5 and math.isclose(math.pi, 3.14159, abs_tol=1e-4)\n"
+        "for raised, says in ((fail, 'no'), (odd, 'own')):\n"
+        "    try: raised()\n"
+        "    except (ValueError if raised is fail else Exception) as error: assert str(error) == says\n"
+        "    else: assert False\n"
+        "values = [None, True, -1, 10**5000, 1.5, float('inf'), 2j, 'a\\ud800', b'x', (1, [2]), {3}, frozenset({4}),\n"
+        "          {(1, 2): {'k': [None]}}, range(2, 9, 3), bytearray(b'y')]\n"
+        "for value in values:\n"
+        "    ((back,), named) = same(value, key=value)\n"
+        "    assert type(back) is type(value) and back == value and named == {'key': value}, value\n"
+        "nan, _ = same(float('nan'))\nassert nan[0] != nan[0]\n"
+        "assert Counter('aab') == {'a': 2, 'b': 1} and Decimal('1.10') + Decimal('2') == Decimal('3.10')\n"
+        "assert Fraction(1, 3) * 3 == 1 and deque([1, 2]) == deque([1, 2])\n"
+        "try: undefined\n"
+        "except NameError: pass\n"
+        "else: assert False\n"
+    )
+    outcome = run_python((program, setup), tests)
+    assert outcome.passed, outcome
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,57 @@
+"""What may be installed beside the core, and what to say where it is not.
+
+The core merges, publishes and inspects on the CPU. An extra is what one further thing needs: a GPU, models that run,
+the app. pyproject.toml has their packages; here are the modules that show whether they are installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Literal
+
+from hubmerge.errors import MissingExtraError
+
+Extra = Literal["gpu", "eval", "app"]
+
+# by what imports a package first: a module of two extras counts for the first that names it
+MODULES: Mapping[Extra, tuple[str, ...]] = {
+    "gpu": ("torch",),
+    "app": (
+        *("gradio", "spaces", "starlette", "uvicorn", "multipart", "sqlalchemy", "apscheduler"),
+        *("cryptography", "authlib"),
+    ),
+    "eval": (
+        *("lighteval", "datasets", "transformers", "torch", "accelerate", "safetensors", "pyarrow", "psutil"),
+        *("langdetect", "nltk", "tree_sitter", "tree_sitter_java", "tree_sitter_javascript"),
+    ),
+}
+
+
+def require(extra: Extra, what: str, *modules: str) -> None:
+    """MissingExtraError where `what` (singular) needs a package of the extra that is not installed.
+
+    `modules`: those of the extra that it needs; default: all.
+    """
+    missing = [name for name in modules or MODULES[extra] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise _error(extra, what, missing)
+
+
+def explained(error: ModuleNotFoundError) -> MissingExtraError | None:
+    """The extra that a failed import misses; None where the module belongs to none."""
+    name = (error.name or "").partition(".")[0]
+    for extra, modules in MODULES.items():
+        if name in modules:
+            return _error(extra, "this", [name])
+    return None
+
+
+def _error(extra: Extra, what: str, missing: list[str]) -> MissingExtraError:
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return MissingExtraError(
+        f"{what} needs packages that are not installed",
+        expected=f"hubmerge[{extra}]",
+        got=f"no {', '.join(missing[:3])}{more}",
+        next_step=f"Run pip install 'hubmerge[{extra}]'.",
+    )

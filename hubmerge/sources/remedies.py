@@ -1,0 +1,98 @@
+"""What to do with a model whose weights are no safetensors: the command that converts them, or what to name instead.
+
+A command is for the user's shell and holds names from a stranger's files, so each of them is checked or quoted.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hubmerge.errors import FormatError
+from hubmerge.sources.base import is_hub_id
+
+_PICKLED = re.compile(r"(?:pytorch_model.*|adapter_model)\.bin")  # as transformers and peft wrote them
+_OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz")
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})", re.ASCII)
+_CLASS = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}", re.ASCII)
+_CONVERT = "import sys, transformers as t; t.{}.from_pretrained(sys.argv[1], dtype='auto').save_pretrained(sys.argv[1])"
+_CONVERT_ADAPTER = (
+    "import sys, torch; from safetensors.torch import save_file; f = sys.argv[1] + '/adapter_model.'; "
+    "save_file(torch.load(f + 'bin', map_location='cpu', weights_only=True), f + 'safetensors', {'format': 'pt'})"
+)
+
+
+@dataclass(frozen=True)
+class Weightless:
+    """A repo or folder without safetensors weights; `folder` is None for a repo, `files` are paths in either."""
+
+    where: str
+    id: str
+    folder: Path | None
+    files: Iterable[str]
+    config: Mapping[str, Any]
+    card: Mapping[str, Any]
+
+    def refusal(self, expected: str) -> FormatError:
+        """What is there instead, and what to do about it."""
+        if latest := self._latest_checkpoint():
+            return self._error(expected, f"checkpoints of a trainer, {latest} the latest", self._take(latest))
+        found = sorted(f for f in self.files if "/" not in f and PurePosixPath(f).suffix in _OTHER)
+        named = ", ".join(ascii(f)[1:-1] for f in found[:3]) or "neither"
+        if any(f.endswith(".gguf") for f in found):
+            return self._error(expected, f"{named} (GGUF, quantized for inference)", f"Name {self._origin()} instead.")
+        if any(_PICKLED.fullmatch(f) for f in found):
+            return self._error(expected, f"{named} (pickled, which can run code)", self._convert())
+        step = "Only safetensors is opened; ask the author for them." if found else "Look whether it is a model at all."
+        return self._error(expected, named, step)
+
+    def _error(self, expected: str, got: str, next_step: str) -> FormatError:
+        return FormatError("no safetensors weights", where=self.where, expected=expected, got=got, next_step=next_step)
+
+    def _latest_checkpoint(self) -> str:
+        names = {PurePosixPath(f).parts[0] for f in self.files if PurePosixPath(f).parts}
+        steps = {int(match[1]): name for name in names if (match := _CHECKPOINT.fullmatch(name))}
+        return steps[max(steps)] if steps else ""
+
+    def _take(self, checkpoint: str) -> str:
+        if self.folder is not None:
+            return f"Name the checkpoint: {_as_folder(self.id)}/{checkpoint}."
+        here = _plain(self.id.rpartition("/")[2])
+        fetch = f"hf download {self.id} --include '{checkpoint}/*' --local-dir {here}"
+        return f"Fetch it (`{fetch}`), and name ./{here}/{checkpoint}."
+
+    def _convert(self) -> str:
+        adapter = any(f == "adapter_model.bin" for f in self.files)
+        code = _CONVERT_ADAPTER if adapter else _CONVERT.format(self._class())
+        if self.folder is not None:
+            return f'If you trust it, convert it: python -c "{code}" {shlex.quote(str(self.folder))}'
+        here = _plain(self.id.rpartition("/")[2])
+        command = f'hf download {self.id} --local-dir {here} && python -c "{code}" {here}'
+        return f"If you trust it, convert it, and name ./{here}: {command}"
+
+    def _class(self) -> str:
+        stated = self.config.get("architectures")
+        first = stated[0] if isinstance(stated, list) and stated else ""
+        return first if isinstance(first, str) and _CLASS.fullmatch(first) else "AutoModelForCausalLM"
+
+    def _origin(self) -> str:
+        return origin_of(self.card) or "the model that it was made from"
+
+
+def origin_of(card: Mapping[str, Any]) -> str:
+    """The model that a card says its own was made from, where it names one."""
+    stated = card.get("base_model")
+    first = stated[0] if isinstance(stated, list) and stated else stated
+    return first if isinstance(first, str) and is_hub_id(first) else ""
+
+
+def _plain(name: str) -> str:
+    return name if re.fullmatch(r"[\w.]+(?:[\w.\-]*)", name, re.ASCII) else "model"
+
+
+def _as_folder(text: str) -> str:
+    return text.rstrip("/") if text.startswith((".", "/", "~")) or text.count("/") > 1 else f"./{text.rstrip('/')}"

@@ -1,0 +1,196 @@
+"""What is no safetensors model is refused with what to do: commands that work when they are copied to a shell."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import f32, random_base, read_model, sparse_agent, write_model
+from huggingface_hub import HfApi
+
+from hubmerge.cli import main
+from hubmerge.errors import HubmergeError
+from hubmerge.hub import Hub
+from hubmerge.recipe import ModelName
+from hubmerge.sources.open import open_model
+
+NOWHERE = Hub("http://127.0.0.1:9")
+AGENT = sparse_agent(random_base(0), 0.1, 1)
+
+
+def refusal(folder: Path) -> HubmergeError:
+    with pytest.raises(HubmergeError) as caught:
+        open_model(ModelName(id=str(folder), local=True), NOWHERE, allow_local=True)
+    assert caught.value.code == "E_FORMAT"
+    return caught.value
+
+
+def in_shell(command: str) -> None:
+    """Run a command of a message, with this Python for `python`."""
+    done = subprocess.run(
+        ["bash", "-c", f'python() {{ {shlex.quote(sys.executable)} "$@"; }}; {command}'],  # as a user would paste it
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def pickled(folder: Path) -> Path:
+    """A model as transformers wrote it before safetensors, in a folder whose name a shell would cut in two."""
+    import torch
+
+    write_model(folder, AGENT)
+    (folder / "model.safetensors").unlink()
+    torch.save({n: torch.from_numpy(f32(t).copy()).bfloat16() for n, t in AGENT.items()}, folder / "pytorch_model.bin")
+    return folder
+
+
+def test_the_command_in_the_refusal_of_pickled_weights_converts_them(tmp_path: Path) -> None:
+    folder = pickled(tmp_path / "it's an agent $HOME")
+    [problem] = refusal(folder).problems
+    assert "pytorch_model.bin (pickled, which can run code)" in problem.got
+    in_shell(problem.next_step.removeprefix("If you trust it, convert it: "))
+    opened = open_model(ModelName(id=str(folder), local=True), NOWHERE, allow_local=True)
+    assert set(opened.tensors) == set(AGENT)
+    made = read_model(folder)
+    assert all(np.array_equal(f32(made[n]), f32(AGENT[n])) for n in AGENT)
+
+
+def test_the_command_for_a_pickled_adapter_converts_it(tmp_path: Path) -> None:
+    import torch
+
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    factors = {f"{name}.lora_A.weight": torch.ones(2, 16), f"{name}.lora_B.weight": torch.ones(16, 2)}
+    torch.save(factors, folder / "adapter_model.bin")
+    [problem] = refusal(folder).problems
+    in_shell(problem.next_step.removeprefix("If you trust it, convert it: "))
+    assert open_model(ModelName(id=str(folder), local=True), NOWHERE, allow_local=True).kind == "LoRA adapter"
+
+
+@pytest.mark.parametrize("stated", ['x"; touch owned; "', "A.b", "", 3, None, ["A"]])
+def test_no_name_of_a_strangers_config_reaches_the_shell(tmp_path: Path, stated: object) -> None:
+    write_model(tmp_path / "m", AGENT, config={"architectures": [stated]})
+    (tmp_path / "m" / "model.safetensors").rename(tmp_path / "m" / "pytorch_model.bin")
+    [problem] = refusal(tmp_path / "m").problems
+    assert "t.AutoModelForCausalLM.from_pretrained" in problem.next_step
+    assert "owned" not in problem.next_step
+
+
+def test_pickled_weights_on_the_hub_are_fetched_and_converted(
+    ada: HfApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada.create_repo("ada/of-old")
+    ada.upload_folder(repo_id="ada/of-old", folder_path=pickled(tmp_path / "old"))
+    with pytest.raises(HubmergeError) as caught:
+        open_model(ModelName(id="ada/of-old"), Hub(str(ada.endpoint), str(ada.token)), allow_local=True)
+    [problem] = caught.value.problems
+    found = re.fullmatch(r"If you trust it, convert it, and name \./of-old: (.*)", problem.next_step)
+    assert found is not None
+    monkeypatch.chdir(tmp_path)
+    in_shell(f'hf() {{ {shlex.quote(str(Path(sys.executable).parent / "hf"))} "$@"; }}; {found[1]}')
+    assert set(open_model(ModelName(id="./of-old", local=True), NOWHERE, allow_local=True).tensors) == set(AGENT)
+
+
+def test_a_trainer_s_folder_names_its_latest_checkpoint_by_number(tmp_path: Path) -> None:
+    trainer = tmp_path / "run"
+    for step in (9, 10, 100, 99):
+        write_model(trainer / f"checkpoint-{step}", AGENT)
+    (trainer / "checkpoint-best").mkdir()
+    shutil.copy(trainer / "checkpoint-9" / "config.json", trainer)
+    [problem] = refusal(trainer).problems
+    assert problem.next_step == f"Name the checkpoint: {trainer}/checkpoint-100."
+    (trainer / "pytorch_model.bin").write_bytes(b"")
+    assert refusal(trainer).problems[0].next_step == problem.next_step, "the checkpoints are what a trainer means"
+
+
+def test_checkpoints_in_a_repo_are_fetched_by_the_command_that_is_told(ada: HfApi, tmp_path: Path) -> None:
+    ada.create_repo("ada/trained")
+    for step in (5, 50):
+        ada.upload_folder(
+            repo_id="ada/trained",
+            folder_path=write_model(tmp_path / str(step), AGENT),
+            path_in_repo=f"checkpoint-{step}",
+        )
+    with pytest.raises(HubmergeError) as caught:
+        open_model(ModelName(id="ada/trained"), Hub(str(ada.endpoint), str(ada.token)), allow_local=True)
+    command, place = re.findall(r"\(`(.*)`\), and name (\S+)\.$", caught.value.problems[0].next_step)[0]
+    assert place == "./trained/checkpoint-50"
+    hf = f'hf() {{ {shlex.quote(str(Path(sys.executable).parent / "hf"))} "$@"; }}'
+    in_shell(f"cd {shlex.quote(str(tmp_path))}; {hf}; {command}")
+    assert open_model(ModelName(id=str(tmp_path / place), local=True), NOWHERE, allow_local=True).tensors
+
+
+def test_gguf_names_the_model_that_its_card_says_it_was_made_from(tmp_path: Path) -> None:
+    for stated, named in (
+        ("org/agent", "org/agent"),
+        ("[org/agent, org/b]", "org/agent"),
+        ("a b", "the model that it"),
+    ):
+        folder = write_model(
+            tmp_path / named[:5], AGENT, files={"README.md": f"---\nbase_model: {stated}\n---".encode()}
+        )
+        (folder / "model.safetensors").replace(folder / "agent-Q4_K_M.gguf")
+        [problem] = refusal(folder).problems
+        assert "GGUF, quantized for inference" in problem.got
+        assert problem.next_step.startswith(f"Name {named}")
+
+
+def test_negative_weights_are_refused_where_a_mean_would_turn_and_told_of_elsewhere(
+    recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = json.loads(recipe_file.read_text())
+
+    def inspected(method: str, first: float, second: float, **parameters: object) -> tuple[int, str]:
+        pairs = zip(named["agents"], (first, second), strict=True)
+        agents = [{"model": model, "weight": weight} for model, weight in pairs]
+        recipe_file.write_text(
+            json.dumps({"base": named["base"], "agents": agents, "method": method, "parameters": parameters})
+        )
+        code = main(["inspect", str(recipe_file)])
+        told = capsys.readouterr()
+        return code, told.out + told.err
+
+    for first, words in ((-1.5, "add up to -0.5"), (-1.0, "add up to 0")):
+        code, said = inspected("linear", first, 1.0)
+        assert code == 1
+        assert words in said
+    warned = "a negative weight takes away what was learned: agent 2 (-0.5)"
+    for method in ("linear", "ram", "ram_plus"):
+        code, said = inspected(method, 1.0, -0.5)
+        assert (code, warned in said) == (0, True)
+    code, said = inspected("task_arithmetic", 1.0, -0.5)
+    assert (code, "takes away" in said) == (0, False), "that is what task arithmetic is for"
+    for method in ("ties", "dare_ties"):
+        code, said = inspected(method, 1.0, -0.5, disjoint="mean")
+        assert (code, "`disjoint: sum` takes it" in said) == (1, True)
+        code, said = inspected(method, 1.0, -0.5, disjoint="sum")
+        assert (code, warned in said) == (0, True)
+
+
+def test_cuda_by_its_name_is_refused_without_it_and_auto_is_not(
+    recipe_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for command in ("merge", "probe"):
+        more = ["--out", str(tmp_path / "out")] * (command == "merge")
+        assert main([command, str(recipe_file), *more, "--device", "cuda"]) == 1
+        assert capsys.readouterr().err.startswith("hubmerge: E_DEVICE: no CUDA device in --device cuda")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out"), "--device", "cuda"]) == 1
+    assert "no torch. Run pip install 'hubmerge[gpu]'." in capsys.readouterr().err
+    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out"), "--device", "auto"]) == 0

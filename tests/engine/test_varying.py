@@ -1,0 +1,272 @@
+"""Weights and parameters that differ from tensor to tensor: each is merged as by a recipe with its own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from builders import T, f32
+from safetensors.numpy import load_file
+from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
+
+from hubmerge.errors import IncompatibleError
+from hubmerge.first_passes import find_thresholds
+from hubmerge.journal import Journal
+from hubmerge.report import make_report
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.stream import MergeResult, Silent, StreamOptions, merge
+
+LAYERS = 4
+SIZES = {
+    "model.embed_tokens.weight": (37, 16),
+    **{
+        f"model.layers.{i}.{part}": size
+        for i in range(LAYERS)
+        for part, size in (
+            ("self_attn.q_proj.weight", (96, 64)),
+            ("mlp.up_proj.weight", (4097,)),
+            ("norm.weight", (63,)),
+        )
+    },
+    "model.norm.weight": (63,),
+    "lm_head.weight": (16, 37),
+}
+OVER_LAYERS = [0.0, 0.25, 1.0]
+BY_NAME = [{"filter": "mlp", "value": 0.5}, {"value": [0.25, 2.0]}]
+
+
+def over_layers(numbers: Sequence[float], name: str) -> float:
+    """numpy's interpolation over the layers; the first number outside of them."""
+    if ".layers." not in name:
+        return numbers[0]
+    layer = int(name.split(".")[2])
+    return float(np.interp(layer / (LAYERS - 1), np.linspace(0, 1, len(numbers)), numbers))
+
+
+def by_name(name: str) -> float:
+    return 0.5 if "mlp" in name else over_layers([0.25, 2.0], name)
+
+
+# per method: its parameters as written, and those of one tensor; then the agents' own, likewise
+CASES: dict[str, tuple[dict[str, Any], Any, list[dict[str, Any]], Any]] = {
+    "task_arithmetic": (
+        {"lambda": [0.5, 1.0], "normalize": True},
+        lambda n: {"lambda": over_layers([0.5, 1.0], n), "normalize": True},
+        [{}] * 3,
+        lambda n: [{}] * 3,
+    ),
+    "linear": (
+        {"base_weight": [0.5, 2.0]},
+        lambda n: {"base_weight": over_layers([0.5, 2.0], n)},
+        [{}] * 3,
+        lambda n: [{}] * 3,
+    ),
+    "ties": (
+        {"density": 0.7, "trim_scope": "tensor", "lambda": [1.0, 0.5]},
+        lambda n: {"density": 0.7, "trim_scope": "tensor", "lambda": over_layers([1.0, 0.5], n)},
+        [{"density": [1.0, 0.3]}, {}, {"density": [{"filter": "norm", "value": 1.0}, {"value": 0.1}]}],
+        lambda n: [{"density": over_layers([1.0, 0.3], n)}, {}, {"density": 1.0 if "norm" in n else 0.1}],
+    ),
+    "dare_linear": (
+        {"p": [0.2, 0.6], "lambda": 0.5},
+        lambda n: {"p": over_layers([0.2, 0.6], n), "lambda": 0.5},
+        [{}, {"p": 0.0}, {}],
+        lambda n: [{}, {"p": 0.0}, {}],
+    ),
+    "dare_ties": (
+        {"p": 0.3, "density": [0.5, 1.0], "trim_scope": "tensor"},
+        lambda n: {"p": 0.3, "density": over_layers([0.5, 1.0], n), "trim_scope": "tensor"},
+        [{}, {"p": [0.0, 0.9]}, {}],
+        lambda n: [{}, {"p": over_layers([0.0, 0.9], n)}, {}],
+    ),
+    "ram_plus": (
+        {"r": [0.0, 1.0], "scope": "tensor"},
+        lambda n: {"r": over_layers([0.0, 1.0], n), "scope": "tensor"},
+        [{}] * 3,
+        lambda n: [{}] * 3,
+    ),
+    "ram_quantile": ({"q": [0.5, 0.9]}, lambda n: {"q": over_layers([0.5, 0.9], n)}, [{}] * 3, lambda n: [{}] * 3),
+}
+
+
+def agents_of(folder: Path, weights: Sequence[Any], own: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"model": str(folder / f"agent{k}"), "weight": w, "parameters": p}
+        for k, (w, p) in enumerate(zip(weights, own, strict=True))
+    ]
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, T], list[dict[str, T]]]:
+    folder = tmp_path_factory.mktemp("family")
+    return folder, *write_family(folder, sizes=SIZES)
+
+
+def merged(plan: Any, out: Path, **options: Any) -> tuple[dict[str, bytes], MergeResult]:
+    result = run(plan, out, **options)
+    return {name: value.tobytes() for name, value in load_file(out / "model.safetensors").items()}, result
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_each_tensor_is_merged_as_by_a_recipe_of_its_own_numbers(method: str, family: Any, tmp_path: Path) -> None:
+    folder, *_ = family
+    written, of_tensor, own, own_of_tensor = CASES[method]
+    agents = agents_of(folder, (OVER_LAYERS, BY_NAME, 1.0), own)
+    plan = plan_of(folder, method, agents=agents, parameters=written, dtype="float32")
+    assert plan.values.vary
+    found, _ = merged(plan, tmp_path / "varying")
+    groups: dict[str, list[str]] = {}
+    for name in SIZES:
+        weights = (over_layers(OVER_LAYERS, name), by_name(name), 1.0)
+        groups.setdefault(repr((weights, of_tensor(name), own_of_tensor(name))), []).append(name)
+    assert len(groups) > LAYERS
+    for number, names in enumerate(groups.values()):
+        one = names[0]
+        weights = (over_layers(OVER_LAYERS, one), by_name(one), 1.0)
+        constant = plan_of(
+            folder,
+            method,
+            agents=agents_of(folder, weights, own_of_tensor(one)),
+            parameters=of_tensor(one),
+            dtype="float32",
+        )
+        assert not constant.values.vary
+        expected, _ = merged(constant, tmp_path / str(number))
+        for name in names:
+            assert found[name] == expected[name], name
+
+
+@pytest.mark.parametrize("method", ["ties", "dare_ties", "dare_linear"])
+def test_the_bytes_do_not_depend_on_chunks_threads_the_compiler_or_when_thresholds_are_found(
+    method: str, family: Any, tmp_path: Path
+) -> None:
+    folder, *_ = family
+    written, _, own, _ = CASES[method]
+    plan = plan_of(folder, method, agents=agents_of(folder, (OVER_LAYERS, BY_NAME, 1.0), own), parameters=written)
+    run(plan, tmp_path / "a", chunk=4096, threads=1)
+    run(plan, tmp_path / "b", chunk=65536, threads=2)
+
+    def merged_with(options: StreamOptions, *, thresholds_first: bool) -> Path:
+        out = tmp_path / f"{options.backend}{thresholds_first}"
+        out.mkdir()
+        with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
+            journal = Journal.open(out, plan, resume=False)
+            if thresholds_first:  # as where a GPU is lent for each shard
+                journal.add_thresholds(find_thresholds(plan, reader, options, Silent()))
+            merge(plan, reader, journal, out, options, Silent())
+        return out
+
+    first = bytes_of(tmp_path / "a", plan)
+    assert bytes_of(tmp_path / "b", plan) == first
+    assert bytes_of(merged_with(StreamOptions(4096, 2, backend="eager"), thresholds_first=False), plan) == first
+    assert bytes_of(merged_with(StreamOptions(4096, 2), thresholds_first=True), plan) == first
+
+
+def test_a_density_of_each_agent_is_trimmed_over_the_whole_model_too(family: Any, tmp_path: Path) -> None:
+    folder, base, agents = family
+    densities = (1.0, 0.02, 0.2)
+    own = [{"density": d} for d in densities]
+    plan = plan_of(
+        folder, "ties", agents=agents_of(folder, (1.0,) * 3, own), parameters={"disjoint": "sum"}, dtype="float32"
+    )
+    found, _ = merged(plan, tmp_path / "out")
+    names = list(SIZES)
+    deltas = np.stack([np.concatenate([(f32(agent[n]) - f32(base[n])).ravel() for n in names]) for agent in agents])
+    kept = np.zeros_like(deltas)
+    for k, density in enumerate(densities):
+        size = np.abs(deltas[k])
+        rank = max(1, int(density * size.size))
+        kept[k] = np.where(size >= np.sort(size)[::-1][rank - 1], deltas[k], 0)
+    sign = np.where(kept.sum(axis=0, dtype=np.float32) >= 0, 1, -1)
+    expected = np.where(kept * sign > 0, kept, 0).sum(axis=0, dtype=np.float32)
+    whole = np.concatenate([f32(base[n]).ravel() for n in names])
+    result = np.concatenate([np.frombuffer(found[n], np.float32) for n in names])
+    np.testing.assert_allclose(result, whole + expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("method", "weight", "parameters", "said"),
+    [
+        ("linear", [{"layers": [0, 3], "value": 1.0}], {}, "no rule decides for some tensors"),
+        ("linear", [{"filter": "mlp", "value": 1.0}], {}, "no rule decides for some tensors"),
+        ("linear", [{"layers": [0, 5], "value": 1.0}], {}, "the model has 4 layers, so none up to 5"),
+        ("linear", [0.0, -2.0], {}, "the weights add up to 0"),
+        ("task_arithmetic", 1.0, {"lambda": [{"filter": "q_proj", "value": 1.0}]}, "no rule decides for some tensors"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_before_anything_is_read(
+    method: str, weight: Any, parameters: dict[str, Any], said: str, family: Any
+) -> None:
+    folder, *_ = family
+    with pytest.raises(IncompatibleError) as caught:
+        plan_of(folder, method, agents=agents_of(folder, (weight, 1.0, 1.0), [{}] * 3), parameters=parameters)
+    assert said in str(caught.value)
+
+
+def test_a_filter_that_no_name_contains_is_warned_of(family: Any) -> None:
+    folder, *_ = family
+    weight = [{"filter": "mpl", "value": 0.5}, {"value": 1.0}]
+    plan = plan_of(folder, "linear", agents=agents_of(folder, (weight, 1.0, 1.0), [{}] * 3))
+    assert plan.warnings[0] == "weight of agent 1: no tensor's name contains 'mpl'"
+
+
+def test_the_base_counts_in_a_mean_with_its_weight_and_one_agent_is_enough(family: Any, tmp_path: Path) -> None:
+    folder, base, agents = family
+    own = agents_of(folder, (0.5,), [{}])
+    plan = plan_of(folder, "linear", agents=own, parameters={"base_weight": 1.5}, dtype="float32")
+    found, _ = merged(plan, tmp_path / "out")
+    for name in SIZES:
+        mean = (1.5 * f32(base[name]).astype(np.float64) + 0.5 * f32(agents[0][name])) / 2
+        np.testing.assert_allclose(np.frombuffer(found[name], np.float32), mean.ravel(), rtol=2e-7, atol=1e-9)
+    with pytest.raises(IncompatibleError, match="at least two agents"):
+        plan_of(folder, "linear", agents=own)
+
+
+def report_of(plan: Any, result: MergeResult) -> Any:
+    return make_report(
+        plan,
+        result,
+        identity="0" * 64,
+        target="",
+        created="2026-11-22T00:00:00Z",
+        license={"id": "mit"},
+        environment={},
+    )
+
+
+def test_a_report_says_what_differs_and_what_the_weights_are_on_average(family: Any, tmp_path: Path) -> None:
+    folder, base, agents = family
+    plan = plan_of(
+        folder,
+        "task_arithmetic",
+        agents=agents_of(folder, (OVER_LAYERS, 1.0, 1.0), [{}] * 3),
+        parameters={"lambda": 1.0},
+        dtype="float32",
+    )
+    _, result = merged(plan, tmp_path / "out")
+    report = report_of(plan, result)
+    deltas = {n: [f32(agent[n]).astype(np.float64) - f32(base[n]) for agent in agents] for n in SIZES}
+    energy = {
+        n: float((d[0] ** 2)[(np.abs(d[0]) > 1e-5) & (np.abs(d[1]) <= 1e-5) & (np.abs(d[2]) <= 1e-5)].sum())
+        for n, d in deltas.items()
+    }
+    mean = sum(over_layers(OVER_LAYERS, n) * e for n, e in energy.items()) / sum(energy.values())
+    weight = report.parents[1].weight
+    assert weight == pytest.approx(mean, rel=1e-5)
+    # which is what the output has of that agent's own updates
+    assert report.outcomes[0].effective_scale == pytest.approx(weight, rel=1e-4)
+    rows = report.method["by_layer"]
+    assert [row["layer"] for row in rows] == ["0", "1", "2", "3", "outside the layers"]
+    assert [row["weight of agent0"] for row in rows] == ["0", "0.166667", "0.5", "1", "0"]
+    assert set(rows[0]) == {"layer", "weight of agent0"}
+
+
+def test_a_report_of_constants_says_nothing_of_layers(family: Any, tmp_path: Path) -> None:
+    folder, *_ = family
+    plan = plan_of(folder, "linear")
+    _, result = merged(plan, tmp_path / "out")
+    assert "by_layer" not in report_of(plan, result).method
+    assert "varying" not in plan.summary()

@@ -1,0 +1,81 @@
+"""With the core alone hubmerge merges on the CPU, and says by name which extra anything else needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hubmerge import extras
+from hubmerge.errors import MissingExtraError
+from hubmerge.localhub.process import LocalHubProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = "examples/recipes/ram_plus.yaml"
+
+
+def _core(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    script = str(Path(__file__).with_name("without_extras.py"))
+    environment = {**os.environ, **variables}
+    command = [sys.executable, script, *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def test_the_core_inspects_probes_merges_and_publishes(tmp_path: Path, local_hub: LocalHubProcess) -> None:
+    out = str(tmp_path / "merged")
+    hub = {"HF_ENDPOINT": local_hub.endpoint, "HF_TOKEN": local_hub.tokens["ada"]}
+    for arguments in (
+        ("methods",),
+        ("inspect", RECIPE),
+        ("probe", RECIPE),
+        ("merge", RECIPE, "--out", out),
+        ("publish", out, "ada/merged-by-the-core"),
+    ):
+        done = _core(*arguments, **hub)
+        assert done.returncode == 0, done.stderr
+    assert {path.name for path in Path(out).iterdir()} >= {"model.safetensors", "README.md", "figures", "hubmerge.json"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "arguments"),
+    [
+        ("gpu", ("merge", RECIPE, "--out", "{out}", "--device", "cuda")),
+        ("eval", ("evaluate", "examples/zoo/math", "--suite", "zoo")),
+        ("eval", ("run", RECIPE, "--to", "ada/merged", "--evaluate", "zoo")),
+        ("eval", ("sweep", "examples/recipes/all_methods.yaml", "--out", "{out}")),
+        ("app", ("serve",)),
+        ("app", ("demo",)),
+        ("app", ("localhub", "--data", "{out}")),
+        ("app", ("watch", "examples/watchers/zoo.yaml")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_a_command_names_the_extra_that_it_needs_before_it_does_anything(
+    extra: str, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    done = _core(*(part.format(out=out) for part in arguments), HUBMERGE_DATA=str(tmp_path / "data"))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("hubmerge: E_EXTRA: ")
+    assert done.stderr.endswith(f"Run pip install 'hubmerge[{extra}]'.\n")
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_program_reads_the_extra_as_json() -> None:
+    done = _core("serve", "--log-json")
+    assert '"code": "E_EXTRA"' in done.stderr
+
+
+def test_what_belongs_to_no_extra_stays_an_error_of_python() -> None:
+    assert extras.explained(ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) is None
+    assert extras.explained(ModuleNotFoundError("no name")) is None
+
+
+def test_what_is_installed_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(extras.MODULES, "gpu", ("json", "nowhere_at_all"))  # type: ignore[arg-type]
+    extras.require("gpu", "this", "json")
+    with pytest.raises(MissingExtraError, match=r"E_EXTRA: this needs .*hubmerge\[gpu\], got no nowhere_at_all"):
+        extras.require("gpu", "this")

@@ -1,0 +1,89 @@
+"""The ranges of pyproject.toml, the pins of requirements.txt and the extras belong together, and they resolve."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from packaging_helpers import ROOT, uv
+
+from hubmerge.extras import MODULES
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+# what the platform adds to a Gradio Space's requirements.txt in one command
+PLATFORM = ("uvicorn>=0.14.0", "websockets>=10.4", "spaces")
+RESOLVER_ONLY = {"xxhash", "inspect-ai"}  # pinned for the resolver's sake, as the file says
+
+
+def _requirements(name: str) -> dict[str, Requirement]:
+    lines = (line.split("#")[0].strip() for line in (ROOT / name).read_text(encoding="utf-8").splitlines())
+    return {canonicalize_name((each := Requirement(line)).name): each for line in lines if line}
+
+
+def _pin(requirement: Requirement) -> Version:
+    [specifier] = requirement.specifier
+    assert specifier.operator == "=="
+    return Version(specifier.version)
+
+
+def _ranges() -> dict[str, list[Requirement]]:
+    stated: dict[str, list[Requirement]] = {}
+    for line in (*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)):
+        requirement = Requirement(line)
+        stated.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    del stated["hubmerge"]  # the extra `all` names the others
+    return stated
+
+
+def test_the_core_is_about_ten_packages_none_of_which_runs_models_or_pages() -> None:
+    core = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    assert len(core) <= 12
+    assert core.isdisjoint({"torch", "gradio", "lighteval", "transformers", "pandas", "starlette", "sqlalchemy"})
+
+
+def test_every_range_holds_what_is_pinned() -> None:
+    pins = {**_requirements("constraints.txt"), **_requirements("requirements.txt")}
+    for name, requirements in _ranges().items():
+        for requirement in requirements:
+            assert requirement.specifier.contains(_pin(pins[name])), f"{requirement} and {pins[name]}"
+
+
+def test_tests_install_what_the_space_does_but_for_torch() -> None:
+    pinned, constrained, ours = map(_requirements, ("requirements.txt", "constraints.txt", "requirements-dev.txt"))
+    assert pinned.keys() & ours.keys() == {"torch"}
+    assert "torch" not in constrained
+    differing = {name for name in pinned.keys() & constrained.keys() if _pin(pinned[name]) != _pin(constrained[name])}
+    assert differing == set()
+
+
+def test_every_pinned_package_is_one_that_the_core_or_an_extra_needs() -> None:
+    assert _requirements("requirements.txt").keys() - _ranges().keys() <= RESOLVER_ONLY
+    assert set(EXTRAS["all"]) & {"hubmerge[gpu,lora,eval,app]"}
+
+
+@pytest.mark.parametrize("extra", MODULES)
+def test_an_extras_modules_are_those_of_its_packages(extra: str) -> None:
+    packages = importlib.metadata.packages_distributions()
+    stated = {canonicalize_name(Requirement(line).name) for line in EXTRAS[extra]}
+    found = {canonicalize_name(name) for module in MODULES[extra] for name in packages[module]}
+    assert found - stated <= {"nltk"}  # lighteval's
+    assert stated == found & stated
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_what_a_space_installs_resolves(python: str) -> None:
+    gradio = _requirements("requirements.txt")["gradio"]
+    asked = "\n".join(("-r requirements.txt", f"gradio[mcp,oauth]{gradio.specifier}", *PLATFORM))
+    resolved = uv(
+        "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--python-version", python, given=asked
+    )
+    found = {canonicalize_name((r := Requirement(line)).name): r for line in resolved.splitlines() if "==" in line}
+    for name, requirement in _requirements("requirements.txt").items():
+        assert _pin(found[name]) == _pin(requirement)
+    assert len(found) > 150

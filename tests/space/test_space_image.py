@@ -1,0 +1,254 @@
+"""The app runs as uid 1000 from a tree with what a Space has: for a Gradio Space the files that git tracks and nothing
+installed, for a Docker Space what the Dockerfile copies, which that user cannot change."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tracked import ROOT, copy_tracked, tracked_files
+
+from hubmerge.localhub.process import LocalHubProcess
+from workflows.store import DATABASE
+
+UID = 1000
+DOCKERFILE = ROOT / "Dockerfile"
+START_S = 90.0
+
+
+def _instructions() -> list[tuple[str, str]]:
+    text = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", DOCKERFILE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
+
+
+def _ignored(path: str) -> bool:
+    """What .dockerignore says of a path: the last pattern that matches it or a folder of it decides."""
+    parts = path.split("/")
+    candidates = ["/".join(parts[: n + 1]) for n in range(len(parts))]
+    ignored = False
+    for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
+        if not line or line.startswith("#"):
+            continue
+        pattern = line.removeprefix("!")
+        patterns = {pattern, pattern.replace("**/", "")}
+        if any(fnmatch.fnmatchcase(c, p) and c.count("/") >= p.count("/") for c in candidates for p in patterns):
+            ignored = not line.startswith("!")
+    return ignored
+
+
+def _copied() -> dict[str, str]:
+    """Where a file of the image comes from, by its path below /app."""
+    paths = [path for path in tracked_files() if not _ignored(path)]
+    found = {}
+    for word, rest in _instructions():
+        if word != "COPY":
+            continue
+        *sources, to = [part for part in rest.split() if not part.startswith("--")]
+        for source in sources:
+            taken = [path for path in paths if path == source or path.startswith(f"{source}/")]
+            assert taken, f"COPY {source}: there is no such file, or .dockerignore leaves it out"
+            for path in taken:
+                below = path.removeprefix(source).lstrip("/")
+                found["/".join(part for part in (to.removeprefix("./"), below or Path(source).name) if part)] = path
+    return found
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tree in a folder that everybody may enter, and a home for its user."""
+
+    tree: Path
+    home: Path
+
+    def run(self, command: list[str], **variables: str) -> subprocess.Popen[str]:
+        """Start it in the tree as uid 1000, which may read the interpreter's files wherever they lie, and no more."""
+        as_user = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--no-new-privs"]
+        reads = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+            "HOME": str(self.home),
+            "PYTHONNOUSERSITE": "1",
+            "GRADIO_ANALYTICS_ENABLED": "False",
+            **variables,
+        }
+        return subprocess.Popen(
+            [*as_user, *reads, *command],
+            cwd=self.tree,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def belongs_to_user(self, folder: Path) -> None:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, UID, UID)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    if os.getuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can become uid 1000, by setpriv")
+    folder = Path(tempfile.mkdtemp(prefix="hubmerge-space-"))
+    try:
+        folder.chmod(0o755)
+        made = Place(folder / "app", folder / "home")
+        made.tree.mkdir()
+        made.home.mkdir()
+        made.belongs_to_user(made.home)
+        yield made
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def image(place: Place) -> Place:
+    """What the Dockerfile copies, owned by root."""
+    for to, source in _copied().items():
+        (place.tree / to).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / source, place.tree / to)
+    return place
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _get(url: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def _serves(place: Place, hub: LocalHubProcess, data: str, look: list[str]) -> None:
+    """Start app.py, wait for /config, and look at what should not be served; then end it."""
+    # the platform's port is one for everybody; here it may be taken
+    port = _free_port()
+    patched = (place.tree / "app.py").read_text(encoding="utf-8").replace("port=7860", f"port={port}")
+    (place.tree / "app.py").write_text(patched, encoding="utf-8")
+    variables = {
+        "HF_ENDPOINT": hub.endpoint,
+        "HUBMERGE_SECRET": "a long random string that only this test knows",
+        "OAUTH_CLIENT_ID": hub.oauth["client_id"],
+        "OAUTH_CLIENT_SECRET": hub.oauth["client_secret"],
+        **({"HUBMERGE_DATA": data} if data else {}),
+    }
+    app = place.run([sys.executable, "app.py"], **variables)
+    try:
+        deadline = time.monotonic() + START_S
+        while True:
+            assert app.poll() is None, app.communicate()[0]
+            assert time.monotonic() < deadline, "the app does not answer"
+            try:
+                status, body = _get(f"http://127.0.0.1:{port}/config")
+                break
+            except OSError:
+                time.sleep(0.2)
+        assert status == 200
+        assert json.loads(body)["version"].startswith("6.")
+        worker = _worker_of(app.pid, deadline)
+        assert os.stat(f"/proc/{worker}").st_uid == UID
+        assert Path(f"/proc/{worker}/cwd").readlink() == place.tree
+        for path in look:
+            assert _get(f"http://127.0.0.1:{port}/gradio_api/file={path}")[0] in (403, 404), path
+    finally:
+        os.killpg(app.pid, signal.SIGTERM)
+        said = app.communicate(timeout=60)[0]
+    assert "Traceback" not in said, said
+
+
+def _worker_of(app: int, deadline: float) -> int:
+    """The worker process, once it has the database open."""
+    while time.monotonic() < deadline:
+        for status in Path("/proc").glob("[0-9]*/status"):
+            try:
+                parent = re.search(r"^PPid:\s*(\d+)$", status.read_text(), re.MULTILINE)
+                command = (status.parent / "cmdline").read_bytes().decode()
+                files = (os.readlink(file) for file in (status.parent / "fd").iterdir())
+                child = parent is not None and int(parent[1]) == app and "workflows.worker" in command
+                if child and any(DATABASE in file for file in files):
+                    return int(status.parent.name)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        time.sleep(0.2)
+    raise AssertionError("no worker opened the job database")
+
+
+def test_the_image_holds_what_runs_and_no_tests() -> None:
+    copied = _copied()
+    assert {"app.py", "hubmerge/cli.py", "workflows/worker.py", "examples/zoo/base/model.safetensors"} <= copied.keys()
+    roots = {path.split("/")[0] for path in copied}
+    assert roots.isdisjoint({"tests", "benchmarks", "docs", ".ci", ".git", "data"})
+    assert sum((ROOT / source).stat().st_size for source in copied.values()) < 10_000_000
+
+
+def test_the_image_runs_as_uid_1000_on_the_python_of_the_space() -> None:
+    instructions = _instructions()
+    assert dict(instructions)["FROM"].startswith("python:3.12-")
+    users = [number for number, (word, rest) in enumerate(instructions) if (word, rest) == ("USER", "user")]
+    assert any("--uid 1000 user" in rest for word, rest in instructions[: users[0]] if word == "RUN")
+    assert ("CMD", '["python", "app.py"]') in instructions[users[0] :]
+
+
+@pytest.mark.slow
+def test_the_app_of_a_gradio_space_starts_from_a_clone_that_its_user_owns(
+    place: Place, local_hub: LocalHubProcess
+) -> None:
+    copy_tracked(place.tree, tracked_files())
+    place.belongs_to_user(place.tree)
+    _serves(place, local_hub, "", ["app.py", "requirements.txt", f"data/{DATABASE}", str(place.home)])
+    assert (place.tree / "data" / DATABASE).is_file()  # the default of HUBMERGE_DATA
+
+
+@pytest.mark.slow
+def test_the_app_of_a_docker_space_starts_from_what_its_user_cannot_change(
+    image: Place, local_hub: LocalHubProcess
+) -> None:
+    data = image.home / "data"
+    _serves(image, local_hub, str(data), [str(data), "/etc/passwd"])
+    assert (data / DATABASE).is_file()
+    assert not list(image.tree.rglob("__pycache__"))
+
+
+@pytest.mark.slow
+def test_the_merge_in_the_image_compiles_what_a_merge_needs_into_its_users_cache(image: Place) -> None:
+    def run(command: list[str]) -> str:
+        step = image.run(command)
+        said = step.communicate(timeout=240)[0]
+        assert step.returncode == 0, said
+        return said
+
+    asked = "import hubmerge, hubmerge.compiled as c; print(hubmerge.__file__, *sorted(c.to_compile()))"
+    instructions = _instructions()
+    [step] = [rest for word, rest in instructions[instructions.index(("USER", "user")) :] if word == "RUN"]
+    merge, clear = [shlex.split(each) for each in step.split("&&")]
+    assert (merge[:2], merge[3], clear) == (["hubmerge", "merge"], "--out", ["rm", "-r", merge[4]])
+
+    where, *before = run([sys.executable, "-c", asked]).split()
+    run([sys.executable, "-m", *merge[:4], str(image.home / "merged")])
+    _, *after = run([sys.executable, "-c", asked]).split()
+    assert where.startswith(str(image.tree))
+    assert "merging" in before
+    assert "merging" not in after
+    assert list((image.home / ".cache" / "hubmerge").iterdir())
