@@ -242,9 +242,9 @@ def _stream_options(arguments: Any) -> Any:
 
 
 def _hub(settings: Settings) -> Any:
-    from hubmerge.hub import Hub
+    from hubmerge.hub_user import hub_of_user
 
-    return Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
+    return hub_of_user(settings)
 
 
 def _inspect(arguments: Any, settings: Settings) -> int:

@@ -41,20 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None) -> int:
     """Run the command; errors are raised for the caller to print."""
-    from hubmerge.hub import Hub
+    from hubmerge.hub_user import hub_of_user
     from hubmerge.sensitivity import compute_sensitivity, load_pairs
 
     spec = _spec(arguments)
-    token = settings.token.get_secret_value() if settings.token else None
+    hub = hub_of_user(settings)
     if terminal is not None:
         terminal.stage("fetch data")
-    pairs = load_pairs(spec, endpoint=settings.endpoint, token=token)
+    pairs = load_pairs(spec, endpoint=hub.endpoint, token=hub.token)
     file = compute_sensitivity(
         arguments.model,
         pairs,
         arguments.out,
         spec=spec,
-        hub=Hub(settings.endpoint, token),
+        hub=hub,
         device=arguments.device,
         dtype=arguments.dtype,
         progress=terminal.progress if terminal is not None else (lambda stage, done, total, unit: None),
