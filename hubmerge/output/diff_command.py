@@ -49,7 +49,7 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions
     plan = open_comparison(comparison_recipe(arguments.base, arguments.agent, arguments.ignore), hub, allow_local=True)
     terminal.stage("probe")
     with temporary_folder() as cache:
-        diff = measure(plan, hub, options, terminal.stream, cache=cache, disk_budget=arguments.disk_budget)
+        diff = measure(plan, hub, options, terminal, cache=cache, disk_budget=arguments.disk_budget)
     terminal.stage("card")
     if arguments.figure is not None:
         from hubmerge.output.diff_figure import draw

@@ -127,6 +127,13 @@ def test_inspect_says_that_it_reads_headers(recipe: Path, slowly: Callable[..., 
     assert never_waited(slowly) == []
 
 
+def test_init_says_that_it_reads_headers(recipe: Path, slowly: Callable[..., None]):
+    slowly("hubmerge.sources.open._read_header", "resolve")
+    models = json.loads(recipe.read_text())
+    assert main(["init", models["base"], *models["agents"], "--log-json"]) == 0
+    assert never_waited(slowly) == []
+
+
 def test_inspect_says_how_many_headers_there_are(recipe: Path, slowly: Callable[..., None], ear: Ear):
     slowly("hubmerge.sources.open.parse_header", "resolve", unit="headers")
     assert main(["inspect", str(recipe), "--json", "--log-json"]) == 0
