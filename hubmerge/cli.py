@@ -133,6 +133,10 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--log-json", action="store_true", help="progress and errors as JSON lines on stderr")
         return command
 
+    from hubmerge import recipe_init
+
+    recipe_init.add_arguments(add("init", _init, "write a commented recipe of a base and its agents", ""))
+
     inspect = add("inspect", _inspect, "check a recipe from headers alone: compatibility, sizes, predictions", "")
     inspect.add_argument("recipe", type=Path)
     inspect.add_argument("--json", action="store_true")
@@ -243,9 +247,16 @@ def _stream_options(arguments: Any) -> Any:
 
 
 def _hub(settings: Settings) -> Any:
-    from hubmerge.hub import Hub
+    from hubmerge.hub_user import hub_of_user
 
-    return Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
+    return hub_of_user(settings)
+
+
+def _init(arguments: Any, settings: Settings) -> int:
+    from hubmerge.recipe_init import run_cli
+
+    with closing(Terminal(arguments.log_json)) as terminal:
+        return run_cli(arguments, _hub(settings), terminal)
 
 
 def _inspect(arguments: Any, settings: Settings) -> int:

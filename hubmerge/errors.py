@@ -21,6 +21,7 @@
     ├── DeviceError               E_DEVICE          a device that was asked for and cannot be used
     ├── FolderInUseError          E_IN_USE          another process works in this folder
     ├── MemoryLimitError          E_TOO_BIG         not enough memory
+    ├── MachineFaultError         E_MACHINE         killed, or too slow, once: perhaps the machine's doing
     ├── TargetExistsError         E_TARGET_EXISTS   the target holds something that this job did not make
     ├── PermissionDeniedError     E_PERMISSION      the token may not do this
     ├── HubUnavailableError       E_HUB             the Hub did not answer as it should (worth a retry)
@@ -201,6 +202,13 @@ class FolderInUseError(HubmergeError):
 
 class MemoryLimitError(HubmergeError):
     code = "E_TOO_BIG"
+
+
+class MachineFaultError(HubmergeError):
+    """Something ended a run that may not be the run's own doing; the same again tells."""
+
+    code = "E_MACHINE"
+    retryable = True
 
 
 class TargetExistsError(HubmergeError):

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hubmerge.errors import GatedError, HubUnavailableError, LoginError, SourceNotFoundError
-from hubmerge.hub_bytes import HubBytes
+from hubmerge.hub_bytes import HubBytes, is_as_named, is_sound
 from hubmerge.hub_errors import Patience, checked_endpoint, checked_token, quiet_client, translated
 from hubmerge.hub_lines import new_client
 from hubmerge.hub_writing import HubWriting
@@ -24,6 +24,8 @@ from hubmerge.sources.base import FileInfo, is_hub_id
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+
+    from hubmerge.hub_user import ClientCache
 
 RepoType = Literal["model", "dataset"]
 SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; nothing that is no weight is larger
@@ -87,7 +89,10 @@ class Identity:
 
 
 class Hub(HubWriting):
-    """The repos of one type on a Hub at `endpoint`, seen with `token` (None: anonymously)."""
+    """The repos of one type on a Hub at `endpoint`, seen with `token` (None: with what `login` finds, or anonymously).
+
+    What lies in `cache` is not fetched again; see hub_user.py.
+    """
 
     def __init__(
         self,
@@ -96,12 +101,24 @@ class Hub(HubWriting):
         *,
         patience: Patience | None = None,
         repo_type: RepoType = "model",
+        login: Callable[[], str | None] = lambda: None,
+        cache: ClientCache | None = None,
     ) -> None:
         self.endpoint = checked_endpoint(endpoint)
         self.repo_type: RepoType = repo_type
-        self._token: str | bool = checked_token(token) or False  # False: no token that lies on this machine
+        self._given = checked_token(token)
+        self._login = login
+        self._cache = cache
         self.patience = patience or Patience()
-        self._bytes = HubBytes(self.endpoint, self._token, self.patience, repo_type, self.connect)
+
+    @cached_property
+    def _token(self) -> str | bool:  # type: ignore[override]
+        """Looked up when the Hub is first asked. False: anonymously, whatever the client would find by itself."""
+        return self._given or checked_token(self._login()) or False
+
+    @cached_property
+    def _bytes(self) -> HubBytes:  # type: ignore[override]
+        return HubBytes(self.endpoint, self._token, self.patience, self.repo_type, self.connect)
 
     @cached_property
     def _api(self) -> HfApi:  # type: ignore[override]
@@ -128,14 +145,19 @@ class Hub(HubWriting):
         return self._token if isinstance(self._token, str) else None
 
     def __repr__(self) -> str:
-        return f"Hub({self.endpoint!r}, token={'set' if self._token else 'none'})"
+        return f"Hub({self.endpoint!r}, token={'set' if self._given else 'none'})"
 
     # --- reading -----------------------------------------------------------------------------------------
 
     def whoami(self) -> Identity:
         """The token's user; LoginError when there is none or it is no longer valid."""
         if not self._token:
-            raise LoginError("you are not signed in", next_step="Sign in, or set HF_TOKEN.")
+            raise LoginError(
+                "you are not signed in",
+                where=self.endpoint,
+                expected="a token that may write",
+                next_step="Sign in: in the app, with `hf auth login`, or with HF_TOKEN.",
+            )
 
         def ask() -> Identity:
             with translated("the token"):
@@ -151,6 +173,8 @@ class Hub(HubWriting):
         """The repo at `revision` (default branch if None), its files with sizes and LFS hashes."""
         where = f"{repo_id}@{revision}" if revision else repo_id
         pinned = bool(revision and _SHA.fullmatch(revision))
+        if self._cache is not None and self._cache.is_offline:
+            return self._cache.state(repo_id, revision)
 
         def ask() -> Any:
             with translated(where, pinned=pinned):
@@ -164,7 +188,9 @@ class Hub(HubWriting):
                 "the Hub states another commit", where=where, expected=str(revision), got=info.sha
             )
         files = {
-            s.rfilename: FileInfo(s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None)
+            s.rfilename: self._with_cached(
+                FileInfo(s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None), info.id, info.sha
+            )
             for s in info.siblings or ()
         }
         card = dict(info.card_data.to_dict()) if info.card_data else {}
@@ -178,6 +204,13 @@ class Hub(HubWriting):
             license=license_name if isinstance(license_name, str) else None,
             card=card,
         )
+
+    def _with_cached(self, file: FileInfo, repo_id: str, sha: str) -> FileInfo:
+        here = self._here(repo_id, sha, file.path)
+        return file if here is None or here.stat().st_size != file.size else replace(file, here=here)
+
+    def _here(self, repo_id: str, sha: str, path: str) -> Path | None:
+        return None if self._cache is None else self._cache.find(repo_id, sha, path)
 
     def head(self, repo_id: str) -> str:
         """The commit that main stands at, and nothing else of the repo."""
@@ -256,6 +289,11 @@ class Hub(HubWriting):
 
     def read_range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
         """Bytes start … end−1 of a file; 206 with that very range is required, never more is read."""
+        if (here := self._here(repo_id, sha, path)) is not None:
+            with here.open("rb") as file:
+                file.seek(start)
+                if len(found := file.read(end - start)) == end - start:
+                    return found
         return self._bytes.range(repo_id, sha, path, start, end)
 
     def read_range_into(self, repo_id: str, sha: str, path: str, start: int, out: memoryview) -> None:
@@ -264,13 +302,22 @@ class Hub(HubWriting):
 
     def read_file(self, repo_id: str, sha: str, path: str, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
         """A whole small file; FormatError above `max_bytes`."""
+        here = self._here(repo_id, sha, path)
+        if here is not None and here.stat().st_size <= max_bytes:
+            content = here.read_bytes()
+            if is_as_named(content, here.name):
+                return content
         return self._bytes.file(repo_id, sha, path, max_bytes)
 
     def download(self, repo_id: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
         """Fetch one file below `folder`, resuming a partial one, and verify it against its LFS sha256.
 
-        Returns its path. CorruptError when the bytes are others than the Hub announced.
+        Returns its path, which is the client's where its cache holds the file. CorruptError when the bytes are others
+        than the Hub announced.
         """
+        if file.here is not None and is_sound(file.here, file, self.patience.check):
+            progress(file.size)
+            return file.here
         return self._bytes.download(repo_id, sha, file, folder, progress)
 
     def find_commit(self, repo_id: str, needle: str) -> str | None:

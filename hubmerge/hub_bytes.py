@@ -286,16 +286,40 @@ def _refuse_failure(response: Any) -> None:
     )
 
 
+def _digest_as(stated: str, content: bytes) -> str:
+    """The sha256 where one is stated, else the id of the git blob."""
+    if len(stated) == 64:
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def is_as_named(content: bytes, name: str) -> bool:
+    """Whether `content` has the digest that the client's cache keeps it under, where the name is one: without links,
+    files lie there under their own names."""
+    match = _DIGEST.fullmatch(name)
+    return match is None or _digest_as(match[1], content) == match[1]
+
+
+def is_sound(path: Path, file: FileInfo, check: Callable[[], None]) -> bool:
+    """Whether `path` holds the bytes of `file` by size and, where one is stated, sha256; `check` may break it off."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with path.open("rb") as opened:
+            while chunk := opened.read(COPY_BYTES):
+                check()
+                digest.update(chunk)
+                size += len(chunk)
+    except OSError:
+        return False
+    return size == file.size and file.sha256 in (None, digest.hexdigest())
+
+
 def _verify(content: bytes, etag: str, where: str) -> None:
     """CorruptError unless `content` is what the ETag names: a git blob or, for large files, a sha256."""
     match = _DIGEST.fullmatch(etag)
     if match is None:
         return
-    stated = match[1]
-    if len(stated) == 64:
-        digest = hashlib.sha256(content).hexdigest()
-    else:
-        digest = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+    stated, digest = match[1], _digest_as(match[1], content)
     if digest != stated:
         raise CorruptError(
             "a file does not match the digest that the Hub states",

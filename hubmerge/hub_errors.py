@@ -162,6 +162,10 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
         raise SourceNotFoundError(
             what, where=where, next_step="Check its name, and sign in if it is private."
         ) from None
+    except errors.OfflineModeIsEnabled:
+        raise HubUnavailableError(
+            "HF_HUB_OFFLINE forbids the network", where=where, next_step="Unset it, or name what lies on this machine."
+        ) from None
     except errors.HFValidationError as error:
         raise SourceNotFoundError("not a repo id", where=where, got=_reason(error)) from None
     except errors.HfHubHTTPError as error:

@@ -63,12 +63,11 @@ def _board(arguments: Any, settings: Settings) -> Board:
     if _is_folder(named):
         files = read_folder(Path(named).expanduser())
     else:
-        from hubmerge.hub import Hub
+        from hubmerge.hub_user import hub_of_user
         from hubmerge.results_dataset import ResultsDataset
 
-        token = settings.token.get_secret_value() if settings.token else None
         cache = settings.data_dir / "results-cache"
-        files = ResultsDataset(Hub(settings.endpoint, token), named, cache=cache).load().files
+        files = ResultsDataset(hub_of_user(settings), named, cache=cache).load().files
     versions = {arguments.suite: arguments.suite_version} if arguments.suite and arguments.suite_version else None
     board = build_board(
         files.results,

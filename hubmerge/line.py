@@ -263,7 +263,10 @@ class _Surroundings:
         self.observer.stage("card")
         environment = _environment(self.options, plan)
         environment |= results[0].device
-        processes, budget = self.options.ranks.size, self.input_bytes if plan.download_bytes else None
+        processes, budget = (
+            self.options.ranks.size,
+            self.input_bytes if any(m.ref.kind == "hub" for m in plan.models) else None,
+        )
 
         def ran(variant: Variant) -> dict[str, Any]:
             usages = variant.journal.usages.values()

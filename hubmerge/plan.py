@@ -179,7 +179,9 @@ class Plan:
 
     @property
     def download_bytes(self) -> int:
-        return sum(m.weight_bytes for m in self.models if m.ref.kind == "hub")
+        """Less what the client's cache holds."""
+        fetched = (m.files[shard] for m in self.models if m.ref.kind == "hub" for shard in m.shards)
+        return sum(file.size for file in fetched if file.here is None)
 
     @property
     def resident_bytes(self) -> int:

@@ -77,10 +77,10 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal, options: Str
 
 def _run(arguments: Any, settings: Settings, terminal: Terminal, options: StreamOptions) -> int:
     from hubmerge.distributed import join
-    from hubmerge.hub import Hub
+    from hubmerge.hub_user import hub_of_user
     from hubmerge.recipe_file import load_recipe
 
-    hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
+    hub = hub_of_user(settings)
     if settings.world_size > 1:
         with join(settings) as ranks:
             line = _Line(arguments, settings, hub, terminal, replace(options, ranks=ranks))

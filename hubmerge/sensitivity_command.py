@@ -41,18 +41,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_cli(arguments: Any, settings: Settings, progress: Progress | None = None) -> int:
     """Run the command; errors are raised for the caller to print."""
-    from hubmerge.hub import Hub
+    from hubmerge.hub_user import hub_of_user
     from hubmerge.sensitivity import compute_sensitivity, load_pairs
 
     spec = _spec(arguments)
-    token = settings.token.get_secret_value() if settings.token else None
-    pairs = load_pairs(spec, endpoint=settings.endpoint, token=token)
+    hub = hub_of_user(settings)
+    pairs = load_pairs(spec, endpoint=hub.endpoint, token=hub.token)
     file = compute_sensitivity(
         arguments.model,
         pairs,
         arguments.out,
         spec=spec,
-        hub=Hub(settings.endpoint, token),
+        hub=hub,
         device=arguments.device,
         dtype=arguments.dtype,
         progress=progress or (lambda stage, done, total, unit: None),

@@ -49,11 +49,11 @@ def run_cli(arguments: Any, settings: Settings, observer: EvaluationObserver | N
     """Run the command; errors are raised for the caller to print."""
     from hubmerge.evaluation.runner import DETAILS, EvaluateOptions, evaluate
     from hubmerge.evaluation.suites import pin
-    from hubmerge.hub import Hub
+    from hubmerge.hub_user import hub_of_user
     from hubmerge.recipe import ModelName
 
     require("eval", "an evaluation")
-    hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
+    hub = hub_of_user(settings)
     suite = pin(arguments.suite, hub, arguments.split, limit=arguments.limit)
     name = ModelName.parse(arguments.model)
     # answers are keyed by the model's commit, so runs of one model may share a folder

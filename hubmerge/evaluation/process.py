@@ -41,6 +41,10 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udf
 Event = Mapping[str, Any]
 
 
+class WallLimitError(EvaluationError):
+    """It did not end in time."""
+
+
 @dataclass(frozen=True)
 class ChildJob:
     """A child to run: `python -m module`, with `spec` on its standard input."""
@@ -132,7 +136,7 @@ def _watch(
             if cancelled():
                 raise CancelledError("the evaluation was cancelled")
             if time.monotonic() > deadline:
-                raise EvaluationError(
+                raise WallLimitError(
                     "the evaluation did not end within its wall limit",
                     where=job.what,
                     expected=f"at most {job.wall_s:g} s",

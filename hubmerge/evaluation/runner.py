@@ -9,18 +9,23 @@ out of time goes on, `details/` has one parquet file per task with every prompt,
 
 A model that cannot be evaluated is a finding about the model: a result with status "failed" and the reason, and
 never a score of zero. What says nothing about the model raises: an unknown suite, a dataset or Hub that does not
-answer, a backend that is not installed, a cancellation.
+answer, a backend that is not installed, too little disk, a cancellation. A run that was killed, or ran out of memory
+or time, raises MachineFaultError the first time, since a neighbour on the machine can do that; when it comes no
+further the next time either, it is the model's.
 """
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import importlib.util
+import json
 import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,19 +33,22 @@ from threading import Event as ThreadEvent
 from typing import Literal, Protocol
 
 from hubmerge import __version__, machine
+from hubmerge.disk import shown_bytes, used_bytes
 from hubmerge.errors import (
     CancelledError,
     CorruptError,
+    DiskError,
     EvaluationError,
     FormatError,
     HeaderError,
     HubmergeError,
     IndexFileError,
+    MachineFaultError,
     MemoryLimitError,
 )
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.model_files import check_evaluable, stage_model
-from hubmerge.evaluation.process import ChildJob, Event, plain, run_child
+from hubmerge.evaluation.process import ChildJob, Event, WallLimitError, plain, run_child
 from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, Split, TaskScore
 from hubmerge.evaluation.rows import fetch_rows, few_shot_split
 from hubmerge.evaluation.suites import PinnedSuite, Suite, pin
@@ -57,6 +65,10 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DETAILS = "details"
 CHILD_MODULE = "hubmerge.evaluation.child"
 # what is wrong with a model, as against what is wrong with the Hub or the request
+_PERHAPS_THE_MACHINE = (MemoryLimitError, WallLimitError)
+_FAULT = "fault.json"  # how far a run came that the machine may have ended
+# of the disk, for datasets' rows, answers and the job database on the same disk: this, or a twentieth of a small one
+RESERVE_BYTES = 2 * 10**9
 _ABOUT_THE_MODEL = (EvaluationError, MemoryLimitError, FormatError, HeaderError, IndexFileError, CorruptError)
 
 
@@ -145,9 +157,11 @@ def evaluate(
     facts = model_facts(hub, opened)
     try:
         check_evaluable(opened)
+        _require_room(run)
         observer.stage("fetch model")
-        for note in stage_model(opened, hub, workdir / "model", workdir / "inputs", _cancellable(run)):
-            observer.warning(note)
+        with _cleared_where_the_disk_is_full(run):
+            for note in stage_model(opened, hub, workdir / "model", workdir / "inputs", _cancellable(run)):
+                observer.warning(note)
     except _ABOUT_THE_MODEL as error:
         return _failed(run, facts, error, time.monotonic() - started)
     observer.stage("fetch data")
@@ -166,11 +180,73 @@ def evaluate(
         done = run_child(_child_job(run, folders), _teller(observer), run.cancelled)
         result = _result(run, facts, done, time.monotonic() - started)
     except _ABOUT_THE_MODEL as error:
+        if isinstance(error, _PERHAPS_THE_MACHINE):
+            _try_once_more(run, error)
         result = _failed(run, facts, error, time.monotonic() - started)
+    (workdir / _FAULT).unlink(missing_ok=True)
     if not options.keep_model:
-        shutil.rmtree(workdir / "model", ignore_errors=True)
-        shutil.rmtree(workdir / "inputs", ignore_errors=True)
+        _clear(run)
     return result
+
+
+def _clear(run: _Run) -> None:
+    """Remove the fetched weights."""
+    for name in ("model", "inputs"):
+        shutil.rmtree(run.workdir / name, ignore_errors=True)
+
+
+def _require_room(run: _Run) -> None:
+    """DiskError where the weights would leave less than the reserve; what was fetched before counts as there."""
+    if run.model.ref.kind != "hub":
+        return
+    there = used_bytes([run.workdir / "inputs"])
+    disk = shutil.disk_usage(run.workdir)
+    reserve = min(RESERVE_BYTES, disk.total // 20)
+    missing = max(0, run.model.weight_bytes - there)
+    if missing and missing + reserve > disk.free:
+        _clear(run)
+        needed, found, kept = shown_bytes(run.model.weight_bytes + reserve, disk.free + there, reserve)
+        raise DiskError(
+            "the model does not fit on this disk",
+            where=run.what,
+            expected=f"{needed} free, {kept} of it for everything else",
+            got=found,
+            next_step="Evaluate it on a machine with more disk.",
+        )
+
+
+@contextmanager
+def _cleared_where_the_disk_is_full(run: _Run) -> Iterator[None]:
+    """A disk that others fill meanwhile gets back what this run has fetched."""
+    try:
+        yield
+    except DiskError:
+        _clear(run)
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _clear(run)
+        raise DiskError(
+            "the disk is full", where=run.what, got=str(error.strerror), next_step="Free some disk and try again."
+        ) from None
+
+
+def _try_once_more(run: _Run, error: HubmergeError) -> None:
+    """MachineFaultError, unless an earlier run of the same ended at the same place."""
+    mark = run.workdir / _FAULT
+    answers = run.workdir / "generations"
+    done = sum(path.stat().st_size for path in answers.glob("*")) if answers.is_dir() else 0
+    with suppress(OSError, ValueError):
+        if done <= int(json.loads(mark.read_text())["done"]):
+            return
+    mark.write_text(json.dumps({"done": done}))
+    raise MachineFaultError(
+        "the machine ended the evaluation, which says nothing of the model yet",
+        where=run.what,
+        got=str(error).removeprefix(f"{error.code}: ").replace(str(run.workdir), "…")[:400],
+        next_step="Run it again while nothing else runs here: it goes on, and ends for good if it comes no further.",
+    )
 
 
 def _check(options: EvaluateOptions) -> None:

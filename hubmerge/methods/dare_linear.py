@@ -14,7 +14,7 @@ from pydantic import Field
 
 from hubmerge.methods.base import Method, Paper, Parameters, Scope
 from hubmerge.methods.ops import where
-from hubmerge.methods.task_arithmetic import factor
+from hubmerge.methods.task_arithmetic import Normalize, factor
 
 DARE_PAPER = Paper("Language Models are Super Mario", "2311.03099", "Eq. 2-4")
 
@@ -24,7 +24,7 @@ class DareParameters(Parameters):
     lam: float | None = Field(
         default=None, ge=-10.0, le=10.0, alias="lambda", description="λ, the factor on the sum; 1/K when absent"
     )
-    normalize: bool | None = Field(default=None, description="divide the sum by that of the weights")
+    normalize: Normalize = None
 
 
 class DareLinear(Method):

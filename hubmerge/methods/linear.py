@@ -26,7 +26,7 @@ class Linear(Method):
     name = "linear"
     title = "Linear average"
     summary = "The weighted mean of the agents; what only one agent changed is divided by their number."
-    formula = "δ* = Σₖ wₖ·δₖ / Σₖ wₖ"
+    formula = "δ* = Σₖ wₖ·δₖ / (w₀ + Σₖ wₖ), w₀ = base_weight, or 0"
     papers = (Paper("Model soups", "2203.05482", "Sec. 2"),)
 
     parameters = LinearParameters

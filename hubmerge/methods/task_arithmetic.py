@@ -6,20 +6,27 @@ Source: Ilharco et al. 2023, arXiv:2212.04089, Sec. 2. Deviations: λ defaults t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from hubmerge.methods.base import Method, Paper, Parameters, Scope
 
 NO_WEIGHT = 1e-8  # mergekit's bound, too
+
+# false is what it is when absent, so that both are the same merge
+Normalize = Annotated[
+    bool | None,
+    AfterValidator(lambda value: value or None),
+    Field(description="divide the sum by that of the weights"),
+]
 
 
 class TaskArithmeticParameters(Parameters):
     lam: float | None = Field(
         default=None, ge=-10.0, le=10.0, alias="lambda", description="λ, the factor on the sum; 1/K when absent"
     )
-    normalize: bool | None = Field(default=None, description="divide the sum by that of the weights")
+    normalize: Normalize = None
 
 
 def factor(scope: Scope) -> float:

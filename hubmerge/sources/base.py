@@ -31,6 +31,7 @@ class FileInfo:
     path: str
     size: int  # bytes
     sha256: str | None = None
+    here: Path | None = field(default=None, compare=False)  # where the Hub's client has it on this machine, unverified
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from hubmerge.errors import CancelledError
 from hubmerge.hub import Hub
+from hubmerge.hub_bytes import is_sound
 from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import BLOCK_BYTES, BlockBuffer, BlockReader
 from hubmerge.sources.files import OpenFiles
@@ -46,6 +47,10 @@ class Fetched:
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)
+
+
+class _UnsoundError(Exception):
+    """What the client has of a shard is not the shard."""
 
 
 class ShardCache:
@@ -73,6 +78,7 @@ class ShardCache:
     ) -> None:
         self.fetched = Fetched()
         self._hub = hub.breakable()
+        self._folder = folder
         self._budget = budget_bytes
         self._keep = keep
         self._starting = starting
@@ -105,6 +111,8 @@ class ShardCache:
     def _found(folder: Path, model: Model, name: str) -> CachedShard:
         """A shard as an earlier run left it, in whole or in part, to be verified when it is needed."""
         info = model.files[name]
+        if info.here is not None:  # the client's, which takes no room and is never written to
+            return CachedShard(model, name, info.here, 0)
         shard = CachedShard(model, name, cache_folder(folder, model) / model.ref.sha / info.path, info.size)
         shard.held = sum(path.stat().st_size for path in (shard.path, shard.partial) if path.is_file())
         return shard
@@ -249,7 +257,7 @@ class ShardCache:
                 self._raise_if_over()
                 done = sum(s.size if s.is_present else self._arrived(s) for s in shards)
                 missing = any(not s.is_present for s in shards)
-            self._starting(min(done, total - 1) if missing else total, total)
+            self._starting(max(0, min(done, total - 1)) if missing else total, total)
             if not missing:
                 return
             with self._changed:
@@ -291,6 +299,11 @@ class ShardCache:
         if shard.blocks is not None:
             shard.blocks.verify()
             return True
+        info = shard.model.files[shard.name]
+        if shard.path == info.here:
+            if not is_sound(info.here, info, self._raise_if_over):
+                raise _UnsoundError
+            return False
         calls = 0
 
         def progress(count: int) -> None:
@@ -300,8 +313,8 @@ class ShardCache:
                 self._count(count)
 
         model = shard.model
-        folder = shard.path.parents[len(Path(model.files[shard.name].path).parts)]
-        self._hub.download(model.ref.id, model.ref.sha, model.files[shard.name], folder, progress)
+        folder = shard.path.parents[len(Path(info.path).parts)]
+        self._hub.download(model.ref.id, model.ref.sha, replace(info, here=None), folder, progress)
         return calls > 1
 
     def _count(self, count: int, ranges: int = 0) -> None:
@@ -317,6 +330,10 @@ class ShardCache:
             error = None if future.cancelled() else future.exception()
             if future.cancelled() or error is not None:
                 shard.state = "absent"
+                if isinstance(error, _UnsoundError):  # the client's file is damaged, so it is fetched after all
+                    info = shard.model.files[shard.name]
+                    shard.path = cache_folder(self._folder, shard.model) / shard.model.ref.sha / info.path
+                    shard.size, error = info.size, None
                 self._hold(shard, self._arrived(shard))
                 self._error = self._error or error
             else:

@@ -14,6 +14,7 @@ from typing import Any
 
 import gradio as gr
 
+from hubmerge.errors import RecipeError
 from hubmerge.licenses import KNOWN
 from hubmerge.methods import registry
 from hubmerge.recipe import MAX_AGENTS
@@ -204,6 +205,28 @@ def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
 
 def _agent(name: str, weight: Any) -> Any:
     return name if weight is None or weight == 1 else {"model": name, "weight": weight}
+
+
+def fillable(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe; RecipeError where it says what the form has no fields for, and would therefore leave out."""
+    beyond = [
+        f"weight of agent {k}"
+        for k, agent in enumerate(recipe.get("agents") or (), 1)
+        if isinstance(agent, Mapping) and isinstance(agent.get("weight"), list)
+    ]
+    for k, agent in enumerate(recipe.get("agents") or (), 1):
+        own = agent.get("parameters") if isinstance(agent, Mapping) else None
+        beyond += [f"{key} of agent {k}" for key in own] if isinstance(own, Mapping) else []
+    given = recipe.get("parameters")
+    beyond += [key for key, value in given.items() if isinstance(value, list)] if isinstance(given, Mapping) else []
+    if beyond:
+        raise RecipeError(
+            "the form has one number for all tensors and agents",
+            where="the recipe",
+            got=", ".join(beyond)[:200],
+            next_step="Merge this recipe through the API, or with `hubmerge run recipe.yaml --to owner/name`.",
+        )
+    return recipe
 
 
 def fill(recipe: Mapping[str, Any]) -> list[Any]:

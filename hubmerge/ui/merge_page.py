@@ -18,7 +18,7 @@ from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.plan import Plan
 from hubmerge.recipe import MAX_RECIPE_BYTES, recipe_from_yaml
 from hubmerge.ui.format import el, join, link
-from hubmerge.ui.merge_form import VISIBILITIES, MergeForm, build_form, fill, recipe_of, reweight, show_method
+from hubmerge.ui.merge_form import VISIBILITIES, MergeForm, build_form, fill, fillable, recipe_of, reweight, show_method
 from hubmerge.ui.panels import access_offer, closed_models, notice, plan_panel, problems_panel
 from hubmerge.ui.service import Service
 from hubmerge.ui.session import visitor_of, writer_of
@@ -181,7 +181,7 @@ def _as_yaml(*values: Any) -> list[Any]:
 def _from_yaml(text: str) -> list[Any]:
     try:
         read = recipe_from_yaml((text or "")[: MAX_RECIPE_BYTES + 1])
-        recipe = checked_recipe(read.to_dict())
+        recipe = checked_recipe(fillable(read.to_dict()))
     except HubmergeError as error:
         return [problems_panel(error, "This recipe cannot be loaded"), *[gr.skip()] * (len(fill({})))]
     told = [el("p", text) for text in ("The form shows this recipe now.", *read.notes)]
@@ -227,10 +227,10 @@ def _asked_for(
         visitor = visitor_of(profile, token)
         job = service.job(job_id, visitor)
         if visitor is None or visitor.name != job.user or job.state not in ("queued", "failed", "cancelled"):
-            return job.recipe, {}
+            return fillable(job.recipe), {}
         namespace, _, name = job.target.partition("/")  # the same target again is the same job, which goes on
         visibility = "private" if job.private else "public"
-        return job.recipe, {"namespace": namespace, "name": name, "visibility": visibility}
+        return fillable(job.recipe), {"namespace": namespace, "name": name, "visibility": visibility}
     if base := str(query.get("base") or ""):
         named = {"base": base, "agents": query_list(query, "agent"), "method": str(query.get("method") or "")}
         return named, {}

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hubmerge.errors import CancelledError, EvaluationError, SourceNotFoundError
-from hubmerge.evaluation import process
+from hubmerge.errors import CancelledError, DiskError, EvaluationError, MachineFaultError, SourceNotFoundError
+from hubmerge.evaluation import process, runner
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.runner import Unobserved, evaluate
 from hubmerge.evaluation.suites import pin
@@ -83,8 +85,6 @@ def test_the_fetched_weights_are_gone_after_a_run_unless_they_are_kept(scripted:
     [
         ("crashes", "E_EVALUATION", "SIGSEGV"),
         ("leaves", "E_EVALUATION", "without a result"),
-        ("is killed", "E_TOO_BIG", "SIGKILL"),
-        ("runs out of memory", "E_TOO_BIG", "ran out of memory"),
         ("refuses", "E_EVALUATION", "the model does not load"),
         ("shouts", "E_EVALUATION", "a line without an end"),
         ("talks nonsense", "E_EVALUATION", "no event"),
@@ -106,11 +106,70 @@ def test_a_run_that_fails_has_its_reason_and_no_score(
     assert parse_result(result.to_json().encode(), where="x") == result
 
 
-def test_a_run_past_its_wall_limit_is_killed_and_says_so(scripted: Scripted, workdir: Path) -> None:
-    result = scripted("hangs", options={"wall_s": 3.0})
+@pytest.mark.parametrize(
+    ("mode", "code", "reason"),
+    [
+        ("is killed", "E_TOO_BIG", "SIGKILL"),
+        ("runs out of memory", "E_TOO_BIG", "ran out of memory"),
+        ("hangs", "E_EVALUATION", "wall limit"),
+    ],
+)
+def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_further_again(
+    scripted: Scripted, workdir: Path, mode: str, code: str, reason: str
+) -> None:
+    answers = workdir / "generations" / "zoo_math.jsonl"
+    for size in (0, 10, 20):  # each run came further than the one before it
+        if size:
+            answers.parent.mkdir(exist_ok=True)
+            answers.write_bytes(b"x" * size)
+        with pytest.raises(MachineFaultError, match=reason) as first:
+            scripted(mode, options={"wall_s": 3.0})
+        assert first.value.retryable
+        assert str(workdir) not in str(first.value)
+    result = scripted(mode, options={"wall_s": 3.0})
+    assert (result.status, result.tasks) == ("failed", ())
     assert result.error is not None
-    assert "wall limit" in result.error.message
+    assert result.error.code == code
+    assert reason in result.error.message
     assert not is_alive(int((workdir / "pid").read_text()))
+    with pytest.raises(MachineFaultError):  # whoever asks anew has two tries again
+        scripted(mode, options={"wall_s": 3.0})
+
+
+def test_one_kill_and_then_a_result_is_a_result(scripted: Scripted) -> None:
+    with pytest.raises(MachineFaultError):
+        scripted("is killed")
+    assert scripted("answers").status == "done"
+
+
+def test_a_model_that_leaves_less_than_the_reserve_is_refused_before_it_is_fetched(
+    scripted: Scripted, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    total, weights = 100 * 10**9, 343_552 + 2048
+    usage = SimpleNamespace(total=total, free=runner.RESERVE_BYTES + 1000)
+    monkeypatch.setattr(runner.shutil, "disk_usage", lambda _: usage)
+    notes = Notes()
+    with pytest.raises(DiskError, match="the model does not fit on this disk") as refusal:
+        scripted("answers", observer=notes)
+    assert "2.000000 GB of it for everything else" in str(refusal.value)
+    assert notes.stages == ["resolve"]
+    assert not (workdir / "inputs").exists()
+    usage.free = runner.RESERVE_BYTES + 2 * weights
+    assert scripted("answers").status == "done"
+
+
+def test_a_disk_that_fills_meanwhile_gets_back_what_was_fetched(
+    scripted: Scripted, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> Any:
+        (workdir / "inputs").mkdir()
+        (workdir / "inputs" / "part").write_bytes(b"x")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runner, "stage_model", full)
+    with pytest.raises(DiskError, match="the disk is full"):
+        scripted("answers")
+    assert not (workdir / "inputs").exists()
 
 
 def test_a_cancelled_run_ends_with_all_its_processes_even_those_that_ignore_sigterm(

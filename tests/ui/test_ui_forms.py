@@ -16,7 +16,7 @@ from hubmerge.methods.linear import Linear
 from hubmerge.recipe import recipe_from_dict
 from hubmerge.ui.app import in_loop
 from hubmerge.ui.forms import component_of, fields_of, parameters_of, plain_markdown, values_of
-from hubmerge.ui.merge_form import build_form, fill, recipe_of, reweight, show_method
+from hubmerge.ui.merge_form import build_form, fill, fillable, recipe_of, reweight, show_method
 
 METHODS = list(registry().values())
 
@@ -138,3 +138,22 @@ def test_no_hint_of_a_method_needs_an_entity_which_the_form_would_show() -> None
     hints = [field.hint for method in registry().values() for field in fields_of(method)]
     assert hints
     assert [hint for hint in hints if "&" in hint] == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"agents": [{"model": "org/a", "weight": [0, 1]}, "org/b"]}, "weight of agent 1"),
+        ({"agents": ["org/a", {"model": "org/b", "parameters": {"density": 0.5}}]}, "density of agent 2"),
+        ({"parameters": {"lambda": [0.5, 1]}}, "lambda"),
+    ],
+)
+def test_a_recipe_with_more_than_the_form_has_fields_for_is_not_loaded_into_it(
+    changed: dict[str, Any], named: str
+) -> None:
+    plain = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ties"}
+    written = recipe_from_dict(plain).to_dict()
+    assert fillable(written) == written
+    with pytest.raises(RecipeError) as caught:
+        fillable(recipe_from_dict({**plain, **changed}).to_dict())
+    assert caught.value.problems[0].got == named

@@ -1,0 +1,277 @@
+"""The client's login and cache: used on the command line, for the Hub that they belong to, and never written to."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from builders import random_base, read_model, sparse_agent, write_model
+from huggingface_hub import HfApi, constants, snapshot_download
+
+from hubmerge.cli import main
+from hubmerge.errors import HubmergeError
+from hubmerge.hub import Hub
+from hubmerge.hub_user import ClientCache, hub_of_user, stored_token
+from hubmerge.settings import DEFAULT_ENDPOINT, Settings
+
+REPO = Path(__file__).resolve().parents[2]
+LOGIN = "hf_" + "c" * 34
+
+
+# --- the login ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def signed_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `hf auth login` leaves it."""
+    path = tmp_path / "token"
+    path.write_text(LOGIN)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(path))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("signed_in")
+def test_the_clients_login_is_used_for_its_own_hub_and_sent_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hub_of_user(Settings(endpoint=DEFAULT_ENDPOINT)).token == LOGIN
+    for endpoint in (
+        "http://127.0.0.1:9",
+        "http://localhost:7860",
+        "https://mirror.example",
+        "https://hf.co.evil.example",
+    ):
+        assert stored_token(endpoint) is None
+        assert hub_of_user(Settings(endpoint=endpoint)).token is None
+    own = Settings(endpoint="http://127.0.0.1:9", token="hf_stated_for_this")
+    assert hub_of_user(own).token == "hf_stated_for_this", "HF_TOKEN says who somebody is anywhere"
+    assert hub_of_user(own.model_copy(update={"endpoint": DEFAULT_ENDPOINT})).token == "hf_stated_for_this"
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    assert hub_of_user(Settings(endpoint=DEFAULT_ENDPOINT)).token is None
+
+
+@pytest.mark.usefixtures("signed_in")
+def test_no_request_to_an_embedded_hub_bears_the_clients_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[str | None] = []
+
+    class Listening(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            seen.append(self.headers.get("authorization"))
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Listening)
+    thread = Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text("base: org/base\nagents: [org/a, org/b]\nmethod: ram\n")
+        assert main(["inspect", str(recipe)]) == 1
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert len(seen) >= 3
+    assert set(seen) == {None}
+
+
+def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path: Path) -> None:
+    code = (
+        "from hubmerge.hub_user import hub_of_user; from hubmerge.settings import load_settings; "
+        "print(hub_of_user(load_settings()).token)"
+    )
+    (tmp_path / "elsewhere").write_text("hf_of_a_path\n")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "token").write_text("hf_of_the_home\n")
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING"))}
+    for variables, token in (
+        ({"HF_TOKEN": "hf_of_a_variable", "HF_HOME": str(tmp_path / "home")}, "hf_of_a_variable"),
+        ({"HUGGING_FACE_HUB_TOKEN": "hf_of_the_old_one"}, "hf_of_the_old_one"),
+        ({"HF_TOKEN_PATH": str(tmp_path / "elsewhere")}, "hf_of_a_path"),
+        ({"HF_HOME": str(tmp_path / "home")}, "hf_of_the_home"),
+        ({"HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, "None"),
+        ({"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": "http://127.0.0.1:9"}, "None"),
+        ({"HF_HOME": str(tmp_path)}, "None"),
+    ):
+        environment = {**plain, "HOME": str(tmp_path), **variables}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, cwd=REPO, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"{token}\n", variables
+
+
+def test_the_service_has_neither_the_login_nor_the_cache_of_its_machine() -> None:
+    for path in [*(REPO / "workflows").rglob("*.py"), *(REPO / "hubmerge" / "ui").rglob("*.py"), REPO / "app.py"]:
+        named = {
+            name
+            for node in ast.walk(ast.parse(path.read_text()))
+            for name in (
+                [node.module or "", *(a.name for a in node.names)]
+                if isinstance(node, ast.ImportFrom)
+                else [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else []
+            )
+        }
+        assert not named & {"hubmerge.hub_user", "hub_of_user", "stored_token", "ClientCache", "get_token"}, path
+
+
+# --- the cache ---------------------------------------------------------------------------------------------------
+
+
+def digests(folder: Path) -> dict[str, tuple[str, int, int]]:
+    found = [p for p in sorted(folder.rglob("*")) if p.is_file() and not p.is_symlink()]
+    return {
+        str(p.relative_to(folder)): (
+            hashlib.sha256(p.read_bytes()).hexdigest(),
+            p.stat().st_mtime_ns,
+            p.stat().st_nlink,
+        )
+        for p in found
+    }
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "client-cache"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def models(ada: HfApi, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Names of repos of this test's own: a base and two agents in three shards."""
+    mark = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:8]
+    base = random_base(0)
+    parts = {"base": base, "one": sparse_agent(base, 0.1, 1), "two": sparse_agent(base, 0.1, 2)}
+    for name, tensors in parts.items():
+        card = {"README.md": b"---\nlicense: mit\n---\n"}
+        ada.create_repo(f"ada/c-{mark}-{name}")
+        folder = write_model(tmp_path / name, tensors, shards=3, files=card)
+        ada.upload_folder(repo_id=f"ada/c-{mark}-{name}", folder_path=folder)
+    return lambda name: f"ada/c-{mark}-{name}"
+
+
+@pytest.fixture
+def recipe(models: Callable[[str], str], tmp_path: Path) -> Path:
+    path = tmp_path / "hub.yaml"
+    agents = [models("one"), models("two")]
+    path.write_text(json.dumps({"base": models("base"), "agents": agents, "method": "ram"}))
+    return path
+
+
+def fetch_all(
+    ada: HfApi, models: Callable[[str], str], cache: Path, names: tuple[str, ...] = ("base", "one", "two")
+) -> None:
+    for name in names:
+        snapshot_download(models(name), endpoint=ada.endpoint, token=ada.token, cache_dir=cache)
+
+
+def fetched(folder: Path) -> int:
+    return int(json.loads((folder / "hubmerge.json").read_text())["environment"]["fetch"]["bytes"])
+
+
+def test_what_the_client_has_downloaded_is_not_fetched_again_and_stays_as_it_is(
+    ada: HfApi,
+    models: Callable[[str], str],
+    recipe: Path,
+    cache: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["merge", str(recipe), "--out", str(tmp_path / "fresh")]) == 0
+    assert fetched(tmp_path / "fresh") > 0
+    fetch_all(ada, models, cache)
+    before = digests(cache)
+    capsys.readouterr()
+    assert main(["inspect", str(recipe), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["download_bytes"] == 0
+    for number, more in enumerate(([], ["--disk-budget", "0.00003"], ["--chunk-elements", "100", "--threads", "1"])):
+        out = tmp_path / f"cached{number}"
+        assert main(["merge", str(recipe), "--out", str(out), *more]) == 0
+        assert fetched(out) == 0
+        assert not (out / ".hubmerge").exists()
+        made, expected = read_model(out), read_model(tmp_path / "fresh")
+        assert all(made[name].same_bits(expected[name]) for name in expected)
+    assert main(["probe", str(recipe)]) == 0
+    assert digests(cache) == before
+
+
+def test_a_damaged_file_of_the_cache_is_fetched_anew_and_left_as_it_is(
+    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, tmp_path: Path
+) -> None:
+    assert main(["merge", str(recipe), "--out", str(tmp_path / "fresh")]) == 0
+    fetch_all(ada, models, cache)
+    [blob] = [p for p in cache.rglob("model-00002-of-00003.safetensors") if models("one").split("/")[1] in str(p)]
+    whole = blob.resolve().read_bytes()
+    flipped = whole[:-1] + bytes([whole[-1] ^ 1])
+    config = next(p for p in cache.rglob("config.json") if models("two").split("/")[1] in str(p)).resolve()
+    for path, content in ((blob.resolve(), flipped), (config, b"{}")):
+        path.chmod(0o644)
+        path.write_bytes(content)
+    before = digests(cache)
+    assert main(["merge", str(recipe), "--out", str(tmp_path / "again")]) == 0
+    assert fetched(tmp_path / "again") == len(whole)
+    made, expected = read_model(tmp_path / "again"), read_model(tmp_path / "fresh")
+    assert all(made[name].same_bits(expected[name]) for name in expected)
+    assert digests(cache) == before
+
+
+def test_another_commit_in_the_cache_counts_for_nothing(
+    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, tmp_path: Path
+) -> None:
+    fetch_all(ada, models, cache)
+    moved = write_model(tmp_path / "moved", sparse_agent(random_base(0), 0.1, 9), shards=3)
+    ada.upload_folder(repo_id=models("one"), folder_path=moved)
+    assert main(["merge", str(recipe), "--out", str(tmp_path / "out")]) == 0
+    assert fetched(tmp_path / "out") == sum(p.stat().st_size for p in moved.glob("*.safetensors"))
+
+
+def test_offline_a_merge_needs_nothing_but_the_cache_and_is_the_same(
+    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["merge", str(recipe), "--out", str(tmp_path / "online")]) == 0
+    fetch_all(ada, models, cache)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody answers
+    assert main(["inspect", str(recipe)]) == 0
+    assert main(["merge", str(recipe), "--out", str(tmp_path / "offline")]) == 0
+    manifests = [json.loads((tmp_path / n / "hubmerge.json").read_text()) for n in ("online", "offline")]
+    assert manifests[0]["identity"] == manifests[1]["identity"]
+    assert manifests[0]["files"] == manifests[1]["files"]
+    assert manifests[0]["license"] == manifests[1]["license"]
+
+
+def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches_it(
+    ada: HfApi, models: Callable[[str], str], recipe: Path, cache: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    fetch_all(ada, models, cache, ("base", "one"))
+    ada.hf_hub_download(models("two"), "config.json", cache_dir=cache)
+    shard = "model-00003-of-00003.safetensors"
+    next(p for p in cache.rglob(shard) if models("one").split("/")[1] in str(p)).unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert main(["merge", str(recipe), "--out", str(tmp_path / "out")]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert "E_SOURCE: HF_HUB_OFFLINE forbids the network" in first
+    assert f"got it without {shard}" in first
+    assert first.endswith(f"hf download {models('one')}")
+    assert "got it without model.safetensors" in second
+    assert not (tmp_path / "out").exists()
+    assert main(["publish", str(tmp_path / "out"), "ada/x"]) == 1
+    with pytest.raises(HubmergeError, match="HF_HUB_OFFLINE forbids the network") as caught:
+        Hub(str(ada.endpoint), str(ada.token), cache=ClientCache()).whoami()
+    assert not caught.value.problems[0].next_step.startswith("Check the connection")
