@@ -57,6 +57,7 @@ bench: setup
 # the pages that are generated from the code
 docs: setup
 	$(BIN)/python -m hubmerge.methods_page > docs/methods.md
+	$(BIN)/python -m hubmerge.recipe_schema > docs/recipe.schema.json
 
 clean:
 	rm -rf data out benchmarks/out .cache .pytest_cache .mypy_cache .ruff_cache

@@ -9,11 +9,10 @@ The scores are in card_scores.py, with what a row of `report.evaluations` is.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
@@ -21,6 +20,7 @@ import yaml
 from hubmerge.licenses import KNOWN, UNDECIDED
 from hubmerge.markdown import Markdown, code, duration, environment, factor, link, size
 from hubmerge.methods.varying import worded
+from hubmerge.output.task import HUB_TAGS, Task, snippet, task_of
 from hubmerge.report import AgentOutcome, Parent, Report
 from hubmerge.settings import DEFAULT_ENDPOINT
 
@@ -30,25 +30,6 @@ _ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
 
 LOST_AT_LEAST = 0.01  # of λ − 1: what rounding may take of a rescaling before the card calls it lost
 DENSE_FROM = 0.5  # an agent that changed more than this is no sparse update, and most of it meets others
-
-_SNIPPET = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model_id = MODEL_ID
-tokenizer = AutoTokenizer.from_pretrained(model_id)
-model = AutoModelForCausalLM.from_pretrained(model_id, dtype="auto", device_map="auto")
-
-prompt = "What is 17 + 25?"
-if tokenizer.chat_template:
-    inputs = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
-    )
-else:
-    inputs = tokenizer(prompt, return_tensors="pt")
-inputs = inputs.to(model.device)
-output = model.generate(**inputs, max_new_tokens=256)
-print(tokenizer.decode(output[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True))
-"""
 
 
 def render_card(report: Report, *, figures: Collection[str] = (), endpoint: str = DEFAULT_ENDPOINT) -> str:
@@ -64,7 +45,8 @@ def metadata(report: Report) -> dict[str, Any]:
     data: dict[str, Any] = {}
     if bases:
         data |= {"base_model": list(dict.fromkeys(bases)), "base_model_relation": "merge"}
-    data |= {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    task = _task(report)
+    data |= {"library_name": task.library, **({"pipeline_tag": task.pipeline_tag} if task.pipeline_tag else {})}
     data["tags"] = list(dict.fromkeys(("merge", "hubmerge", _slug(str(report.method["name"])))))
     name = report.target.rpartition("/")[2] or _slug(str(report.method["name"]))
     if HUB_ID.fullmatch(name) and (index := _model_index(name, report)):
@@ -76,6 +58,13 @@ def metadata(report: Report) -> dict[str, Any]:
     if url := _license_url(report):
         data["license_link"] = url
     return data
+
+
+def _task(report: Report) -> Task:
+    if not report.task:
+        return task_of({"architectures": [report.architecture]})
+    task = Task(**report.task)
+    return replace(task, pipeline_tag=task.pipeline_tag if task.pipeline_tag in HUB_TAGS else None)
 
 
 def _model_index(name: str, report: Report) -> list[dict[str, Any]]:
@@ -156,7 +145,7 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "license_url": (url := _license_url(report)) and link(url, url),
         "environment": _environment(report.environment),
         "figures": frozenset(figures),
-        "snippet": _SNIPPET.replace("MODEL_ID", json.dumps(target or "path/to/this/folder")),
+        "snippet": snippet(_task(report), target or "path/to/this/folder"),
         "command": f"hubmerge run recipe.yaml --to {shlex.quote(target)}"
         if target
         else "hubmerge merge recipe.yaml --out merged",

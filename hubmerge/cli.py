@@ -133,6 +133,10 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--log-json", action="store_true", help="progress and errors as JSON lines on stderr")
         return command
 
+    from hubmerge import recipe_init
+
+    recipe_init.add_arguments(add("init", _init, "write a commented recipe of a base and its agents", ""))
+
     inspect = add("inspect", _inspect, "check a recipe from headers alone: compatibility, sizes, predictions", "")
     inspect.add_argument("recipe", type=Path)
     inspect.add_argument("--json", action="store_true")
@@ -246,6 +250,13 @@ def _hub(settings: Settings) -> Any:
     from hubmerge.hub_user import hub_of_user
 
     return hub_of_user(settings)
+
+
+def _init(arguments: Any, settings: Settings) -> int:
+    from hubmerge.recipe_init import run_cli
+
+    with closing(Terminal(arguments.log_json)) as terminal:
+        return run_cli(arguments, _hub(settings), terminal)
 
 
 def _inspect(arguments: Any, settings: Settings) -> int:

@@ -14,7 +14,6 @@ from hubmerge.sources.remedies import origin_of
 from hubmerge.tying import Tensors, is_embedding
 from hubmerge.wording import dims, incompatible, named, shown
 
-MISSING, EXTRA = "missing tensors", "tensors that the base does not have"  # what an agent may have wrong
 _SHAPING_KEYS = (
     "hidden_size",
     "num_hidden_layers",
@@ -133,7 +132,7 @@ def agent_problems(
     if missing:
         problems.append(
             incompatible(
-                MISSING,
+                "missing tensors",
                 where=where,
                 expected=named(missing),
                 got="not stored",
@@ -144,7 +143,7 @@ def agent_problems(
     if extra:
         problems.append(
             incompatible(
-                EXTRA,
+                "tensors that the base does not have",
                 where=where,
                 got=named(extra),
                 next_step=_leaving_out(ignoring, remove),

@@ -15,6 +15,8 @@ from hubmerge import __version__
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
 from hubmerge.methods.tensor_values import Values, by_layer
+from hubmerge.output.companions import MODULES
+from hubmerge.output.task import task_of
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
 from hubmerge.statistics import Overlaps, Tally
@@ -84,6 +86,7 @@ class Report:
     warnings: tuple[str, ...]
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions, hardware, seconds, peak memory
     evaluations: tuple[Mapping[str, Any], ...] = ()
+    task: Mapping[str, Any] = field(default_factory=dict)  # Task.as_dict; {} in reports of before it was known
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -171,6 +174,9 @@ def make_report(
         license=dict(license),
         warnings=(*plan.warnings, *notes),
         environment=dict(environment),
+        task=task_of(
+            plan.config, modules=MODULES in plan.companions.names, stated=plan.base.card.get("pipeline_tag")
+        ).as_dict(),
     )
 
 

@@ -47,7 +47,7 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions
         raise _unwritable(arguments.figure, "no such folder")
     plan = open_comparison(comparison_recipe(arguments.base, arguments.agent, arguments.ignore), hub, allow_local=True)
     with temporary_folder() as cache:
-        diff = measure(plan, hub, options, terminal.stream, cache=cache, disk_budget=arguments.disk_budget)
+        diff = measure(plan, hub, options, terminal, cache=cache, disk_budget=arguments.disk_budget)
     terminal.close()
     if arguments.figure is not None:
         from hubmerge.output.diff_figure import draw

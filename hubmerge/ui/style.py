@@ -134,6 +134,14 @@ CSS = """
 @media (prefers-reduced-motion: reduce) { .hm-moving { animation: none; } .hm-fill { transition: none; } }
 .hm-result { font-size: 1.05rem; font-weight: 600; }
 
+/* comparison */
+.hm-figure { overflow-x: auto; margin: .6rem 0 1.2rem; background: white; border-radius: var(--radius-md); }
+.hm-figure img { width: 100%; min-width: 620px; max-width: 900px; display: block; margin: 0 auto; }
+details.hm-section { margin: 0 0 1rem; }
+details.hm-section > summary { cursor: pointer; font-weight: 650; padding: .3rem 0; }
+.block#diff, .block#diff-models { padding: var(--spacing-xl) !important; }
+#diff .hm-section { margin-top: 1.4rem; } #diff-models .hm-table { margin: 0; }
+
 /* statistics */
 .hm-shares { margin: .6rem 0 1.2rem; }
 .hm-stack { display: flex; height: 1rem; border-radius: var(--radius-sm); overflow: hidden; gap: 2px;

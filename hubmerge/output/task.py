@@ -1,0 +1,374 @@
+"""What a model is for, as its class says: the card's `pipeline_tag` and `library_name`, and how to load it.
+
+    task_of(config, …)      from config.json; nothing of transformers is imported
+    snippet(task, where)    Python that runs
+
+The class in config.json decides what can be done with the weights, so the snippet follows it alone. The base's own
+card may state a narrower task (`translation` where the class says text to text): its `pipeline_tag` is taken where
+the class can do that, and dropped where it cannot. A class that is not known here gets no tag of ours, and a snippet
+that loads it and no more.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a model is listed and used. JSON in and out (`as_dict`, `Task(**…)`)."""
+
+    use: str  # a key of `_USES`, "" where the class is not known
+    pipeline_tag: str | None = None
+    library: str = "transformers"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Use:
+    snippet: str
+    tag: str | None
+    also: tuple[str, ...] = ()  # what the base's card may say instead
+
+
+def task_of(config: Mapping[str, Any], *, modules: bool = False, stated: object = None) -> Task:
+    """The task of a model by its config.json. `modules`: sentence-transformers' lie beside it; `stated`: the
+    `pipeline_tag` of its base's card."""
+    names = config.get("architectures") or [""]
+    use = _use_of(str(names[0]) if isinstance(names, list) else "", config)
+    if modules:
+        use = {"text-classification": "cross-encoder", "fill-mask": "sparse-encoder"}.get(use, "sentence-similarity")
+    known = _USES.get(use)
+    tag = known.tag if known else None
+    if isinstance(stated, str) and (stated in known.also if known else stated in HUB_TAGS):
+        tag = stated
+    return Task(use, tag, "sentence-transformers" if modules else "transformers")
+
+
+def snippet(task: Task, where: str) -> str:
+    """Python that loads the model from `where`, a repo or folder, and uses it."""
+    use = _USES.get(task.use)
+    return (use.snippet if use else _load("AutoModel")).replace("MODEL_ID", json.dumps(where))
+
+
+def _use_of(name: str, config: Mapping[str, Any]) -> str:
+    for pattern, use in _CLASSES:
+        if re.fullmatch(pattern, name, re.ASCII):
+            return use
+    if re.fullmatch(r"\w+ForConditionalGeneration", name, re.ASCII):
+        return _of_parts(config)
+    if re.fullmatch(r"\w+(Model|EncoderModel)", name, re.ASCII):
+        return _of_encoder(config)
+    return ""
+
+
+def _of_parts(config: Mapping[str, Any]) -> str:
+    """Classes that generate text from something: from what, the parts of the model say."""
+    keys = " ".join(str(key) for key, value in config.items() if value is not None)
+    if re.search(r"vision|image|vq_config|pixel|visual", keys):
+        return "image-text-to-text"
+    if re.search(r"audio|speech|mel_bins|codec", keys):
+        return "audio-text-to-text"
+    return "text2text-generation" if config.get("is_encoder_decoder") else ""
+
+
+def _of_encoder(config: Mapping[str, Any]) -> str:
+    """A model without a head."""
+    keys = " ".join(map(str, config))
+    if re.search(r"vision_|audio_|mel_bins|conv_dim|feat_extract|speech|video|upsampl", keys):
+        return "features"
+    if re.search(r"num_channels|image_size", keys):
+        return "image-feature-extraction"
+    if not isinstance(config.get("vocab_size"), int):
+        return "features"
+    return "encoder-decoder" if config.get("is_encoder_decoder") else "feature-extraction"
+
+
+_AUDIO = r"(?:Data2VecAudio|Hubert|SEWD?|UniSpeech(?:Sat)?|Wav2Vec2(?:Bert|Conformer)?|WavLM|AST|Whisper)"
+# class → use; the first pattern that fits
+_CLASSES: tuple[tuple[str, str], ...] = (
+    (r"(?:Pop2Piano|PI0|ClvpModel)ForConditionalGeneration|EvollaForProteinText2Text", ""),
+    (r"(?:Fuyu|Git|Mistral4)ForCausalLM|NemotronH_Omni\w+|VisionEncoderDecoderModel", "image-text-to-text"),
+    (r"DiffusionGemmaForBlockDiffusion|IdeficsForVisionText2Text", "image-text-to-text"),
+    (r"(?:Phi4Multimodal)ForCausalLM|Qwen[\d_]*Omni\w*ForConditionalGeneration|JanusForConditionalGeneration", "any"),
+    (r"FlaubertWithLMHeadModel", "fill-mask"),
+    (r"\w+(?:ForCausalLM|LMHeadModel|WithLMHead)|BertGenerationDecoder", "text-generation"),
+    (r"\w+ForMaskedLM", "fill-mask"),
+    (rf"{_AUDIO}For(?:Sequence|Audio)Classification", "audio-classification"),
+    (r"\w+ForSequenceClassification", "text-classification"),
+    (r"\w+ForTokenClassification", "token-classification"),
+    (r"(?:Blip|Vilt)ForQuestionAnswering", "visual-question-answering"),
+    (r"LayoutLM(?:v2|v3)?ForQuestionAnswering", "document-question-answering"),
+    (r"TapasForQuestionAnswering", "table-question-answering"),
+    (r"\w+ForQuestionAnswering(?:Simple)?", "question-answering"),
+    (r"\w+ForImageClassification\w*", "image-classification"),
+    (r"\w+ForVideoClassification", "video-classification"),
+    (r"(?:MM)?(?:GroundingDino|Owlv2|OwlViT|OmDetTurbo)ForObjectDetection", "zero-shot-object-detection"),
+    (r"\w+ForObjectDetection", "object-detection"),
+    (r"\w+For(?:Semantic|Universal|Instance)?Segmentation", "image-segmentation"),
+    (r"\w+ForDepthEstimation", "depth-estimation"),
+    (r"\w+For(?:CTC|SpeechToText)", "automatic-speech-recognition"),
+    (
+        r"(?:CohereAsr|Canary|KyutaiSpeechToText|Moonshine\w*|Speech2Text|Whisper)ForConditionalGeneration"
+        r"|SpeechEncoderDecoderModel",
+        "automatic-speech-recognition",
+    ),
+    (r"\w+For(?:TDT|RNNT)", "speech-transducer"),
+    (r"(?:Csm|Dia|\w+TTS|HiggsAudioV2|Musicgen\w*|VibeVoice)ForConditionalGeneration", "text-to-audio"),
+    (r"\w+ForTextToSpeech|FastSpeech2Conformer\w+|(?:Bark|Vits)Model", "text-to-audio"),
+    (
+        r"(?:AudioFlamingo3|FunAsrNano|GlmAsr|GraniteSpeech\w*|MossTranscribe\w*|MusicFlamingo|Nemotron3_5Transcribe"
+        r"|Qwen2Audio|Qwen3ASR|VibeVoiceAsr|Voxtral\w*)ForConditionalGeneration",
+        "audio-text-to-text",
+    ),
+    (
+        r"(?:Bart|BigBirdPegasus|Blenderbot(?:Small)?|FSMT|GPTSanJapanese|LED|LongT5|M2M100|MBart|MT5|Marian|Mvp"
+        r"|NllbMoe|PLBart|Pegasus(?:X)?|ProphetNet|SwitchTransformers|T5|T5Gemma|UMT5|XLMProphetNet)"
+        r"ForConditionalGeneration|MarianMTModel|EncoderDecoderModel|\w+ForTextToText",
+        "text2text-generation",
+    ),
+    (
+        r"(?:Align|AltCLIP|Blip|CLIP|CLIPSeg|ChineseCLIP|MetaClip2|Siglip2?|Tipsv2)Model",
+        "zero-shot-image-classification",
+    ),
+    (r"Blip2ForImageTextRetrieval", "zero-shot-image-classification"),
+    (r"(?:EdgeTam|Sam2?|SamHQ|Sam3Tracker)Model", "mask-generation"),
+)
+
+
+def _load(auto: str) -> str:
+    return f"""\
+from transformers import {auto}
+
+model = {auto}.from_pretrained(MODEL_ID, dtype="auto", device_map="auto")
+print(model)
+"""
+
+
+def _pipeline(task: str, verb: str, given: str) -> str:
+    return f"""\
+from transformers import pipeline
+
+{verb} = pipeline("{task}", model=MODEL_ID)
+print({verb}({given}))
+"""
+
+
+_SPEECH = """\
+import wave
+
+import numpy as np
+from transformers import pipeline
+
+VERB = pipeline("TASK", model=MODEL_ID)
+with wave.open("speech.wav") as file:  # 16 bits, one channel, at the rate that the model was trained on
+    samples = np.frombuffer(file.readframes(file.getnframes()), dtype=np.int16)
+    speech = {"raw": samples.astype(np.float32) / 32768, "sampling_rate": file.getframerate()}
+print(VERB(speech))
+"""
+_CAUSAL = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model_id = MODEL_ID
+tokenizer = AutoTokenizer.from_pretrained(model_id)
+model = AutoModelForCausalLM.from_pretrained(model_id, dtype="auto", device_map="auto")
+
+prompt = "What is 17 + 25?"
+if tokenizer.chat_template:
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+else:
+    inputs = tokenizer(prompt, return_tensors="pt")
+inputs = inputs.to(model.device)
+output = model.generate(**inputs, max_new_tokens=256)
+print(tokenizer.decode(output[0][inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+"""
+_SEQ2SEQ = """\
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+model_id = MODEL_ID
+tokenizer = AutoTokenizer.from_pretrained(model_id)
+model = AutoModelForSeq2SeqLM.from_pretrained(model_id, dtype="auto", device_map="auto")
+
+inputs = tokenizer("translate English to German: How old are you?", return_tensors="pt").to(model.device)
+output = model.generate(**inputs, max_new_tokens=256)
+print(tokenizer.decode(output[0], skip_special_tokens=True))
+"""
+_ANSWER = """\
+import torch
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+model_id = MODEL_ID
+tokenizer = AutoTokenizer.from_pretrained(model_id)
+model = AutoModelForQuestionAnswering.from_pretrained(model_id, dtype="auto")
+
+inputs = tokenizer("Who wrote the program?", "Ada wrote the program in 1843.", return_tensors="pt")
+with torch.no_grad():
+    output = model(**inputs)
+start, end = int(output.start_logits.argmax()), int(output.end_logits.argmax())
+print(tokenizer.decode(inputs["input_ids"][0][start : end + 1]))
+"""
+_FEATURES = """\
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+model_id = MODEL_ID
+tokenizer = AutoTokenizer.from_pretrained(model_id)
+model = AutoModel.from_pretrained(model_id, dtype="auto")
+
+inputs = tokenizer("The weather is lovely today.", return_tensors="pt")
+with torch.no_grad():
+    features = model(**inputs).last_hidden_state
+print(features.shape)  # [1, tokens, hidden]
+"""
+_IMAGE_TEXT = """\
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+model_id = MODEL_ID
+processor = AutoProcessor.from_pretrained(model_id)
+model = AutoModelForImageTextToText.from_pretrained(model_id, dtype="auto", device_map="auto")
+
+image, prompt = Image.open("photo.jpg").convert("RGB"), "What is in this picture?"
+if getattr(processor, "chat_template", None):
+    content = [{"type": "image", "image": image}, {"type": "text", "text": prompt}]
+    inputs = processor.apply_chat_template(
+        [{"role": "user", "content": content}],
+        add_generation_prompt=True,
+        tokenize=True,
+        return_dict=True,
+        return_tensors="pt",
+    )
+else:
+    inputs = processor(images=image, text=prompt, return_tensors="pt")
+inputs = inputs.to(model.device, model.dtype)
+output = model.generate(**inputs, max_new_tokens=256)
+print(processor.batch_decode(output, skip_special_tokens=True)[0])
+"""
+_TO_AUDIO = """\
+from transformers import pipeline
+
+speak = pipeline("text-to-audio", model=MODEL_ID)
+speech = speak("How are you today?")
+print(speech["audio"].shape, speech["sampling_rate"])
+"""
+_SENTENCES = """\
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer(MODEL_ID)
+embeddings = model.encode(["The weather is lovely today.", "It is sunny outside."])
+print(model.similarity(embeddings, embeddings))
+"""
+_CROSS = """\
+from sentence_transformers import CrossEncoder
+
+model = CrossEncoder(MODEL_ID)
+print(model.predict([("How is the weather?", "It is sunny outside.")]))
+"""
+
+_IMAGE = '"photo.jpg"'
+_USES: Mapping[str, _Use] = {
+    "text-generation": _Use(_CAUSAL, "text-generation", ("text-ranking", "translation", "summarization")),
+    "text2text-generation": _Use(
+        _SEQ2SEQ, "text2text-generation", ("translation", "summarization", "text-generation", "question-answering")
+    ),
+    "fill-mask": _Use(
+        _pipeline("fill-mask", "fill", 'f"What a {fill.tokenizer.mask_token} day."'),
+        "fill-mask",
+        ("feature-extraction",),
+    ),
+    "text-classification": _Use(
+        _pipeline("text-classification", "classify", '"What a fine day."'),
+        "text-classification",
+        ("zero-shot-classification", "text-ranking", "tabular-classification"),
+    ),
+    "token-classification": _Use(
+        _pipeline("token-classification", "classify", '"Ada lives in London."'), "token-classification"
+    ),
+    "question-answering": _Use(_ANSWER, "question-answering"),
+    "feature-extraction": _Use(_FEATURES, "feature-extraction", ("sentence-similarity", "text-ranking")),
+    "encoder-decoder": _Use(_load("AutoModel"), "feature-extraction"),
+    "features": _Use(_load("AutoModel"), "feature-extraction", ("zero-shot-audio-classification",)),
+    "image-classification": _Use(_pipeline("image-classification", "classify", _IMAGE), "image-classification"),
+    "image-feature-extraction": _Use(
+        _pipeline("image-feature-extraction", "extract", _IMAGE),
+        "image-feature-extraction",
+        ("feature-extraction",),
+    ),
+    "object-detection": _Use(_pipeline("object-detection", "detect", _IMAGE), "object-detection"),
+    "zero-shot-object-detection": _Use(
+        _pipeline("zero-shot-object-detection", "detect", f'{_IMAGE}, candidate_labels=["a cat", "a dog"]'),
+        "zero-shot-object-detection",
+        ("object-detection",),
+    ),
+    "zero-shot-image-classification": _Use(
+        _pipeline("zero-shot-image-classification", "classify", f'{_IMAGE}, candidate_labels=["a cat", "a dog"]'),
+        "zero-shot-image-classification",
+        ("feature-extraction", "image-feature-extraction", "image-segmentation"),
+    ),
+    "image-segmentation": _Use(_pipeline("image-segmentation", "segment", _IMAGE), "image-segmentation"),
+    "mask-generation": _Use(
+        _pipeline("mask-generation", "segment", _IMAGE), "mask-generation", ("image-segmentation",)
+    ),
+    "depth-estimation": _Use(_pipeline("depth-estimation", "estimate", _IMAGE), "depth-estimation"),
+    "video-classification": _Use(_load("AutoModelForVideoClassification"), "video-classification"),
+    "image-text-to-text": _Use(
+        _IMAGE_TEXT,
+        "image-text-to-text",
+        (
+            "image-to-text",
+            "visual-question-answering",
+            "video-text-to-text",
+            "document-question-answering",
+            "any-to-any",
+        ),
+    ),
+    "visual-question-answering": _Use(
+        _load("AutoModelForVisualQuestionAnswering"), "visual-question-answering", ("image-text-to-text",)
+    ),
+    "document-question-answering": _Use(_load("AutoModelForDocumentQuestionAnswering"), "document-question-answering"),
+    "table-question-answering": _Use(_load("AutoModelForTableQuestionAnswering"), "table-question-answering"),
+    "automatic-speech-recognition": _Use(
+        _SPEECH.replace("TASK", "automatic-speech-recognition").replace("VERB", "recognize"),
+        "automatic-speech-recognition",
+        ("translation", "audio-text-to-text"),
+    ),
+    "speech-transducer": _Use(
+        _SPEECH.replace("TASK", "automatic-speech-recognition").replace("VERB", "recognize"),
+        "automatic-speech-recognition",
+    ),
+    "audio-classification": _Use(
+        _SPEECH.replace("TASK", "audio-classification").replace("VERB", "classify"), "audio-classification"
+    ),
+    "text-to-audio": _Use(_TO_AUDIO, "text-to-audio", ("text-to-speech",)),
+    "audio-text-to-text": _Use(
+        _load("AutoModelForMultimodalLM"), "audio-text-to-text", ("automatic-speech-recognition", "translation")
+    ),
+    "any": _Use(
+        _load("AutoModelForMultimodalLM"),
+        "any-to-any",
+        ("image-text-to-text", "audio-text-to-text", "automatic-speech-recognition", "text-to-audio"),
+    ),
+    "sentence-similarity": _Use(_SENTENCES, "sentence-similarity", ("feature-extraction",)),
+    "sparse-encoder": _Use(
+        _SENTENCES.replace("SentenceTransformer", "SparseEncoder"), "feature-extraction", ("sentence-similarity",)
+    ),
+    "cross-encoder": _Use(_CROSS, "text-ranking", ("text-classification",)),
+}
+# what the Hub lists models by
+HUB_TAGS = frozenset(
+    (
+        *(use.tag for use in _USES.values() if use.tag),
+        *(tag for use in _USES.values() for tag in use.also),
+        *("image-to-image", "image-to-3d", "keypoint-detection", "time-series-forecasting", "voice-activity-detection"),
+        *("reinforcement-learning", "robotics", "graph-ml", "multiple-choice", "visual-document-retrieval"),
+        *("tabular-regression", "unconditional-image-generation", "audio-to-audio", "other"),
+    )
+)
