@@ -62,27 +62,9 @@ def _weight(value: Any) -> varying.Setting:
     return setting
 
 
-_NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 1}
 _WEIGHT_SCHEMA: dict[str, Any] = {
-    "description": "one number, numbers over the layers, or rules of which the first that holds decides",
     "default": 1.0,
-    "anyOf": [
-        {"type": "number", "minimum": -100, "maximum": 100},
-        _NUMBERS,
-        {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "filter": {"type": "string", "description": "part of a tensor's name"},
-                    "layers": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
-                    "value": {"anyOf": [{"type": "number"}, _NUMBERS]},
-                },
-                "required": ["value"],
-                "additionalProperties": False,
-            },
-        },
-    ],
+    "anyOf": [{"type": "number", "minimum": -MAX_WEIGHT, "maximum": MAX_WEIGHT}, *varying.SCHEMA],
 }
 
 

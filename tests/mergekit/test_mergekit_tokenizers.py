@@ -1,4 +1,4 @@
-"""Documents with a tokenizer source, held against mergekit where it is installed: the same tokens with the same rows."""
+"""Documents with a tokenizer source, held against mergekit where it is installed: equal tokens with equal rows."""
 
 from __future__ import annotations
 
