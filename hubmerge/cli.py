@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -255,27 +254,28 @@ def _hub(settings: Settings) -> Any:
 def _init(arguments: Any, settings: Settings) -> int:
     from hubmerge.recipe_init import run_cli
 
-    with closing(Terminal(arguments.log_json)) as terminal:
+    with Terminal(arguments.log_json) as terminal:
         return run_cli(arguments, _hub(settings), terminal)
 
 
 def _inspect(arguments: Any, settings: Settings) -> int:
     from hubmerge.inspect_command import run_cli
 
-    return run_cli(arguments, _hub(settings))
+    with Terminal(arguments.log_json) as terminal:
+        return run_cli(arguments, _hub(settings), terminal)
 
 
 def _probe(arguments: Any, settings: Settings) -> int:
     from hubmerge.probe_command import run_cli
 
-    with closing(Terminal(arguments.log_json)) as terminal:
+    with Terminal(arguments.log_json) as terminal:
         return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
 
 
 def _diff(arguments: Any, settings: Settings) -> int:
     from hubmerge.output.diff_command import run_cli
 
-    with closing(Terminal(arguments.log_json)) as terminal:
+    with Terminal(arguments.log_json) as terminal:
         return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
 
 
@@ -284,29 +284,29 @@ def _merge(arguments: Any, settings: Settings) -> int:
 
     if arguments.null_sink:
         arguments.again = ""  # the same command begins anew
-    with closing(Terminal(arguments.log_json)) as terminal:
+    with Terminal(arguments.log_json) as terminal:
         return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
 
 
 def _sweep(arguments: Any, settings: Settings) -> int:
     from hubmerge.sweep_command import run_cli
 
-    with closing(Terminal(arguments.log_json)) as terminal:
+    with Terminal(arguments.log_json) as terminal:
         return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
 
 
 def _sensitivity(arguments: Any, settings: Settings) -> int:
     from hubmerge.sensitivity_command import run_cli
 
-    with closing(Terminal(arguments.log_json)) as terminal:
-        return run_cli(arguments, settings, terminal.progress)
+    with Terminal(arguments.log_json) as terminal:
+        return run_cli(arguments, settings, terminal)
 
 
 def _publish(arguments: Any, settings: Settings) -> int:
     from hubmerge.finished import publish_folder
     from hubmerge.publish import Target
 
-    with closing(Terminal(arguments.log_json)) as terminal:
+    with Terminal(arguments.log_json) as terminal:
         target = Target(arguments.repo, arguments.private, arguments.public)
         published = publish_folder(target, arguments.folder, _hub(settings), terminal, license_choice=arguments.license)
     print(f"{published.url} at {published.commit}")
@@ -316,27 +316,29 @@ def _publish(arguments: Any, settings: Settings) -> int:
 def _run(arguments: Any, settings: Settings) -> int:
     from hubmerge.run_command import run_cli
 
-    with closing(Terminal(arguments.log_json)) as terminal:
+    with Terminal(arguments.log_json) as terminal:
         return run_cli(arguments, settings, terminal, _stream_options(arguments))
 
 
 def _evaluate(arguments: Any, settings: Settings) -> int:
     from hubmerge.evaluation.command import run_cli
 
-    with closing(Terminal(arguments.log_json)) as terminal:
+    with Terminal(arguments.log_json) as terminal:
         return run_cli(arguments, settings, terminal)
 
 
 def _leaderboard(arguments: Any, settings: Settings) -> int:
     from hubmerge.leaderboard_command import run_cli
 
-    return run_cli(arguments, settings)
+    with Terminal(arguments.log_json) as terminal:
+        return run_cli(arguments, settings, terminal)
 
 
 def _watch(arguments: Any, settings: Settings) -> int:
     from workflows.watchers.command import run_cli
 
-    return int(run_cli(arguments, settings))
+    with Terminal(arguments.log_json) as terminal:
+        return int(run_cli(arguments, settings, terminal))
 
 
 def _methods(arguments: Any, settings: Settings) -> int:

@@ -36,6 +36,7 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     from hubmerge.plan import make_plan
     from hubmerge.recipe import recipe_from_dict
     from hubmerge.recipe_file import located
+    from hubmerge.progress import resolving
     from hubmerge.sources.open import open_models
 
     out: Path | None = arguments.out
@@ -50,7 +51,9 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     recipe = located(recipe_from_dict(named, "the command"), Path())
     for note in recipe.notes:
         terminal.warning(note)
-    base, agents = open_models(recipe, hub, allow_local=True)
+    terminal.stage("resolve")
+    base, agents = open_models(recipe, hub, allow_local=True, tell=resolving(terminal))
+    terminal.close()
     method = arguments.method or suggested_method(agents)
     refused: list[str] = []
     try:

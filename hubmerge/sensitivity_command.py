@@ -15,7 +15,7 @@ from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
     from hubmerge.sensitivity import CalibrationSpec
-    from hubmerge.sensitivity.compute import Progress
+    from hubmerge.terminal import Terminal
 
 _SPEC = ("data", "split", "revision", "prompt", "answer", "max_pairs", "max_tokens", "seed")
 
@@ -39,13 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
 
 
-def run_cli(arguments: Any, settings: Settings, progress: Progress | None = None) -> int:
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None) -> int:
     """Run the command; errors are raised for the caller to print."""
     from hubmerge.hub_user import hub_of_user
     from hubmerge.sensitivity import compute_sensitivity, load_pairs
 
     spec = _spec(arguments)
     hub = hub_of_user(settings)
+    if terminal is not None:
+        terminal.stage("fetch data")
     pairs = load_pairs(spec, endpoint=hub.endpoint, token=hub.token)
     file = compute_sensitivity(
         arguments.model,
@@ -55,11 +57,13 @@ def run_cli(arguments: Any, settings: Settings, progress: Progress | None = None
         hub=hub,
         device=arguments.device,
         dtype=arguments.dtype,
-        progress=progress or (lambda stage, done, total, unit: None),
+        progress=terminal.progress if terminal is not None else (lambda stage, done, total, unit: None),
         resume=not arguments.restart,
         checkpoint_every=max(1, arguments.checkpoint_every),
         memory_bytes=None if arguments.max_memory is None else int(arguments.max_memory * 1e9),
     )
+    if terminal is not None:
+        terminal.close()
     sys.stdout.write(
         f"{file.path}: {len(file.tensors)} tensors from {file.metadata.pairs} pairs, "
         f"data {file.metadata.data_digest[:16]}\n"

@@ -13,6 +13,7 @@ from hubmerge.hub import Hub
 from hubmerge.line import merge_to_folders
 from hubmerge.pins import NEWEST_ELSEWHERE, going_on, pins_in
 from hubmerge.prepare import Prepared, prepare_variants
+from hubmerge.progress import resolving
 from hubmerge.publish import Target, check_target
 from hubmerge.settings import Settings
 from hubmerge.sink import MANIFEST
@@ -39,6 +40,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
             licensed=arguments.to is not None,
             allow_local=True,
             commits=commits,
+            tell=resolving(terminal),
         ),
         hub=hub,
         ranks=options.ranks,

@@ -54,6 +54,8 @@ def run_cli(arguments: Any, settings: Settings, observer: EvaluationObserver | N
 
     require("eval", "an evaluation")
     hub = hub_of_user(settings)
+    if observer is not None:
+        observer.stage("resolve")
     suite = pin(arguments.suite, hub, arguments.split, limit=arguments.limit)
     name = ModelName.parse(arguments.model)
     # answers are keyed by the model's commit, so runs of one model may share a folder

@@ -49,6 +49,12 @@ class Limits:
     multipart_bytes: int = 512 * 1024 * 1024  # larger LFS files are uploaded in parts
     part_bytes: int = 64 * 1024 * 1024
     body_bytes: int = 16 * 1024 * 1024  # of a JSON or form body
+    commit_bytes: int = 2 * 1024 * 1024 * 1024  # of all the lines of a commit
+
+    @property
+    def line_bytes(self) -> int:
+        """Of one line of a commit: a regular file in base64, and its path."""
+        return self.regular_bytes * 4 // 3 + 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -160,6 +166,7 @@ AsyncHandler = Callable[[Call], Awaitable[Response]]
 @dataclass(frozen=True)
 class Route:
     method: str
+    template: str
     two_part: re.Pattern[str]
     one_part: re.Pattern[str]
     handler: Handler
@@ -175,7 +182,7 @@ class Router:
     def on(self, method: str, template: str, *, body: str = "small") -> Callable[[Handler], Handler]:
         def register(handler: Handler) -> Handler:
             two, one = _pattern(template, "[^/]+/[^/]+"), _pattern(template, "[^/]+")
-            self.routes.append(Route(method, two, one, handler, body))
+            self.routes.append(Route(method, template, two, one, handler, body))
             return handler
 
         return register
@@ -204,6 +211,16 @@ def text_of(body: object, key: str) -> str:
 def optional_text(body: Json, key: str) -> str | None:
     """A string that the body may hold."""
     return None if body.get(key) is None else text_of(body, key)
+
+
+def optional_whole(body: Json, key: str, *, least: int = 0, most: int = 2**40) -> int | None:
+    """A whole number that the body may hold; the database takes no larger ones than 64 bits hold."""
+    value = body.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise bad_request(f"{key} must be a whole number from {least} to {most}")
+    return value
 
 
 def items_of(body: Json, key: str) -> list[Json]:
@@ -269,7 +286,7 @@ async def answer(hub: Hub, routes: list[Route], request: Request) -> Response:
         if route.body == "stream":
             result = await route.handler(Call(hub, request, parts, identity, io.BytesIO()))
         else:
-            limit = None if route.body == "large" else hub.limits.body_bytes
+            limit = hub.limits.commit_bytes if route.body == "large" else hub.limits.body_bytes
             with tempfile.SpooledTemporaryFile(max_size=8 * 1024 * 1024) as body:
                 await _read_body(request, body, limit)
                 result = await run_in_threadpool(route.handler, Call(hub, request, parts, identity, body))
@@ -293,11 +310,11 @@ def _is_full_disk(error: OSError | sqlite3.OperationalError) -> bool:
     return error.sqlite_errorcode == sqlite3.SQLITE_FULL
 
 
-async def _read_body(request: Request, body: IO[bytes], limit: int | None) -> None:
+async def _read_body(request: Request, body: IO[bytes], limit: int) -> None:
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
-        if limit is not None and size > limit:
+        if size > limit:
             raise HubError(413, f"The body is larger than {limit} bytes")
         body.write(chunk)
     body.seek(0)
