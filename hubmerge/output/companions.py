@@ -435,8 +435,8 @@ def _code_of_the_model(base: Model) -> Iterator[str]:
     auto = base.config.get("auto_map")
     if isinstance(auto, dict) and any(str(key).startswith("AutoModel") for key in auto):
         yield (
-            f"{base.ref.id}: code of the repo may build this model (auto_map in config.json); a merge carries none, and "
-            f"loads where transformers itself knows the model_type {shown(base.config.get('model_type'))}"
+            f"{base.ref.id}: code of the repo may build this model (auto_map in config.json); a merge carries none, "
+            f"and loads where transformers itself knows the model_type {shown(base.config.get('model_type'))}"
         )
 
 
