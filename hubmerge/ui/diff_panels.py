@@ -65,7 +65,7 @@ def diff_panel(diff: Diff, figure: bytes) -> Markup:
         told,
         warnings_panel(diff.warnings),
         el("figure", picture, cls="hm-figure", tabindex="0"),
-        table(("Of the whole update", ""), facts(diff)),
+        el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in facts(diff)), cls="hm-pairs"),
         el("p", thresholds(diff), cls="hm-dim"),
         _section(module_table(diff)),
         layers,
