@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     """Write the recipe; errors are raised for the caller to print, and then nothing is written."""
     from hubmerge.plan import make_plan
+    from hubmerge.progress import resolving
     from hubmerge.recipe import recipe_from_dict
     from hubmerge.recipe_file import located
-    from hubmerge.progress import resolving
     from hubmerge.sources.open import open_models
 
     out: Path | None = arguments.out
