@@ -67,7 +67,7 @@ def models_of(models: Sequence[Model], weights: Sequence[str]) -> Group:
 
 def fit_of(summary: Mapping[str, Any]) -> Group:
     """That the models fit, and what the merge makes of them."""
-    return Group("Compatibility", (("Verdict", "these models fit"), *_rows(summary, _COMPATIBILITY)))
+    return Group("Compatibility: these models fit", tuple(_rows(summary, _COMPATIBILITY)))
 
 
 def cost_of(summary: Mapping[str, Any], *, to_folder: bool = True) -> Group:

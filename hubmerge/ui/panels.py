@@ -120,9 +120,9 @@ def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> 
     ]
     return join(
         notice("good", "These models fit", el("p", "Read from headers alone; no weight was downloaded.", cls="hm-dim")),
+        section("Models", table(("Model", "Role", "Weights", "License"), rows)),
         _group(fit_of(facts)),
         _group(cost_of(facts, to_folder=False)),
-        table(("Model", "Role", "Weights", "License"), rows),
         warnings_panel(plan.warnings),
         license_panel(plan.models, license_choice),
         access_panel(plan.models),

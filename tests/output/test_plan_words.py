@@ -76,7 +76,6 @@ def test_figures_by_hand():
     }  # fmt: skip
     told = dict([*fit_of(summary).rows, *cost_of(summary).rows])
     assert told == {
-        "Verdict": "these models fit",
         "Parameters": "1.54 B in 338 tensors",
         "Stored as": "BF16, F32, nearest rounding",
         "Size of the result": "3.09 GB in 2 files, and 11.4 MB of tokenizer and other files",
@@ -102,7 +101,7 @@ def test_inspect_groups_what_it_says(recipe: Path, capsys: pytest.CaptureFixture
     assert main(["inspect", str(recipe)]) == 0
     said = capsys.readouterr().out
     titles = [line for line in said.splitlines() if line and not line.startswith(" ")]
-    assert titles == ["Models", "Compatibility", "Cost, on this machine", "Warnings"]
+    assert titles == ["Models", "Compatibility: these models fit", "Cost, on this machine", "Warnings"]
     assert re.search(r"  Agent 2 +\./two@\w{12}, weight 0\.5 \(13\.5 kB, license mit\)\n", said)
     assert "  - `ignore`: 'no.such.*' matches no tensor of the base or an agent\n" in said
 
