@@ -15,8 +15,10 @@ from hubmerge.hub_errors import tell_retries
 class Terminal:
     """The observers of line and stream on a terminal (a bar per stage) or as JSON lines."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, as_json: bool, *, one_object: bool = False) -> None:
+        """`one_object`: what is said of the result becomes one JSON object on standard output, when it is printed."""
         self._json = as_json
+        self._result: dict[str, Any] | None = {} if one_object else None
         self._bar: Any = None
         self._stage = ""
         self._told_at = 0.0
@@ -73,8 +75,23 @@ class Terminal:
         self.close()
         if self._json:
             self._line({"type": "usage", **facts(environment)})
-        else:
-            sys.stdout.write(in_words(environment) + "\n")
+        self.say("" if self._json else in_words(environment) + "\n", usage=facts(environment))
+
+    def say(self, text: str, **values: Any) -> None:
+        """Part of the result: a text for people, or values for a program, of which lists grow."""
+        if self._result is None:
+            sys.stdout.write(text)
+            return
+        for name, value in values.items():
+            if isinstance(value, list):
+                self._result.setdefault(name, []).extend(value)
+            else:
+                self._result[name] = value
+
+    def print_result(self) -> None:
+        """At the end, where the result is one object."""
+        if self._result:
+            sys.stdout.write(json.dumps(self._result, indent=2, ensure_ascii=False) + "\n")
 
     def _client_warning(self, message: str) -> None:
         """Told as often as it happens."""
