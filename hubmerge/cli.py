@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
@@ -279,7 +279,7 @@ def _stream_options(arguments: Any) -> Any:
 @contextmanager
 def _telling(arguments: Any) -> Iterator[Terminal]:
     """The terminal of a command whose result is one object with --json; where it fails, standard output stays empty."""
-    with closing(Terminal(arguments.log_json, one_object=arguments.json)) as terminal:
+    with Terminal(arguments.log_json, one_object=arguments.json) as terminal:
         yield terminal
         terminal.print_result()
 
@@ -293,27 +293,28 @@ def _hub(settings: Settings) -> Any:
 def _init(arguments: Any, settings: Settings) -> int:
     from hubmerge.recipe_init import run_cli
 
-    with closing(Terminal(arguments.log_json)) as terminal:
+    with Terminal(arguments.log_json) as terminal:
         return run_cli(arguments, _hub(settings), terminal)
 
 
 def _inspect(arguments: Any, settings: Settings) -> int:
     from hubmerge.inspect_command import run_cli
 
-    return run_cli(arguments, _hub(settings))
+    with Terminal(arguments.log_json) as terminal:
+        return run_cli(arguments, _hub(settings), terminal)
 
 
 def _probe(arguments: Any, settings: Settings) -> int:
     from hubmerge.probe_command import run_cli
 
-    with closing(Terminal(arguments.log_json)) as terminal:
+    with Terminal(arguments.log_json) as terminal:
         return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
 
 
 def _diff(arguments: Any, settings: Settings) -> int:
     from hubmerge.output.diff_command import run_cli
 
-    with closing(Terminal(arguments.log_json)) as terminal:
+    with Terminal(arguments.log_json) as terminal:
         return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
 
 
@@ -336,8 +337,8 @@ def _sweep(arguments: Any, settings: Settings) -> int:
 def _sensitivity(arguments: Any, settings: Settings) -> int:
     from hubmerge.sensitivity_command import run_cli
 
-    with closing(Terminal(arguments.log_json)) as terminal:
-        return run_cli(arguments, settings, terminal.progress)
+    with Terminal(arguments.log_json) as terminal:
+        return run_cli(arguments, settings, terminal)
 
 
 def _publish(arguments: Any, settings: Settings) -> int:
@@ -361,20 +362,22 @@ def _run(arguments: Any, settings: Settings) -> int:
 def _evaluate(arguments: Any, settings: Settings) -> int:
     from hubmerge.evaluation.command import run_cli
 
-    with closing(Terminal(arguments.log_json)) as terminal:
+    with Terminal(arguments.log_json) as terminal:
         return run_cli(arguments, settings, terminal)
 
 
 def _leaderboard(arguments: Any, settings: Settings) -> int:
     from hubmerge.leaderboard_command import run_cli
 
-    return run_cli(arguments, settings)
+    with Terminal(arguments.log_json) as terminal:
+        return run_cli(arguments, settings, terminal)
 
 
 def _watch(arguments: Any, settings: Settings) -> int:
     from workflows.watchers.command import run_cli
 
-    return int(run_cli(arguments, settings))
+    with Terminal(arguments.log_json) as terminal:
+        return int(run_cli(arguments, settings, terminal))
 
 
 def _methods(arguments: Any, settings: Settings) -> int:

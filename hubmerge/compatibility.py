@@ -5,6 +5,7 @@ Every function returns all that it finds, in the recipe's order; nothing is rais
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from hubmerge.dtypes import FLOAT_DTYPES
@@ -12,9 +13,8 @@ from hubmerge.errors import Problem
 from hubmerge.sources.base import Model
 from hubmerge.sources.remedies import origin_of
 from hubmerge.tying import Tensors, is_embedding
-from hubmerge.wording import dims, incompatible, named, shown
+from hubmerge.wording import NAMED_AT_MOST, dims, incompatible, named, shown
 
-MISSING, EXTRA = "missing tensors", "tensors that the base does not have"  # what an agent may have wrong
 _SHAPING_KEYS = (
     "hidden_size",
     "num_hidden_layers",
@@ -42,7 +42,11 @@ def base_problems(base: Model, tensors: Tensors, kept: frozenset[str] = frozense
     tensors = {n: t for n, t in tensors.items() if n not in kept}
     unsupported = [n for n, t in tensors.items() if _is_unsupported(t.entry.dtype)]
     if unsupported:
-        problems.append(_dtype_problem(base, [f"{n} ({tensors[n].entry.dtype})" for n in unsupported]))
+        shown_tensors = [f"{n} ({tensors[n].entry.dtype})" for n in unsupported]
+        # as float64 scales of a loss are, which no result needs
+        few = len(unsupported) <= NAMED_AT_MOST and len(unsupported) < len(tensors)
+        ignoring = f"ignore: {json.dumps(unsupported)}" if few else None
+        problems.append(_dtype_problem(base, shown_tensors, _keeping(ignoring, "Convert them to float32.")))
     elif not any(t.entry.dtype in FLOAT_DTYPES for t in tensors.values()):
         problems.append(
             incompatible(
@@ -133,7 +137,7 @@ def agent_problems(
     if missing:
         problems.append(
             incompatible(
-                MISSING,
+                "missing tensors",
                 where=where,
                 expected=named(missing),
                 got="not stored",
@@ -144,7 +148,7 @@ def agent_problems(
     if extra:
         problems.append(
             incompatible(
-                EXTRA,
+                "tensors that the base does not have",
                 where=where,
                 got=named(extra),
                 next_step=_leaving_out(ignoring, remove),
@@ -201,12 +205,13 @@ def _quantized(model: Model) -> list[Problem]:
     ]
 
 
-def _dtype_problem(model: Model, tensors: Sequence[str]) -> Problem:
+def _dtype_problem(model: Model, tensors: Sequence[str], next_step: str = "") -> Problem:
     return incompatible(
         "tensors of a dtype that cannot be merged",
         where=str(model.ref),
         expected=f"{', '.join(FLOAT_DTYPES)}, fp8 with its scales, or integers as in the base",
         got=named(tensors),
+        next_step=next_step,
     )
 
 

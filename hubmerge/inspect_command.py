@@ -14,24 +14,28 @@ from hubmerge.markdown import size
 from hubmerge.methods.varying import varies, worded, written
 from hubmerge.plan import Plan
 from hubmerge.prepare import prepare, prepare_variants
+from hubmerge.progress import resolving
 from hubmerge.recipe_file import read_document, recipe_in
 from hubmerge.sweep import sweep_in
+from hubmerge.terminal import Terminal
 
 
-def run_cli(arguments: Any, hub: Hub) -> int:
+def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     """Print the plan's summary; errors are raised for the caller to print."""
+    terminal.stage("resolve")
     document = read_document(arguments.recipe)
     sweep = sweep_in(document)
     if sweep is None:
-        plan = prepare(recipe_in(document), hub, allow_local=True).plan
+        plan = prepare(recipe_in(document), hub, allow_local=True, tell=resolving(terminal)).plan
         summary = plan.summary()
     else:
         recipes = [recipe for _, recipe in sweep.variants]
-        prepared = prepare_variants(recipes, hub, allow_local=True)
+        prepared = prepare_variants(recipes, hub, allow_local=True, tell=resolving(terminal))
         plan = prepared[0].plan
         summary = _of_sweep([name for name, _ in sweep.variants], [one.plan for one in prepared])
     if (decision := strictest([m.license for m in plan.models])).needs_choice:
         summary["warnings"] = [*summary["warnings"], f"publishing needs --license: {decision.reason}"]
+    terminal.close()
     if arguments.json:
         sys.stdout.write(json.dumps(summary, indent=2) + "\n")
         return 0

@@ -23,6 +23,7 @@ from hubmerge.hub import Hub
 from hubmerge.line import merge_to_folder
 from hubmerge.pins import NEWEST_ELSEWHERE, going_on, pins_in
 from hubmerge.prepare import prepare
+from hubmerge.progress import resolving
 from hubmerge.recipe_file import load_recipe
 from hubmerge.report import Report
 from hubmerge.settings import Settings
@@ -44,7 +45,14 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
         prepared = going_on(
             pins_in(folder),
             recipe,
-            lambda commits: prepare(recipe, hub, license_choice=arguments.license, allow_local=True, commits=commits),
+            lambda commits: prepare(
+                recipe,
+                hub,
+                license_choice=arguments.license,
+                allow_local=True,
+                commits=commits,
+                tell=resolving(terminal),
+            ),
             hub=hub,
             ranks=ranks,
             warn=terminal.warning,
@@ -53,6 +61,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
         ranks.agree("the merge", prepared.identity)
         finished = ranks.first((folder / MANIFEST).is_file())
         if ranks.rank:
+            terminal.close()
             if not finished:
                 help_to_folder(prepared, hub, folder, cache, options, arguments.disk_budget)
             return 0
@@ -99,7 +108,13 @@ def _into_nothing(arguments: Any, settings: Settings, hub: Hub, terminal: Termin
             next_step="Leave --resume out, or name a folder with --out.",
         )
     terminal.stage("resolve")
-    prepared = prepare(load_recipe(arguments.recipe), hub, license_choice=arguments.license, allow_local=True)
+    prepared = prepare(
+        load_recipe(arguments.recipe),
+        hub,
+        license_choice=arguments.license,
+        allow_local=True,
+        tell=resolving(terminal),
+    )
     terminal.warning("the output is counted and hashed, and nothing of it is kept; its report goes to standard output")
     with temporary_folder() as place:
         report = merge_to_folder(

@@ -7,15 +7,14 @@ shards can be written at known offsets in any order; what is predicted of bytes,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal
 
 from hubmerge.compatibility import (
-    EXTRA,
-    MISSING,
     agent_problems,
     architecture,
     base_problems,
@@ -34,11 +33,11 @@ from hubmerge.recipe import Recipe, merge_identity
 from hubmerge.sources.base import Model, ModelRef, StoredTensor
 from hubmerge.sources.derived import DerivedTensor, ZeroTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
-from hubmerge.sources.ignore import ignored_by, ignoring_line, needed_patterns, unmatched, without
+from hubmerge.sources.ignore import ignored_by, ignoring_line, unmatched, without
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
 from hubmerge.sources.views import views_of
-from hubmerge.sources.vocabulary import Vocabulary, with_vocab_size, without_added_rows
+from hubmerge.sources.vocabulary import Vocabulary, with_added_rows, with_vocab_size, without_added_rows
 from hubmerge.tying import Untied, untie
 from hubmerge.wording import named
 
@@ -231,7 +230,7 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     method = get_method(recipe.method)
     if recipe.dtype is None and (dtype := method.default_dtype(method.typical(recipe.parameters))):
         recipe = recipe.model_copy(update={"dtype": dtype})
-    seen = views_of(base, agents, recipe.ignore)
+    seen = views_of(base, agents, recipe.ignore, partial(with_added_rows, keeper=recipe.tokenizer_of))
     problems = [*_unfit(recipe, agents), *seen.problems]
     if base.adapter is not None:  # everything else would follow from this
         raise IncompatibleError("these models cannot be merged", problems=tuple(problems))
@@ -294,28 +293,32 @@ def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
     if base.adapter is None:  # else everything else would follow from this
         views = untie(seen.base, seen.agents)
         problems += [*base_problems(seen.base, views.base), *views.problems]
-        patterns = needed_patterns(recipe.ignore, views.base, views.agents)
-        found = agent_problems(seen.base, views.base, seen.agents[0], views.agents[0])
-        problems += [_of_comparison(problem, patterns) for problem in found]
+        line = ignoring_line(recipe.ignore, views.base, views.agents)
+        problems += agent_problems(seen.base, views.base, seen.agents[0], views.agents[0], line)
     if problems:
-        raise IncompatibleError("these models cannot be compared", problems=tuple(dict.fromkeys(problems)))
+        told = tuple(dict.fromkeys(map(_of_comparison, problems)))
+        raise IncompatibleError("these models cannot be compared", problems=told)
     zeros = MappingProxyType({name: ZeroTensor.like(t) for name, t in views.base.items()})
     nothing = Model(ModelRef("synthetic", "nothing", "0" * 40), base.config, {}, {})
     shards = _lay_out(recipe, replace(views, agents=(*views.agents, zeros)), frozenset(), MAX_SHARD_BYTES)
     names = [name for group in (*dropped, *more) for name in group]
-    told = [f"left out, as was asked for: {named(list(dict.fromkeys(names)))}"] if names else []
-    told += [f"{pattern!r} matches no tensor of either model" for pattern in unmatched(recipe.ignore, (base, agent))]
-    warnings = [*told, *seen.warnings, *views.warnings, *other_settings(seen.base, seen.agents[0])]
+    notes = [f"left out, as was asked for: {named(list(dict.fromkeys(names)))}"] if names else []
+    notes += [f"{pattern!r} matches no tensor of either model" for pattern in unmatched(recipe.ignore, (base, agent))]
+    warnings = [*notes, *seen.warnings, *views.warnings, *other_settings(seen.base, seen.agents[0])]
     return Plan(recipe, base, (agent, nothing), shards, "nearest", tuple(dict.fromkeys(warnings)), Companions())
 
 
-def _of_comparison(problem: Problem, patterns: Sequence[str]) -> Problem:
-    """A problem of an agent, with advice for a comparison: there is no recipe that it could be removed from."""
-    advice = "Compare it with the model that it was trained from."
-    if patterns and problem.what in (MISSING, EXTRA):
-        options = " ".join(f"--ignore '{pattern}'" for pattern in patterns)
-        advice = f"On the command line, {options} leaves out what only one of them has. Otherwise: {advice}"
-    return replace(problem, next_step=advice) if "Remove " in problem.next_step else problem
+def _of_comparison(problem: Problem) -> Problem:
+    """A problem with advice for a comparison: there is no recipe to remove a model from, or to put a line into."""
+    first, _, rest = problem.next_step.partition("Otherwise: ")
+    if "Remove " not in first + rest:
+        return problem
+    steps = [] if "Remove " in first or "recipe" in first else [first.strip()]
+    if found := re.search(r"ignore: \[([^]]*)]", problem.next_step):
+        options = " ".join(f"--ignore {pattern.strip()}" for pattern in found[1].split(","))
+        steps.append(f"On the command line, {options} leaves them out.")
+    steps.append("Compare it with the model that it was trained from.")
+    return replace(problem, next_step=" Or: ".join(steps))
 
 
 def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:

@@ -62,27 +62,9 @@ def _weight(value: Any) -> varying.Setting:
     return setting
 
 
-_NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 1}
 _WEIGHT_SCHEMA: dict[str, Any] = {
-    "description": "one number, numbers over the layers, or rules of which the first that holds decides",
     "default": 1.0,
-    "anyOf": [
-        {"type": "number", "minimum": -100, "maximum": 100},
-        _NUMBERS,
-        {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "filter": {"type": "string", "description": "part of a tensor's name"},
-                    "layers": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
-                    "value": {"anyOf": [{"type": "number"}, _NUMBERS]},
-                },
-                "required": ["value"],
-                "additionalProperties": False,
-            },
-        },
-    ],
+    "anyOf": [{"type": "number", "minimum": -MAX_WEIGHT, "maximum": MAX_WEIGHT}, *varying.SCHEMA],
 }
 
 
@@ -180,6 +162,7 @@ class Recipe(_Frozen):
     seed: Annotated[int, BeforeValidator(_number)] = Field(default=0, ge=0, lt=2**63)
     calibration: CalibrationSpec | None = None  # for methods that weigh by sensitivity
     ignore: tuple[str, ...] = ()  # names of tensors that are not merged, as patterns (sources/ignore.py)
+    tokenizer: str | None = Field(default=None, max_length=4096)  # base, or a model of the recipe; None: all tokens
     _notes: tuple[str, ...] = PrivateAttr(default=())
     _folder: Path | None = PrivateAttr(default=None)
 
@@ -246,6 +229,26 @@ class Recipe(_Frozen):
         object.__setattr__(self, "agents", tuple(agents))  # numbers as the digest takes them
         return self
 
+    @model_validator(mode="after")
+    def _tokenizer_is_of_a_model(self) -> Recipe:
+        if self.tokenizer == "union":  # which is what happens when nothing is said
+            object.__setattr__(self, "tokenizer", None)
+        elif self.tokenizer is not None and self.tokenizer_of is None:
+            known = ["base", "union", *(str(agent.model) for agent in self.agents)]
+            problem = Problem(
+                RecipeError.code, "no model of this recipe", "tokenizer", ", ".join(known)[:400], self.tokenizer[:120]
+            )
+            raise MisnamedError([problem])
+        return self
+
+    @property
+    def tokenizer_of(self) -> int | None:
+        """The model whose tokenizer is kept, the base being 0; None: the base's with what agents add."""
+        names = [str(self.base), *(str(agent.model) for agent in self.agents)]
+        if self.tokenizer in (None, "union"):
+            return None
+        return 0 if self.tokenizer == "base" else next((k for k, n in enumerate(names) if n == self.tokenizer), None)
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What its author should know of how it was read; no part of the merge, nor of what is written."""
@@ -294,6 +297,8 @@ class Recipe(_Frozen):
             result["calibration"] = self.calibration.model_dump(exclude_none=True)
         if self.ignore:
             result["ignore"] = list(self.ignore)
+        if self.tokenizer is not None:
+            result["tokenizer"] = self.tokenizer
         result["seed"] = self.seed
         return result
 
@@ -307,7 +312,10 @@ class Recipe(_Frozen):
             for r in (base, *agents)
         )
         specs = tuple(a.model_copy(update={"model": n}) for n, a in zip(names[1:], self.agents, strict=True))
-        return self.model_copy(update={"base": names[0], "agents": specs})
+        changed: dict[str, Any] = {"base": names[0], "agents": specs}
+        if self.tokenizer_of:
+            changed["tokenizer"] = str(names[self.tokenizer_of])
+        return self.model_copy(update=changed)
 
 
 def merge_identity(recipe: Recipe, base: ModelRef, agents: tuple[ModelRef, ...], target: str = "") -> str:
@@ -336,6 +344,8 @@ def merge_identity(recipe: Recipe, base: ModelRef, agents: tuple[ModelRef, ...],
         content["sensitivity"] = [[f, c and c.model_dump()] for f, c in zip(files, specs, strict=True)]
     if recipe.ignore:
         content["ignore"] = sorted(recipe.ignore)
+    if recipe.tokenizer_of is not None:
+        content["tokenizer"] = recipe.tokenizer_of
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

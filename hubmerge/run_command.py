@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from hubmerge.errors import RecipeError
 from hubmerge.extras import require
 from hubmerge.flags import add_visibility
+from hubmerge.progress import resolving
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Terminal(Protocol):
     def warning(self, message: str) -> None: ...
     def usage(self, environment: Mapping[str, Any]) -> None: ...
     def say(self, text: str, **values: Any) -> None: ...
+    def close(self) -> None: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +126,7 @@ class _Line:
         self._hub = hub
         self._terminal = terminal
         self._options = options
+        self._resolving = resolving(terminal)
         self._sensitivities = settings.data_dir / "sensitivity"
 
     def run(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes] | None = None, pins: Pins | None = None) -> int:
@@ -164,6 +167,7 @@ class _Line:
                 license_choice=self._arguments.license,
                 allow_local=True,
                 commits=commits,
+                tell=self._resolving,
             ),
         )
         work = self._settings.data_dir / "runs" / prepared.identity
@@ -226,6 +230,7 @@ class _Line:
         from hubmerge.helper import help_to_hub
 
         ranks = self._options.ranks
+        self._terminal.close()
         ranks.agree("the merge", prepared.identity)
         if not ranks.first(False):
             help_to_hub(prepared, self._hub, work / "out", work / "inputs", self._options, self._arguments.disk_budget)
@@ -243,6 +248,7 @@ class _Line:
         from hubmerge.sources.base import is_hub_id
         from hubmerge.sources.open import open_model
 
+        self._terminal.stage("resolve")
         dataset = ResultsDataset(self._hub, self._settings.results_repo) if self._settings.results_repo else None
         suite = pin(self._arguments.evaluate, self._hub)
         merged = ModelName(id=published.repo, revision=published.commit)
@@ -284,6 +290,7 @@ class _Line:
                 licensed=True,
                 allow_local=True,
                 commits=commits,
+                tell=self._resolving,
             ),
         )
         digest = hashlib.sha256("".join(p.identity for p in prepared).encode()).hexdigest()

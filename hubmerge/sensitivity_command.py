@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.errors import Problem, SensitivityError, printable
+from hubmerge.errors import Problem, SensitivityError
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
     from hubmerge.sensitivity import CalibrationSpec
-    from hubmerge.sensitivity.compute import Progress
+    from hubmerge.terminal import Terminal
 
 _SPEC = ("data", "split", "revision", "prompt", "answer", "max_pairs", "max_tokens", "seed")
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
 
 
-def run_cli(arguments: Any, settings: Settings, progress: Progress | None = None) -> int:
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None) -> int:
     """Run the command; errors are raised for the caller to print."""
     from hubmerge.hub_user import hub_of_user
     from hubmerge.recipe_file import model_here
@@ -49,20 +49,24 @@ def run_cli(arguments: Any, settings: Settings, progress: Progress | None = None
 
     spec = _spec(arguments)
     hub = hub_of_user(settings)
+    if terminal is not None:
+        terminal.stage("fetch data")
     pairs = load_pairs(spec, endpoint=hub.endpoint, token=hub.token)
     file = compute_sensitivity(
-        str(model_here(arguments.model, _warn)),
+        str(model_here(arguments.model, terminal.warning if terminal is not None else lambda message: None)),
         pairs,
         arguments.out,
         spec=spec,
         hub=hub,
         device=arguments.device,
         dtype=arguments.dtype,
-        progress=progress or (lambda stage, done, total, unit: None),
+        progress=terminal.progress if terminal is not None else (lambda stage, done, total, unit: None),
         resume=not arguments.restart,
         checkpoint_every=max(1, arguments.checkpoint_every),
         memory_bytes=None if arguments.max_memory is None else int(arguments.max_memory * 1e9),
     )
+    if terminal is not None:
+        terminal.close()
     told = {
         "file": str(file.path),
         "tensors": len(file.tensors),
@@ -76,10 +80,6 @@ def run_cli(arguments: Any, settings: Settings, progress: Progress | None = None
         f"{told['file']}: {told['tensors']} tensors from {told['pairs']} pairs, data {file.metadata.data_digest[:16]}\n"
     )
     return 0
-
-
-def _warn(message: str) -> None:
-    sys.stderr.write(f"hubmerge: warning: {printable(message)}\n")
 
 
 def _spec(arguments: Any) -> CalibrationSpec:

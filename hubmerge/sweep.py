@@ -27,7 +27,7 @@ from hubmerge.report import Report
 from hubmerge.wording import did_you_mean, place
 
 MAX_VARIANTS = 64
-_SHARED = ("base", "agents", "calibration", "dtype", "ignore", "seed")
+_SHARED = ("base", "agents", "calibration", "dtype", "ignore", "tokenizer", "seed")
 _OWN = ("method", "parameters", "rounding")
 
 
@@ -48,7 +48,7 @@ def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sw
     entries = document["sweep"]
     if unknown or not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
         raise RecipeError(
-            "a sweep has base, agents, calibration, dtype, ignore, seed and a list of entries",
+            "a sweep has base, agents, calibration, dtype, ignore, tokenizer, seed and a list of entries",
             where=where,
             expected="sweep: [{method: …, parameters: {…}}, …]",
             got=", ".join(map(str, unknown)) or type(entries).__name__,

@@ -14,6 +14,7 @@ from hubmerge.line import merge_to_folders
 from hubmerge.merge_command import merged_facts
 from hubmerge.pins import NEWEST_ELSEWHERE, going_on, pins_in
 from hubmerge.prepare import Prepared, prepare_variants
+from hubmerge.progress import resolving
 from hubmerge.publish import Target, check_target
 from hubmerge.settings import Settings
 from hubmerge.sink import MANIFEST
@@ -40,6 +41,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
             licensed=arguments.to is not None,
             allow_local=True,
             commits=commits,
+            tell=resolving(terminal),
         ),
         hub=hub,
         ranks=options.ranks,

@@ -6,6 +6,7 @@ both load to the same model. So models are compared by a view of their tensors i
     base tied                head left out of every view; an agent with a head of its own cannot be merged
     base untied, agent tied  the agent's embedding is what it uses as a head, and stands in for it
 
+A head of another shape than the embedding is tied to nothing, whatever config.json says (CSM's).
 When `tie_word_embeddings` is absent, a class's default applies, which config.json does not show; then a model
 that stores no head must be tied, and an agent ties as its base does.
 """
@@ -43,7 +44,7 @@ def untie(base: Model, agents: Sequence[Model]) -> Untied:
     if head is None or embedding is None:
         return stored
     says = _says_tied(base)
-    base_tied = head not in base.tensors if says is None else says
+    base_tied = head not in base.tensors if says is None else says and _of_one_shape((base, *agents), head, embedding)
     if base_tied:
         return _without_head(base, agents, head, embedding)
     if head not in base.tensors:
@@ -86,6 +87,14 @@ def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: st
         return MappingProxyType({name: t for name, t in model.tensors.items() if name != head})
 
     return Untied(view(base), tuple(view(a) for a in agents), tuple(problems), tuple(warnings))
+
+
+def _of_one_shape(models: Sequence[Model], head: str, embedding: str) -> bool:
+    """Whether one tensor can be both. Some classes say that they tie, and have a head of another shape."""
+    return not any(
+        head in m.tensors and embedding in m.tensors and m.tensors[head].entry.shape != m.tensors[embedding].entry.shape
+        for m in models
+    )
 
 
 def _says_tied(model: Model) -> bool | None:

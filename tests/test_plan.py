@@ -9,6 +9,7 @@ import pytest
 from builders import f32, llama_shapes, random_base, sparse_agent, tensor, write_model
 from plan_helpers import BASE, CONFIG, NOWHERE, SHAPES, A, B, assert_laid_out, model, names_of, plan, problems
 
+from hubmerge.errors import IncompatibleError
 from hubmerge.plan import make_plan
 from hubmerge.recipe import recipe_from_dict
 from hubmerge.sources.base import FileInfo, Model, ModelRef
@@ -253,3 +254,21 @@ def test_a_plan_of_real_files_agrees_with_them(tmp_path: Path):
             if planned.elements > 3:
                 part = reader.raw(1, planned.inputs[1], 2, planned.elements - 3)
                 assert part.tobytes() == agents[0][planned.name].raw.reshape(-1)[2:-1].tobytes()
+
+
+def test_tensors_of_float64_are_refused_with_the_line_that_keeps_them(tmp_path: Path):
+    """As OneFormer stores a scale of its loss."""
+    base = {**random_base(0), "criterion.logit_scale": tensor(1.5, "F64")}
+    agents = [{**sparse_agent(random_base(0), 0.1, k), "criterion.logit_scale": tensor(1.5 + k, "F64")} for k in (1, 2)]
+    folders = [write_model(tmp_path / str(k), tensors) for k, tensors in enumerate((base, *agents))]
+    document = {"base": str(folders[0]), "agents": list(map(str, folders[1:])), "method": "ram"}
+    recipe = recipe_from_dict(document)
+    opened = open_models(recipe, NOWHERE, allow_local=True)
+    with pytest.raises(IncompatibleError) as refused:
+        make_plan(recipe, *opened)
+    line = 'ignore: ["criterion.logit_scale"]'
+    assert line in refused.value.problems[0].next_step
+    recipe = recipe_from_dict({**document, "ignore": ["criterion.logit_scale"]})
+    made = make_plan(recipe, *opened)
+    [kept] = [t for t in made.tensors() if t.name == "criterion.logit_scale"]
+    assert (kept.action, kept.dtype) == ("copy", "F64")

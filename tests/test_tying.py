@@ -106,3 +106,12 @@ def test_the_reader_takes_the_bytes_of_the_embedding_for_a_tied_head(tmp_path: P
     with TensorReader(made.models, LocalOrFetched(NOWHERE, tmp_path)) as reader:
         raw = reader.raw(2, head.inputs[2], 0, head.elements)
     assert raw.tobytes() == tied[EMBEDDING].raw.tobytes()
+
+
+def test_a_head_of_another_shape_is_tied_to_nothing_whatever_the_config_says():
+    """As in CSM, whose text head stands beside an embedding of audio codes."""
+    shapes = {**SHAPES, HEAD: (6, 4)}
+    made = plan(model("org/base", shapes), model("org/a", shapes), model("org/b", shapes))
+    assert names_of(made) == list(shapes)
+    assert made.warnings == ()
+    assert_laid_out(made)

@@ -1,7 +1,7 @@
 """Serving: the pages and the bot's clock in this process, each worker in one of its own that is started again.
 
 A merge that takes its worker's process down leaves the pages up; the new worker goes on with the job. Evaluations
-have a worker of their own, so that nobody's merge waits for one.
+and comparisons have workers of their own: nobody's merge waits for one, and no comparison for a merge.
 
     HUBMERGE_RESULTS   the results dataset: with it there are a leaderboard and evaluations
     HUBMERGE_RULES     a folder of watcher rules; HF_TOKEN is the account that the bot acts with
@@ -125,6 +125,7 @@ def serve(settings: Settings, *, host: str, port: int, intervals: Intervals | No
         stack.callback(store.close)
         dataset = results_dataset(settings)
         stack.enter_context(WorkerProcess(settings, kinds=("merge",)))
+        stack.enter_context(WorkerProcess(settings, kinds=("diff",)))  # minutes, which need not wait for hours
         bot = None
         if settings.token is not None:
             bot = stack.enter_context(_bot(settings, vault, dataset, intervals))

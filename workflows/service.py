@@ -15,12 +15,14 @@ from pydantic import SecretStr
 
 from hubmerge.errors import LoginError, PermissionDeniedError
 from hubmerge.hub import Hub, Identity, RepoSummary
+from hubmerge.output.diff import comparison_recipe, open_comparison
 from hubmerge.plan import Plan
 from hubmerge.prepare import prepare
 from hubmerge.publish import Target
 from hubmerge.recipe import recipe_from_dict
 from hubmerge.settings import Settings
-from hubmerge.ui.service import JobView, MergeRequest, Visitor
+from hubmerge.ui.service import Comparison, JobView, MergeRequest, Visitor
+from workflows.comparisons import comparison_id, comparison_job
 from workflows.jobs import Job, JobNotFoundError, NewJob, State
 from workflows.store import Store
 from workflows.tokens import TokenVault
@@ -87,6 +89,22 @@ class MergeService:
         job = self._store.submit(new, sealed, undone=not prepared.published)  # e.g. deleted by hand meanwhile
         return self._view(job, own=True)
 
+    def comparison(self, base: str, agent: str, visitor: Visitor | None) -> Comparison:
+        plan = self._comparison(base, agent, visitor)
+        job = self._store.find(comparison_id(plan, visitor.name if visitor else ""))
+        own = job is not None and visitor is not None and visitor.name == job.user
+        return Comparison(plan, None if job is None else self._view(job, own=own))
+
+    def compare(self, base: str, agent: str, visitor: Visitor) -> Comparison:
+        plan = self._comparison(base, agent, visitor)
+        new = comparison_job(plan, visitor.name)
+        sealed = self._vault.seal(new.id, SecretStr(visitor.token), visitor.expires_at)
+        job = self._store.submit(new, sealed, shared=True)
+        return Comparison(plan, self._view(job, own=job.user == visitor.name))
+
+    def _comparison(self, base: str, agent: str, visitor: Visitor | None) -> Plan:
+        return open_comparison(comparison_recipe(base, agent), self._hub(visitor.token if visitor else None))
+
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:
         job = self._seen(job_id, visitor)
         return self._view(job, own=visitor is not None and visitor.name == job.user)
@@ -147,6 +165,7 @@ class MergeService:
             kind=job.kind,
             suite=str(job.payload.get("suite") or ""),
             signed_in_until=sealed.expires_at if sealed else None,
+            models=tuple(str(job.payload[name]) for name in ("base", "agent") if name in job.payload),
         )
 
     def _queue_position(self, job: Job) -> int | None:

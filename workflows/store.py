@@ -56,10 +56,13 @@ class Store:
 
     # What users do.
 
-    def submit(self, new: NewJob, token: SealedToken | None = None, *, undone: bool = False) -> Job:
+    def submit(
+        self, new: NewJob, token: SealedToken | None = None, *, undone: bool = False, shared: bool = False
+    ) -> Job:
         """Queue a job. The same identity again is the same job, and a new attempt where that one failed.
 
-        `undone`: what the job would make is not there, so that one which is done is run again, too.
+        `undone`: what the job would make is not there, so that one which is done is run again, too. `shared`: whoever
+        submits it finds the same job; a new attempt belongs to whoever asked for it, and acts with that user's token.
         """
         if len(json.dumps(new.payload)) > MAX_PAYLOAD_BYTES:
             raise RecipeError(
@@ -69,7 +72,7 @@ class Store:
             )
         with self._transaction() as change:
             job = change.find(new.id)
-            if job is not None and job.user != new.user:
+            if job is not None and job.user != new.user and not shared:
                 raise PermissionDeniedError(
                     "another user has submitted the same merge to the same target",
                     where=f"job {new.id[:12]}",
@@ -79,7 +82,7 @@ class Store:
             if job is None or job.state in ended:
                 change.check_quota(new.user, self._jobs_per_user)
                 job = change.enqueue(new, again=job is not None)
-            if token is not None and not job.state.is_terminal:
+            if token is not None and job.user == new.user and not job.state.is_terminal:
                 change.keep_token(new.id, token)
             return job
 

@@ -32,7 +32,11 @@ from workflows.tokens import TokenVault
 
 log = logging.getLogger(__name__)
 
-PIPELINES: Mapping[str, str] = {"merge": DEFAULT_PIPELINE, "evaluate": "workflows.evaluation_pipeline:run"}
+PIPELINES: Mapping[str, str] = {
+    "merge": DEFAULT_PIPELINE,
+    "diff": "workflows.comparisons:run",
+    "evaluate": "workflows.evaluation_pipeline:run",
+}
 CHILD = (sys.executable, "-m", "workflows.child")
 _GUARD_SHARE = 0.8  # the guardian gives up before the lease does
 

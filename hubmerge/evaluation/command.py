@@ -56,6 +56,8 @@ def run_cli(arguments: Any, settings: Settings, observer: EvaluationObserver | N
     require("eval", "an evaluation")
     hub = hub_of_user(settings)
     name = model_here(arguments.model, observer.warning if observer is not None else lambda message: None)
+    if observer is not None:
+        observer.stage("resolve")
     suite = pin(arguments.suite, hub, arguments.split, limit=arguments.limit)
     # answers are keyed by the model's commit, so runs of one model may share a folder
     label = str(name).replace("/", "--").strip(".-~")[-80:] or "model"

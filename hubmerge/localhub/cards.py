@@ -24,6 +24,8 @@ _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.M
 _OPENED = re.compile(r"\A\s*---[ \t]*\n")
 _CARD_LIMIT = 1024 * 1024  # characters
 _DEEPEST = 64  # levels of lists and mappings
+_DTYPE = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
+_DIMENSIONS = 16
 _HEADER_LIMIT = 25 * 1024 * 1024  # bytes
 _LICENSES = """
 apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0
@@ -230,10 +232,22 @@ def count_parameters(path: Path) -> dict[str, int]:
         counts: dict[str, int] = {}
         for name, tensor in header.items():
             if name != "__metadata__":
-                counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + math.prod(tensor["shape"])
+                dtype, shape = tensor["dtype"], tensor["shape"]
+                if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype) or not _is_shape(shape):
+                    return {}
+                counts[dtype] = counts.get(dtype, 0) + math.prod(shape)
         return counts
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}  # anyone may upload anything under that name
+
+
+def _is_shape(value: object) -> bool:
+    """Whether a product can be taken of it: of texts and lists it would be as long as the numbers beside them say."""
+    return (
+        isinstance(value, list)
+        and len(value) <= _DIMENSIONS
+        and all(type(length) is int and 0 <= length < 2**53 for length in value)
+    )
 
 
 def _unique(tags: list[str]) -> tuple[str, ...]:

@@ -29,22 +29,28 @@ from hubmerge.localhub.http_errors import (
     revision_not_found,
     unprocessable,
 )
-from hubmerge.localhub.patterns import decide, ignore_rules, lfs_rules
-from hubmerge.localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, parse_json, text_of
+from hubmerge.localhub.patterns import MOST_CHARACTERS, check_work, decide, ignore_rules, lfs_rules
+from hubmerge.localhub.protocol import (
+    Call,
+    Hub,
+    Json,
+    Router,
+    items_of,
+    optional_text,
+    optional_whole,
+    parse_json,
+    text_of,
+)
 from hubmerge.localhub.repos import refresh
-from hubmerge.localhub.store import Store, git_blob_sha1
+from hubmerge.localhub.store import Store, git_blob_sha1, lfs_pointer
 from hubmerge.localhub.tree import MAIN, Entry, File, Fixed, Tree, check_path, folders
 from hubmerge.localhub.users import Identity
 
 router = Router()
 SAMPLE_BYTES = 512
 _NAMED = 10
+_MOST_FILES = 1000  # the client asks for 256
 _STALE_PARENT = "The branch was updated since you opened this page. Please refresh and try again."
-
-
-def lfs_pointer(sha256: str, size: int) -> bytes:
-    """The file that git keeps in place of a large one."""
-    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
 
 
 @router.on("POST", "/api/validate-yaml")
@@ -96,14 +102,19 @@ def preupload(call: Call) -> Json:
         entry = tree.get(path)
         if entry is None or entry.sha256:
             return ""
-        return call.store.git_path(entry.oid).read_text("utf-8", errors="replace")
+        with call.store.git_path(entry.oid).open(encoding="utf-8", errors="replace") as file:
+            return file.read(MOST_CHARACTERS // 2)
 
-    large = lfs_rules(stored(".gitattributes"))
-    ignored = ignore_rules(str(body.get("gitIgnore") or stored(".gitignore")))
+    files = items_of(body, "files")
+    if len(files) > _MOST_FILES:
+        raise bad_request(f"At most {_MOST_FILES} files at a time")
+    attributes, ignoring = stored(".gitattributes"), optional_text(body, "gitIgnore") or stored(".gitignore")
+    check_work(attributes + ignoring, [text_of(item, "path") for item in files])
+    large, ignored = lfs_rules(attributes), ignore_rules(ignoring)
     answers: list[Json] = []
-    for item in items_of(body, "files"):
-        path, size = check_path(text_of(item, "path")), item.get("size")
-        if not isinstance(size, int):
+    for item in files:
+        path, size = check_path(text_of(item, "path")), optional_whole(item, "size")
+        if size is None:
             raise bad_request("size must be a number")
         sample = _base64(text_of(item, "sample"))
         is_large = decide(large, path) or size > call.hub.limits.regular_bytes or is_binary(sample)
@@ -210,7 +221,7 @@ def _parse(call: Call, repo: Repo, body: IO[bytes]) -> tuple[Json, list[Operatio
     header: Json | None = None
     operations: list[Operation] = []
     binary: list[str] = []
-    for key, value in _lines(body):
+    for key, value in _lines(body, call.hub.limits.line_bytes):
         if key == "header":
             header = value
             continue
@@ -252,8 +263,10 @@ def _check_card(content: bytes, repo: Repo) -> None:
         raise bad_request("Invalid metadata in README.md.\n" + "\n".join(f"- {message}" for message in errors))
 
 
-def _lines(body: IO[bytes]) -> Iterator[tuple[str, Json]]:
-    for line in body:
+def _lines(body: IO[bytes], limit: int) -> Iterator[tuple[str, Json]]:
+    while line := body.readline(limit + 1):
+        if len(line) > limit:
+            raise HubError(413, f"A line of a commit has at most {limit} bytes; upload large files with LFS")
         if not line.strip():
             continue
         item = parse_json(line)

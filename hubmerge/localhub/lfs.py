@@ -23,6 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
 from hubmerge.localhub.access import (
+    Repo,
     can_read,
     can_take_part,
     find_repo,
@@ -38,6 +39,7 @@ from hubmerge.localhub.store import now
 router = Router()
 MEDIA_TYPE = "application/vnd.git-lfs+json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_LARGEST = 2**40  # bytes of one file
 _WRITE_BYTES = 4 * 1024 * 1024  # collected before a thread hashes and writes them
 _UPLOAD_URL = "{endpoint}/lfs-uploads/{repo}/{upload}"
 
@@ -46,10 +48,19 @@ def _objects(body: Json) -> list[tuple[str, int]]:
     objects: list[tuple[str, int]] = []
     for item in items_of(body, "objects"):
         oid, size = item.get("oid"), item.get("size")
-        if not isinstance(oid, str) or not _SHA256.fullmatch(oid) or not isinstance(size, int) or size < 0:
+        known = isinstance(oid, str) and _SHA256.fullmatch(oid)
+        if not known or isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _LARGEST:
             raise unprocessable("An object needs a sha256 as oid and a size")
-        objects.append((oid, size))
+        objects.append((str(oid), size))
     return objects
+
+
+def _uploadable(call: Call) -> Repo:
+    """Whoever may open a pull request may upload for it; only a commit makes an object visible."""
+    repo = call.readable()
+    if not (can_take_part(call.signed_in()) and can_read(call.users, call.identity, repo)):
+        require_write(call.users, call.identity, repo)
+    return repo
 
 
 @router.on("POST", "/{P}{id}.git/info/lfs/objects/batch")
@@ -57,9 +68,7 @@ def batch(call: Call) -> Response:
     repo, body = call.readable(), call.json()
     if body.get("operation") != "upload":
         raise bad_request("Only the upload operation is served; files are downloaded from their resolve URL")
-    # Whoever may open a pull request may upload for it; only a commit makes an object visible.
-    if not (can_take_part(call.signed_in()) and can_read(call.users, call.identity, repo)):
-        require_write(call.users, call.identity, repo)
+    _uploadable(call)
     limits, answers = call.hub.limits, []
     with call.store.write() as db:
         for oid, size in _objects(body):
@@ -69,8 +78,8 @@ def batch(call: Call) -> Response:
                 upload = secrets.token_hex(24)
                 in_parts = size > limits.multipart_bytes and "multipart" in body.get("transfers", [])
                 db.execute(
-                    "INSERT INTO uploads VALUES (?, ?, ?, ?, ?)",
-                    (upload, oid, size, limits.part_bytes if in_parts else None, now()),
+                    "INSERT INTO uploads (id, repo, sha256, size, part_size, date) VALUES (?, ?, ?, ?, ?, ?)",
+                    (upload, repo.id, oid, size, limits.part_bytes if in_parts else None, now()),
                 )
                 href = _UPLOAD_URL.format(endpoint=call.endpoint, repo=repo.id, upload=upload)
                 header: dict[str, str] = {}
@@ -88,7 +97,8 @@ def batch(call: Call) -> Response:
 
 
 def _upload(call: Call) -> Any:
-    row = call.store.row("SELECT * FROM uploads WHERE id = ?", call.parts["upload"])
+    """The upload that the URL names, which belongs to one repo."""
+    row = call.store.row("SELECT * FROM uploads WHERE id = ? AND repo = ?", call.parts["upload"], call.parts["repo"])
     if row is None:
         raise not_found("This upload is unknown")
     return row
@@ -121,7 +131,7 @@ def _keep(call: Call, upload: Any, temporary: Path, sha256: str, size: int) -> N
         raise HubError(400, f"Expected {upload['size']} bytes of sha256 {upload['sha256']}, got {size} of {sha256}")
     call.store.put_lfs(temporary, sha256)
     with call.store.write() as db:
-        repo = int(call.parts["repo"])
+        repo = upload["repo"]
         if db.execute("SELECT 1 FROM repos WHERE id = ?", (repo,)).fetchone():
             db.execute("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", (repo, sha256))
 
@@ -158,7 +168,7 @@ def complete(call: Call) -> Response:
     """Join the parts in order and check the whole."""
     upload, body = _upload(call), call.json()
     held = "SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?"
-    if call.store.row(held, call.parts["repo"], upload["sha256"]):  # the answer was lost and this is the second try
+    if call.store.row(held, upload["repo"], upload["sha256"]):  # the answer was lost and this is the second try
         return JSONResponse({}, media_type=MEDIA_TYPE)
     count = -(-upload["size"] // upload["part_size"]) if upload["part_size"] else 0
     numbers = [item.get("partNumber") for item in items_of(body, "parts")]
@@ -185,8 +195,7 @@ def complete(call: Call) -> Response:
 
 @router.on("POST", "/{P}{id}.git/info/lfs/verify")
 def verify(call: Call) -> Response:
-    repo, body = call.readable(), call.json()
-    call.signed_in()
+    repo, body = _uploadable(call), call.json()
     known = call.store.row("SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?", repo.id, str(body.get("oid")))
     if not known or call.store.lfs_path(str(body["oid"])).stat().st_size != body.get("size"):
         raise not_found("The object was not uploaded, or has another size")
@@ -212,9 +221,11 @@ def duplicate(call: Call) -> Json:
             if not _SHA256.fullmatch(sha256) or text_of(item, "xetHash") != xet_hash(sha256):
                 failed.append({"sha256": sha256[:64], "error": "Not a file of this repo"})
                 continue
-            # uploaded is not enough: only a commit makes an object visible
+            # uploaded is not enough: only a commit makes an object visible, and a file's name can be a digest, too
             row = db.execute(
-                "SELECT 1 FROM commits WHERE repo = ? AND instr(files, ?) LIMIT 1", (source.id, f'"{sha256}"')
+                "SELECT 1 FROM commits, json_each(commits.files) AS file"
+                " WHERE repo = ? AND instr(files, ?) AND json_extract(file.value, '$[2]') = ? LIMIT 1",
+                (source.id, f'"{sha256}"', sha256),
             ).fetchone()
             if row is None:
                 failed.append({"sha256": sha256, "error": "Not a file of this repo"})

@@ -35,6 +35,7 @@ from hubmerge.localhub.access import TYPES, Repo, find_repo, require_read, requi
 from hubmerge.localhub.http_errors import HubError, bad_request, not_found
 from hubmerge.localhub.store import Store
 from hubmerge.localhub.tree import Trees
+from hubmerge.localhub.unserved import unserved
 from hubmerge.localhub.users import Identity, Users, default_users
 
 Json = dict[str, Any]
@@ -49,6 +50,12 @@ class Limits:
     multipart_bytes: int = 512 * 1024 * 1024  # larger LFS files are uploaded in parts
     part_bytes: int = 64 * 1024 * 1024
     body_bytes: int = 16 * 1024 * 1024  # of a JSON or form body
+    commit_bytes: int = 2 * 1024 * 1024 * 1024  # of all the lines of a commit
+
+    @property
+    def line_bytes(self) -> int:
+        """Of one line of a commit: a regular file in base64, and its path."""
+        return self.regular_bytes * 4 // 3 + 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -160,6 +167,7 @@ AsyncHandler = Callable[[Call], Awaitable[Response]]
 @dataclass(frozen=True)
 class Route:
     method: str
+    template: str
     two_part: re.Pattern[str]
     one_part: re.Pattern[str]
     handler: Handler
@@ -175,14 +183,14 @@ class Router:
     def on(self, method: str, template: str, *, body: str = "small") -> Callable[[Handler], Handler]:
         def register(handler: Handler) -> Handler:
             two, one = _pattern(template, "[^/]+/[^/]+"), _pattern(template, "[^/]+")
-            self.routes.append(Route(method, two, one, handler, body))
+            self.routes.append(Route(method, template, two, one, handler, body))
             return handler
 
         return register
 
 
 def _pattern(template: str, repo_id: str) -> re.Pattern[str]:
-    prefix = "(?!api/)(?:datasets/|spaces/)?"
+    prefix = "(?!(?:api|oauth)/)(?:datasets/|spaces/)?"
     special = {"T": "|".join(TYPES), "S": "spaces", "P": prefix, "values": "secrets|variables", "id": repo_id}
 
     def group(match: re.Match[str]) -> str:
@@ -206,6 +214,16 @@ def optional_text(body: Json, key: str) -> str | None:
     return None if body.get(key) is None else text_of(body, key)
 
 
+def optional_whole(body: Json, key: str, *, least: int = 0, most: int = 2**40) -> int | None:
+    """A whole number that the body may hold; the database takes no larger ones than 64 bits hold."""
+    value = body.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise bad_request(f"{key} must be a whole number from {least} to {most}")
+    return value
+
+
 def items_of(body: Json, key: str) -> list[Json]:
     """A list of objects that the body may hold."""
     items = body.get(key) or []
@@ -226,9 +244,11 @@ def parse_json(raw: bytes) -> Any:
 
 
 def match(routes: list[Route], method: str, path: str) -> tuple[Route, dict[str, str]]:
-    """The route of a request; unknown paths are 404, known ones with another method 405."""
+    """The route of a request; what is not served here is 501 with its name, what is nowhere 404, another method 405."""
     seen = False
     for attribute in ("two_part", "one_part"):
+        if attribute == "one_part" and not seen and (what := unserved(path)):
+            raise HubError(501, f"The local Hub does not serve {what}.")
         for route in routes:
             found = getattr(route, attribute).fullmatch(path)
             if found and route.method == method:
@@ -269,7 +289,7 @@ async def answer(hub: Hub, routes: list[Route], request: Request) -> Response:
         if route.body == "stream":
             result = await route.handler(Call(hub, request, parts, identity, io.BytesIO()))
         else:
-            limit = None if route.body == "large" else hub.limits.body_bytes
+            limit = hub.limits.commit_bytes if route.body == "large" else hub.limits.body_bytes
             with tempfile.SpooledTemporaryFile(max_size=8 * 1024 * 1024) as body:
                 await _read_body(request, body, limit)
                 result = await run_in_threadpool(route.handler, Call(hub, request, parts, identity, body))
@@ -293,11 +313,11 @@ def _is_full_disk(error: OSError | sqlite3.OperationalError) -> bool:
     return error.sqlite_errorcode == sqlite3.SQLITE_FULL
 
 
-async def _read_body(request: Request, body: IO[bytes], limit: int | None) -> None:
+async def _read_body(request: Request, body: IO[bytes], limit: int) -> None:
     size = 0
     async for chunk in request.stream():
         size += len(chunk)
-        if limit is not None and size > limit:
+        if size > limit:
             raise HubError(413, f"The body is larger than {limit} bytes")
         body.write(chunk)
     body.seek(0)

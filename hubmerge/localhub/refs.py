@@ -21,6 +21,11 @@ _REF_NAME = re.compile(
 _COMMITS_PER_PAGE = 50
 
 
+def _is_ref_name(name: str) -> bool:
+    """Whether git would take it, and it reads like no commit."""
+    return bool(_REF_NAME.fullmatch(name)) and not re.fullmatch(r"[0-9a-fA-F]{40}", name)
+
+
 @router.on("GET", "/api/{T}/{id}/refs")
 def list_refs(call: Call) -> Json:
     repo = call.readable()
@@ -60,7 +65,7 @@ def _drop_ref(call: Call, repo: Repo, ref: str, shown: str) -> Json:
 @router.on("POST", "/api/{T}/{id}/branch/{branch}")
 def create_branch(call: Call) -> Json:
     repo, branch = call.writable(), call.parts["branch"]
-    if branch.startswith("refs/") or not _REF_NAME.fullmatch(branch):
+    if branch.startswith("refs/") or not _is_ref_name(branch):
         raise bad_request("Invalid reference for a branch")
     sha = call.hub.trees.resolve(repo.id, optional_text(call.json(), "startingPoint") or "main")
     return _add_ref(call, repo, f"refs/heads/{branch}", sha)
@@ -79,7 +84,7 @@ def create_tag(call: Call) -> Json:
     repo, body = call.writable(), call.json()
     sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
     tag = text_of(body, "tag")
-    if not _REF_NAME.fullmatch(tag):
+    if not _is_ref_name(tag):
         raise bad_request(f"Invalid tag name: {tag!r}")
     return _add_ref(call, repo, f"refs/tags/{tag}", sha, optional_text(body, "message"))
 

@@ -16,6 +16,7 @@ from hubmerge.localhub.access import (
     PREFIX,
     Repo,
     can_create,
+    can_write,
     find_repo,
     repo_key,
     repo_of_row,
@@ -26,7 +27,7 @@ from hubmerge.localhub.access import (
 from hubmerge.localhub.cards import count_parameters, derive
 from hubmerge.localhub.http_errors import bad_request, conflict, forbidden
 from hubmerge.localhub.patterns import initial_gitattributes
-from hubmerge.localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, text_of
+from hubmerge.localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, optional_whole, text_of
 from hubmerge.localhub.space_cards import SDKS
 from hubmerge.localhub.store import REPO_TABLES, now
 from hubmerge.localhub.tree import MAIN, File, Fixed
@@ -161,7 +162,8 @@ def _named(call: Call, body: Json) -> tuple[str, str, str]:
 def create(call: Call) -> Json:
     body = call.json()
     repo_type, namespace, name = _named(call, body)
-    visibility = body.get("visibility") or ("private" if body.get("private") else None)
+    visibility = optional_text(body, "visibility") or _asked_private(body)
+    hardware, sleep_s = optional_text(body, "hardware"), optional_whole(body, "sleepTimeSeconds", least=-1)
     values = [
         (kind, text_of(item, "key"), text_of(item, "value"), optional_text(item, "description"))
         for kind in ("secrets", "variables")
@@ -179,10 +181,9 @@ def create(call: Call) -> Json:
             sdk=optional_text(body, "sdk"),
             endpoint=call.endpoint,
         )
-        sleep_s = body.get("sleepTimeSeconds") if isinstance(body.get("sleepTimeSeconds"), int) else None
         db.execute(
             "UPDATE repos SET hardware = ?, sleep_s = ? WHERE id = ?",
-            (optional_text(body, "hardware"), sleep_s, repo.id),
+            (hardware, sleep_s, repo.id),
         )
         db.executemany(
             "INSERT OR REPLACE INTO space_values VALUES (?, ?, ?, ?, ?, ?)",
@@ -238,12 +239,14 @@ def move(call: Call) -> Json:
 
 @router.on("POST", "/api/{T}/{id}/duplicate")
 def duplicate(call: Call) -> Json:
-    """A new repo with the files of this one in one commit."""
+    """A new repo with the files of this one in one commit; it is seen by whom this one is, unless the body says so."""
     source, body = call.readable(), call.json()
     require_files(call.store, call.users, call.identity, source)
     namespace, _, name = text_of(body, "repository").partition("/")
-    visibility = body.get("visibility") or ("private" if body.get("private") else None)
+    visibility = optional_text(body, "visibility") or _asked_private(body) or source.visibility
     me = call.signed_in()
+    if source.private and visibility != "private" and not can_write(call.users, me, source):
+        raise forbidden("Only who may write to a private repo may duplicate it as one that others may read")
     with call.store.write() as db:
         repo = add_repo(
             call.hub,
@@ -271,8 +274,17 @@ def duplicate(call: Call) -> Json:
             title=f"Duplicate from {source.full_name}",
             author=me.user.name,
         )
+        db.execute("UPDATE repos SET gated = ? WHERE id = ?", (source.gated, repo.id))
         refresh(call.hub, db, repo.id)
     return {"url": f"{call.endpoint}/{repo.path}"}
+
+
+def _asked_private(body: Json) -> str | None:
+    """The visibility that the older key of a body means."""
+    private = body.get("private")
+    if private is not None and not isinstance(private, bool):
+        raise bad_request("private must be true or false")
+    return None if private is None else "private" if private else "public"
 
 
 @router.on("PUT", "/api/{T}/{id}/settings")

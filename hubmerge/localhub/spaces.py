@@ -10,7 +10,7 @@ import re
 
 from hubmerge.localhub.access import Repo
 from hubmerge.localhub.http_errors import bad_request
-from hubmerge.localhub.protocol import Call, Json, Router, optional_text, text_of
+from hubmerge.localhub.protocol import Call, Json, Router, optional_text, optional_whole, text_of
 from hubmerge.localhub.store import now
 
 router = Router()
@@ -62,15 +62,15 @@ def pause(call: Call) -> Json:
 @router.on("POST", "/api/{S}/{id}/hardware")
 def hardware(call: Call) -> Json:
     body = call.json()
-    if isinstance(body.get("sleepTimeSeconds"), int):
-        _changed(call, "sleep_s", body["sleepTimeSeconds"])
+    if (seconds := optional_whole(body, "sleepTimeSeconds", least=-1)) is not None:
+        _changed(call, "sleep_s", seconds)
     return _changed(call, "hardware", text_of(body, "flavor"))
 
 
 @router.on("POST", "/api/{S}/{id}/sleeptime")
 def sleep_time(call: Call) -> Json:
-    seconds = call.json().get("seconds")
-    if not isinstance(seconds, int):
+    seconds = optional_whole(call.json(), "seconds", least=-1)
+    if seconds is None:
         raise bad_request("seconds must be a number")
     return _changed(call, "sleep_s", seconds)
 

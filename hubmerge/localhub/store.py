@@ -33,6 +33,7 @@ from weakref import WeakSet
 from hubmerge.disk_errors import written
 from hubmerge.errors import HubUnavailableError
 
+DATABASE = "hub.sqlite3"
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS repos (
@@ -76,7 +77,7 @@ CREATE INDEX IF NOT EXISTS deliveries_of ON deliveries (webhook, state);
 CREATE TABLE IF NOT EXISTS space_values (repo INTEGER NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
     value TEXT NOT NULL, description TEXT, date TEXT NOT NULL, PRIMARY KEY (repo, kind, key));
 CREATE TABLE IF NOT EXISTS uploads (id TEXT PRIMARY KEY, sha256 TEXT NOT NULL, size INTEGER NOT NULL,
-    part_size INTEGER, date TEXT NOT NULL);
+    part_size INTEGER, date TEXT NOT NULL, repo INTEGER);
 CREATE TABLE IF NOT EXISTS repo_objects (repo INTEGER NOT NULL, sha256 TEXT NOT NULL,
     PRIMARY KEY (repo, sha256));
 CREATE TABLE IF NOT EXISTS oauth_requests (id TEXT PRIMARY KEY, request TEXT NOT NULL, expires REAL NOT NULL);
@@ -85,7 +86,8 @@ CREATE TABLE IF NOT EXISTS oauth_codes (code TEXT PRIMARY KEY, user TEXT NOT NUL
 CREATE TABLE IF NOT EXISTS oauth_tokens (token TEXT PRIMARY KEY, refresh TEXT NOT NULL UNIQUE,
     user TEXT NOT NULL, app TEXT NOT NULL, scope TEXT NOT NULL, expires REAL NOT NULL, orgs TEXT NOT NULL DEFAULT '');
 """
-_LATER_COLUMNS = (("oauth_tokens", "orgs", "TEXT NOT NULL DEFAULT ''"),)  # folders of earlier versions lack them
+# folders of earlier versions lack them
+_LATER_COLUMNS = (("oauth_tokens", "orgs", "TEXT NOT NULL DEFAULT ''"), ("uploads", "repo", "INTEGER"))
 # Every table whose rows belong to one repo; all of them go when the repo goes.
 REPO_TABLES = (
     "aliases",
@@ -119,8 +121,29 @@ def git_blob_sha1(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
+def lfs_pointer(sha256: str, size: int) -> bytes:
+    """The file that git keeps in place of a large one."""
+    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+
+
 class _Connection(sqlite3.Connection):
     """A connection that can be referred to weakly."""
+
+
+def _refuse_foreign(data_dir: Path) -> None:
+    """Files of somebody else must not be taken for unfinished uploads and deleted."""
+    if (data_dir / DATABASE).exists():
+        return
+    found = sorted(path.name for path in data_dir.iterdir() if path.name not in ("lock", "tmp"))
+    left = data_dir / "tmp"  # of a first start that was cut short; it is empty until the database is there
+    if found or (left.exists() and (left.is_symlink() or not left.is_dir() or any(left.iterdir()))):
+        raise HubUnavailableError(
+            "a folder with files that are not of a local Hub",
+            where=str(data_dir),
+            expected=f"an empty folder, a new one, or one with {DATABASE}",
+            got=", ".join(found[:5]) or "files in tmp",
+            next_step="Choose another folder with --data.",
+        )
 
 
 class Store:
@@ -130,6 +153,7 @@ class Store:
         self.data_dir = data_dir
         with written("the data folder cannot be used", str(data_dir)):
             data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _refuse_foreign(data_dir)
             self._lock_file = (data_dir / "lock").open("w")
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,7 +188,7 @@ class Store:
         db: _Connection | None = getattr(self._local, "db", None)
         if db is None:
             db = sqlite3.connect(
-                self.data_dir / "hub.sqlite3",
+                self.data_dir / DATABASE,
                 isolation_level=None,
                 timeout=30,
                 check_same_thread=False,  # close() runs in the main thread

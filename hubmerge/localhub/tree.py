@@ -24,7 +24,7 @@ from hubmerge.localhub.http_errors import revision_not_found, unprocessable
 from hubmerge.localhub.store import Store, now
 
 MAIN = "refs/heads/main"
-_HEX = re.compile(r"[0-9a-f]{7,40}")
+_HEX, _WHOLE_HEX = re.compile(r"[0-9a-f]{7,40}"), re.compile(r"[0-9a-f]{40}")
 _WALK = """
 WITH RECURSIVE walk(sha, depth) AS (
     SELECT ?1, 0
@@ -85,6 +85,10 @@ class Trees:
 
     def resolve(self, repo: int, revision: str) -> str:
         """The commit that a branch, tag, full ref or (short) commit id names."""
+        if _WHOLE_HEX.fullmatch(revision):  # a commit's own id always means it, as in git
+            row = self._store.row("SELECT sha FROM commits WHERE repo = ? AND sha = ?", repo, revision)
+            if row is not None:
+                return str(row["sha"])
         candidates = (f"refs/heads/{revision}", f"refs/tags/{revision}", revision)
         found = {
             row["name"]: row["sha"]

@@ -20,13 +20,14 @@ from typing import Any, Literal
 import numpy as np
 
 from hubmerge import __version__
-from hubmerge.chunks import Observer, StreamOptions, chunks_of, epsilon_of
+from hubmerge.chunks import StreamOptions, chunks_of, epsilon_of
 from hubmerge.compatibility import architecture
 from hubmerge.disk import available_bytes
 from hubmerge.first_passes import probe
 from hubmerge.histogram import MANTISSA_BITS
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_comparison
+from hubmerge.progress import Observer
 from hubmerge.recipe import Recipe, recipe_from_dict
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
@@ -217,7 +218,8 @@ def open_comparison(recipe: Recipe, hub: Hub, *, allow_local: bool = False) -> P
 def measure(
     plan: Plan, hub: Hub, options: StreamOptions, observer: Observer, *, cache: Path, disk_budget: int | None = None
 ) -> Diff:
-    """Read both models once. Shards on the Hub are kept in `cache` while they fit into the disk's budget, in bytes.
+    """Read both models once, in the stages fetch and probe. Shards on the Hub are kept in `cache` while they fit into
+    the disk's budget, in bytes.
 
     Raises NonFiniteError, SourceChangedError, and what reading the models may raise.
     """
@@ -225,11 +227,39 @@ def measure(
         options = replace(options, backend="eager")  # which changes no bit
     folders = UnchangedFolders(plan.models)
     budget = max(0, available_bytes((cache,), disk_budget))  # what exceeds it is read by ranges
-    with TensorReader(plan.models, ShardCache(hub, cache, plan.models, budget)) as reader:
-        statistics = probe(plan, reader, options, observer)
+    watching = _Watching(observer)
+    store = ShardCache(hub, cache, plan.models, budget, starting=watching.fetching)
+    with TensorReader(plan.models, store) as reader:
+        statistics = probe(plan, reader, options, watching)
         integers = _compare_integers(plan, reader, options)
     folders.check()
     return make_diff(plan, statistics, integers)
+
+
+class _Watching:
+    """From the pass and the cache, both in the caller's thread, to whoever watches the whole."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._stage = ""
+        self.warning = observer.warning
+
+    def fetching(self, done: int, total: int) -> None:
+        """The pass waits for what it begins with; what else it needs is fetched meanwhile."""
+        if self._stage in ("", "fetch"):
+            self._tell("fetch", done, total, "B")
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._tell(stage, done, total, "elements")
+
+    def counted(self, total: Tally) -> None:
+        pass
+
+    def _tell(self, stage: str, done: int, total: int, unit: str) -> None:
+        if stage != self._stage:
+            self._stage = stage
+            self._observer.stage(stage)
+        self._observer.progress(stage, done, total, unit)
 
 
 def _compare_integers(plan: Plan, reader: TensorReader, options: StreamOptions) -> dict[str, int]:

@@ -140,8 +140,10 @@ def _columns(table: Table) -> list[str]:
 
 
 def number(value: float | None) -> str:
-    """Three digits."""
-    return "—" if value is None else f"{value:.3g}".replace("-", "−")
+    """Three digits, of large numbers all before the point."""
+    if value is None:
+        return "—"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}".replace("-", "−")
 
 
 def plain(value: float) -> str:

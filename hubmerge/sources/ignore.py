@@ -97,21 +97,13 @@ def _tensors(names: Sequence[str]) -> str:
 def ignoring_line(
     patterns: Sequence[str], base: Mapping[str, StoredTensor], agents: Sequence[Mapping[str, StoredTensor]]
 ) -> str | None:
-    """The line of a recipe with `needed_patterns`; None where there are none."""
-    wanted = needed_patterns(patterns, base, agents)
-    return f"ignore: [{', '.join(f'{p!r}'.replace(chr(39), chr(34)) for p in wanted)}]" if wanted else None
-
-
-def needed_patterns(
-    patterns: Sequence[str], base: Mapping[str, StoredTensor], agents: Sequence[Mapping[str, StoredTensor]]
-) -> tuple[str, ...]:
-    """`patterns` and those with which no tensor is one that only some models have; none where none is, or where the
+    """The line of a recipe with which no tensor is one that only some models have; None where none is, or where the
     models differ in too much for that to be what somebody wants."""
     strangers = list(dict.fromkeys(n for agent in agents for n in agent if n not in base))
     missing = list(dict.fromkeys(n for n in base if any(n not in agent for agent in agents)))
     unwanted = [*strangers, *missing]
     if not unwanted or 2 * len(missing) > len(base):
-        return ()
+        return None
     common = [n for n in base if n not in missing]
     found: list[str] = []
     left = unwanted
@@ -122,8 +114,10 @@ def needed_patterns(
         # a pattern for a single name would only hide which one it is
         found.append(best if covering[best] > 1 else left[0])
         left = [n for n in left if not ignored_by(found[-1:])(n)]
-    wanted = tuple(dict.fromkeys((*patterns, *found)))
-    return () if len(found) > 4 or len(wanted) > MAX_PATTERNS else wanted
+    wanted = list(dict.fromkeys((*patterns, *found)))
+    if len(found) > 4 or len(wanted) > MAX_PATTERNS:
+        return None
+    return f"ignore: [{', '.join(f'{p!r}'.replace(chr(39), chr(34)) for p in wanted)}]"
 
 
 def _patterns_for(name: str) -> list[str]:

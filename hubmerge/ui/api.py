@@ -1,8 +1,8 @@
 """The named endpoints: the form's actions for programs, with the same checks and the same words.
 
 Who is asking comes from the signed session alone; no endpoint takes a user or a token. Without a session,
-`start_merge`, `cancel_job`, `retry_job` and `my_jobs` answer E_LOGIN; `cancel_job` and `retry_job` answer E_PERMISSION
-for a job of somebody else. An error's text is the message of `gr.Error`.
+`start_merge`, `start_diff`, `cancel_job`, `retry_job` and `my_jobs` answer E_LOGIN; `cancel_job` and `retry_job` answer
+E_PERMISSION for a job of somebody else. An error's text is the message of `gr.Error`.
 
 gradio reads return annotations as they stand, so this module does not postpone them.
 """
@@ -15,9 +15,9 @@ from typing import Any
 import gradio as gr
 
 from hubmerge.errors import HubmergeError
-from hubmerge.ui.service import JobView, Service
+from hubmerge.ui.service import Comparison, JobView, Service
 from hubmerge.ui.session import require_visitor, visitor_of, writer_of
-from hubmerge.ui.submission import checked_recipe, submission
+from hubmerge.ui.submission import checked_comparison, checked_recipe, submission
 
 SEARCH_AT_MOST = 20
 
@@ -59,7 +59,17 @@ def _reading(service: Service) -> tuple[Callable[..., Any], ...]:
         with _told():
             return _job(service.job(str(job_id), visitor_of(profile, token)))
 
-    return search_models, inspect_merge, job_status
+    def inspect_diff(
+        base: str, agent: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
+    ) -> dict[str, Any]:
+        """Two models on the Hub, pinned, and the job that compares them, if there is one: its `result` is what the
+        training from `base` to `agent` changed, as docs/diff.md has it. Models that do not fit are refused with every
+        problem listed.
+        """
+        with _told():
+            return _comparison(service.comparison(*checked_comparison(base, agent), visitor_of(profile, token)))
+
+    return search_models, inspect_merge, inspect_diff, job_status
 
 
 def _acting(service: Service) -> tuple[Callable[..., Any], ...]:
@@ -80,6 +90,17 @@ def _acting(service: Service) -> tuple[Callable[..., Any], ...]:
             visitor = writer_of(service, profile, token)
             request = submission(recipe, target=str(target), private=bool(private), license=license, visitor=visitor)
             return _job(service.submit(request, visitor))
+
+    def start_diff(
+        base: str, agent: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
+    ) -> dict[str, Any]:
+        """Queue a comparison of two models on the Hub, or find the one that is there; answers as `inspect_diff`.
+
+        Needs a signed-in session. `job_status` tells how far it is.
+        """
+        with _told():
+            visitor = require_visitor(profile, token, "compare models")
+            return _comparison(service.compare(*checked_comparison(base, agent), visitor))
 
     def cancel_job(
         job_id: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
@@ -103,7 +124,7 @@ def _acting(service: Service) -> tuple[Callable[..., Any], ...]:
         with _told():
             return [_job(view) for view in service.jobs(require_visitor(profile, token, "list your jobs"))]
 
-    return start_merge, cancel_job, retry_job, my_jobs
+    return start_merge, start_diff, cancel_job, retry_job, my_jobs
 
 
 @contextmanager
@@ -113,6 +134,18 @@ def _told() -> Iterator[None]:
         yield
     except HubmergeError as error:
         raise gr.Error(str(error), print_exception=False) from None
+
+
+def _comparison(found: Comparison) -> dict[str, Any]:
+    plan = found.plan
+    return {
+        "base": f"{plan.base.ref.id}@{plan.base.ref.sha}",
+        "agent": f"{plan.agents[0].ref.id}@{plan.agents[0].ref.sha}",
+        "parameters": plan.elements,
+        "input_bytes": plan.input_bytes,
+        "warnings": list(plan.warnings),
+        "job": None if found.job is None else _job(found.job),
+    }
 
 
 def _job(view: JobView) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from hubmerge.settings import Settings
 from hubmerge.ui.api import add_api
 from hubmerge.ui.board_routes import board_routes
 from hubmerge.ui.board_style import BOARD_CSS
+from hubmerge.ui.diff_page import diff_page
 from hubmerge.ui.format import el
 from hubmerge.ui.guard import Guard
 from hubmerge.ui.job_page import job_page
@@ -67,6 +68,9 @@ def build_app(
         _top(demo, settings, sign_in)
         merge_page(demo, service)
         add_api(service)
+    with demo.route("Diff", "diff"):
+        _top(demo, settings, sign_in)
+        diff_page(demo, service)
     if board is not None:
         with demo.route("Leaderboard", "leaderboard"):
             _top(demo, settings, sign_in)

@@ -48,6 +48,11 @@ def job_href(job_id: str) -> str:
     return f"job?id={quote(job_id, safe='')}"
 
 
+def diff_href(base: str, agent: str) -> str:
+    """The address of a comparison; a name may have its revision."""
+    return f"diff?base={quote(base, safe='/@')}&agent={quote(agent, safe='/@')}"
+
+
 def bytes_text(number: float) -> str:
     """1234567 → "1.23 MB" (decimal units, as the Hub shows them)."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -19,6 +19,7 @@ from hubmerge.methods import registry
 from hubmerge.ui.format import (
     bytes_text,
     count_text,
+    diff_href,
     duration_text,
     el,
     job_href,
@@ -38,6 +39,7 @@ STAGES = {
     "resolve": "Resolve",
     "plan": "Plan",
     "verify": "Verify",
+    "compile": "Compile",
     "download": "Download",
     "probe": "Measure",
     "merge": "Merge",
@@ -109,6 +111,8 @@ def job_header(view: JobView) -> Markup:
 def _subject(view: JobView) -> list[tuple[str, str]]:
     if view.kind == "evaluate":
         return [("What", "Evaluation"), ("Suite", view.suite)]
+    if view.kind == "diff":
+        return [("What", "Comparison"), ("Visibility", "private" if view.private else "public")]
     return [("Method", _method_title(view.recipe)), ("Visibility", "private" if view.private else "public")]
 
 
@@ -145,8 +149,10 @@ def stage_track(view: JobView) -> Markup:
 def _stages(view: JobView) -> Mapping[str, str]:
     if view.kind == "evaluate":
         return EVALUATION_STAGES
+    if view.kind == "diff":
+        return {name: STAGES[name] for name in ("resolve", "download", "probe")}
     current = _stage(view)
-    left_out = {"verify"} - {current}  # only where a resumed job is at it
+    left_out = {"verify", "compile"} - {current}  # only where a job is at it: resumed, or the first on a machine
     if not _probes(view.recipe):
         left_out |= {"probe"} - {current}
     return {name: title for name, title in STAGES.items() if name not in left_out}
@@ -213,6 +219,8 @@ def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
         return notice("warn", "It needs your login", el("p", sentence), el("p", again, ": it keeps its place."))
     if view.state == "done" and view.result and view.kind == "evaluate":
         return _recorded(view, view.result)
+    if view.kind == "diff" and view.models and view.state == "done":
+        return notice("good", "Compared", el("p", link(diff_href(*view.models), "What the training changed")))
     if view.state == "done" and view.result:
         repo = str(view.result.get("repo") or view.target)
         commit = str(view.result.get("commit") or "")
@@ -224,7 +232,8 @@ def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
             _run_facts(view.result.get("run")),
         )
     if view.state == "failed":
-        title = "The evaluation failed" if view.kind == "evaluate" else "The merge failed"
+        what = {"evaluate": "evaluation", "diff": "comparison"}.get(view.kind, "merge")
+        title = f"The {what} failed"
         return problems_panel(view.error or {}, title)
     if view.state == "cancelled":
         return notice("info", "Cancelled", el("p", "Nothing was published."))
@@ -363,13 +372,19 @@ def job_list(views: Sequence[JobView]) -> Markup:
         (
             link(job_href(v.id), v.target),
             badge(_shown_state(v)),
-            f"Evaluation: {v.suite}" if v.kind == "evaluate" else _method_title(v.recipe),
+            _what(v),
             _where(v),
             time_text(v.created),
         )
         for v in views
     ]
     return table(("Model", "State", "What", "Stage", "Submitted"), rows)
+
+
+def _what(view: JobView) -> str:
+    if view.kind == "merge":
+        return _method_title(view.recipe)
+    return f"Evaluation: {view.suite}" if view.kind == "evaluate" else "Comparison"
 
 
 def _where(view: JobView) -> str:

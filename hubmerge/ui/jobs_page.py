@@ -19,7 +19,7 @@ POLL_S = 5.0
 
 def jobs_page(demo: Any, service: Service) -> None:
     """Build the page in the current Blocks context."""
-    gr.HTML(header("My jobs", "Every merge and evaluation of yours, newest first."), js_on_load=None)
+    gr.HTML(header("My jobs", "Every merge, comparison and evaluation of yours, newest first."), js_on_load=None)
     listing = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="jobs", elem_classes="hm-card")
     timer = gr.Timer(POLL_S, active=False)
     quiet = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}

@@ -20,6 +20,7 @@ from hubmerge.recipe import MAX_RECIPE_BYTES, recipe_from_yaml
 from hubmerge.ui.format import el, join, link
 from hubmerge.ui.merge_form import VISIBILITIES, MergeForm, build_form, fill, fillable, recipe_of, reweight, show_method
 from hubmerge.ui.panels import access_offer, closed_models, notice, plan_panel, problems_panel
+from hubmerge.ui.search import suggest_models
 from hubmerge.ui.service import Service
 from hubmerge.ui.session import visitor_of, writer_of
 from hubmerge.ui.submission import checked_recipe, submission
@@ -86,32 +87,12 @@ def _ready(namespace: str | None) -> list[Any]:
 
 def _wire_form(form: MergeForm, service: Service) -> None:
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    typed = gr.Textbox(value="", visible=False)
     for box in (form.base, form.agents):
-        # gradio repeats the first event's text when keys come faster than answers, so the field itself is read
-        read = f'(current) => [current, document.querySelector("#{box.elem_id} input").value]'
-        box.key_up(
-            _searching(service), [box, typed], [box], js=read, trigger_mode="always_last", concurrency_limit=4, **quiet
-        )
+        suggest_models(box, service)
     form.agents.change(
         reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], queue=False, **quiet
     )
     form.method.change(show_method, [form.method], [form.about, *form.groups], queue=False, **quiet)
-
-
-def _searching(service: Service) -> Callable[..., Any]:
-    def search(current: Any, text: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> Any:
-        text = str(text or "").strip()
-        if len(text) < 2:
-            return gr.skip()
-        try:
-            found = [summary.id for summary in service.search(text[:100], visitor_of(profile, token))]
-        except HubmergeError:
-            return gr.skip()  # suggestions are a help; whatever is typed can be inspected all the same
-        kept = current if isinstance(current, list) else [current] if current else []
-        return gr.update(choices=list(dict.fromkeys([*found, *kept])))
-
-    return search
 
 
 def _inspecting(service: Service) -> Callable[..., Any]:

@@ -58,9 +58,18 @@ class JobView:
     created: str
     started: str | None
     finished: str | None
-    kind: str = "merge"  # or evaluate: then `target` is the model that is measured, and there is no recipe
+    kind: str = "merge"  # or evaluate: `target` is the model that is measured; or diff: there is no recipe either
     suite: str = ""  # of an evaluation
     signed_in_until: str | None = None  # how long the job may act as its owner; told to the owner alone
+    models: tuple[str, ...] = ()  # of a diff: base and agent, each id@sha
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models that fit each other, and the job that compares them, where there is one."""
+
+    plan: Plan
+    job: JobView | None
 
 
 class Service(Protocol):
@@ -79,6 +88,12 @@ class Service(Protocol):
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         """Check everything that can be checked now, then queue; the same request again finds the same job."""
+
+    def comparison(self, base: str, agent: str, visitor: Visitor | None) -> Comparison:
+        """Two models on the Hub as their headers have them; IncompatibleError and friends carry every problem."""
+
+    def compare(self, base: str, agent: str, visitor: Visitor) -> Comparison:
+        """Queue their comparison, or find it; the result of its job is a `Diff` as JSON."""
 
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:
         """A job; one with a private target is shown to its owner only."""

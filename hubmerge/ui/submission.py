@@ -7,24 +7,37 @@ from collections.abc import Mapping
 from typing import Any
 
 from hubmerge.errors import PermissionDeniedError, RecipeError
+from hubmerge.output.diff import comparison_recipe
 from hubmerge.recipe import Recipe, recipe_from_dict
 from hubmerge.ui.service import MergeRequest, Visitor
 
+_MOST_CHARACTERS = 400  # of a model's name and revision
 _REPO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
 
 
 def checked_recipe(content: Mapping[str, Any]) -> Recipe:
     """A valid recipe of Hub models. Folders are the command line's: over the web they would be this server's."""
     recipe = recipe_from_dict(content)
+    _refuse_folders(recipe, "the recipe")
+    return recipe
+
+
+def checked_comparison(base: str, agent: str) -> tuple[str, str]:
+    """The names of two models on the Hub."""
+    before, after = (str(name or "").strip()[:_MOST_CHARACTERS] for name in (base, agent))
+    _refuse_folders(comparison_recipe(before, after), "the comparison")
+    return before, after
+
+
+def _refuse_folders(recipe: Recipe, where: str) -> None:
     folders = [model.id for model in (recipe.base, *(a.model for a in recipe.agents)) if model.local]
     if folders:
         raise RecipeError(
-            "a folder, where only models on the Hub can be merged",
-            where="the recipe",
+            "a folder, where only models on the Hub can be used",
+            where=where,
             expected="org/name or org/name@revision",
             got=", ".join(folders)[:200],
         )
-    return recipe
 
 
 def submission(

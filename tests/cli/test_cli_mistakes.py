@@ -88,7 +88,7 @@ def test_a_mistake_is_answered_with_what_where_and_what_to_do(
         now = "it is done" + "".join(f"; {line.strip()}" for line in out.splitlines() if "warning:" in line)
     else:
         assert code == mistake.code
-        now = err.splitlines()[-1] if code == 2 else err.rstrip()
+        now = err.splitlines()[-1] if code == 2 else err[err.find("hubmerge: E_") :].rstrip()  # after its waits
         assert now.startswith("hubmerge")
     now = mistakes.normal(now, Path(names["here"]), hub.endpoint)
     _now[mistake.title] = now

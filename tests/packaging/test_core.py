@@ -24,13 +24,15 @@ def _core(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def test_the_core_inspects_probes_merges_and_publishes(tmp_path: Path, local_hub: LocalHubProcess) -> None:
+def test_the_core_inspects_probes_compares_merges_and_publishes(tmp_path: Path, local_hub: LocalHubProcess) -> None:
     out = str(tmp_path / "merged")
     hub = {"HF_ENDPOINT": local_hub.endpoint, "HF_TOKEN": local_hub.tokens["ada"]}
     for arguments in (
         ("methods",),
+        ("init", "examples/zoo/base", "examples/zoo/math", "examples/zoo/tool"),
         ("inspect", RECIPE),
         ("probe", RECIPE),
+        ("diff", "examples/zoo/base", "examples/zoo/math"),
         ("merge", RECIPE, "--out", out),
         ("publish", out, "ada/merged-by-the-core"),
     ):

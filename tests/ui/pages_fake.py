@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,11 +15,12 @@ from hubmerge.errors import (
     SourceNotFoundError,
 )
 from hubmerge.hub import RepoSummary
-from hubmerge.plan import Plan, make_plan
+from hubmerge.output.diff import comparison_recipe
+from hubmerge.plan import Plan, make_comparison, make_plan
 from hubmerge.recipe import ModelName, recipe_from_dict
 from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
 from hubmerge.sources.header import TensorEntry
-from hubmerge.ui.service import JobView, MergeRequest, Visitor
+from hubmerge.ui.service import Comparison, JobView, MergeRequest, Visitor
 
 HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{value}}[x](javascript:alert(1))'
 CATALOGUE = ("zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent")
@@ -95,6 +97,10 @@ def job_view(job_id: str = "1" * 64, **changes: Any) -> JobView:
     return replace(queued, **changes)
 
 
+def comparison_id(plan: Plan) -> str:
+    return hashlib.sha256(f"{plan.base.ref}{plan.agents[0].ref}".encode()).hexdigest()
+
+
 class FakeService:
     """Keeps the promises of hubmerge.ui.service.Service, with `store` in the test's hands."""
 
@@ -130,6 +136,20 @@ class FakeService:
                 next_step="Check its name, and sign in if it is private.",
             )
         return self.models[name.id]
+
+    def comparison(self, base: str, agent: str, visitor: Visitor | None) -> Comparison:
+        if self.failure is not None:
+            raise self.failure
+        recipe = comparison_recipe(base, agent)
+        plan = make_comparison(recipe, self._open(recipe.base), self._open(recipe.agents[0].model))
+        return Comparison(plan, self.store.get(comparison_id(plan)))
+
+    def compare(self, base: str, agent: str, visitor: Visitor) -> Comparison:
+        plan = self.comparison(base, agent, visitor).plan
+        pins = tuple(f"{m.ref.id}@{m.ref.sha}" for m in (plan.base, plan.agents[0]))
+        target = f"{plan.base.ref.id} → {plan.agents[0].ref.id}"
+        queued = job_view(comparison_id(plan), user=visitor.name, kind="diff", target=target, recipe={}, models=pins)
+        return Comparison(plan, self.store.setdefault(queued.id, queued))
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         if len(self.store) >= 5:

@@ -46,10 +46,11 @@ def start(client: Client, **changes: Any) -> Any:
     return client.predict(**{"recipe": RECIPE, "target": "ada/merged", **changes}, api_name="/start_merge")
 
 
-def test_seven_endpoints_are_documented_and_none_takes_an_identity(client: Callable[..., Client]) -> None:
+def test_nine_endpoints_are_documented_and_none_takes_an_identity(client: Callable[..., Client]) -> None:
     endpoints = client().view_api(return_format="dict", print_info=False)["named_endpoints"]
     assert sorted(endpoints) == [
-        *("/cancel_job", "/inspect_merge", "/job_status", "/my_jobs", "/retry_job", "/search_models", "/start_merge"),
+        *("/cancel_job", "/inspect_diff", "/inspect_merge", "/job_status", "/my_jobs", "/retry_job", "/search_models"),
+        *("/start_diff", "/start_merge"),
     ]
     names = {name: [p["parameter_name"] for p in e["parameters"]] for name, e in endpoints.items()}
     assert names["/start_merge"] == ["recipe", "target", "private", "license"]

@@ -1,0 +1,383 @@
+"""What one user must not reach of another's, and what must not stop the Hub for everybody."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import json
+import re
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import get_session
+from starlette.testclient import TestClient
+
+from hubmerge.errors import HubUnavailableError
+from hubmerge.localhub.cards import count_parameters
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.localhub.protocol import Hub, Route, open_hub
+from hubmerge.localhub.seed import seed_folder
+from hubmerge.localhub.server import ROUTES, app_of
+from hubmerge.localhub.store import Store
+
+LARGE = b"\0secret weights of somebody else\0" * 40
+SHA256 = hashlib.sha256(LARGE).hexdigest()
+ADA = {"Authorization": "Bearer hf_local_ada_write_000000000000"}
+BOB = {"Authorization": "Bearer hf_local_bob_write_000000000000"}
+
+
+def ask(api: HfApi, method: str, path: str, **body: Any) -> Any:
+    headers = {"Authorization": f"Bearer {api.token}"}
+    return get_session().request(method, f"{api.endpoint}{path}", headers=headers, **body)
+
+
+@pytest.fixture
+def secret(ada: HfApi, fresh: Callable[[], str]) -> str:
+    """A private repo of ada's with a large file."""
+    repo = str(ada.create_repo(f"ada/{fresh()}", private=True).repo_id)
+    ada.upload_file(path_or_fileobj=LARGE, path_in_repo="model.bin", repo_id=repo)
+    return repo
+
+
+# blobs
+
+
+def xet_hash_of(sha256: str) -> str:
+    return hashlib.sha256(f"xet {sha256}".encode()).hexdigest()
+
+
+@pytest.mark.usefixtures("secret")
+@pytest.mark.parametrize("name", [SHA256, f"a/{SHA256}", f'x"{SHA256}"'])
+def test_a_file_that_is_named_like_a_digest_gives_nobody_the_content(
+    bob: HfApi, fresh: Callable[[], str], name: str
+) -> None:
+    source, target = (str(bob.create_repo(f"bob/{fresh()}").repo_id) for _ in range(2))
+    bob.upload_file(path_or_fileobj=b"mine", path_in_repo=name, repo_id=source)
+    bob.upload_file(path_or_fileobj=b"mine", path_in_repo="other", repo_id=source, commit_message=f'"{SHA256}"')
+    wanted = {"sha256": SHA256, "xetHash": xet_hash_of(SHA256)}
+    body = {"target": {"type": "model", "name": target}, "files": [wanted]}
+    answer = ask(bob, "POST", f"/api/models/{source}/lfs-files/duplicate", json=body)
+    assert [failed["sha256"] for failed in answer.json()["failed"]] == [SHA256]
+    lines = [
+        {"key": "header", "value": {"summary": "take it"}},
+        {"key": "lfsFile", "value": {"path": "m", "algo": "sha256", "oid": SHA256, "size": len(LARGE)}},
+    ]
+    commit = ask(bob, "POST", f"/api/models/{target}/commit/main", content="\n".join(map(json.dumps, lines)).encode())
+    assert commit.status_code == 422
+
+
+def test_an_upload_belongs_to_its_repo_and_tells_nothing_of_another_s_objects(
+    ada: HfApi, bob: HfApi, secret: str, fresh: Callable[[], str]
+) -> None:
+    repo = str(bob.create_repo(f"bob/{fresh()}").repo_id)
+    batch = {"operation": "upload", "transfers": ["basic"], "objects": [{"oid": SHA256, "size": len(LARGE)}]}
+    [answer] = ask(bob, "POST", f"/{repo}.git/info/lfs/objects/batch", json=batch).json()["objects"]
+    href = answer["actions"]["upload"]["href"]
+    number = (
+        int(ada.model_info(secret).model_extra["_id"], 16) if hasattr(ada.model_info(secret), "model_extra") else None
+    )
+    own = int(re.search(r"/lfs-uploads/(\d+)/", href)[1])  # type: ignore[index]
+    for other in {number, own - 1, 1} - {None, own}:
+        elsewhere = href.replace(f"/lfs-uploads/{own}/", f"/lfs-uploads/{other}/")
+        assert get_session().post(elsewhere, json={"parts": []}).status_code == 404
+        assert get_session().put(elsewhere, content=LARGE).status_code == 404
+    assert get_session().put(href, content=LARGE).status_code == 200
+
+
+def test_who_only_reads_does_not_learn_which_objects_were_uploaded(
+    ada: HfApi, local_hub: LocalHubProcess, repo: str
+) -> None:
+    ada.preupload_lfs_files(repo, [CommitOperationAdd("x.bin", io.BytesIO(LARGE))])
+    body = {"oid": SHA256, "size": len(LARGE)}
+    assert ask(ada, "POST", f"/{repo}.git/info/lfs/verify", json=body).status_code == 200
+    reader = HfApi(local_hub.endpoint, token=local_hub.tokens["carol_read"])
+    assert ask(reader, "POST", f"/{repo}.git/info/lfs/verify", json=body).status_code == 403
+
+
+# copies of whole repos
+
+
+def test_a_duplicate_is_seen_by_whom_its_source_is(ada: HfApi, secret: str, fresh: Callable[[], str]) -> None:
+    copy = str(ada.duplicate_repo(secret, f"ada/{fresh()}").repo_id)
+    assert ada.model_info(copy).private
+    opened = str(ada.duplicate_repo(secret, f"ada/{fresh()}", private=False).repo_id)  # its owner says so
+    assert not ada.model_info(opened).private
+    ada.update_repo_settings(opened, gated="manual")
+    assert ada.model_info(str(ada.duplicate_repo(opened, f"ada/{fresh()}").repo_id)).gated == "manual"
+
+
+def test_who_may_only_read_a_private_repo_cannot_publish_a_copy(tmp_path: Path) -> None:
+    users = {
+        "users": [
+            {"name": "eve", "tokens": [{"value": "hf_eve_write"}]},
+            {"name": "dora", "tokens": [{"value": "hf_dora_write"}]},
+        ],
+        "orgs": [{"name": "lab", "members": {"dora": "admin", "eve": "read"}}],
+        "oauth": {"client_id": "app", "client_secret": "a-long-secret"},
+    }
+    (tmp_path / "users.json").write_text(json.dumps(users))
+    with LocalHubProcess(tmp_path / "hub", users=tmp_path / "users.json") as hub:
+        dora, eve = (HfApi(hub.endpoint, token=hub.tokens[name]) for name in ("dora", "eve"))
+        dora.create_repo("lab/secret", private=True)
+        with pytest.raises(HfHubHTTPError, match="may write"):
+            eve.duplicate_repo("lab/secret", "eve/open", private=False)
+        eve.duplicate_repo("lab/secret", "eve/copy")
+        assert eve.model_info("eve/copy").private
+
+
+# the data folder
+
+
+def test_files_of_somebody_else_are_no_unfinished_uploads(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / "thesis.txt").write_text("years of work")
+    with pytest.raises(HubUnavailableError, match="not of a local Hub"):
+        Store(tmp_path)
+    (tmp_path / "notes.txt").write_text("more")
+    with pytest.raises(HubUnavailableError, match=r"notes\.txt"):
+        Store(tmp_path)
+    assert (tmp_path / "tmp" / "thesis.txt").read_text() == "years of work"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "tmp"]
+
+
+def test_a_folder_of_a_hub_is_emptied_of_unfinished_uploads_alone(tmp_path: Path) -> None:
+    Store(tmp_path / "hub").close()
+    (tmp_path / "hub" / "tmp" / "half").write_text("x")
+    (tmp_path / "hub" / "mine.txt").write_text("x")
+    Store(tmp_path / "hub").close()
+    assert list((tmp_path / "hub" / "tmp").iterdir()) == []
+    assert (tmp_path / "hub" / "mine.txt").exists()
+
+
+# what strangers upload
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [["x", 10**7], [[0], 10**7], [1.5], [True], [-1], [2**53], [1] * 17, 3, {"a": 1}, None, [None], "12"],
+)
+def test_a_header_whose_shape_is_no_list_of_lengths_counts_nothing(tmp_path: Path, shape: object) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape}}).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert count_parameters(tmp_path / "m.safetensors") == {}
+
+
+def test_a_header_of_a_few_bytes_takes_no_memory(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": ["x", 10**8]}}).encode()  # Python multiplies a text, too
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    tracemalloc.start()
+    try:
+        assert count_parameters(tmp_path / "m.safetensors") == {}
+        assert tracemalloc.get_traced_memory()[1] < 10**7
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_header_s_parameters_are_counted(tmp_path: Path) -> None:
+    tensors = {"a": {"dtype": "F32", "shape": [2, 3]}, "b": {"dtype": "F8_E4M3", "shape": []}, "__metadata__": {}}
+    header = json.dumps(tensors).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    assert count_parameters(tmp_path / "m.safetensors") == {"F32": 6, "F8_E4M3": 1}
+
+
+def test_one_card_does_not_stop_the_listings(ada: HfApi, repo: str) -> None:
+    card = b"---\nscore: .nan\n2024-01-01: x\nnested: {2024-01-01: .inf}\nmodel-index: [{name: .nan}]\n---\n"
+    lines = [{"key": "header", "value": {"summary": "s"}}, {"key": "file", "value": {"path": "README.md"}}]
+    lines[1]["value"]["content"] = card.decode()
+    body = "\n".join(map(json.dumps, lines)).encode()
+    assert ask(ada, "POST", f"/api/models/{repo}/commit/main", content=body).status_code == 200
+    for query in ("full=1&cardData=1", "expand=cardData&expand=model-index", "author=ada&full=1&config=1"):
+        assert ask(ada, "GET", f"/api/models?{query}").status_code == 200
+    assert ask(ada, "GET", f"/api/models/{repo}").json()["cardData"]["nested"] == {"2024-01-01": None}
+
+
+def test_one_preupload_does_not_stop_the_hub(ada: HfApi, repo: str) -> None:
+    def answer(patterns: str, count: int = 1, path: str = "a" * 900) -> int:
+        files = [{"path": f"{path}{n}", "size": 1, "sample": ""} for n in range(count)]
+        body = {"gitIgnore": patterns, "files": files}
+        return int(ask(ada, "POST", f"/api/models/{repo}/preupload/main", json=body, timeout=20).status_code)
+
+    assert answer("a*" * 400 + "b") == 200
+    assert answer("**/" * 300 + "x") == 200
+    assert answer("x\n" * 100_000) == 400
+    assert answer("x\n" * 30_000, count=256) == 400
+    assert answer("", count=1001, path="a") == 400
+
+
+def test_a_line_of_a_commit_is_bounded(ada: HfApi, repo: str) -> None:
+    head = ada.model_info(repo).sha
+    line = json.dumps({"key": "header", "value": {"summary": "s"}}).encode() + b"\n"
+    endless = line + b'{"key": "file", "value": {"path": "x", "content": "' + b"a" * 15_000_000
+    assert ask(ada, "POST", f"/api/models/{repo}/commit/main", content=endless).status_code == 413
+    assert ada.model_info(repo).sha == head
+
+
+# names of branches
+
+
+def test_no_branch_or_tag_is_named_like_a_commit(ada: HfApi, repo: str) -> None:
+    sha = ada.model_info(repo).sha
+    for name in (sha, "0" * 40, "ABCDEF0123" * 4):
+        for make in (ada.create_branch, ada.create_tag):
+            with pytest.raises(HfHubHTTPError) as refused:
+                make(repo, **{"branch" if make == ada.create_branch else "tag": name})
+            assert refused.value.response.status_code == 400
+    ada.create_branch(repo, branch="deadbeef")  # a short one is no commit's own
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    opened = open_hub(tmp_path / "hub")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("first")
+    seed_folder(opened, "ada/repo", "model", tmp_path / "files", author="ada", message="first")
+    yield opened
+    opened.store.close()
+
+
+def test_a_commit_s_id_means_the_commit_whatever_a_branch_is_called(hub: Hub, tmp_path: Path) -> None:
+    first = hub.trees.resolve(1, "main")
+    (tmp_path / "files" / "a.txt").write_text("second")
+    second = seed_folder(hub, "ada/repo", "model", tmp_path / "files", author="ada", message="second")
+    with hub.store.write() as db:  # as a folder of an earlier version may hold it
+        db.execute("INSERT INTO refs VALUES (1, ?, ?, NULL)", (f"refs/heads/{first}", second))
+    assert hub.trees.resolve(1, first) == first
+
+
+# malformed requests
+
+STRANGE: tuple[Any, ...] = (None, True, -1, 2**70, "", "\ud800", "../x\0", [None], {})
+LINE: dict[str, Any] = {"path": "p", "content": "", "encoding": "base64", "oid": "0" * 64, "size": 1, "summary": "s"}
+GOOD: dict[str, Any] = {
+    "name": "two",
+    "type": "model",
+    "organization": "ada",
+    "tag": "t",
+    "title": "t",
+    "comment": "c",
+    "key": "k",
+    "value": "v",
+    "sleepTimeSeconds": 60,
+    "url": "http://127.0.0.1:1",
+    "watched": [{"type": "user", "name": "ada"}],
+    "domains": ["repo"],
+    "secret": "s",
+    "fromRepo": "ada/repo",
+    "toRepo": "ada/zz",
+    "repository": "ada/dd",
+    "sdk": "gradio",
+    "operation": "upload",
+    "transfers": ["multipart"],
+    "flavor": "cpu-basic",
+    "hardware": "cpu-basic",
+    "seconds": 5,
+    "user": "bob",
+    "status": "accepted",
+    "requestId": "x",
+    "target": {"type": "model", "name": "ada/repo"},
+    "deletions": {"sha": ["x"]},
+    "description": "d",
+    "content": "x",
+    "private": True,
+    "visibility": "private",
+    "gated": "auto",
+    "startingPoint": "main",
+    "paths": ["a.txt"],
+    "expand": True,
+    "message": "m",
+    "gitIgnore": "x",
+    "pullRequest": True,
+    "oid": "0" * 64,
+    "size": 1,
+    "files": [{"path": "p", "sample": "", "size": 1, "sha256": "0" * 64, "xetHash": "0"}],
+    "objects": [{"oid": "0" * 64, "size": 1}],
+    "parts": [{"partNumber": 1, "etag": "x"}],
+    "secrets": [{"key": "k", "value": "v", "description": "d"}],
+    "variables": [{"key": "k", "value": "v"}],
+}
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """`value` with one part of it made strange."""
+    yield from STRANGE
+    if isinstance(value, list):
+        yield from ([item] for item in changed(value[0]))
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from ({**value, key: strange} for strange in changed(part))
+
+
+def bodies(route: Route) -> Iterator[bytes]:
+    yield from (b"", b"null", b"[]", b"1", b"{", b"\xff", b'{"a":' + b"[" * 50_000)
+    if route.template.endswith("/commit/{rev}"):
+        header = json.dumps({"key": "header", "value": {"summary": "s"}})
+        for kind in ("header", "file", "lfsFile", "deletedFile"):
+            for line in changed({"key": kind, "value": {**LINE, "description": "d", "parentCommit": ""}}):
+                yield f"{header}\n{json.dumps(line)}".encode()
+        return
+    read = inspect.getsource(inspect.getmodule(route.handler) or route.handler)
+    good = {key: value for key, value in GOOD.items() if f'"{key}"' in read}
+    for key, value in good.items():
+        yield from (json.dumps({**good, key: strange}).encode() for strange in changed(value))
+
+
+def address(template: str, filler: str) -> str:
+    known = {"T": "models", "S": "spaces", "P": "", "values": "secrets", "rev": "main", "ref": "main", "num": "1"}
+    kind = "space" if "{S}" in template else "repo"
+    return re.sub(r"\{(\w+)\*?\}", lambda m: {**known, "id": f"ada/{kind}"}.get(m[1], filler), template)
+
+
+@pytest.fixture
+def client(hub: Hub) -> Iterator[TestClient]:
+    with TestClient(app_of(hub), base_url="http://127.0.0.1", raise_server_exceptions=False, headers=ADA) as client:
+        yield client
+
+
+CHANGING = [route for route in ROUTES if route.method != "GET"]
+
+
+@pytest.mark.parametrize("route", CHANGING, ids=lambda route: f"{route.method} {route.template}".replace("/", " "))
+def test_no_body_is_a_fault_of_the_server(client: TestClient, route: Route) -> None:
+    client.post("/api/repos/create", json={"name": "space", "type": "space", "sdk": "gradio"})
+    for body in bodies(route):
+        answer = client.request(route.method, address(route.template, "x"), content=body)
+        assert answer.status_code < 500, body[:300]
+        if answer.status_code == 200 and "/api/repos/" in route.template:  # it moved or deleted the repo
+            client.post("/api/repos/create", json={"name": "repo"})
+
+
+STRANGE_PARTS = ("%FF", "%00", "%ED%A0%80", "..%2f", "1" * 400, "-1")
+STRANGE_QUERIES = (
+    "limit=99999999999999999999&cursor=%FF",
+    "search=%00%FF&author=%ED%A0%80&filter=%00&sort=likes",
+    "expand[]=x&expand=sha&p=1e9&type=x&status=x",
+    "response_type=code&client_id=%00&redirect_uri=http://[",
+    "response_type=code&client_id=00000000-0000-4000-8000-10ca1b0b0001&redirect_uri=http://127.0.0.1:99999/%ED%A0%80"
+    "&scope=openid&state=%ED%A0%80",
+)
+
+
+def test_no_address_is_a_fault_of_the_server(client: TestClient) -> None:
+    for route in ROUTES:
+        if route.method != "GET":
+            continue
+        for part in (*STRANGE_PARTS, "x"):
+            for query in STRANGE_QUERIES if part == "x" else ("",):
+                path = f"{address(route.template, part)}?{query}"
+                assert client.get(path, follow_redirects=False).status_code < 500, path
+                strange_repo = path.replace("ada/repo", f"{part}/{part}").replace("ada/space", f"{part}/{part}")
+                assert client.get(strange_repo, follow_redirects=False).status_code < 500, strange_repo
+
+
+@pytest.mark.parametrize(
+    "value", ["bytes=99999999999999999999999-", "bytes=-", "x", "bytes=1-0", "bytes=0-0,5-9", "bytes=-0"]
+)
+def test_no_range_is_a_fault_of_the_server(client: TestClient, value: str) -> None:
+    answer = client.get("/ada/repo/resolve/main/a.txt", headers={"Range": value})
+    assert answer.status_code in (200, 206, 400, 416)

@@ -1,0 +1,224 @@
+"""What a merge of a hostile base says is loaded by transformers: nothing is fetched, and no code of the repo runs.
+
+The loads trust remote code, so that only what the files say decides. Each key is also tried as it came, which shows
+that the traps catch something.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    dynamic_module_utils,
+)
+
+from hubmerge.hub import Hub
+from hubmerge.line import merge_to_folder
+from hubmerge.output.config import merged_config, without_code
+from hubmerge.prepare import prepare
+from hubmerge.recipe import recipe_from_dict
+
+CODE = """
+from pathlib import Path
+
+Path({marker!r}).write_text("ran")
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+
+class EvilConfig(LlamaConfig):
+    model_type = "evil"
+
+
+class EvilModel(LlamaForCausalLM):
+    config_class = EvilConfig
+
+
+class Evil(PreTrainedTokenizerFast):
+    pass
+
+
+def generate(model):
+    pass
+"""
+AUTO_MAP = {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.EvilModel"}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A small Llama as transformers saves it, beside the code that a hostile config would run."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    for name in ("evil.py", "custom_generate/generate.py"):
+        path = tmp_path / "model" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(CODE.format(marker=str(tmp_path / "ran")))
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The hosts that anything asks for."""
+    hosts: list[str] = []
+
+    def trap(host: Any, *args: Any, **kwargs: Any) -> Any:
+        hosts.append(str(host))
+        raise socket.gaierror("no network here")
+
+    monkeypatch.setattr(socket, "getaddrinfo", trap)
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    return hosts
+
+
+def keep(config: dict[str, Any]) -> dict[str, Any]:
+    return config
+
+
+def clean(config: dict[str, Any]) -> dict[str, Any]:
+    return merged_config(config, ["F32"])[0]
+
+
+def happened(folder: Path, keys: dict[str, Any], asked: list[str], rule: Callable[[Any], Any]) -> list[str]:
+    """What loading the model with these keys does that it should not."""
+    path = folder / "config.json"
+    if rule is clean:  # no merge copies code
+        for code in folder.rglob("*.py"):
+            code.unlink()
+    path.write_text(json.dumps(rule({**json.loads(path.read_text()), **keys})))
+    done: list[str] = []
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+        if type(loaded).__module__ != "transformers.models.llama.modeling_llama":
+            done.append("another class")
+    except Exception as error:  # whatever a hostile file makes of it
+        done.append(type(error).__name__)
+    done += asked
+    return [*done, "code ran"] if (folder.parent / "ran").exists() else done
+
+
+HOSTILE: dict[str, dict[str, Any]] = {
+    "auto_map": {"auto_map": AUTO_MAP},
+    "kernels": {"attn_implementation": "org/kernel"},
+    "kernels of one function": {"attn_implementation": "org/kernel@v1:fn"},
+    "other weights": {"transformers_weights": "other.safetensors"},
+    "other configurations": {"configuration_files": ["config.1.0.0.json"]},
+    "quantization that names code": {"quantization_config": {"quant_method": "evil", "modules": "org/evil"}},
+    "an architecture of a dtype": {"dtype": "hub"},
+    "one key through another": {"attribute_map": {"hidden_act": "vocab_size"}, "hidden_act": "org/evil"},
+}
+# which this version of transformers no longer follows
+HARMLESS_NOW: dict[str, dict[str, Any]] = {
+    "private kernels": {"_attn_implementation": "org/kernel", "_attn_implementation_internal": "org/kernel"},
+    "kernels of experts": {"_experts_implementation_internal": "org/kernel"},
+    "custom pipelines": {"custom_pipelines": {"evil": {"impl": "evil.Evil", "pt": ["AutoModelForCausalLM"]}}},
+    "trust": {"trust_remote_code": True, "custom_generate": "org/evil"},
+    "nested": {"other_config": {"auto_map": AUTO_MAP, "_attn_implementation": "org/kernel"}},
+    "a path": {"name_or_path": "/etc", "_name_or_path": "org/evil", "backbone": "gpt2"},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*HOSTILE, *HARMLESS_NOW])
+def test_nothing_is_fetched_and_nothing_runs(name: str, model: Path, asked: list[str]):
+    assert happened(model, {**HOSTILE, **HARMLESS_NOW}[name], asked, clean) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", HOSTILE)
+def test_the_same_keys_do_harm_where_they_stay(name: str, model: Path, asked: list[str]):
+    assert happened(model, HOSTILE[name], asked, keep) != []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("key", ["backbone", "default_backbone"])
+def test_a_backbone_is_not_looked_up(key: str, tmp_path: Path, asked: list[str]):
+    for rule, expected in ((clean, False), (keep, True)):
+        config = {"model_type": "upernet", "backbone_config": None, key: "gpt2"}
+        (tmp_path / "config.json").write_text(json.dumps(rule(config)))
+        with contextlib.suppress(Exception):
+            AutoConfig.from_pretrained(tmp_path)
+        assert bool(asked) is expected
+
+
+TOKENIZER = {
+    "code": {"auto_map": {"AutoTokenizer": [None, "evil.Evil"]}, "tokenizer_class": "Evil"},
+    "code of another repo": {"auto_map": {"AutoTokenizer": "org/evil--evil.Evil"}},
+    "files": {"init_inputs": ["/etc/passwd"], "vocab_file": "/etc/passwd", "gguf_file": "x.gguf"},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", TOKENIZER)
+def test_a_tokenizer_fetches_and_runs_nothing(name: str, model: Path, asked: list[str]):
+    tokens = {"[UNK]": 0, "a": 1}
+    table = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": tokens, "unk_token": "[UNK]"},
+    }
+    (model / "tokenizer.json").write_text(json.dumps(table))
+    hostile = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **TOKENIZER[name]}).encode()
+    content, left_out = without_code(hostile)
+    (model / "tokenizer_config.json").write_bytes(content or b"")
+    tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=True)
+    assert tokenizer("a")["input_ids"] == [1]
+    assert type(tokenizer).__module__.startswith("transformers.")
+    assert left_out
+    assert asked == []
+    assert not (model.parent / "ran").exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_merge_of_a_hostile_base_holds_none_of_it(model: Path, asked: list[str]):
+    """All that does not refuse the base at once, through the whole line."""
+    agents = []
+    for number in (1, 2):
+        torch.manual_seed(number)
+        agents.append(model.parent / f"agent{number}")
+        LlamaForCausalLM(LlamaConfig.from_pretrained(model)).save_pretrained(agents[-1])
+    config = json.loads((model / "config.json").read_text())
+    for keys in (*HOSTILE.values(), *HARMLESS_NOW.values()):
+        config |= keys
+    for key in ("transformers_weights", "configuration_files", "quantization_config", "hidden_act"):
+        config.pop(key)
+    config["hidden_act"] = "silu"
+    (model / "config.json").write_text(json.dumps(config))
+    recipe = recipe_from_dict({"base": str(model), "agents": list(map(str, agents)), "method": "ram"})
+    hub, out = Hub("http://127.0.0.1:9"), model.parent / "out"
+    prepared = prepare(recipe, hub, allow_local=True, license_choice="mit")
+    report = merge_to_folder(prepared, hub, out, cache=model.parent / "cache", observer=Quiet())
+    assert any(w.startswith("config.json: auto_map, ") for w in report.warnings)
+    assert not list(out.rglob("*.py"))
+    text = (out / "config.json").read_text()
+    assert not [word for word in ("evil", "kernel", "auto_map", "trust", "gpt2", "/etc") if word in text]
+    loaded = AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)
+    assert type(loaded) is transformers.LlamaForCausalLM
+    assert asked == []
+    assert not (model.parent / "ran").exists()
+
+
+class Quiet:
+    """Hears everything and says nothing."""
+
+    def stage(self, name: str) -> None: ...
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+
+    def statistics(self, values: Any) -> None: ...
+
+    def warning(self, message: str) -> None: ...
