@@ -15,9 +15,9 @@ from urllib.parse import quote
 from starlette.responses import FileResponse, RedirectResponse, Response
 
 from hubmerge.localhub.access import Repo, require_files
-from hubmerge.localhub.commits import lfs_pointer
 from hubmerge.localhub.http_errors import entry_not_found
 from hubmerge.localhub.protocol import Call, Json, Router
+from hubmerge.localhub.store import lfs_pointer
 from hubmerge.localhub.tree import Entry, Tree, folders
 
 router = Router()

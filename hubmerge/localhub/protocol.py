@@ -35,6 +35,7 @@ from hubmerge.localhub.access import TYPES, Repo, find_repo, require_read, requi
 from hubmerge.localhub.http_errors import HubError, bad_request, not_found
 from hubmerge.localhub.store import Store
 from hubmerge.localhub.tree import Trees
+from hubmerge.localhub.unserved import unserved
 from hubmerge.localhub.users import Identity, Users, default_users
 
 Json = dict[str, Any]
@@ -189,7 +190,7 @@ class Router:
 
 
 def _pattern(template: str, repo_id: str) -> re.Pattern[str]:
-    prefix = "(?!api/)(?:datasets/|spaces/)?"
+    prefix = "(?!(?:api|oauth)/)(?:datasets/|spaces/)?"
     special = {"T": "|".join(TYPES), "S": "spaces", "P": prefix, "values": "secrets|variables", "id": repo_id}
 
     def group(match: re.Match[str]) -> str:
@@ -243,9 +244,11 @@ def parse_json(raw: bytes) -> Any:
 
 
 def match(routes: list[Route], method: str, path: str) -> tuple[Route, dict[str, str]]:
-    """The route of a request; unknown paths are 404, known ones with another method 405."""
+    """The route of a request; what is not served here is 501 with its name, what is nowhere 404, another method 405."""
     seen = False
     for attribute in ("two_part", "one_part"):
+        if attribute == "one_part" and not seen and (what := unserved(path)):
+            raise HubError(501, f"The local Hub does not serve {what}.")
         for route in routes:
             found = getattr(route, attribute).fullmatch(path)
             if found and route.method == method:

@@ -94,6 +94,6 @@ def test_another_module_of_an_agent_is_told_by_its_hash_and_not_fetched(repos: R
 
 def test_a_bomb_of_licenses_is_too_big_with_nothing_of_it_fetched(repos: Repos):
     repos.upload({}, {f"LICENSE-{n}": b"x" * 900_000 for n in range(20)}, {})
-    with pytest.raises(MemoryLimitError, match="the license files are too large"):
+    with pytest.raises(MemoryLimitError, match="license files that are too large together"):
         repos.prepare()
     assert not [path for path in repos.read if "LICENSE" in path]
