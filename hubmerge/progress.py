@@ -21,6 +21,7 @@ _DOING = {
     "merge": "merging",
     "upload": "uploading",
     "card": "writing card and figures",
+    "figure": "drawing the figure",
     "publish": "publishing",
     "commit": "waiting for the commit",
     "fetch model": "fetching the model",

@@ -33,7 +33,7 @@ from pydantic import (
 from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.dtypes import Rounding
 from hubmerge.errors import MisnamedError, Problem, RecipeError
-from hubmerge.methods import get_method, varying
+from hubmerge.methods import get_method, registry, varying
 from hubmerge.methods.tensor_values import Given
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.sources.base import SYNTHETIC, ModelRef, is_hub_id
@@ -381,14 +381,27 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
             yield Problem(RecipeError.code, _words(issue), place(where, *path), ", ".join(known), got, step)
         elif isinstance(misnamed := issue.get("ctx", {}).get("error"), MisnamedError):
             for problem in misnamed.problems:
-                yield replace(problem, where=place(where, *path, *([problem.where] if problem.where else [])))
+                step = problem.next_step or _methods_with(problem.where) * (path == ("parameters",))
+                at = place(where, *path, *([problem.where] if problem.where else []))
+                yield replace(problem, where=at, next_step=step)
         elif kind == "missing":
             if path[-1] not in meant:
                 yield Problem(
                     RecipeError.code, _words(issue), place(where, *path), next_step=_NEEDED.get(str(path[-1]), "")
                 )
         elif not (kind == "too_short" and path[0] in wrong):
-            yield Problem(RecipeError.code, _words(issue), place(where, *path), got=repr(issue["input"])[:120])
+            is_text = isinstance(issue["input"], str)
+            step = _SLIPS.get(next((words for words in _SLIPS if is_text and words in issue["msg"]), ""), "")
+            yield Problem(RecipeError.code, _words(issue), place(where, *path), "", repr(issue["input"])[:120], step)
+
+
+_SLIPS = {"number is needed": "Write it without quotes.", "is a URL": "Write org/name, or org/name@revision."}
+
+
+def _methods_with(parameter: str) -> str:
+    """Where a parameter belongs that another method has not."""
+    found = [m.name for m in registry().values() if parameter in m.parameters.model_json_schema().get("properties", {})]
+    return f"It is one of {', '.join(found)}." if found else "Leave it out."
 
 
 def _known_keys(path: tuple[int | str, ...]) -> tuple[str, ...]:

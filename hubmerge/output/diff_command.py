@@ -47,11 +47,10 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions
         raise _unwritable(arguments.figure, "no such folder")
     terminal.stage("resolve")
     plan = open_comparison(comparison_recipe(arguments.base, arguments.agent, arguments.ignore), hub, allow_local=True)
-    terminal.stage("probe")
     with temporary_folder() as cache:
         diff = measure(plan, hub, options, terminal, cache=cache, disk_budget=arguments.disk_budget)
-    terminal.stage("card")
     if arguments.figure is not None:
+        terminal.stage("figure")
         from hubmerge.output.diff_figure import draw
 
         try:

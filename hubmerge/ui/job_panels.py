@@ -150,7 +150,8 @@ def _stages(view: JobView) -> Mapping[str, str]:
     if view.kind == "evaluate":
         return EVALUATION_STAGES
     if view.kind == "diff":
-        return {name: STAGES[name] for name in ("resolve", "download", "probe")}
+        first = ["compile"] if view.stage == "compile" else []
+        return {name: STAGES[name] for name in ("resolve", *first, "download", "probe")}
     current = _stage(view)
     left_out = {"verify", "compile"} - {current}  # only where a job is at it: resumed, or the first on a machine
     if not _probes(view.recipe):
