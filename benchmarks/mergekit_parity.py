@@ -91,7 +91,7 @@ import json, sys, importlib.metadata, yaml
 from mergekit.config import MergeConfiguration
 from mergekit.merge import run_merge
 from mergekit.options import MergeOptions
-options = MergeOptions(quiet=True, write_model_card=False, num_threads=1)
+options = MergeOptions(quiet=True, write_model_card=False, num_threads=1, lora_merge_cache=sys.argv[2])
 for document, out in json.loads(sys.argv[1]):
     with open(document) as file:
         run_merge(MergeConfiguration.model_validate(yaml.safe_load(file)), out, options)
@@ -99,9 +99,9 @@ print(json.dumps({name: importlib.metadata.version(name) for name in ("mergekit"
 """
 
 
-def shapes() -> dict[str, tuple[int, ...]]:
+def shapes(layers: int = LAYERS) -> dict[str, tuple[int, ...]]:
     result: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
-    for i in range(LAYERS):
+    for i in range(layers):
         for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
             result[f"model.layers.{i}.self_attn.{part}.weight"] = (HIDDEN, HIDDEN)
         result[f"model.layers.{i}.mlp.gate_proj.weight"] = (INTERMEDIATE, HIDDEN)
@@ -112,12 +112,14 @@ def shapes() -> dict[str, tuple[int, ...]]:
     return {**result, "model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
 
 
-def make_family(seed: int = 0) -> tuple[dict[str, NDArray[np.float32]], list[dict[str, NDArray[np.float32]]]]:
+def make_family(
+    seed: int = 0, layers: int = LAYERS
+) -> tuple[dict[str, NDArray[np.float32]], list[dict[str, NDArray[np.float32]]]]:
     """A base and its agents, float32."""
     rng = np.random.default_rng(seed)
     base: dict[str, NDArray[np.float32]] = {}
     agents: list[dict[str, NDArray[np.float32]]] = [{} for _ in DENSITIES]
-    for name, shape in shapes().items():
+    for name, shape in shapes(layers).items():
         values = rng.normal(1.0 if "norm" in name else 0.0, 0.02, shape).astype(np.float32)
         opposite = rng.random(shape) < 0.05
         values[opposite] = 0.0  # so that ±d around them is exact
@@ -130,15 +132,15 @@ def make_family(seed: int = 0) -> tuple[dict[str, NDArray[np.float32]], list[dic
     return base, agents
 
 
-def write_families(folder: Path) -> None:
+def write_families(folder: Path, layers: int = LAYERS) -> None:
     """`folder`/float32 and `folder`/bfloat16, each with base, agent0, agent1, agent2."""
-    base, agents = make_family()
+    base, agents = make_family(layers=layers)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_size": HIDDEN,
         "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "vocab_size": VOCABULARY,
@@ -186,7 +188,7 @@ def run_mergekit(documents: Sequence[tuple[str, Path]], work: Path, python: Path
         path.write_text(document)
         jobs.append([str(path), str(out)])
     done = subprocess.run(
-        [str(python), "-c", _DRIVER, json.dumps(jobs)],
+        [str(python), "-c", _DRIVER, json.dumps(jobs), str(work / "adapted")],
         capture_output=True,
         text=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "home")},

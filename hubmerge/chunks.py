@@ -44,7 +44,7 @@ class Observer(Protocol):
     """Watches a stream from outside; every method is called in the caller's thread and may raise to cancel."""
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """`done` of `total` elements of stage "probe" or "merge"."""
+        """`done` of `total` elements of stage "probe", "select" or "merge", or parts of "compile"."""
 
     def counted(self, total: Tally) -> None:
         """The statistics of all tensors counted so far."""
@@ -346,20 +346,30 @@ def backend_module(backend: Backend, agents: int, dtype: str) -> ModuleType:
     return compiled if compiled.supports(agents, dtype) else eager
 
 
-def runnable(options: StreamOptions, plan: Plan, warn: Callable[[str], None]) -> StreamOptions:
-    """`options` as this machine can follow them: eager, with a warning, where it has no machine code of the passes."""
+def runnable(options: StreamOptions, plan: Plan, observer: Observer) -> StreamOptions:
+    """`options` as this machine can follow them: eager, with a warning, where it has no machine code of the passes.
+
+    What is not compiled yet is compiled here, as a stage of its own.
+    """
     if options.backend == "eager" or not any(compilable(len(plan.agents), dtype) for dtype in plan.merged_dtypes):
         return options
     try:
         from hubmerge import compiled
 
+        kinds = {kind for kinds in plan.input_kinds for kind in kinds}
+        compiled.compile_missing(
+            lambda done, total: observer.progress("compile", done, total),
+            overlaps=plan.overlap_scope is not None,
+            ranking=None if plan.threshold is None else plan.threshold.of,
+            stored="uint16" if kinds == {"BF16"} else "float32",
+        )
         why = compiled.unavailable()
     except (ImportError, OSError) as error:  # llvmlite's library is not there, or finds no memory
         why = str(error)
     if why is None:
         return options
     first_line = (why.splitlines() or [""])[0][:200]
-    warn(
+    observer.warning(
         f"nothing can be compiled on this machine, so the merge takes much longer; its bytes are the same: {first_line}"
     )
     return replace(options, backend="eager")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Collection, Mapping, Set
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -15,9 +16,11 @@ from hubmerge.hub import Hub
 from hubmerge.hub_writing import LargeFile
 from hubmerge.licenses import choose, strictest
 from hubmerge.progress import Observer
-from hubmerge.publish import Published, Target, Uploaded, publish
+from hubmerge.publish import Published, Target, Telling, Uploaded, publish
 from hubmerge.report import Report
 from hubmerge.sink import MANIFEST, WORK
+
+_TOLD_EVERY_S = 0.2
 
 
 def load_report(folder: Path) -> Report:
@@ -87,7 +90,30 @@ def publish_folder(
         lambda done, total: observer.progress("publish", done, total, "B"),
         copies,
         {f.name: f.sha256 for f in report.files},
+        _Telling(observer),
     )
+
+
+class _Telling(Telling):
+    """To the observer, a few times a second."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._next_s = 0.0
+
+    def verifying(self, before: int, total: int, done: int) -> None:
+        self._tell("verify", before + done, total)
+
+    def uploading(self, before: int, total: int, done: int) -> None:
+        self._tell("publish", before + done, total)
+
+    def committing(self) -> None:
+        self._observer.progress("commit", 0, 1, "commits")
+
+    def _tell(self, stage: str, done: int, total: int) -> None:
+        if (now := time.monotonic()) >= self._next_s:
+            self._next_s = now + _TOLD_EVERY_S
+            self._observer.progress(stage, done, total, "B")
 
 
 def _licensed(report: Report, choice: str | None) -> Report:

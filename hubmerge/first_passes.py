@@ -61,7 +61,7 @@ def probe(
     Tensors that any process has `known` are not read again; `keep` is given every few seconds, and at the end of this
     process's share, those that were counted meanwhile.
     """
-    with runnable(options, plan, observer.warning).on_device(plan, observer.warning) as opened:
+    with runnable(options, plan, observer).on_device(plan, observer.warning) as opened:
         if opened.engine is not None:
             opened.engine.check_counting(len(plan.agents))
         return _probe(plan, reader, opened, observer, known or {}, keep)

@@ -43,21 +43,22 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")  # leads to any IPv4 address, priv
 
 
 class BreakableFile(io.BufferedReader):
-    """A file that the client uploads from; `check` is called before every read and may raise to break the upload off.
+    """A file that the client uploads from; `check` is called with the place in it before every read, and may
+    raise to break the upload off.
 
     The client reads 64 KiB at a time, and goes back to the start of a part before it tries that part again.
     """
 
-    def __init__(self, path: Path, check: Callable[[], None]) -> None:
+    def __init__(self, path: Path, check: Callable[[int], None]) -> None:
         super().__init__(io.FileIO(path))
         self._check = check
 
     def read(self, size: int | None = -1, /) -> bytes:
-        self._check()
+        self._check(self.tell())
         return super().read(size)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        self._check()
+        self._check(self.tell())
         return super().seek(offset, whence)
 
 

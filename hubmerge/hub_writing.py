@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,11 +136,20 @@ class HubWriting:
         except (HubmergeError, FileDuplicationError):
             return False
 
-    def preupload(self, repo_id: str, path: Path, name: str, *, sha256: str | None = None) -> Any:
+    def preupload(
+        self,
+        repo_id: str,
+        path: Path,
+        name: str,
+        *,
+        sha256: str | None = None,
+        sent: Callable[[int], None] | None = None,
+    ) -> Any:
         """Upload one file's bytes ahead of the commit; returns the operation that the commit takes.
 
         Bytes that the Hub already holds are not sent again. `sha256`: of the file where it is known, so that the
-        client need not read the file for it.
+        client need not read the file for it. `sent` is told how far into the file the upload is, where it is read here
+        (not by hf_xet); it may raise to break the upload off.
         """
         from huggingface_hub import CommitOperationAdd
 
@@ -150,7 +159,7 @@ class HubWriting:
         failures = 0
         while True:
             try:
-                with translated(repo_id, writing=True), self._may_break_off(operation, path):
+                with translated(repo_id, writing=True), self._may_break_off(operation, path, sent):
                     self._api.preupload_lfs_files(
                         repo_id, additions=[operation], repo_type=self.repo_type, free_memory=False
                     )
@@ -160,8 +169,8 @@ class HubWriting:
                 self.patience.pause(failures, error)
 
     @contextmanager
-    def _may_break_off(self, operation: Any, path: Path) -> Iterator[None]:
-        if self.patience.stopped is None:
+    def _may_break_off(self, operation: Any, path: Path, sent: Callable[[int], None] | None) -> Iterator[None]:
+        if self.patience.stopped is None and sent is None:
             yield
             return
         self.patience.check()
@@ -172,7 +181,13 @@ class HubWriting:
                 self.patience.check()
                 raise
             return
-        with BreakableFile(path, self.patience.check) as file:
+
+        def check(position: int) -> None:
+            self.patience.check()
+            if sent is not None:
+                sent(position)
+
+        with BreakableFile(path, check) as file:
             operation.path_or_fileobj = file
             try:
                 yield

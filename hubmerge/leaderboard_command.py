@@ -14,6 +14,7 @@ from hubmerge.settings import Settings
 if TYPE_CHECKING:
     from hubmerge.board.intervals import Estimate
     from hubmerge.board.values import Board, Row, SuiteBoard
+    from hubmerge.terminal import Terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,11 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--csv", action="store_true", help="one suite, a line per model")
 
 
-def run_cli(arguments: Any, settings: Settings) -> int:
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Print the board; errors are raised for the caller to print."""
     from hubmerge.board.export import board_json, suite_csv
 
+    terminal.stage("results")
     board = _board(arguments, settings)
+    terminal.close()
     if arguments.json:
         sys.stdout.write(board_json(board))
         return 0

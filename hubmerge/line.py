@@ -173,7 +173,7 @@ def merge_to_hub(
                 prepared.identity,
                 journal,
                 folder,
-                waiting=lambda: surroundings.bridge.again(),
+                waiting=lambda: surroundings.bridge.uploading(uploader.sent, uploader.size),
                 deleting=gauge.sample,
                 copies=copies,
             ) as uploader,

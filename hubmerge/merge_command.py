@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from hubmerge.hub import Hub
 from hubmerge.line import merge_to_folder
 from hubmerge.pins import NEWEST_ELSEWHERE, going_on, pins_in
 from hubmerge.prepare import prepare
+from hubmerge.progress import resolving
 from hubmerge.recipe_file import load_recipe
+from hubmerge.report import Report
 from hubmerge.settings import Settings
 from hubmerge.sink import MANIFEST, WORK
 from hubmerge.stream import StreamOptions
@@ -43,7 +45,14 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
         prepared = going_on(
             pins_in(folder),
             recipe,
-            lambda commits: prepare(recipe, hub, license_choice=arguments.license, allow_local=True, commits=commits),
+            lambda commits: prepare(
+                recipe,
+                hub,
+                license_choice=arguments.license,
+                allow_local=True,
+                commits=commits,
+                tell=resolving(terminal),
+            ),
             hub=hub,
             ranks=ranks,
             warn=terminal.warning,
@@ -52,6 +61,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
         ranks.agree("the merge", prepared.identity)
         finished = ranks.first((folder / MANIFEST).is_file())
         if ranks.rank:
+            terminal.close()
             if not finished:
                 help_to_folder(prepared, hub, folder, cache, options, arguments.disk_budget)
             return 0
@@ -69,8 +79,24 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
     if not finished:
         terminal.usage(report.environment)
     what = f"{report.method['title']} of {len(report.outcomes)} agents, {report.identity[:16]}"
-    sys.stdout.write(f"{folder}: {what}{', finished before' if finished else ''}\n")
+    terminal.say(
+        f"{folder}: {what}{', finished before' if finished else ''}\n",
+        **merged_facts(folder, report),
+        finished_before=finished,
+    )
     return 0
+
+
+def merged_facts(folder: Path, report: Report) -> dict[str, Any]:
+    """What a program wants of a merge in a folder; hubmerge.json there has the rest."""
+    return {
+        "folder": str(folder),
+        "identity": report.identity,
+        "method": report.method["name"],
+        "files": [asdict(file) for file in report.files],
+        "license": dict(report.license),
+        "warnings": list(report.warnings),
+    }
 
 
 def _into_nothing(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, options: StreamOptions) -> int:
@@ -82,7 +108,13 @@ def _into_nothing(arguments: Any, settings: Settings, hub: Hub, terminal: Termin
             next_step="Leave --resume out, or name a folder with --out.",
         )
     terminal.stage("resolve")
-    prepared = prepare(load_recipe(arguments.recipe), hub, license_choice=arguments.license, allow_local=True)
+    prepared = prepare(
+        load_recipe(arguments.recipe),
+        hub,
+        license_choice=arguments.license,
+        allow_local=True,
+        tell=resolving(terminal),
+    )
     terminal.warning("the output is counted and hashed, and nothing of it is kept; its report goes to standard output")
     with temporary_folder() as place:
         report = merge_to_folder(

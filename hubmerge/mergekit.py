@@ -65,6 +65,7 @@ def from_mergekit(document: Mapping[str, Any], where: str = "the recipe") -> tup
     reading.check_top_level()
     base, agents = reading.inputs()
     meaning = read(reading, base, agents) if read and base and agents and reading.parts else None
+    tokenizer = None if base is None else reading.tokenizer_of(base, agents)
     if base is None or meaning is None or reading.problems:
         problems = tuple(dict.fromkeys(reading.problems))
         raise RecipeError("this mergekit document cannot be merged here", where=where, problems=problems)
@@ -80,6 +81,7 @@ def from_mergekit(document: Mapping[str, Any], where: str = "the recipe") -> tup
             "parameters": meaning.parameters,
             "dtype": reading.output_dtype,
             "rounding": "nearest",  # mergekit knows no other
+            **({} if tokenizer is None else {"tokenizer": tokenizer}),
         },
         where,
     )

@@ -48,8 +48,8 @@ _STACKED = "Give every slice the same models and layer_range, and let each begin
 _ADAPTED = "LoRA: {adapter} is applied to {model} in float32; mergekit first writes the adapted model in its own dtype."
 
 _TOKENIZER = (
-    "Tokenizer: embeddings keep all their rows, and the tokenizer is the base's, or that of the one agent that adds "
-    "tokens to it; with a tokenizer source mergekit cuts or pads the rows to that tokenizer's vocabulary."
+    "Tokenizer: rows of the vocabulary that no token has stay; with a tokenizer source mergekit cuts or pads the rows "
+    "to that tokenizer's vocabulary."
 )
 
 
@@ -84,6 +84,8 @@ class Reading:
     parts: tuple[Part, ...] = ()
     _without_effect: list[str] = field(default_factory=list)
     _adapters: list[str] = field(default_factory=list)
+    _source: Any = None  # of the tokenizer, and where it stands
+    _source_path: Path = ()
 
     def refuse(self, what: str, *path: object, expected: str = "", got: Any = None, next_step: str = "") -> None:
         at = place_in(self.where, *path)
@@ -144,14 +146,8 @@ class Reading:
             (("tokenizer_source",), self.document.get("tokenizer_source")),
             (("tokenizer", "source"), table.get("source", "union") if table is not None else None),
         ):
-            if source is not None and source not in ("base", "union", self.document.get("base_model")):
-                self.refuse(
-                    "another tokenizer than the base's",
-                    *path,
-                    expected="base",
-                    got=source,
-                    next_step="Remove it: the result has the base's, or that of the one agent that adds tokens.",
-                )
+            if source is not None:
+                self._source, self._source_path = source, path
 
     def inputs(self) -> tuple[Input | None, tuple[Input, ...]]:
         """The base with its parameters, and the agents in the document's order."""
@@ -472,6 +468,19 @@ class Reading:
             self.refuse("a number is needed", *path, got=value)
             return 1.0
         return float(value)
+
+    def tokenizer_of(self, base: Input, agents: tuple[Input, ...]) -> str | None:
+        """The recipe's `tokenizer`; None: all tokens that the models have."""
+        source = str(self._source).strip().removeprefix("model:") if isinstance(self._source, str) else self._source
+        if source in (None, "union"):
+            return None
+        if source in ("base", base.name):
+            return "base"
+        known = [agent.name for agent in agents]
+        if source not in known:
+            step = "Name one of the models, base or union."
+            self.refuse("a tokenizer of none of the models", *self._source_path, got=source, next_step=step)
+        return str(source)
 
     def adapters(self) -> tuple[str, ...]:
         """What is told of `model+adapter`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ from hubmerge.sources.ignore import ignored_by, ignoring_line, unmatched, withou
 from hubmerge.sources.lora import resident_bytes
 from hubmerge.sources.reader import KEPT_TENSORS
 from hubmerge.sources.views import views_of
-from hubmerge.sources.vocabulary import Vocabulary, with_vocab_size, without_added_rows
+from hubmerge.sources.vocabulary import Vocabulary, with_added_rows, with_vocab_size, without_added_rows
 from hubmerge.tying import Untied, untie
 from hubmerge.wording import named
 
@@ -230,7 +230,7 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
     method = get_method(recipe.method)
     if recipe.dtype is None and (dtype := method.default_dtype(method.typical(recipe.parameters))):
         recipe = recipe.model_copy(update={"dtype": dtype})
-    seen = views_of(base, agents, recipe.ignore)
+    seen = views_of(base, agents, recipe.ignore, partial(with_added_rows, keeper=recipe.tokenizer_of))
     problems = [*_unfit(recipe, agents), *seen.problems]
     if base.adapter is not None:  # everything else would follow from this
         raise IncompatibleError("these models cannot be merged", problems=tuple(problems))

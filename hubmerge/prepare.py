@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hubmerge.equal_weights import refuse_equal_folders
@@ -36,13 +36,14 @@ def prepare(
     license_choice: str | None = None,
     allow_local: bool = False,
     commits: Sequence[str | None] = (),
+    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Prepared:
     """Pin and check everything that headers, cards and the target can tell; raises with every problem.
 
     A license that the parents leave open must be chosen where there is a `target`; a folder may leave it open.
-    `commits`: where an unfinished merge goes on (pins.py).
+    `commits`: where an unfinished merge goes on (pins.py). `tell`: how many headers have been read.
     """
-    base, agents = open_models(recipe, hub, allow_local=allow_local, commits=commits)
+    base, agents = open_models(recipe, hub, allow_local=allow_local, commits=commits, tell=tell)
     prepared = _checked(recipe, base, agents, hub, target, license_choice, allow_local, licensed=target is not None)
     _refuse_modules(base, agents, hub)
     return prepared
@@ -56,9 +57,10 @@ def prepare_variants(
     licensed: bool = False,
     allow_local: bool = False,
     commits: Sequence[str | None] = (),
+    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Prepared]:
     """`prepare` for several recipes over the same models, which are opened once. `licensed`: they will be published."""
-    base, agents = open_models(recipes[0], hub, allow_local=allow_local, commits=commits)
+    base, agents = open_models(recipes[0], hub, allow_local=allow_local, commits=commits, tell=tell)
     prepared = [
         _checked(recipe, base, agents, hub, None, license_choice, allow_local, licensed=licensed) for recipe in recipes
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from hubmerge.disk import available_bytes, temporary_folder
 from hubmerge.hub import Hub
 from hubmerge.prepare import prepare
+from hubmerge.progress import resolving
 from hubmerge.recipe_file import load_recipe
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
@@ -21,7 +22,9 @@ from hubmerge.terminal import Terminal
 
 def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions) -> int:
     """Read the inputs once and print what was counted; errors are raised for the caller to print."""
-    plan = prepare(load_recipe(arguments.recipe), hub, allow_local=True).plan
+    terminal.stage("resolve")
+    plan = prepare(load_recipe(arguments.recipe), hub, allow_local=True, tell=resolving(terminal)).plan
+    terminal.stage("probe")
     folders = UnchangedFolders(plan.models)
     with temporary_folder() as cache:
         budget = max(0, available_bytes((cache,), arguments.disk_budget))  # what exceeds it is read by ranges

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +43,7 @@ from hubmerge.sink import MANIFEST, WORK, writing
 from hubmerge.sources.base import Model, is_hub_id
 
 _COMMIT_TRIES = 5
+_BLOCK_BYTES = 4 * 1024 * 1024
 _MAX_MANIFEST_BYTES = 16_000_000
 _INITIAL_FILES = {".gitattributes"}  # what a repo holds that was just created
 _COPIED_FROM_BYTES = 1_000_000  # smaller files cost less than the requests of a copy
@@ -96,6 +98,19 @@ class Published:
     repo: str
     commit: str  # 40 hex
     url: str
+
+
+class Telling:
+    """What `publish` tells on its way; every method may raise to cancel."""
+
+    def verifying(self, before: int, total: int, done: int) -> None:
+        """`done` bytes of a shard that follows `before` others were read again, of `total`."""
+
+    def uploading(self, before: int, total: int, done: int) -> None:
+        """The same of what is sent."""
+
+    def committing(self) -> None:
+        """All bytes are there, and the Hub is asked for the commit."""
 
 
 @dataclass(frozen=True)
@@ -250,18 +265,23 @@ def publish(
     uploaded: Callable[[int, int], None],
     copies: Mapping[str, LargeFile] | None = None,
     digests: Mapping[str, str] | None = None,
+    telling: Telling | None = None,
 ) -> Published:
     """Publish `shards` and `files` (with the manifest) in one commit; safe to repeat after any failure.
 
-    `uploaded(done, total)` is told bytes; `copies`: see `large_files`. `digests`: by name the sha256 that a shard
-    must have; CorruptError, before any of it is sent, where it has another.
+    `uploaded(done, total)` is told bytes when a shard is there, and `telling` more often; `copies`: see `large_files`.
+    `digests`: by name the sha256 that a shard must have; CorruptError, before any of it is sent, where it has another.
     """
+    telling = telling or Telling()
     known: dict[str, str] = {}
     if digests and (here := [s for s in shards if isinstance(s, Path)]):
         state = check_target(hub, target, identity)
         if state.state == "ours":
             return _published(hub, target, identity, state.head)
-        known = {shard.name: _verified(shard, digests[shard.name]) for shard in here}  # before the target is made
+        there, before = [path.stat().st_size if path.is_file() else 0 for path in here], 0
+        for path, size in zip(here, there, strict=True):  # before the target is made
+            known[path.name] = _verified(path, digests[path.name], partial(telling.verifying, before, sum(there)))
+            before += size
     state = ensure_target(hub, target, identity)
     if state.state == "ours":
         return _published(hub, target, identity, state.head)
@@ -271,7 +291,8 @@ def publish(
         if isinstance(shard, Uploaded):
             operations.append(hub.uploaded(shard.name, shard.size, shard.sha256))
         else:
-            operations.append(hub.preupload(target.repo, shard, shard.name, sha256=known.get(shard.name)))
+            sent = partial(telling.uploading, sum(sizes[: number - 1]), sum(sizes))
+            operations.append(hub.preupload(target.repo, shard, shard.name, sha256=known.get(shard.name), sent=sent))
         uploaded(sum(sizes[:number]), sum(sizes))
     small = dict(files)
     for name, content in files.items():
@@ -280,6 +301,7 @@ def publish(
             if source is not None and hub.copy_large_file(target.repo, source):
                 operations.append(hub.uploaded(name, source.size, source.sha256))
                 del small[name]
+    telling.committing()
     failures = 0
     while True:
         try:
@@ -308,10 +330,15 @@ def publish(
                 hub.patience.pause(failures, error)
 
 
-def _verified(shard: Path, sha256: str) -> str:
+def _verified(shard: Path, sha256: str, read: Callable[[int], None]) -> str:
     try:
         with shard.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            hashed, done = hashlib.sha256(), 0
+            while block := file.read(_BLOCK_BYTES):
+                hashed.update(block)
+                done += len(block)
+                read(done)
+            digest = hashed.hexdigest()
     except OSError as error:
         digest = error.strerror or str(error)
     if digest != sha256:

@@ -33,7 +33,7 @@ from pydantic import (
 from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.dtypes import Rounding
 from hubmerge.errors import MisnamedError, Problem, RecipeError
-from hubmerge.methods import get_method, varying
+from hubmerge.methods import get_method, registry, varying
 from hubmerge.methods.tensor_values import Given
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.sources.base import SYNTHETIC, ModelRef, is_hub_id
@@ -62,27 +62,9 @@ def _weight(value: Any) -> varying.Setting:
     return setting
 
 
-_NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 1}
 _WEIGHT_SCHEMA: dict[str, Any] = {
-    "description": "one number, numbers over the layers, or rules of which the first that holds decides",
     "default": 1.0,
-    "anyOf": [
-        {"type": "number", "minimum": -100, "maximum": 100},
-        _NUMBERS,
-        {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {
-                    "filter": {"type": "string", "description": "part of a tensor's name"},
-                    "layers": {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2},
-                    "value": {"anyOf": [{"type": "number"}, _NUMBERS]},
-                },
-                "required": ["value"],
-                "additionalProperties": False,
-            },
-        },
-    ],
+    "anyOf": [{"type": "number", "minimum": -MAX_WEIGHT, "maximum": MAX_WEIGHT}, *varying.SCHEMA],
 }
 
 
@@ -180,6 +162,7 @@ class Recipe(_Frozen):
     seed: Annotated[int, BeforeValidator(_number)] = Field(default=0, ge=0, lt=2**63)
     calibration: CalibrationSpec | None = None  # for methods that weigh by sensitivity
     ignore: tuple[str, ...] = ()  # names of tensors that are not merged, as patterns (sources/ignore.py)
+    tokenizer: str | None = Field(default=None, max_length=4096)  # base, or a model of the recipe; None: all tokens
     _notes: tuple[str, ...] = PrivateAttr(default=())
     _folder: Path | None = PrivateAttr(default=None)
 
@@ -246,6 +229,26 @@ class Recipe(_Frozen):
         object.__setattr__(self, "agents", tuple(agents))  # numbers as the digest takes them
         return self
 
+    @model_validator(mode="after")
+    def _tokenizer_is_of_a_model(self) -> Recipe:
+        if self.tokenizer == "union":  # which is what happens when nothing is said
+            object.__setattr__(self, "tokenizer", None)
+        elif self.tokenizer is not None and self.tokenizer_of is None:
+            known = ["base", "union", *(str(agent.model) for agent in self.agents)]
+            problem = Problem(
+                RecipeError.code, "no model of this recipe", "tokenizer", ", ".join(known)[:400], self.tokenizer[:120]
+            )
+            raise MisnamedError([problem])
+        return self
+
+    @property
+    def tokenizer_of(self) -> int | None:
+        """The model whose tokenizer is kept, the base being 0; None: the base's with what agents add."""
+        names = [str(self.base), *(str(agent.model) for agent in self.agents)]
+        if self.tokenizer in (None, "union"):
+            return None
+        return 0 if self.tokenizer == "base" else next((k for k, n in enumerate(names) if n == self.tokenizer), None)
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What its author should know of how it was read; no part of the merge, nor of what is written."""
@@ -294,6 +297,8 @@ class Recipe(_Frozen):
             result["calibration"] = self.calibration.model_dump(exclude_none=True)
         if self.ignore:
             result["ignore"] = list(self.ignore)
+        if self.tokenizer is not None:
+            result["tokenizer"] = self.tokenizer
         result["seed"] = self.seed
         return result
 
@@ -307,7 +312,10 @@ class Recipe(_Frozen):
             for r in (base, *agents)
         )
         specs = tuple(a.model_copy(update={"model": n}) for n, a in zip(names[1:], self.agents, strict=True))
-        return self.model_copy(update={"base": names[0], "agents": specs})
+        changed: dict[str, Any] = {"base": names[0], "agents": specs}
+        if self.tokenizer_of:
+            changed["tokenizer"] = str(names[self.tokenizer_of])
+        return self.model_copy(update=changed)
 
 
 def merge_identity(recipe: Recipe, base: ModelRef, agents: tuple[ModelRef, ...], target: str = "") -> str:
@@ -336,6 +344,8 @@ def merge_identity(recipe: Recipe, base: ModelRef, agents: tuple[ModelRef, ...],
         content["sensitivity"] = [[f, c and c.model_dump()] for f, c in zip(files, specs, strict=True)]
     if recipe.ignore:
         content["ignore"] = sorted(recipe.ignore)
+    if recipe.tokenizer_of is not None:
+        content["tokenizer"] = recipe.tokenizer_of
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
@@ -371,14 +381,27 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
             yield Problem(RecipeError.code, _words(issue), place(where, *path), ", ".join(known), got, step)
         elif isinstance(misnamed := issue.get("ctx", {}).get("error"), MisnamedError):
             for problem in misnamed.problems:
-                yield replace(problem, where=place(where, *path, *([problem.where] if problem.where else [])))
+                step = problem.next_step or _methods_with(problem.where) * (path == ("parameters",))
+                at = place(where, *path, *([problem.where] if problem.where else []))
+                yield replace(problem, where=at, next_step=step)
         elif kind == "missing":
             if path[-1] not in meant:
                 yield Problem(
                     RecipeError.code, _words(issue), place(where, *path), next_step=_NEEDED.get(str(path[-1]), "")
                 )
         elif not (kind == "too_short" and path[0] in wrong):
-            yield Problem(RecipeError.code, _words(issue), place(where, *path), got=repr(issue["input"])[:120])
+            is_text = isinstance(issue["input"], str)
+            step = _SLIPS.get(next((words for words in _SLIPS if is_text and words in issue["msg"]), ""), "")
+            yield Problem(RecipeError.code, _words(issue), place(where, *path), "", repr(issue["input"])[:120], step)
+
+
+_SLIPS = {"number is needed": "Write it without quotes.", "is a URL": "Write org/name, or org/name@revision."}
+
+
+def _methods_with(parameter: str) -> str:
+    """Where a parameter belongs that another method has not."""
+    found = [m.name for m in registry().values() if parameter in m.parameters.model_json_schema().get("properties", {})]
+    return f"It is one of {', '.join(found)}." if found else "Leave it out."
 
 
 def _known_keys(path: tuple[int | str, ...]) -> tuple[str, ...]:

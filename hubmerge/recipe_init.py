@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     """Write the recipe; errors are raised for the caller to print, and then nothing is written."""
     from hubmerge.plan import make_plan
+    from hubmerge.progress import resolving
     from hubmerge.recipe import recipe_from_dict
     from hubmerge.recipe_file import located
     from hubmerge.sources.open import open_models
@@ -50,7 +51,9 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     recipe = located(recipe_from_dict(named, "the command"), Path())
     for note in recipe.notes:
         terminal.warning(note)
-    base, agents = open_models(recipe, hub, allow_local=True)
+    terminal.stage("resolve")
+    base, agents = open_models(recipe, hub, allow_local=True, tell=resolving(terminal))
+    terminal.close()
     method = arguments.method or suggested_method(agents)
     refused: list[str] = []
     try:

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from hubmerge.calibration_spec import CalibrationSpec
-from hubmerge.methods import registry
+from hubmerge.methods import Method, registry, varying
 from hubmerge.recipe import AgentSpec, Recipe
 from hubmerge.recipe_init import SCHEMA_URL
 
@@ -32,7 +32,8 @@ _SAID = {
     "calibration": "Question-answer pairs, for methods that weigh by sensitivity.",
     "ignore": "Names of tensors that are not merged, as patterns.",
     "model": _MODEL["description"],
-    "weight": "A factor on the agent's update.",
+    "tokenizer": "base, union (all tokens that the models have, the default), or a model of this recipe.",
+    "weight": "A factor on the agent's update: one number, numbers over the layers, or rules.",
     "sensitivity": "A file of `hubmerge sensitivity`, from this file on.",
 }
 
@@ -42,7 +43,11 @@ def recipe_schema() -> dict[str, Any]:
     properties = _properties(Recipe)
     agent = _properties(AgentSpec)
     calibration = CalibrationSpec.model_json_schema()
-    agent |= {"model": _MODEL, "calibration": _optional({"$ref": "#/$defs/calibration"})}
+    agent |= {
+        "model": _MODEL,
+        "parameters": {"type": "object", "description": "Its own, in place of the recipe's."},
+        "calibration": _optional({"$ref": "#/$defs/calibration"}),
+    }
     table = {"type": "object", "properties": agent, "required": ["model"], "additionalProperties": False}
     methods = registry().values()
     properties |= {
@@ -66,11 +71,11 @@ def recipe_schema() -> dict[str, Any]:
         "allOf": [
             {
                 "if": {"properties": {"method": {"const": m.name}}, "required": ["method"]},
-                "then": {"properties": {"parameters": _optional(_parameters(m.parameters.model_json_schema()))}},
+                "then": {"properties": {"parameters": _optional(_parameters(m))}},
             }
             for m in methods
         ],
-        "$defs": {"calibration": calibration},
+        "$defs": {"calibration": calibration, "varying": {"anyOf": list(varying.SCHEMA)}},
     }
 
 
@@ -87,8 +92,17 @@ def _properties(model: Any) -> dict[str, Any]:
     return kept
 
 
-def _parameters(schema: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in schema.items() if key != "title"}
+def _parameters(method: Method) -> dict[str, Any]:
+    schema = {key: value for key, value in method.parameters.model_json_schema().items() if key != "title"}
+    # a trim over the whole model has one density, which no schema tells from one over each tensor
+    scope = {"trim_scope": "tensor"} if "trim_scope" in method.parameters.model_fields else {}
+    for name in method.varying(method.parse_parameters(scope)):
+        spec = schema["properties"][name]
+        about = {key: spec[key] for key in ("title", "description", "default") if key in spec}
+        one = {key: value for key, value in spec.items() if key not in about}
+        choices = one.get("anyOf", [one])
+        schema["properties"][name] = {**about, "anyOf": [*choices, {"$ref": "#/$defs/varying"}]}
+    return schema
 
 
 def _optional(schema: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ import argparse
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from hubmerge.errors import RecipeError
 from hubmerge.extras import require
 from hubmerge.flags import add_visibility
+from hubmerge.progress import resolving
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Terminal(Protocol):
     def statistics(self, values: Mapping[str, Any]) -> None: ...
     def warning(self, message: str) -> None: ...
     def usage(self, environment: Mapping[str, Any]) -> None: ...
+    def say(self, text: str, **values: Any) -> None: ...
+    def close(self) -> None: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +126,7 @@ class _Line:
         self._hub = hub
         self._terminal = terminal
         self._options = options
+        self._resolving = resolving(terminal)
         self._sensitivities = settings.data_dir / "sensitivity"
 
     def run(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes] | None = None, pins: Pins | None = None) -> int:
@@ -137,7 +140,7 @@ class _Line:
         published = self._publish(recipe, repo, extra or {}, unfinished, pins)
         if published is None:
             return 0
-        sys.stdout.write(f"{published.url} at {published.commit}\n")
+        self._terminal.say(f"{published.url} at {published.commit}\n", published=[asdict(published)])
         code = 0 if self._arguments.evaluate is None else self._evaluate(published)
         if code == 0:
             unfinished.end()
@@ -164,6 +167,7 @@ class _Line:
                 license_choice=self._arguments.license,
                 allow_local=True,
                 commits=commits,
+                tell=self._resolving,
             ),
         )
         work = self._settings.data_dir / "runs" / prepared.identity
@@ -226,6 +230,7 @@ class _Line:
         from hubmerge.helper import help_to_hub
 
         ranks = self._options.ranks
+        self._terminal.close()
         ranks.agree("the merge", prepared.identity)
         if not ranks.first(False):
             help_to_hub(prepared, self._hub, work / "out", work / "inputs", self._options, self._arguments.disk_budget)
@@ -243,6 +248,7 @@ class _Line:
         from hubmerge.sources.base import is_hub_id
         from hubmerge.sources.open import open_model
 
+        self._terminal.stage("resolve")
         dataset = ResultsDataset(self._hub, self._settings.results_repo) if self._settings.results_repo else None
         suite = pin(self._arguments.evaluate, self._hub)
         merged = ModelName(id=published.repo, revision=published.commit)
@@ -253,7 +259,7 @@ class _Line:
             known = dataset.find(name.id, name.revision or "", *_key(suite)) if dataset else None
             result = known if known is not None and known.status == "done" else self._measure(name, suite)
             results.append(result)
-            sys.stdout.write(table(result))
+            self._terminal.say(table(result), evaluations=[json.loads(result.to_json())])
             if dataset is not None and result is not known:
                 details = details_of(result, self._workdir(name, suite))
                 dataset.publish([result], details, private=self._arguments.private)
@@ -284,6 +290,7 @@ class _Line:
                 licensed=True,
                 allow_local=True,
                 commits=commits,
+                tell=self._resolving,
             ),
         )
         digest = hashlib.sha256("".join(p.identity for p in prepared).encode()).hexdigest()
@@ -312,7 +319,7 @@ class _Line:
         found = pick(results, samples)
         text = pick_table(found) + "\n" + sweep_table(dict(zip(folders, reports, strict=True)))
         (work / "pick.md").write_text(text, encoding="utf-8")
-        sys.stdout.write(text)
+        self._terminal.say(text, pick=_as_data(found))
         return found, work, unfinished
 
     def _measure(self, name: Any, suite: Any) -> EvaluationResult:
@@ -368,8 +375,11 @@ def _scores(workdir: Path) -> dict[str, list[float]]:
 
 def _told(found: Pick, folder: Path) -> dict[str, bytes]:
     """What is published of the choice: the table, and the same as data."""
-    data = {**asdict(found), "scores": [{**asdict(s), "tied": s.tied} for s in found.scores]}
     return {
         "pick.md": (folder / "pick.md").read_bytes(),
-        "pick.json": (json.dumps(data, indent=1) + "\n").encode(),
+        "pick.json": (json.dumps(_as_data(found), indent=1) + "\n").encode(),
     }
+
+
+def _as_data(found: Pick) -> dict[str, Any]:
+    return {**asdict(found), "scores": [{**asdict(s), "tied": s.tied} for s in found.scores]}

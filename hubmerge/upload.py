@@ -57,6 +57,7 @@ class ShardUploader:
         self._deleting = deleting
         self._copies = copies or {}
         self._target_is_there = False
+        self.sent = self.size = 0  # bytes of the shard that is on its way
         self._pending: deque[Future[None]] = deque()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hubmerge-upload")
 
@@ -102,12 +103,18 @@ class ShardUploader:
         path = self._folder / shard.filename
         source = self._copies.get(shard.sha256)
         if source is None or not self._hub.copy_large_file(self._target.repo, source):
-            operation = self._hub.preupload(self._target.repo, path, shard.filename, sha256=shard.sha256)
+            self.sent, self.size = 0, shard.size
+            operation = self._hub.preupload(
+                self._target.repo, path, shard.filename, sha256=shard.sha256, sent=self._note_sent
+            )
             if not self._hub.is_uploaded(operation):
                 return  # the target takes it as a plain file, whose bytes go with the commit
         self._journal.add_uploaded(shard.filename)
         self._deleting()
         path.unlink()
+
+    def _note_sent(self, position: int) -> None:
+        self.sent = position
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -18,6 +18,7 @@ from hubmerge.finished import load_report
 from hubmerge.hub import Hub
 from hubmerge.line import merge_to_hub
 from hubmerge.prepare import prepare
+from hubmerge.progress import resolving
 from hubmerge.publish import Target
 from hubmerge.recipe import recipe_from_dict
 from hubmerge.settings import Settings, load_settings
@@ -35,7 +36,13 @@ def run(spec: JobSpec, emit: Emit) -> None:
     target = Target(payload["target"], bool(payload["private"]), bool(payload.get("expose")))
     observer = StageEmitter(emit)
     observer.stage("resolve")
-    prepared = prepare(recipe_from_dict(payload["recipe"]), hub, target=target, license_choice=payload.get("license"))
+    prepared = prepare(
+        recipe_from_dict(payload["recipe"]),
+        hub,
+        target=target,
+        license_choice=payload.get("license"),
+        tell=resolving(observer),
+    )
     folder, cache = spec.workdir / "out", spec.workdir / "inputs"
     settings = load_settings()
     with lent_bursts(settings) as bursts:

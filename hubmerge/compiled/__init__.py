@@ -72,6 +72,25 @@ def unavailable() -> str | None:
     return None
 
 
+def compile_missing(tell: Callable[[int, int], None], *, overlaps: bool, ranking: str | None, stored: str) -> None:
+    """Compile the passes that a merge needs and this machine does not have: of how many how many are done is told.
+
+    `ranking`: what its threshold ranks, if it has one, among inputs that are `stored` so. What cannot be compiled is
+    left, which `unavailable` tells.
+    """
+    needed = [_probe_pass, _merge_pass, *([_overlap_pass] if overlaps else [])]
+    needed += magnitude_counts.passes(ranking, stored) if ranking is not None else []
+    missing = [entry for entry in needed if not entry.is_there()]
+    for number, entry in enumerate(missing):
+        tell(number, len(missing))
+        try:
+            entry.load()
+        except Exception:  # noqa: BLE001 (a compiler or a linker may raise anything)
+            return
+    if missing:
+        tell(len(missing), len(missing))
+
+
 def to_compile() -> frozenset[str]:
     """Which passes this machine has no code of yet: "merging", "overlaps", and "counting" magnitudes for a
     threshold."""

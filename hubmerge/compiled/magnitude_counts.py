@@ -43,6 +43,12 @@ _take = Entry("magnitude_passes", "take", (_SCRATCH, _SPANS, "int64[2]"))
 _thread = threading.local()  # .scratch: histograms, all zero between two passes
 
 
+def passes(ranking: str, stored: str) -> list[Entry]:
+    """What counts the magnitudes that a threshold ranks, of elements of a dtype of numpy."""
+    counting = _count_private if ranking == "private" else _count_all
+    return [counting[np.dtype(stored)], _add_copies, _take]
+
+
 def is_there() -> bool:
     """Whether BF16 is counted without being compiled first."""
     return all(entry.is_there() for entry in (_count_all[np.dtype(np.uint16)], _add_copies, _take))

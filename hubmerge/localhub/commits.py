@@ -42,20 +42,16 @@ from hubmerge.localhub.protocol import (
     text_of,
 )
 from hubmerge.localhub.repos import refresh
-from hubmerge.localhub.store import Store, git_blob_sha1
+from hubmerge.localhub.store import Store, git_blob_sha1, lfs_pointer
 from hubmerge.localhub.tree import MAIN, Entry, File, Fixed, Tree, check_path, folders
 from hubmerge.localhub.users import Identity
 
 router = Router()
 SAMPLE_BYTES = 512
 _NAMED = 10
+_MOST_LINES = 100_000
 _MOST_FILES = 1000  # the client asks for 256
 _STALE_PARENT = "The branch was updated since you opened this page. Please refresh and try again."
-
-
-def lfs_pointer(sha256: str, size: int) -> bytes:
-    """The file that git keeps in place of a large one."""
-    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
 
 
 @router.on("POST", "/api/validate-yaml")
@@ -269,7 +265,11 @@ def _check_card(content: bytes, repo: Repo) -> None:
 
 
 def _lines(body: IO[bytes], limit: int) -> Iterator[tuple[str, Json]]:
+    count = 0
     while line := body.readline(limit + 1):
+        count += 1
+        if count > _MOST_LINES:
+            raise HubError(413, f"A commit has at most {_MOST_LINES} lines; make several")
         if len(line) > limit:
             raise HubError(413, f"A line of a commit has at most {limit} bytes; upload large files with LFS")
         if not line.strip():

@@ -12,8 +12,9 @@ import sqlite3
 from typing import Any
 
 from hubmerge.localhub import webhooks
-from hubmerge.localhub.access import Repo, can_take_part, can_write
-from hubmerge.localhub.http_errors import bad_request, conflict, forbidden, not_found
+from hubmerge.localhub.access import Repo, can_take_part, can_write, require_files
+from hubmerge.localhub.diffs import difference
+from hubmerge.localhub.http_errors import HubError, bad_request, conflict, forbidden, not_found
 from hubmerge.localhub.protocol import Call, Hub, Json, Router, optional_text, text_of
 from hubmerge.localhub.repos import refresh
 from hubmerge.localhub.store import new_id, now
@@ -203,7 +204,7 @@ def details(call: Call) -> Json:
         answer |= {
             "changes": {"base": row["base"], "mergeCommitId": row["merged"]},
             "filesWithConflicts": conflicts or [],
-            "diff": "",
+            "diff": _diff(call, repo, row) if call.flag("diff") else "",
         }
     return answer
 
@@ -263,13 +264,36 @@ def _set_status(call: Call, db: sqlite3.Connection, repo: Repo, num: int, status
     return event
 
 
+def _diff(call: Call, repo: Repo, row: sqlite3.Row) -> str:
+    """What the pull request changes since it left its base; nothing for those who may not see the files."""
+    try:
+        require_files(call.store, call.users, call.identity, repo)
+    except HubError:
+        return ""
+    base_head, head = _heads(call.hub, repo, row)
+    if base_head is None or head is None:
+        return ""
+    fork = _fork(call.hub, repo, base_head, head)
+    return difference(call.store, call.hub.trees.at(repo.id, fork) if fork else {}, call.hub.trees.at(repo.id, head))
+
+
+def _heads(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[str | None, str | None]:
+    """Of the base and of the pull request."""
+    return hub.trees.head(repo.id, row["base"]), hub.trees.head(repo.id, f"refs/pr/{row['num']}")
+
+
+def _fork(hub: Hub, repo: Repo, base_head: str, head: str) -> str | None:
+    """The commit where the pull request left its base."""
+    on_base = {commit.sha for commit in hub.trees.history(repo.id, base_head)}
+    return next((c.sha for c in hub.trees.history(repo.id, head) if c.sha in on_base), None)
+
+
 def _merge_plan(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Changes, list[str]]:
     """What merging would change on the base, and the paths in conflict."""
-    base_head, head = hub.trees.head(repo.id, row["base"]), hub.trees.head(repo.id, f"refs/pr/{row['num']}")
+    base_head, head = _heads(hub, repo, row)
     if base_head is None or head is None:
         return {}, [row["base"]]
-    on_base = {commit.sha for commit in hub.trees.history(repo.id, base_head)}
-    fork = next((c.sha for c in hub.trees.history(repo.id, head) if c.sha in on_base), None)
+    fork = _fork(hub, repo, base_head, head)
     old = hub.trees.at(repo.id, fork) if fork else {}
     ours, theirs = hub.trees.at(repo.id, base_head), hub.trees.at(repo.id, head)
     changes: dict[str, File | None] = {}

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from hubmerge.localhub.access import TYPES, Repo, private_scope, repo_of_row, role_in
 from hubmerge.localhub.files import lfs_info
-from hubmerge.localhub.http_errors import bad_request
+from hubmerge.localhub.http_errors import bad_request, not_found
 from hubmerge.localhub.protocol import Call, Json, Router
 from hubmerge.localhub.spaces import host_of, runtime_of
 from hubmerge.localhub.tree import Tree
@@ -155,6 +155,43 @@ def _info(call: Call, revision: str) -> Json:
     if call.flag("securityStatus"):
         shown["securityRepoStatus"] = {"scansDone": True, "filesWithIssues": []}
     return shown
+
+
+@router.on("GET", "/api/settings/repositories")
+def own_repos(call: Call) -> Response:
+    return _storage(call, call.signed_in().user.name)
+
+
+@router.on("GET", "/api/organizations/{org}/settings/repositories")
+def org_repos(call: Call) -> Response:
+    org = call.users.org(call.parts["org"])
+    if org is None or role_in(call.users, call.signed_in(), org.name) is None:
+        raise not_found("Organization not found")
+    return _storage(call, org.name)
+
+
+def _storage(call: Call, namespace: str) -> Response:
+    """The repos of a namespace that the caller may see, with the bytes that each takes."""
+    visible, values = _visible(call)
+    rows = call.store.rows(
+        f"SELECT * FROM repos WHERE ns = ? AND {visible} ORDER BY storage DESC, id",  # noqa: S608  (a constant condition)
+        namespace,
+        *values,
+    )
+    repos, total = [repo_of_row(row) for row in rows], sum(row["storage"] for row in rows)
+    start, size = call.integer("cursor", 0, most=10**9), max(1, call.integer("limit", _PAGE, most=_PAGE))
+    items = [
+        {
+            "id": repo.full_name,
+            "type": repo.type,
+            "updatedAt": repo.modified_at,
+            "visibility": repo.visibility,
+            "storage": repo.storage,
+            "storagePercent": 100 * repo.storage / total if total else 0,
+        }
+        for repo in repos[start : start + size]
+    ]
+    return call.page(items, start=start, size=size, more=start + size < len(repos))
 
 
 @router.on("GET", "/api/{T}/{id}/revision/{rev}")

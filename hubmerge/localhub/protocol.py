@@ -35,9 +35,11 @@ from hubmerge.localhub.access import TYPES, Repo, find_repo, require_read, requi
 from hubmerge.localhub.http_errors import HubError, bad_request, not_found
 from hubmerge.localhub.store import Store
 from hubmerge.localhub.tree import Trees
+from hubmerge.localhub.unserved import unserved
 from hubmerge.localhub.users import Identity, Users, default_users
 
 Json = dict[str, Any]
+MOST_ITEMS = 10_000  # of a list or form in a body; clients send a few hundred at a time
 _KINDS = {"": "model", **TYPES, "datasets/": "dataset", "spaces/": "space"}
 
 
@@ -119,8 +121,8 @@ class Call:
 
     def form(self) -> dict[str, list[str]]:
         try:
-            return parse_qs(self.body.read().decode(), keep_blank_values=True)
-        except UnicodeDecodeError as error:
+            return parse_qs(self.body.read().decode(), keep_blank_values=True, max_num_fields=MOST_ITEMS)
+        except ValueError as error:  # no UTF-8, or too many fields
             raise bad_request("The body is not a form") from error
 
     def signed_in(self) -> Identity:
@@ -189,7 +191,7 @@ class Router:
 
 
 def _pattern(template: str, repo_id: str) -> re.Pattern[str]:
-    prefix = "(?!api/)(?:datasets/|spaces/)?"
+    prefix = "(?!(?:api|oauth)/)(?:datasets/|spaces/)?"
     special = {"T": "|".join(TYPES), "S": "spaces", "P": prefix, "values": "secrets|variables", "id": repo_id}
 
     def group(match: re.Match[str]) -> str:
@@ -228,6 +230,8 @@ def items_of(body: Json, key: str) -> list[Json]:
     items = body.get(key) or []
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise bad_request(f"{key} must be a list of objects")
+    if len(items) > MOST_ITEMS:
+        raise bad_request(f"{key} has more than {MOST_ITEMS} items")
     return items
 
 
@@ -243,9 +247,11 @@ def parse_json(raw: bytes) -> Any:
 
 
 def match(routes: list[Route], method: str, path: str) -> tuple[Route, dict[str, str]]:
-    """The route of a request; unknown paths are 404, known ones with another method 405."""
+    """The route of a request; what is not served here is 501 with its name, what is nowhere 404, another method 405."""
     seen = False
     for attribute in ("two_part", "one_part"):
+        if attribute == "one_part" and not seen and (what := unserved(path)):
+            raise HubError(501, f"The local Hub does not serve {what}.")
         for route in routes:
             found = getattr(route, attribute).fullmatch(path)
             if found and route.method == method:

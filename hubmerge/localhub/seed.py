@@ -17,11 +17,11 @@ from pathlib import Path
 
 from hubmerge.errors import SourceNotFoundError
 from hubmerge.localhub.access import Repo, find_repo
-from hubmerge.localhub.commits import SAMPLE_BYTES, Operation, apply, is_binary, lfs_pointer
+from hubmerge.localhub.commits import SAMPLE_BYTES, Operation, apply, is_binary
 from hubmerge.localhub.patterns import decide, initial_gitattributes, lfs_rules
 from hubmerge.localhub.protocol import Hub
 from hubmerge.localhub.repos import add_repo
-from hubmerge.localhub.store import git_blob_sha1
+from hubmerge.localhub.store import git_blob_sha1, lfs_pointer
 from hubmerge.localhub.tree import MAIN, File, Fixed, check_path
 from hubmerge.localhub.users import Identity, Org, User, Users
 

@@ -121,6 +121,11 @@ def git_blob_sha1(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
+def lfs_pointer(sha256: str, size: int) -> bytes:
+    """The file that git keeps in place of a large one."""
+    return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+
+
 class _Connection(sqlite3.Connection):
     """A connection that can be referred to weakly."""
 

@@ -26,6 +26,38 @@ Value = float | tuple[float, ...]
 
 MAX_RULES = 256
 MAX_POINTS = 1024
+_NUMBERS: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "number"},
+    "minItems": 1,
+    "maxItems": MAX_POINTS,
+    "description": "Over the layers, from the first to the last.",
+}
+SCHEMA: tuple[dict[str, Any], ...] = (  # JSON schemas of what is not one number
+    _NUMBERS,
+    {
+        "type": "array",
+        "description": "The first rule that holds for a tensor decides.",
+        "minItems": 1,
+        "maxItems": MAX_RULES,
+        "items": {
+            "type": "object",
+            "properties": {
+                "filter": {"type": ["string", "null"], "minLength": 1, "description": "Part of the tensor's name."},
+                "layers": {
+                    "type": ["array", "null"],
+                    "items": {"type": "integer", "minimum": 0},
+                    "minItems": 2,
+                    "maxItems": 2,
+                    "description": "The first, and the one after the last.",
+                },
+                "value": {"anyOf": [{"type": "number"}, _NUMBERS]},
+            },
+            "required": ["value"],
+            "additionalProperties": False,
+        },
+    },
+)
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?|layer_module)\.(\d+)\.")
 _BEFORE_LAYERS = re.compile(r"embed|(?:^|\.)(?:wte|wpe)\.", re.IGNORECASE)
 _FORMS = "a number, a list of numbers over the layers, or a list of {filter, layers, value}"

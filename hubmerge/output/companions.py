@@ -27,7 +27,7 @@ from hubmerge.output.config import told, without_code
 from hubmerge.sources.base import FileInfo, Model
 from hubmerge.sources.folder import link_outside, read_inside
 from hubmerge.sources.tokens import TOKENIZER
-from hubmerge.wording import incompatible, named
+from hubmerge.wording import incompatible, named, shown
 
 if TYPE_CHECKING:
     from hubmerge.hub import Hub
@@ -158,9 +158,14 @@ def select_companions(
                 continue
             files.append(Companion(path, number, path, info.size, kind))
     licenses, warnings = _licenses(models, labels)
-    problems = [*_links(models, donor, modules), *_too_big(files, licenses), *_no_tokenizer(models[donor], files)]
+    problems = [
+        *_links(models, donor, modules),
+        *_too_big(models, files, licenses),
+        *_no_tokenizer(models[donor], files),
+    ]
     for agent in agents:
         warnings += _differences(base, agent, models[donor], modules, taken_up=united and agent.tokens is not None)
+    warnings += _code_of_the_model(base)
     left_out = _left_out(base, {f.source for f in (*files, *licenses) if f.model == 0})
     return Companions((*files, *licenses), left_out, tuple(problems), (*warnings, *([left_out] if left_out else [])))
 
@@ -258,16 +263,16 @@ def _foreign_modules(base: Model, read: ReadFile) -> Iterator[Problem]:
             f"a {MODULES} that does not list modules",
             where=str(base.ref),
             expected="what sentence-transformers writes",
-            next_step=f"Merge a copy of the base without {MODULES}; the model itself then merges alone.",
+            next_step=f"Merge a copy of the base without {MODULES}, and the model merges alone.",
         )
         return
     if foreign := [ascii(name)[1:-1][:80] for name in listed if not _MODULE_CLASS.fullmatch(name)]:
         yield incompatible(
-            "modules that only the repo's own code can build, which is not carried over",
+            "modules that need the repo's own code",
             where=f"{MODULES} in {base.ref}",
             expected="classes of sentence_transformers",
             got=named(foreign),
-            next_step=f"Merge a copy of the base without {MODULES}; the model itself then merges alone.",
+            next_step=f"A merge carries no code: merge a copy of the base without {MODULES}; the model merges alone.",
         )
 
 
@@ -282,13 +287,13 @@ def _module_weights(model: Model) -> list[str]:
 
 
 def _pickled_module(model: Model, folder: str) -> Problem:
-    convert = f"SentenceTransformer({model.ref.id!r}).save_pretrained('FOLDER')"
+    load = f"from sentence_transformers import SentenceTransformer as S; S({model.ref.id!r}).save_pretrained('FOLDER')"
     return incompatible(
-        "a module whose weights are only there as a pickle, which is never opened",
+        "a module whose weights are a pickle",
         where=f"{folder} in {model.ref}",
         expected=f"{folder}/model.safetensors",
         got="pytorch_model.bin",
-        next_step=f'Convert it: python -c "from sentence_transformers import SentenceTransformer; {convert}".',
+        next_step=f'A pickle is never opened; convert it: python -c "{load}".',
     )
 
 
@@ -352,17 +357,25 @@ def _links(models: Sequence[Model], donor: int, modules: bool) -> Iterator[Probl
                 yield link_outside(model.ref.id, path).problems[0]
 
 
-def _too_big(files: Sequence[Companion], licenses: Sequence[Companion]) -> Iterator[Problem]:
+def _too_big(models: Sequence[Model], files: Sequence[Companion], licenses: Sequence[Companion]) -> Iterator[Problem]:
+    def problem(what: str, most: int, taken: Sequence[Companion]) -> Problem:
+        sizes = [sum(f.size for f in taken if f.model == k) for k in range(len(models))]
+        return Problem(
+            MemoryLimitError.code,
+            what,
+            where=str(models[sizes.index(max(sizes))].ref),
+            expected=f"at most {most:,} bytes",
+            got=f"{sum(sizes):,}",
+            next_step="Merge a copy of the model without what it does not need.",
+        )
+
     for file in files:
         if file.size > (most := _most_bytes(file)):
-            yield _problem_of_size(f"{file.source} is too large to be copied", f"at most {most:,} bytes", file.size)
-    together = sum(f.size for f in licenses)
-    if together > MAX_LICENSES_BYTES:
-        yield _problem_of_size("the license files are too large", f"at most {MAX_LICENSES_BYTES:,} bytes", together)
-    elif (together := together + sum(f.size for f in files)) > MAX_TOGETHER_BYTES:
-        yield _problem_of_size(
-            "the files beside the weights are too large", f"at most {MAX_TOGETHER_BYTES:,} bytes", together
-        )
+            yield problem(f"{file.source} is too large to be copied", most, [file])
+    if sum(f.size for f in licenses) > MAX_LICENSES_BYTES:
+        yield problem("license files that are too large together", MAX_LICENSES_BYTES, licenses)
+    elif sum(f.size for f in (*files, *licenses)) > MAX_TOGETHER_BYTES:
+        yield problem("files beside the weights that are too large together", MAX_TOGETHER_BYTES, (*files, *licenses))
     if (count := len(files) + len(licenses)) > MAX_FILES:
         yield Problem(
             MemoryLimitError.code, "too many files beside the weights", expected=f"at most {MAX_FILES}", got=str(count)
@@ -373,16 +386,6 @@ def _most_bytes(file: Companion) -> int:
     return MAX_SETTINGS_BYTES if file.kind == "settings" else MAX_FILE_BYTES
 
 
-def _problem_of_size(what: str, expected: str, size: int) -> Problem:
-    return Problem(
-        MemoryLimitError.code,
-        what,
-        expected=expected,
-        got=f"{size:,}",
-        next_step="Merge a copy of the model without what it does not need.",
-    )
-
-
 def _no_tokenizer(donor: Model, files: Sequence[Companion]) -> Iterator[Problem]:
     """A tokenizer that only code of the repo can build, which is not carried over."""
     code = [path for path in donor.files if re.fullmatch(r"tokenization_\w+\.py", path, re.ASCII)]
@@ -391,11 +394,11 @@ def _no_tokenizer(donor: Model, files: Sequence[Companion]) -> Iterator[Problem]
         code.append("auto_map of config.json")
     if code and not any(makes_tokenizer(f.path) for f in files):
         yield incompatible(
-            "a tokenizer that only the repo's own code can build, which is not carried over",
+            "a tokenizer that needs the repo's own code",
             where=str(donor.ref),
             expected="tokenizer.json, or a vocabulary that transformers reads",
             got=named(code),
-            next_step="Add a tokenizer.json to a copy of the base, or choose another base.",
+            next_step="A merge carries no code: add a tokenizer.json to a copy of the base, or choose another base.",
         )
 
 
@@ -426,6 +429,15 @@ def _differences(base: Model, agent: Model, keeper: Model, modules: bool, *, tak
 
 def _may_be_equal(a: FileInfo, b: FileInfo) -> bool:
     return a.size == b.size and (a.sha256 is None or b.sha256 is None or a.sha256 == b.sha256)
+
+
+def _code_of_the_model(base: Model) -> Iterator[str]:
+    auto = base.config.get("auto_map")
+    if isinstance(auto, dict) and any(str(key).startswith("AutoModel") for key in auto):
+        yield (
+            f"{base.ref.id}: code of the repo may build this model (auto_map in config.json); a merge carries none, "
+            f"and loads where transformers itself knows the model_type {shown(base.config.get('model_type'))}"
+        )
 
 
 def _left_out(base: Model, taken: set[str]) -> str:

@@ -27,7 +27,7 @@ from hubmerge.first_passes import probe
 from hubmerge.histogram import MANTISSA_BITS
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_comparison
-from hubmerge.progress import Observer
+from hubmerge.progress import Observer, unit_of
 from hubmerge.recipe import Recipe, recipe_from_dict
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
@@ -218,9 +218,9 @@ def open_comparison(recipe: Recipe, hub: Hub, *, allow_local: bool = False) -> P
 def measure(
     plan: Plan, hub: Hub, options: StreamOptions, observer: Observer, *, cache: Path, disk_budget: int | None = None
 ) -> Diff:
-    """Read both models once, in the stages fetch and probe. Shards on the Hub are kept in `cache` while they fit into
-    the disk's budget, in bytes.
+    """Read both models once, in the stages compile (a first time on a machine), fetch and probe.
 
+    Shards on the Hub are kept in `cache` while they fit into the disk's budget, in bytes.
     Raises NonFiniteError, SourceChangedError, and what reading the models may raise.
     """
     if plan.elements <= _SMALL:
@@ -246,11 +246,11 @@ class _Watching:
 
     def fetching(self, done: int, total: int) -> None:
         """The pass waits for what it begins with; what else it needs is fetched meanwhile."""
-        if self._stage in ("", "fetch"):
+        if self._stage in ("", "compile", "fetch"):
             self._tell("fetch", done, total, "B")
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        self._tell(stage, done, total, "elements")
+        self._tell(stage, done, total, unit_of(stage))
 
     def counted(self, total: Tally) -> None:
         pass

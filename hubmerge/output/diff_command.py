@@ -45,17 +45,19 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions
 
     if arguments.figure is not None and not arguments.figure.parent.is_dir():  # said before minutes of reading
         raise _unwritable(arguments.figure, "no such folder")
+    terminal.stage("resolve")
     plan = open_comparison(comparison_recipe(arguments.base, arguments.agent, arguments.ignore), hub, allow_local=True)
     with temporary_folder() as cache:
         diff = measure(plan, hub, options, terminal, cache=cache, disk_budget=arguments.disk_budget)
-    terminal.close()
     if arguments.figure is not None:
+        terminal.stage("figure")
         from hubmerge.output.diff_figure import draw
 
         try:
             arguments.figure.write_bytes(draw(diff))
         except OSError as error:
             raise _unwritable(arguments.figure, error.strerror or str(error)) from None
+    terminal.close()
     sys.stdout.write(json.dumps(diff.to_json(), indent=1) + "\n" if arguments.json else in_words(diff, arguments.top))
     return 0
 

@@ -55,10 +55,10 @@ def read_inside(folder: Path, name: str, most: int) -> bytes:
 
 def link_outside(folder: str, name: str) -> SourceNotFoundError:
     return SourceNotFoundError(
-        "a link that leads out of the model's folder, and is not followed",
+        "a link that leads out of the folder",
         where=f"{name} in {folder}",
         expected="the file itself",
-        next_step="Put the file in the place of the link if it belongs to the model; remove the link if not.",
+        next_step="Such links are not followed: put the file in its place if it belongs to the model, else remove it.",
     )
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -52,26 +52,52 @@ _SHARD_NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,200}\.safetensors", re.ASCII)
 
 _READ_HERE = frozenset(("README.md", CONFIG, ADAPTER_CONFIG, INDEX))
 
+_TOLD_EVERY_S = 0.5
+
 ReadRange = Callable[[str, int, int], bytes]
 ReadFile = Callable[[str, int], bytes]  # path, most bytes
 
 
+class HeadersRead:
+    """How many shards' headers have been read, by all threads together."""
+
+    def __init__(self) -> None:
+        self.done = self.total = 0
+        self._lock = threading.Lock()
+
+    def add(self, *, done: int = 0, total: int = 0) -> None:
+        with self._lock:
+            self.done += done
+            self.total += total
+
+
 def open_models(
-    recipe: Recipe, hub: Hub, *, allow_local: bool, commits: Sequence[str | None] = ()
+    recipe: Recipe,
+    hub: Hub,
+    *,
+    allow_local: bool,
+    commits: Sequence[str | None] = (),
+    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Model, tuple[Model, ...]]:
     """The base and the agents, pinned; every problem of every model is raised together.
 
-    `commits`: of each, where it is taken instead of at the revision that the recipe names, or None.
+    `commits`: of each, where it is taken instead of at the revision that the recipe names, or None. `tell`: now and
+    then, how many shards' headers have been read of how many; it may raise to cancel.
     """
     names = (recipe.base, *(a.model for a in recipe.agents))
+    read = HeadersRead()
     errors: list[HubmergeError] = []
     models: list[Model] = []
     with closing(hub.breakable()) as asked, ThreadPoolExecutor(max_workers=8) as pool:
         try:
             for future in [
-                pool.submit(open_model, name, asked, allow_local=allow_local, commit=commit, folder=recipe.folder)
+                pool.submit(
+                    open_model, name, asked, allow_local=allow_local, commit=commit, folder=recipe.folder, read=read
+                )
                 for name, commit in zip(names, commits or [None] * len(names), strict=True)
             ]:
+                while not wait((future,), _TOLD_EVERY_S).done:
+                    tell(read.done, read.total)
                 try:
                     models.append(future.result())
                 except HubmergeError as error:
@@ -107,16 +133,22 @@ def _with_tokens(model: Model, hub: Hub) -> Model:
 
 
 def open_model(
-    name: ModelName, hub: Hub, *, allow_local: bool, commit: str | None = None, folder: Path | None = None
+    name: ModelName,
+    hub: Hub,
+    *,
+    allow_local: bool,
+    commit: str | None = None,
+    folder: Path | None = None,
+    read: HeadersRead | None = None,
 ) -> Model:
     """One model from its headers; raises SourceNotFoundError, GatedError, FormatError, HeaderError, IndexFileError.
 
-    A relative folder begins at `folder`, or where the process was started.
+    A relative folder begins at `folder`, or where the process was started. `read` counts what has been read.
     """
     if name.local:
         if not allow_local:
             raise SourceNotFoundError("local folders cannot be used here", where=name.id, next_step="Give a Hub id.")
-        return open_synthetic(name.id) if name.id.startswith(SYNTHETIC) else _open_folder(name.id, folder)
+        return open_synthetic(name.id) if name.id.startswith(SYNTHETIC) else _open_folder(name.id, folder, read)
     try:
         state = hub.repo_state(name.id, commit or name.revision)
     except SourceNotFoundError as error:
@@ -134,7 +166,7 @@ def open_model(
         return hub.read_file(state.id, state.sha, path, most)
 
     try:
-        tensors, config, adapter, headers = _read_headers(str(ref), state.files, read_range, read_file)
+        tensors, config, adapter, headers = _read_headers(str(ref), state.files, read_range, read_file, read)
     except _WithoutWeights as missing:
         config = _config_there(state.files, read_file)
         raise Weightless(str(ref), state.id, None, state.files, config, state.card).refusal(missing.expected) from None
@@ -152,7 +184,7 @@ def open_model(
     )
 
 
-def _open_folder(text: str, begin: Path | None = None) -> Model:
+def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Model:
     try:
         folder = (begin or Path()) / Path(text).expanduser()
         found = folder.is_dir()
@@ -179,7 +211,7 @@ def _open_folder(text: str, begin: Path | None = None) -> Model:
             if name in _READ_HERE or _SHARD_NAME.fullmatch(name):
                 raise link_outside(text, name)
         card = _card_data(read_range("README.md", 0, _MAX_CARD_BYTES)) if "README.md" in files else {}
-        tensors, config, adapter, headers = _read_headers(text, files, read_range, read_file)
+        tensors, config, adapter, headers = _read_headers(text, files, read_range, read_file, read)
         shards = tuple(dict.fromkeys(t.shard for t in tensors.values()))
         digest = folder_digest(folder, ADAPTER_CONFIG if adapter else CONFIG, shards)
     except _WithoutWeights as missing:
@@ -219,7 +251,11 @@ def _card_data(content: bytes) -> dict[str, Any]:
 
 
 def _read_headers(
-    where: str, files: Mapping[str, FileInfo], read_range: ReadRange, read_file: ReadFile
+    where: str,
+    files: Mapping[str, FileInfo],
+    read_range: ReadRange,
+    read_file: ReadFile,
+    read: HeadersRead | None,
 ) -> tuple[Mapping[str, StoredTensor], Mapping[str, Any], AdapterConfig | None, Mapping[str, HeaderDigest]]:
     """The tensors of all shards, config.json, the adapter's config instead where the tensors are one's, and what the
     headers were."""
@@ -244,7 +280,7 @@ def _read_headers(
     tensors: dict[str, StoredTensor] = {}
     digests: dict[str, HeaderDigest] = {}
     for shard, (header, digest) in zip(
-        shards, _all_headers(where, [files[s] for s in shards], read_range), strict=True
+        shards, _all_headers(where, [files[s] for s in shards], read_range, read or HeadersRead()), strict=True
     ):
         digests[shard] = digest
         for entry in header.tensors:
@@ -277,10 +313,13 @@ def _adapter_shards(where: str, files: Mapping[str, FileInfo]) -> tuple[str, ...
     return (ADAPTER,)
 
 
-def _all_headers(where: str, files: Sequence[FileInfo], read_range: ReadRange) -> list[tuple[Header, HeaderDigest]]:
+def _all_headers(
+    where: str, files: Sequence[FileInfo], read_range: ReadRange, counted: HeadersRead
+) -> list[tuple[Header, HeaderDigest]]:
     """The headers of all shards, fetched in parallel but parsed one by one, and no more than a model can have."""
     one_at_a_time = threading.Lock()
     found = 0
+    counted.add(total=len(files))
 
     def read(file: FileInfo) -> tuple[Header, HeaderDigest]:
         nonlocal found
@@ -291,6 +330,7 @@ def _all_headers(where: str, files: Sequence[FileInfo], read_range: ReadRange) -
         with one_at_a_time:
             header = parse_header(raw[8:], file.size, place)
             found += len(header.tensors)
+        counted.add(done=1)
         return header, HeaderDigest(len(raw), hashlib.sha256(raw).hexdigest())
 
     with ThreadPoolExecutor(max_workers=8) as pool:

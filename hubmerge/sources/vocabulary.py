@@ -60,9 +60,12 @@ class Grown:
     warnings: tuple[str, ...] = ()
 
 
-def with_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
-    """All models with the rows that agents add. One problem for each agent whose rows cannot be told, which then seems
-    to have the base's, so that nothing else is found wrong with them."""
+def with_added_rows(base: Model, agents: Sequence[Model], keeper: int | None = None) -> Grown:
+    """All models with the rows that agents add. `keeper`: of the models, the base being 0, the one whose tokenizer the
+    output has; rows that others add are left out then.
+
+    One problem for each agent whose rows cannot be told, which then seems to have the base's, so that nothing else is
+    found wrong with them."""
     tables = {n: t for n, t in base.tensors.items() if (is_embedding(n) or is_head(n)) and len(t.entry.shape) == 2}
     rows = {t.entry.shape[0] for t in tables.values()}
     if len(rows) != 1:
@@ -74,6 +77,8 @@ def with_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
     if wrong:
         seen = [_as_base(a, base, tables) if k in wrong else a for k, a in enumerate(same.agents)]
         return replace(same, agents=tuple(seen), problems=tuple(wrong.values()))
+    if keeper is not None:
+        return _with_rows_of_keeper(base, same.agents, growing, tables, base_rows, keeper)
     if not growing:
         return same
     if len(growing) == 1:
@@ -136,6 +141,48 @@ def _moved(base: Model, agent: Model) -> Problem | None:
         got=named(moved),
         next_step=f"Remove {agent.ref.id} or choose the base it was trained from.",
     )
+
+
+def _with_rows_of_keeper(
+    base: Model,
+    agents: Sequence[Model],
+    growing: Sequence[int],
+    tables: Mapping[str, StoredTensor],
+    base_rows: int,
+    keeper: int,
+) -> Grown:
+    others = [k for k in growing if k + 1 != keeper]
+    cut = [_cut(agent, base, tables, base_rows) if k in others else agent for k, agent in enumerate(agents)]
+    warnings = tuple(
+        f"{agents[k].ref.id}: the rows that it adds to the vocabulary are left out, since the recipe keeps another "
+        f"tokenizer ({'the base' if not keeper else agents[keeper - 1].ref.id}'s)"
+        for k in others
+    )
+    if not keeper:
+        return Grown(base, tuple(cut), None, (), warnings)
+    if keeper - 1 in growing:
+        grown = _with_rows_of_one(base, cut, keeper - 1, tables, base_rows)
+        return replace(grown, warnings=(*grown.warnings, *warnings))
+    owner = agents[keeper - 1]
+    if base.tokens is None or owner.tokens is None:
+        problem: Problem | None = incompatible(
+            "a tokenizer to keep of which nothing tells whether its tokens are the base's",
+            where=str(owner.ref),
+            expected=f"a {TOKENIZER} of both",
+            next_step="Keep the base's: tokenizer: base.",
+        )
+    else:
+        problem = _moved(base, owner)
+    if problem is not None:
+        return Grown(base, tuple(cut), problems=(problem,))
+    return Grown(base, tuple(cut), Vocabulary(keeper, base_rows, base_rows, ()), (), warnings)
+
+
+def _cut(agent: Model, base: Model, tables: Mapping[str, StoredTensor], base_rows: int) -> Model:
+    """An agent without the rows that it adds."""
+    cut = {n: first_rows(agent.tensors[n], base_rows) for n in tables if n in agent.tensors}
+    config = with_vocab_size(agent.config, base.config.get("vocab_size", base_rows))
+    return replace(agent, tensors=MappingProxyType({**agent.tensors, **cut}), config=config)
 
 
 def _with_rows_of_one(

@@ -20,7 +20,7 @@ from hubmerge.output.diff_words import (
 )
 from hubmerge.plan import Plan
 from hubmerge.ui.format import bytes_text, el, join, repo_link
-from hubmerge.ui.job_panels import badge, progress_panel
+from hubmerge.ui.job_panels import badge, progress_panel, stage_track
 from hubmerge.ui.panels import notice, problems_panel, section, table, warnings_panel
 from hubmerge.ui.service import JobView
 
@@ -49,7 +49,7 @@ def job_standing(job: JobView) -> Markup:
         return problems_panel(job.error or {}, "The comparison failed")
     if job.state == "cancelled":
         return notice("info", "It was cancelled", el("p", "Compare starts it again."))
-    return join(el("p", badge(job.state)), progress_panel(job), warnings_panel(job.warnings))
+    return join(el("p", badge(job.state)), stage_track(job), progress_panel(job), warnings_panel(job.warnings))
 
 
 def diff_panel(diff: Diff, figure: bytes) -> Markup:
@@ -65,7 +65,7 @@ def diff_panel(diff: Diff, figure: bytes) -> Markup:
         told,
         warnings_panel(diff.warnings),
         el("figure", picture, cls="hm-figure", tabindex="0"),
-        table(("Of the whole update", ""), facts(diff)),
+        el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in facts(diff)), cls="hm-pairs"),
         el("p", thresholds(diff), cls="hm-dim"),
         _section(module_table(diff)),
         layers,

@@ -39,6 +39,7 @@ STAGES = {
     "resolve": "Resolve",
     "plan": "Plan",
     "verify": "Verify",
+    "compile": "Compile",
     "download": "Download",
     "probe": "Measure",
     "merge": "Merge",
@@ -149,9 +150,10 @@ def _stages(view: JobView) -> Mapping[str, str]:
     if view.kind == "evaluate":
         return EVALUATION_STAGES
     if view.kind == "diff":
-        return {name: STAGES[name] for name in ("resolve", "download", "probe")}
+        first = ["compile"] if view.stage == "compile" else []
+        return {name: STAGES[name] for name in ("resolve", *first, "download", "probe")}
     current = _stage(view)
-    left_out = {"verify"} - {current}  # only where a resumed job is at it
+    left_out = {"verify", "compile"} - {current}  # only where a job is at it: resumed, or the first on a machine
     if not _probes(view.recipe):
         left_out |= {"probe"} - {current}
     return {name: title for name, title in STAGES.items() if name not in left_out}

@@ -219,9 +219,10 @@ def fillable(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
         beyond += [f"{key} of agent {k}" for key in own] if isinstance(own, Mapping) else []
     given = recipe.get("parameters")
     beyond += [key for key, value in given.items() if isinstance(value, list)] if isinstance(given, Mapping) else []
+    beyond += ["tokenizer"] * (recipe.get("tokenizer") is not None)
     if beyond:
         raise RecipeError(
-            "the form has one number for all tensors and agents",
+            "the form has no fields for all of it: it has one number for all tensors and agents, and no tokenizer",
             where="the recipe",
             got=", ".join(beyond)[:200],
             next_step="Merge this recipe through the API, or with `hubmerge run recipe.yaml --to owner/name`.",

@@ -137,6 +137,11 @@ CSS = """
 /* comparison */
 .hm-figure { overflow-x: auto; margin: .6rem 0 1.2rem; background: white; border-radius: var(--radius-md); }
 .hm-figure img { width: 100%; min-width: 620px; max-width: 900px; display: block; margin: 0 auto; }
+.hm-pairs { margin: 0 0 1rem; }
+.hm-pairs div { display: grid; grid-template-columns: minmax(10rem, 20rem) 1fr; gap: 0 1rem; padding: .4rem 0;
+  border-bottom: 1px solid var(--border-color-primary); }
+.hm-pairs dt { font-weight: 400; color: var(--body-text-color-subdued); }
+.hm-pairs dd { margin: 0; font-weight: 550; font-variant-numeric: tabular-nums; }
 details.hm-section { margin: 0 0 1rem; }
 details.hm-section > summary { cursor: pointer; font-weight: 650; padding: .3rem 0; }
 .block#diff, .block#diff-models { padding: var(--spacing-xl) !important; }
@@ -162,6 +167,7 @@ details.hm-section > summary { cursor: pointer; font-weight: 650; padding: .3rem
 @media (max-width: 640px) {
   .hm-brand { font-size: 0; }
   .hm-facts { grid-template-columns: 1fr 1fr; }
+  .hm-pairs div { grid-template-columns: 1fr; }
   .hm-table thead { display: none; }
   .hm-table tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--border-color-primary) !important; }
   .hm-table tbody th, .hm-table td { display: flex; justify-content: space-between; gap: 1rem; border: 0;

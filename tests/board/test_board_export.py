@@ -19,6 +19,7 @@ from hubmerge.evaluation.result import result_path
 from hubmerge.leaderboard import build_board
 from hubmerge.leaderboard_command import add_arguments, run_cli
 from hubmerge.settings import Settings
+from hubmerge.terminal import Terminal
 
 FORMULAS = ("=HYPERLINK(1)", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", "  =1", "＝1")
 
@@ -82,28 +83,31 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_command_prints_the_board_of_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_cli(arguments("--results", str(folder)), Settings()) == 0
+    assert run_cli(arguments("--results", str(folder)), Settings(), Terminal(as_json=False)) == 0
     text = capsys.readouterr().out
     assert "org/merge@eeeeeee" in text
     assert "61.0 ± " in text
-    assert run_cli(arguments("--results", str(folder), "--suite", "trio", "--csv"), Settings()) == 0
+    assert (
+        run_cli(arguments("--results", str(folder), "--suite", "trio", "--csv"), Settings(), Terminal(as_json=False))
+        == 0
+    )
     assert next(r["model"] for r in rows_of(capsys.readouterr().out)) == "org/merge"
-    assert run_cli(arguments("--results", str(folder), "--json"), Settings()) == 0
+    assert run_cli(arguments("--results", str(folder), "--json"), Settings(), Terminal(as_json=False)) == 0
     assert [s["suite"] for s in json.loads(capsys.readouterr().out)["suites"]] == ["other", "trio"]
 
 
 def test_the_command_says_which_suites_there_are(folder: Path) -> None:
     with pytest.raises(Exception, match="other, trio"):
-        run_cli(arguments("--results", str(folder), "--csv"), Settings())
+        run_cli(arguments("--results", str(folder), "--csv"), Settings(), Terminal(as_json=False))
     with pytest.raises(Exception, match="no such suite"):
-        run_cli(arguments("--results", str(folder), "--suite", "none"), Settings())
+        run_cli(arguments("--results", str(folder), "--suite", "none"), Settings(), Terminal(as_json=False))
 
 
 def test_what_a_terminal_would_obey_is_printed_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "results" / "bad\x1b[2J.json"
     path.parent.mkdir()
     path.write_text("{")
-    run_cli(arguments("--results", str(tmp_path)), Settings())
+    run_cli(arguments("--results", str(tmp_path)), Settings(), Terminal(as_json=False))
     assert "\x1b" not in capsys.readouterr().out
 
 

@@ -140,3 +140,17 @@ def test_the_schema_takes_what_a_recipe_writes(method: str) -> None:
         recipe = recipe_from_dict({**GOOD, **more, "method": method})
         jsonschema.validate({**GOOD, **more, "method": method}, recipe_schema())
         jsonschema.validate(recipe.to_dict(), recipe_schema())
+
+
+def test_the_schema_takes_numbers_that_differ_from_tensor_to_tensor() -> None:
+    rules = [{"filter": "mlp", "layers": [0, 8], "value": [0, 1]}, {"value": 0.5}]
+    for weight in (0.5, [0, 0.5, 1], rules):
+        agents = [{"model": "org/a", "weight": weight, "parameters": {"density": weight}}, "org/b"]
+        content = {**GOOD, "agents": agents, "method": "ties", "parameters": {"lambda": weight, "trim_scope": "tensor"}}
+        content |= {"tokenizer": "base"}
+        if weight != 0.5:
+            agents[0]["parameters"] = {"density": [1, 0.5]}  # type: ignore[index]
+        jsonschema.validate(recipe_from_dict(content).to_dict(), recipe_schema())
+    for weight in ([], [{"filter": "mlp"}], {"value": 1}, [{"value": 1, "more": 2}]):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({**GOOD, "agents": [{"model": "org/a", "weight": weight}, "org/b"]}, recipe_schema())

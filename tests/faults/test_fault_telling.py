@@ -66,7 +66,7 @@ def test_a_warning_stands_on_a_line_of_its_own_above_the_bar(
         terminal.warning("the device is given up")
         terminal.progress("merge", 5, 10, "elements")
     shown = lines_of(capsys.readouterr().err)
-    assert any(line.startswith("merge:") for line in shown)
+    assert any(line.startswith("merging:") for line in shown)
     assert "hubmerge: warning: the device is given up" in shown
 
 
@@ -115,7 +115,7 @@ def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(
     monkeypatch.chdir(tmp_path)
     assert main(command) == 1
     shown = lines_of(capsys.readouterr().err)
-    assert any(line.startswith("merge:") for line in shown)
+    assert any(line.startswith("merging:") for line in shown)
     assert "hubmerge: E_CORRUPT: damaged." in shown
 
 

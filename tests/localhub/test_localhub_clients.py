@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from huggingface_hub import HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.utils import get_session
 
 from hubmerge.localhub.process import LocalHubProcess
 
@@ -67,3 +69,208 @@ def test_this_repository_is_uploaded_to_a_space_by_the_hf_command(
     info = ada.space_info(space)
     assert info.card_data is not None
     assert info.card_data.title == "hubmerge"  # type: ignore[attr-defined]
+
+
+def in_python(hub: LocalHubProcess, folder: Path, script: str) -> str:
+    """What a script prints in a process of its own, since the libraries read their settings when they are imported."""
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.endpoint,
+        "HF_TOKEN": hub.tokens["ada"],
+        "HF_HOME": str(folder / "home"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_transformers_and_peft_push_and_load(
+    local_hub: LocalHubProcess, ada: HfApi, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    model, lora, sharded = (f"ada/{fresh()}" for _ in range(3))
+    script = f"""
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from tokenizers import Tokenizer, models
+from transformers import (
+    AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+)
+config = LlamaConfig(
+    hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
+)
+made = LlamaForCausalLM(config)
+made.push_to_hub({model!r})
+words = Tokenizer(models.WordLevel({{"a": 0, "[UNK]": 1}}, unk_token="[UNK]"))
+PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").push_to_hub({model!r})
+GenerationConfig(max_length=4).push_to_hub({model!r})
+made.push_to_hub({model!r}, create_pr=True, commit_message="again", tags=["x"])
+made.push_to_hub({sharded!r}, max_shard_size="4KB", private=True)
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+assert same(made, AutoModelForCausalLM.from_pretrained({model!r}))
+assert same(made, AutoModelForCausalLM.from_pretrained({sharded!r}))
+assert AutoTokenizer.from_pretrained({model!r})("a").input_ids == [0]
+adapted = get_peft_model(made, LoraConfig(target_modules=["q_proj"], r=2))
+adapted.push_to_hub({lora!r})
+again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({model!r}), {lora!r})
+assert same(adapted, again)
+print("all")
+"""
+    assert in_python(local_hub, tmp_path, script).strip().endswith("all")
+    assert ada.model_info(sharded).private
+    assert [found.is_pull_request for found in ada.get_repo_discussions(model)] == [True]
+    assert "adapter_config.json" in ada.list_repo_files(lora)
+    card = ada.hf_hub_download(model, "README.md", local_dir=tmp_path / "card")
+    assert "tags: []" in Path(card).read_text()  # what transformers writes
+
+
+def test_datasets_pushes_and_loads(
+    local_hub: LocalHubProcess, ada: HfApi, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    name = f"ada/{fresh()}"
+    script = f"""
+import datasets
+from datasets import Dataset, DatasetDict, get_dataset_config_names, get_dataset_split_names, load_dataset
+datasets.disable_progress_bars()
+made = Dataset.from_dict({{"q": ["a", "b"], "n": [1, 2]}})
+made.push_to_hub({name!r}, private=True)
+made.push_to_hub({name!r}, split="test")
+DatasetDict({{"train": made, "dev": made}}).push_to_hub({name!r}, "second")
+assert load_dataset({name!r}, "default", split="test")[1] == {{"q": "b", "n": 2}}
+assert next(iter(load_dataset({name!r}, "second", split="dev", streaming=True))) == {{"q": "a", "n": 1}}
+assert get_dataset_config_names({name!r}) == ["default", "second"]
+assert get_dataset_split_names({name!r}, "default") == ["train", "test"]
+"""
+    in_python(local_hub, tmp_path, script)
+    assert ada.dataset_info(name).private
+
+
+def test_a_card_s_metadata_is_updated(ada: HfApi, repo: str) -> None:
+    content = "---\nlanguage: no\ntags: []\nlicense: mit\n---\n"
+    ada.upload_file(path_or_fileobj=content.encode(), path_in_repo="README.md", repo_id=repo)
+    info = ada.model_info(repo)
+    assert info.card_data is not None
+    assert (info.card_data.language, info.card_data.tags) == ("no", [])
+    assert {"no", "license:mit"} <= {*(info.tags or ())}
+
+
+def test_the_hf_command_manages_repos(hf: Hf, ada: HfApi, fresh: Callable[[], str], tmp_path: Path) -> None:
+    one, two, three, data = (f"ada/{fresh()}" for _ in range(4))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("hello\n")
+    (tmp_path / "files" / "b.bin").write_bytes(b"\0binary")
+    assert "ada" in hf("auth", "whoami")
+    hf("repos", "create", one)
+    hf("upload", one, "files", ".")
+    hf("repos", "create", data, "--type", "dataset", "--private")
+    hf("upload", data, "files/b.bin", "data/b.bin", "--repo-type", "dataset")
+    hf("download", one, "--local-dir", "out")
+    assert (tmp_path / "out" / "b.bin").read_bytes() == b"\0binary"
+    hf("download", data, "data/b.bin", "--repo-type", "dataset", "--local-dir", "out")
+    listed = hf("repos", "ls")
+    assert one in listed
+    assert data in listed  # private ones, too
+    hf("repos", "tag", "create", one, "v1")
+    assert "v1" in hf("repos", "tag", "list", one)
+    hf("repos", "branch", "create", one, "dev")
+    hf("repos", "settings", one, "--gated", "auto")
+    assert ada.model_info(one).gated == "auto"
+    hf("repos", "duplicate", one, two)
+    hf("repos", "move", two, three)
+    hf("repos", "delete-files", one, "a.txt")
+    assert "a.txt" not in hf("models", "ls", one)
+    hf("repos", "delete", three, "-y")
+    assert three not in hf("models", "ls", "--author", "ada")
+    assert data in hf("datasets", "ls", "--author", "ada")
+
+
+def test_the_hf_command_shows_a_pull_request_s_difference_as_git_takes_it(
+    hf: Hf, ada: HfApi, repo: str, tmp_path: Path
+) -> None:
+    before = {"kept.txt": b"same\n", "changed.txt": b"".join(b"line %d\n" % n for n in range(40)), "gone.txt": b"bye"}
+    after = {
+        "kept.txt": before["kept.txt"],
+        "changed.txt": before["changed.txt"].replace(b"line 3\n", b"LINE 3\n").replace(b"line 39\n", b"end"),
+        "new.txt": "ein neuer, größer\n".encode(),
+        'odd "name".txt': b"x\n",
+        "empty.txt": b"",
+    }
+    ada.create_commit(repo, [CommitOperationAdd(name, text) for name, text in before.items()], commit_message="base")
+    changes = [CommitOperationAdd(name, text) for name, text in after.items() if before.get(name) != text]
+    ada.create_commit(repo, [*changes, CommitOperationDelete("gone.txt")], commit_message="proposed", create_pr=True)
+    ada.upload_file(path_or_fileobj=b"later\n", path_in_repo="unrelated.txt", repo_id=repo)  # on main, meanwhile
+    shown = hf("discussions", "diff", repo, "1")
+    assert "-line 3\n+LINE 3" in shown
+    assert "unrelated.txt" not in shown
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    for name, text in before.items():
+        (tree / name).write_bytes(text)
+    diff = ada.get_discussion_details(repo, 1).diff  # type: ignore[attr-defined]
+    applied = subprocess.run(["git", "apply", "-"], cwd=tree, input=diff, capture_output=True, text=True, check=False)
+    assert applied.returncode == 0, applied.stderr
+    assert {path.name: path.read_bytes() for path in tree.iterdir()} == after
+
+
+def test_a_difference_of_many_lines_is_found_at_once_and_large_files_show_their_pointers(ada: HfApi, repo: str) -> None:
+    lines = [b"%d\n" % (n * 7919 % 100_003) for n in range(30_000)]
+    ada.upload_file(path_or_fileobj=b"".join(lines), path_in_repo="long.txt", repo_id=repo)
+    operations = [CommitOperationAdd("long.txt", b"".join(sorted(lines))), CommitOperationAdd("m.bin", b"\0" * 100)]
+    ada.create_commit(repo, operations, commit_message="sorted", create_pr=True)
+    diff = ada.get_discussion_details(repo, 1).diff  # type: ignore[attr-defined]
+    assert "+version https://git-lfs" in diff
+    removed, added = (sorted(re.findall(rf"^\{sign}(\d+)$", diff, re.MULTILINE)) for sign in "-+")
+    assert removed == added  # the same lines in another order
+    assert len(removed) > 1000
+
+
+def test_who_may_not_read_a_gated_repo_s_files_reads_no_difference(ada: HfApi, bob: HfApi, repo: str) -> None:
+    ada.upload_file(path_or_fileobj=b"secret\n", path_in_repo="a.txt", repo_id=repo, create_pr=True)
+    ada.update_repo_settings(repo, gated="manual")
+    assert "secret" in ada.get_discussion_details(repo, 1).diff  # type: ignore[attr-defined]
+    assert not bob.get_discussion_details(repo, 1).diff  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("jobs", "ps"), "Jobs"),
+        (("buckets", "list"), "buckets"),
+        (("collections", "ls"), "collections"),
+        (("papers", "ls"), "papers"),
+        (("spaces", "hardware"), "hardware"),
+        (("spaces", "search", "x"), "semantic search"),
+    ],
+)
+def test_what_is_not_served_is_named(hf: Hf, arguments: tuple[str, ...], name: str) -> None:
+    told = hf(*arguments, fails=True)
+    assert "501" in told
+    assert re.search(rf"The local Hub does not serve .*{name}", told)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/api/models/ada/x/xet-write-token/main", "HF_HUB_DISABLE_XET=1"),
+        ("/api/models/ada/x/xet-read-token/main", "Xet"),
+        ("/ada/x.git/info/refs?service=git-receive-pack", "git over HTTP"),
+        ("/datasets/ada/x.git/info/refs", "git over HTTP"),
+        ("/api/spaces/ada/x/logs/run", "running Spaces"),
+        ("/api/organizations/zoo/overview", "account"),
+        ("/oauth/device", "sign-in"),
+    ],
+)
+def test_an_address_of_the_real_hub_that_is_not_served_says_so(
+    local_hub: LocalHubProcess, path: str, name: str
+) -> None:
+    answer = get_session().get(local_hub.endpoint + path)
+    assert (answer.status_code, name in answer.json()["error"]) == (501, True)
+    assert name in answer.headers["x-error-message"]
+    assert get_session().get(f"{local_hub.endpoint}/api/nothing-that-is-known").status_code == 404

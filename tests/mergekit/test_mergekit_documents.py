@@ -219,6 +219,21 @@ def test_an_adapter_on_the_base_is_an_agent():
     assert any(note.startswith("LoRA: org/lora@v2 is applied to org/base@v1") for note in recipe.notes)
 
 
+@pytest.mark.parametrize(
+    ("source", "kept"),
+    [
+        ("union", None),
+        ("base", "base"),
+        ("org/base@v1", "base"),
+        ("org/a", "org/a"),
+        ("model:org/b@main", "org/b@main"),
+    ],
+)
+def test_the_tokenizer_s_source_is_the_recipe_s(source: str, kept: str | None):
+    for text in (f"tokenizer_source: {source}\n", f"tokenizer: {{source: {source}}}\n"):
+        assert recipe_from_yaml(document("ram") + text).to_dict().get("tokenizer") == kept
+
+
 def test_a_tokenizer_of_all_tokens_is_what_hubmerge_makes_of_agents_that_add_some():
     for text in ("tokenizer_source: union\n", "tokenizer: {source: union}\n", "tokenizer: {}\n"):
         assert any(note.startswith("Tokenizer: ") for note in recipe_from_yaml(document("ram") + text).notes)
@@ -393,7 +408,8 @@ HEAD = f"merge_method: ties\n{BASE}parameters: {{weight: 1}}\n"
         (document("ram", more="dtype: int8\n"), "dtype", "unsupported dtype"),
         (document("ram", more="dtype: float64\n"), "dtype", "64 bits"),
         (document("ram", more="out_dtype: float64\n"), "out_dtype", "unsupported dtype"),
-        (document("ram") + "tokenizer_source: org/a\n", "tokenizer_source", "another tokenizer"),
+        (document("ram") + "tokenizer_source: org/c\n", "tokenizer_source", "a tokenizer of none of the models"),
+        (document("ram") + "tokenizer: {source: {kind: zero}}\n", "tokenizer → source", "a tokenizer of none"),
         (document("ram") + "tokenizer: {source: base, pad_to_multiple_of: 8}\n", "pad_to_multiple_of", "not supported"),
         (document("ram") + "parameters: [1]\n", "parameters", "a table"),
         (document("ram") + "parameters: {epsilon: small}\n", "parameters → epsilon", "a number"),

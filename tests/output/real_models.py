@@ -231,16 +231,18 @@ def _vits_tokenizer(folder: Path) -> None:
 
 def _tekken(folder: Path) -> None:
     """As Mistral publishes: tekken.json and no other tokenizer."""
-    text = {**_TEXT, "vocab_size": 300, "num_key_value_heads": 2, "intermediate_size": 24}
+    text = {**_TEXT, "vocab_size": 275, "num_key_value_heads": 2, "intermediate_size": 24}
     t.MistralForCausalLM(t.MistralConfig(**text)).save_pretrained(folder)
     pieces = [bytes([n]) for n in range(256)] + [b"ho", b"how", b" o", b" ol", b" old"]
     vocabulary = [{"rank": n, "token_bytes": b64encode(p).decode(), "token_str": None} for n, p in enumerate(pieces)]
-    special = [{"rank": n, "token_str": s, "is_control": True} for n, s in enumerate(("<unk>", "<s>", "</s>"))]
+    control = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]")
+    control += ("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "<pad>")
+    special = [{"rank": n, "token_str": s, "is_control": True} for n, s in enumerate(control)]
     config = {
         "pattern": r"\s?\w+|\S",
         "num_vocab_tokens": len(pieces),
-        "default_vocab_size": len(pieces) + 10,
-        "default_num_special_tokens": 10,
+        "default_vocab_size": len(pieces) + 14,
+        "default_num_special_tokens": 14,
         "version": "v3",
     }
     content = {"config": config, "vocab": vocabulary, "special_tokens": special}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import llama_shapes, random_base, sparse_agent, write_model
+from builders import llama_config, llama_shapes, random_base, sparse_agent, write_model
 from plan_helpers import model
 
 from hubmerge.assemble import folder_files
@@ -219,6 +219,12 @@ def test_what_stays_behind_is_named_with_the_reason(tmp_path: Path):
     )
 
 
+def test_a_model_that_code_of_its_repo_may_build_is_warned_of(tmp_path: Path):
+    config = {**llama_config(BASE), "auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}
+    [warning] = [w for w in plan_of(tmp_path, {}, config=config).warnings if "code of the repo may build" in w]
+    assert "the model_type 'llama'" in warning
+
+
 def test_many_files_that_stay_behind_are_counted(tmp_path: Path):
     [warning] = plan_of(tmp_path, {f"m{n}.py": b"" for n in range(9)}, {}).warnings
     assert warning.endswith("left out: m0.py, m1.py, m2.py, m3.py and 5 more (code)")
@@ -253,9 +259,9 @@ def test_a_tokenizer_that_only_the_repos_code_can_build_is_refused():
         return [str(p) for p in select_companions(base, (), ()).problems]
 
     [problem] = problems(of("tokenization_qwen.py", "qwen.tiktoken", "tokenizer_config.json"))
-    assert problem.startswith("E_INCOMPATIBLE: a tokenizer that only the repo's own code can build")
+    assert problem.startswith("E_INCOMPATIBLE: a tokenizer that needs the repo's own code")
     assert "tokenization_qwen.py" in problem
-    assert "Add a tokenizer.json to a copy of the base" in problem
+    assert "add a tokenizer.json to a copy of the base" in problem
     [problem] = problems(of("tokenizer_config.json", auto_map={"AutoTokenizer": ["org/x--tok.Tok", None]}))
     assert "auto_map of config.json" in problem
     assert problems(of("tokenization_x.py", "tokenizer.json")) == []
@@ -270,10 +276,10 @@ def sized(sizes: Mapping[str, int]) -> Model:
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({f"LICENSE-{n}.txt": 1_000_000 for n in range(800)}, "the license files are too large"),
+        ({f"LICENSE-{n}.txt": 1_000_000 for n in range(800)}, "license files that are too large together"),
         ({"tokenizer.json": 64 * 1024 * 1024 + 1}, "tokenizer.json is too large"),
         ({"special_tokens_map.json": 8 * 1024 * 1024 + 1}, "special_tokens_map.json is too large"),
-        ({f"{n}.model": 60_000_000 for n in range(5)}, "the files beside the weights are too large"),
+        ({f"{n}.model": 60_000_000 for n in range(5)}, "files beside the weights that are too large together"),
         ({f"additional_chat_templates/{n}.jinja": 1 for n in range(1001)}, "too many files"),
     ],
 )
@@ -288,7 +294,8 @@ def test_eight_hundred_licenses_of_an_agent_are_too_big_with_nothing_read(tmp_pa
     error = refused(tmp_path, {}, many)
     assert isinstance(error, MemoryLimitError)
     assert error.code == "E_TOO_BIG"
-    assert "the license files are too large" in str(error)
+    assert str(tmp_path / "a") in str(error)
+    assert "license files that are too large together" in str(error)
 
 
 def test_the_files_are_part_of_the_disk_budget_and_of_the_prediction(tmp_path: Path):
@@ -329,7 +336,7 @@ def test_a_link_out_of_the_folder_is_refused_and_its_content_is_nowhere(tmp_path
     recipe = recipe_from_dict({"base": str(base), "agents": [str(a) for a in agents], "method": "ram"})
     with pytest.raises(SourceNotFoundError) as caught:
         prepare(recipe, NOWHERE, license_choice="mit", allow_local=True)
-    assert "a link that leads out of the model's folder" in str(caught.value)
+    assert "a link that leads out of the folder" in str(caught.value)
     assert name in str(caught.value)
     assert "the secret" not in str(caught.value)
 
@@ -444,7 +451,7 @@ def test_a_module_that_is_only_there_as_a_pickle_is_refused_with_the_command_tha
 ):
     old = {n.replace("model.safetensors", "pytorch_model.bin"): c for n, c in DENSE.items()}
     error = refused(tmp_path, *((old, {}) if pickled == "base" else (DENSE, {}, old)))
-    assert "only there as a pickle" in str(error)
+    assert "a module whose weights are a pickle" in str(error)
     assert ".save_pretrained('FOLDER')" in str(error)
     both = {**DENSE, "2_Dense/pytorch_model.bin": b"x"}
     files, _ = files_of(plan_of(tmp_path / "both", both, both))
@@ -455,8 +462,8 @@ def test_a_module_that_is_only_there_as_a_pickle_is_refused_with_the_command_tha
 @pytest.mark.parametrize("foreign", ["custom_st.Transformer", "os.system", "sentence_transformers", "a--b.C"])
 def test_a_module_of_the_repos_own_code_is_refused(tmp_path: Path, foreign: str):
     error = refused(tmp_path, {"modules.json": modules(foreign)})
-    assert "modules that only the repo's own code can build" in str(error)
-    assert "Merge a copy of the base without modules.json" in str(error)
+    assert "modules that need the repo's own code" in str(error)
+    assert "merge a copy of the base without modules.json" in str(error)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]", b'{"a": 1}', b"[" * 100_000])

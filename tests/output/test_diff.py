@@ -516,6 +516,15 @@ def test_the_command_prints_json_tables_and_a_figure(tmp_path: Path, capsys: pyt
         assert image.size[0] == 1200
 
 
+def test_what_takes_long_is_told_as_it_happens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = [str(ZOO / "base"), str(ZOO / "math")]
+    assert main(["diff", *models, "--log-json", "--figure", str(tmp_path / "change.png")]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["stage"] for line in told if line["type"] == "stage"] == ["resolve", "probe", "figure"]
+    last = [line for line in told if line["type"] == "progress"][-1]
+    assert (last["done"], last["total"], last["unit"]) == (171776, 171776, "elements")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -3,6 +3,7 @@ what the model is for, and code on it that runs."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import wave
 from pathlib import Path
@@ -160,9 +161,9 @@ def test_the_feature_extractor_of_a_merge_does_what_the_bases_does(models: Any, 
 def test_sentence_transformers_keep_their_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
     sentence_transformers = pytest.importorskip("sentence_transformers", reason="not installed")
     encoder = write("encoder", tmp_path / "encoder")
-    modules = sentence_transformers.sentence_transformer.modules
-    parts = [sentence_transformers.models.Transformer(str(encoder))]
-    parts += [modules.Pooling(16, pooling_mode="cls"), modules.Dense(16, 4), modules.Normalize()]
+    modules = importlib.import_module("sentence_transformers.sentence_transformer.modules")
+    parts = [modules.Transformer(str(encoder)), modules.Pooling(16, pooling_mode="cls")]
+    parts += [modules.Dense(16, 4), modules.Normalize()]
     base = tmp_path / "base"
     sentence_transformers.SentenceTransformer(modules=parts, prompts={"query": "query: "}).save(str(base))
     result = merged(base, trained(base, tmp_path, 2), tmp_path / "merged")

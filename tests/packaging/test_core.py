@@ -12,6 +12,8 @@ import pytest
 from hubmerge import extras
 from hubmerge.errors import MissingExtraError
 from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.settings import load_settings
+from workflows.serve import serve
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "examples/recipes/ram_plus.yaml"
@@ -24,13 +26,15 @@ def _core(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-def test_the_core_inspects_probes_merges_and_publishes(tmp_path: Path, local_hub: LocalHubProcess) -> None:
+def test_the_core_inspects_probes_compares_merges_and_publishes(tmp_path: Path, local_hub: LocalHubProcess) -> None:
     out = str(tmp_path / "merged")
     hub = {"HF_ENDPOINT": local_hub.endpoint, "HF_TOKEN": local_hub.tokens["ada"]}
     for arguments in (
         ("methods",),
+        ("init", "examples/zoo/base", "examples/zoo/math", "examples/zoo/tool"),
         ("inspect", RECIPE),
         ("probe", RECIPE),
+        ("diff", "examples/zoo/base", "examples/zoo/math"),
         ("merge", RECIPE, "--out", out),
         ("publish", out, "ada/merged-by-the-core"),
     ):
@@ -79,3 +83,14 @@ def test_what_is_installed_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     extras.require("gpu", "this", "json")
     with pytest.raises(MissingExtraError, match=r"E_EXTRA: this needs .*hubmerge\[gpu\], got no nowhere_at_all"):
         extras.require("gpu", "this")
+
+
+def test_an_app_with_a_results_dataset_needs_what_evaluates_before_it_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(extras.MODULES, "eval", ("nowhere_at_all",))  # type: ignore[arg-type]
+    named = {"HUBMERGE_RESULTS": "ada/results", "HUBMERGE_DATA": str(tmp_path / "data")}
+    settings = load_settings({**named, "OAUTH_CLIENT_ID": "id", "OAUTH_CLIENT_SECRET": "secret"})
+    with pytest.raises(MissingExtraError, match=r"HUBMERGE_RESULTS needs .*hubmerge\[eval\]"):
+        serve(settings, host="127.0.0.1", port=1)
+    assert not (tmp_path / "data").exists()

@@ -76,14 +76,22 @@ def test_an_extras_modules_are_those_of_its_packages(extra: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("python", ["3.11", "3.12"])
-def test_what_a_space_installs_resolves(python: str) -> None:
-    gradio = _requirements("requirements.txt")["gradio"]
-    asked = "\n".join(("-r requirements.txt", f"gradio[mcp,oauth]{gradio.specifier}", *PLATFORM))
+@pytest.mark.parametrize(
+    ("python", "beside"),
+    [
+        ("3.12", ("gradio[mcp,oauth]=={gradio}", *PLATFORM)),  # a Gradio Space, which knows no constraints
+        ("3.12", ("-c constraints.txt",)),  # the Dockerfile
+        ("3.11", ("-c constraints.txt",)),  # the oldest Python, in its first release
+    ],
+    ids=["gradio-space", "image", "oldest"],
+)
+def test_what_a_space_installs_resolves(python: str, beside: tuple[str, ...]) -> None:
+    pinned = _requirements("requirements.txt")
+    asked = "\n".join(("-r requirements.txt", *beside)).format(gradio=_pin(pinned["gradio"]))
     resolved = uv(
         "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate", "--python-version", python, given=asked
     )
     found = {canonicalize_name((r := Requirement(line)).name): r for line in resolved.splitlines() if "==" in line}
-    for name, requirement in _requirements("requirements.txt").items():
+    for name, requirement in pinned.items():
         assert _pin(found[name]) == _pin(requirement)
     assert len(found) > 150

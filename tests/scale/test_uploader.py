@@ -42,7 +42,7 @@ class Takes:
 
     def close(self) -> None: ...
 
-    def preupload(self, repo: str, path: Path, name: str, *, sha256: str) -> str:
+    def preupload(self, repo: str, path: Path, name: str, *, sha256: str, sent: Any = None) -> str:
         self.gate.wait()
         path.read_bytes()
         return name

@@ -13,6 +13,7 @@ from hubmerge.errors import SensitivityError
 from hubmerge.sensitivity import CalibrationSpec, digest, load_pairs, read_sensitivity
 from hubmerge.sensitivity_command import add_arguments, run_cli
 from hubmerge.settings import load_settings
+from hubmerge.terminal import Terminal
 
 
 def run(*words: str, **options) -> int:
@@ -27,11 +28,13 @@ def test_the_command_writes_the_file_and_tells_what_it_is(tmp_path, capsys):
     out = tmp_path / "s.safetensors"
     seen: list[tuple[str, int, int, str]] = []
     words = (folder, "--data", data, "--prompt", "q", "--answer", "a", "--out", out, "--max-pairs", 3, "--seed", 2)
-    assert run(*words, progress=lambda *told: seen.append(told)) == 0
+    told = Terminal(as_json=False)
+    told.progress = lambda *news: seen.append(news)  # type: ignore[method-assign]
+    assert run(*words, terminal=told) == 0
     pairs = load_pairs(CalibrationSpec(data=str(data), prompt="q", answer="a", max_pairs=3, seed=2))
     said = read_sensitivity(out).metadata
     assert (said.pairs, said.data_digest) == (3, digest(pairs))
-    assert seen == [("sensitivity", n, 3, "pairs") for n in range(4)]
+    assert seen == [("load model", 0, 1, "models"), *(("sensitivity", n, 3, "pairs") for n in range(4))]
     assert capsys.readouterr().out == f"{out}: 21 tensors from 3 pairs, data {digest(pairs)[:16]}\n"
     before = out.stat().st_mtime_ns
     assert run(*words) == 0

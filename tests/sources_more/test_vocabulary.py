@@ -11,7 +11,7 @@ import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
 
 from hubmerge.assemble import folder_files
-from hubmerge.errors import FormatError, IncompatibleError
+from hubmerge.errors import FormatError, IncompatibleError, RecipeError
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
 from hubmerge.recipe import recipe_from_dict
@@ -215,3 +215,82 @@ def test_tokens_in_rows_that_the_base_has_are_said_to_be_merged(tmp_path: Path, 
 )
 def test_tokens_are_read_as_the_tokenizers_library_writes_them(content: Any, tokens: Any):
     assert tokens_of(content) == tokens
+
+
+# --- the tokenizer that the recipe names ---
+
+
+@pytest.fixture
+def growing(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A base, an agent with two more tokens and one with another."""
+    base = write_model(tmp_path / "base", BASE, files={"tokenizer.json": tokenizer(), "chat_template.jinja": b"base"})
+    first = agent(tmp_path / "first", 1, 2, {"<a>": 40, "<b>": 41})
+    return base, first, agent(tmp_path / "second", 2, 1, {"<c>": 40})
+
+
+def small_files(plan: Plan) -> dict[str, bytes]:
+    return folder_files(plan, lambda model, path: (Path(model.ref.id) / path).read_bytes())[0]
+
+
+def rows_of(plan: Plan) -> dict[str, int]:
+    return {t.name: t.shape[0] for t in plan.tensors() if t.name in (EMBED, HEAD)}
+
+
+def test_the_base_s_tokenizer_leaves_out_what_agents_add(growing: tuple[Path, Path, Path]) -> None:
+    plan = plan_of(*growing, tokenizer="base")
+    assert rows_of(plan) == {EMBED: 40, HEAD: 40}
+    assert plan.config["vocab_size"] == 40
+    assert plan.vocabulary is None
+    assert sum("are left out, since the recipe keeps another tokenizer" in w for w in plan.warnings) == 2
+    files = small_files(plan)
+    assert files["tokenizer.json"] == tokenizer()
+    assert files["chat_template.jinja"] == b"base"
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, growing[0].parent / "cache")) as reader:
+        [embedding] = [t for t in plan.tensors() if t.name == EMBED]
+        base, first, second = (
+            reader.raw(k, tensor, 0, embedding.elements) for k, tensor in enumerate(embedding.inputs)
+        )
+    assert not np.array_equal(first, base)  # its rows of the base's tokens are its own
+    assert not np.array_equal(second, base)
+
+
+def test_an_agent_s_tokenizer_brings_its_rows_alone(growing: tuple[Path, Path, Path]) -> None:
+    plan = plan_of(*growing, tokenizer=str(growing[1]))
+    assert rows_of(plan) == {EMBED: 42, HEAD: 42}
+    assert plan.vocabulary is not None
+    assert plan.vocabulary.added == ("<a>", "<b>")
+    assert plan.config["vocab_size"] == 42
+    assert small_files(plan)["tokenizer.json"] == tokenizer(added={"<a>": 40, "<b>": 41})
+
+
+def test_an_agent_s_tokenizer_of_the_same_tokens_is_kept(growing: tuple[Path, Path, Path]) -> None:
+    base, first, _ = growing
+    own = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w7"}).encode()
+    other = agent(base.parent / "other", 3, files={"tokenizer_config.json": own})
+    plan = plan_of(base, first, other, tokenizer=str(other))
+    assert rows_of(plan) == {EMBED: 40, HEAD: 40}
+    assert json.loads(small_files(plan)["tokenizer_config.json"])["eos_token"] == "w7"
+    assert small_files(plan)["chat_template.jinja"] == b"base"  # the template is the base's in any case
+
+
+def test_a_tokenizer_with_the_base_s_tokens_elsewhere_is_refused(growing: tuple[Path, Path, Path]) -> None:
+    base, first, _ = growing
+    moved = agent(base.parent / "moved", 3, files={"tokenizer.json": tokenizer(w3=4, w4=3)})
+    with pytest.raises(IncompatibleError, match="tokens of the base that have another id"):
+        plan_of(base, first, moved, tokenizer=str(moved))
+
+
+def test_the_tokenizer_is_part_of_the_identity_and_union_is_what_nothing_means(
+    growing: tuple[Path, Path, Path],
+) -> None:
+    plain = plan_of(*growing).identity
+    assert plan_of(*growing, tokenizer="union").identity == plain
+    named = {plan_of(*growing, tokenizer=name).identity for name in ("base", str(growing[1]), str(growing[2]))}
+    assert len(named | {plain}) == 4
+    pinned = plan_of(*growing, tokenizer=str(growing[2])).recipe
+    assert recipe_from_dict(pinned.to_dict()).tokenizer_of == 2
+
+
+def test_a_tokenizer_of_no_model_of_the_recipe_is_refused(growing: tuple[Path, Path, Path]) -> None:
+    with pytest.raises(RecipeError, match="no model of this recipe"):
+        plan_of(*growing, tokenizer="org/other")

@@ -20,6 +20,7 @@ from hubmerge.errors import RuleError
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
+    from hubmerge.terminal import Terminal
     from workflows.schedule_bot import Bot
     from workflows.watchers.rule import RuleHead
     from workflows.watchers.runner import Turn
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="decisions as JSON lines")
 
 
-def run_cli(arguments: Any, settings: Settings) -> int:
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Exit code 0, or 1 where a rule's turn was not possible."""
     # imported here, since every command builds this one's parser
     from workflows.schedule_bot import Bot, Intervals
@@ -55,10 +56,12 @@ def run_cli(arguments: Any, settings: Settings) -> int:
         intervals=Intervals(poll_s=every),
     )
     if arguments.once or arguments.dry_run:
+        terminal.stage("watch")
         try:
             turns = [bot.watchers.turn(rule, dry_run=arguments.dry_run) for rule in rules]
         finally:
             bot.close()
+            terminal.close()
         for turn in turns:
             _print(turn, as_json=arguments.json, dry_run=arguments.dry_run)
         return int(any(turn.error is not None for turn in turns))

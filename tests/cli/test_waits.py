@@ -1,0 +1,297 @@
+"""No wait is silent: while a stage takes long, every command says which it is, and what it knows of how far it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import write_parents
+
+from hubmerge import terminal
+from hubmerge.cli import main
+from hubmerge.errors import EvaluationError, SensitivityError
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.terminal import Terminal
+
+PATIENCE_S = 10.0  # of a test that hears nothing
+
+
+class Ear(io.StringIO):
+    """A stderr that lets another thread wait for what is written to it."""
+
+    def __init__(self, *, terminal: bool = False) -> None:
+        super().__init__()
+        self._terminal = terminal
+        self._written = threading.Condition()
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def write(self, text: str) -> int:
+        with self._written:
+            self._written.notify_all()
+            return super().write(text)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.getvalue().splitlines() if line.startswith("{")]
+
+    def wait_for(self, stage: str, unit: str | None = None) -> None:
+        """Until somebody says that `stage` is what is waited for; fails where nobody does."""
+        known, end = len(self.lines()), time.monotonic() + PATIENCE_S
+        with self._written:
+            while not any(
+                line.get("stage") == stage
+                and line["type"] in ("waiting", "progress")
+                and unit in (None, line.get("unit"))
+                for line in self.lines()[known:]
+            ):
+                assert self._written.wait(max(0.0, end - time.monotonic())), f"nothing was said of {stage}"
+
+
+class Streams:
+    """What the terminal writes to: pytest has its own stderr, anew in every phase of a test."""
+
+    def __init__(self, ear: Ear) -> None:
+        self.stderr = ear
+
+    @property
+    def stdout(self) -> Any:
+        return sys.stdout
+
+
+def listening(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Ear:
+    monkeypatch.setattr(terminal, "sys", Streams(ear))
+    return ear
+
+
+@pytest.fixture
+def ear(monkeypatch: pytest.MonkeyPatch) -> Ear:
+    monkeypatch.setattr(terminal, "SILENCE_S", 0.05)
+    return listening(Ear(), monkeypatch)
+
+
+@pytest.fixture
+def slowly(ear: Ear, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Make a function wait, at its first call, until the command says that it is in `stage`."""
+
+    def slow_down(where: str, stage: str, error: Exception | None = None, unit: str | None = None) -> None:
+        owner, name = where.rsplit(".", 1)
+        module = pytest.importorskip(owner) if owner.islower() else None
+        target = module
+        if target is None:
+            module_name, class_name = owner.rsplit(".", 1)
+            target = getattr(pytest.importorskip(module_name), class_name)
+        original = getattr(target, name)
+        waited = threading.Event()
+
+        def waiting(*arguments: Any, **named: Any) -> Any:
+            if not waited.is_set():
+                ear.wait_for(stage, unit)
+                waited.set()
+            if error is not None:
+                raise error
+            return original(*arguments, **named)
+
+        monkeypatch.setattr(target, name, waiting)
+        slow.append((where, waited))
+
+    slow: list[tuple[str, threading.Event]] = []
+    slow_down.__dict__["asked"] = lambda: [where for where, waited in slow if not waited.is_set()]
+    return slow_down
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    base, *agents = write_parents(tmp_path)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps({"base": str(base), "agents": [str(a) for a in agents], "method": "ram"}))
+    return path
+
+
+def never_waited(slowly: Any) -> list[str]:
+    found: list[str] = slowly.asked()
+    return found
+
+
+def test_inspect_says_that_it_reads_headers(recipe: Path, slowly: Callable[..., None]):
+    slowly("hubmerge.sources.open._read_header", "resolve")
+    assert main(["inspect", str(recipe), "--json", "--log-json"]) == 0
+    assert never_waited(slowly) == []
+
+
+def test_init_says_that_it_reads_headers(recipe: Path, slowly: Callable[..., None]):
+    slowly("hubmerge.sources.open._read_header", "resolve")
+    models = json.loads(recipe.read_text())
+    assert main(["init", models["base"], *models["agents"], "--log-json"]) == 0
+    assert never_waited(slowly) == []
+
+
+def test_inspect_says_how_many_headers_there_are(recipe: Path, slowly: Callable[..., None], ear: Ear):
+    slowly("hubmerge.sources.open.parse_header", "resolve", unit="headers")
+    assert main(["inspect", str(recipe), "--json", "--log-json"]) == 0
+    told = [line for line in ear.lines() if line.get("unit") == "headers"]
+    assert told
+    assert all(line["done"] <= line["total"] <= 3 for line in told)
+
+
+def test_merge_says_what_takes_long_in_every_stage(recipe: Path, slowly: Callable[..., None], monkeypatch: Any):
+    monkeypatch.setattr("hubmerge.compiled.entries.Entry.is_there", lambda entry: False)
+    slowly("hubmerge.sources.open._read_header", "resolve")
+    slowly("hubmerge.compiled.entries.Entry.load", "compile")
+    slowly("hubmerge.shard_work.read_chunk", "merge")
+    slowly("hubmerge.line.render_figures", "card")
+    assert main(["merge", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
+    assert never_waited(slowly) == []
+
+
+def test_compiling_says_how_many_parts_are_there(recipe: Path, ear: Ear, monkeypatch: Any):
+    monkeypatch.setattr("hubmerge.compiled.entries.Entry.is_there", lambda entry: False)
+    assert main(["merge", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
+    stages = [line["stage"] for line in ear.lines() if line["type"] == "stage"]
+    assert stages == ["resolve", "merge", "compile", "merge", "card"]
+    told = [(line["done"], line["total"]) for line in ear.lines() if line.get("unit") == "parts"]
+    assert (2, 2) in told
+
+
+@pytest.mark.parametrize("command", ["probe", "diff"])
+def test_counting_says_that_it_counts(command: str, recipe: Path, slowly: Callable[..., None]):
+    slowly("hubmerge.first_passes.read_chunk", "probe")
+    models = json.loads(recipe.read_text())
+    what = [str(recipe)] if command == "probe" else [models["base"], models["agents"][0]]
+    assert main([command, *what, "--json", "--log-json"]) == 0
+    assert never_waited(slowly) == []
+
+
+def test_publish_says_what_it_reads_sends_and_waits_for(
+    recipe: Path, slowly: Callable[..., None], hub: LocalHubProcess, ear: Ear
+):
+    out = recipe.parent / "out"
+    assert main(["merge", str(recipe), "--out", str(out), "--log-json"]) == 0
+    slowly("hubmerge.publish._verified", "publish")
+    slowly("hubmerge.hub.Hub.preupload", "verify")
+    slowly("hubmerge.hub.Hub.commit", "commit")
+    assert main(["publish", str(out), "ada/waited", "--log-json"]) == 0
+    assert never_waited(slowly) == []
+    size = (out / "model.safetensors").stat().st_size
+    progress = [line for line in ear.lines() if line["type"] == "progress"]
+    for stage in ("verify", "publish"):
+        assert [(line["done"], line["total"]) for line in progress if line["stage"] == stage][-1] == (size, size)
+
+
+def test_run_says_that_it_waits_for_an_upload(recipe: Path, slowly: Callable[..., None], hub: LocalHubProcess):
+    slowly("hubmerge.hub.Hub.preupload", "upload")
+    assert main(["run", str(recipe), "--to", "ada/run", "--log-json"]) == 0
+    assert never_waited(slowly) == []
+
+
+def test_sweep_says_that_it_reads_headers(recipe: Path, slowly: Callable[..., None]):
+    models = json.loads(recipe.read_text())
+    recipe.write_text(json.dumps({**{k: models[k] for k in ("base", "agents")}, "sweep": [{"method": "ram"}]}))
+    slowly("hubmerge.sources.open._read_header", "resolve")
+    slowly("hubmerge.shard_work.read_chunk", "merge")
+    assert main(["sweep", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
+    assert never_waited(slowly) == []
+
+
+def test_leaderboard_says_that_it_reads_results(tmp_path: Path, slowly: Callable[..., None]):
+    slowly("hubmerge.board.files.read_folder", "results")
+    assert main(["leaderboard", "--results", str(tmp_path), "--log-json"]) == 0
+    assert never_waited(slowly) == []
+
+
+def test_evaluate_says_what_it_waits_for(recipe: Path, slowly: Callable[..., None], hub: LocalHubProcess):
+    slowly("hubmerge.evaluation.suites.pin", "resolve", EvaluationError("enough"))
+    assert main(["evaluate", json.loads(recipe.read_text())["base"], "--suite", "zoo", "--log-json"]) == 1
+    assert never_waited(slowly) == []
+
+
+def test_sensitivity_says_what_it_waits_for(recipe: Path, slowly: Callable[..., None]):
+    slowly("hubmerge.sensitivity.load_pairs", "fetch data", SensitivityError("enough"))
+    arguments = ["--data", "x.jsonl", "--prompt", "p", "--answer", "a", "--out", str(recipe.parent / "s"), "--log-json"]
+    assert main(["sensitivity", json.loads(recipe.read_text())["base"], *arguments]) == 1
+    assert never_waited(slowly) == []
+
+
+@pytest.fixture
+def hub(local_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHubProcess:
+    monkeypatch.setenv("HF_ENDPOINT", local_hub.endpoint)
+    monkeypatch.setenv("HF_TOKEN", local_hub.tokens["ada"])
+    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+    return local_hub
+
+
+# --- the terminal itself, by a clock that the test turns ----------------------------------------------------------
+
+
+class Turned:
+    """A terminal whose clock and ticks are the test's: what it has said after each quarter of a second."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, as_json: bool, live: bool = False) -> None:
+        self.now = 0.0
+        self.ear = listening(Ear(terminal=live), monkeypatch)
+        self.terminal = Terminal(as_json, clock=lambda: self.now)
+
+    def spoke_at(self, seconds: float) -> Iterator[float]:
+        for _ in range(int(seconds * 4)):
+            before = self.ear.getvalue()
+            self.now += 0.25
+            self.terminal.tick()
+            if self.ear.getvalue() != before:
+                yield self.now
+
+
+def test_json_is_silent_for_a_second_at_most(monkeypatch: pytest.MonkeyPatch):
+    turned = Turned(monkeypatch, as_json=True)
+    assert list(turned.spoke_at(5)) == [], "nothing is being done"
+    turned.terminal.stage("compile")
+    assert list(turned.spoke_at(60)) == [5.0 + n for n in range(1, 61)]
+    turned.terminal.progress("compile", 1, 4, "parts")
+    list(turned.spoke_at(3))
+    assert turned.ear.lines()[-1] == {
+        "type": "waiting", "stage": "compile", "done": 1, "total": 4, "unit": "parts", "seconds": 63.0,
+    }  # fmt: skip
+
+
+def test_a_log_has_a_line_after_two_seconds_and_then_fewer_and_fewer(monkeypatch: pytest.MonkeyPatch):
+    turned = Turned(monkeypatch, as_json=False)
+    turned.terminal.stage("resolve")
+    assert list(turned.spoke_at(1.5)) == [], "what is quick is not told"
+    turned.terminal.progress("fetch", 2_500_000, 10_000_000, "B")
+    assert list(turned.spoke_at(100)) == [3.5, 5.5, 9.5, 17.5, 33.5, 63.5, 93.5]
+    first = turned.ear.getvalue().splitlines()[0]
+    assert first == "hubmerge: fetching, 2.50 MB of 10.0 MB, 2 s"
+    turned.terminal.close()
+    assert list(turned.spoke_at(100)) == []
+
+
+def test_on_a_terminal_the_clock_of_a_stage_moves_on(monkeypatch: pytest.MonkeyPatch):
+    turned = Turned(monkeypatch, as_json=False, live=True)
+    turned.terminal.stage("compile")
+    spoken = list(turned.spoke_at(4))
+    assert spoken[0] == 1.0
+    assert max(b - a for a, b in pairwise(spoken)) <= 1.0
+    assert "compiling for this machine (once): 00:0" in turned.ear.getvalue()
+    turned.terminal.progress("merge", 0, 100, "elements")
+    assert len(list(turned.spoke_at(4))) >= 4
+    assert "merging:   0%" in turned.ear.getvalue()
+    turned.terminal.close()
+
+
+def test_nothing_is_said_after_the_end(monkeypatch: pytest.MonkeyPatch):
+    ear = listening(Ear(), monkeypatch)
+    monkeypatch.setattr(terminal, "SILENCE_S", 0.01)
+    with Terminal(as_json=True) as told:
+        told.stage("merge")
+        ear.wait_for("merge")
+    length = len(ear.getvalue())
+    time.sleep(0.1)
+    assert len(ear.getvalue()) == length
+    assert not any(t.name == "hubmerge-terminal" for t in threading.enumerate())
