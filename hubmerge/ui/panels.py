@@ -16,9 +16,10 @@ from hubmerge.hub_errors import UNREADABLE
 from hubmerge.licenses import choose, strictest
 from hubmerge.methods import Method
 from hubmerge.methods.varying import worded, written
+from hubmerge.output.plan_words import Group, cost_of, fit_of
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
-from hubmerge.ui.format import bytes_text, count_text, duration_text, el, join, link, repo_link
+from hubmerge.ui.format import bytes_text, el, join, link, repo_link
 from hubmerge.ui.service import Visitor
 from hubmerge.ui.signin import GATED, PRIVATE, PRIVATE_SIGN_IN, SIGN_IN
 
@@ -107,24 +108,6 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
 def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> Markup:
     """What a merge will read, need and write; `license_choice`: what the user chose, if anything."""
     facts = plan.summary()
-    size = f"{count_text(facts['parameters'])} in {facts['tensors']} tensors"
-    rounding = f", {facts['rounding']} rounding"
-    grid = facts_grid(
-        (
-            ("Architecture", facts["architecture"]),
-            ("Parameters", size),
-            ("Output", f"{bytes_text(facts['output_bytes'])} in {_files(facts['shards'])}"),
-            ("Stored as", ", ".join(facts["dtype"]) + rounding),
-            ("To download", bytes_text(facts["download_bytes"])),
-            (
-                "Disk",
-                f"{bytes_text(facts['disk_least_bytes'])} at least, {bytes_text(facts['disk_most_bytes'])} at most",
-            ),
-            ("Memory at its peak", f"about {bytes_text(facts['predicted_memory_bytes'])}"),
-            ("Time to merge", f"about {duration_text(facts['predicted_seconds'])}, fetching aside"),
-            ("Passes over the weights", facts["passes"]),
-        )
-    )
     weights = (None, *(f"{w:g}" if isinstance(w, float) else worded(written(w)) for w in plan.recipe.weights))
     rows = [
         (
@@ -137,16 +120,17 @@ def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> 
     ]
     return join(
         notice("good", "These models fit", el("p", "Read from headers alone; no weight was downloaded.", cls="hm-dim")),
-        grid,
-        table(("Model", "Role", "Weights", "License"), rows),
+        section("Models", table(("Model", "Role", "Weights", "License"), rows)),
+        _group(fit_of(facts)),
+        _group(cost_of(facts, to_folder=False)),
         warnings_panel(plan.warnings),
         license_panel(plan.models, license_choice),
         access_panel(plan.models),
     )
 
 
-def _files(shards: int) -> str:
-    return "1 file" if shards == 1 else f"{shards} files"
+def _group(group: Group) -> Markup:
+    return section(group.title, facts_grid(group.rows))
 
 
 def warnings_panel(warnings: Iterable[str]) -> Markup | None:
