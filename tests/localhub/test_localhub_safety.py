@@ -218,6 +218,26 @@ def test_a_line_of_a_commit_is_bounded(ada: HfApi, repo: str) -> None:
     assert ada.model_info(repo).sha == head
 
 
+def test_the_number_of_things_in_a_request_is_bounded(ada: HfApi, repo: str) -> None:
+    def post(path: str, **body: Any) -> int:
+        return int(ask(ada, "POST", path, **body).status_code)
+
+    line = json.dumps({"key": "deletedFile", "value": {"path": "x"}}).encode() + b"\n"
+    assert post(f"/api/models/{repo}/commit/main", content=line * 100_001) == 413
+    assert post(f"/api/models/{repo}/paths-info/main", json={"paths": ["x"] * 10_001}) == 400
+    assert post(f"/api/models/{repo}/paths-info/main", data={"paths": ["x"] * 10_001}) == 400
+    objects = [{"oid": "0" * 64, "size": 1}] * 10_001
+    assert post(f"/{repo}.git/info/lfs/objects/batch", json={"operation": "upload", "objects": objects}) == 400
+
+
+def test_a_folder_of_an_earlier_version_with_a_card_that_is_no_json_is_listed(hub: Hub) -> None:
+    with hub.store.write() as db:
+        db.execute("UPDATE repos SET card = ?", ('{"score": NaN, "license": "mit"}',))
+    with TestClient(app_of(hub), base_url="http://127.0.0.1", raise_server_exceptions=False, headers=ADA) as client:
+        [listed] = client.get("/api/models?full=1&cardData=1").json()
+    assert listed["cardData"] == {"score": None, "license": "mit"}
+
+
 # names of branches
 
 
