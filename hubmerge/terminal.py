@@ -121,7 +121,7 @@ class Terminal:
                     self._told_at = now
                     self._line({"type": "progress", "stage": stage, "done": done, "total": total, "unit": unit})
                 return
-            if not sys.stderr.isatty():
+            if not sys.stderr.isatty() or not total:  # nobody knows how far it is, and `tick` shows the time
                 return
             if self._bar is not None and self._bar.total is None:
                 self._close_bar()  # of a wait for the first news

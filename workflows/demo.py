@@ -25,6 +25,7 @@ def demo(settings: Settings, *, host: str, port: int, watch: bool = False) -> in
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     data = settings.data_dir.resolve() / "demo"
+    logging.getLogger(__name__).info("starting the embedded Hub with the example agents, which takes some seconds")
     with LocalHubProcess(data / "hub", zoo=True) as hub:
         # the pages sign in through OAuth against the embedded Hub, as they do on a Space
         os.environ.update(

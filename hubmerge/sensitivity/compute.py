@@ -100,7 +100,7 @@ def compute_sensitivity(
         tokenized = tokenize(staging.load_tokenizer(staged, where), pairs, spec.max_tokens, context)
         _stage_weights(opened, hub, work, progress)
         floats = sum(t.entry.elements for t in opened.tensors.values() if t.entry.dtype in FLOAT_DTYPES)
-        progress("load model", 0, 1, "models")
+        progress("load model", 0, 0, "")
         network = staging.load_model(
             staged,
             where,
