@@ -13,14 +13,14 @@ http://localhost, which they treat as trustworthy. The cookie is signed with a k
 and not encrypted, so a client secret must be as hard to guess as a password wherever others can reach the port.
 
 Which scopes gradio asks for is what the Space declares, all at once. `AskedScopes` leaves out what a sign-in does not
-need: private models are asked for by a second sign-in, at `PRIVATE_SIGN_IN`, when somebody picks one.
+need: private models are asked for by a second sign-in (`sign_in_link`) when somebody picks one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from hubmerge.errors import InternalError, LoginError
 from hubmerge.ui.guard import App, Message, Receive, Scope, Send
@@ -30,8 +30,6 @@ GATED, PRIVATE = "gated-repos", "read-repos"
 SIGN_IN_SCOPES = ("openid", "profile", "contribute-repos", GATED, "read-memberships")
 SCOPES = (*SIGN_IN_SCOPES, PRIVATE)  # what the Space declares
 _LOGIN = "/login/huggingface"  # gradio's
-SIGN_IN = f"{_LOGIN}?_target_url=%2F"  # and back to the form, which the browser has kept
-PRIVATE_SIGN_IN = f"{SIGN_IN}&with={PRIVATE}"
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,12 @@ def use_oauth_client(client: OAuthClient) -> None:
             # a renamed constant would silently bring back the mocked sign-in
             raise InternalError("this gradio keeps its OAuth settings elsewhere", where="gradio.oauth", expected=name)
         setattr(gradio.oauth, name, value)
+
+
+def sign_in_link(back: str = "/", *, private: bool = False) -> str:
+    """Where a sign-in begins that comes back to the page `back`; `private`: one that covers private models."""
+    more = f"&with={PRIVATE}" if private else ""
+    return f"{_LOGIN}?_target_url={quote(back, safe='')}{more}"
 
 
 class AskedScopes:
