@@ -27,7 +27,7 @@ from hubmerge.output.config import told, without_code
 from hubmerge.sources.base import FileInfo, Model
 from hubmerge.sources.folder import link_outside, read_inside
 from hubmerge.sources.tokens import TOKENIZER
-from hubmerge.wording import incompatible, named, shown
+from hubmerge.wording import incompatible, named
 
 if TYPE_CHECKING:
     from hubmerge.hub import Hub
@@ -165,7 +165,6 @@ def select_companions(
     ]
     for agent in agents:
         warnings += _differences(base, agent, models[donor], modules, taken_up=united and agent.tokens is not None)
-    warnings += _code_of_the_model(base)
     left_out = _left_out(base, {f.source for f in (*files, *licenses) if f.model == 0})
     return Companions((*files, *licenses), left_out, tuple(problems), (*warnings, *([left_out] if left_out else [])))
 
@@ -429,15 +428,6 @@ def _differences(base: Model, agent: Model, keeper: Model, modules: bool, *, tak
 
 def _may_be_equal(a: FileInfo, b: FileInfo) -> bool:
     return a.size == b.size and (a.sha256 is None or b.sha256 is None or a.sha256 == b.sha256)
-
-
-def _code_of_the_model(base: Model) -> Iterator[str]:
-    auto = base.config.get("auto_map")
-    if isinstance(auto, dict) and any(str(key).startswith("AutoModel") for key in auto):
-        yield (
-            f"{base.ref.id}: code of the repo may build this model (auto_map in config.json); a merge carries none, "
-            f"and loads where transformers itself knows the model_type {shown(base.config.get('model_type'))}"
-        )
 
 
 def _left_out(base: Model, taken: set[str]) -> str:
