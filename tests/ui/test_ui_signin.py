@@ -95,9 +95,8 @@ def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
 
         least = "openid profile contribute-repos gated-repos read-memberships"
         assert asked("/login/huggingface?_target_url=/jobs")["scope"] == [least]
-        assert asked(f"{sign_in_link()}&with=manage-repos")["scope"] == [
-            least
-        ]  # nobody's link asks for what no step needs
+        # nobody's link asks for what no step needs
+        assert asked(f"{sign_in_link()}&with=manage-repos")["scope"] == [least]
         more = asked(sign_in_link("/diff?base=a/b&agent=c/d", private=True))
         assert more["scope"] == [f"{least} read-repos"]
         assert more["redirect_uri"] == [
