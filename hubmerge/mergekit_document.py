@@ -78,7 +78,7 @@ class Reading(TopLevel):
         if base_name is None and self.document.get("base_model") is None:
             if self.document["merge_method"] == "linear":
                 return self._first_as_base(list(inputs.values()))
-            if self.document["merge_method"] in SHARED:  # of others nobody here knows whether they have one
+            if str(self.document["merge_method"]) in SHARED:  # of others nobody here knows whether they have one
                 self.refuse(
                     "no base, from which updates are counted",
                     "base_model",
