@@ -58,6 +58,7 @@ bench: setup
 docs: setup
 	$(BIN)/python -m hubmerge.methods_page > docs/methods.md
 	$(BIN)/python -m hubmerge.recipe_schema > docs/recipe.schema.json
+	HUBMERGE_WRITE_MISTAKES=1 $(BIN)/python -m pytest -q tests/cli/test_cli_mistakes.py
 
 clean:
 	rm -rf data out benchmarks/out .cache .pytest_cache .mypy_cache .ruff_cache

@@ -91,7 +91,7 @@ import json, sys, importlib.metadata, yaml
 from mergekit.config import MergeConfiguration
 from mergekit.merge import run_merge
 from mergekit.options import MergeOptions
-options = MergeOptions(quiet=True, write_model_card=False, num_threads=1)
+options = MergeOptions(quiet=True, write_model_card=False, num_threads=1, lora_merge_cache=sys.argv[2])
 for document, out in json.loads(sys.argv[1]):
     with open(document) as file:
         run_merge(MergeConfiguration.model_validate(yaml.safe_load(file)), out, options)
@@ -188,7 +188,7 @@ def run_mergekit(documents: Sequence[tuple[str, Path]], work: Path, python: Path
         path.write_text(document)
         jobs.append([str(path), str(out)])
     done = subprocess.run(
-        [str(python), "-c", _DRIVER, json.dumps(jobs)],
+        [str(python), "-c", _DRIVER, json.dumps(jobs), str(work / "adapted")],
         capture_output=True,
         text=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(work / "home")},

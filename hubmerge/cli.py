@@ -14,21 +14,24 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from hubmerge import __version__, extras
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from hubmerge.flags import add_visibility, gigabytes, port, positive
 from hubmerge.settings import Settings, load_settings
 from hubmerge.terminal import Terminal
+from hubmerge.wording import did_you_mean
 
 _END_AFTER_S = 10.0  # after Ctrl-C or SIGTERM
 _TERMINATED = 128 + signal.SIGTERM  # as a shell has it
 _LICENSE = "license of the result, where the parents leave it open; publishing needs one"
+_JSON = "the result as one JSON object on standard output (docs/command_line.md), an error as one on stderr"
 _NO_THREAD = "can't start new thread"  # what Python says, in a RuntimeError
 _REPEATED = "; the same command goes on"
 
@@ -119,8 +122,32 @@ def _end_soon_when(numbers: Sequence[signal.Signals], arguments: Any) -> None:
         signal.signal(number, interrupt)
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse's, which guesses what a misspelled command or option was to be."""
+
+    _typed: Sequence[str] = ()
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            getattr(known, "parser", self).error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._typed = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        commands = [name for a in self._actions if isinstance(a, argparse._SubParsersAction) for name in a.choices]
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        unknown = [text.partition("=")[0] for text in self._typed if text.startswith("--")]
+        typed = [text for text in unknown if text not in options] + (list(self._typed[:1]) if commands else [])
+        guesses = [did_you_mean(text, options if text.startswith("--") else commands) for text in typed]
+        super().error(". ".join([message, *filter(None, guesses)][:2]))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="hubmerge", description="Merge RL-trained agents.")
+    parser = _Parser(prog="hubmerge", description="Merge RL-trained agents.")
     parser.add_argument("--version", action="version", version=f"hubmerge {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
@@ -128,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         name: str, run: Callable[[Any, Settings], int], help: str, again: str | None = None
     ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=help, description=help)
-        command.set_defaults(command=run, again=again)
+        command.set_defaults(command=run, again=again, parser=command)
         command.add_argument("--log-json", action="store_true", help="progress and errors as JSON lines on stderr")
         return command
 
@@ -159,6 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     output.add_argument("--null-sink", action="store_true", help=words)
     merge.add_argument("--resume", action="store_true", help="go on in an unfinished folder, as is done without it")
     merge.add_argument("--license", help=_LICENSE)
+    merge.add_argument("--json", action="store_true", help=_JSON)
     _add_stream_options(merge)
 
     publish = add("publish", _publish, "publish a finished folder to a repo on the Hub, in one commit", _REPEATED)
@@ -166,11 +194,13 @@ def _parser() -> argparse.ArgumentParser:
     publish.add_argument("repo")
     add_visibility(publish)
     publish.add_argument("--license", help="of a merge whose parents leave it open, and whose card names none yet")
+    publish.add_argument("--json", action="store_true", help=_JSON)
 
     run = add("run", _run, "the whole line: check, merge, publish; run again to go on after a kill", _REPEATED)
     from hubmerge import run_command
 
     run_command.add_arguments(run)
+    run.add_argument("--json", action="store_true", help=_JSON)
     _add_stream_options(run)
 
     sweep = add("sweep", _sweep, "several methods or a grid of parameters in one go, inputs read once", _REPEATED)
@@ -180,6 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument("--to", metavar="REPO", help="publish every variant as REPO-<variant>")
     add_visibility(sweep)
     sweep.add_argument("--license", help=_LICENSE)
+    sweep.add_argument("--json", action="store_true", help=_JSON)
     _add_stream_options(sweep)
 
     from hubmerge.sensitivity_command import add_arguments
@@ -245,6 +276,14 @@ def _stream_options(arguments: Any) -> Any:
     return replace(options, device_memory_bytes=arguments.device_memory or options.device_memory_bytes)
 
 
+@contextmanager
+def _telling(arguments: Any) -> Iterator[Terminal]:
+    """The terminal of a command whose result is one object with --json; where it fails, standard output stays empty."""
+    with Terminal(arguments.log_json, one_object=arguments.json) as terminal:
+        yield terminal
+        terminal.print_result()
+
+
 def _hub(settings: Settings) -> Any:
     from hubmerge.hub_user import hub_of_user
 
@@ -284,14 +323,14 @@ def _merge(arguments: Any, settings: Settings) -> int:
 
     if arguments.null_sink:
         arguments.again = ""  # the same command begins anew
-    with Terminal(arguments.log_json) as terminal:
+    with _telling(arguments) as terminal:
         return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
 
 
 def _sweep(arguments: Any, settings: Settings) -> int:
     from hubmerge.sweep_command import run_cli
 
-    with Terminal(arguments.log_json) as terminal:
+    with _telling(arguments) as terminal:
         return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
 
 
@@ -306,17 +345,17 @@ def _publish(arguments: Any, settings: Settings) -> int:
     from hubmerge.finished import publish_folder
     from hubmerge.publish import Target
 
-    with Terminal(arguments.log_json) as terminal:
+    with _telling(arguments) as terminal:
         target = Target(arguments.repo, arguments.private, arguments.public)
         published = publish_folder(target, arguments.folder, _hub(settings), terminal, license_choice=arguments.license)
-    print(f"{published.url} at {published.commit}")
+        terminal.say(f"{published.url} at {published.commit}\n", **asdict(published))
     return 0
 
 
 def _run(arguments: Any, settings: Settings) -> int:
     from hubmerge.run_command import run_cli
 
-    with Terminal(arguments.log_json) as terminal:
+    with _telling(arguments) as terminal:
         return run_cli(arguments, settings, terminal, _stream_options(arguments))
 
 

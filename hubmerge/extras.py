@@ -7,7 +7,7 @@ the app. pyproject.toml has their packages; here are the modules that show wheth
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from hubmerge.errors import MissingExtraError
@@ -33,9 +33,12 @@ def require(extra: Extra, what: str, *modules: str) -> None:
 
     `modules`: those of the extra that it needs; default: all.
     """
-    missing = [name for name in modules or MODULES[extra] if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := _missing(modules or MODULES[extra]):
         raise _error(extra, what, missing)
+
+
+def is_installed(extra: Extra) -> bool:
+    return not _missing(MODULES[extra])
 
 
 def explained(error: ModuleNotFoundError) -> MissingExtraError | None:
@@ -45,6 +48,10 @@ def explained(error: ModuleNotFoundError) -> MissingExtraError | None:
         if name in modules:
             return _error(extra, "this", [name])
     return None
+
+
+def _missing(modules: Sequence[str]) -> list[str]:
+    return [name for name in modules if importlib.util.find_spec(name) is None]
 
 
 def _error(extra: Extra, what: str, missing: list[str]) -> MissingExtraError:

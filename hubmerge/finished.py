@@ -108,7 +108,7 @@ class _Telling(Telling):
         self._tell("publish", before + done, total)
 
     def committing(self) -> None:
-        self._observer.progress("commit", 0, 1, "commits")
+        self._observer.progress("commit", 0, 0, "")
 
     def _tell(self, stage: str, done: int, total: int) -> None:
         if (now := time.monotonic()) >= self._next_s:

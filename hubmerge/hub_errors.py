@@ -158,10 +158,10 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
                 got=_reason(error),
                 next_step="Its owner removed or rewrote it; pin another one.",
             ) from None
-        what = UNREADABLE if isinstance(error, errors.RepositoryNotFoundError) else "no such revision or file"
-        raise SourceNotFoundError(
-            what, where=where, next_step="Check its name, and sign in if it is private."
-        ) from None
+        what, step = "no such revision or file", "Look at the repo's branches, tags and files."
+        if isinstance(error, errors.RepositoryNotFoundError):
+            what, step = UNREADABLE, "Check its name, and sign in if it is private."
+        raise SourceNotFoundError(what, where=where, next_step=step) from None
     except errors.OfflineModeIsEnabled:
         raise HubUnavailableError(
             "HF_HUB_OFFLINE forbids the network", where=where, next_step="Unset it, or name what lies on this machine."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,8 +11,8 @@ from typing import Any
 
 from hubmerge.hub import Hub
 from hubmerge.licenses import strictest
-from hubmerge.markdown import size
 from hubmerge.methods.varying import varies, worded, written
+from hubmerge.output.plan_words import Group, cost_of, fit_of, in_words, models_of
 from hubmerge.plan import Plan
 from hubmerge.prepare import prepare, prepare_variants
 from hubmerge.progress import resolving
@@ -39,17 +40,14 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     if arguments.json:
         sys.stdout.write(json.dumps(summary, indent=2) + "\n")
         return 0
-    warnings, _ = summary.pop("warnings"), summary.pop("varying", None)
-    width = max(map(len, summary))
-    for key, value in summary.items():
-        shown = size(value) if key.endswith("_bytes") else value
-        text = ", ".join(map(str, shown)) if isinstance(shown, list) else shown
-        sys.stdout.write(f"{key.replace('_', ' '):>{width}}  {text}\n")
-    for name, setting in plan.recipe.given.settings() if sweep is None else ():
-        if varies(setting):
-            sys.stdout.write(f"   varies: {name}: {worded(written(setting))}\n")
-    for warning in warnings:
-        sys.stdout.write(f"  warning: {warning}\n")
+    weights = [f"{w:g}" if isinstance(w, float) else worded(written(w)) for w in plan.recipe.weights]
+    groups = [models_of(plan.models, weights), fit_of(summary)]
+    settings = plan.recipe.given.settings() if sweep is None else ()
+    if varying := [(name, worded(written(setting))) for name, setting in settings if varies(setting)]:
+        groups.append(Group("Varying by layer or tensor", tuple(varying)))
+    groups.append(cost_of(summary))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    sys.stdout.write(in_words(groups, summary["warnings"], width))
     return 0
 
 

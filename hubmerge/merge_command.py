@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from hubmerge.pins import NEWEST_ELSEWHERE, going_on, pins_in
 from hubmerge.prepare import prepare
 from hubmerge.progress import resolving
 from hubmerge.recipe_file import load_recipe
+from hubmerge.report import Report
 from hubmerge.settings import Settings
 from hubmerge.sink import MANIFEST, WORK
 from hubmerge.stream import StreamOptions
@@ -78,8 +79,24 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
     if not finished:
         terminal.usage(report.environment)
     what = f"{report.method['title']} of {len(report.outcomes)} agents, {report.identity[:16]}"
-    sys.stdout.write(f"{folder}: {what}{', finished before' if finished else ''}\n")
+    terminal.say(
+        f"{folder}: {what}{', finished before' if finished else ''}\n",
+        **merged_facts(folder, report),
+        finished_before=finished,
+    )
     return 0
+
+
+def merged_facts(folder: Path, report: Report) -> dict[str, Any]:
+    """What a program wants of a merge in a folder; hubmerge.json there has the rest."""
+    return {
+        "folder": str(folder),
+        "identity": report.identity,
+        "method": report.method["name"],
+        "files": [asdict(file) for file in report.files],
+        "license": dict(report.license),
+        "warnings": list(report.warnings),
+    }
 
 
 def _into_nothing(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, options: StreamOptions) -> int:

@@ -8,12 +8,16 @@ folder of the server.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from pydantic import ValidationError
+
 from hubmerge.errors import RecipeError
-from hubmerge.recipe import MAX_RECIPE_BYTES, ModelName, Recipe, recipe_from_yaml
+from hubmerge.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_yaml
+from hubmerge.sources.model_name import ModelName
 
 _STANDARD_INPUT = Path("-")
 
@@ -86,3 +90,23 @@ def preferring_folders(name: ModelName, folder: Path) -> tuple[ModelName, str]:
         return name, ""
     note = f"{name.id} is taken for the folder {folder / name.id}; write {name.id}@main for the model on the Hub"
     return ModelName(id=f"./{name.id}", local=True), note
+
+
+def model_here(text: str, warn: Callable[[str], None]) -> ModelName:
+    """A model that a command names as its argument: a folder begins in the working folder. RecipeError for none."""
+    try:
+        name = ModelName.parse(text)
+    except ValueError as error:  # pydantic's, or parse's own
+        issues = error.errors(include_url=False) if isinstance(error, ValidationError) else []
+        why = str(issues[0]["msg"]).removeprefix("Value error, ") if issues else str(error)
+        raise RecipeError(
+            why,
+            where="the command",
+            expected="org/name, org/name@revision or ./folder",
+            got=ascii(text)[:120],
+            next_step="Name one model.",
+        ) from None
+    found, note = preferring_folders(name, Path())
+    if note:
+        warn(note)
+    return found

@@ -19,7 +19,6 @@ import argparse
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
@@ -53,6 +52,7 @@ class Terminal(Protocol):
     def statistics(self, values: Mapping[str, Any]) -> None: ...
     def warning(self, message: str) -> None: ...
     def usage(self, environment: Mapping[str, Any]) -> None: ...
+    def say(self, text: str, **values: Any) -> None: ...
     def close(self) -> None: ...
 
 
@@ -140,7 +140,7 @@ class _Line:
         published = self._publish(recipe, repo, extra or {}, unfinished, pins)
         if published is None:
             return 0
-        sys.stdout.write(f"{published.url} at {published.commit}\n")
+        self._terminal.say(f"{published.url} at {published.commit}\n", published=[asdict(published)])
         code = 0 if self._arguments.evaluate is None else self._evaluate(published)
         if code == 0:
             unfinished.end()
@@ -243,9 +243,9 @@ class _Line:
         from hubmerge.evaluation.command import table
         from hubmerge.evaluation.facts import model_facts
         from hubmerge.evaluation.suites import pin
-        from hubmerge.recipe import ModelName
         from hubmerge.results_dataset import ResultsDataset, details_of
         from hubmerge.sources.base import is_hub_id
+        from hubmerge.sources.model_name import ModelName
         from hubmerge.sources.open import open_model
 
         self._terminal.stage("resolve")
@@ -259,7 +259,7 @@ class _Line:
             known = dataset.find(name.id, name.revision or "", *_key(suite)) if dataset else None
             result = known if known is not None and known.status == "done" else self._measure(name, suite)
             results.append(result)
-            sys.stdout.write(table(result))
+            self._terminal.say(table(result), evaluations=[json.loads(result.to_json())])
             if dataset is not None and result is not known:
                 details = details_of(result, self._workdir(name, suite))
                 dataset.publish([result], details, private=self._arguments.private)
@@ -273,7 +273,7 @@ class _Line:
         from hubmerge.pick import pick, pick_table
         from hubmerge.pins import RunPins
         from hubmerge.prepare import prepare_variants
-        from hubmerge.recipe import ModelName
+        from hubmerge.sources.model_name import ModelName
         from hubmerge.sweep import sweep_table
 
         self._terminal.stage("resolve")
@@ -319,7 +319,7 @@ class _Line:
         found = pick(results, samples)
         text = pick_table(found) + "\n" + sweep_table(dict(zip(folders, reports, strict=True)))
         (work / "pick.md").write_text(text, encoding="utf-8")
-        sys.stdout.write(text)
+        self._terminal.say(text, pick=_as_data(found))
         return found, work, unfinished
 
     def _measure(self, name: Any, suite: Any) -> EvaluationResult:
@@ -375,8 +375,11 @@ def _scores(workdir: Path) -> dict[str, list[float]]:
 
 def _told(found: Pick, folder: Path) -> dict[str, bytes]:
     """What is published of the choice: the table, and the same as data."""
-    data = {**asdict(found), "scores": [{**asdict(s), "tied": s.tied} for s in found.scores]}
     return {
         "pick.md": (folder / "pick.md").read_bytes(),
-        "pick.json": (json.dumps(data, indent=1) + "\n").encode(),
+        "pick.json": (json.dumps(_as_data(found), indent=1) + "\n").encode(),
     }
+
+
+def _as_data(found: Pick) -> dict[str, Any]:
+    return {**asdict(found), "scores": [{**asdict(s), "tied": s.tied} for s in found.scores]}

@@ -6,6 +6,7 @@ Apart from the package, so that building the command line's parser imports nothi
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,12 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the gradients")
     parser.add_argument("--max-memory", type=float, metavar="GB", help="of weights on the device; more is offloaded")
     parser.add_argument("--checkpoint-every", type=int, default=16, metavar="PAIRS")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON object")
     parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
 
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None) -> int:
     """Run the command; errors are raised for the caller to print."""
     from hubmerge.hub_user import hub_of_user
+    from hubmerge.recipe_file import model_here
     from hubmerge.sensitivity import compute_sensitivity, load_pairs
 
     spec = _spec(arguments)
@@ -50,7 +53,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None
         terminal.stage("fetch data")
     pairs = load_pairs(spec, endpoint=hub.endpoint, token=hub.token)
     file = compute_sensitivity(
-        arguments.model,
+        str(model_here(arguments.model, terminal.warning if terminal is not None else lambda message: None)),
         pairs,
         arguments.out,
         spec=spec,
@@ -64,9 +67,17 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None
     )
     if terminal is not None:
         terminal.close()
+    told = {
+        "file": str(file.path),
+        "tensors": len(file.tensors),
+        "pairs": file.metadata.pairs,
+        "data_digest": file.metadata.data_digest,
+    }
+    if arguments.json:
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        return 0
     sys.stdout.write(
-        f"{file.path}: {len(file.tensors)} tensors from {file.metadata.pairs} pairs, "
-        f"data {file.metadata.data_digest[:16]}\n"
+        f"{told['file']}: {told['tensors']} tensors from {told['pairs']} pairs, data {file.metadata.data_digest[:16]}\n"
     )
     return 0
 

@@ -6,12 +6,14 @@
       - method: linear
       - {method: ram_plus, parameters: {r: [0.0, 0.05, 0.1]}, rounding: [nearest, stochastic]}
 
-Every list stands for a choice; an entry expands to all combinations, in the order in which they are written. The
-variants share one probe, and those with the same output dtype and ε are merged in one pass over the inputs.
+Every list stands for a choice, so that numbers over the layers are a list within one; an entry expands to all
+combinations, in the order in which they are written. The variants share one probe, and those with the same output dtype
+and ε are merged in one pass over the inputs.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -27,6 +29,7 @@ from hubmerge.report import Report
 from hubmerge.wording import did_you_mean, place
 
 MAX_VARIANTS = 64
+_LONGEST_VALUE = 48  # characters, in a variant's name
 _SHARED = ("base", "agents", "calibration", "dtype", "ignore", "tokenizer", "seed")
 _OWN = ("method", "parameters", "rounding")
 
@@ -139,10 +142,16 @@ def _expanded(entry: Any, where: str) -> list[tuple[dict[str, Any], str]]:
         if "rounding" in chosen:
             variant["rounding"] = chosen.pop("rounding")
         variant["parameters"] = {key.removeprefix("parameters."): value for key, value in chosen.items()}
-        words += [f"{key}={value}" for key, value in variant["parameters"].items()]
+        words += [f"{key}={_short(value)}" for key, value in variant["parameters"].items()]
         words += [str(variant["rounding"])] if "rounding" in variant else []
         found.append((variant, re.sub(r"[^\w.=\-]+", "_", ",".join(words)).replace("=", "-")))
     return found
+
+
+def _short(value: Any) -> str:
+    """What a folder can be called; rules are longer."""
+    text = str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"varies-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _choices(value: Any) -> list[Any]:

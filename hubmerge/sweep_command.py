@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from hubmerge.distributed import refuse_several
 from hubmerge.finished import publish_folder
 from hubmerge.hub import Hub
 from hubmerge.line import merge_to_folders
+from hubmerge.merge_command import merged_facts
 from hubmerge.pins import NEWEST_ELSEWHERE, going_on, pins_in
 from hubmerge.prepare import Prepared, prepare_variants
 from hubmerge.progress import resolving
@@ -66,14 +67,16 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
     )
     if not finished:
         terminal.usage(usage_of(prepared, [report.environment for report in reports]))
+    made = {name: merged_facts(arguments.out / name, one) for (name, _), one in zip(variants, reports, strict=True)}
     for name, target in targets.items():
         published = publish_folder(target, arguments.out / name, hub, terminal, license_choice=arguments.license)
-        sys.stdout.write(published.url + "\n")
+        made[name] |= asdict(published)
+        terminal.say(published.url + "\n")
     terminal.close()
     shutil.rmtree(arguments.out / ".inputs", ignore_errors=True)
     table = sweep_table({name: report for (name, _), report in zip(variants, reports, strict=True)})
     (arguments.out / "sweep.md").write_text(table, encoding="utf-8")
-    sys.stdout.write(table + "\n")
+    terminal.say(table + "\n", folder=str(arguments.out), variants=[{"name": n, **facts} for n, facts in made.items()])
     return 0
 
 

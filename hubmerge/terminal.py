@@ -26,8 +26,10 @@ _FIRST_LINE_S, _LAST_LINE_S = 2.0, 60.0  # in a log: between a stage's begin and
 class Terminal:
     """The observers of line and stream. As a context it also tells what takes long."""
 
-    def __init__(self, as_json: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, as_json: bool, clock: Callable[[], float] = time.monotonic, *, one_object: bool = False) -> None:
+        """`one_object`: what is said of the result becomes one JSON object on standard output, when it is printed."""
         self._json = as_json
+        self._result: dict[str, Any] | None = {} if one_object else None
         self._clock = clock
         self._lock = threading.RLock()  # the ticker tells, too
         self._bar: Any = None
@@ -119,7 +121,7 @@ class Terminal:
                     self._told_at = now
                     self._line({"type": "progress", "stage": stage, "done": done, "total": total, "unit": unit})
                 return
-            if not sys.stderr.isatty():
+            if not sys.stderr.isatty() or not total:  # nobody knows how far it is, and `tick` shows the time
                 return
             if self._bar is not None and self._bar.total is None:
                 self._close_bar()  # of a wait for the first news
@@ -154,8 +156,23 @@ class Terminal:
         self.close()
         if self._json:
             self._line({"type": "usage", **facts(environment)})
-        else:
-            sys.stdout.write(in_words(environment) + "\n")
+        self.say("" if self._json else in_words(environment) + "\n", usage=facts(environment))
+
+    def say(self, text: str, **values: Any) -> None:
+        """Part of the result: a text for people, or values for a program, of which lists grow."""
+        if self._result is None:
+            sys.stdout.write(text)
+            return
+        for name, value in values.items():
+            if isinstance(value, list):
+                self._result.setdefault(name, []).extend(value)
+            else:
+                self._result[name] = value
+
+    def print_result(self) -> None:
+        """At the end, where the result is one object."""
+        if self._result:
+            sys.stdout.write(json.dumps(self._result, indent=2, ensure_ascii=False) + "\n")
 
     def _client_warning(self, message: str) -> None:
         """Told as often as it happens."""

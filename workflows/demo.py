@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 
+from hubmerge.extras import is_installed
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.localhub.seed import examples
 from hubmerge.settings import Settings, load_settings
@@ -19,11 +20,12 @@ POLL_S = 15.0  # newcomers to a demo do not wait for five minutes
 def demo(settings: Settings, *, host: str, port: int, watch: bool = False) -> int:
     """Start the embedded Hub (its data stay in `settings.data_dir`), then serve the app against it.
 
-    Merges are evaluated with the zoo's suite and listed on the leaderboard; with `watch` the example rule merges
-    every agent of the zoo, now and when another appears.
+    Where the extra for it is installed, merges are evaluated with the zoo's suite and listed on the leaderboard; with
+    `watch` the example rule merges every agent of the zoo, now and when another appears.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     data = settings.data_dir.resolve() / "demo"
+    logging.getLogger(__name__).info("starting the embedded Hub with the example agents, which takes some seconds")
     with LocalHubProcess(data / "hub", zoo=True) as hub:
         # the pages sign in through OAuth against the embedded Hub, as they do on a Space
         os.environ.update(
@@ -37,8 +39,11 @@ def demo(settings: Settings, *, host: str, port: int, watch: bool = False) -> in
         )
         # the bot acts as ada; an empty HUBMERGE_SUITE turns evaluations off
         os.environ["HF_TOKEN"] = hub.tokens[BOT]
-        os.environ.setdefault("HUBMERGE_SUITE", "zoo")
-        os.environ.setdefault("HUBMERGE_RESULTS", "zoo/results")
+        if is_installed("eval"):
+            os.environ.setdefault("HUBMERGE_SUITE", "zoo")
+            os.environ.setdefault("HUBMERGE_RESULTS", "zoo/results")
+        else:
+            print("Merges are not evaluated: pip install 'hubmerge[eval]' adds that and the leaderboard.")  # noqa: T201
         if watch:
             rules = data / "rules"
             rules.mkdir(exist_ok=True)

@@ -24,6 +24,7 @@ from typing import Self
 from hubmerge.board.source import DatasetBoard
 from hubmerge.device.zero import announce
 from hubmerge.errors import LoginError
+from hubmerge.extras import require
 from hubmerge.hub import Hub
 from hubmerge.results_dataset import ResultsDataset
 from hubmerge.settings import Settings
@@ -114,6 +115,8 @@ def serve(settings: Settings, *, host: str, port: int, intervals: Intervals | No
         oauth = OAuthClient(
             settings.endpoint, settings.oauth_client_id, settings.oauth_client_secret.get_secret_value()
         )
+    if settings.results_repo is not None:
+        require("eval", "HUBMERGE_RESULTS")
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     vault = TokenVault.from_settings(settings)
     store = Store(settings.data_dir, jobs_per_user=settings.jobs_per_user)

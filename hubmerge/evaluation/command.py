@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", choices=("test", "dev"), default="test", help="dev: rows to choose by")
     parser.add_argument("--limit", type=_positive, metavar="N", help="rows per task; makes it another suite version")
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="the result; details go to FILE.details/")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON object")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     parser.add_argument("--backend", choices=("transformers", "vllm"), default="transformers")
@@ -50,14 +51,14 @@ def run_cli(arguments: Any, settings: Settings, observer: EvaluationObserver | N
     from hubmerge.evaluation.runner import DETAILS, EvaluateOptions, evaluate
     from hubmerge.evaluation.suites import pin
     from hubmerge.hub_user import hub_of_user
-    from hubmerge.recipe import ModelName
+    from hubmerge.recipe_file import model_here
 
     require("eval", "an evaluation")
     hub = hub_of_user(settings)
+    name = model_here(arguments.model, observer.warning if observer is not None else lambda message: None)
     if observer is not None:
         observer.stage("resolve")
     suite = pin(arguments.suite, hub, arguments.split, limit=arguments.limit)
-    name = ModelName.parse(arguments.model)
     # answers are keyed by the model's commit, so runs of one model may share a folder
     label = str(name).replace("/", "--").strip(".-~")[-80:] or "model"
     workdir = settings.data_dir / "evaluations" / f"{label}--{suite.suite.name}-{suite.version}-{suite.split}"
@@ -86,7 +87,7 @@ def run_cli(arguments: Any, settings: Settings, observer: EvaluationObserver | N
         if result.status == "done":
             details = arguments.out.with_suffix(".details")
             shutil.copytree(workdir / DETAILS, details, dirs_exist_ok=True)
-    sys.stdout.write(table(result))
+    sys.stdout.write(result.to_json().rstrip() + "\n" if arguments.json else table(result))
     return 0 if result.status == "done" else 1
 
 

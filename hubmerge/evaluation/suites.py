@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.result import Split
 from hubmerge.tasks import BuiltinTask, Task, registry
+from hubmerge.wording import did_you_mean
 
 if TYPE_CHECKING:
     from hubmerge.hub import Hub
@@ -113,7 +114,13 @@ SUITES: Mapping[str, Suite] = MappingProxyType({suite.name: suite for suite in _
 def get_suite(name: str) -> Suite:
     """The suite called `name`; EvaluationError names those that exist."""
     if name not in SUITES:
-        raise EvaluationError("there is no such suite", expected=", ".join(SUITES), got=ascii(name)[1:-1][:80])
+        raise EvaluationError(
+            "there is no such suite",
+            where="--suite",
+            expected=", ".join(SUITES),
+            got=ascii(name)[1:-1][:80],
+            next_step=did_you_mean(name, SUITES) or "Choose one of these.",
+        )
     return SUITES[name]
 
 

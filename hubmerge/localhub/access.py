@@ -69,6 +69,11 @@ class Repo:
         return self.visibility == "private"
 
     @property
+    def is_open(self) -> bool:
+        """Whether anybody may see it; of a protected Space that is its running app alone, and nothing runs here."""
+        return self.visibility == "public"
+
+    @property
     def object_id(self) -> str:
         return f"{self.id:024x}"
 
@@ -77,9 +82,13 @@ def repo_key(repo_type: str, full_name: str) -> str:
     return f"{repo_type}/{full_name}".lower()
 
 
+def _nothing(_: str) -> None:
+    """In place of NaN and infinities, which are no JSON, but which a folder of an earlier version may hold."""
+
+
 def repo_of_row(row: sqlite3.Row) -> Repo:
     values = {name: row[name] for name in Repo.__dataclass_fields__}
-    values |= {name: json.loads(row[name]) for name in ("card", "config", "safetensors")}
+    values |= {name: json.loads(row[name], parse_constant=_nothing) for name in ("card", "config", "safetensors")}
     return Repo(**(values | {"paused": bool(row["paused"])}))
 
 
@@ -131,7 +140,7 @@ def private_scope(identity: Identity | None) -> str | None:
 
 
 def can_read(users: Users, identity: Identity | None, repo: Repo) -> bool:
-    if not repo.private:
+    if repo.is_open:
         return True
     return (
         identity is not None

@@ -49,6 +49,7 @@ from hubmerge.localhub.users import Identity
 router = Router()
 SAMPLE_BYTES = 512
 _NAMED = 10
+_MOST_LINES = 100_000
 _MOST_FILES = 1000  # the client asks for 256
 _STALE_PARENT = "The branch was updated since you opened this page. Please refresh and try again."
 
@@ -264,7 +265,11 @@ def _check_card(content: bytes, repo: Repo) -> None:
 
 
 def _lines(body: IO[bytes], limit: int) -> Iterator[tuple[str, Json]]:
+    count = 0
     while line := body.readline(limit + 1):
+        count += 1
+        if count > _MOST_LINES:
+            raise HubError(413, f"A commit has at most {_MOST_LINES} lines; make several")
         if len(line) > limit:
             raise HubError(413, f"A line of a commit has at most {limit} bytes; upload large files with LFS")
         if not line.strip():

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from hubmerge.localhub.store import Store, lfs_pointer
 from hubmerge.localhub.tree import Entry, Tree
 
-_SEARCHED = 4_000_000  # lines of one side times lines of the other
+_SEARCHED = 25_000_000  # lines of one side times lines of the other
 _LONGEST = 1024 * 1024  # characters of a whole difference
 _LARGEST = 1024 * 1024  # bytes of a file that is compared
 

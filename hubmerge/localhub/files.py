@@ -15,8 +15,8 @@ from urllib.parse import quote
 from starlette.responses import FileResponse, RedirectResponse, Response
 
 from hubmerge.localhub.access import Repo, require_files
-from hubmerge.localhub.http_errors import entry_not_found
-from hubmerge.localhub.protocol import Call, Json, Router
+from hubmerge.localhub.http_errors import bad_request, entry_not_found
+from hubmerge.localhub.protocol import MOST_ITEMS, Call, Json, Router
 from hubmerge.localhub.store import lfs_pointer
 from hubmerge.localhub.tree import Entry, Tree, folders
 
@@ -130,7 +130,10 @@ def paths_info(call: Call) -> list[Json]:
     repo = call.readable()
     if call.request.headers.get("content-type", "").startswith("application/json"):
         body = call.json()
-        wanted = [str(path) for path in body.get("paths") or []]
+        paths = body.get("paths") or []
+        if not isinstance(paths, list) or len(paths) > MOST_ITEMS:
+            raise bad_request(f"paths must be a list of at most {MOST_ITEMS}")
+        wanted = [str(path) for path in paths]
         expand = bool(body.get("expand"))
     else:
         form = call.form()

@@ -107,7 +107,7 @@ def authorize(call: Call) -> Response:
             "INSERT INTO oauth_requests VALUES (?, ?, ?)",
             (request_id, json.dumps(request), time.time() + REQUEST_LIFETIME_S),
         )
-    users = "".join(_choice(call, user) for user in call.users.users)
+    users = "".join(_choice(call, user) for user in call.users.users if user.tokens)
     host = urlsplit(request["redirect_uri"]).netloc
     wanted = "".join(f"<li>{escape(_WORDS[name])} <small>({name})</small></li>" for name in request["scope"].split())
     return HTMLResponse(
@@ -141,7 +141,7 @@ def consent(call: Call) -> Response:
         raise bad_request("This sign-in is unknown or too old; start again from the application")
     request = json.loads(row["request"])
     user = call.users.user(form.get("user", ""))
-    if user is None:
+    if user is None or not user.tokens:  # nobody acts as the owner of copied datasets
         return _back(request, {"error": "access_denied", "error_description": "The user refused"})
     picked = {value.partition("/")[2] for value in fields.get("org", []) if value.startswith(f"{user.name}/")}
     return _redirect_with_code(

@@ -39,6 +39,7 @@ from hubmerge.localhub.unserved import unserved
 from hubmerge.localhub.users import Identity, Users, default_users
 
 Json = dict[str, Any]
+MOST_ITEMS = 10_000  # of a list or form in a body; clients send a few hundred at a time
 _KINDS = {"": "model", **TYPES, "datasets/": "dataset", "spaces/": "space"}
 
 
@@ -120,8 +121,8 @@ class Call:
 
     def form(self) -> dict[str, list[str]]:
         try:
-            return parse_qs(self.body.read().decode(), keep_blank_values=True)
-        except UnicodeDecodeError as error:
+            return parse_qs(self.body.read().decode(), keep_blank_values=True, max_num_fields=MOST_ITEMS)
+        except ValueError as error:  # no UTF-8, or too many fields
             raise bad_request("The body is not a form") from error
 
     def signed_in(self) -> Identity:
@@ -229,6 +230,8 @@ def items_of(body: Json, key: str) -> list[Json]:
     items = body.get(key) or []
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise bad_request(f"{key} must be a list of objects")
+    if len(items) > MOST_ITEMS:
+        raise bad_request(f"{key} has more than {MOST_ITEMS} items")
     return items
 
 

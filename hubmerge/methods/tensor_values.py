@@ -118,7 +118,7 @@ def misplaced(given: Given, names: Sequence[str]) -> tuple[list[Problem], list[s
             if reason := given.method.check(one.parameters, one.weights):
                 named = next((name for name in names if values[name] is one), "") if values.vary else ""
                 where = f"the parameters of {given.method.name}" + (f", for {named}" if named else "")
-                problems.append(_problem(reason, where))
+                problems.append(_problem(reason, where, next_step="Change the weights or the parameters."))
                 break
         doubts = (given.method.doubt(one.parameters, one.weights) for one in values.distinct)
         warnings += [doubt for doubt in doubts if doubt][:1]

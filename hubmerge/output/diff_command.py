@@ -42,11 +42,15 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions
     from hubmerge.disk import temporary_folder
     from hubmerge.output.diff import comparison_recipe, measure, open_comparison
     from hubmerge.output.diff_words import in_words
+    from hubmerge.recipe_file import located
 
     if arguments.figure is not None and not arguments.figure.parent.is_dir():  # said before minutes of reading
         raise _unwritable(arguments.figure, "no such folder")
     terminal.stage("resolve")
-    plan = open_comparison(comparison_recipe(arguments.base, arguments.agent, arguments.ignore), hub, allow_local=True)
+    recipe = located(comparison_recipe(arguments.base, arguments.agent, arguments.ignore), Path())
+    for note in recipe.notes:
+        terminal.warning(note)
+    plan = open_comparison(recipe, hub, allow_local=True)
     with temporary_folder() as cache:
         diff = measure(plan, hub, options, terminal, cache=cache, disk_budget=arguments.disk_budget)
     if arguments.figure is not None:

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 import gradio as gr
 
@@ -18,9 +19,9 @@ from hubmerge.errors import HubmergeError
 from hubmerge.output.diff import Diff
 from hubmerge.output.diff_figure import draw
 from hubmerge.ui.diff_panels import diff_panel, job_standing, models_panel, not_compared
-from hubmerge.ui.format import el
+from hubmerge.ui.format import el, join
 from hubmerge.ui.job_panels import TERMINAL
-from hubmerge.ui.panels import header, problems_panel
+from hubmerge.ui.panels import access_offer, header, problems_panel
 from hubmerge.ui.search import suggest_models
 from hubmerge.ui.service import Comparison, JobView, Service, Visitor
 from hubmerge.ui.session import require_visitor, visitor_of
@@ -116,7 +117,7 @@ def _opening(service: Service, figures: _Figures) -> Callable[..., Any]:
             found = service.comparison(*checked_comparison(base, agent), visitor)
             return [*filled, *_of_comparison(found, visitor, service, figures)]
         except HubmergeError as error:
-            return [*filled, *_stopped(problems_panel(error))]
+            return [*filled, *_stopped(_shut(error, visitor, service, base, agent))]
 
     return opening
 
@@ -143,9 +144,15 @@ def _comparing(service: Service, figures: _Figures) -> Callable[..., Any]:
                 found = service.compare(before, after, visitor)
             return _of_comparison(found, visitor, service, figures)
         except HubmergeError as error:
-            return _stopped(problems_panel(error))
+            return _stopped(_shut(error, visitor, service, base or "", agent or ""))
 
     return compare
+
+
+def _shut(error: HubmergeError, visitor: Visitor | None, service: Service, base: str, agent: str) -> Any:
+    """Why two models are not compared, and what opens those that the Hub does not show."""
+    back = "/diff?" + urlencode({"base": base, "agent": agent})
+    return join(access_offer(error, visitor, service.endpoint, back), problems_panel(error))
 
 
 def _ticking(service: Service, figures: _Figures) -> Callable[..., Any]:

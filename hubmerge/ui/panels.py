@@ -16,11 +16,12 @@ from hubmerge.hub_errors import UNREADABLE
 from hubmerge.licenses import choose, strictest
 from hubmerge.methods import Method
 from hubmerge.methods.varying import worded, written
+from hubmerge.output.plan_words import Group, cost_of, fit_of
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
-from hubmerge.ui.format import bytes_text, count_text, duration_text, el, join, link, repo_link
+from hubmerge.ui.format import bytes_text, el, join, link, repo_link
 from hubmerge.ui.service import Visitor
-from hubmerge.ui.signin import GATED, PRIVATE, PRIVATE_SIGN_IN, SIGN_IN
+from hubmerge.ui.signin import GATED, PRIVATE, sign_in_link
 
 ARXIV = "https://arxiv.org/abs/"
 
@@ -107,24 +108,6 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
 def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> Markup:
     """What a merge will read, need and write; `license_choice`: what the user chose, if anything."""
     facts = plan.summary()
-    size = f"{count_text(facts['parameters'])} in {facts['tensors']} tensors"
-    rounding = f", {facts['rounding']} rounding"
-    grid = facts_grid(
-        (
-            ("Architecture", facts["architecture"]),
-            ("Parameters", size),
-            ("Output", f"{bytes_text(facts['output_bytes'])} in {_files(facts['shards'])}"),
-            ("Stored as", ", ".join(facts["dtype"]) + rounding),
-            ("To download", bytes_text(facts["download_bytes"])),
-            (
-                "Disk",
-                f"{bytes_text(facts['disk_least_bytes'])} at least, {bytes_text(facts['disk_most_bytes'])} at most",
-            ),
-            ("Memory at its peak", f"about {bytes_text(facts['predicted_memory_bytes'])}"),
-            ("Time to merge", f"about {duration_text(facts['predicted_seconds'])}, fetching aside"),
-            ("Passes over the weights", facts["passes"]),
-        )
-    )
     weights = (None, *(f"{w:g}" if isinstance(w, float) else worded(written(w)) for w in plan.recipe.weights))
     rows = [
         (
@@ -137,16 +120,17 @@ def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> 
     ]
     return join(
         notice("good", "These models fit", el("p", "Read from headers alone; no weight was downloaded.", cls="hm-dim")),
-        grid,
-        table(("Model", "Role", "Weights", "License"), rows),
+        section("Models", table(("Model", "Role", "Weights", "License"), rows)),
+        _group(fit_of(facts)),
+        _group(cost_of(facts, to_folder=False)),
         warnings_panel(plan.warnings),
         license_panel(plan.models, license_choice),
         access_panel(plan.models),
     )
 
 
-def _files(shards: int) -> str:
-    return "1 file" if shards == 1 else f"{shards} files"
+def _group(group: Group) -> Markup:
+    return section(group.title, facts_grid(group.rows))
 
 
 def warnings_panel(warnings: Iterable[str]) -> Markup | None:
@@ -182,8 +166,11 @@ def access_panel(models: Iterable[Model]) -> Markup | None:
     return notice("info", "Private unless you say otherwise", el("p", f"Gated or private: {', '.join(closed)}."))
 
 
-def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str) -> Markup | None:
-    """What a signed-in visitor can do about models that the Hub does not show: allow more, or ask their owners."""
+def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, back: str = "/") -> Markup | None:
+    """What a signed-in visitor can do about models that the Hub does not show: allow more, or ask their owners.
+
+    `back`: the page to which a sign-in returns.
+    """
     if visitor is None:
         return None
     hidden = _models_of(p for p in error.problems if p.what == UNREADABLE)
@@ -199,18 +186,20 @@ def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str) -
                     "Your sign-in does not let hubmerge read private models, so a private one looks as if it were not"
                     f" there: {', '.join(hidden)}.",
                 ),
-                el("p", link(PRIVATE_SIGN_IN, "Allow hubmerge to read your private models")),
+                el("p", link(sign_in_link(back, private=True), "Allow hubmerge to read your private models")),
                 el(
                     "p",
-                    "The Hub will ask you; pick the organisation, too, if the model belongs to one. Then this form"
-                    " comes back as it is. hubmerge goes on writing only to repos that it made.",
+                    "The Hub will ask you; pick the organisation, too, if the model belongs to one. Then you come"
+                    " back to this page as it is. hubmerge goes on writing only to repos that it made.",
                     cls="hm-dim",
                 ),
             )
         )
     if gated and GATED not in visitor.scopes:
         sentence = f"Your sign-in does not let hubmerge read gated models: {', '.join(gated)}."
-        offers.append(notice("info", "A gated model", el("p", sentence), el("p", link(SIGN_IN, "Sign in again"))))
+        offers.append(
+            notice("info", "A gated model", el("p", sentence), el("p", link(sign_in_link(back), "Sign in again")))
+        )
     elif gated:
         pages = [el("li", repo_link(endpoint, name)) for name in gated]
         offers.append(
@@ -226,8 +215,9 @@ def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str) -
 
 def _models_of(problems: Iterable[Problem]) -> list[str]:
     """The repos that problems are about, each once."""
-    found = (re.match(r"[\w.-]+/[\w.-]+", problem.where) for problem in problems)
-    return list(dict.fromkeys(match[0] for match in found if match))
+    # "org/name", "org/name@revision" or "folder/file in org/name@revision"
+    found = (re.findall(r"[\w.-]+/[\w.-]+(?=@|\s|$)", problem.where) for problem in problems)
+    return list(dict.fromkeys(names[-1] for names in found if names))
 
 
 def closed_models(models: Iterable[Model]) -> list[str]:

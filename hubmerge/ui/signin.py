@@ -13,14 +13,16 @@ http://localhost, which they treat as trustworthy. The cookie is signed with a k
 and not encrypted, so a client secret must be as hard to guess as a password wherever others can reach the port.
 
 Which scopes gradio asks for is what the Space declares, all at once. `AskedScopes` leaves out what a sign-in does not
-need: private models are asked for by a second sign-in, at `PRIVATE_SIGN_IN`, when somebody picks one.
+need: private models are asked for by a second sign-in (`sign_in_link`) when somebody picks one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from urllib.parse import parse_qs, parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+from starlette.responses import RedirectResponse
 
 from hubmerge.errors import InternalError, LoginError
 from hubmerge.ui.guard import App, Message, Receive, Scope, Send
@@ -29,9 +31,7 @@ GATED, PRIVATE = "gated-repos", "read-repos"
 # to make a repo and publish to it, to read gated parents, and to offer the person's organisations as owners
 SIGN_IN_SCOPES = ("openid", "profile", "contribute-repos", GATED, "read-memberships")
 SCOPES = (*SIGN_IN_SCOPES, PRIVATE)  # what the Space declares
-_LOGIN = "/login/huggingface"  # gradio's
-SIGN_IN = f"{_LOGIN}?_target_url=%2F"  # and back to the form, which the browser has kept
-PRIVATE_SIGN_IN = f"{SIGN_IN}&with={PRIVATE}"
+_LOGIN, _CALLBACK = "/login/huggingface", "/login/callback"  # gradio's
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,30 @@ def use_oauth_client(client: OAuthClient) -> None:
         setattr(gradio.oauth, name, value)
 
 
+def sign_in_link(back: str = "/", *, private: bool = False) -> str:
+    """Where a sign-in begins that comes back to the page `back`; `private`: one that covers private models."""
+    more = f"&with={PRIVATE}" if private else ""
+    return f"{_LOGIN}?_target_url={quote(back, safe='')}{more}"
+
+
 class AskedScopes:
-    """Wraps an ASGI app: of the declared scopes, a sign-in asks for those that its step needs."""
+    """Wraps an ASGI app: of the declared scopes, a sign-in asks for those that its step needs.
+
+    Who refuses comes back to the page as it was; gradio would answer with a fault of the server.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != _LOGIN:
+        if scope["type"] != "http" or scope["path"] not in (_LOGIN, _CALLBACK):
             await self._app(scope, receive, send)
             return
         query = parse_qs(scope["query_string"].decode("latin-1"))
+        if scope["path"] == _CALLBACK:
+            back = RedirectResponse(_here(query.get("_target_url", ["/"])[-1]), 302)
+            await (back if "error" in query else self._app)(scope, receive, send)
+            return
         wanted = SCOPES if PRIVATE in query.get("with", ()) else SIGN_IN_SCOPES
 
         async def narrowed(message: Message) -> None:
@@ -87,6 +100,12 @@ class AskedScopes:
             await send(message)
 
         await self._app(scope, receive, narrowed)
+
+
+def _here(target: str) -> str:
+    """The page of this site that an address means, whatever host it names."""
+    parts = urlsplit(target)
+    return urlunsplit(("", "", "/" + parts.path.lstrip("/\\"), parts.query, ""))
 
 
 def _narrow(location: bytes, wanted: tuple[str, ...]) -> bytes:

@@ -27,6 +27,7 @@ import hubmerge.compiled
 import hubmerge.merge_command
 import hubmerge.run_command  # noqa: F401
 from hubmerge import cli, journal, line, prepare, stream, upload
+from hubmerge.device import choose
 from hubmerge.errors import HubUnavailableError
 
 
@@ -89,6 +90,8 @@ def _note(notes: Path) -> None:
 def _run(order: dict[str, Any], rank: int) -> int:
     prepare.make_plan = partial(prepare.make_plan, max_shard_bytes=order["shard_bytes"])  # type: ignore[assignment]
     line.render_figures = lambda report: {}  # most of the time, and not the topic
+    if os.environ.get("PRETEND_A_DEVICE"):
+        choose.device_there = lambda nodes=None: True
     if order["notes"]:
         _note(Path(order["notes"]))
     trouble = order["trouble"]

@@ -60,6 +60,10 @@ def merged_by(size: int, plan: Any, out: Path) -> MergeResult:
         ("ram_plus", {"scope": "tensor"}),
         ("ties", {"density": 0.3}),
         ("ties", {"density": 0.3, "trim_scope": "tensor"}),
+        (
+            "ties",
+            {"density": [0.3, 1.0], "trim_scope": "tensor", "lambda": [{"filter": "mlp", "value": 2}, {"value": 1}]},
+        ),
         ("dare_ties", {"density": 0.4, "p": 0.3}),
         ("ram_quantile", {}),
     ],

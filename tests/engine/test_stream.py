@@ -190,7 +190,7 @@ def test_an_unfinished_merge_is_not_overwritten_and_another_is_not_resumed(tmp_p
     plan = plan_of(tmp_path, "ram")
     run(plan, tmp_path / "out")
     before = bytes_of(tmp_path / "out", plan)
-    with pytest.raises(TargetExistsError, match="--resume"):
+    with pytest.raises(TargetExistsError, match="resume"):
         run(plan, tmp_path / "out")
     with pytest.raises(TargetExistsError, match="another merge"):
         run(plan_of(tmp_path, "linear"), tmp_path / "out", resume=True)

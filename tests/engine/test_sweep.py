@@ -130,3 +130,18 @@ def test_variants_of_another_layout_are_refused_in_one_pass(tmp_path: Path) -> N
     write_family(tmp_path)
     with pytest.raises(InternalError, match="one pass"):
         run_variants([plan_of(tmp_path, "ram"), plan_of(tmp_path, "ram", dtype="float32")], tmp_path / "out")
+
+
+def test_numbers_over_the_layers_are_a_list_within_the_choices_and_rules_have_short_names(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    rules = [{"filter": "self_attn.q_proj", "layers": [0, 1], "value": 0.5}, {"value": [1.0, 0.25]}]
+    agents = [str(tmp_path / f"agent{i}") for i in range(3)]
+    entry = {"method": "ties", "parameters": {"density": [0.3, [1, 0.5], rules], "trim_scope": "tensor"}}
+    variants = sweep_from_dict({"base": str(tmp_path / "base"), "agents": agents, "sweep": [entry]}).variants
+    assert [recipe.parameters["density"] for _, recipe in variants] == [0.3, [1.0, 0.5], rules]
+    assert max(len(name) for name, _ in variants) < 80
+    plans = [plan_of(tmp_path, "ties", parameters=recipe.parameters) for _, recipe in variants]
+    run_variants(plans, tmp_path / "all")
+    for number, plan in enumerate(plans):
+        run(plan, tmp_path / f"alone{number}")
+        assert bytes_of(tmp_path / "all" / str(number), plan) == bytes_of(tmp_path / f"alone{number}", plan)

@@ -12,9 +12,12 @@ from builders import T, f32
 from safetensors.numpy import load_file
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
+from hubmerge.chunks import Work
+from hubmerge.compiled.kernel_trace import known
 from hubmerge.errors import IncompatibleError
 from hubmerge.first_passes import find_thresholds
 from hubmerge.journal import Journal
+from hubmerge.methods.varying import at, parse, places_of
 from hubmerge.report import make_report
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.stream import MergeResult, Silent, StreamOptions, merge
@@ -223,6 +226,60 @@ def test_the_base_counts_in_a_mean_with_its_weight_and_one_agent_is_enough(famil
         np.testing.assert_allclose(np.frombuffer(found[name], np.float32), mean.ravel(), rtol=2e-7, atol=1e-9)
     with pytest.raises(IncompatibleError, match="at least two agents"):
         plan_of(folder, "linear", agents=own)
+
+
+def test_other_numbers_need_no_other_machine_code(tmp_path: Path) -> None:
+    """Code rests on scalars being 0, 1 or something else (compiled/kernel_trace.py), never on what else."""
+    sizes = {f"model.layers.{i}.mlp.up_proj.weight": (64,) for i in range(40)}
+    write_family(tmp_path, sizes=sizes, densities=(0.2, 0.3))
+    own = [{"p": [0.1, 0.5, 0.3]}, {}]
+    plan = plan_of(
+        tmp_path,
+        "dare_linear",
+        agents=agents_of(tmp_path, ([0.2, 0.9], 0.7), own),
+        parameters={"p": 0.25, "lambda": [0.3, 0.8]},
+    )
+    rules = [Work(plan, StreamOptions(), None).rule(tensor, ()) for tensor in plan.tensors()]
+    scalars = [(np.array(r.per_agent, np.float32), np.array(r.constants, np.float32)) for r in rules if r is not None]
+    assert len({(a.tobytes(), c.tobytes()) for a, c in scalars}) == 40
+    assert len({(known(a), known(c)) for a, c in scalars}) == 1
+
+
+NAMES = {
+    "llama": [
+        "model.embed_tokens.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.layers.3.mlp.w",
+        "lm_head.weight",
+    ],
+    "gpt2": ["wte.weight", "h.0.attn.c_attn.weight", "h.3.attn.c_attn.weight", "ln_f.weight"],
+    "bert": [
+        "embeddings.LayerNorm.weight",
+        "encoder.layer.0.output.w",
+        "encoder.layer.3.output.w",
+        "pooler.dense.weight",
+    ],
+    "t5": ["shared_embed.weight", "encoder.block.0.layer.1.wi", "encoder.block.3.layer.0.wo", "decoder_norm.weight"],
+}
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_layers_are_found_by_name_and_what_lies_outside_takes_the_first_number(family: str) -> None:
+    before, first, last, after = (places_of(NAMES[family])[name] for name in NAMES[family])
+    assert [at((2.0, 5.0, 8.0), place) for place in (before, first, last, after)] == [2.0, 2.0, 8.0, 2.0]
+    halves = parse([{"layers": [0, 2], "value": 1}, {"layers": [2, 4], "value": [3, 4]}])
+    assert [at(halves, place) for place in (before, first, last, after)] == [1.0, 1.0, 4.0, 3.0]
+
+
+def test_every_stack_of_layers_has_its_own_beginning_and_end() -> None:
+    names = [f"visual.blocks.{i}.w" for i in range(3)] + [f"model.layers.{i}.experts.7.w" for i in range(5)]
+    found = [at((0.0, 1.0), place) for place in places_of(names).values()]
+    assert found == [0.0, 0.5, 1.0, 0.0, 0.25, 0.5, 0.75, 1.0]
+
+
+def test_the_only_layer_takes_the_last_number() -> None:
+    [place] = places_of(["model.layers.0.w"]).values()
+    assert at((0.0, 1.0), place) == 1.0
 
 
 def report_of(plan: Any, result: MergeResult) -> Any:

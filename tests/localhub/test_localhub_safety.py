@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import get_session
 from starlette.testclient import TestClient
 
@@ -131,6 +131,25 @@ def test_who_may_only_read_a_private_repo_cannot_publish_a_copy(tmp_path: Path) 
         assert eve.model_info("eve/copy").private
 
 
+def test_the_source_of_a_protected_space_is_not_everybody_s(
+    ada: HfApi, bob: HfApi, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    space = str(
+        ada.create_repo(f"ada/{fresh()}", repo_type="space", space_sdk="gradio", visibility="protected").repo_id
+    )
+    ada.upload_file(path_or_fileobj=b"secret", path_in_repo="app.py", repo_id=space, repo_type="space")
+    assert ada.space_info(space).sha
+    for ask_for in (
+        lambda: bob.hf_hub_download(space, "app.py", repo_type="space", local_dir=tmp_path / "bob"),
+        lambda: bob.list_repo_files(space, repo_type="space"),
+        lambda: bob.duplicate_repo(space, f"bob/{fresh()}", repo_type="space"),
+    ):
+        with pytest.raises(RepositoryNotFoundError):
+            ask_for()
+    assert space not in [found.id for found in bob.list_spaces()]
+    assert space in [found.id for found in ada.list_spaces()]
+
+
 # the data folder
 
 
@@ -216,6 +235,26 @@ def test_a_line_of_a_commit_is_bounded(ada: HfApi, repo: str) -> None:
     endless = line + b'{"key": "file", "value": {"path": "x", "content": "' + b"a" * 15_000_000
     assert ask(ada, "POST", f"/api/models/{repo}/commit/main", content=endless).status_code == 413
     assert ada.model_info(repo).sha == head
+
+
+def test_the_number_of_things_in_a_request_is_bounded(ada: HfApi, repo: str) -> None:
+    def post(path: str, **body: Any) -> int:
+        return int(ask(ada, "POST", path, **body).status_code)
+
+    line = json.dumps({"key": "deletedFile", "value": {"path": "x"}}).encode() + b"\n"
+    assert post(f"/api/models/{repo}/commit/main", content=line * 100_001) == 413
+    assert post(f"/api/models/{repo}/paths-info/main", json={"paths": ["x"] * 10_001}) == 400
+    assert post(f"/api/models/{repo}/paths-info/main", data={"paths": ["x"] * 10_001}) == 400
+    objects = [{"oid": "0" * 64, "size": 1}] * 10_001
+    assert post(f"/{repo}.git/info/lfs/objects/batch", json={"operation": "upload", "objects": objects}) == 400
+
+
+def test_a_folder_of_an_earlier_version_with_a_card_that_is_no_json_is_listed(hub: Hub) -> None:
+    with hub.store.write() as db:
+        db.execute("UPDATE repos SET card = ?", ('{"score": NaN, "license": "mit"}',))
+    with TestClient(app_of(hub), base_url="http://127.0.0.1", raise_server_exceptions=False, headers=ADA) as client:
+        [listed] = client.get("/api/models?full=1&cardData=1").json()
+    assert listed["cardData"] == {"score": None, "license": "mit"}
 
 
 # names of branches

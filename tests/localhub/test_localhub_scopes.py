@@ -8,12 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import get_session
 from oauth_helpers import tokens_of
 
+from hubmerge.errors import GatedError
+from hubmerge.hub import Hub
+from hubmerge.hub_errors import translated
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.localhub.users import default_users
 
@@ -72,6 +76,25 @@ def test_gated_files_need_their_own_scope_even_for_who_was_let_in(
             signed_in(scopes, "bob").hf_hub_download(gated, "file.txt", local_dir=tmp_path / "none")
         assert refused.value.response.status_code == 403
     assert signed_in("", "bob").model_info(gated).gated == "auto"  # what it is, anybody may know
+
+
+def test_hubmerge_says_whether_the_token_or_its_owner_is_shut_out(
+    local_hub: LocalHubProcess, gated: str, signed_in: SignedIn
+) -> None:
+    sha = str(signed_in("", "bob").model_info(gated).sha)
+    for user, scopes, told in (
+        ("bob", "contribute-repos", "the token does not cover gated ones"),
+        ("carol", "gated-repos", "Ask for access on its page"),
+    ):
+        with pytest.raises(GatedError, match=told):
+            Hub(local_hub.endpoint, str(signed_in(scopes, user).token)).read_file(gated, sha, "file.txt")
+
+
+def test_what_the_real_hub_says_to_a_token_without_gated_repos_is_understood() -> None:
+    answer = httpx2.Response(403, request=httpx2.Request("GET", "https://hub.example/org/llama"))
+    words = "403 Forbidden: Please enable access to public gated repositories in your fine-grained token settings"
+    with pytest.raises(GatedError, match="does not cover gated"), translated("org/llama"):
+        raise HfHubHTTPError(words, response=answer)
 
 
 def test_the_scope_alone_lets_nobody_in(gated: str, signed_in: SignedIn, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ installed, against mergekit itself; the others are refused by their method alone
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import mergekit_reference as reference
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from benchmarks.mergekit_parity import PYTHON, Difference, Values, read, run_hubmerge, run_mergekit, write_families
 from hubmerge.errors import RecipeError
@@ -137,6 +139,53 @@ def test_a_document_gives_what_its_definition_gives(name: str, models: Path, tmp
     assert held_against(ours, theirs, models).largest_ulps <= MOST_ULPS
 
 
+def write_adapter(folder: Path, base: Values) -> dict[str, Array]:
+    """A LoRA adapter of rank 4 and scale 2 on two kinds of weights; its updates in float64."""
+    rng, factors, updates = np.random.default_rng(0), {}, {}
+    for name, value in base.items():
+        updates[name] = np.zeros(value.shape)
+        if "q_proj" in name or "up_proj" in name:
+            a, b = (
+                rng.normal(0, 0.02, shape).astype(np.float32) for shape in ((4, value.shape[1]), (value.shape[0], 4))
+            )
+            stem = f"base_model.model.{name.removesuffix('.weight')}"
+            factors |= {f"{stem}.lora_A.weight": a, f"{stem}.lora_B.weight": b}
+            updates[name] = 2.0 * (b.astype(np.float64) @ a)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": ["q_proj", "up_proj"],
+        "bias": "none",
+        "base_model_name_or_path": str(folder.parent / "base"),
+    }
+    folder.mkdir()
+    save_file(factors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return updates
+
+
+def of_adapter(models: Path, adapter: Path) -> str:
+    return (
+        f"merge_method: task_arithmetic\nbase_model: {models / 'base'}\ndtype: float32\nmodels:\n"
+        f"  - {{model: {models / 'base'}+{adapter}, parameters: {{weight: [0.5, 1]}}}}\n"
+        f"  - {{model: {models / 'agent1'}, parameters: {{weight: 0.5}}}}\n"
+    )
+
+
+MOST_OFF = 1e-7  # of weights around 0.02: the product of the factors is summed up in another order
+
+
+def test_an_adapter_on_the_base_is_merged_as_the_model_that_it_makes(models: Path, tmp_path: Path):
+    base, agent = read(models / "base"), read(models / "agent1")
+    updates = write_adapter(tmp_path / "adapter", base)
+    ours = run_hubmerge(of_adapter(models, tmp_path / "adapter"), tmp_path / "out")
+    for name, value in base.items():
+        delta = along([0.5, 1], way(name)) * updates[name] + 0.5 * (agent[name].astype(np.float64) - value)
+        np.testing.assert_allclose(ours[name], value + delta, rtol=1e-6, atol=MOST_OFF)
+
+
 def test_random_drops_keep_each_model_s_own_share_rescaled_by_it(models: Path, tmp_path: Path):
     """Without the weights' overlaps: where one agent alone moved an element, it is dropped, or δ/density times 0.5."""
     base, *agents = (read(models / one) for one in ("base", "agent0", "agent1"))
@@ -162,7 +211,12 @@ def test_each_document_gives_what_mergekit_gives(models: Path, tmp_path: Path):
     # a union of tokenizers needs tokenizers, which these models have none of: theirs is test_mergekit_tokenizers.py's
     names = [name for name in DEFINITIONS if name != "union_tokenizer"]
     jobs: list[Any] = [(document(name, models), tmp_path / "theirs" / name) for name in names]
+    write_adapter(tmp_path / "adapter", read(models / "base"))
+    adapted = of_adapter(models, tmp_path / "adapter")
+    jobs.append((adapted, tmp_path / "theirs/adapted"))
     assert run_mergekit(jobs, tmp_path, INSTALLED)["mergekit"] == "0.1.5"
     for name in names:
         ours = run_hubmerge(document(name, models), tmp_path / "ours" / name)
         assert held_against(ours, read(tmp_path / "theirs" / name), models).largest_ulps <= MOST_ULPS, name
+    ours, theirs = run_hubmerge(adapted, tmp_path / "ours/adapted"), read(tmp_path / "theirs/adapted")
+    assert held_against(ours, theirs, models).largest <= MOST_OFF

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import llama_config, llama_shapes, random_base, sparse_agent, write_model
+from builders import llama_shapes, random_base, sparse_agent, write_model
 from plan_helpers import model
 
 from hubmerge.assemble import folder_files
@@ -217,12 +217,6 @@ def test_what_stays_behind_is_named_with_the_reason(tmp_path: Path):
         f"{tmp_path / 'base'}: left out: modeling_x.py (code); pytorch_model.bin, speaker_embeddings/ (may hold code); "
         "onnx/ (weights that the merge does not reach); notes.yaml (not known to belong to a model)"
     )
-
-
-def test_a_model_that_code_of_its_repo_may_build_is_warned_of(tmp_path: Path):
-    config = {**llama_config(BASE), "auto_map": {"AutoModelForCausalLM": "modeling_x.X"}}
-    [warning] = [w for w in plan_of(tmp_path, {}, config=config).warnings if "code of the repo may build" in w]
-    assert "the model_type 'llama'" in warning
 
 
 def test_many_files_that_stay_behind_are_counted(tmp_path: Path):

@@ -12,6 +12,8 @@ import pytest
 from hubmerge import extras
 from hubmerge.errors import MissingExtraError
 from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.settings import load_settings
+from workflows.serve import serve
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "examples/recipes/ram_plus.yaml"
@@ -81,3 +83,14 @@ def test_what_is_installed_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     extras.require("gpu", "this", "json")
     with pytest.raises(MissingExtraError, match=r"E_EXTRA: this needs .*hubmerge\[gpu\], got no nowhere_at_all"):
         extras.require("gpu", "this")
+
+
+def test_an_app_with_a_results_dataset_needs_what_evaluates_before_it_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(extras.MODULES, "eval", ("nowhere_at_all",))  # type: ignore[arg-type]
+    named = {"HUBMERGE_RESULTS": "ada/results", "HUBMERGE_DATA": str(tmp_path / "data")}
+    settings = load_settings({**named, "OAUTH_CLIENT_ID": "id", "OAUTH_CLIENT_SECRET": "secret"})
+    with pytest.raises(MissingExtraError, match=r"HUBMERGE_RESULTS needs .*hubmerge\[eval\]"):
+        serve(settings, host="127.0.0.1", port=1)
+    assert not (tmp_path / "data").exists()

@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from builders import tokenizer_files
 from cache_helpers import threads_left
 from merge_helpers import IN_SHARDS, OUT_SHARD_BYTES, Job, Killed
 
@@ -93,7 +94,7 @@ def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(
     job: Job, undisturbed: dict[str, str], share: float
 ) -> None:
     plan = job.prepare().plan
-    job.disk_budget = plan.output_bytes + int(share * plan.download_bytes)
+    job.disk_budget = plan.output_bytes + plan.companions.bytes + int(share * plan.download_bytes)
     peak = [0]
     job.watcher.seen = lambda stage: peak.__setitem__(0, max(peak[0], job.disk()))
     assert job.to_folder() == undisturbed
@@ -123,10 +124,12 @@ def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(job: Job, un
     plan = job.prepare().plan
     facts = plan.summary()
     sizes = sorted(s.size for s in plan.shards)
-    assert facts["disk_least_bytes"] == sizes[-1] + sizes[-2]
-    assert facts["disk_most_bytes"] == plan.download_bytes + sizes[-1] + sizes[-2]
-    assert facts["folder_disk_least_bytes"] == plan.output_bytes
-    assert facts["folder_disk_most_bytes"] == plan.download_bytes + plan.output_bytes
+    beside = sum(len(content) for content in tokenizer_files().values())
+    assert facts["companion_bytes"] == beside
+    assert facts["disk_least_bytes"] == sizes[-1] + sizes[-2] + beside
+    assert facts["disk_most_bytes"] == plan.download_bytes + sizes[-1] + sizes[-2] + beside
+    assert facts["folder_disk_least_bytes"] == plan.output_bytes + beside
+    assert facts["folder_disk_most_bytes"] == plan.download_bytes + plan.output_bytes + beside
     job.disk_budget = facts["disk_least_bytes"] - 1
     with pytest.raises(DiskError, match="disk budget is too small"):
         job.to_hub()

@@ -34,7 +34,7 @@ def test_the_command_writes_the_file_and_tells_what_it_is(tmp_path, capsys):
     pairs = load_pairs(CalibrationSpec(data=str(data), prompt="q", answer="a", max_pairs=3, seed=2))
     said = read_sensitivity(out).metadata
     assert (said.pairs, said.data_digest) == (3, digest(pairs))
-    assert seen == [("load model", 0, 1, "models"), *(("sensitivity", n, 3, "pairs") for n in range(4))]
+    assert seen == [("load model", 0, 0, ""), *(("sensitivity", n, 3, "pairs") for n in range(4))]
     assert capsys.readouterr().out == f"{out}: 21 tensors from 3 pairs, data {digest(pairs)[:16]}\n"
     before = out.stat().st_mtime_ns
     assert run(*words) == 0

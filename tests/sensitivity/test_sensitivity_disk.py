@@ -109,14 +109,13 @@ def test_the_need_is_that_of_the_weights_the_sums_and_every_result(recipe: dict[
     plan = planned(recipe, hub).plan
     floats = plan.elements
     assert plan.agents[0].weight_bytes == pytest.approx(2 * floats, rel=0.02)
+    kept = plan.output_bytes + plan.companions.bytes
     assert sensitivity_need([plan]) == 2 * 4 * floats
     assert sensitivity_need([plan, plan]) == sensitivity_need([plan]), "variants share what agents have"
     assert computing_need(plan, 0) == plan.agents[0].weight_bytes + 3 * 4 * floats
     assert computing_peak(plan) == computing_need(plan, 1) + 4 * floats
-    assert least_need(plan, uploaded=False) == max(plan.output_bytes + 8 * floats, computing_peak(plan))
-    assert most_use(plan, uploaded=False) == max(
-        plan.download_bytes + plan.output_bytes + 8 * floats, computing_peak(plan)
-    )
+    assert least_need(plan, uploaded=False) == max(kept + 8 * floats, computing_peak(plan))
+    assert most_use(plan, uploaded=False) == max(plan.download_bytes + kept + 8 * floats, computing_peak(plan))
 
 
 def test_a_budget_that_the_sensitivities_do_not_fit_in_is_refused_before_a_weight_is_fetched(
@@ -172,7 +171,7 @@ def test_results_lie_beside_the_merge_and_take_from_the_budget_of_its_inputs(
 ) -> None:
     plan = planned(recipe, hub).plan
     tmp_path.joinpath("out").mkdir()
-    limit = plan.output_bytes + sensitivity_need([plan])
+    limit = plan.output_bytes + plan.companions.bytes + sensitivity_need([plan])
     assert input_budget([plan], [tmp_path / "out"], tmp_path / "inputs", limit + 5) == 5
     with pytest.raises(DiskError, match="disk budget is too small"):
         input_budget([plan], [tmp_path / "out"], tmp_path / "inputs", limit - 1)

@@ -63,7 +63,7 @@ def test_every_problem_is_listed_with_its_code_and_next_step() -> None:
 def test_a_plan_tells_sizes_licenses_and_access() -> None:
     panel = plan_panel(FakeService().inspect(RECIPE, None), "https://hub.example")
     # 512·64 + 64 elements of two bytes, in three models
-    assert "32.8 k in 2 tensors" in panel
+    assert "32.8 K in 2 tensors" in panel
     assert "197 kB" in panel  # 3 · 65,728 bytes to download
     assert f"https://hub.example/zoo/base/tree/{'a' * 40}" in panel
     assert "License: your choice is needed" in panel  # TRL's "license"

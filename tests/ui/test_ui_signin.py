@@ -13,6 +13,7 @@ import pytest
 import yaml
 from huggingface_hub.utils import get_session
 from pages_fake import FakeService
+from starlette.testclient import TestClient
 
 from hubmerge.errors import GatedError, HubmergeError, InternalError, LoginError, Problem, SourceNotFoundError
 from hubmerge.hub_errors import UNREADABLE
@@ -22,12 +23,11 @@ from hubmerge.ui.app import build_web_app, launch_app
 from hubmerge.ui.panels import access_offer
 from hubmerge.ui.service import Visitor
 from hubmerge.ui.signin import (
-    PRIVATE_SIGN_IN,
     SCOPES,
-    SIGN_IN,
     SIGN_IN_SCOPES,
     AskedScopes,
     OAuthClient,
+    sign_in_link,
     use_oauth_client,
 )
 
@@ -96,11 +96,35 @@ def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
 
         least = "openid profile contribute-repos gated-repos read-memberships"
         assert asked("/login/huggingface?_target_url=/jobs")["scope"] == [least]
-        assert asked(f"{SIGN_IN}&with=manage-repos")["scope"] == [least]  # nobody's link asks for what no step needs
-        more = asked(PRIVATE_SIGN_IN)
+        # nobody's link asks for what no step needs
+        assert asked(f"{sign_in_link()}&with=manage-repos")["scope"] == [least]
+        more = asked(sign_in_link("/diff?base=a/b&agent=c/d", private=True))
         assert more["scope"] == [f"{least} read-repos"]
-        assert more["redirect_uri"] == [f"{running.url}/login/callback?_target_url=%2F"]
+        assert more["redirect_uri"] == [
+            f"{running.url}/login/callback?_target_url=%2Fdiff%3Fbase%3Da%2Fb%26agent%3Dc%2Fd"
+        ]
         assert {"state", "nonce"} <= more.keys()
+
+
+@pytest.mark.usefixtures("gradio_oauth")
+@pytest.mark.parametrize(
+    ("target", "page"),
+    [
+        ("/diff?base=a/b&agent=c/d", "/diff?base=a/b&agent=c/d"),
+        ("/", "/"),
+        ("//evil.example/x", "/x"),
+        ("https://evil.example/x", "/x"),
+        ("/\\evil.example", "/evil.example"),
+        ("////evil.example", "/evil.example"),
+    ],
+)
+def test_who_refuses_comes_back_to_a_page_of_this_site(local_hub: LocalHubProcess, target: str, page: str) -> None:
+    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
+    app = build_web_app(FakeService(), Settings(endpoint=local_hub.endpoint), oauth=oauth)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        refused = {"_target_url": target, "error": "access_denied", "error_description": "no", "state": "s"}
+        answer = client.get("/login/callback", params=refused, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (302, page)
 
 
 def test_a_sign_in_asks_for_nothing_that_the_space_did_not_declare() -> None:
@@ -156,9 +180,10 @@ def test_who_picks_a_model_that_is_not_shown_is_offered_to_allow_private_ones() 
     assert access_offer(revision, ADA, "https://hub.example") is None
 
 
-def test_who_picks_a_gated_model_is_sent_to_its_page_or_to_a_wider_sign_in() -> None:
-    gated = GatedError("a gated repo", where="meta/llama@main")
+@pytest.mark.parametrize("where", ["meta/llama", "meta/llama@main", "sub/config.json in meta/llama@52c47e508600"])
+def test_who_picks_a_gated_model_is_sent_to_its_page_or_to_a_wider_sign_in(where: str) -> None:
+    gated = GatedError("a gated repo", where=where)
     asked = str(access_offer(gated, ADA, "https://hub.example"))
     assert 'href="https://hub.example/meta/llama"' in asked
     earlier = replace(ADA, scopes=frozenset({"openid", "profile", "contribute-repos"}))
-    assert f'href="{SIGN_IN}"' in str(access_offer(gated, earlier, "https://hub.example"))
+    assert f'href="{sign_in_link()}"' in str(access_offer(gated, earlier, "https://hub.example"))

@@ -1,0 +1,141 @@
+"""What a plan or a sweep says before a weight moves, in words and units: the same on a terminal and on a page.
+
+The exact numbers are `Plan.summary`'s, under its keys (`inspect --json`, the API); here each has a label and a unit.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hubmerge.errors import printable
+from hubmerge.markdown import duration, short_count, size
+from hubmerge.methods import get_method
+
+if TYPE_CHECKING:
+    from hubmerge.sources.base import Model
+
+# the label of what the summary has under a key; keys that share a row stand beside each other in `_ROWS`
+LABELS: Mapping[str, str] = {
+    "base": "Base",
+    "agents": "Agent",
+    "method": "Method",
+    "variants": "Variants",
+    "architecture": "Architecture",
+    "parameters": "Parameters",
+    "dtype": "Stored as",
+    "output_bytes": "Size of the result",
+    "input_bytes": "Weights to read",
+    "download_bytes": "To download",
+    "disk_least_bytes": "Disk, uploading while merging",
+    "folder_disk_least_bytes": "Disk, merging to a folder",
+    "predicted_memory_bytes": "Memory at its peak",
+    "predicted_seconds": "Time to merge",
+    "passes": "Passes over the weights",
+    "identity": "Identity",
+    "identities": "Identities",
+}
+_COMPATIBILITY = ("method", "variants", "architecture", "parameters", "dtype", "output_bytes", "identity", "identities")
+_COST = (
+    *("input_bytes", "download_bytes", "disk_least_bytes", "folder_disk_least_bytes", "predicted_memory_bytes"),
+    *("predicted_seconds", "passes"),
+)
+_NARROWEST = 40  # columns
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of label and text under a title."""
+
+    title: str
+    rows: tuple[tuple[str, str], ...]
+
+
+def models_of(models: Sequence[Model], weights: Sequence[str]) -> Group:
+    """The base and the agents, counted from 1, with what is known of each; `weights`: of the agents."""
+    rows = []
+    for number, (model, weight) in enumerate(zip(models, ("", *weights), strict=True)):
+        kind = "" if model.kind == "weights" else f"{model.kind}, "
+        times = "" if weight in ("", "1") else f", weight {weight}"
+        license_name = f"license {model.license}" if model.license else "no license stated"
+        label = LABELS["base"] if number == 0 else f"{LABELS['agents']} {number}"
+        rows.append((label, f"{model.ref}{times} ({kind}{size(model.weight_bytes)}, {license_name})"))
+    return Group("Models", tuple(rows))
+
+
+def fit_of(summary: Mapping[str, Any]) -> Group:
+    """That the models fit, and what the merge makes of them."""
+    return Group("Compatibility: these models fit", tuple(_rows(summary, _COMPATIBILITY)))
+
+
+def cost_of(summary: Mapping[str, Any], *, to_folder: bool = True) -> Group:
+    """What the merge takes here. `to_folder`: also where the result stays on the disk."""
+    keys = [key for key in _COST if to_folder or key != "folder_disk_least_bytes"]
+    return Group("Cost, on this machine", tuple(_rows(summary, keys)))
+
+
+def _rows(summary: Mapping[str, Any], keys: Iterable[str]) -> list[tuple[str, str]]:
+    return [(LABELS[key], _told(key, summary)) for key in keys if key in summary]
+
+
+def _told(key: str, summary: Mapping[str, Any]) -> str:
+    value = summary[key]
+    match key:
+        case "method":
+            return f"{get_method(value).title} ({value})"
+        case "variants":
+            together = " + ".join(map(str, summary["merged_together"]))
+            return f"{len(value)}, merged in passes of {together}: {', '.join(value)}"
+        case "parameters":
+            return f"{short_count(value)} in {summary['tensors']:,} tensors"
+        case "dtype":
+            return f"{', '.join(value)}, {summary['rounding']} rounding"
+        case "output_bytes":
+            files = summary.get("shards")
+            among = "" if files is None else f" in {files} {'file' if files == 1 else 'files'}"
+            more = summary.get("companion_bytes", 0)
+            return f"{size(value)}{among}" + (f", and {size(more)} of tokenizer and other files" if more else "")
+        case "disk_least_bytes" | "folder_disk_least_bytes":
+            least, most = size(value), size(summary[key.replace("least", "most")])
+            return least if least == most else f"{least} at least, {most} at most"
+        case "predicted_memory_bytes":
+            kept = summary.get("resident_bytes", 0)
+            return f"about {size(value)}" + (f", {size(kept)} of it for adapters" if kept else "")
+        case "predicted_seconds":
+            return f"about {_about(value)}, without downloads"
+        case "identities":
+            return ", ".join(identity[:16] for identity in value)
+        case "identity":
+            return str(value)[:16]
+    return size(value) if key.endswith("_bytes") else str(value)
+
+
+def _about(seconds: float) -> str:
+    """No more digits than a prediction has."""
+    return duration(seconds) if seconds >= 59.5 else f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
+
+
+def in_words(groups: Sequence[Group], warnings: Sequence[str], width: int | None) -> str:
+    """The groups, then the warnings, for a terminal of `width` columns; None: whoever reads it has no width."""
+    widest = max(len(label) for group in groups for label, _ in group.rows)
+    lines: list[str] = []
+    for group in groups:
+        lines += [*([""] if lines else []), group.title]
+        for label, text in group.rows:
+            lines += _wrapped(f"  {label:<{widest}}  ", text, width)
+    if warnings:
+        lines += ["", "Warnings"]
+        for warning in warnings:
+            lines += _wrapped("  - ", warning, width)
+    return "\n".join(lines) + "\n"
+
+
+def _wrapped(head: str, text: str, width: int | None) -> list[str]:
+    text = printable(text)
+    if width is None:
+        return [head + text]
+    options = {"break_long_words": False, "break_on_hyphens": False}
+    room = max(width, _NARROWEST)
+    return textwrap.wrap(text, room, initial_indent=head, subsequent_indent=" " * len(head), **options) or [head]  # type: ignore[arg-type]

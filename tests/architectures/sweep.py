@@ -1,0 +1,163 @@
+"""One architecture through the whole line: saved by transformers, merged, loaded by its class, compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tiny import tiny_config
+from tiny_inputs import candidates
+
+from hubmerge.hub import Hub
+from hubmerge.line import merge_to_folder
+from hubmerge.prepare import prepare
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.report import Report
+
+NOWHERE = Hub("http://127.0.0.1:9")
+SHARDS = 3
+
+
+class Quiet:
+    """Hears everything and says nothing."""
+
+    def stage(self, name: str) -> None: ...
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+
+    def statistics(self, values: Any) -> None: ...
+
+    def warning(self, message: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One class of a model type, and what is asked of its small configuration."""
+
+    model_type: str
+    name: str
+    task: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    ignore: tuple[str, ...] = ()
+
+
+def built(kind: Kind) -> Any:
+    """The small model, with random weights; bfloat16 for language models."""
+    config = tiny_config(kind.model_type, kind.changes)
+    torch.manual_seed(0)
+    model = getattr(transformers, kind.name)(config).eval()
+    return model.to(torch.bfloat16) if kind.task == "CAUSAL_LM" else model
+
+
+def saved(model: Any, folder: Path) -> list[Path]:
+    """The model, as transformers saves it in several shards, and two agents: folders."""
+    base, *agents = (folder / name for name in ("base", "one", "two"))
+    total = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    model.save_pretrained(base, max_shard_size=max(total // SHARDS, 1000))
+    for number, agent in enumerate(agents, 1):
+        shutil.copytree(base, agent)
+        for path in agent.glob("*.safetensors"):
+            generator = torch.Generator().manual_seed(number)
+            tensors = load_file(path)
+            for key, tensor in tensors.items():
+                if tensor.is_floating_point():
+                    noise = torch.randn(tensor.shape, generator=generator) * 0.05
+                    tensors[key] = (tensor.float() * (1 + noise * (noise > 0))).to(tensor.dtype)
+            save_file(tensors, path, {"format": "pt"})
+    return [base, *agents]
+
+
+def merged(folders: Sequence[Path], out: Path, ignore: Sequence[str] = ()) -> Report:
+    """The merge of agents into their base, by the line itself, into the folder `out`."""
+    base, *agents = map(str, folders)
+    recipe = recipe_from_dict({"base": base, "agents": agents, "method": "ram", "ignore": list(ignore)})
+    prepared = prepare(recipe, NOWHERE, allow_local=True, license_choice="mit")
+    return merge_to_folder(prepared, NOWHERE, out, cache=out.parent / "cache", observer=Quiet())
+
+
+def outputs(model: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:
+    """What the model gives for the first inputs that it takes: their names, and all tensors in order."""
+    for inputs in candidates(model):
+        floats = {k: v.to(model.dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+        try:
+            torch.manual_seed(0)
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = list(_tensors(model(**floats)))
+        except Exception:
+            continue
+        if any(t.is_floating_point() and t.numel() for t in found):
+            return tuple(inputs), found
+    return (), []
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
+def swept(kind: Kind, folder: Path) -> str:
+    """The whole line for one class: the inputs for which the result gives what its base's config.json gives for the
+    same weights, or "" where no inputs were found and configuration, modules and weights were compared.
+
+    AssertionError where anything differs.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = built(kind)
+        folders = saved(model, folder)
+    out = folder / "out"
+    merged(folders, out, kind.ignore)
+    # the same weights, described by the base's own files
+    own = folder / "own"
+    shutil.copytree(folders[0], own, ignore=shutil.ignore_patterns("*.safetensors*"))
+    for path in out.glob("*.safetensors*"):
+        shutil.copy(path, own / path.name)
+    (base, base_info), (ours, ours_info), (theirs, theirs_info) = (_loaded(kind, at) for at in (folders[0], out, own))
+    assert ours_info == theirs_info == base_info == {}, ours_info
+    assert type(ours) is type(theirs) is getattr(transformers, kind.name)
+    a, b = _config(ours), _config(theirs)
+    assert a == b, {k: (a.get(k), b.get(k)) for k in {*a, *b} if a.get(k) != b.get(k)}
+    assert str(ours) == str(theirs)
+    first, second, untouched = ours.state_dict(), theirs.state_dict(), base.state_dict()
+    assert first.keys() == second.keys() == untouched.keys()
+    assert [n for n in first if first[n].dtype != untouched[n].dtype or not _equal(first[n], second[n])] == []
+    assert any(not _equal(first[n], untouched[n]) for n in first), "the merge changed nothing"
+    names, found = outputs(ours)
+    expected = outputs(theirs)[1]
+    assert len(found) == len(expected)
+    assert all(_equal(x, y) for x, y in zip(found, expected, strict=True)), f"other outputs for {names}"
+    return ", ".join(names)
+
+
+def _loaded(kind: Kind, folder: Path) -> tuple[Any, dict[str, list[str]]]:
+    """The model of a folder by its class, and what transformers missed or did not expect."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, info = getattr(transformers, kind.name).from_pretrained(
+            folder, output_loading_info=True, local_files_only=True
+        )
+    return model.eval(), {k: sorted(map(str, v)) for k, v in info.items() if v}
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Bit for bit, as numbers: what was never set may be NaN in both."""
+    if a.shape != b.shape or not a.is_floating_point():
+        return torch.equal(a, b)
+    return torch.equal(torch.isnan(a), torch.isnan(b)) and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+
+
+def _config(model: Any) -> dict[str, Any]:
+    table = json.loads(model.config.to_json_string(use_diff=False))
+    return {k: v for k, v in table.items() if k != "_name_or_path"}

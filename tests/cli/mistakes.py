@@ -1,0 +1,264 @@
+"""Typical mistakes of users at the command line: what they type, and on what.
+
+`build` makes the models and repos that the mistakes are about; `MISTAKES` is the table. What is answered stands in
+docs/data/mistakes.json, and as a page in docs/mistakes.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from builders import T, llama_config, llama_shapes, random_base, sparse_agent, tensor, write_model, write_shard
+from huggingface_hub import HfApi
+
+CARD = {"README.md": b"---\nlicense: mit\n---\n"}
+FOREIGN = "hf_" + "f" * 34
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """`arguments` may hold {base}, {one} … (folders), {here} and {endpoint}."""
+
+    title: str
+    arguments: str  # one string, split at spaces
+    recipe: str = ""  # written to {here}/recipe.yaml
+    stdin: str | None = None
+    token: str | None = "ada"  # whose, or the text itself; None: none
+    cwd: str = "{here}"
+    code: int = 1
+    tells: bool = True  # False: it is no mistake any more, and something is done
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def recipe(*agents: str, base: str = "{base}", method: str = "ram", more: str = "") -> str:
+    return f"base: {base}\nagents: [{', '.join(agents)}]\nmethod: {method}\n{more}"
+
+
+TWO = recipe("{one}", "{two}")
+MERGE = "merge recipe.yaml --out out"
+INSPECT = "inspect recipe.yaml"
+
+
+def build(folder: Path, api: HfApi, bob: HfApi) -> dict[str, str]:
+    """Models below `folder` and repos of ada and bob on the embedded Hub; their names for `Mistake.arguments`."""
+    weights = random_base(0)
+    one, two = sparse_agent(weights, 0.1, 1), sparse_agent(weights, 0.1, 2)
+    places: dict[str, Path] = {}
+
+    def model(name: str, tensors: dict[str, T], **options: Any) -> Path:
+        options.setdefault("files", CARD)
+        places[name] = write_model(folder / name, tensors, **options)
+        return places[name]
+
+    model("base", weights)
+    model("one", one)
+    model("two", two)
+    model("unlicensed", one, files={})
+    model("qwen", one, config=llama_config(one, architectures=["Qwen2ForCausalLM"], model_type="qwen2"))
+    longer = random_base(3, sizes=llama_shapes(vocab=36))
+    model("vocabulary", longer)
+    nan = dict(two)
+    broken = np.array(nan["model.norm.weight"].values, dtype=np.float32)
+    broken[3] = np.nan
+    nan["model.norm.weight"] = tensor(broken)
+    model("nan", nan)
+    model("halfway", {n: t for n, t in one.items() if "layers.1" not in n})
+    places["noconfig"] = model("noconfig", one)
+    (places["noconfig"] / "config.json").unlink()
+    places["bin"] = model("bin", one)
+    (places["bin"] / "model.safetensors").rename(places["bin"] / "pytorch_model.bin")
+    trainer = folder / "trainer"
+    for step in (9, 10, 100):
+        write_model(trainer / f"checkpoint-{step}", one, files=CARD)
+    (trainer / "trainer_state.json").write_text("{}")
+    shutil.copy(places["one"] / "config.json", trainer / "config.json")
+    places["trainer"] = trainer
+    (folder / "below").mkdir()
+    (folder / "below" / "recipe.yaml").write_text("base: ../base\nagents: [../one, ../two]\nmethod: ram\n")
+    write_model(folder / "exp" / "agent0", one, files=CARD)
+    places["gguf"] = model("gguf", one, files={"README.md": b"---\nlicense: mit\nbase_model: ada/one\n---\n"})
+    (places["gguf"] / "model.safetensors").rename(places["gguf"] / "model-Q4_K_M.gguf")
+    (places["gguf"] / "config.json").unlink()
+    packed = {n: t for n, t in one.items() if "q_proj" not in n}
+    packed["model.layers.0.self_attn.q_proj.qweight"] = tensor(np.ones((16, 2)), "I32")
+    for name in ("awq", "gptq"):
+        quantized = llama_config(one, quantization_config={"quant_method": name, "bits": 4, "group_size": 128})
+        model(name, packed, config=quantized, files={"README.md": b"---\nlicense: mit\nbase_model: ada/one\n---\n"})
+    adapter = folder / "adapter"
+    adapter.mkdir()
+    factors = "base_model.model.model.layers.0.self_attn.q_proj"
+    rng = np.random.default_rng(5)
+    write_shard(
+        adapter / "adapter_model.safetensors",
+        {
+            f"{factors}.lora_A.weight": tensor(rng.normal(size=(2, 32)), "F32"),
+            f"{factors}.lora_B.weight": tensor(rng.normal(size=(32, 2)), "F32"),
+        },
+    )
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "org/other-base"}
+    (adapter / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": ["q_proj"], "bias": "none"}))
+    (adapter / "README.md").write_bytes(CARD["README.md"])
+    places["adapter"] = adapter
+    pointer = model("pointer", one)
+    (pointer / "model.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 30000\n"
+    )
+    for name in ("foreign", "unfinished"):
+        (folder / name).mkdir()
+        (folder / name / "thesis.tex").write_text("ten years")
+        places[name] = folder / name
+    (folder / "file").write_text("somebody's")
+    places["file"] = folder / "file"
+    for name in ("base", "one", "two", "gguf"):
+        api.create_repo(f"ada/{name}", exist_ok=True)
+        api.upload_folder(repo_id=f"ada/{name}", folder_path=places[name])
+    bob.create_repo("bob/private", private=True, exist_ok=True)
+    bob.upload_folder(repo_id="bob/private", folder_path=places["one"])
+    bob.create_repo("bob/gated", exist_ok=True)
+    bob.upload_folder(repo_id="bob/gated", folder_path=places["one"])
+    bob.update_repo_settings("bob/gated", gated="manual")
+    api.create_repo("ada/rows", repo_type="dataset", exist_ok=True)
+    api.create_repo("ada/taken", exist_ok=True)
+    api.upload_file(repo_id="ada/taken", path_or_fileobj=b"mine", path_in_repo="thesis.tex")
+    return {name: str(path) for name, path in places.items()}
+
+
+def prepare(mistake: Mistake, here: Path, names: dict[str, str]) -> tuple[list[str], str | None]:
+    """The command's arguments and its standard input, with the recipe in place."""
+    known = {**names, "here": str(here)}
+
+    def filled(text: str) -> str:
+        for name, value in known.items():
+            text = text.replace("{" + name + "}", value)
+        return text
+
+    if mistake.recipe:
+        (here / "recipe.yaml").write_text(filled(mistake.recipe))
+    stdin = None if mistake.stdin is None else filled(mistake.stdin)
+    return [filled(argument) for argument in mistake.arguments.split()], stdin
+
+
+def normal(text: str, here: Path, endpoint: str) -> str:
+    """A message without what differs between two machines."""
+    text = text.replace(str(here), "…").replace(endpoint, "HUB")
+    for pattern, instead in (
+        (r"@[0-9a-f]{12}\b", "@…"),
+        (r"[\d.]+ (?=[kM]B)", "… "),
+        (r"\(choose from [^)]*\)", "(choose from …)"),
+        (r"torch [\d.]+[\w+.]*", "torch …"),
+    ):
+        text = re.sub(pattern, instead, text)
+    return text
+
+
+def page(rows: Sequence[Mapping[str, str]]) -> str:
+    """docs/mistakes.md."""
+
+    def cell(text: str) -> str:
+        return text.replace("|", "\\|").replace("\n", "<br>").replace("*", "\\*")
+
+    head = (
+        "# Typical mistakes, and what is said\n\n"
+        "Each is tried by a test, which holds this page to the messages. `…` is a folder or what differs between "
+        "machines, HUB the address of a Hub; `before` is what an earlier version said.\n\n"
+        "| mistake | command | before | now |\n|---|---|---|---|\n"
+    )
+    return head + "".join(
+        f"| {cell(r['mistake'])} | `{r['command']}` | {cell(r['before'])} | {cell(r['now'])} |\n" for r in rows
+    )
+
+
+MISTAKES = (
+    Mistake("a method misspelled", INSPECT, recipe("{one}", "{two}", method="ram_pluss")),
+    Mistake("a method that is none", INSPECT, recipe("{one}", "{two}", method="average")),
+    Mistake("a key misspelled", INSPECT, TWO.replace("agents", "agnets")),
+    Mistake("an agent's key misspelled", INSPECT, recipe("{one}", "{model: {two}, wieght: 0.5}")),
+    Mistake(
+        "a parameter misspelled",
+        INSPECT,
+        recipe("{one}", "{two}", method="task_arithmetic", more="parameters: {lamda: 0.5}\n"),
+    ),
+    Mistake("a parameter of another method", INSPECT, TWO + "parameters: {density: 0.5}\n"),
+    Mistake("a weight in quotes", INSPECT, recipe("{one}", "{model: {two}, weight: '0.5'}")),
+    Mistake(
+        "weights that add up to less than nothing",
+        INSPECT,
+        recipe("{model: {one}, weight: -1.5}", "{two}", method="linear"),
+    ),
+    Mistake("no such recipe", "inspect recip.yaml", TWO),
+    Mistake("a folder for a recipe", "inspect {one}"),
+    Mistake("an empty recipe", INSPECT, "\n"),
+    Mistake("tabs in a recipe", INSPECT, "base: {base}\nagents:\n\t- {one}\n\t- {two}\nmethod: ram\n"),
+    Mistake("a quote that is not closed", INSPECT, TWO.replace("ram", '"ram')),
+    Mistake("a recipe on one line", INSPECT, "base: {base} agents: [{one}, {two}] method: ram"),
+    Mistake("JSON with a trailing text", INSPECT, '{"base": "{base}", "agents": ["{one}", "{two}"]} method: ram'),
+    Mistake(
+        "a mergekit document of an unknown method",
+        INSPECT,
+        "merge_method: tie\nbase_model: {base}\nmodels:\n- model: {one}\n- model: {two}\n",
+    ),
+    Mistake("one agent", INSPECT, recipe("{one}")),
+    Mistake("the base among the agents", INSPECT, recipe("{base}", "{one}")),
+    Mistake("the same agent twice", INSPECT, recipe("{one}", "{one}")),
+    Mistake("another architecture", INSPECT, recipe("{one}", "{qwen}")),
+    Mistake("another vocabulary", INSPECT, recipe("{one}", "{vocabulary}")),
+    Mistake("an agent without some layers", INSPECT, recipe("{one}", "{halfway}")),
+    Mistake("a folder that is not there", INSPECT, recipe("{one}", "./too")),
+    Mistake("a folder without config.json", INSPECT, recipe("{one}", "{noconfig}")),
+    Mistake("pickled weights", INSPECT, recipe("{bin}", "{two}")),
+    Mistake("a trainer's folder", INSPECT, recipe("{trainer}", "{two}")),
+    Mistake("weights that git-lfs did not fetch", INSPECT, recipe("{pointer}", "{two}")),
+    Mistake("GGUF", INSPECT, recipe("ada/gguf", "ada/two", base="ada/base")),
+    Mistake("AWQ", INSPECT, recipe("{awq}", "{two}")),
+    Mistake("GPTQ", INSPECT, recipe("{gptq}", "{two}")),
+    Mistake("a LoRA adapter of another base", INSPECT, recipe("{adapter}", "{two}")),
+    Mistake("an address for an id", INSPECT, recipe("https://huggingface.co/ada/one", "ada/two", base="ada/base")),
+    Mistake("no such repo", INSPECT, recipe("ada/onne", "ada/two", base="ada/base")),
+    Mistake("no such revision", INSPECT, recipe("ada/one@v9", "ada/two", base="ada/base")),
+    Mistake("a dataset for a model", INSPECT, recipe("ada/rows", "ada/two", base="ada/base")),
+    Mistake("a gated model", INSPECT, recipe("bob/gated", "ada/two", base="ada/base")),
+    Mistake(
+        "a private model without a token", INSPECT, (), recipe("bob/private", "ada/two", base="ada/base"), token=None
+    ),
+    Mistake("a token that is not valid", INSPECT, recipe("ada/one", "ada/two", base="ada/base"), token=FOREIGN),
+    Mistake(
+        "no connection",
+        INSPECT,
+        recipe("ada/one", "ada/two", base="ada/base"),
+        variables={"HF_ENDPOINT": "http://127.0.0.1:9"},
+    ),
+    Mistake(
+        "offline without the models",
+        INSPECT,
+        recipe("ada/one", "ada/two", base="ada/base"),
+        variables={"HF_HUB_OFFLINE": "1"},
+    ),
+    Mistake("a folder named as a repo would be", INSPECT, recipe("exp/agent0", "{two}"), tells=False),
+    Mistake("a recipe in another folder", "inspect below/recipe.yaml", "", tells=False),
+    Mistake("a recipe on standard input", "inspect -", stdin=TWO.replace("method: ram", "method: rum")),
+    Mistake("no GPU", MERGE + " --device cuda", TWO),
+    Mistake("an output folder with other things", "merge recipe.yaml --out {foreign}", TWO),
+    Mistake("an output that is a file", "merge recipe.yaml --out {file}", TWO),
+    Mistake("an output that cannot be written", "merge recipe.yaml --out /proc/merged", TWO),
+    Mistake("too little disk", MERGE + " --disk-budget 0.00001", TWO),
+    Mistake("NaN in the weights", MERGE, recipe("{one}", "{nan}")),
+    Mistake("an option misspelled", "merge recipe.yaml --ouput out", TWO, code=2),
+    Mistake("a command misspelled", "merg recipe.yaml --out out", TWO, code=2),
+    Mistake("a suite misspelled", "evaluate {one} --suite mth"),
+    Mistake("publishing what is not finished", "publish {unfinished} ada/new"),
+    Mistake("publishing without a token", "publish {merged} ada/new", token=None),
+    Mistake("publishing with a token that only reads", "publish {merged} ada/new", token="ada_read"),
+    Mistake("publishing to somebody else", "publish {merged} bob/new"),
+    Mistake("publishing without an owner", "publish {merged} new"),
+    Mistake("publishing over something else", "publish {merged} ada/taken"),
+    Mistake("publishing without a license", "run recipe.yaml --to ada/new", recipe("{unlicensed}", "{two}")),
+    Mistake("merging without a license", MERGE, recipe("{unlicensed}", "{two}"), tells=False),
+    Mistake("going on where nothing was begun", "merge recipe.yaml --out {foreign} --resume", TWO),
+)

@@ -1,0 +1,110 @@
+"""What programs get of the command line: one JSON object on standard output, or an error as one and nothing there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi
+
+from hubmerge.cli import main
+
+COMMANDS = (Path(__file__).resolve().parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def told(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The object that a command prints; every key of it stands in the documentation."""
+
+    def run(*arguments: str) -> dict[str, Any]:
+        capsys.readouterr()
+        assert main([*arguments, "--json"]) == 0
+        result: dict[str, Any] = json.loads(capsys.readouterr().out)
+        section = COMMANDS.split(f"\n| `{arguments[0]}` |")[1].split("\n| `")[0].split("\n\n")[0]
+        assert not [key for key in result if f"`{key}`" not in section]
+        return result
+
+    return run
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_merge_tells_what_it_made_and_whether_it_was_there(recipe_file: Path, told: Any, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = told("merge", str(recipe_file), "--out", str(out))
+    assert (first["folder"], first["method"], first["finished_before"]) == (str(out), "ram", False)
+    assert first["identity"] == json.loads((out / "hubmerge.json").read_text())["identity"]
+    [file] = first["files"]
+    assert (file["name"], file["sha256"]) == ("model.safetensors", sha256(out / "model.safetensors"))
+    assert first["license"]["id"] == "mit"
+    assert first["usage"]["peak_rss_bytes"] > 0
+    again = told("merge", str(recipe_file), "--out", str(out))
+    assert again == {**{k: v for k, v in first.items() if k != "usage"}, "finished_before": True}
+
+
+def test_publish_and_run_tell_the_repo_and_the_commit(
+    recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+    assert main(["merge", str(recipe_file), "--out", str(tmp_path / "out")]) == 0
+    published = told("publish", str(tmp_path / "out"), "ada/json-published")
+    assert published["commit"] == ada.model_info("ada/json-published").sha
+    assert (published["repo"], published["url"]) == ("ada/json-published", f"{ada.endpoint}/ada/json-published")
+    [ran] = told("run", str(recipe_file), "--to", "ada/json-run")["published"]
+    assert ran["commit"] == ada.model_info("ada/json-run").sha
+
+
+def test_a_sweep_tells_every_variant(recipe_file: Path, told: Any, tmp_path: Path, ada: HfApi) -> None:
+    named = json.loads(recipe_file.read_text())
+    sweep = tmp_path / "sweep.yaml"
+    entries = [{"method": ["ram", "linear"]}]
+    sweep.write_text(json.dumps({"base": named["base"], "agents": named["agents"], "sweep": entries}))
+    result = told("sweep", str(sweep), "--out", str(tmp_path / "swept"), "--to", "ada/json")
+    assert [variant["name"] for variant in result["variants"]] == ["ram", "linear"]
+    for variant in result["variants"]:
+        assert variant["files"][0]["sha256"] == sha256(Path(variant["folder"]) / "model.safetensors")
+        assert variant["commit"] == ada.model_info(f"ada/json-{variant['name']}").sha
+
+
+def test_an_error_is_one_object_on_stderr_and_nothing_on_standard_output(
+    recipe_file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shutil.rmtree(tmp_path / "one")
+    for name, *more in (["merge", "--out", str(tmp_path / "out")], ["run", "--to", "a/b"]):
+        assert main([name, str(recipe_file), *more, "--json"]) == 1
+        said = capsys.readouterr()
+        assert said.out == ""
+        error = json.loads(said.err.splitlines()[-1])
+        assert (error["type"], error["code"]) == ("error", "E_SOURCE")
+        assert error["problems"][0]["next_step"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["merg", "r.yaml"], "merge"),
+        (["merge", "r.yaml", "--ouput", "x"], "--out"),
+        (["merge", "r.yaml", "--out", "x", "--licence", "mit"], "--license"),
+        (["evaluate", "m", "--suit=math"], ""),  # argparse takes the beginning of an option
+        (["inspect", "r.yaml", "--jsno"], "--json"),
+        (["xyz"], ""),
+    ],
+)
+def test_a_misspelled_command_or_option_is_guessed(
+    capsys: pytest.CaptureFixture[str], typed: list[str], meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if typed[0] == "evaluate":
+        monkeypatch.setattr("hubmerge.evaluation.command.run_cli", lambda *arguments: 0)
+        assert main(typed) == 0
+        return
+    with pytest.raises(SystemExit) as stopped:
+        main(typed)
+    assert stopped.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"Did you mean {meant}?" if meant else ")")
