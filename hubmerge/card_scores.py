@@ -7,6 +7,7 @@ measurement: `suite`, `suite_version`, `few_shot`, `dataset`, `dataset_revision`
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -76,7 +77,7 @@ def _domains(rows: Sequence[Mapping[str, Any]], parents: Sequence[Parent]) -> li
         line = domain_line(domain, score, lines)
         if line.best_parent is not None:
             best = next(p for p in lines if p.id == line.best_parent).domains[domain]
-            kept = "—" if line.retention is None else percent(line.retention)
+            kept = "—" if line.retention is None else _kept(line.retention)
             view.append((domain, _range(score), f"{line.best_parent}: {_range(best)}", kept, line.verdict))
     return view
 
@@ -90,6 +91,11 @@ def _parent(parent: Parent, domain: str, tasks: Mapping[str, Estimate], own: Map
 
 def _range(estimate: Estimate) -> Markdown:
     return Markdown(f"{factor(estimate.value)} ({factor(estimate.low)} to {factor(estimate.high)})")
+
+
+def _kept(retention: Estimate) -> str:
+    high = f"to {percent(retention.high)}" if math.isfinite(retention.high) else "or more"
+    return f"{percent(retention.value)} ({percent(retention.low)} {high})"
 
 
 def model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

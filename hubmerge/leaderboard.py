@@ -21,6 +21,7 @@ every parent's, which can be said only once all of them have one.
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hubmerge.board.intervals import Estimate, difference, mean, score_interval
+from hubmerge.board.intervals import Estimate, difference, mean, ratio, score_interval
 from hubmerge.board.lineage import Lineage, Node
 from hubmerge.board.values import (
     COMBINED,
@@ -337,7 +338,7 @@ def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int]) 
         tasks=own.tasks,
         domains=lines,
         overall=own.overall,
-        retention=sum(retentions) / len(retentions) if lines and len(retentions) == len(lines) else None,
+        retention=mean(retentions, math.inf) if lines and len(retentions) == len(lines) else None,
         instruction_change=change,
         parents=tuple(parents),
         failures=own.failures,
@@ -357,7 +358,7 @@ def domain_line(domain: str, score: Estimate, parents: Sequence[ParentLine], ran
         score,
         rank,
         best_parent=parent.id,
-        retention=score.value / best.value if best.value > 0 else None,
+        retention=ratio(score, best),
         change=difference(score, best),
         synergy=synergy,
         synergy_certain=synergy and all(c.low > 0 for c in changes),

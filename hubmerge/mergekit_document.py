@@ -14,46 +14,18 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from hubmerge.errors import Problem, RecipeError
-from hubmerge.methods.varying import Rule, Setting, evened, parse
-from hubmerge.wording import place as place_in
-
-# what the methods read: once per document, and per model that is not the base (linear: the base too)
-SHARED: Mapping[str, tuple[str, ...]] = {
-    "linear": ("normalize",),
-    "task_arithmetic": ("normalize", "lambda", "rescale", "int8_mask"),
-    "ties": ("normalize", "lambda", "rescale", "int8_mask"),
-    "dare_linear": ("normalize", "lambda", "rescale", "int8_mask"),
-    "dare_ties": ("normalize", "lambda", "rescale", "int8_mask"),
-    "ram": ("epsilon",),
-    "ramplus_tl": ("r", "alpha", "epsilon"),
-}
-PER_MODEL: Mapping[str, tuple[str, ...]] = {
-    "linear": ("weight",),
-    **dict.fromkeys(("task_arithmetic", "ties", "dare_linear", "dare_ties"), ("weight", "density")),
-    **dict.fromkeys(("ram", "ramplus_tl"), ()),
-}
-_EVERY_PARAMETER = frozenset(key for table in (SHARED, PER_MODEL) for keys in table.values() for key in keys)
-
-_INPUTS = ("models", "slices", "modules")
-_KEYS = ("merge_method", "base_model", *_INPUTS, "parameters", "dtype", "out_dtype", "tokenizer_source", "tokenizer")
-_UNSUPPORTED = {
-    "chat_template": "Remove it: the result keeps its tokenizer's template; set another one in the published repo.",
-}
-_DTYPES = ("float32", "bfloat16", "float16")
-_TRUE = (True, 1, "true", "yes", "on")  # as mergekit reads words and 0 or 1
-_FALSE = (False, 0, "false", "no", "off")
-
-_STACKED = "Give every slice the same models and layer_range, and let each begin where the one before it ends, from 0."
-_ADAPTED = "LoRA: {adapter} is applied to {model} in float32; mergekit first writes the adapted model in its own dtype."
-
-_TOKENIZER = (
-    "Tokenizer: rows of the vocabulary that no token has stay; with a tokenizer source mergekit cuts or pads the rows "
-    "to that tokenizer's vocabulary."
+from hubmerge.mergekit_keys import (
+    ADAPTED,
+    FALSE,
+    INPUTS,
+    SHARED,
+    STACKED,
+    TOKENIZER,
+    TRUE,
+    Path,
+    TopLevel,
 )
-
-
-Path = tuple[object, ...]
+from hubmerge.methods.varying import Rule, Setting, evened, parse
 
 
 @dataclass(frozen=True)
@@ -74,84 +46,15 @@ class Input:
 
 
 @dataclass
-class Reading:
-    """One document being read; problems are gathered, so that all are told at once."""
+class Reading(TopLevel):
+    """One document being read, models and their parameters as well."""
 
-    document: Mapping[str, Any]
-    where: str
-    problems: list[Problem] = field(default_factory=list)
-    output_dtype: str | None = None
     parts: tuple[Part, ...] = ()
-    _without_effect: list[str] = field(default_factory=list)
     _adapters: list[str] = field(default_factory=list)
-    _source: Any = None  # of the tokenizer, and where it stands
-    _source_path: Path = ()
-
-    def refuse(self, what: str, *path: object, expected: str = "", got: Any = None, next_step: str = "") -> None:
-        at = place_in(self.where, *path)
-        shown = "" if got is None else repr(got)[:120]
-        self.problems.append(Problem(RecipeError.code, what, at, expected, shown, next_step))
-
-    def check_top_level(self) -> None:
-        """Keys, dtypes and tokenizer; and parameters that no method knows."""
-        for key, value in self.document.items():
-            if key in _UNSUPPORTED and value is not None:
-                self.refuse(f"`{key}` of mergekit is not supported", key, next_step=_UNSUPPORTED[key])
-            elif key not in _KEYS and key not in _UNSUPPORTED:
-                self.refuse("a key that mergekit does not know", str(key)[:80], expected=", ".join(_KEYS))
-        dtypes = [self._dtype("dtype", (*_DTYPES, "float64")), self._dtype("out_dtype", _DTYPES)]
-        self.output_dtype = dtypes[1] or dtypes[0]
-        if self.output_dtype == "float64" and dtypes[1] is None:
-            self.refuse("an output of 64 bits", "dtype", expected=", ".join(_DTYPES), next_step="Add an `out_dtype`.")
-        self._check_parameters(self.document.get("parameters"), (), shared=True)
-        self._check_tokenizer()
-
-    def _dtype(self, key: str, known: tuple[str, ...]) -> str | None:
-        value = self.document.get(key)
-        if value is None:
-            return None
-        name = str(value).removeprefix("torch.")
-        if name not in known:
-            self.refuse("an unsupported dtype", key, expected=", ".join(known), got=value)
-        return name
-
-    def _check_parameters(self, table: Any, path: tuple[object, ...], *, shared: bool, base: bool = False) -> None:
-        """Refuses what mergekit does not know at all; remembers what it does not read here."""
-        if table is None:
-            return
-        if not isinstance(table, Mapping):
-            self.refuse("parameters are a table", *path, "parameters", got=table)
-            return
-        method = str(self.document["merge_method"])
-        for key in table:
-            read = (key in SHARED.get(method, ()) and shared) or (
-                key in PER_MODEL.get(method, ()) and (not base or method == "linear")
-            )
-            if key not in _EVERY_PARAMETER and method in SHARED:
-                known = (*SHARED[method], *PER_MODEL[method])
-                self.refuse("an unknown parameter", *path, "parameters", str(key)[:80], expected=", ".join(known))
-            elif not read:
-                self._without_effect.append(" → ".join(map(str, (*path, "parameters", key))))
-
-    def _check_tokenizer(self) -> None:
-        table = self.document.get("tokenizer")
-        if table is not None:
-            if not isinstance(table, Mapping):
-                self.refuse("tokenizer is a table", "tokenizer", got=table)
-                return
-            for key in table:
-                if key != "source" and table[key] is not None:
-                    self.refuse(f"`tokenizer.{key}` of mergekit is not supported", "tokenizer", str(key)[:80])
-        for path, source in (
-            (("tokenizer_source",), self.document.get("tokenizer_source")),
-            (("tokenizer", "source"), table.get("source", "union") if table is not None else None),
-        ):
-            if source is not None:
-                self._source, self._source_path = source, path
 
     def inputs(self) -> tuple[Input | None, tuple[Input, ...]]:
         """The base with its parameters, and the agents in the document's order."""
-        given = [key for key in _INPUTS if self.document.get(key) is not None]
+        given = [key for key in INPUTS if self.document.get(key) is not None]
         if len(given) != 1:
             what = "no list of models" if not given else "more than one of `models`, `slices` and `modules`"
             self.refuse(what, given[-1] if given else "models")
@@ -252,20 +155,20 @@ class Reading:
                     "sources of other layers than each other",
                     *here,
                     got=[list(r or ()) for r in ranges],
-                    next_step=_STACKED,
+                    next_step=STACKED,
                 )
                 continue
             layers = ranges[0]
             assert layers is not None
             if layers[0] != end:
                 what = "layers that are repeated or in another order" if layers[0] < end else "layers that are left out"
-                self.refuse(what, *here, expected=f"from layer {end}", got=list(layers), next_step=_STACKED)
+                self.refuse(what, *here, expected=f"from layer {end}", got=list(layers), next_step=STACKED)
             end = layers[1]
             parts.append(Part(layers, (*self._level(table, here), *module)))
             names = self._sources(sources, (*here, "sources"), base_name, inputs, ("layer_range",))
             if first_names is not None and set(names) - {base_name} != set(first_names) - {base_name}:
                 self.refuse(
-                    "other models than in the slice before, so that layers are stacked", *here, next_step=_STACKED
+                    "other models than in the slice before, so that layers are stacked", *here, next_step=STACKED
                 )
             first_names = names
         self.parts = tuple(parts)
@@ -337,7 +240,7 @@ class Reading:
             return None
         found = self._name(adapter, *path)
         if found is not None:
-            self._adapters.append(_ADAPTED.format(adapter=found, model=base))
+            self._adapters.append(ADAPTED.format(adapter=found, model=base))
         return found
 
     def number(self, key: str, default: float) -> Setting:
@@ -376,10 +279,10 @@ class Reading:
                 return None
             value = value.get("value")
         value = value.lower() if isinstance(value, str) else value
-        if isinstance(value, list) or value not in (*_TRUE, *_FALSE):
+        if isinstance(value, list) or value not in (*TRUE, *FALSE):
             self.refuse("true or false is needed", *path, got=value)
             return None
-        return value in _TRUE
+        return value in TRUE
 
     def per_model(self, key: str, model: Input, default: float | None = None) -> Setting:
         """A parameter of one model: its own, else a shared one, else the default; without one it is required."""
@@ -509,4 +412,4 @@ class Reading:
 
     def tokenizer(self) -> tuple[str, ...]:
         named = any(self.document.get(key) is not None for key in ("tokenizer_source", "tokenizer"))
-        return (_TOKENIZER,) if named else ()
+        return (TOKENIZER,) if named else ()

@@ -24,8 +24,9 @@ from hubmerge.errors import HubmergeError, SourceChangedError
 from hubmerge.hub import Hub
 from hubmerge.journal import Journal
 from hubmerge.plan import Plan
-from hubmerge.recipe import ModelName, Recipe
+from hubmerge.recipe import Recipe
 from hubmerge.sink import MANIFEST, writing
+from hubmerge.sources.model_name import ModelName
 
 NEWEST_ELSEWHERE = "To begin with the newest, merge into another folder."
 _COMMIT = re.compile(r"[0-9a-f]{40}")

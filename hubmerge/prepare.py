@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hubmerge.equal_weights import refuse_equal_folders
 from hubmerge.hub import Hub
 from hubmerge.licenses import choose, strictest
-from hubmerge.output.companions import module_problems, reader
+from hubmerge.output.companions import reader
+from hubmerge.output.modules import module_problems
 from hubmerge.plan import Plan, make_plan, refusal
 from hubmerge.publish import Target, check_target
 from hubmerge.recipe import Recipe, merge_identity

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,14 +35,14 @@ from hubmerge.errors import MisnamedError, Problem, RecipeError
 from hubmerge.methods import get_method, registry, varying
 from hubmerge.methods.tensor_values import Given
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
-from hubmerge.sources.base import SYNTHETIC, ModelRef, is_hub_id
+from hubmerge.sources.base import ModelRef
 from hubmerge.sources.ignore import checked_patterns
+from hubmerge.sources.model_name import ModelName, WrittenModel
 from hubmerge.wording import did_you_mean, place, shown
 
 MAX_AGENTS = 32
 MAX_RECIPE_BYTES = 64 * 1024
 MAX_WEIGHT = 100.0
-_REVISION = re.compile(r"[A-Za-z0-9_][\w.\-/]{0,254}", re.ASCII)
 
 OutputDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -72,60 +71,10 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ModelName(_Frozen):
-    """A Hub id with an optional revision, or a local folder. In a recipe it is written as text (see `parse`)."""
-
-    id: str = Field(min_length=1, max_length=4096)
-    revision: str | None = None
-    local: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> ModelName:
-        """`org/name`, `org/name@revision`, or a folder.
-
-        What a text means does not depend on which folders exist: `a/b` is a Hub id, a folder of that name is
-        written `./a/b`.
-        """
-        text = text.strip()
-        if not text:
-            raise ValueError("a model is empty; give a Hub id such as org/name@revision, or a folder")
-        if "://" in text:
-            raise ValueError(f"{text[:80]!r} is a URL; give the Hub id alone, such as org/name@revision")
-        if "\0" in text:
-            raise ValueError("a model's name holds a zero byte")
-        name, _, revision = text.partition("@")
-        if text.startswith((".", "/", "~", SYNTHETIC)) or name.count("/") > 1:
-            return cls(id=text, local=True)
-        return cls(id=name, revision=revision or None)
-
-    @model_validator(mode="after")
-    def _is_a_hub_id_at_a_revision(self) -> ModelName:
-        if not self.local:
-            if not is_hub_id(self.id):
-                raise ValueError(f"{self.id[:120]!r} is no Hub id (org/name@revision); a folder is written ./folder")
-            if self.revision and (not _REVISION.fullmatch(self.revision) or ".." in self.revision):
-                raise ValueError(f"{self.revision[:80]!r} is not a revision (a branch, a tag or a commit sha)")
-        return self
-
-    def __str__(self) -> str:
-        return f"{self.id}@{self.revision}" if self.revision else self.id
-
-
-def _model_from_text(value: Any) -> Any:
-    if isinstance(value, ModelName):
-        return value
-    if not isinstance(value, str):
-        raise ValueError("a model is written as text: org/name, org/name@revision or ./folder")
-    return ModelName.parse(value)
-
-
-_WrittenModel = Annotated[ModelName, BeforeValidator(_model_from_text)]
-
-
 class AgentSpec(_Frozen):
     """One agent: a model and the factor on its update (default 1). A bare text is a model of weight 1."""
 
-    model: _WrittenModel
+    model: WrittenModel
     weight: Annotated[varying.Setting, PlainValidator(_weight), WithJsonSchema(_WEIGHT_SCHEMA)] = 1.0
     parameters: Mapping[str, Any] = Field(default_factory=dict)  # its own, in place of the recipe's
     sensitivity: str | None = Field(default=None, max_length=4096)  # a file of `hubmerge sensitivity`
@@ -153,7 +102,7 @@ class AgentSpec(_Frozen):
 class Recipe(_Frozen):
     """One merge, as the user states it."""
 
-    base: _WrittenModel
+    base: WrittenModel
     agents: tuple[AgentSpec, ...] = Field(min_length=1, max_length=MAX_AGENTS)
     method: str
     parameters: Mapping[str, Any] = Field(default_factory=dict, validate_default=True)

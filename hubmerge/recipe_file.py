@@ -16,7 +16,8 @@ from typing import IO
 from pydantic import ValidationError
 
 from hubmerge.errors import RecipeError
-from hubmerge.recipe import MAX_RECIPE_BYTES, ModelName, Recipe, recipe_from_yaml
+from hubmerge.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_yaml
+from hubmerge.sources.model_name import ModelName
 
 _STANDARD_INPUT = Path("-")
 

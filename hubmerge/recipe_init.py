@@ -16,8 +16,8 @@ from hubmerge.errors import IncompatibleError, RecipeError, TargetExistsError, p
 
 if TYPE_CHECKING:
     from hubmerge.hub import Hub
-    from hubmerge.recipe import ModelName
     from hubmerge.sources.base import Model
+    from hubmerge.sources.model_name import ModelName
     from hubmerge.terminal import Terminal
 
 SCHEMA_URL = "https://huggingface.co/spaces/hubmerge/hubmerge/resolve/main/docs/recipe.schema.json"

@@ -243,9 +243,9 @@ class _Line:
         from hubmerge.evaluation.command import table
         from hubmerge.evaluation.facts import model_facts
         from hubmerge.evaluation.suites import pin
-        from hubmerge.recipe import ModelName
         from hubmerge.results_dataset import ResultsDataset, details_of
         from hubmerge.sources.base import is_hub_id
+        from hubmerge.sources.model_name import ModelName
         from hubmerge.sources.open import open_model
 
         self._terminal.stage("resolve")
@@ -273,7 +273,7 @@ class _Line:
         from hubmerge.pick import pick, pick_table
         from hubmerge.pins import RunPins
         from hubmerge.prepare import prepare_variants
-        from hubmerge.recipe import ModelName
+        from hubmerge.sources.model_name import ModelName
         from hubmerge.sweep import sweep_table
 
         self._terminal.stage("resolve")

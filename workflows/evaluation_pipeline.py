@@ -18,8 +18,8 @@ from hubmerge.evaluation.result import EvaluationResult, Split, result_path
 from hubmerge.evaluation.runner import EvaluateOptions, evaluate
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub import Hub
-from hubmerge.recipe import ModelName
 from hubmerge.results_dataset import ResultsDataset, details_of
+from hubmerge.sources.model_name import ModelName
 from workflows.pipeline import StageEmitter
 from workflows.protocol import Emit, JobSpec, Result
 

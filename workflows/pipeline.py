@@ -56,13 +56,15 @@ def run(spec: JobSpec, emit: Emit) -> None:
             sensitivities=spec.shared / "sensitivity",
         )
     shutil.rmtree(cache, ignore_errors=True)
-    ran = load_report(folder).environment
+    report = load_report(folder)
+    ran = report.environment
     emit(
         Result(
             values={
                 "repo": published.repo,
                 "commit": published.commit,
                 "url": published.url,
+                "weights": [file.sha256 for file in report.files],
                 "run": {name: ran[name] for name in _SHOWN if name in ran},
             }
         )

@@ -33,7 +33,7 @@ from workflows.watchers.board import WatcherBoard
 from workflows.watchers.inbox import Inbox
 from workflows.watchers.ledger import Ledger
 from workflows.watchers.rule import RuleSet
-from workflows.watchers.runner import Ranking, Watchers, no_ranking
+from workflows.watchers.runner import Flagged, Ranking, Watchers, no_flags, no_ranking
 from workflows.watchers.webhook import webhook_route
 
 
@@ -55,6 +55,7 @@ class Scoring:
     suite_version: SuiteVersion
     known_scores: KnownScores
     ranking: Ranking = no_ranking
+    flagged: Flagged = no_flags
     default_suite: str | None = None  # for public merges that no watcher started
 
 
@@ -98,6 +99,7 @@ class Bot:
             self.inbox,
             desk=self.desk,
             ranking=scoring.ranking if scoring else no_ranking,
+            flagged=scoring.flagged if scoring else no_flags,
         )
         self.source = WatcherBoard(settings.endpoint, rules, self.ledger, self._store)
         self.routes: tuple[BaseRoute, ...] = (

@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from hubmerge.board.export import flag_text
+from hubmerge.board.lineage import Lineage
 from hubmerge.errors import SourceNotFoundError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub import Hub
-from hubmerge.results_dataset import ResultsDataset
+from hubmerge.results_dataset import LoadedResults, ResultsDataset
 from workflows.evaluations import ScoreKey
 from workflows.schedule_bot import Scoring
 
@@ -27,7 +29,7 @@ class RecordedScores:
         self._lock = threading.Lock()
 
     def scoring(self, default_suite: str | None) -> Scoring:
-        return Scoring(self.suite_version, self.known_scores, self.ranking, default_suite)
+        return Scoring(self.suite_version, self.known_scores, self.ranking, self.flagged, default_suite)
 
     def suite_version(self, suite: str) -> str:
         now = time.monotonic()
@@ -53,8 +55,20 @@ class RecordedScores:
             and (r.suite, r.suite_version, r.split, r.status) == (suite, version, "test", "done")
         }
 
+    def flagged(self, models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
+        """Those among `models` (id, sha) that are contaminated or withdrawn, or descend from one that is, and why."""
+        loaded = self._loaded()
+        if loaded is None or not loaded.flags:
+            return {}
+        marks = Lineage(loaded.results, models).flagged(loaded.flags)
+        return {model: "; ".join(map(flag_text, marks[model])) for model in models if model in marks}
+
     def _results(self) -> Sequence[EvaluationResult]:
+        loaded = self._loaded()
+        return () if loaded is None else loaded.results
+
+    def _loaded(self) -> LoadedResults | None:
         try:
-            return self._dataset.load().results
+            return self._dataset.load()
         except SourceNotFoundError:
-            return ()  # nothing was ever recorded
+            return None  # nothing was ever recorded

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,7 +65,7 @@ def row_data(row: Row) -> dict[str, Any]:
                 **_limits(d.score),
                 "rank": d.rank,
                 "best_parent": d.best_parent,
-                "retention": d.retention,
+                **_retention(d.retention),
                 "change": _estimate(d.change),
                 "synergy": d.synergy,
                 "synergy_certain": d.synergy_certain,
@@ -85,7 +86,7 @@ def row_data(row: Row) -> dict[str, Any]:
             }
             for t in row.tasks
         ],
-        "retention": row.retention,
+        **_retention(row.retention),
         "instruction_change": _estimate(row.instruction_change),
         "parents": [
             {"role": p.role, "id": p.id, "sha": p.sha, "weight": p.weight, "status": p.status} for p in row.parents
@@ -110,6 +111,14 @@ def row_data(row: Row) -> dict[str, Any]:
 
 def _estimate(estimate: Estimate | None) -> dict[str, float] | None:
     return None if estimate is None else _limits(estimate)
+
+
+def _retention(estimate: Estimate | None) -> dict[str, float | None]:
+    """A ratio with its limits; without an upper one where the best parent's score may be 0."""
+    if estimate is None:
+        return dict.fromkeys(("retention", "retention_low", "retention_high"))
+    high = estimate.high if math.isfinite(estimate.high) else None
+    return {"retention": estimate.value, "retention_low": estimate.low, "retention_high": high}
 
 
 def _limits(estimate: Estimate) -> dict[str, float]:
@@ -139,7 +148,7 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
         "flags": "; ".join(map(flag_text, row.flags)),
         **_three("overall", row.overall),
         **_domain_columns(suite, row),
-        "retention": row.retention,
+        **_retention(row.retention),
         "synergy": "; ".join(row.synergy),
         **_three("instruction_change", row.instruction_change),
         "method": facts.method,
@@ -173,7 +182,7 @@ def _domain_columns(suite: SuiteBoard, row: Row) -> dict[str, Any]:
     for name in suite.domains:
         line: DomainLine | None = row.domain(name)
         columns |= _three(name, line.score if line else None)
-        columns[f"{name}_retention"] = line.retention if line else None
+        columns |= {f"{name}_{key}": value for key, value in _retention(line.retention if line else None).items()}
     return columns
 
 

@@ -19,10 +19,10 @@ Node = tuple[str, str]  # id, sha
 
 
 class Lineage:
-    """The graph of all results, whatever their suite."""
+    """The graph of all results, whatever their suite; `alone`: further models, of which no result may be known."""
 
-    def __init__(self, results: Iterable[EvaluationResult]) -> None:
-        edges: dict[Node, dict[Node, None]] = {}
+    def __init__(self, results: Iterable[EvaluationResult], alone: Iterable[Node] = ()) -> None:
+        edges: dict[Node, dict[Node, None]] = {node: {} for node in alone}
         for result in results:
             known = edges.setdefault((result.model, result.sha), {})
             known.update(((p.id, p.sha), None) for p in result.facts.parents)

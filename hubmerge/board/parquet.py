@@ -22,7 +22,8 @@ def _schema() -> Any:
     text, real, whole = pa.string(), pa.float64(), pa.int64()
     estimate = pa.struct([("value", real), ("low", real), ("high", real)])
     domain = [("domain", text), ("value", real), ("low", real), ("high", real), ("rank", whole)]
-    domain += [("best_parent", text), ("retention", real), ("change", estimate)]
+    domain += [("best_parent", text), *((f"retention{end}", real) for end in ("", "_low", "_high"))]
+    domain += [("change", estimate)]
     domain += [("synergy", pa.bool_()), ("synergy_certain", pa.bool_())]
     task = [("task", text), ("domain", text), ("metric", text), ("value", real), ("low", real), ("high", real)]
     task += [("samples", whole), ("few_shot", whole), ("task_version", whole)]
@@ -44,6 +45,8 @@ def _schema() -> Any:
             ("domains", pa.list_(pa.struct(domain))),
             ("tasks", pa.list_(pa.struct(task))),
             ("retention", real),
+            ("retention_low", real),
+            ("retention_high", real),
             ("instruction_change", estimate),
             ("parents", pa.list_(pa.struct(parent))),
             ("ancestors", pa.list_(text)),

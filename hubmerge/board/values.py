@@ -68,7 +68,7 @@ class DomainLine:
     score: Estimate  # the mean over its tasks
     rank: int | None  # None: not ranked
     best_parent: str | None = None  # id of the best scored parent
-    retention: float | None = None  # score ÷ best parent's; None: no parent was scored, or the best has 0
+    retention: Estimate | None = None  # score ÷ best parent's; None: no parent was scored, or the best has 0
     change: Estimate | None = None  # score − best parent's
     synergy: bool = False  # above every parent; False while one has no score
     synergy_certain: bool = False  # and every difference is beyond chance
@@ -113,7 +113,7 @@ class Row:
     domains: tuple[DomainLine, ...] = ()
     overall: Estimate | None = None  # the mean over the domains
     rank: int | None = None
-    retention: float | None = None  # the mean over the domains; None where one has none
+    retention: Estimate | None = None  # the mean over the domains; None where one has none
     instruction_change: Estimate | None = None  # against the base
     parents: tuple[ParentLine, ...] = ()
     ancestors: tuple[str, ...] = ()  # id@sha, parents first, then theirs

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.result import ModelFacts
 from hubmerge.hub import Hub
-from hubmerge.recipe import ModelName
 from hubmerge.sink import MANIFEST
 from hubmerge.sources.base import Model
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 
 _MAX_REPORT_BYTES = 32 * 1024 * 1024

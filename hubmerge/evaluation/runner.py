@@ -16,16 +16,12 @@ further the next time either, it is the model's.
 
 from __future__ import annotations
 
-import errno
 import importlib.metadata
 import importlib.util
-import json
 import math
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,20 +29,24 @@ from threading import Event as ThreadEvent
 from typing import Literal, Protocol
 
 from hubmerge import __version__, machine
-from hubmerge.disk import shown_bytes, used_bytes
 from hubmerge.errors import (
     CancelledError,
     CorruptError,
-    DiskError,
     EvaluationError,
     FormatError,
     HeaderError,
     HubmergeError,
     IndexFileError,
-    MachineFaultError,
     MemoryLimitError,
 )
 from hubmerge.evaluation.facts import model_facts
+from hubmerge.evaluation.machine_faults import (
+    clear_weights,
+    cleared_where_the_disk_is_full,
+    forget_faults,
+    require_room,
+    try_once_more,
+)
 from hubmerge.evaluation.model_files import check_evaluable, stage_model
 from hubmerge.evaluation.process import ChildJob, Event, WallLimitError, plain, run_child
 from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, Split, TaskScore
@@ -54,9 +54,9 @@ from hubmerge.evaluation.rows import fetch_rows, few_shot_split
 from hubmerge.evaluation.suites import PinnedSuite, Suite, pin
 from hubmerge.extras import require
 from hubmerge.hub import Hub
-from hubmerge.recipe import ModelName
 from hubmerge.settings import Settings, evaluation_environment
 from hubmerge.sources.base import Model
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 
 Backend = Literal["transformers", "vllm"]
@@ -66,9 +66,6 @@ DETAILS = "details"
 CHILD_MODULE = "hubmerge.evaluation.child"
 # what is wrong with a model, as against what is wrong with the Hub or the request
 _PERHAPS_THE_MACHINE = (MemoryLimitError, WallLimitError)
-_FAULT = "fault.json"  # how far a run came that the machine may have ended
-# of the disk, for datasets' rows, answers and the job database on the same disk: this, or a twentieth of a small one
-RESERVE_BYTES = 2 * 10**9
 _ABOUT_THE_MODEL = (EvaluationError, MemoryLimitError, FormatError, HeaderError, IndexFileError, CorruptError)
 
 
@@ -157,9 +154,9 @@ def evaluate(
     facts = model_facts(hub, opened)
     try:
         check_evaluable(opened)
-        _require_room(run)
+        require_room(opened, workdir, run.what)
         observer.stage("fetch model")
-        with _cleared_where_the_disk_is_full(run):
+        with cleared_where_the_disk_is_full(workdir, run.what):
             for note in stage_model(opened, hub, workdir / "model", workdir / "inputs", _cancellable(run)):
                 observer.warning(note)
     except _ABOUT_THE_MODEL as error:
@@ -181,72 +178,12 @@ def evaluate(
         result = _result(run, facts, done, time.monotonic() - started)
     except _ABOUT_THE_MODEL as error:
         if isinstance(error, _PERHAPS_THE_MACHINE):
-            _try_once_more(run, error)
+            try_once_more(error, workdir, run.what)
         result = _failed(run, facts, error, time.monotonic() - started)
-    (workdir / _FAULT).unlink(missing_ok=True)
+    forget_faults(workdir)
     if not options.keep_model:
-        _clear(run)
+        clear_weights(workdir)
     return result
-
-
-def _clear(run: _Run) -> None:
-    """Remove the fetched weights."""
-    for name in ("model", "inputs"):
-        shutil.rmtree(run.workdir / name, ignore_errors=True)
-
-
-def _require_room(run: _Run) -> None:
-    """DiskError where the weights would leave less than the reserve; what was fetched before counts as there."""
-    if run.model.ref.kind != "hub":
-        return
-    there = used_bytes([run.workdir / "inputs"])
-    disk = shutil.disk_usage(run.workdir)
-    reserve = min(RESERVE_BYTES, disk.total // 20)
-    missing = max(0, run.model.weight_bytes - there)
-    if missing and missing + reserve > disk.free:
-        _clear(run)
-        needed, found, kept = shown_bytes(run.model.weight_bytes + reserve, disk.free + there, reserve)
-        raise DiskError(
-            "the model does not fit on this disk",
-            where=run.what,
-            expected=f"{needed} free, {kept} of it for everything else",
-            got=found,
-            next_step="Evaluate it on a machine with more disk.",
-        )
-
-
-@contextmanager
-def _cleared_where_the_disk_is_full(run: _Run) -> Iterator[None]:
-    """A disk that others fill meanwhile gets back what this run has fetched."""
-    try:
-        yield
-    except DiskError:
-        _clear(run)
-        raise
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        _clear(run)
-        raise DiskError(
-            "the disk is full", where=run.what, got=str(error.strerror), next_step="Free some disk and try again."
-        ) from None
-
-
-def _try_once_more(run: _Run, error: HubmergeError) -> None:
-    """MachineFaultError, unless an earlier run of the same ended at the same place."""
-    mark = run.workdir / _FAULT
-    answers = run.workdir / "generations"
-    done = sum(path.stat().st_size for path in answers.glob("*")) if answers.is_dir() else 0
-    with suppress(OSError, ValueError):
-        if done <= int(json.loads(mark.read_text())["done"]):
-            return
-    mark.write_text(json.dumps({"done": done}))
-    raise MachineFaultError(
-        "the machine ended the evaluation, which says nothing of the model yet",
-        where=run.what,
-        got=str(error).removeprefix(f"{error.code}: ").replace(str(run.workdir), "…")[:400],
-        next_step="Run it again while nothing else runs here: it goes on, and ends for good if it comes no further.",
-    )
 
 
 def _check(options: EvaluateOptions) -> None:

@@ -69,6 +69,11 @@ class Repo:
         return self.visibility == "private"
 
     @property
+    def is_open(self) -> bool:
+        """Whether anybody may see it; of a protected Space that is its running app alone, and nothing runs here."""
+        return self.visibility == "public"
+
+    @property
     def object_id(self) -> str:
         return f"{self.id:024x}"
 
@@ -135,7 +140,7 @@ def private_scope(identity: Identity | None) -> str | None:
 
 
 def can_read(users: Users, identity: Identity | None, repo: Repo) -> bool:
-    if not repo.private:
+    if repo.is_open:
         return True
     return (
         identity is not None

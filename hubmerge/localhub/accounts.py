@@ -61,7 +61,7 @@ def user_overview(call: Call) -> Json:
     if user is None:
         raise not_found("User not found")
     counted = call.store.rows(
-        "SELECT type, count(*) AS n FROM repos WHERE ns = ? AND visibility != 'private' GROUP BY type", user.name
+        "SELECT type, count(*) AS n FROM repos WHERE ns = ? AND visibility = 'public' GROUP BY type", user.name
     )
     count = {row["type"]: row["n"] for row in counted}
     orgs = [{"name": o.name, "fullname": o.fullname, "avatarUrl": ""} for o, _ in call.users.orgs_of(user.name)]
@@ -105,7 +105,7 @@ def likers(call: Call) -> list[Json]:
 def liked(call: Call) -> list[Json]:
     rows = call.store.rows(
         "SELECT type, ns || '/' || name AS name, likes.date FROM likes JOIN repos ON repos.id = likes.repo"
-        " WHERE likes.user = ? AND visibility != 'private' ORDER BY likes.date DESC",
+        " WHERE likes.user = ? AND visibility = 'public' ORDER BY likes.date DESC",
         call.parts["user"],
     )
     return [{"createdAt": row["date"], "repo": {"name": row["name"], "type": row["type"]}} for row in rows]

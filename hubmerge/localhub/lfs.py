@@ -212,7 +212,7 @@ def duplicate(call: Call) -> Json:
     target = find_repo(call.store, text_of(wanted, "type"), text_of(wanted, "name"))
     target = require_read(call.users, me, target)
     require_write(call.users, me, target)
-    if source.private and not target.private:
+    if not source.is_open and target.is_open:
         raise forbidden("Files of a private repo are not copied into one that others may read")
     failed: list[Json] = []
     with call.store.write() as db:

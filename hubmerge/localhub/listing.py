@@ -64,8 +64,7 @@ def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False)
     def children() -> int:
         tag = f"base_model:{repo.full_name}"
         rows = store.rows(
-            "SELECT count(*) AS n FROM repo_tags JOIN repos ON repos.id = repo"
-            " WHERE tag = ? AND visibility != 'private'",
+            "SELECT count(*) AS n FROM repo_tags JOIN repos ON repos.id = repo WHERE tag = ? AND visibility = 'public'",
             tag,
         )
         return int(rows[0]["n"])
@@ -264,10 +263,10 @@ def _visible(call: Call) -> tuple[str, list[Any]]:
     """The SQL condition for what the caller may see in a listing."""
     scope = private_scope(call.identity)
     if call.identity is None or scope is None:
-        return "visibility != 'private'", []
+        return "visibility = 'public'", []
     orgs = [org.name for org, _ in call.users.orgs_of(call.identity.user.name)]
     mine = [call.identity.user.name, *(org for org in orgs if role_in(call.users, call.identity, org) is not None)]
     condition = "ns IN (SELECT value FROM json_each(?))"
     if scope == "app":
-        return f"(visibility != 'private' OR ({condition} AND app = ?))", [json.dumps(mine), call.identity.app]
-    return f"(visibility != 'private' OR {condition})", [json.dumps(mine)]
+        return f"(visibility = 'public' OR ({condition} AND app = ?))", [json.dumps(mine), call.identity.app]
+    return f"(visibility = 'public' OR {condition})", [json.dumps(mine)]

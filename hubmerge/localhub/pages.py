@@ -35,7 +35,7 @@ def _link(repo: Repo) -> str:
 
 @router.on("GET", "/")
 def index(call: Call) -> Response:
-    rows = call.store.rows("SELECT * FROM repos WHERE visibility != 'private' ORDER BY modified_at DESC LIMIT 500")
+    rows = call.store.rows("SELECT * FROM repos WHERE visibility = 'public' ORDER BY modified_at DESC LIMIT 500")
     return _page("Repos", f"<ul>{''.join(_link(repo_of_row(row)) for row in rows)}</ul>")
 
 

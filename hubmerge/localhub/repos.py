@@ -245,7 +245,7 @@ def duplicate(call: Call) -> Json:
     namespace, _, name = text_of(body, "repository").partition("/")
     visibility = optional_text(body, "visibility") or _asked_private(body) or source.visibility
     me = call.signed_in()
-    if source.private and visibility != "private" and not can_write(call.users, me, source):
+    if not source.is_open and visibility == "public" and not can_write(call.users, me, source):
         raise forbidden("Only who may write to a private repo may duplicate it as one that others may read")
     with call.store.write() as db:
         repo = add_repo(

@@ -1,7 +1,6 @@
 """Everything of a model beside its weights and config.json: what goes with a merge, what stays behind, what forbids it.
 
     select_companions(base, agents, donor)   from names and sizes alone, when a merge is planned
-    module_problems(base, agents, read)      sentence-transformers' modules, whose weights no merge reaches
     read_companions(companions, models, read)   the files themselves, made safe to copy
 
 What is data goes along, by kind of file: settings (JSON, less what names code or a place), tables of a tokenizer,
@@ -14,8 +13,6 @@ The files lie in memory until they are written, so there is a cap on each and on
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,15 +63,14 @@ _OTHERS: tuple[tuple[str, Kind], ...] = (
     (rf"{_NAME}\.jinja|additional_chat_templates/{_NAME}\.jinja", "text"),
 )
 MODULES = "modules.json"  # of sentence-transformers: the model is its first module, the others lie in folders
-_MODULE = r"\d+_\w+(?:/\w[\w\-]*)?"
+MODULE_FOLDER = r"\d+_\w+(?:/\w[\w\-]*)?"
 _OF_MODULES: tuple[tuple[str, Kind], ...] = (
     (rf"{re.escape(MODULES)}|config_sentence_transformers\.json|sentence_[\w\-]+_config\.json", "settings"),
-    (rf"{_MODULE}/idf\.json", "table"),
-    *((rf"{_MODULE}/(?:{pattern})", kind) for pattern, kind in (*_TOKENIZERS, *_OF_TOKENIZERS)),
-    (rf"{_MODULE}/{_NAME}\.json", "settings"),
-    (rf"{_MODULE}/model\.safetensors", "weights"),
+    (rf"{MODULE_FOLDER}/idf\.json", "table"),
+    *((rf"{MODULE_FOLDER}/(?:{pattern})", kind) for pattern, kind in (*_TOKENIZERS, *_OF_TOKENIZERS)),
+    (rf"{MODULE_FOLDER}/{_NAME}\.json", "settings"),
+    (rf"{MODULE_FOLDER}/model\.safetensors", "weights"),
 )
-_MODULE_CLASS = re.compile(r"sentence_transformers(?:\.[A-Za-z_]\w*)+")
 _LICENSE = re.compile(
     r"(?:licenses/(?:\w[\w.\-]{0,99}/){0,4})?"  # where a merge puts those of its parents
     r"(?:LICENSE|LICENCE|NOTICE|COPYING|USE_POLICY)(?:[-_][\w\-]{1,40})?(?:\.(?:md|txt|rst))?",
@@ -223,94 +219,6 @@ def reader(hub: Hub) -> ReadFile:
             ) from None
 
     return read
-
-
-def module_problems(base: Model, agents: Sequence[Model], read: ReadFile) -> list[Problem]:
-    """What forbids a merge of sentence-transformers' models: a merge reaches the weights of the first module alone.
-
-    The weights of the others go along where all models have the same, and the result would silently be half the base's
-    where they have not.
-    """
-    if MODULES not in base.files:
-        return []
-    problems = list(_foreign_modules(base, read))
-    folders = dict.fromkeys(_module_of(path) for model in (base, *agents) for path in _module_weights(model))
-    for folder in folders:
-        weights = f"{folder}/model.safetensors"
-        for model in (base, *agents):
-            if weights not in model.files and any(_module_of(p) == folder for p in _module_weights(model)):
-                problems.append(_pickled_module(model, folder))
-        for agent in agents:
-            if agent.adapter is None and _other_module(base, agent, weights, read):
-                problems.append(
-                    incompatible(
-                        "another module beside the model, which a merge does not reach",
-                        where=f"{weights} in {agent.ref}",
-                        expected="the same weights as the base's",
-                        got="others" if weights in base.files else "one that the base does not have",
-                        next_step=f"Remove {agent.ref.id}, or train it with that module frozen.",
-                    )
-                )
-    return problems
-
-
-def _foreign_modules(base: Model, read: ReadFile) -> Iterator[Problem]:
-    try:
-        listed = [str(module["type"]) for module in json.loads(read(base, MODULES))]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        yield incompatible(
-            f"a {MODULES} that does not list modules",
-            where=str(base.ref),
-            expected="what sentence-transformers writes",
-            next_step=f"Merge a copy of the base without {MODULES}, and the model merges alone.",
-        )
-        return
-    if foreign := [ascii(name)[1:-1][:80] for name in listed if not _MODULE_CLASS.fullmatch(name)]:
-        yield incompatible(
-            "modules that need the repo's own code",
-            where=f"{MODULES} in {base.ref}",
-            expected="classes of sentence_transformers",
-            got=named(foreign),
-            next_step=f"A merge carries no code: merge a copy of the base without {MODULES}; the model merges alone.",
-        )
-
-
-def _module_of(path: str) -> str:
-    return path.rpartition("/")[0]
-
-
-def _module_weights(model: Model) -> list[str]:
-    return [
-        p for p in model.files if re.fullmatch(rf"{_MODULE}/(?:model\.safetensors|pytorch_model\.bin)", p, re.ASCII)
-    ]
-
-
-def _pickled_module(model: Model, folder: str) -> Problem:
-    load = f"from sentence_transformers import SentenceTransformer as S; S({model.ref.id!r}).save_pretrained('FOLDER')"
-    return incompatible(
-        "a module whose weights are a pickle",
-        where=f"{folder} in {model.ref}",
-        expected=f"{folder}/model.safetensors",
-        got="pytorch_model.bin",
-        next_step=f'A pickle is never opened; convert it: python -c "{load}".',
-    )
-
-
-def _other_module(base: Model, agent: Model, weights: str, read: ReadFile) -> bool:
-    own, other = base.files.get(weights), agent.files.get(weights)
-    if other is None:  # not stored anew, or as a pickle, which is said elsewhere
-        return False
-    if own is None:
-        return not any(_module_of(p) == _module_of(weights) for p in _module_weights(base))
-    if own.size != other.size:
-        return True
-    if own.size > MAX_FILE_BYTES and None in (own.sha256, other.sha256):
-        return False  # refused for its size
-    return _digest(base, own, read) != _digest(agent, other, read)
-
-
-def _digest(model: Model, file: FileInfo, read: ReadFile) -> str:
-    return file.sha256 or hashlib.sha256(read(model, file.path)).hexdigest()
 
 
 def _licenses(models: Sequence[Model], labels: Sequence[str]) -> tuple[list[Companion], list[str]]:

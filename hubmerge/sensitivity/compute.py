@@ -27,7 +27,6 @@ from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import DiskError, HubmergeError, MemoryLimitError, SensitivityError, TargetExistsError
 from hubmerge.extras import require
 from hubmerge.hub import Hub
-from hubmerge.recipe import ModelName
 from hubmerge.sensitivity import staging
 from hubmerge.sensitivity.calibration import Pair, digest
 from hubmerge.sensitivity.file import (
@@ -43,6 +42,7 @@ from hubmerge.sensitivity.names import NameMap, map_names, verify
 from hubmerge.sensitivity.sums import SquareSums, chunks
 from hubmerge.sensitivity.tokens import context_length, tokenize
 from hubmerge.sources.base import Model
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 
 Progress = Callable[[str, int, int, str], None]  # stage, done, total, unit; raises to cancel

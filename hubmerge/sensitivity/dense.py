@@ -19,9 +19,9 @@ from hubmerge.dtypes import FLOAT_DTYPES, Float32
 from hubmerge.hub import Hub
 from hubmerge.output.companions import is_of_tokenizer, reader
 from hubmerge.plan import Plan
-from hubmerge.recipe import ModelName
 from hubmerge.sensitivity.file import write_tensors
 from hubmerge.sources.base import Model
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import SINGLE, open_model
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache

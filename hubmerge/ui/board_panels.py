@@ -11,7 +11,7 @@ from hubmerge.board.export import compact, flag_text
 from hubmerge.board.values import COMBINED, Board, ParentLine, Refusal, Row, SuiteBoard
 from hubmerge.methods import registry
 from hubmerge.sources.base import is_hub_id
-from hubmerge.ui.board_table import NOTHING, interval_text, model_link
+from hubmerge.ui.board_table import NOTHING, interval_text, model_link, retention_text
 from hubmerge.ui.format import bytes_text, count_text, el, join, link, percent_text, repo_link, time_text
 from hubmerge.ui.panels import facts_grid, notice, section, table
 
@@ -56,7 +56,7 @@ def comparison(rows: Sequence[Row], suite: SuiteBoard) -> Markup:
         found = [r.domain(name) for r in rows]
         values = [None if d is None else d.score.value for d in found]
         lines.append((name, *_best(values, [interval_text(d.score if d else None) for d in found])))
-    lines.append(("Retention", *(NOTHING if r.retention is None else f"{100 * r.retention:.0f} %" for r in rows)))
+    lines.append(("Retention", *(retention_text(r.retention) for r in rows)))
     lines.append(("Synergy", *(", ".join(r.synergy) or NOTHING for r in rows)))
     change = [interval_text(r.instruction_change, sign=True) for r in rows]
     lines.append(("Instruction following against the base", *change))
@@ -177,7 +177,7 @@ def _against_parents(row: Row) -> Markup | None:
         (
             line.domain,
             el("strong", interval_text(line.score)),
-            NOTHING if line.retention is None else f"{100 * line.retention:.0f} %",
+            retention_text(line.retention),
             line.verdict or NOTHING,
             *(_theirs(p, line.domain) for p in row.parents),
         )

@@ -6,6 +6,7 @@ checked. Columns of foreign text have the datatype "str", which gradio shows lit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,8 +91,8 @@ def _score_columns(suite: SuiteBoard) -> Sequence[Column]:
 
 def _retention_columns(suite: SuiteBoard) -> Sequence[Column]:
     return (
-        _number("Retention", lambda r: r.retention, _ratio),
-        *(_number(_heading(d), _domain_retention(d), _ratio) for d in suite.domains),
+        _retention("Retention", lambda r: r.retention),
+        *(_retention(_heading(d), _domain_retention(d)) for d in suite.domains),
         _text("Synergy", lambda r: ", ".join(_synergy(r)), 150),
         _estimate("Instruction vs base", lambda r: r.instruction_change, sign=True, width=150),
         _text("Parents scored", lambda r: _parents(r), 120),
@@ -122,7 +123,7 @@ def _domain_score(name: str) -> Callable[[Row], Estimate | None]:
     return lambda row: line.score if (line := row.domain(name)) else None
 
 
-def _domain_retention(name: str) -> Callable[[Row], float | None]:
+def _domain_retention(name: str) -> Callable[[Row], Estimate | None]:
     return lambda row: line.retention if (line := row.domain(name)) else None
 
 
@@ -141,6 +142,13 @@ def _estimate(title: str, of: Callable[[Row], Estimate | None], *, sign: bool = 
         return None if estimate is None else round(100 * estimate.value, 4)
 
     return Column(title, "number", value, lambda row: estimate_text(of(row), sign=sign), width)
+
+
+def _retention(title: str, of: Callable[[Row], Estimate | None]) -> Column:
+    def value(row: Row) -> float | None:
+        return None if (retention := of(row)) is None else retention.value
+
+    return Column(title, "number", value, lambda row: retention_text(of(row)), 150)
 
 
 def _number(title: str, of: Callable[[Row], float | None], text: Callable[[float], str], width: int = 110) -> Column:
@@ -176,8 +184,12 @@ def scales_text(scales: Sequence[float | None]) -> str:
     return ", ".join(NOTHING if s is None else f"{s:.3g}" for s in scales)
 
 
-def _ratio(value: float) -> str:
-    return f"{100 * value:.0f} %"
+def retention_text(retention: Estimate | None) -> str:
+    """110 % (85 to 142)."""
+    if retention is None:
+        return NOTHING
+    high = f"to {100 * retention.high:.0f}" if math.isfinite(retention.high) else "or more"
+    return f"{100 * retention.value:.0f} % ({100 * retention.low:.0f} {high})"
 
 
 def _share(value: float) -> str:

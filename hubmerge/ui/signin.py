@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
+from starlette.responses import RedirectResponse
+
 from hubmerge.errors import InternalError, LoginError
 from hubmerge.ui.guard import App, Message, Receive, Scope, Send
 
@@ -29,7 +31,7 @@ GATED, PRIVATE = "gated-repos", "read-repos"
 # to make a repo and publish to it, to read gated parents, and to offer the person's organisations as owners
 SIGN_IN_SCOPES = ("openid", "profile", "contribute-repos", GATED, "read-memberships")
 SCOPES = (*SIGN_IN_SCOPES, PRIVATE)  # what the Space declares
-_LOGIN = "/login/huggingface"  # gradio's
+_LOGIN, _CALLBACK = "/login/huggingface", "/login/callback"  # gradio's
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,23 @@ def sign_in_link(back: str = "/", *, private: bool = False) -> str:
 
 
 class AskedScopes:
-    """Wraps an ASGI app: of the declared scopes, a sign-in asks for those that its step needs."""
+    """Wraps an ASGI app: of the declared scopes, a sign-in asks for those that its step needs.
+
+    Who refuses comes back to the page as it was; gradio would answer with a fault of the server.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != _LOGIN:
+        if scope["type"] != "http" or scope["path"] not in (_LOGIN, _CALLBACK):
             await self._app(scope, receive, send)
             return
         query = parse_qs(scope["query_string"].decode("latin-1"))
+        if scope["path"] == _CALLBACK:
+            back = RedirectResponse(_here(query.get("_target_url", ["/"])[-1]), 302)
+            await (back if "error" in query else self._app)(scope, receive, send)
+            return
         wanted = SCOPES if PRIVATE in query.get("with", ()) else SIGN_IN_SCOPES
 
         async def narrowed(message: Message) -> None:
@@ -91,6 +100,12 @@ class AskedScopes:
             await send(message)
 
         await self._app(scope, receive, narrowed)
+
+
+def _here(target: str) -> str:
+    """The page of this site that an address means, whatever host it names."""
+    parts = urlsplit(target)
+    return urlunsplit(("", "", "/" + parts.path.lstrip("/\\"), parts.query, ""))
 
 
 def _narrow(location: bytes, wanted: tuple[str, ...]) -> bytes:

@@ -18,7 +18,7 @@ from huggingface_hub import HfApi
 from hubmerge.cli import main
 from hubmerge.errors import HubmergeError
 from hubmerge.hub import Hub
-from hubmerge.recipe import ModelName
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 
 NOWHERE = Hub("http://127.0.0.1:9")

@@ -16,8 +16,8 @@ from hubmerge.cli import main
 from hubmerge.errors import IncompatibleError
 from hubmerge.journal import Journal
 from hubmerge.plan import Plan
-from hubmerge.recipe import ModelName
 from hubmerge.sources.base import Model
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge_variants

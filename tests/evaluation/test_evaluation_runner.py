@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hubmerge.errors import CancelledError, DiskError, EvaluationError, MachineFaultError, SourceNotFoundError
-from hubmerge.evaluation import process, runner
+from hubmerge.evaluation import machine_faults, process, runner
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.runner import Unobserved, evaluate
 from hubmerge.evaluation.suites import pin
@@ -146,15 +146,15 @@ def test_a_model_that_leaves_less_than_the_reserve_is_refused_before_it_is_fetch
     scripted: Scripted, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total, weights = 100 * 10**9, 343_552 + 2048
-    usage = SimpleNamespace(total=total, free=runner.RESERVE_BYTES + 1000)
-    monkeypatch.setattr(runner.shutil, "disk_usage", lambda _: usage)
+    usage = SimpleNamespace(total=total, free=machine_faults.RESERVE_BYTES + 1000)
+    monkeypatch.setattr(machine_faults.shutil, "disk_usage", lambda _: usage)
     notes = Notes()
     with pytest.raises(DiskError, match="the model does not fit on this disk") as refusal:
         scripted("answers", observer=notes)
     assert "2.000000 GB of it for everything else" in str(refusal.value)
     assert notes.stages == ["resolve"]
     assert not (workdir / "inputs").exists()
-    usage.free = runner.RESERVE_BYTES + 2 * weights
+    usage.free = machine_faults.RESERVE_BYTES + 2 * weights
     assert scripted("answers").status == "done"
 
 

@@ -17,8 +17,9 @@ from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFound
 from hubmerge.hub import Hub
 from hubmerge.line import merge_to_folder, merge_to_hub
 from hubmerge.prepare import Prepared, prepare
-from hubmerge.recipe import ModelName, recipe_from_dict
+from hubmerge.recipe import recipe_from_dict
 from hubmerge.sink import MANIFEST, sole_owner
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 
 NOWHERE = Hub("http://127.0.0.1:9")

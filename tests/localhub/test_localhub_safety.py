@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.utils import get_session
 from starlette.testclient import TestClient
 
@@ -129,6 +129,25 @@ def test_who_may_only_read_a_private_repo_cannot_publish_a_copy(tmp_path: Path) 
             eve.duplicate_repo("lab/secret", "eve/open", private=False)
         eve.duplicate_repo("lab/secret", "eve/copy")
         assert eve.model_info("eve/copy").private
+
+
+def test_the_source_of_a_protected_space_is_not_everybody_s(
+    ada: HfApi, bob: HfApi, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    space = str(
+        ada.create_repo(f"ada/{fresh()}", repo_type="space", space_sdk="gradio", visibility="protected").repo_id
+    )
+    ada.upload_file(path_or_fileobj=b"secret", path_in_repo="app.py", repo_id=space, repo_type="space")
+    assert ada.space_info(space).sha
+    for ask_for in (
+        lambda: bob.hf_hub_download(space, "app.py", repo_type="space", local_dir=tmp_path / "bob"),
+        lambda: bob.list_repo_files(space, repo_type="space"),
+        lambda: bob.duplicate_repo(space, f"bob/{fresh()}", repo_type="space"),
+    ):
+        with pytest.raises(RepositoryNotFoundError):
+            ask_for()
+    assert space not in [found.id for found in bob.list_spaces()]
+    assert space in [found.id for found in ada.list_spaces()]
 
 
 # the data folder

@@ -28,8 +28,8 @@ from hubmerge.hub import Hub
 from hubmerge.hub_errors import Patience
 from hubmerge.localhub.fault_rules import Delay, FaultSwitch, Reset, Stall, Status
 from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.recipe import ModelName
 from hubmerge.sources.base import Model
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import Read
 from hubmerge.sources.shard_cache import ShardCache

@@ -16,8 +16,8 @@ from hubmerge.errors import CorruptError, SourceChangedError
 from hubmerge.hub import Hub
 from hubmerge.line import merge_to_hub
 from hubmerge.prepare import Prepared
-from hubmerge.recipe import ModelName
 from hubmerge.sources.base import HeaderDigest
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.sources.shard_cache import ShardCache

@@ -16,8 +16,9 @@ from benchmarks.metering import NOWHERE, measure, merging
 from benchmarks.synthetic import Shape, write_family
 from hubmerge.prediction import Machine, predict
 from hubmerge.prepare import prepare
-from hubmerge.recipe import ModelName, Recipe
+from hubmerge.recipe import Recipe
 from hubmerge.sensitivity.file import SensitivityMetadata, weights_digest, write_tensors
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.stream import StreamOptions
 

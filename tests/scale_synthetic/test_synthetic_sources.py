@@ -11,10 +11,11 @@ import pytest
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.hub import Hub
 from hubmerge.prepare import prepare
-from hubmerge.recipe import ModelName, Recipe
+from hubmerge.recipe import Recipe
 from hubmerge.recipe_file import load_recipe
 from hubmerge.shapes import SHAPES
 from hubmerge.sources.base import Model
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.sources.synthetic import TILE, open_synthetic

@@ -209,7 +209,7 @@ def test_a_copy_of_a_folder_has_the_same_weights_digest(tmp_path):
     import shutil
 
     from hubmerge.hub import Hub
-    from hubmerge.recipe import ModelName
+    from hubmerge.sources.model_name import ModelName
     from hubmerge.sources.open import open_model
 
     folder = llama(tmp_path / "model", shards=2)

@@ -23,7 +23,7 @@ from hubmerge.errors import (
 )
 from hubmerge.hub import Hub
 from hubmerge.hub_errors import Patience
-from hubmerge.recipe import ModelName
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched
 

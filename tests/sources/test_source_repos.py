@@ -23,7 +23,8 @@ from hubmerge.errors import (
 from hubmerge.hub import Hub
 from hubmerge.hub_errors import Patience
 from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.recipe import ModelName, recipe_from_dict
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model, open_models
 from hubmerge.sources.reader import LocalOrFetched
 

@@ -17,9 +17,10 @@ from builders import T, f32, llama_config, random_base, sparse_agent, tensor, wr
 from hubmerge.errors import FormatError, IncompatibleError
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
-from hubmerge.recipe import ModelName, recipe_from_dict
+from hubmerge.recipe import recipe_from_dict
 from hubmerge.sources.base import ModelRef
 from hubmerge.sources.derived import fp8_values
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model, open_models
 
 NOWHERE = Hub("http://127.0.0.1:9")

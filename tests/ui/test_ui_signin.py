@@ -13,6 +13,7 @@ import pytest
 import yaml
 from huggingface_hub.utils import get_session
 from pages_fake import FakeService
+from starlette.testclient import TestClient
 
 from hubmerge.errors import GatedError, HubmergeError, InternalError, LoginError, Problem, SourceNotFoundError
 from hubmerge.hub_errors import UNREADABLE
@@ -103,6 +104,27 @@ def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
             f"{running.url}/login/callback?_target_url=%2Fdiff%3Fbase%3Da%2Fb%26agent%3Dc%2Fd"
         ]
         assert {"state", "nonce"} <= more.keys()
+
+
+@pytest.mark.usefixtures("gradio_oauth")
+@pytest.mark.parametrize(
+    ("target", "page"),
+    [
+        ("/diff?base=a/b&agent=c/d", "/diff?base=a/b&agent=c/d"),
+        ("/", "/"),
+        ("//evil.example/x", "/x"),
+        ("https://evil.example/x", "/x"),
+        ("/\\evil.example", "/evil.example"),
+        ("////evil.example", "/evil.example"),
+    ],
+)
+def test_who_refuses_comes_back_to_a_page_of_this_site(local_hub: LocalHubProcess, target: str, page: str) -> None:
+    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
+    app = build_web_app(FakeService(), Settings(endpoint=local_hub.endpoint), oauth=oauth)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        refused = {"_target_url": target, "error": "access_denied", "error_description": "no", "state": "s"}
+        answer = client.get("/login/callback", params=refused, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (302, page)
 
 
 def test_a_sign_in_asks_for_nothing_that_the_space_did_not_declare() -> None:

@@ -16,7 +16,7 @@ from watch_helpers import BASE, facts, rule_of
 from hubmerge.recipe import recipe_from_dict
 from workflows.watchers.base import Decision, PastSet, PlannedMerge, Scores
 from workflows.watchers.engine import decide, refusal
-from workflows.watchers.facts import Facts
+from workflows.watchers.facts import Facts, OwnMerge
 
 A, B, C = facts("a"), facts("b"), facts("c")
 
@@ -72,6 +72,7 @@ def test_a_base_that_is_not_open_joins_no_public_merge_unless_the_rule_says_so(s
     ("changes", "wanted", "code"),
     [
         ({"own": True}, {}, "own_output"),
+        ({"flag": "withdrawn: by its author"}, {}, "flagged"),
         ({"id": "zoo/base"}, {}, "base"),
         ({}, {"exclude": ["zoo/x"]}, "excluded"),
         ({"id": "eve/x"}, {}, "author"),
@@ -293,3 +294,19 @@ def test_a_past_set_that_was_only_refused_does_not_forbid_its_weights() -> None:
     assert first.merge is not None
     refused = replace(past(first.merge, merged=False), set_id="0" * 64)
     assert decided([A, B], [refused]).merge is not None
+
+
+def test_a_merge_is_known_by_any_shard_that_is_not_the_base_s_and_its_parents_are_none() -> None:
+    base = facts("base", bases=(), files=("shared",))
+    merge = OwnMerge("ada/merge", "c" * 40, frozenset({"zoo/base", "zoo/a"}), frozenset({"shared", "merged"}))
+    assert merge.is_in(facts("copy", files=("merged", "shared")), base)
+    assert not merge.is_in(facts("b", files=("other", "shared")), base)
+    assert not merge.is_in(facts("a", files=("merged", "shared")), base)  # λ = 1 of one agent is that agent
+
+
+def test_a_flagged_base_is_not_merged() -> None:
+    decision = decide(
+        rule_of(), facts("base", bases=(), flag="contaminated: saw the test set"), [A, B], (), 3, Scores()
+    )
+    assert decision.merge is None
+    assert "contaminated: saw the test set" in decision.waiting

@@ -149,6 +149,26 @@ def test_the_bot_by_its_ticks_merges_and_evaluates_unattended(
     store.close()
 
 
+@pytest.mark.parametrize("join", [None, {"best": 2}])
+def test_a_flagged_model_neither_joins_nor_is_evaluated(
+    agents: Agents, bot_for: Callable[..., Bot], tmp_path: Path, join: Any
+) -> None:
+    base = agents.base()
+    names = sorted(agents.agent(base) for _ in range(3))
+    rule = rule_of(base=base, agents={"authors": ["ada"]}, target="ada/clean-{set}", suite="zoo", join=join)
+    scoring = Scoring(
+        lambda _: "1",
+        set,
+        ranking=lambda suite, models: {(name, agents.head(name)): 0.5 for name in names},
+        flagged=lambda models: {m: "contaminated: saw the test set" for m in models if m[0] == names[0]},
+    )
+    [turn] = bot_for(rule, scoring=scoring).watchers.poll()
+    assert turn.decision.merge is not None
+    assert [a.partition("@")[0] for a in turn.decision.merge.recipe["agents"]] == names[1:]
+    [skip] = turn.decision.skips
+    assert (skip.subject, skip.code, skip.text) == (names[0], "flagged", "contaminated: saw the test set")
+
+
 def test_the_best_are_evaluated_before_they_join(agents: Agents, bot_for: Callable[..., Bot], tmp_path: Path) -> None:
     base = agents.base()
     names = sorted(agents.agent(base) for _ in range(3))

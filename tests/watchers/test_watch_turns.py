@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from builders import random_base
+from builders import random_base, sparse_agent
 from test_watch_webhook import post
 from turn_helpers import BotFor, finish, jobs, one, rule_for, skipped
 from watch_helpers import BASE_WEIGHTS, Agents, FakeClock, payload, serving
@@ -306,3 +306,35 @@ def test_a_private_candidate_is_told_to_its_owner_only(agents: Agents, bot_for: 
     assert [view.name for view in own] == ["watch", "hidden"]
     assert [(e.subject, e.code) for e in own[0].events] == [(secret, "closed")]
     assert own[1].events[0].kind == "merged"
+
+
+@pytest.mark.parametrize("written_down", [True, False])
+def test_a_merge_that_is_uploaded_again_without_its_manifest_is_known_by_its_weights(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, written_down: bool
+) -> None:
+    """By the digests that its job recorded; of a job from before they were, by those of its repo."""
+    base = agents.base()
+    for _ in range(2):
+        agents.agent(base)
+    bot = bot_for(rule_for(base))
+    first = one(bot.watchers.poll())
+    assert first.decision.merge is not None
+    merged = sparse_agent(BASE_WEIGHTS, density=0.1, seed=77)
+    commit = agents.push(first.decision.merge.target, merged, {"license": "apache-2.0"})
+    repo = agents.api.model_info(first.decision.merge.target, files_metadata=True)
+    digests = [s.lfs.sha256 for s in repo.siblings or () if s.lfs and s.rfilename.endswith(".safetensors")]
+    assert digests
+    finish(tmp_path, commit=commit, **({"weights": digests} if written_down else {}))
+    if written_down:
+        agents.api.delete_repo(first.decision.merge.target)
+    again = f"ada/not-a-merge-{written_down}".lower()
+    agents.push(again, merged, {"license": "apache-2.0", "base_model": base})
+    new = agents.agent(base)
+    turn = one(bot.watchers.poll())
+    assert skipped(turn)[again] == "own_output"
+    assert turn.decision.merge is not None
+    joined = [a.partition("@")[0] for a in turn.decision.merge.recipe["agents"]]
+    assert new in joined
+    assert again not in joined
+    # and after a restart, from memory
+    assert skipped(one(bot_for(rule_for(base)).watchers.poll()))[again] == "own_output"

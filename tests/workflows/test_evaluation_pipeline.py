@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from board_helpers import result
+from board_helpers import family, result
 from huggingface_hub import HfApi
 from pydantic import SecretStr
 
@@ -109,3 +110,29 @@ def test_nothing_recorded_yet_is_no_error(zoo: LocalHubProcess) -> None:
     hub = Hub(zoo.endpoint, zoo.tokens["ada"])
     scores = RecordedScores(hub, ResultsDataset(hub, "ada/not-there"))
     assert scores.known_scores() == frozenset()
+
+
+def test_flags_are_known_of_models_with_and_without_results_and_of_what_was_merged_from_them(
+    zoo: LocalHubProcess,
+) -> None:
+    api = HfApi(zoo.endpoint, token=zoo.tokens["ada"])
+    dataset = ResultsDataset(Hub(zoo.endpoint, zoo.tokens["ada"]), "ada/flagged-results")
+    dataset.publish(family())
+    flags = [
+        {"kind": "contaminated", "model": "org/math", "reason": "saw the test set"},
+        {"kind": "withdrawn", "model": "org/new", "sha": "f" * 40, "reason": ""},
+    ]
+    api.upload_file(
+        path_or_fileobj=json.dumps({"flags": flags}).encode(),
+        path_in_repo="flags.json",
+        repo_id=dataset.repo,
+        repo_type="dataset",
+    )
+    scores = RecordedScores(Hub(zoo.endpoint, zoo.tokens["ada"]), dataset)
+    nodes = {name: (f"org/{name}", letter * 40) for name, letter in (("math", "c"), ("code", "d"), ("merge", "e"))}
+    new, newer = ("org/new", "f" * 40), ("org/new", "0" * 40)
+    assert scores.flagged([*nodes.values(), new, newer]) == {
+        nodes["math"]: "contaminated: saw the test set",
+        nodes["merge"]: "contaminated (inherited from org/math): saw the test set",
+        new: "withdrawn",
+    }

@@ -72,6 +72,9 @@ def test_the_result_says_where_it_is_and_what_it_took(local_hub: LocalHubProcess
     values = events[-1].values
     assert (values["repo"], values["commit"]) == ("ada/pipeline-merged", api.model_info("ada/pipeline-merged").sha)
     fetched = sum((tmp_path / str(number) / "model.safetensors").stat().st_size for number in range(3))
+    merged = api.model_info("ada/pipeline-merged", files_metadata=True)
+    shards = [s.lfs.sha256 for s in merged.siblings or () if s.lfs and s.rfilename.endswith(".safetensors")]
+    assert values["weights"] == shards != []
     assert values["run"]["fetch"]["bytes"] == fetched
     assert values["run"]["disk_high_water_bytes"] > fetched
     assert values["run"]["seconds"] > 0

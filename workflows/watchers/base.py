@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from hubmerge.hub import Hub
-from workflows.watchers.facts import Facts
+from workflows.watchers.facts import Facts, OwnMerge
 from workflows.watchers.rule import RuleHead
 
 
@@ -97,10 +97,12 @@ class Sight:
     hub: Hub  # with the owner's token
     hinted: tuple[str, ...]  # repos that deliveries named since the last look; hints, not facts
     own: frozenset[str]  # repos that jobs of this bot write to
+    own_merges: tuple[OwnMerge, ...]  # what they wrote
     history: tuple[PastSet, ...]
     budget_left: int
     memory: Memory
     scores: Callable[[str, Sequence[Facts]], Scores]  # of a suite
+    flags: Callable[[Sequence[Facts]], Mapping[str, str]]  # by id: why a model is contaminated or withdrawn
 
 
 class Watcher(ABC):

@@ -56,6 +56,8 @@ def decide(
 def _base_refused(rule: AgentRule, base: Facts) -> str:
     if base.own:
         return "the base is a merge of ours"
+    if base.flag:
+        return f"the base is flagged: {base.flag}"
     if not base.weights:
         return "the base has no weights in safetensors"
     return _closed(rule, base)
@@ -76,6 +78,8 @@ def refusal(rule: AgentRule, base: Facts, facts: Facts) -> Skip | None:
         reason = "base", "the base itself"
     elif facts.own:
         reason = "own_output", "a merge of ours"
+    elif facts.flag:
+        reason = "flagged", facts.flag
     elif facts.id in wanted.exclude:
         reason = "excluded", "the rule excludes it"
     elif facts.code and not facts.weights:  # it could not be read at all

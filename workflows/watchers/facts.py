@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from hubmerge.hub import Hub, RepoState
@@ -34,7 +35,9 @@ class Facts(Frozen):
     private: bool = False
     gated: bool = False
     own: bool = False  # made by hubmerge
+    flag: str = ""  # why the keepers of the results flagged it, or what it was made of
     weights: str = ""  # digest of the weight files; "" without any
+    files: tuple[str, ...] = ()  # sha256 of each weight file that the Hub states one of
     weight_bytes: int = 0
     parameters: int | None = None  # counted in the headers; None: not read yet
     code: str = ""  # why it cannot be merged with its base
@@ -77,8 +80,27 @@ def facts_of(state: RepoState, listed_tags: Iterable[str] = ()) -> Facts:
         gated=state.gated,
         own=MANIFEST in state.files or OWN_TAG in tags,
         weights=hashlib.sha256(json.dumps(identity).encode()).hexdigest() if weights else "",
+        files=tuple(sorted({file.sha256 for file in weights.values() if file.sha256})),
         weight_bytes=sum(file.size for file in weights.values()),
     )
+
+
+@dataclass(frozen=True)
+class OwnMerge:
+    """What a merge of this bot wrote, to know it again in any repo that it is uploaded to."""
+
+    repo: str
+    commit: str
+    parents: frozenset[str]  # ids
+    files: frozenset[str]  # sha256 of its shards; empty where the job was done before they were written down
+
+    def is_in(self, facts: Facts, base: Facts) -> bool:
+        """Whether the model holds a shard of the merge.
+
+        A shard that no agent changed is the base's, in everybody's repo. A merge that changed nothing of one agent
+        is that agent, which does not become a merge by it.
+        """
+        return facts.id not in self.parents and not self.files.isdisjoint(set(facts.files) - set(base.files))
 
 
 def _words(value: Any) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from hubmerge.compatibility import agent_problems, base_problems, repeated
 from hubmerge.errors import HubmergeError, HubUnavailableError, IncompatibleError
 from hubmerge.hub import Hub
 from hubmerge.licenses import choose, strictest
-from hubmerge.recipe import ModelName
 from hubmerge.sources.base import Model
+from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.views import views_of
 from hubmerge.tying import untie

@@ -6,7 +6,7 @@ decide the same thing at the same time make one job, and a kill between two line
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -18,7 +18,7 @@ from workflows.schema import Base, reading, writing
 from workflows.tokens import SealedToken
 from workflows.transitions import JOBS, Transitions
 from workflows.watchers.base import PastSet, PlannedMerge, Skip
-from workflows.watchers.facts import Facts
+from workflows.watchers.facts import Facts, OwnMerge
 
 MODELS: Table = Base.metadata.tables["watched_models"]
 SETS: Table = Base.metadata.tables["watched_sets"]
@@ -72,6 +72,13 @@ class Ledger:
         query = select(JOBS.c.payload["target"].as_string()).where(JOBS.c.kind == "merge").distinct()
         with reading(self._engine) as connection:
             return frozenset(target for target in connection.execute(query).scalars() if target)
+
+    def own_merges(self) -> tuple[OwnMerge, ...]:
+        """The shards of every merge that is done."""
+        query = select(JOBS.c.payload, JOBS.c.result).where(JOBS.c.kind == "merge", JOBS.c.state == State.DONE)
+        with reading(self._engine) as connection:
+            rows = connection.execute(query).all()
+        return tuple(_own_merge(row.payload, row.result) for row in rows if row.result and row.result.get("commit"))
 
     # What was decided.
 
@@ -234,6 +241,13 @@ class RuleMemory:
         statement = insert(MODELS).values(rule=self._rule, model=model, **values)
         with writing(self._engine) as connection:
             connection.execute(statement.on_conflict_do_update(index_elements=["rule", "model"], set_=values))
+
+
+def _own_merge(payload: Mapping[str, Any], result: Mapping[str, Any]) -> OwnMerge:
+    recipe = payload.get("recipe") or {}
+    agents = (a.get("model") if isinstance(a, dict) else a for a in recipe.get("agents", []))
+    parents = frozenset(str(name).partition("@")[0] for name in (recipe.get("base"), *agents))
+    return OwnMerge(str(result.get("repo")), result["commit"], parents, frozenset(result.get("weights", ())))
 
 
 def _may_go_on(job: Job) -> bool:

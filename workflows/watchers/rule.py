@@ -17,8 +17,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from hubmerge.errors import HubmergeError, Problem, RuleError
 from hubmerge.plain_yaml import load_plain_yaml
-from hubmerge.recipe import MAX_AGENTS, ModelName, Recipe
+from hubmerge.recipe import MAX_AGENTS, Recipe
 from hubmerge.sources.base import is_hub_id
+from hubmerge.sources.model_name import ModelName
 
 MAX_RULE_BYTES = 64 * 1024
 MAX_RULES = 200

@@ -12,9 +12,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from hubmerge.errors import HubmergeError, InternalError, QuotaError
+from hubmerge.errors import HubmergeError, HubUnavailableError, InternalError, QuotaError
 from hubmerge.prepare import prepare
 from hubmerge.publish import Target
 from hubmerge.recipe import recipe_from_dict
@@ -22,7 +22,7 @@ from workflows.account import Account
 from workflows.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationDesk
 from workflows.jobs import Job, NewJob
 from workflows.watchers.base import Decision, PlannedMerge, Scores, Sight, Skip, Watcher
-from workflows.watchers.facts import Facts
+from workflows.watchers.facts import Facts, OwnMerge, facts_of
 from workflows.watchers.inbox import Inbox
 from workflows.watchers.kinds import registry
 from workflows.watchers.ledger import Ledger
@@ -35,8 +35,17 @@ AGAIN_AFTER_S = 30.0  # deliveries that could not be handled wait so long
 Ranking = Callable[[str, Sequence[tuple[str, str]]], Mapping[tuple[str, str], float]]
 
 
+# pinned models (id, sha) → why those that are contaminated or withdrawn, themselves or by an ancestor, are
+Flagged = Callable[[Sequence[tuple[str, str]]], Mapping[tuple[str, str], str]]
+
+
 def no_ranking(suite: str, models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], float]:
     """For a bot without a leaderboard: nobody has a score."""
+    return {}
+
+
+def no_flags(models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
+    """For a bot without a leaderboard."""
     return {}
 
 
@@ -62,6 +71,7 @@ class Watchers:
         *,
         desk: EvaluationDesk | None = None,
         ranking: Ranking = no_ranking,
+        flagged: Flagged = no_flags,
     ) -> None:
         self.rules = rules
         self._account = account
@@ -69,6 +79,8 @@ class Watchers:
         self._inbox = inbox
         self._desk = desk
         self._ranking = ranking
+        self._flagged = flagged
+        self._files: dict[str, frozenset[str]] = {}  # commit of an old merge → its shards
         self._kinds: dict[str, Watcher] = {}
         self._turn = threading.Lock()
         self._inbox_from = 0.0  # steady seconds
@@ -113,10 +125,12 @@ class Watchers:
                 hub=self._account.hub,
                 hinted=hinted,
                 own=self._ledger.own_targets(),
+                own_merges=tuple(map(self._with_files, self._ledger.own_merges())),
                 history=self._ledger.history(rule.name),
                 budget_left=rule.budget - self._ledger.used(rule.name),
                 memory=self._ledger.memory(rule.name),
                 scores=lambda suite, models: self._scores(suite, models, dry_run),
+                flags=self._flags,
             )
             decision = self._kind(rule).look(rule, sight)
         except HubmergeError as error:
@@ -182,6 +196,24 @@ class Watchers:
             if not job.state.is_terminal:
                 pending.add(model.pin)
         return Scores(values, frozenset(pending))
+
+    def _with_files(self, merge: OwnMerge) -> OwnMerge:
+        """The merge with its shards' digests, from its repo where its job did not write them down."""
+        if merge.files:
+            return merge
+        if merge.commit not in self._files:
+            try:
+                files = facts_of(self._account.hub.repo_state(merge.repo, merge.commit)).files
+            except HubUnavailableError:
+                raise
+            except HubmergeError:  # deleted since, or somebody's private repo
+                files = ()
+            self._files[merge.commit] = frozenset(files)
+        return replace(merge, files=self._files[merge.commit])
+
+    def _flags(self, models: Sequence[Facts]) -> Mapping[str, str]:
+        found = self._flagged([(m.id, m.sha) for m in models])
+        return {id: why for (id, _), why in found.items()}
 
     def _kind(self, rule: RuleHead) -> Watcher:
         if rule.watch not in self._kinds:

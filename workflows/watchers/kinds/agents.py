@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 MOST_LISTED = 1000  # per search
 NEW_PER_LOOK = 100  # models read for the first time in one look; the next look goes on
+_READ = 2  # counts what a reading takes in: models that an older program read are read again
 PATIENCE = 3  # looks that one unreadable model may hold up
 
 
@@ -69,11 +70,13 @@ class AgentsWatcher(Watcher):
                     return Decision(waiting=f"still reading: {len(names)} models are new")
                 budget -= 1
                 facts = self._read(rule, sight, name, found, fitting, base)
-            if name in sight.own:
+            if name in sight.own or any(merge.is_in(facts, base) for merge in sight.own_merges):
                 facts = facts.model_copy(update={"own": True})
             # a hint at a repo of another lineage is none at a candidate
             if found is not None or name in rule.join.fixed or is_of_base(rule, facts):
                 candidates.append(facts)
+        flags = sight.flags([base, *candidates])
+        base, *candidates = (f.model_copy(update={"flag": flags.get(f.id, "")}) for f in (base, *candidates))
         scores = Scores()
         if rule.join.best is not None and rule.suite is not None:
             scores = sight.scores(rule.suite, [c for c in candidates if refusal(rule, base, c) is None])
@@ -131,4 +134,6 @@ def _plausible(rule: AgentRule, hinted: tuple[str, ...]) -> Iterator[str]:
 
 def _key(rule: AgentRule, base: Facts, found: Candidate | Facts) -> str:
     """All that remembered facts depend on."""
-    return f"{found.sha} {int(found.private)}{int(found.gated)} {base.sha} {digest(rule.model_dump(mode='json'))}"
+    return (
+        f"{_READ} {found.sha} {int(found.private)}{int(found.gated)} {base.sha} {digest(rule.model_dump(mode='json'))}"
+    )
