@@ -19,16 +19,19 @@ import yaml
 
 from hubmerge.licenses import KNOWN, UNDECIDED
 from hubmerge.markdown import Markdown, code, duration, environment, factor, link, size
+from hubmerge.methods import registry
 from hubmerge.methods.varying import worded
 from hubmerge.output.task import HUB_TAGS, Task, snippet, task_of
-from hubmerge.report import AgentOutcome, Parent, Report
+from hubmerge.report import SIXTEEN_BITS, AgentOutcome, Parent, Report
 from hubmerge.settings import DEFAULT_ENDPOINT
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
 _SHA = re.compile(r"[0-9a-f]{40}")
 _ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
 
-LOST_AT_LEAST = 0.01  # of λ − 1: what rounding may take of a rescaling before the card calls it lost
+LOST_AT_LEAST = 0.01  # what rounding may take of a rescaling, or of an update, before the card calls it lost
+LEAST_RESCALING = 1e-3  # of |λ − 1|: the measured factors are right to about a millionth, less is no share of this
+SAME_SIZE = 0.01  # by how much the norms of two updates may differ that are called the same
 DENSE_FROM = 0.5  # an agent that changed more than this is no sparse update, and most of it meets others
 
 
@@ -94,11 +97,11 @@ def _slug(text: str) -> str:
 
 @dataclass(frozen=True)
 class Loss:
-    """What rounding to nearest takes of one agent."""
+    """What a way of rounding takes of one agent; a negative share: what it adds."""
 
     agent: str
-    intended: float
-    nearest: float
+    before: float  # λ, or the share of the update, that the method computed
+    after: float  # what is left of it in the stored weights
     of: str  # what `share` is a share of
     share: float
 
@@ -108,15 +111,19 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
     statistics = report.statistics
     agents = [p for p in report.parents if p.role == "agent"]
     base = next(p for p in report.parents if p.role == "base")
-    labels = [str(a["agent"]) for a in statistics["total"]["agents"]]
+    total = statistics["total"]
+    labels = [str(a["agent"]) for a in total["agents"]]
+    weights = {p.label: p.weight for p in agents}
+    losses = [loss for loss in _roundings(report, weights, "nearest") if abs(loss.share) > LOST_AT_LEAST]
     target = report.target or None
+    method = registry().get(str(report.method["name"]))
     return {
         "report": report,
         "title": target or f"{report.method['title']} of {', '.join(labels)}",
         "base": _parent_link(base, endpoint),
         "agent_links": [_parent_link(p, endpoint) for p in agents],
         "parents": [(p, _parent_link(p, endpoint), _revision(p, endpoint)) for p in report.parents],
-        "total": statistics["total"],
+        "total": total,
         "labels": labels,
         "concentrated": [a for a in statistics["total"]["agents"] if a.get("gini") is not None],
         "concentration_error": _largest_error(statistics["total"]["agents"]),
@@ -124,8 +131,8 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "modules": statistics["modules"],
         "layers": statistics["layers"],
         "parameters": [(name, worded(value)) for name, value in _parameters(report)],
-        # models, the base among them where it counts in a mean
-        "averaged": len(labels) + (report.method["parameters"].get("base_weight") is not None),
+        "legend": _legend(report.method),
+        "compared": total["elements"],
         "varying_weights": _varying_weights(report),
         "by_layer": report.method.get("by_layer") or [],
         "papers": [(p, _paper_link(p)) for p in report.method["papers"]],
@@ -133,10 +140,16 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "kept_shared": _range([o.kept_shared for o in report.outcomes]),
         "outcomes": report.outcomes,
         "weighted": any(p.weight != 1.0 for p in agents),
-        "rescaled": any(o.scale != 1.0 for o in report.outcomes),
-        "other_rounding": "stochastic" if report.rounding == "nearest" else "nearest",
-        "sixteen_bits": any(d in ("BF16", "F16") for d in report.dtype),
-        "losses": _losses(report, {p.label: p.weight for p in agents}),
+        "lambdas": any(o.scale is not None for o in report.outcomes),
+        "other_rounding": ("stochastic" if report.rounding == "nearest" else "nearest")
+        if any(o.effective_scale_other_rounding is not None for o in report.outcomes)
+        else None,
+        "sixteen_bits": _sixteen_bits(report),
+        "all_sixteen_bits": all(d in SIXTEEN_BITS for d in report.dtype),
+        "losses": losses,
+        "lost_of": "λ" if all(loss.of == _OF_LAMBDA for loss in losses) else "the updates",
+        "lost": any(loss.share > 0 for loss in losses),
+        "lambda_kept": _lambda_kept(report, weights),
         "anomalies": _anomalies(report),
         "bytes": sum(f.size for f in report.files),
         "license_name": report.license.get("name"),
@@ -150,6 +163,8 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         if target
         else "hubmerge merge recipe.yaml --out merged",
         "has_local": any(p.kind != "hub" for p in report.parents),
+        "weighed": method is not None and "sensitivity" in method.extras,
+        "matrix_products": method is not None and method.matrix_products,
         "evaluation": _scores(report),
     }
 
@@ -206,48 +221,89 @@ def _range(values: Sequence[float | None]) -> str | None:
     return " to ".join(ends)
 
 
-def _losses(report: Report, weights: Mapping[str, float]) -> list[Loss]:
-    """Agents of which rounding to nearest takes more than `LOST_AT_LEAST`: of λ − 1 where the method rescales, of the
-    update itself elsewhere. λ multiplies the agent's weight, and the measured factors are of both.
+_OF_LAMBDA = "λ − 1"
+
+
+def _sixteen_bits(report: Report) -> bool:
+    return any(d in SIXTEEN_BITS for d in report.dtype)
+
+
+def _roundings(report: Report, weights: Mapping[str, float], way: str) -> list[Loss]:
+    """What the rounding called `way` takes of each agent of which that was measured: of λ − 1 where the method
+    rescales the agent, of the update itself elsewhere. Measured factors contain the agent's weight, λ does not.
+
+    What the method computed before rounding is measured too, so that nothing is blamed on rounding which it never
+    was: a factor of the formula need not be the one that the elements counted as unique have got.
     """
-    losses = []
+    found = []
     for outcome in report.outcomes:
-        nearest = _nearest(outcome, report.rounding)
+        before, after = outcome.kept_unique, _stored(outcome, report, way)
+        if not before or after is None:
+            continue
         weight = weights.get(outcome.agent, 1.0)
-        if nearest is None or weight == 0:
-            continue
-        if outcome.scale != 1.0:
-            nearest /= weight
-            share = 1 - (nearest - 1) / (outcome.scale - 1)
-            loss = Loss(outcome.agent, outcome.scale, nearest, "λ − 1", share)
-        elif outcome.kept_unique:
-            loss = Loss(outcome.agent, outcome.kept_unique, nearest, "the update", 1 - nearest / outcome.kept_unique)
+        rescaling = before / weight - 1 if weight and outcome.scale not in (None, 1.0) else 0.0
+        if abs(rescaling) >= LEAST_RESCALING:
+            share = (before - after) / weight / rescaling
+            found.append(Loss(outcome.agent, before / weight, after / weight, _OF_LAMBDA, share))
         else:
-            continue
-        if loss.share > LOST_AT_LEAST:
-            losses.append(loss)
-    return losses
+            found.append(Loss(outcome.agent, before, after, "the update", 1 - after / before))
+    return found
 
 
-def _nearest(outcome: AgentOutcome, rounding: str) -> float | None:
-    return outcome.effective_scale if rounding == "nearest" else outcome.effective_scale_other_rounding
+def _stored(outcome: AgentOutcome, report: Report, way: str) -> float | None:
+    """The factor in the stored weights with that rounding, where it was measured; 32 bits are rounded in one way."""
+    used = way == report.rounding or not _sixteen_bits(report)
+    return outcome.effective_scale if used else outcome.effective_scale_other_rounding
+
+
+def _lambda_kept(report: Report, weights: Mapping[str, float]) -> bool:
+    """Whether λ was measured in the stored weights of both roundings, and is there in all of them."""
+    both = [_roundings(report, weights, way) for way in ("nearest", "stochastic")]
+    of_lambda = [[loss for loss in losses if loss.of == _OF_LAMBDA] for losses in both]
+    measured = bool(of_lambda[0]) and len(of_lambda[0]) == len(of_lambda[1])
+    return measured and all(abs(loss.share) <= LOST_AT_LEAST for losses in both for loss in losses)
+
+
+def _legend(method: Mapping[str, Any]) -> str:
+    """What the letters of the formula are."""
+    formula = str(method["formula"])
+    active = "changed" if "epsilon" in method["parameters"] else "are active at"
+    letters = {
+        "w": "w its weight",
+        "K": "K the number of agents",
+        "(c ": f"c the number of agents that {active} an element",
+        "c = 1": f"c the number of agents that {active} an element",
+        "u": "u a draw between 0 and 1",
+        "F": "F its sensitivity",
+        "S": "S its sensitivity",
+    }
+    words = re.sub(r"[A-Za-z]{2,}|‖²_F|‖_F", " ", formula)  # names of parameters, "mean", "of", and the norm's index
+    said = dict.fromkeys(text for letter, text in letters.items() if letter in words)
+    return ", ".join(("δ is what an agent changed of the base", *said))
 
 
 def _anomalies(report: Report) -> list[tuple[str, list[str]]]:
     """(what, the labels it concerns) for every finding that a reader must not miss."""
     epsilon = report.statistics["epsilon"]
     rows = report.statistics["total"]["agents"]
-    twins = [
-        " / ".join(p["agents"])
+    norms = {str(r["agent"]): float(r["l2"]) for r in rows}
+    alike = [
+        p["agents"]
         for p in report.statistics["total"]["pairs"]
         if p["both_changed"] and p["jaccard"] == 1.0 and p["sign_agreement"] == 1.0 and p["cosine"] > 0.9999
     ]
-    silent = [str(r["agent"]) for r in rows if not r["changed"]]
+    twins = [pair for pair in alike if abs(norms[pair[0]] - norms[pair[1]]) <= SAME_SIZE * norms[pair[0]]]
+    silent = [r for r in rows if not r["changed"]]
+    # a method that looks at what is above ε alone takes nothing of it
+    lost = [str(r["agent"]) for r in silent if not r["max"] or "epsilon" in report.method["parameters"]]
+    faint = [str(r["agent"]) for r in silent if str(r["agent"]) not in lost]
     dense = [str(r["agent"]) for r in rows if r["density"] > DENSE_FROM]
     findings = (
-        (f"Changed nothing above {epsilon:g}, so that the merge holds nothing of it", silent),
+        (f"Changed nothing above {epsilon:g}, so that the merge holds nothing of it", lost),
+        (f"Changed nothing above {epsilon:g}, so that the statistics hold nothing of it", faint),
         (f"Changed more than {DENSE_FROM:.0%} of the weights, which is no sparse update", dense),
-        ("Practically the same update twice", twins),
+        ("Practically the same update twice", [" / ".join(pair) for pair in twins]),
+        ("The same update in two sizes", [" / ".join(pair) for pair in alike if pair not in twins]),
         ("No known license is stated", [p.label for p in report.parents if (p.license or "").lower() not in KNOWN]),
         ("Gated, with terms that bind whoever uses the merge", [p.label for p in report.parents if p.gated]),
     )

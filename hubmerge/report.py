@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hubmerge import __version__
-from hubmerge.methods import get_method
+from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope
 from hubmerge.methods.tensor_values import Values, by_layer
 from hubmerge.output.companions import MODULES
@@ -23,7 +23,9 @@ from hubmerge.statistics import Overlaps, Tally
 from hubmerge.stream import MergeResult
 from hubmerge.summary import summarize
 
-SCHEMA = 2
+SCHEMA = 3
+SIXTEEN_BITS = ("BF16", "F16")
+_OWN_FACTOR = ("ram", "ram_plus", "ram_plus_soft")  # whose λ reports of before schema 3 have right
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,11 @@ class AgentOutcome:
     """What the output holds of one agent; None where the region is empty."""
 
     agent: str
-    scale: float  # λt as the method intends it
+    scale: float | None  # λt, where the method multiplies the agent's unique updates by its weight and a λ of its own
     effective_scale: float | None  # measured on the stored output, unique region
-    effective_scale_other_rounding: float | None  # the same, had the other rounding mode been used
-    kept_unique: float | None  # ⟨δ*, δt⟩/⟨δt, δt⟩ before rounding; 1/K is plain averaging
+    # the same, had the other rounding mode been used; measured where the method rescales and 16 bits are written
+    effective_scale_other_rounding: float | None
+    kept_unique: float | None  # ⟨δ*, δt⟩/⟨δt, δt⟩ before rounding; the unique region's counterpart of `kept_shared`
     kept_shared: float | None
 
 
@@ -86,6 +89,9 @@ class Report:
     warnings: tuple[str, ...]
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions, hardware, seconds, peak memory
     evaluations: tuple[Mapping[str, Any], ...] = ()
+    # what each agent's sensitivity rests on: data, digest of the rows as tokenized, pairs, torch, transformers, file
+    sensitivities: tuple[Mapping[str, Any], ...] = ()
+    tokenizer: str = "base"  # whose: the base's, with agents' tokens ("union"), or that of the agent so labelled
     task: Mapping[str, Any] = field(default_factory=dict)  # Task.as_dict; {} in reports of before it was known
 
     def to_json(self) -> dict[str, Any]:
@@ -93,13 +99,30 @@ class Report:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
-        values = dict(data)
+        values = _with_measured_alone(data) if data["schema"] < 3 else dict(data)
         values["parents"] = tuple(Parent(**p) for p in data["parents"])
         values["files"] = tuple(OutputFile(**f) for f in data["files"])
-        values["outcomes"] = tuple(AgentOutcome(**o) for o in data["outcomes"])
+        values["outcomes"] = tuple(AgentOutcome(**o) for o in values["outcomes"])
         for name in ("dtype", "warnings", "evaluations"):
             values[name] = tuple(data[name])
+        values["sensitivities"] = tuple(data.get("sensitivities", ()))
         return cls(**values)
+
+
+def _with_measured_alone(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A report of before schema 3 without what was filled in: a λ of 1, and copies for the rounding not measured."""
+    method = registry().get(str(data["method"]["name"]))
+    stated = method is None or method.name in _OWN_FACTOR
+    measured = method is None or (method.rescales and any(d in SIXTEEN_BITS for d in data["dtype"]))
+    outcomes = [
+        {
+            **outcome,
+            "scale": outcome["scale"] if stated else None,
+            "effective_scale_other_rounding": outcome["effective_scale_other_rounding"] if measured else None,
+        }
+        for outcome in data["outcomes"]
+    ]
+    return {**data, "outcomes": outcomes}
 
 
 def make_report(
@@ -120,6 +143,8 @@ def make_report(
     total = statistics.total
     result = merged.total
     scales, weights = _intended(plan, merged, total)
+    # elsewhere the tally holds a copy of what was stored
+    both_roundings = method.rescales and any(d in SIXTEEN_BITS for d in plan.merged_dtypes)
     return Report(
         schema=SCHEMA,
         hubmerge=__version__,
@@ -154,8 +179,8 @@ def make_report(
             "layers": {str(depth): summarize(t, labels) for depth, t in statistics.by_layer().items()},
         },
         outcomes=tuple(
-            AgentOutcome(label, scale, *values)
-            for label, scale, *values in zip(
+            AgentOutcome(label, scale, stored, other if both_roundings else None, *kept)
+            for label, scale, stored, other, *kept in zip(
                 labels,
                 scales,
                 result.effective_scale,
@@ -174,10 +199,22 @@ def make_report(
         license=dict(license),
         warnings=(*plan.warnings, *notes),
         environment=dict(environment),
+        sensitivities=tuple(
+            {"agent": label, **rows.as_dict()} for label, rows in zip(labels, plan.calibration, strict=False)
+        ),
+        tokenizer=_tokenizer(plan, labels),
         task=task_of(
             plan.config, modules=MODULES in plan.companions.names, stated=plan.base.card.get("pipeline_tag")
         ).as_dict(),
     )
+
+
+def _tokenizer(plan: Plan, labels: Sequence[str]) -> str:
+    if plan.vocabulary is None:
+        return "base"
+    if plan.vocabulary.united:
+        return "union"
+    return labels[plan.vocabulary.donor - 1] if plan.vocabulary.donor else "base"
 
 
 def _own_and_varying(plan: Plan, labels: Sequence[str]) -> dict[str, Any]:
@@ -187,8 +224,8 @@ def _own_and_varying(plan: Plan, labels: Sequence[str]) -> dict[str, Any]:
     return ({"own": own} if own else {}) | ({"by_layer": rows} if rows else {})
 
 
-def _intended(plan: Plan, merged: MergeResult, total: Tally) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """λt per agent on its unique region, and its weight.
+def _intended(plan: Plan, merged: MergeResult, total: Tally) -> tuple[tuple[float | None, ...], tuple[float, ...]]:
+    """λt per agent on its unique region where the method has one, and its weight.
 
     Where tensors have their own, it is their mean by Σ δt² there, which is what `effective_scale` measures of the
     output: the weight such that weight times λt is the mean of their product.
@@ -206,10 +243,13 @@ def _intended(plan: Plan, merged: MergeResult, total: Tally) -> tuple[tuple[floa
     plain = np.zeros((2, agents))  # Σ wt n and Σ n, for agents without a unique element
     for name, result in merged.result.items():
         values = plan.values[name]
-        own = np.array(method.scales(scope(values, merged.statistics.tensors[name].overlaps)))
+        lambdas = method.scales(scope(values, merged.statistics.tensors[name].overlaps))
+        own = np.array([1.0 if scale is None else scale for scale in lambdas])
         sums += np.array([own, own * values.weights, np.ones(agents)]) * result.unique_norm
         plain += np.array([values.weights, np.ones(agents)]) * result.elements
-    means = tuple(float(a / b) if b else scale for a, b, scale in zip(sums[0], sums[2], scales, strict=True))
+    means = tuple(
+        float(a / b) if b and scale is not None else scale for a, b, scale in zip(sums[0], sums[2], scales, strict=True)
+    )
     if not plan.values.vary:
         return means, first.weights
     weights = tuple(

@@ -2,7 +2,7 @@
 
     results/MODEL/SHA/SUITE-VERSION-SPLIT.json    the truth, one file per run
     details/MODEL/SHA/SUITE-VERSION-SPLIT/*.parquet   what was asked, answered and scored, per sample
-    flags.json                                    written by the keepers of the dataset, read here
+    flags.json, versions.json                     written by the keepers of the dataset, read here
     data/results.parquet                          all result files in one, to load them with one request
     data/board.parquet                            the board built from them
     README.md                                     tells `datasets.load_dataset` about the three tables
@@ -26,7 +26,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hubmerge.board.dataset_card import dataset_card
-from hubmerge.board.files import FLAGS, MAX_FILES, MAX_FLAGS_BYTES, RESULTS, ResultFiles, is_result_path, parse_files
+from hubmerge.board.files import (
+    FLAGS,
+    MAX_FILES,
+    MAX_FLAGS_BYTES,
+    RESULTS,
+    VERSIONS,
+    ResultFiles,
+    is_result_path,
+    parse_files,
+    renamed,
+)
 from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
 from hubmerge.board.values import Flag, Refusal
 from hubmerge.errors import FormatError, HubUnavailableError, ResultError, SourceNotFoundError
@@ -179,7 +189,8 @@ class ResultsDataset:
         contents = {**loaded.contents, **{path: (blob_id(data), data) for path, data in new.items()}}
         parsed = parse_files((path, data) for path, (_, data) in contents.items())
         now = datetime.now(UTC)
-        boards = [build_board(parsed.results, loaded.flags, split=split, now=now) for split in ("test", "dev")]
+        results = renamed(parsed.results, loaded.files.versions)
+        boards = [build_board(results, loaded.flags, split=split, now=now) for split in ("test", "dev")]
         files = dict(new)
         files[RESULTS_TABLE] = results_parquet({p: contents[p] for p in contents if _is_utf8(contents[p][1])})
         files[BOARD_TABLE] = board_parquet(*boards)
@@ -204,10 +215,10 @@ class ResultsDataset:
                 wanted[path] = tree[path]
         contents = self._contents(sha, tree, wanted, refused)
         files = [(path, data) for path, (_, data) in contents.items()]
-        if FLAGS in tree:
-            files.append((FLAGS, self._small(sha, FLAGS, MAX_FLAGS_BYTES, refused)))
+        kept = [path for path in (FLAGS, VERSIONS) if path in tree]
+        files += [(path, self._small(sha, path, MAX_FLAGS_BYTES, refused)) for path in kept]
         parsed = parse_files(files)
-        read = ResultFiles(parsed.results, parsed.flags, (*parsed.refused, *refused))
+        read = ResultFiles(parsed.results, parsed.flags, (*parsed.refused, *refused), parsed.versions)
         return LoadedResults(sha, read, contents, tree)
 
     def _contents(

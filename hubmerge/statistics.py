@@ -137,10 +137,13 @@ class Tally(Addable):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Conflict, overlap (same sign), private and unchanged elements as shares of all (SAR Fig. 7)."""
+        """Elements that several agents changed, one, or none, as shares of all. Of the first, `conflict` has opposite
+        signs and `overlap` one sign; SAR's Fig. 7 draws `conflict`, and as its overlap `several`.
+        """
         n = max(self.elements, 1)
         several = int(self.overlap[2:].sum())
         return {
+            "several": several / n,
             "conflict": self.conflict / n,
             "overlap": (several - self.conflict) / n,
             "private": int(self.overlap[1]) / n if self.agents else 0.0,

@@ -188,7 +188,7 @@ def test_infinity_absent_values_and_empty_regions_render() -> None:
     data |= {"warnings": [], "environment": {}, "target": "", "evaluations": []}
     card = render_card(Report.from_json(data))
     assert "| `math` | 0% | 0 | 0 | 0 | ∞ |" in card
-    assert "| `math` | — | — | 1.100 | — | — |" in card
+    assert "| `math` | — | — | 1.100 | — |" in card
     assert "Changed nothing above 1e-05, so that the merge holds nothing of it: `math`." in card
     assert "Layer by layer" not in card
     assert "hubmerge merge recipe.yaml --out merged" in card
@@ -255,7 +255,7 @@ def test_a_rescaling_that_stochastic_rounding_saved_is_named() -> None:
 
 
 def test_no_loss_is_claimed_where_there_is_none() -> None:
-    card = render_card(report(outcomes=outcome(effective_scale=1.0999)))
+    card = render_card(report(outcomes=outcome(effective_scale=1.0999, effective_scale_other_rounding=1.0998)))
     assert "lost" not in card
     assert "both keep λ here" in card
 
@@ -271,7 +271,7 @@ def test_twins_and_dense_agents_are_anomalies() -> None:
     data = report_data()
     total = data["statistics"]["total"]
     total["pairs"][0] |= {"jaccard": 1.0, "cosine": 1.0, "sign_agreement": 1.0}
-    total["agents"][1]["density"] = 0.9
+    total["agents"][1] |= {"density": 0.9, "l2": total["agents"][0]["l2"]}
     card = render_card(Report.from_json(data))
     assert "- Practically the same update twice: `math / tool_use`." in card
     assert "- Changed more than 50% of the weights, which is no sparse update: `tool_use`." in card

@@ -109,6 +109,7 @@ class Method(ABC):
     extras: ClassVar[tuple[Literal["uniform", "sensitivity"], ...]] = ()
     rescales: ClassVar[bool] = False  # has a λ per agent that nearest rounding to 16 bits can lose
     permutation_invariant: ClassVar[bool] = True  # up to float32 summation order
+    matrix_products: ClassVar[bool] = False  # of numpy's BLAS, whose last bits differ from processor to processor
     of_agent: ClassVar[tuple[str, ...]] = ()  # parameters that an agent can have its own value of
 
     def parse_parameters(self, values: Mapping[str, Any]) -> Parameters:
@@ -217,9 +218,9 @@ class Method(ABC):
         """The order statistic that this method needs, if any. `own`: as in `Scope`."""
         return None
 
-    def scales(self, scope: Scope) -> tuple[float, ...]:
-        """λt per agent on its unique region, as the method intends it (1 without rescaling)."""
-        return tuple(1.0 for _ in scope.weights)
+    def scales(self, scope: Scope) -> tuple[float | None, ...]:
+        """λt per agent, where the formula multiplies δt by wt·λt wherever |δt| alone is above ε; else None."""
+        return tuple(None for _ in scope.weights)
 
     def default_dtype(self, parameters: Any) -> str | None:
         """The output's dtype where the recipe names none; None: as the base stores it."""

@@ -31,7 +31,7 @@ class DareLinear(Method):
     name = "dare_linear"
     title = "DARE + task arithmetic"
     summary = "Drops elements of each update at random, rescales the rest, adds up."
-    formula = "δ* = λ·Σₖ wₖ·δₖ·1[uₖ ≥ p] / (1 − p)"
+    formula = "δ* = λ·Σₖ wₖ·δₖ·1[uₖ ≥ p] / (1 − p), with normalize over Σₖ wₖ; λ = 1/K where none is given"
     papers = (DARE_PAPER,)
     parameters = DareParameters
     extras = ("uniform",)

@@ -25,7 +25,7 @@ class DareTies(Method):
     name = "dare_ties"
     title = "DARE + TIES"
     summary = "Drops elements of each update at random and rescales the rest, then merges as TIES does."
-    formula = "TIES of δₖ·1[uₖ ≥ p] / (1 − p)"
+    formula = "TIES of δₖ·1[uₖ ≥ p] / (1 − p), with weights wₖ"
     papers = (DARE_PAPER, Paper("TIES-Merging", "2306.01708", "Algorithm 1"))
     parameters = DareTiesParameters
     extras = ("uniform",)

@@ -25,7 +25,7 @@ class LinearParameters(Parameters):
 class Linear(Method):
     name = "linear"
     title = "Linear average"
-    summary = "The weighted mean of the agents; what only one agent changed is divided by their number."
+    summary = "The weighted mean of the agents; what only one agent changed keeps that agent's share of the weights."
     formula = "δ* = Σₖ wₖ·δₖ / (w₀ + Σₖ wₖ), w₀ = base_weight, or 0"
     papers = (Paper("Model soups", "2203.05482", "Sec. 2"),)
 

@@ -34,8 +34,8 @@ def ram_kernel(inputs: Any, per_agent: Any, constants: Any) -> Any:
 class Ram(Method):
     name = "ram"
     title = "RAM"
-    summary = "Keeps an update that one agent made at full strength, averages what several agents changed."
-    formula = "δ* = 0 (c = 0), δₜ (c = 1), mean of the active δₖ (c ≥ 2)"
+    summary = "Keeps what one agent alone changed at its own weight, averages what several agents changed."
+    formula = "δ* = 0 (c = 0), wₜ·δₜ (c = 1), mean of the active wₖ·δₖ (c ≥ 2)"
     papers = (Paper(RAM_PAPER, "2601.13572", "Eq. 1, 7 with λₜ = 1"),)
     parameters = EpsilonParameters
 
@@ -44,5 +44,8 @@ class Ram(Method):
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
         return (scope.parameters.epsilon, 0.0, 1.0)
+
+    def scales(self, scope: Scope) -> tuple[float, ...]:
+        return tuple(1.0 for _ in scope.weights)
 
     kernel = staticmethod(ram_kernel)

@@ -22,7 +22,7 @@ class RamPlusSoft(Method):
     name = "ram_plus_soft"
     title = "RAM+s"
     summary = "RAM+ with a rescaling that saturates smoothly: the shared part of the agent's updates."
-    formula = "RAM with λₜ·δₜ for c = 1, λₜ = 1 + r·sharedₜ / activeₜ"
+    formula = "RAM with λₜ·wₜ·δₜ for c = 1, λₜ = 1 + r·sharedₜ / activeₜ"
     papers = (Paper(RAM_PAPER, "2601.13572", "Eq. 7, 8, 9"),)
     parameters = RamPlusSoftParameters
     rescales = True

@@ -30,8 +30,11 @@ class RamQuantileParameters(Parameters):
 class RamQuantile(Method):
     name = "ram_quantile"
     title = "Quantile RAM"
-    summary = "RAM with the largest tenth of each tensor's updates as active, and one factor on unique ones."
-    formula = "δ* = 0 (c = 0), λ·δₜ (c = 1), (1/K)·Σₖ δₖ (c ≥ 2); active: |δₖ| ≥ its q-quantile in the tensor"
+    summary = "RAM with each tensor's largest updates as active, from a quantile up, and one factor on unique ones."
+    formula = (
+        "δ* = 0 (c = 0), λ·wₜ·δₜ (c = 1), (1/K)·Σₖ wₖ·δₖ (c ≥ 2); "
+        "active: |δₖ| ≥ its q-quantile in the tensor and, unless literal, not 0"
+    )
     papers = (
         Paper("Does Sparsity Persist? Scaling Laws for RL-Induced Task Vectors and RAM at 70B+ Scale", "", "Eq. 4, 5"),
     )
@@ -43,9 +46,6 @@ class RamQuantile(Method):
 
     def threshold(self, parameters: RamQuantileParameters, own: Sequence[Any] = ()) -> Threshold:
         return Threshold("delta", "tensor", lambda n: n - ceil(parameters.q * (n - 1)) if n else 1)
-
-    def scales(self, scope: Scope) -> tuple[float, ...]:
-        return tuple(scope.parameters.lam for _ in scope.weights)
 
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
         return tuple(zip(scope.weights, scope.thresholds, strict=True))

@@ -29,7 +29,7 @@ class Sar(Method):
     name = "sar"
     title = "SAR"
     summary = "Adds what agrees; where updates disagree the agent that is more sensitive there decides."
-    formula = "δ* = λ·(Σ of the active δₖ with the sign of argmaxₖ Sₖ; weak private ones thinned out)"
+    formula = "δ* = λ·(Σ of the active wₖ·δₖ with the sign of argmaxₖ Sₖ; weak private ones thinned out)"
     papers = (
         Paper("Sparsity Curse: Understanding RLVR Model Parameter Space from Model Merging", "2606.18521", "Eq. 12-16"),
     )

@@ -40,7 +40,7 @@ class TaskArithmetic(Method):
     name = "task_arithmetic"
     title = "Task arithmetic"
     summary = "The sum of the agents' updates times one factor."
-    formula = "δ* = λ·Σₖ wₖ·δₖ"
+    formula = "δ* = λ·Σₖ wₖ·δₖ, with normalize over Σₖ wₖ; λ = 1/K where none is given"
     papers = (Paper("Editing Models with Task Arithmetic", "2212.04089", "Sec. 2"),)
     parameters = TaskArithmeticParameters
 

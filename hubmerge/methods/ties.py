@@ -66,8 +66,10 @@ def negative_mean(parameters: TiesParameters, weights: Sequence[float]) -> str |
 class Ties(Method):
     name = "ties"
     title = "TIES"
-    summary = "Keeps the largest part of each update, elects a sign per element, averages what agrees with it."
-    formula = "δ* = λ·mean{δ̂ₖ : sgn δ̂ₖ = sgn Σⱼ δ̂ⱼ}, δ̂ₖ the top density of δₖ"
+    summary = "Keeps the largest part of each update, elects a sign per element, merges what agrees with it."
+    formula = (
+        "δ* = λ·Σₖ wₖ·δ̂ₖ / Σₖ wₖ over sgn wₖ·δ̂ₖ = sgn Σⱼ wⱼ·δ̂ⱼ (disjoint sum: no division), δ̂ₖ the top density of δₖ"
+    )
     papers = (Paper("TIES-Merging: Resolving Interference When Merging Models", "2306.01708", "Algorithm 1"),)
     parameters = TiesParameters
 

@@ -33,10 +33,14 @@ class WudiParameters(Parameters):
 class Wudi(Method):
     name = "wudi"
     title = "WUDI"
-    summary = "Finds, layer by layer, the update that interferes least with every agent's own."
-    formula = "δ* = argmin Σₖ ‖(δ* − δₖ)·δₖᵀ‖²_F / ‖δₖ‖²_F per linear weight; the mean elsewhere"
+    summary = "Looks, layer by layer, for an update that interferes little with every agent's own."
+    formula = (
+        "from Σₖ δₖ towards argmin Σₖ ‖(δ* − δₖ)·δₖᵀ‖²_F / ‖δₖ‖²_F per linear weight; the mean elsewhere; "
+        "each δₖ times wₖ"
+    )
     papers = (Paper("Whoever Started the Interference Should End It", "2503.08099", "the objective of its Sec. 4"),)
     parameters = WudiParameters
+    matrix_products = True
 
     def needs_whole(self, name: str, shape: tuple[int, ...]) -> bool:
         """2-D weights of linear layers; embeddings, norms and biases are averaged."""

@@ -71,7 +71,7 @@ def test_counts_of_a_few_elements_are_those_counted_by_hand() -> None:
     assert tally.pair_active[0, 1] == 3
     assert tally.pair_agree[0, 1] == 2
     assert tally.conflict == 1
-    assert tally.shares == {"conflict": 0.2, "overlap": 0.4, "private": 0.2, "unchanged": 0.2}
+    assert tally.shares == {"several": 0.6, "conflict": 0.2, "overlap": 0.4, "private": 0.2, "unchanged": 0.2}
     assert tally.overlaps.rho == (3.0, math.inf)
     assert tally.jaccard(0, 1) == 3 / 4
     assert tally.cosine(0, 1) == pytest.approx((1 - 1 + 1) / math.sqrt(4 * 3))
