@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from sys import float_info
 from typing import Any
 
 from hubmerge.mergekit_keys import (
@@ -367,7 +367,7 @@ class Reading(TopLevel):
         return rules
 
     def _number(self, value: Any, *path: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= float_info.max:
             self.refuse("a number is needed", *path, got=value)
             return 1.0
         return float(value)

@@ -195,7 +195,9 @@ def _board(files: list[tuple[str, bytes]]) -> None:
     parsed = parse_files(files)
     assert any(r.model == "org/good" for r in parsed.results)
     board = build_board(parsed.results, flags=parsed.flags)
-    json.loads(board_json(board), parse_constant=_no_number)
+    text = board_json(board)
+    text.encode()
+    json.loads(text, parse_constant=_no_number)
     for suite in board.suites:
         suite_csv(suite).encode()
     assert all(is_result_path(path) or path == FLAGS for path, _ in files)
