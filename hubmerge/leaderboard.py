@@ -194,13 +194,11 @@ def _with_equal_tasks(
 
 
 def _tasks_of(result: EvaluationResult) -> tuple[tuple[Any, ...], ...]:
-    """What must be equal for two scores to compare; empty for a failed run."""
-    return tuple(
-        sorted(
-            (t.task, t.domain, t.metric, t.few_shot, t.task_version, t.dataset, t.dataset_revision)
-            for t in result.tasks
-        )
-    )
+    """What must be equal for two scores to compare; empty for a failed run.
+
+    Not the commits of the datasets: the suite's version is over their content.
+    """
+    return tuple(sorted((t.task, t.domain, t.metric, t.few_shot, t.task_version, t.dataset) for t in result.tasks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
     results/MODEL/SHA/SUITE-VERSION-SPLIT.json    the truth, one file per run
     details/MODEL/SHA/SUITE-VERSION-SPLIT/*.parquet   what was asked, answered and scored, per sample
     keys.json                                     public keys of whoever signs results here
-    flags.json                                    written by the keepers of the dataset, read here
+    flags.json, versions.json                     written by the keepers of the dataset, read here
     data/results.parquet                          all result files in one, to load them with one request
     data/board.parquet                            the board built from them
     README.md                                     tells `datasets.load_dataset` about the three tables
@@ -28,7 +28,17 @@ from functools import cached_property
 from pathlib import Path
 
 from hubmerge.board.dataset_card import dataset_card
-from hubmerge.board.files import FLAGS, MAX_FILES, MAX_FLAGS_BYTES, RESULTS, ResultFiles, is_result_path, parse_files
+from hubmerge.board.files import (
+    FLAGS,
+    MAX_FILES,
+    MAX_FLAGS_BYTES,
+    RESULTS,
+    VERSIONS,
+    ResultFiles,
+    is_result_path,
+    parse_files,
+    renamed,
+)
 from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
 from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
 from hubmerge.board.values import Flag, Refusal
@@ -201,8 +211,9 @@ class ResultsDataset:
         contents = {**loaded.contents, **{path: (blob_id(data), data) for path, data in new.items()}}
         parsed = parse_files((path, data) for path, (_, data) in contents.items())
         now = datetime.now(UTC)
+        results = renamed(parsed.results, loaded.files.versions)
         boards = [
-            build_board(parsed.results, loaded.flags, split=split, now=now, trusted=loaded.trusted)
+            build_board(results, loaded.flags, split=split, now=now, trusted=loaded.trusted)
             for split in ("test", "dev")
         ]
         files = dict(new)
@@ -231,14 +242,14 @@ class ResultsDataset:
                 wanted[path] = tree[path]
         contents = self._contents(sha, tree, wanted, refused)
         files = [(path, data) for path, (_, data) in contents.items()]
-        if FLAGS in tree:
-            files.append((FLAGS, self._small(sha, FLAGS, MAX_FLAGS_BYTES, refused)))
+        kept = [path for path in (FLAGS, VERSIONS) if path in tree]
+        files += [(path, self._small(sha, path, MAX_FLAGS_BYTES, refused)) for path in kept]
         published = self._published(sha, tree, refused)
         trusted = self._trust.of(published)
         if trusted and (foreign := sorted(set(published) - trusted)):
             refused.append(Refusal(KEYS, f"not believed here: {', '.join(foreign)}"[:500]))
         parsed = parse_files(files)
-        read = ResultFiles(parsed.results, parsed.flags, (*parsed.refused, *refused))
+        read = ResultFiles(parsed.results, parsed.flags, (*parsed.refused, *refused), parsed.versions)
         return LoadedResults(sha, read, contents, tree, published, trusted)
 
     def _published(self, sha: str, tree: Mapping[str, TreeFile], refused: list[Refusal]) -> tuple[str, ...]:

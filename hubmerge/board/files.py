@@ -2,6 +2,7 @@
 
     results/MODEL/SHA/SUITE-VERSION-SPLIT.json    one result each, at the path that its content says
     flags.json                                    {"flags": [{"kind", "model", "sha"?, "reason"?}, …]}
+    versions.json                                 {"versions": [{"suite", "version", "same_as"}, …]}
 
 What cannot be believed is left out with the reason, file by file and flag by flag.
 """
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hubmerge.sources.base import is_hub_id
 
 RESULTS = "results/"
 FLAGS = "flags.json"
+VERSIONS = "versions.json"
 MAX_FLAGS_BYTES = 4 * 1024 * 1024
 MAX_FLAGS = 5000
 MAX_FILES = 200_000
@@ -34,6 +36,7 @@ class ResultFiles:
     results: tuple[EvaluationResult, ...]
     flags: tuple[Flag, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    versions: Mapping[tuple[str, str], str] = field(default_factory=dict)  # suite, version → the version that it is
 
 
 def is_result_path(path: str) -> bool:
@@ -41,11 +44,19 @@ def is_result_path(path: str) -> bool:
 
 
 def parse_files(files: Iterable[tuple[str, bytes]]) -> ResultFiles:
-    """Results and flags out of (path, bytes); a path below `results/`, or `flags.json`."""
+    """Results and flags out of (path, bytes); a path below `results/`, `flags.json` or `versions.json`.
+
+    Results of a version that versions.json calls another one's equal count as that one's.
+    """
     results: list[EvaluationResult] = []
     flags: tuple[Flag, ...] = ()
     refused: list[Refusal] = []
+    versions: Mapping[tuple[str, str], str] = {}
     for path, data in files:
+        if path == VERSIONS:
+            versions, bad = parse_versions(data)
+            refused += bad
+            continue
         if path == FLAGS:
             flags, bad = parse_flags(data)
             refused += bad
@@ -59,21 +70,53 @@ def parse_files(files: Iterable[tuple[str, bytes]]) -> ResultFiles:
             refused.append(Refusal(path, f"its content belongs at {belongs[:300]}"))
             continue
         results.append(result)
-    return ResultFiles(tuple(results), flags, tuple(refused))
+    return ResultFiles(renamed(results, versions), flags, tuple(refused), versions)
+
+
+def renamed(
+    results: Iterable[EvaluationResult], versions: Mapping[tuple[str, str], str]
+) -> tuple[EvaluationResult, ...]:
+    """The results with their suites' versions as the keepers say that they are to be read."""
+
+    def now(result: EvaluationResult) -> EvaluationResult:
+        version = versions.get((result.suite, result.suite_version))
+        return result if version is None else result.model_copy(update={"suite_version": version})
+
+    return tuple(map(now, results))
+
+
+def parse_versions(data: bytes) -> tuple[Mapping[tuple[str, str], str], list[Refusal]]:
+    """The table of versions.json: one step, no chains; a broken entry is refused by its place."""
+    entries, refused = _entries(VERSIONS, "versions", data)
+    found: dict[tuple[str, str], str] = {}
+    for place, entry in enumerate(entries):
+        texts = [entry.get(k) for k in ("suite", "version", "same_as")] if isinstance(entry, dict) else []
+        if len(texts) == 3 == len(entry) and all(isinstance(t, str) and 0 < len(t) <= 100 for t in texts):
+            suite, version, same_as = map(str, texts)
+            found[suite, version] = same_as
+        else:
+            refused.append(Refusal(f"{VERSIONS}, entry {place + 1}", "expected suite, version and same_as"))
+    return found, refused
+
+
+def _entries(path: str, key: str, data: bytes) -> tuple[list[Any], list[Refusal]]:
+    """The list below `key` in a keepers' file."""
+    if len(data) > MAX_FLAGS_BYTES:
+        return [], [Refusal(path, f"more than {MAX_FLAGS_BYTES} bytes")]
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        return [], [Refusal(path, str(error)[:200])]
+    entries = document.get(key) if isinstance(document, dict) else None
+    if not isinstance(entries, list) or len(entries) > MAX_FLAGS:
+        return [], [Refusal(path, f'expected {{"{key}": […]}} with at most {MAX_FLAGS} entries')]
+    return entries, []
 
 
 def parse_flags(data: bytes) -> tuple[tuple[Flag, ...], list[Refusal]]:
     """The flags of flags.json; a broken one is refused by its place and takes no other with it."""
-    if len(data) > MAX_FLAGS_BYTES:
-        return (), [Refusal(FLAGS, f"more than {MAX_FLAGS_BYTES} bytes")]
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        return (), [Refusal(FLAGS, str(error)[:200])]
-    entries = document.get("flags") if isinstance(document, dict) else None
-    if not isinstance(entries, list) or len(entries) > MAX_FLAGS:
-        return (), [Refusal(FLAGS, f'expected {{"flags": […]}} with at most {MAX_FLAGS} entries')]
-    flags, refused = [], []
+    entries, refused = _entries(FLAGS, "flags", data)
+    flags = []
     for place, entry in enumerate(entries):
         flag = _flag(entry)
         if isinstance(flag, Flag):
@@ -109,12 +152,12 @@ def read_folder(folder: Path) -> ResultFiles:
         for name in sorted(names):
             path = Path(root) / name
             relative = path.relative_to(folder).as_posix()
-            if path.is_symlink() or not (relative == FLAGS or is_result_path(relative)):
+            if path.is_symlink() or not (relative in (FLAGS, VERSIONS) or is_result_path(relative)):
                 continue
-            limit = MAX_FLAGS_BYTES if relative == FLAGS else MAX_RESULT_BYTES
+            limit = MAX_FLAGS_BYTES if relative in (FLAGS, VERSIONS) else MAX_RESULT_BYTES
             if (size := path.stat().st_size) > limit:
                 refused.append(Refusal(relative, f"{size} bytes, at most {limit} are read"))
                 continue
             files.append((relative, path.read_bytes()))
     parsed = parse_files(files)
-    return ResultFiles(parsed.results, parsed.flags, (*parsed.refused, *refused))
+    return ResultFiles(parsed.results, parsed.flags, (*parsed.refused, *refused), parsed.versions)

@@ -58,7 +58,7 @@ def run_cli(arguments: Any, settings: Settings, observer: EvaluationObserver | N
     name = model_here(arguments.model, observer.warning if observer is not None else lambda message: None)
     if observer is not None:
         observer.stage("resolve")
-    suite = pin(arguments.suite, hub, arguments.split, limit=arguments.limit)
+    suite = pin(arguments.suite, hub, arguments.split, limit=arguments.limit, dtype=arguments.dtype)
     # answers are keyed by the model's commit, so runs of one model may share a folder
     label = str(name).replace("/", "--").strip(".-~")[-80:] or "model"
     workdir = settings.data_dir / "evaluations" / f"{label}--{suite.suite.name}-{suite.version}-{suite.split}"

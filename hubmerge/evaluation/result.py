@@ -168,7 +168,7 @@ class EvaluationResult(_Frozen):
     model: Name  # repo id
     sha: str
     suite: Name
-    suite_version: Name  # changes with tasks, limits and dataset revisions
+    suite_version: Name  # changes with tasks, limits, the content of datasets and the dtype that was asked for
     split: Split
     status: Literal["done", "failed"]
     error: RunError | None = None

@@ -95,7 +95,7 @@ class EvaluateOptions:
     limit: int | None = None  # rows per task; part of the suite's version
     batch_size: int = 32  # prompts
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: str = "auto"  # auto: as stored
+    dtype: str = "auto"  # auto: as stored; part of the suite's version
     seed: int = 0
     backend: Backend = "transformers"
     wall_s: float = 4 * 3600.0
@@ -145,6 +145,7 @@ def evaluate(
     started = time.monotonic()
     observer.stage("resolve")
     pinned = suite if isinstance(suite, PinnedSuite) else pin(suite, hub, split, limit=options.limit)
+    pinned = replace(pinned, dtype=options.dtype)
     name = ModelName.parse(model) if isinstance(model, str) else model
     opened = open_model(name, hub, allow_local=allow_local)
     workdir = workdir.absolute()

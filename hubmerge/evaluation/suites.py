@@ -1,9 +1,11 @@
 """Suites: named lists of tasks, and the same pinned to dataset commits.
 
 A score means something only beside others that were measured the same way, so what a suite is at a moment has a
-version: a digest over its tasks with their versions, few-shot counts and limits, the datasets' commits and the
-split. Two results with the same suite version answer the same questions; when a dataset or a task changes, the
-version does, and old scores are measured again rather than compared.
+version: a digest over its tasks with their versions, few-shot counts and limits, the content of the data files that
+they read, the split, the dtype that was asked for and the rules of the runner. Two results with the same suite
+version answer the same questions; when data or a task change, the version does, and old scores are measured again
+rather than compared. A commit that changes no data (to a dataset's card, say) changes no version. What is read is
+pinned by commit all the same.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hubmerge.errors import EvaluationError
+from hubmerge.evaluation.dataset_content import content_digest
 from hubmerge.evaluation.result import Split
 from hubmerge.tasks import BuiltinTask, Task, registry
 from hubmerge.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from hubmerge.hub import Hub
+    from hubmerge.hub import Hub, RepoState, TreeFile
 
 VERSION_DIGITS = 12
+RULES = 2  # counts changes of how the runner asks and cuts that move scores
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class PinnedTask:
     few_shot: int
     limit: int | None
     revision: str  # commit of task.rows.repo
+    content: str  # digest of what is read at that commit
     split: str  # of the dataset
 
     @property
@@ -67,6 +72,7 @@ class PinnedSuite:
     suite: Suite
     split: Split
     tasks: tuple[PinnedTask, ...]
+    dtype: str = "auto"  # that models are computed in; auto: as each is stored
 
     @property
     def version(self) -> str:
@@ -74,8 +80,10 @@ class PinnedSuite:
             "suite": self.suite.name,
             "split": self.split,
             "max_model_len": self.suite.max_model_len,
+            "dtype": self.dtype,
+            "rules": RULES,
             "tasks": [
-                [t.name, t.task.version, t.few_shot, t.limit, t.task.rows.repo, t.revision, t.split] for t in self.tasks
+                [t.name, t.task.version, t.few_shot, t.limit, t.task.rows.repo, t.content, t.split] for t in self.tasks
             ],
         }
         text = json.dumps(content, separators=(",", ":"), sort_keys=True)
@@ -124,7 +132,9 @@ def get_suite(name: str) -> Suite:
     return SUITES[name]
 
 
-def pin(suite: str | Suite, hub: Hub, split: Split = "test", *, limit: int | None = None) -> PinnedSuite:
+def pin(
+    suite: str | Suite, hub: Hub, split: Split = "test", *, limit: int | None = None, dtype: str = "auto"
+) -> PinnedSuite:
     """The suite with every dataset at the commit that its main branch has now, each asked for once.
 
     `limit` lowers the limit of every task. Of split "dev" only those tasks remain that have rows to choose by.
@@ -149,21 +159,34 @@ def pin(suite: str | Suite, hub: Hub, split: Split = "test", *, limit: int | Non
                 next_step="Choose on another suite.",
             )
     datasets = hub.datasets
-    revisions: dict[str, str] = {}
+    states: dict[str, tuple[RepoState, Mapping[str, TreeFile]]] = {}
     for _, task in pairs:
-        if task.rows.repo not in revisions:
-            revisions[task.rows.repo] = datasets.repo_state(task.rows.repo).sha
+        if task.rows.repo not in states:
+            state = datasets.repo_state(task.rows.repo)
+            states[task.rows.repo] = state, datasets.tree(task.rows.repo, state.sha)
     return PinnedSuite(
         suite=replace(chosen, tasks=tuple(t for t, _ in pairs)),
         split=split,
-        tasks=tuple(
-            PinnedTask(
-                task=task,
-                few_shot=t.few_shot,
-                limit=min((n for n in (t.limit, limit) if n is not None), default=None),
-                revision=revisions[task.rows.repo],
-                split=task.rows.split if split == "test" else str(task.rows.dev_split),
-            )
-            for t, task in pairs
-        ),
+        tasks=tuple(_pinned(t, task, split, limit, *states[task.rows.repo]) for t, task in pairs),
+        dtype=dtype,
+    )
+
+
+def _pinned(
+    asked: SuiteTask,
+    task: Task | BuiltinTask,
+    split: Split,
+    limit: int | None,
+    state: RepoState,
+    tree: Mapping[str, TreeFile],
+) -> PinnedTask:
+    read = task.rows.split if split == "test" else str(task.rows.dev_split)
+    examples = {task.rows.few_shot_split} if asked.few_shot and task.rows.few_shot_split else set()
+    return PinnedTask(
+        task=task,
+        few_shot=asked.few_shot,
+        limit=min((n for n in (asked.limit, limit) if n is not None), default=None),
+        revision=state.sha,
+        content=content_digest(task.rows, {read} | examples, state.card, tree),
+        split=read,
     )

@@ -178,3 +178,24 @@ def test_a_folder_is_read_without_following_links(tmp_path: Path) -> None:
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="no such folder"):
         read_folder(tmp_path / "none")
+
+
+def test_results_of_a_version_that_the_keepers_call_equal_stand_with_the_others(tmp_path: Path) -> None:
+    old, new = result("org/one", "1", {"math": 0.5}), result("org/two", "2", {"math": 0.6}, suite_version="2")
+    apart = build_board(parse_files(stored(old, new)).results).suites[0]
+    assert [r.model for r in apart.rows] == ["org/two"]
+    table = json.dumps({"versions": [{"suite": "trio", "version": "1", "same_as": "2"}, {"suite": 1}, "x"]}).encode()
+    for path, data in [*stored(old, new), ("versions.json", table)]:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    read = read_folder(tmp_path)
+    assert [r.where for r in read.refused] == ["versions.json, entry 2", "versions.json, entry 3"]
+    [suite] = build_board(read.results).suites
+    assert (suite.version, suite.versions, [r.model for r in suite.rows]) == ("2", ("2",), ["org/two", "org/one"])
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b'{"versions": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1)])
+def test_a_broken_table_of_versions_is_refused_and_the_results_are_read(data: bytes) -> None:
+    read = parse_files([*stored(*family()), ("versions.json", data)])
+    assert [r.where for r in read.refused] == ["versions.json"]
+    assert len(read.results) == 4

@@ -343,3 +343,22 @@ def test_a_broken_file_of_keys_is_told_of_and_repaired(local_hub: LocalHubProces
     bot.publish([signed(result("org/a", "1", {"math": 0.5}), SEED, "ada")])
     assert bot.load().published == (public_key(SEED),)
     assert bot.load().refused == ()
+
+
+def test_a_version_that_the_keepers_call_equal_is_found_and_stands_on_the_published_board(
+    dataset: ResultsDataset, api: HfApi, repo: str
+) -> None:
+    old, new = result("org/one", "1", {"math": 0.5}), result("org/two", "2", {"math": 0.6}, suite_version="2")
+    dataset.publish([old])
+    table = {"versions": [{"suite": "trio", "version": "1", "same_as": "2"}]}
+    add(api, repo, "versions.json", json.dumps(table).encode())
+    found = dataset.find("org/one", old.sha, "trio", "2", "test")
+    assert found is not None
+    assert found.tasks == old.tasks
+    dataset.publish([new])
+    local = api.hf_hub_download(repo, BOARD_TABLE, repo_type="dataset")
+    assert {(r["model"], r["suite_version"]) for r in pq.read_table(local).to_pylist()} == {
+        ("org/one", "2"),
+        ("org/two", "2"),
+    }
+    assert result_path(old) in api.list_repo_files(repo, repo_type="dataset")  # the file stays as it was written
