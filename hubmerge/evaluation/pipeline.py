@@ -82,7 +82,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         definition = get_task(task["name"])
         manager = self._prompts[task["name"]] = self._use_prompts(definition)
         journal = Journal(Path(self._spec["generations"]) / f"{_file_name(task['name'])}.jsonl")
-        prompts = {doc.id: manager.prepare_prompt(doc) for doc in docs}
+        prompts = manager.prepare_prompts(docs)
         self._tell_of_truncation(definition, docs, prompts)
         ordered = sorted(docs, key=lambda d: (-len(prompts[d.id]), int(d.id)))
         for start in range(0, len(ordered), self._spec["batch_size"]):
