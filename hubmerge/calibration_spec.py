@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,3 +37,34 @@ class CalibrationSpec(BaseModel):
         if self.is_file:
             return Path(self.data).name
         return f"{self.data}@{self.revision}" if self.revision else self.data
+
+
+@dataclass(frozen=True)
+class CalibrationRows:
+    """What one agent's sensitivity rests on: the rows as tokenized, or a file that says so of itself."""
+
+    data: str  # its name
+    digest: str  # sha256 over the rows as tokenized; empty where a file does not say it
+    pairs: int
+    torch: str  # versions
+    transformers: str
+    file: str = ""  # digest of a named file's header, size and time of change
+    texts: str = ""  # sha256 over the pairs' texts
+    read: Sequence[Any] = field(default=(), repr=False, compare=False)  # the pairs
+
+    def identity(self) -> dict[str, Any]:
+        """What of it makes another merge."""
+        if self.file:
+            return {"file": self.file}
+        return {"rows": self.digest, "pairs": self.pairs, "torch": self.torch, "transformers": self.transformers}
+
+    def as_dict(self) -> dict[str, Any]:
+        """As hubmerge.json has it."""
+        return {
+            "data": self.data,
+            "rows": self.digest,
+            "pairs": self.pairs,
+            "torch": self.torch,
+            "transformers": self.transformers,
+            "file": self.file,
+        }

@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal
 
+from hubmerge.calibration_spec import CalibrationRows
 from hubmerge.compatibility import (
     agent_problems,
     architecture,
@@ -88,6 +89,7 @@ class Plan:
     warnings: tuple[str, ...]
     companions: Companions  # files beside the weights
     vocabulary: Vocabulary | None = None  # rows that an agent adds to the base's
+    calibration: tuple[CalibrationRows, ...] = ()  # what agents are weighed by, each; none where it was not read
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -108,7 +110,11 @@ class Plan:
     @property
     def identity(self) -> str:
         """sha256 over the pinned inputs and the recipe."""
-        return merge_identity(self.recipe, self.base.ref, tuple(a.ref for a in self.agents))
+        return self.identity_at("")
+
+    def identity_at(self, target: str) -> str:
+        """The same, with where it is published."""
+        return merge_identity(self.recipe, self.base.ref, tuple(a.ref for a in self.agents), target, self.calibration)
 
     @property
     def elements(self) -> int:

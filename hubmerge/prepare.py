@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from hubmerge.equal_weights import refuse_equal_folders
 from hubmerge.hub import Hub
 from hubmerge.licenses import choose, strictest
+from hubmerge.methods import get_method
 from hubmerge.output.companions import reader
 from hubmerge.output.modules import module_problems
 from hubmerge.plan import Plan, make_plan, refusal
 from hubmerge.publish import Target, check_target
-from hubmerge.recipe import Recipe, merge_identity
+from hubmerge.recipe import Recipe
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
 
@@ -38,14 +39,18 @@ def prepare(
     allow_local: bool = False,
     commits: Sequence[str | None] = (),
     tell: Callable[[int, int], None] = lambda done, total: None,
+    calibrate: bool = True,
 ) -> Prepared:
     """Pin and check everything that headers, cards and the target can tell; raises with every problem.
 
     A license that the parents leave open must be chosen where there is a `target`; a folder may leave it open.
-    `commits`: where an unfinished merge goes on (pins.py). `tell`: how many headers have been read.
+    `commits`: where an unfinished merge goes on (pins.py). `tell`: how many headers have been read. `calibrate`: read
+    and tokenize the calibration data, without which a method that weighs by sensitivities has no identity of its own.
     """
     base, agents = open_models(recipe, hub, allow_local=allow_local, commits=commits, tell=tell)
-    prepared = _checked(recipe, base, agents, hub, target, license_choice, allow_local, licensed=target is not None)
+    read = _calibration(hub, allow_local) if calibrate else _as_it_is
+    licensed = target is not None
+    prepared = _checked(recipe, base, agents, hub, target, license_choice, allow_local, read, licensed=licensed)
     _refuse_modules(base, agents, hub)
     return prepared
 
@@ -62,8 +67,10 @@ def prepare_variants(
 ) -> list[Prepared]:
     """`prepare` for several recipes over the same models, which are opened once. `licensed`: they will be published."""
     base, agents = open_models(recipes[0], hub, allow_local=allow_local, commits=commits, tell=tell)
+    read = _calibration(hub, allow_local)
     prepared = [
-        _checked(recipe, base, agents, hub, None, license_choice, allow_local, licensed=licensed) for recipe in recipes
+        _checked(recipe, base, agents, hub, None, license_choice, allow_local, read, licensed=licensed)
+        for recipe in recipes
     ]
     _refuse_modules(base, agents, hub)
     return prepared
@@ -77,6 +84,7 @@ def _checked(
     target: Target | None,
     license_choice: str | None,
     allow_local: bool,
+    read: Callable[[Plan], Plan],
     *,
     licensed: bool,
 ) -> Prepared:
@@ -87,9 +95,30 @@ def _checked(
     decision = strictest([m.license for m in plan.models])
     if licensed or license_choice is not None:
         decision = choose(decision, license_choice)
-    identity = merge_identity(plan.recipe, base.ref, tuple(a.ref for a in agents), target.repo if target else "")
+    plan = read(plan)
+    identity = plan.identity_at(target.repo if target else "")
     published = target is not None and check_target(hub, target, identity).state == "ours"
     return Prepared(plan, decision.as_dict(), target, identity, allow_local, published)
+
+
+def _as_it_is(plan: Plan) -> Plan:
+    return plan
+
+
+def _calibration(hub: Hub, allow_local: bool) -> Callable[[Plan], Plan]:
+    """Reads what the sensitivities of plans over the same models rest on; nothing is imported for others."""
+    readers: list[Callable[[Plan], Plan]] = []
+
+    def read(plan: Plan) -> Plan:
+        if "sensitivity" not in get_method(plan.recipe.method).extras:
+            return plan
+        if not readers:
+            from hubmerge.sensitivity.rows import Calibration
+
+            readers.append(Calibration(hub, allow_local).of)
+        return readers[0](plan)
+
+    return read
 
 
 def _refuse_modules(base: Model, agents: Sequence[Model], hub: Hub) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,7 +29,7 @@ from pydantic import (
     model_validator,
 )
 
-from hubmerge.calibration_spec import CalibrationSpec
+from hubmerge.calibration_spec import CalibrationRows, CalibrationSpec
 from hubmerge.dtypes import Rounding
 from hubmerge.errors import MisnamedError, Problem, RecipeError
 from hubmerge.methods import get_method, registry, varying
@@ -267,8 +267,17 @@ class Recipe(_Frozen):
         return self.model_copy(update=changed)
 
 
-def merge_identity(recipe: Recipe, base: ModelRef, agents: tuple[ModelRef, ...], target: str = "") -> str:
-    """sha256 (hex) over the pinned inputs, the whole recipe and the target: the job's identity."""
+def merge_identity(
+    recipe: Recipe,
+    base: ModelRef,
+    agents: tuple[ModelRef, ...],
+    target: str = "",
+    calibration: Sequence[CalibrationRows] = (),
+) -> str:
+    """sha256 (hex) over the pinned inputs, the whole recipe and the target: the job's identity.
+
+    `calibration`: what the agents' sensitivities rest on, in place of what the recipe calls it.
+    """
 
     def pin(ref: ModelRef) -> str:
         # a folder is what it holds, wherever it lies
@@ -289,7 +298,9 @@ def merge_identity(recipe: Recipe, base: ModelRef, agents: tuple[ModelRef, ...],
     }
     specs = [a.calibration or recipe.calibration for a in recipe.agents]
     files = [a.sensitivity for a in recipe.agents]
-    if any(specs) or any(files):
+    if calibration:
+        content["sensitivity"] = [rows.identity() for rows in calibration]
+    elif any(specs) or any(files):
         content["sensitivity"] = [[f, c and c.model_dump()] for f, c in zip(files, specs, strict=True)]
     if recipe.ignore:
         content["ignore"] = sorted(recipe.ignore)

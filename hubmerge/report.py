@@ -89,6 +89,8 @@ class Report:
     warnings: tuple[str, ...]
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions, hardware, seconds, peak memory
     evaluations: tuple[Mapping[str, Any], ...] = ()
+    # what each agent's sensitivity rests on: data, digest of the rows as tokenized, pairs, torch, transformers, file
+    sensitivities: tuple[Mapping[str, Any], ...] = ()
     tokenizer: str = "base"  # whose: the base's, with agents' tokens ("union"), or that of the agent so labelled
     task: Mapping[str, Any] = field(default_factory=dict)  # Task.as_dict; {} in reports of before it was known
 
@@ -103,6 +105,7 @@ class Report:
         values["outcomes"] = tuple(AgentOutcome(**o) for o in values["outcomes"])
         for name in ("dtype", "warnings", "evaluations"):
             values[name] = tuple(data[name])
+        values["sensitivities"] = tuple(data.get("sensitivities", ()))
         return cls(**values)
 
 
@@ -196,6 +199,9 @@ def make_report(
         license=dict(license),
         warnings=(*plan.warnings, *notes),
         environment=dict(environment),
+        sensitivities=tuple(
+            {"agent": label, **rows.as_dict()} for label, rows in zip(labels, plan.calibration, strict=False)
+        ),
         tokenizer=_tokenizer(plan, labels),
         task=task_of(
             plan.config, modules=MODULES in plan.companions.names, stated=plan.base.card.get("pipeline_tag")

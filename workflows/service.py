@@ -66,7 +66,7 @@ class MergeService:
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         hub = self._hub(visitor.token if visitor else None)
-        return prepare(recipe_from_dict(dict(recipe)), hub, license_choice=license or None).plan
+        return prepare(recipe_from_dict(dict(recipe)), hub, license_choice=license or None, calibrate=False).plan
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         target = Target(request.target.strip(), request.private, expose=not request.private)

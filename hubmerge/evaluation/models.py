@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import platform
-import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -20,13 +17,13 @@ from lighteval.models.transformers.transformers_model import TransformersModel, 
 from lighteval.models.utils import _get_dtype
 from lighteval.tasks.prompt_manager import PromptManager
 from lighteval.tasks.requests import Doc
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hubmerge.errors import EvaluationError
+from hubmerge.evaluation.templates import check_template, rendered
 
 MODEL_FOLDER = "model"  # relative: lighteval builds paths from the model's name
 _SHARE_OF_CACHE = 0.25  # of the memory, for the keys and values of a batch
-TEMPLATE_S = 5.0  # for one prompt
 
 
 class StrictModel(TransformersModel):  # type: ignore[misc]  # lighteval has no types
@@ -60,6 +57,8 @@ def load_model(spec: Mapping[str, Any]) -> Any:
     if spec["device"] == "cuda" and not torch.cuda.is_available():
         raise EvaluationError("there is no CUDA device here", next_step="Evaluate on the CPU: --device cpu.")
     try:
+        # before the weights, which take long
+        check_template(AutoTokenizer.from_pretrained(MODEL_FOLDER, trust_remote_code=False, local_files_only=True))
         model = _vllm(spec) if spec["backend"] == "vllm" else _transformers(spec)
         if model.tokenizer.eos_token is None:
             raise EvaluationError("the tokenizer has no end-of-sequence token", expected="eos_token", got="none")
@@ -135,31 +134,22 @@ def batch_tokens(model: Any, spec: Mapping[str, Any]) -> int | None:
 
 
 class RenderedPrompts(PromptManager):  # type: ignore[misc]
-    """Prompts of one task, each rendered once and within a time: a chat template is a stranger's program."""
+    """Prompts of one task, each rendered once; by a chat template in a process of its own (templates.py)."""
 
     def __init__(self, model: Any, *, chat: bool, system: str | None) -> None:
         super().__init__(use_chat_template=chat, tokenizer=model.tokenizer, system_prompt=system)
         self._texts: dict[str, str] = {}
 
     def prepare_prompt(self, doc: Doc) -> str:
-        if doc.id not in self._texts:
-            with _time_limit(TEMPLATE_S):
-                self._texts[doc.id] = super().prepare_prompt(doc)
-        return self._texts[doc.id]
+        return self.prepare_prompts([doc])[doc.id]
 
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    def stop(_signum: int, _frame: FrameType | None) -> None:
-        raise EvaluationError("the chat template does not come to an end", expected=f"at most {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    def prepare_prompts(self, docs: Sequence[Doc]) -> dict[str, str]:
+        """The prompt of every question by its id."""
+        missing = [doc for doc in docs if doc.id not in self._texts]
+        prepare = super().prepare_prompt
+        texts = rendered(prepare, missing) if self.use_chat_template else list(map(prepare, missing))
+        self._texts |= {doc.id: text for doc, text in zip(missing, texts, strict=True)}
+        return {doc.id: self._texts[doc.id] for doc in docs}
 
 
 def hardware(device: str) -> str:

@@ -115,7 +115,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
     def _asked(self, task: Mapping[str, Any], docs: Sequence[Doc]) -> Asked:
         definition = get_task(task["name"])
         manager = self._prompts[task["name"]] = self._rendered(definition)
-        prompts = {doc.id: manager.prepare_prompt(doc) for doc in docs}
+        prompts = manager.prepare_prompts(docs)
         special = getattr(self.model, "add_special_tokens", True)
         tokens = {
             id: len(self.model.tokenizer(text, add_special_tokens=special)["input_ids"]) for id, text in prompts.items()

@@ -242,6 +242,7 @@ class _Watching:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._stage = ""
+        observer.stage("probe")  # whatever the pass waits for first, it is not what was told before
         self.warning = observer.warning
 
     def fetching(self, done: int, total: int) -> None:
@@ -256,9 +257,9 @@ class _Watching:
         pass
 
     def _tell(self, stage: str, done: int, total: int, unit: str) -> None:
-        if stage != self._stage:
-            self._stage = stage
+        if stage not in (self._stage, "probe" if not self._stage else ""):
             self._observer.stage(stage)
+        self._stage = stage
         self._observer.progress(stage, done, total, unit)
 
 

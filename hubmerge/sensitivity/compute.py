@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -40,7 +41,7 @@ from hubmerge.sensitivity.file import (
 from hubmerge.sensitivity.gradients import PairGradients
 from hubmerge.sensitivity.names import NameMap, map_names, verify
 from hubmerge.sensitivity.sums import SquareSums, chunks
-from hubmerge.sensitivity.tokens import context_length, tokenize
+from hubmerge.sensitivity.tokens import TokenizedPair, context_length, tokenize, tokens_digest
 from hubmerge.sources.base import Model
 from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
@@ -84,7 +85,11 @@ def compute_sensitivity(
     if not pairs:
         raise SensitivityError("no calibration pairs", where=spec.label, expected="at least one pair")
     device = _known_device(device)
-    metadata = _metadata(opened, pairs, spec, device, dtype)
+    where = str(opened.ref)
+    with tempfile.TemporaryDirectory() as folder:
+        staging.stage_small_files(opened, hub, Path(folder))
+        tokenized = tokenized_in(Path(folder), where, pairs, spec.max_tokens)
+    metadata = _metadata(opened, pairs, tokens_digest(tokenized), spec, device, dtype)
     identity = hashlib.sha256(json.dumps(metadata.to_strings(), sort_keys=True).encode()).hexdigest()
     if out.exists():
         finished = _finished(out, metadata)
@@ -94,10 +99,7 @@ def compute_sensitivity(
         if not resume:
             _clear(work)
         staged = work / "model"
-        where = str(opened.ref)
         staging.stage_small_files(opened, hub, staged)
-        context = context_length(staging.load_config(staged, where))
-        tokenized = tokenize(staging.load_tokenizer(staged, where), pairs, spec.max_tokens, context)
         _stage_weights(opened, hub, work, progress)
         floats = sum(t.entry.elements for t in opened.tensors.values() if t.entry.dtype in FLOAT_DTYPES)
         progress("load model", 0, 0, "")
@@ -132,6 +134,12 @@ def compute_sensitivity(
     return read_sensitivity(out)
 
 
+def tokenized_in(folder: Path, where: str, pairs: Sequence[Pair], max_tokens: int) -> tuple[TokenizedPair, ...]:
+    """The pairs as the staged tokenizer in `folder` makes them, as long as the staged config has positions for."""
+    context = context_length(staging.load_config(folder, where))
+    return tokenize(staging.load_tokenizer(folder, where), pairs, max_tokens, context)
+
+
 def _opened(text: str, hub: Hub, allow_local: bool) -> Model:
     try:
         name = ModelName.parse(text)
@@ -162,7 +170,7 @@ def _known_device(device: str) -> str:
 
 
 def _metadata(
-    model: Model, pairs: Sequence[Pair], spec: CalibrationSpec, device: str, dtype: Dtype
+    model: Model, pairs: Sequence[Pair], tokens: str, spec: CalibrationSpec, device: str, dtype: Dtype
 ) -> SensitivityMetadata:
     import torch
 
@@ -175,6 +183,7 @@ def _metadata(
         model_weights=weights_digest(model),
         data=spec.label[:512],
         data_digest=digest(pairs),
+        tokens_digest=tokens,
         pairs=len(pairs),
         max_tokens=spec.max_tokens,
         prompt=spec.prompt,
@@ -195,6 +204,8 @@ def _finished(out: Path, metadata: SensitivityMetadata) -> SensitivityFile:
             got=error.what,
             next_step="Choose another name; nothing was touched.",
         ) from None
+    if not file.metadata.tokens_digest:  # of a version that did not say it
+        metadata = metadata.model_copy(update={"tokens_digest": ""})
     if file.metadata != metadata:
         mine, theirs = metadata.to_strings(), file.metadata.to_strings()
         raise TargetExistsError(

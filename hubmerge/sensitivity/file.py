@@ -50,6 +50,7 @@ class SensitivityMetadata(BaseModel):
     model_weights: str = Field(pattern=r"^([0-9a-f]{64})?$")  # see `weights_digest`
     data: str = Field(max_length=512)
     data_digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    tokens_digest: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")  # of the rows as tokenized; empty: not said
     pairs: int = Field(ge=1)
     max_tokens: int = Field(ge=2)
     prompt: str = Field(max_length=256)  # columns
@@ -115,8 +116,9 @@ def read_sensitivity(path: Path) -> SensitivityFile:
     return SensitivityFile(path, size, metadata, MappingProxyType({t.name: t for t in header.tensors}))
 
 
-def check_sensitivity(file: SensitivityFile, model: Model, digest: str | None = None) -> None:
-    """Raise SensitivityError with every reason why `file` is not the sensitivity of `model` (on data `digest`).
+def check_sensitivity(file: SensitivityFile, model: Model, digest: str | None = None, tokens: str = "") -> None:
+    """Raise SensitivityError with every reason why `file` is not the sensitivity of `model` (on data `digest`, which
+    as rows of `tokens` went into the network).
 
     Reads all values once: none is NaN, infinite or negative.
     """
@@ -130,6 +132,8 @@ def check_sensitivity(file: SensitivityFile, model: Model, digest: str | None = 
         add("it belongs to another model", str(model.ref), f"{file.metadata.model_id}@{file.metadata.model_sha[:12]}")
     if digest is not None and digest != file.metadata.data_digest:
         add("it was made from other calibration data", digest[:16], file.metadata.data_digest[:16])
+    if tokens and tokens != file.metadata.tokens_digest:
+        add("it was made from other rows of tokens", tokens[:16], file.metadata.tokens_digest[:16])
     wanted = {n: t.entry.shape for n, t in model.tensors.items() if t.entry.dtype in FLOAT_DTYPES}
     if missing := [n for n in wanted if n not in file.tensors]:
         add("it lacks tensors", named(missing), "nothing")

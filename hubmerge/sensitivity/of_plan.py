@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
 from hubmerge import __version__
-from hubmerge.calibration_spec import CalibrationSpec
+from hubmerge.calibration_spec import CalibrationRows, CalibrationSpec
 from hubmerge.disk import computed_sensitivities, computing_need, is_derived
-from hubmerge.errors import DiskError, SensitivityError
-from hubmerge.extras import require
+from hubmerge.errors import DiskError
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan
-from hubmerge.sensitivity.calibration import Pair, digest, load_pairs
-from hubmerge.sensitivity.compute import LOADERS, compute_sensitivity
+from hubmerge.sensitivity.compute import compute_sensitivity
 from hubmerge.sensitivity.dense import dense_identity, write_dense
 from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_sensitivity
 from hubmerge.sensitivity.kept import KeptSensitivities
+from hubmerge.sensitivity.rows import Calibration, kept_name, named_file
 from hubmerge.sensitivity.staging import offloaded_bytes
 
 _PLENTY = 1 << 62  # bytes
@@ -40,7 +36,7 @@ class _ToMake:
     """The sensitivity of one agent, before it is there."""
 
     agent: int  # from 0
-    pairs: tuple[Pair, ...]
+    rows: CalibrationRows
     spec: CalibrationSpec
     file: Path
 
@@ -64,34 +60,27 @@ def sensitivities_of(
     before anything is fetched or computed that will not fit.
     """
     observer.stage("sensitivity")
+    plan = Calibration(hub, allow_local).of(plan)  # where whoever prepared it left that out
     files: dict[int, SensitivityFile] = {}
     to_make: list[_ToMake] = []
     for k, (agent, model) in enumerate(zip(plan.recipe.agents, plan.agents, strict=True)):
+        rows = plan.calibration[k]
         if agent.sensitivity is not None:
-            files[k] = _named(plan, k, agent.sensitivity, allow_local)
+            files[k] = named_file(plan, k, agent.sensitivity, allow_local)
+            check_sensitivity(files[k], model)
             continue
         spec = agent.calibration or plan.recipe.calibration
         assert spec is not None, "the plan refuses agents without either"
-        require("eval", "a sensitivity that is not named as a file", *LOADERS)
-        pairs = load_pairs(
-            spec,
-            allow_local=allow_local,
-            endpoint=hub.endpoint,
-            token=hub.token,
-            cache=folder / "data",
-            path_of=plan.recipe.path_of,
-        )
         derived = is_derived(plan, k)
         weights = dense_identity(plan, k) if derived else [model.ref.id, model.ref.sha]
-        identity = json.dumps([weights, digest(pairs), spec.max_tokens, __version__, version("torch")])
-        out = folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.safetensors"
+        out = folder / kept_name(weights, rows, __version__)
         folder.mkdir(parents=True, exist_ok=True)
         if out.exists() or kept.take(out.name, out):
             files[k] = read_sensitivity(out)
             if not derived:
-                check_sensitivity(files[k], model, digest(pairs))
+                check_sensitivity(files[k], model, rows.texts, rows.digest)
         else:
-            to_make.append(_ToMake(k, tuple(pairs), spec, out))
+            to_make.append(_ToMake(k, rows, spec, out))
     for made, room in zip(to_make, _rooms(plan, files, to_make, disk_bytes, folder), strict=True):
         model = plan.agents[made.agent]
         dense = folder / f"{made.file.stem}.dense"
@@ -99,7 +88,7 @@ def sensitivities_of(
             model = write_dense(plan, made.agent, hub, dense, folder.parent, budget_bytes=room, at_peak=at_peak)
         file = compute_sensitivity(
             model,
-            made.pairs,
+            made.rows.read,
             made.file,
             spec=made.spec,
             progress=observer.progress,
@@ -107,31 +96,11 @@ def sensitivities_of(
             allow_local=allow_local,
             at_peak=at_peak,
         )
-        check_sensitivity(file, model, digest(made.pairs))
+        check_sensitivity(file, model, made.rows.texts, made.rows.digest)
         shutil.rmtree(dense, ignore_errors=True)
         kept.keep(made.file)
         files[made.agent] = file
     return tuple(files[k] for k in range(len(plan.agents)))
-
-
-def _named(plan: Plan, agent: int, path: str, allow_local: bool) -> SensitivityFile:
-    if not allow_local:
-        raise SensitivityError(
-            "sensitivity files of this machine cannot be used here",
-            where=path,
-            next_step="Name calibration data on the Hub instead.",
-        )
-    if is_derived(plan, agent):
-        raise SensitivityError(
-            "a sensitivity file cannot be checked against weights that no file holds as such",
-            where=str(plan.agents[agent].ref),
-            expected="calibration data, from which it is computed",
-            got=path,
-            next_step="Name calibration data instead of the file.",
-        )
-    file = read_sensitivity(plan.recipe.path_of(path))
-    check_sensitivity(file, plan.agents[agent])
-    return file
 
 
 def _rooms(

@@ -8,7 +8,8 @@ the answer and the EOS; prompt tokens are no part of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,15 @@ def tokenize(tokenizer: Any, pairs: Sequence[Pair], max_tokens: int, context: in
     if problems:
         raise SensitivityError("pairs that cannot be used", problems=_first(problems))
     return tuple(result)
+
+
+def tokens_digest(rows: Iterable[TokenizedPair]) -> str:
+    """sha256 (hex) over the rows as tokenized, in their order, each with how many of its tokens are the answer."""
+    total = hashlib.sha256()
+    for row in rows:
+        numbers = (len(row.ids), row.answer_tokens, *row.ids)
+        total.update(b"".join(number.to_bytes(8, "big") for number in numbers))
+    return total.hexdigest()
 
 
 def context_length(config: Any) -> int | None:

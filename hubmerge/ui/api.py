@@ -2,7 +2,8 @@
 
 Who is asking comes from the signed session alone; no endpoint takes a user or a token. Without a session,
 `start_merge`, `start_diff`, `cancel_job`, `retry_job` and `my_jobs` answer E_LOGIN; `cancel_job` and `retry_job` answer
-E_PERMISSION for a job of somebody else. An error's text is the message of `gr.Error`.
+E_PERMISSION for a job of somebody else. What asks the Hub answers E_QUOTA where lanes.py has no room. An
+error's text is the message of `gr.Error`.
 
 gradio reads return annotations as they stand, so this module does not postpone them.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import gradio as gr
 
 from hubmerge.errors import HubmergeError
+from hubmerge.ui.lanes import ASKING, Lanes
 from hubmerge.ui.service import Comparison, JobView, Service
 from hubmerge.ui.session import require_visitor, visitor_of, writer_of
 from hubmerge.ui.submission import checked_comparison, checked_recipe, submission
@@ -22,10 +24,16 @@ from hubmerge.ui.submission import checked_comparison, checked_recipe, submissio
 SEARCH_AT_MOST = 20
 
 
-def add_api(service: Service) -> None:
+def add_api(service: Service, lanes: Lanes) -> None:
     """Register the endpoints in the current Blocks context."""
     for function in (*_reading(service), *_acting(service)):
+        gr.api(lanes.asking(function, _refused), api_name=function.__name__, **ASKING)
+    for function in _of_the_store(service):
         gr.api(function, api_name=function.__name__, concurrency_limit=4)
+
+
+def _refused(error: HubmergeError) -> Any:
+    raise gr.Error(str(error), print_exception=False)
 
 
 def _reading(service: Service) -> tuple[Callable[..., Any], ...]:
@@ -52,13 +60,6 @@ def _reading(service: Service) -> tuple[Callable[..., Any], ...]:
         with _told():
             return service.inspect(checked_recipe(recipe).to_dict(), visitor_of(profile, token), license).summary()
 
-    def job_status(
-        job_id: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
-    ) -> dict[str, Any]:
-        """A job: state, stage, progress, statistics, warnings, error, result. A private one for its owner only."""
-        with _told():
-            return _job(service.job(str(job_id), visitor_of(profile, token)))
-
     def inspect_diff(
         base: str, agent: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
     ) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _reading(service: Service) -> tuple[Callable[..., Any], ...]:
         with _told():
             return _comparison(service.comparison(*checked_comparison(base, agent), visitor_of(profile, token)))
 
-    return search_models, inspect_merge, inspect_diff, job_status
+    return search_models, inspect_merge, inspect_diff
 
 
 def _acting(service: Service) -> tuple[Callable[..., Any], ...]:
@@ -102,13 +103,6 @@ def _acting(service: Service) -> tuple[Callable[..., Any], ...]:
             visitor = require_visitor(profile, token, "compare models")
             return _comparison(service.compare(*checked_comparison(base, agent), visitor))
 
-    def cancel_job(
-        job_id: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
-    ) -> dict[str, Any]:
-        """Cancel one of your own jobs and return it. Needs a signed-in session."""
-        with _told():
-            return _job(service.cancel(str(job_id), require_visitor(profile, token, "cancel a job")))
-
     def retry_job(
         job_id: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
     ) -> dict[str, Any]:
@@ -119,12 +113,30 @@ def _acting(service: Service) -> tuple[Callable[..., Any], ...]:
         with _told():
             return _job(service.retry(str(job_id), writer_of(service, profile, token, "try a job again")))
 
+    return start_merge, start_diff, retry_job
+
+
+def _of_the_store(service: Service) -> tuple[Callable[..., Any], ...]:
+    def job_status(
+        job_id: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
+    ) -> dict[str, Any]:
+        """A job: state, stage, progress, statistics, warnings, error, result. A private one for its owner only."""
+        with _told():
+            return _job(service.job(str(job_id), visitor_of(profile, token)))
+
+    def cancel_job(
+        job_id: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
+    ) -> dict[str, Any]:
+        """Cancel one of your own jobs and return it. Needs a signed-in session."""
+        with _told():
+            return _job(service.cancel(str(job_id), require_visitor(profile, token, "cancel a job")))
+
     def my_jobs(profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None) -> list[dict[str, Any]]:
         """Your own jobs, newest first. Needs a signed-in session."""
         with _told():
             return [_job(view) for view in service.jobs(require_visitor(profile, token, "list your jobs"))]
 
-    return start_merge, start_diff, cancel_job, retry_job, my_jobs
+    return job_status, cancel_job, my_jobs
 
 
 @contextmanager

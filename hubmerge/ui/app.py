@@ -34,6 +34,7 @@ from hubmerge.ui.format import el
 from hubmerge.ui.guard import Guard
 from hubmerge.ui.job_page import job_page
 from hubmerge.ui.jobs_page import jobs_page
+from hubmerge.ui.lanes import Lanes
 from hubmerge.ui.leaderboard_page import leaderboard_page
 from hubmerge.ui.merge_page import merge_page
 from hubmerge.ui.model_page import model_page
@@ -44,7 +45,7 @@ from hubmerge.ui.style import CSS, HEAD, TITLE, theme
 from hubmerge.ui.watchers_page import watchers_page
 
 T = TypeVar("T")
-QUEUE_MAX = 64  # events that wait; one more is told that the queue is full
+QUEUE_MAX = 256  # events that wait, for moments: what asks the Hub has lanes.py; one more is told that it is full
 CONCURRENCY = 8  # events of one kind at once, where a handler states no lower limit
 _START_TIMEOUT_S = 60.0
 _PURPOSE = "Merge agents that were trained from one base."
@@ -64,13 +65,14 @@ def build_app(
     """
     # gradio would count every event in a data frame for a dashboard that is off
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", str(10**9))
+    lanes = Lanes(on_a_space=settings.space_id is not None)
     with gr.Blocks(title=TITLE, analytics_enabled=False) as demo:
         _top(demo, settings, sign_in)
-        merge_page(demo, service)
-        add_api(service)
+        merge_page(demo, service, lanes)
+        add_api(service, lanes)
     with demo.route("Diff", "diff"):
         _top(demo, settings, sign_in)
-        diff_page(demo, service)
+        diff_page(demo, service, lanes)
     if board is not None:
         with demo.route("Leaderboard", "leaderboard"):
             _top(demo, settings, sign_in)
@@ -87,7 +89,7 @@ def build_app(
         jobs_page(demo, service)
     with demo.route("Job", "job", show_in_navbar=False):
         _top(demo, settings, sign_in)
-        job_page(demo, service)
+        job_page(demo, service, lanes)
     demo.queue(max_size=QUEUE_MAX, default_concurrency_limit=CONCURRENCY, api_open=False)
     return demo
 

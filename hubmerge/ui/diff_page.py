@@ -21,6 +21,7 @@ from hubmerge.output.diff_figure import draw
 from hubmerge.ui.diff_panels import diff_panel, job_standing, models_panel, not_compared
 from hubmerge.ui.format import el, join
 from hubmerge.ui.job_panels import TERMINAL
+from hubmerge.ui.lanes import ASKING, Lanes
 from hubmerge.ui.panels import access_offer, header, problems_panel
 from hubmerge.ui.search import suggest_models
 from hubmerge.ui.service import Comparison, JobView, Service, Visitor
@@ -44,7 +45,7 @@ _KEEP = """(base, agent) => {
 _KEPT = """() => { try { return [JSON.parse(localStorage.getItem("hubmerge-diff"))]; } catch { return [null]; } }"""
 
 
-def diff_page(demo: Any, service: Service) -> None:
+def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
     """Build the page in the current Blocks context."""
     gr.HTML(
         header("What did a training change?", "One model beside the one that it was trained from."), js_on_load=None
@@ -72,14 +73,14 @@ def diff_page(demo: Any, service: Service) -> None:
     figures = _Figures()
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
     for box in (base, agent):
-        suggest_models(box, service)
-    opened = demo.load(
-        _opening(service, figures), [draft], [base, agent, *shown], js=_KEPT, concurrency_limit=4, **quiet
+        suggest_models(box, service, lanes)
+    opening = lanes.asking(
+        _opening(service, figures), lambda error: [gr.skip(), gr.skip(), *_stopped(problems_panel(error))]
     )
+    opened = demo.load(opening, [draft], [base, agent, *shown], js=_KEPT, **ASKING, **quiet)
     opened.then(None, [base, agent], None, js=_KEEP, **quiet)
-    compare.click(
-        _comparing(service, figures), [base, agent], shown, js=_KEEP, concurrency_limit=4, api_visibility="private"
-    )
+    comparing = lanes.asking(_comparing(service, figures), lambda error: _stopped(problems_panel(error)))
+    compare.click(comparing, [base, agent], shown, js=_KEEP, **ASKING, api_visibility="private")
     timer.tick(_ticking(service, figures), [job_id], shown, concurrency_limit=4, **quiet)
     cancel.click(_cancelling(service, figures), [job_id], shown, concurrency_limit=4, api_visibility="private")
 

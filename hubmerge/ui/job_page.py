@@ -16,6 +16,7 @@ from hubmerge.errors import HubmergeError
 from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.ui.format import el, join, link
 from hubmerge.ui.job_panels import TERMINAL, job_panel
+from hubmerge.ui.lanes import ASKING, Lanes
 from hubmerge.ui.panels import notice, problems_panel
 from hubmerge.ui.service import JobView, Service, Visitor
 from hubmerge.ui.session import require_visitor, visitor_of, writer_of
@@ -23,7 +24,7 @@ from hubmerge.ui.session import require_visitor, visitor_of, writer_of
 POLL_S = 2.0
 
 
-def job_page(demo: Any, service: Service) -> None:
+def job_page(demo: Any, service: Service, lanes: Lanes) -> None:
     """Build the page in the current Blocks context."""
     job_id = gr.Textbox(value="", visible=False)
     head = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="job", elem_classes="hm-card")
@@ -43,8 +44,9 @@ def job_page(demo: Any, service: Service) -> None:
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
     demo.load(_opening(service), None, [job_id, links, recipe, recipe_card, *shown], queue=False, **quiet)
     timer.tick(_ticking(service), [job_id], shown, queue=False, **quiet)
-    for button, act in ((cancel, _cancelling(service)), (retry, _retrying(service))):
-        button.click(act, [job_id], [answer, *shown], concurrency_limit=4, api_visibility="private")
+    retrying = lanes.asking(_retrying(service), _not_tried)
+    cancel.click(_cancelling(service), [job_id], [answer, *shown], concurrency_limit=4, api_visibility="private")
+    retry.click(retrying, [job_id], [answer, *shown], **ASKING, api_visibility="private")
 
 
 def _opening(service: Service) -> Callable[..., Any]:
@@ -98,9 +100,13 @@ def _retrying(service: Service) -> Callable[..., Any]:
             visitor = writer_of(service, profile, token, "try a job again")
             return ["", *_shown(service.retry(job_id, visitor), visitor, service.endpoint)]
         except HubmergeError as error:
-            return [problems_panel(error, "It was not tried again"), *[gr.skip()] * 6]
+            return _not_tried(error)
 
     return retry
+
+
+def _not_tried(error: HubmergeError) -> list[Any]:
+    return [problems_panel(error, "It was not tried again"), *[gr.skip()] * 6]
 
 
 def _shown(view: JobView, visitor: Visitor | None, endpoint: str) -> list[Any]:

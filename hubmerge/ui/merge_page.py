@@ -18,6 +18,7 @@ from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.plan import Plan
 from hubmerge.recipe import MAX_RECIPE_BYTES, recipe_from_yaml
 from hubmerge.ui.format import el, join, link
+from hubmerge.ui.lanes import ASKING, Lanes
 from hubmerge.ui.merge_form import VISIBILITIES, MergeForm, build_form, fill, fillable, recipe_of, reweight, show_method
 from hubmerge.ui.panels import access_offer, closed_models, notice, plan_panel, problems_panel
 from hubmerge.ui.search import suggest_models
@@ -37,7 +38,7 @@ _KEEP_OPENED = f"""(...values) => {{
 }}"""
 
 
-def merge_page(demo: Any, service: Service) -> None:
+def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     """Build the page in the current Blocks context."""
     with gr.Row(elem_classes="hm-columns"):
         with gr.Column(scale=3, min_width=320):
@@ -56,17 +57,21 @@ def merge_page(demo: Any, service: Service) -> None:
     go = gr.Textbox(value="", visible=False)
     draft = gr.JSON(value=None, visible=False)
 
-    _wire_form(form, service)
+    _wire_form(form, service, lanes)
     private = {"api_visibility": "private"}
     inspect.click(
-        _inspecting(service),
+        lanes.asking(_inspecting(service), lambda error: [problems_panel(error), gr.skip()]),
         [form.name, form.license, *form.recipe_inputs],
         [outcome, form.name],
-        concurrency_limit=4,
+        **ASKING,
         **private,
     )
     start.click(
-        _starting(service), [*form.target_inputs, *form.recipe_inputs], [outcome, go], concurrency_limit=4, **private
+        lanes.asking(_starting(service), lambda error: [problems_panel(error), ""]),
+        [*form.target_inputs, *form.recipe_inputs],
+        [outcome, go],
+        **ASKING,
+        **private,
     ).then(None, [go], None, js=_GO, **private)
     show.click(_as_yaml, form.recipe_inputs, [text, outcome], **private)
     kept = [*form.recipe_inputs, *form.target_inputs]
@@ -74,10 +79,16 @@ def merge_page(demo: Any, service: Service) -> None:
     # a text that was pasted changes the box without an input event
     gr.on([*(c.input for c in kept), form.name.change], None, kept, None, js=_KEEP, queue=False, **private)
     opened = [hint, *form.target_inputs, outcome, *form.filled]
-    loaded = demo.load(_opening(service), [draft], opened, js=_KEPT, queue=False, **private)
+    opening = lanes.asking(_opening(service), lambda error: _shut_out(error, len(opened)), for_the_signed_in=True)
+    loaded = demo.load(opening, [draft], opened, js=_KEPT, queue=False, **private)
     loaded.then(None, kept, None, js=_KEEP_OPENED, **private)
     # a click before the form is filled would read it empty, so the buttons come last
     loaded.then(_ready, [form.namespace], [inspect, start], queue=False, show_progress="hidden", **private)
+
+
+def _shut_out(error: HubmergeError, count: int) -> list[Any]:
+    """The form as it stands, with the reason why it was not filled."""
+    return [gr.skip()] * 5 + [problems_panel(error)] + [gr.skip()] * (count - 6)
 
 
 def _ready(namespace: str | None) -> list[Any]:
@@ -85,10 +96,10 @@ def _ready(namespace: str | None) -> list[Any]:
     return [gr.update(interactive=True), gr.update(interactive=bool(namespace))]
 
 
-def _wire_form(form: MergeForm, service: Service) -> None:
+def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> None:
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
     for box in (form.base, form.agents):
-        suggest_models(box, service)
+        suggest_models(box, service, lanes)
     form.agents.change(
         reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], queue=False, **quiet
     )

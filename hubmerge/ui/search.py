@@ -8,19 +8,19 @@ from typing import Any
 import gradio as gr
 
 from hubmerge.errors import HubmergeError
+from hubmerge.ui.lanes import ASKING, Lanes
 from hubmerge.ui.service import Service
 from hubmerge.ui.session import visitor_of
 
 
-def suggest_models(box: Any, service: Service) -> None:
+def suggest_models(box: Any, service: Service, lanes: Lanes) -> None:
     """Fill a dropdown's choices with what the Hub knows under the text that is typed into it."""
     typed = gr.Textbox(value="", visible=False)
     # gradio repeats the first event's text when keys come faster than answers, so the field itself is read
     read = f'(current) => [current, document.querySelector("#{box.elem_id} input").value]'
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    box.key_up(
-        _searching(service), [box, typed], [box], js=read, trigger_mode="always_last", concurrency_limit=4, **quiet
-    )
+    searching = lanes.asking(_searching(service), lambda _: gr.skip())
+    box.key_up(searching, [box, typed], [box], js=read, trigger_mode="always_last", **ASKING, **quiet)
 
 
 def _searching(service: Service) -> Callable[..., Any]:

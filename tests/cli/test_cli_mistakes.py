@@ -85,7 +85,8 @@ def test_a_mistake_is_answered_with_what_where_and_what_to_do(
     assert "Traceback" not in err
     if not mistake.tells:
         assert code == 0, err
-        now = "it is done" + "".join(f"; {line.strip()}" for line in out.splitlines() if "warning:" in line)
+        told = out.partition("\nWarnings\n")[2]
+        now = "it is done" + "".join(f"; warning: {' '.join(each.split())}" for each in told.split("  - ")[1:])
     else:
         assert code == mistake.code
         now = err.splitlines()[-1] if code == 2 else err[err.find("hubmerge: E_") :].rstrip()  # after its waits

@@ -25,7 +25,7 @@ from lighteval.tasks.requests import Doc
 from transformers import AutoTokenizer
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation import lighteval_tasks, models, pipeline
+from hubmerge.evaluation import lighteval_tasks, models, pipeline, templates
 from hubmerge.tasks import get_task
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
@@ -130,7 +130,7 @@ def rendered() -> dict[str, Any]:
     texts = [models.RenderedPrompts(model, chat=chat, system="be brief").prepare_prompt(doc) for chat in (True, False)]
     loops = "".join(f"{{% for {x} in range(99999) %}}" for x in "abcd") + "{% endfor %}" * 4
     tokenizer.chat_template = loops
-    models.TEMPLATE_S = 0.3
+    templates.PROMPT_S = 0.3
     try:
         models.RenderedPrompts(model, chat=True, system=None).prepare_prompt(doc)
         endless = ""

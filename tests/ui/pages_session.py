@@ -17,10 +17,12 @@ from hubmerge.ui.signin import OAuthClient
 CLIENT = OAuthClient("http://127.0.0.1:9", "pages-under-test", "a-secret-of-this-test-run")
 
 
-def session_cookie(user: str, *, secret: str = CLIENT.client_secret, expires_in_s: int = 3600) -> str:
+def session_cookie(
+    user: str, *, secret: str = CLIENT.client_secret, expires_in_s: int = 3600, token: str | None = None
+) -> str:
     """The signed session that gradio would have set after a sign-in."""
     info = {
-        "access_token": f"token-of-{user}",
+        "access_token": token or f"token-of-{user}",
         "scope": "openid",
         "expires_at": int(time.time()) + expires_in_s,
         "userinfo": {

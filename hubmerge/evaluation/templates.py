@@ -1,0 +1,171 @@
+"""Chat templates are strangers' programs: they run in a process of their own, with limits on memory and time.
+
+    prompts = rendered(manager.prepare_prompt, docs)
+
+Jinja's sandbox keeps a template from other objects, not from work: `"x" * 10**10` and `10**10**8` are one step each,
+during which no signal handler of Python's runs. So a fork of the evaluating process renders, which has the tokenizer
+at hand, may allocate MEMORY_BYTES beyond what it began with, and is killed where a prompt takes longer than PROMPT_S.
+What it says is bounded, too. A template that fails makes the model one that cannot be evaluated: EvaluationError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import re
+import select
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from hubmerge.confinement import Limits, limit_resources
+from hubmerge.errors import EvaluationError
+
+Item = TypeVar("Item")
+
+PROMPT_S = 4.0  # for one prompt; real templates take milliseconds
+PROCESSOR_S = 30.0  # for all prompts of a task, and PROCESSOR_S_EACH for each of them
+PROCESSOR_S_EACH = 0.1
+MEMORY_BYTES = 512 * 1024 * 1024  # beyond what the process had before
+MAX_PROMPT_CHARACTERS = 4_000_000  # a million tokens
+MAX_RENDERED_BYTES = 512 * 1024 * 1024  # of all prompts of a task, as JSON
+_PR_SET_PDEATHSIG = 1
+_READ_BYTES = 1 << 16
+_LINE_BYTES = 12 * MAX_PROMPT_CHARACTERS + 1000  # JSON escapes a character by at most twelve
+
+
+def check_template(tokenizer: Any) -> None:
+    """EvaluationError where a conversation of two lines cannot be rendered; nothing without a chat template."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return
+    asked = [{"role": "user", "content": "What is two plus two?"}]
+
+    def render(messages: list[dict[str, str]]) -> str:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    rendered(render, [asked])
+
+
+def rendered(render: Callable[[Item], str], items: Sequence[Item]) -> list[str]:
+    """`render` of every item, in their order; EvaluationError where one fails or takes too much."""
+    if not items:
+        return []
+    reading, writing = os.pipe()
+    processor_s = math.ceil(PROCESSOR_S + PROCESSOR_S_EACH * len(items))
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        # of threads at a fork; what runs in it is Python alone, and takes no lock of theirs
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _render_all(render, items, writing, processor_s, parent)
+    os.close(writing)
+    try:
+        return _collected(reading, len(items))
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _render_all(
+    render: Callable[[Item], str], items: Sequence[Item], writing: int, processor_s: int, parent: int
+) -> NoReturn:
+    """In the fork: one line of JSON for each prompt, or one that says why there is none."""
+    try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGXCPU):
+            signal.signal(number, signal.SIG_DFL)
+        limit_resources(Limits(cpu_s=processor_s, data_bytes=_data_bytes() + MEMORY_BYTES, file_bytes=0))
+        if os.getppid() == parent:
+            for item in items:
+                _say(writing, _one(render, item))
+    except BaseException:  # noqa: BLE001 - nothing of a fork may run on in the code around it
+        os._exit(1)
+    os._exit(0)
+
+
+def _one(render: Callable[[Item], str], item: Item) -> dict[str, str]:
+    try:
+        text = render(item)
+    except MemoryError:
+        return {"memory": ""}
+    except Exception as error:  # noqa: BLE001 - a stranger's program: whatever it raises is its failure
+        lines = str(error).strip().splitlines() or ["no reason given"]
+        return {"failed": f"{type(error).__name__}: {lines[0][:300]}"}
+    return {"long": str(len(text))} if len(text) > MAX_PROMPT_CHARACTERS else {"text": text}
+
+
+def _say(writing: int, words: dict[str, str]) -> None:
+    try:
+        data = memoryview(json.dumps(words).encode() + b"\n")
+    except MemoryError:
+        data = memoryview(b'{"memory": ""}\n')
+    while data:
+        data = data[os.write(writing, data) :]
+
+
+def _data_bytes() -> int:
+    """What counts against RLIMIT_DATA now."""
+    found = re.search(r"^VmData:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise OSError("the kernel does not say how much memory this process has")
+    return int(found[1]) * 1024
+
+
+def _collected(reading: int, count: int) -> list[str]:
+    texts: list[str] = []
+    total = 0
+    for line in _lines(reading):
+        total += len(line)
+        words = json.loads(line)
+        if "text" not in words:
+            raise _failure(words)
+        if total > MAX_RENDERED_BYTES:
+            raise _failed("the chat template makes too long prompts", f"at most {MAX_RENDERED_BYTES} bytes", str(total))
+        texts.append(words["text"])
+        if len(texts) == count:
+            return texts
+    raise _failed(
+        "the process that renders the chat template died",
+        f"at most {MEMORY_BYTES} bytes of memory and {PROCESSOR_S:g} s of processor time",
+        f"its end after {len(texts)} of {count} prompts",
+    )
+
+
+def _lines(reading: int) -> Iterator[bytes]:
+    """Lines from the fork, each within the time and length of one prompt."""
+    held = bytearray()
+    deadline = time.monotonic() + PROMPT_S
+    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(reading, _READ_BYTES)
+        if not part or len(held) > _LINE_BYTES:
+            return
+        held += part
+        if b"\n" in part:
+            *whole, rest = bytes(held).split(b"\n")
+            yield from whole
+            held = bytearray(rest)
+            deadline = time.monotonic() + PROMPT_S
+    raise _failed("the chat template does not come to an end", f"at most {PROMPT_S:g} s for a prompt", "more")
+
+
+def _failure(words: Mapping[str, str]) -> EvaluationError:
+    if "memory" in words:
+        return _failed("the chat template needs too much memory", f"at most {MEMORY_BYTES} bytes", "more")
+    if "long" in words:
+        expected = f"at most {MAX_PROMPT_CHARACTERS} characters"
+        return _failed("the chat template makes too long prompts", expected, words["long"])
+    return _failed("the chat template fails", "a prompt", words["failed"])
+
+
+def _failed(what: str, expected: str, got: str) -> EvaluationError:
+    return EvaluationError(
+        what, expected=expected, got=got, next_step="Mend the model's chat template, or evaluate it without one."
+    )

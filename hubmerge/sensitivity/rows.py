@@ -1,0 +1,159 @@
+"""What the sensitivities of a merge rest on, known before its identity is: rows as tokenized, or a named file.
+
+Two merges are the same where the same rows reach the same networks through the same versions of torch and
+transformers, whatever the rows' file is called; they are not where a row, or the tokenizer, is another one. So the data
+is read and tokenized when a merge is prepared, which also finds rows that cannot be used before a weight moves. The
+pairs are kept for the pass that takes the gradients, and a dataset of the Hub is pinned at its commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+from hubmerge.assemble import folder_files
+from hubmerge.calibration_spec import CalibrationRows, CalibrationSpec
+from hubmerge.disk import is_derived
+from hubmerge.errors import SensitivityError
+from hubmerge.extras import require
+from hubmerge.hub import Hub
+from hubmerge.methods import get_method
+from hubmerge.output.companions import is_of_tokenizer, reader
+from hubmerge.plan import Plan
+from hubmerge.sensitivity import staging
+from hubmerge.sensitivity.calibration import Pair, digest, load_pairs
+from hubmerge.sensitivity.compute import LOADERS, tokenized_in
+from hubmerge.sensitivity.file import SensitivityFile, read_sensitivity
+from hubmerge.sensitivity.tokens import tokens_digest
+from hubmerge.sources.header import header_length
+from hubmerge.sources.unchanged import CONFIG
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+class Calibration:
+    """Reads the calibration data of plans over the same models, each once."""
+
+    def __init__(self, hub: Hub, allow_local: bool) -> None:
+        self._hub = hub
+        self._allow_local = allow_local
+        self._pinned: dict[CalibrationSpec, CalibrationSpec] = {}
+        self._pairs: dict[CalibrationSpec, tuple[Pair, ...]] = {}
+        self._rows: dict[tuple[int, CalibrationSpec], CalibrationRows] = {}
+
+    def of(self, plan: Plan) -> Plan:
+        """The plan with what its sensitivities rest on; as it is where its method weighs by none.
+
+        Raises what reading the data, the tokenizers or the named files raises.
+        """
+        if plan.calibration or "sensitivity" not in get_method(plan.recipe.method).extras:
+            return plan
+        specs = [agent.calibration or plan.recipe.calibration for agent in plan.recipe.agents]
+        pinned = [
+            None if spec is None or agent.sensitivity is not None else self._at_commit(spec)
+            for agent, spec in zip(plan.recipe.agents, specs, strict=True)
+        ]
+        agents = tuple(
+            agent.model_copy(update={"calibration": self._at_commit(agent.calibration)})
+            if agent.calibration is not None and agent.sensitivity is None
+            else agent
+            for agent in plan.recipe.agents
+        )
+        shared = plan.recipe.calibration
+        if shared is not None and any(a.calibration is None and a.sensitivity is None for a in agents):
+            shared = self._at_commit(shared)
+        plan = replace(plan, recipe=plan.recipe.model_copy(update={"agents": agents, "calibration": shared}))
+        return replace(plan, calibration=tuple(self._of_agent(plan, k, spec) for k, spec in enumerate(pinned)))
+
+    def _of_agent(self, plan: Plan, agent: int, spec: CalibrationSpec | None) -> CalibrationRows:
+        if (path := plan.recipe.agents[agent].sensitivity) is not None:
+            file = named_file(plan, agent, path, self._allow_local)
+            said = file.metadata
+            return CalibrationRows(
+                said.data, said.tokens_digest, said.pairs, said.torch, said.transformers, file=_file_digest(file.path)
+            )
+        assert spec is not None, "the plan refuses agents without either"
+        derived = is_derived(plan, agent)  # its tokenizer is that of the merge, which another recipe may choose
+        if derived or (agent, spec) not in self._rows:
+            self._rows[agent, spec] = self._read(plan, agent, spec, derived=derived)
+        return self._rows[agent, spec]
+
+    def _read(self, plan: Plan, agent: int, spec: CalibrationSpec, *, derived: bool) -> CalibrationRows:
+        require("eval", "a sensitivity that is not named as a file", *LOADERS)
+        if spec not in self._pairs:
+            self._pairs[spec] = self._load(plan, spec)
+        pairs, model = self._pairs[spec], plan.agents[agent]
+        with tempfile.TemporaryDirectory() as folder:
+            if derived:
+                files, _ = folder_files(plan, reader(self._hub))
+                for name, content in files.items():
+                    if name == CONFIG or is_of_tokenizer(name):
+                        (Path(folder) / name).write_bytes(content)
+            else:
+                staging.stage_small_files(model, self._hub, Path(folder))
+            rows = tokens_digest(tokenized_in(Path(folder), str(model.ref), pairs, spec.max_tokens))
+        return CalibrationRows(
+            spec.label, rows, len(pairs), version("torch"), version("transformers"), texts=digest(pairs), read=pairs
+        )
+
+    def _load(self, plan: Plan, spec: CalibrationSpec) -> tuple[Pair, ...]:
+        with tempfile.TemporaryDirectory() as folder:
+            return load_pairs(
+                spec,
+                allow_local=self._allow_local,
+                endpoint=self._hub.endpoint,
+                token=self._hub.token,
+                # the library falls back to what its cache holds, which on a server somebody else may have brought
+                cache=None if self._allow_local else Path(folder),
+                path_of=plan.recipe.path_of,
+            )
+
+    def _at_commit(self, spec: CalibrationSpec) -> CalibrationSpec:
+        if spec.is_file or _COMMIT.fullmatch(spec.revision or ""):
+            return spec
+        if spec not in self._pinned:
+            hub = self._hub.datasets
+            sha = hub.repo_state(spec.data, spec.revision).sha if spec.revision else hub.head(spec.data)
+            self._pinned[spec] = spec.model_copy(update={"revision": sha})
+        return self._pinned[spec]
+
+
+def named_file(plan: Plan, agent: int, path: str, allow_local: bool) -> SensitivityFile:
+    """The sensitivity file that the recipe names for an agent, by its header."""
+    if not allow_local:
+        raise SensitivityError(
+            "sensitivity files of this machine cannot be used here",
+            where=path,
+            next_step="Name calibration data on the Hub instead.",
+        )
+    if is_derived(plan, agent):
+        raise SensitivityError(
+            "a sensitivity file cannot be checked against weights that no file holds as such",
+            where=str(plan.agents[agent].ref),
+            expected="calibration data, from which it is computed",
+            got=path,
+            next_step="Name calibration data instead of the file.",
+        )
+    return read_sensitivity(plan.recipe.path_of(path))
+
+
+def _file_digest(path: Path) -> str:
+    """As a folder's pin: over size, time of change and header; the header says what was computed on what."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        prefix = file.read(8)
+        header = prefix + file.read(header_length(prefix, path.name))
+    return hashlib.sha256(f"{status.st_size}\0{status.st_mtime_ns}\0".encode() + header).hexdigest()
+
+
+def kept_name(weights: Sequence[str] | str, rows: CalibrationRows, hubmerge: str) -> str:
+    """What the file of an agent's sensitivity is called, by all that decides its content."""
+    identity = json.dumps([weights, rows.digest, rows.pairs, hubmerge, rows.torch, rows.transformers])
+    return f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.safetensors"
