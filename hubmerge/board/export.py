@@ -99,6 +99,8 @@ def row_data(row: Row) -> dict[str, Any]:
         "size_bytes": facts.size_bytes,
         "committed": facts.created,
         "evaluated": row.created,
+        "run_by": row.run_by,
+        "signed": row.signed,
         "method": facts.method,
         "method_parameters": dict(facts.method_parameters),
         "recipe": facts.recipe,
@@ -165,6 +167,8 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
         "author": facts.author,
         "committed": facts.created,
         "evaluated": row.created,
+        "run_by": row.run_by,
+        "signed": {True: "yes", False: "no", None: ""}[row.signed],
         "parents": "; ".join(f"{p.id}@{p.sha}" for p in row.parents),
         "ancestors": "; ".join(row.ancestors),
     }

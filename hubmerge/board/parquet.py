@@ -56,6 +56,8 @@ def _schema() -> Any:
             ("size_bytes", whole),
             ("committed", text),
             ("evaluated", text),
+            ("run_by", text),
+            ("signed", pa.bool_()),
             ("method", text),
             ("method_parameters", text),  # JSON: methods have parameters of different names and types
             ("recipe", text),

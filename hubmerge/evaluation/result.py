@@ -162,6 +162,14 @@ class RunError(_Frozen):
     message: Text
 
 
+class Signature(_Frozen):
+    """An Ed25519 signature over the result's content (signing.py)."""
+
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # public, hex
+    suite_version: Name  # that it was made under
+    value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]  # hex
+
+
 class EvaluationResult(_Frozen):
     """One run of one suite on one model at one commit."""
 
@@ -177,6 +185,8 @@ class EvaluationResult(_Frozen):
     facts: ModelFacts
     environment: RunEnvironment
     created: Text  # UTC, ISO 8601
+    run_by: Name | None = None  # the account that ran it; a claim unless it is signed
+    signature: Signature | None = None
 
     @field_validator("tasks", mode="before")
     @classmethod
@@ -196,6 +206,8 @@ class EvaluationResult(_Frozen):
             raise ValueError("a run that is done has scores and no error")
         if self.status == "failed" and (self.tasks or self.error is None):
             raise ValueError("a run that failed has an error and no scores")
+        if self.signature is not None and self.signature.suite_version != self.suite_version:
+            raise ValueError("its signature is of another version of the suite")
         names = [t.task for t in self.tasks]
         if len(set(names)) != len(names):
             raise ValueError("a task stands twice")
