@@ -2,6 +2,9 @@
 
     board = build_board(results, flags)
 
+Results that a trusted key signed decide: where there are some, others are listed as *community* without a rank, push
+nobody down, and can neither displace a signed row nor choose the version or tasks that are shown (board/standing.py).
+
 The order of the results does not matter and the same result twice counts once. Per suite one version is shown: the
 given one, or that of the newest result. Within it every row has the same tasks (the set that most results have; the
 others are refused), so that columns compare. Each model stands with its newest commit; an older one is shown only
@@ -25,13 +28,14 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hubmerge.board.intervals import Estimate, difference, mean, ratio, score_interval
 from hubmerge.board.lineage import Lineage, Node
+from hubmerge.board.standing import Standing
 from hubmerge.board.values import (
     COMBINED,
     INSTRUCTION,
@@ -42,11 +46,13 @@ from hubmerge.board.values import (
     Refusal,
     Row,
     RowFlag,
+    RowProvenance,
     SuiteBoard,
     TaskLine,
     domain_order,
 )
 from hubmerge.evaluation.result import EvaluationResult, RunError, Split, result_path
+from hubmerge.evaluation.signing import Provenance
 from hubmerge.sources.base import is_hub_id
 
 MAX_TASKS = 200
@@ -65,56 +71,71 @@ def build_board(
     split: Split = "test",
     refused: Iterable[Refusal] = (),
     now: datetime | None = None,
+    trusted: Collection[str] = (),
 ) -> Board:
     """The board of `split`. `refused`: files that could not be read, to be listed with what is refused here.
 
     `suite_versions`: the version to show of a suite. `now`: a result from more than a day later is refused, since a
-    wrong clock would decide which version and which commit are the newest.
+    wrong clock would decide which version and which commit are the newest. `trusted`: public keys whose signatures are
+    believed.
     """
     flags = tuple(sorted(set(flags), key=lambda f: (f.model, f.sha or "", f.kind, f.reason)))
     out = set(refused)
-    accepted = _accept(results, now, out)
-    lineage = Lineage(accepted)
+    standing = Standing(trusted)
+    accepted = _accept(results, now, standing, out)
+    lineage = Lineage(standing.ancestry(accepted))
     marks = lineage.flagged(flags)
     suites: dict[str, dict[str, list[EvaluationResult]]] = defaultdict(lambda: defaultdict(list))
-    for result in accepted:
-        if result.split == split:
-            suites[result.suite][result.suite_version].append(result)
+    for result in standing.admit(accepted, split, out):
+        suites[result.suite][result.suite_version].append(result)
     boards: list[SuiteBoard] = []
     single: dict[str, tuple[str, dict[Node, _Scored]]] = {}
     for suite, found in sorted(suites.items()):
         newest = {version: max(_moment(r.created) for r in group) for version, group in found.items()}
         versions = tuple(sorted(found, key=lambda v: (newest[v], v), reverse=True))
         shown = (suite_versions or {}).get(suite, versions[0])
-        group = _with_equal_tasks(found.get(shown, []), out)
+        group = _with_equal_tasks(found.get(shown, []), standing, out)
         scored = _all_scored(group, out)
         if _domains(scored) == (suite,):
             single[suite] = (shown, scored)
-        boards.append(SuiteBoard(suite, shown, split, versions, *_rows(scored, lineage, marks)))
+        boards.append(SuiteBoard(suite, shown, split, versions, *_rows(scored, lineage, marks, standing)))
+    if signed := {s: own for s, own in single.items() if any(standing.is_signed(p.result) for p in own[1].values())}:
+        single = signed  # a suite that only the community has must not leave everybody incomplete
     if len(single) > 1:
         version = " ".join(f"{suite}-{version}" for suite, (version, _) in single.items())
-        joined = _joined({suite: scored for suite, (_, scored) in single.items()})
-        boards.insert(0, SuiteBoard(COMBINED, version, split, (version,), *_rows(joined, lineage, marks)))
+        joined = _joined({suite: scored for suite, (_, scored) in single.items()}, standing)
+        boards.insert(0, SuiteBoard(COMBINED, version, split, (version,), *_rows(joined, lineage, marks, standing)))
     return Board(tuple(boards), flags, tuple(sorted(out, key=lambda r: (r.where, r.reason))))
 
 
-def _accept(results: Iterable[EvaluationResult], now: datetime | None, out: set[Refusal]) -> list[EvaluationResult]:
+def _accept(
+    results: Iterable[EvaluationResult], now: datetime | None, standing: Standing, out: set[Refusal]
+) -> list[EvaluationResult]:
     """One credible result per run, in an order that does not depend on the input's."""
-    best: dict[_Key, EvaluationResult] = {}
+    best: dict[_Key, tuple[EvaluationResult, Provenance]] = {}
+
+    def preference(pair: tuple[EvaluationResult, Provenance]) -> tuple[Any, ...]:
+        return (pair[1] == "signed", *_preference(pair[0]))
+
     for result in results:
         if reason := _doubt(result, now):
             out.add(Refusal(result_path(result)[:300], reason))
             continue
+        if (found := standing.check(result)) == "forged":
+            out.add(Refusal(result_path(result)[:300], "its signature is not of this content"))
+            continue
         key = (result.model, result.sha, result.suite, result.suite_version, result.split)
         known = best.get(key)
         if known is None:
-            best[key] = result
-        elif known != result:
-            best[key], other = sorted((known, result), key=_preference, reverse=True)
+            best[key] = (result, found)
+        elif known[0] != result:
+            best[key], (other, _) = sorted((known, (result, found)), key=preference, reverse=True)
             out.add(
                 Refusal(result_path(other), f"another result of the same run is preferred to that of {other.created}")
             )
-    return [best[key] for key in sorted(best)]
+    for result, found in best.values():
+        standing.note(result, found)
+    return [best[key][0] for key in sorted(best)]
 
 
 def _preference(result: EvaluationResult) -> tuple[bool, datetime, str]:
@@ -152,13 +173,16 @@ def _moment(text: str) -> datetime:
         raise ValueError("out of the calendar") from None
 
 
-def _with_equal_tasks(group: Sequence[EvaluationResult], out: set[Refusal]) -> list[EvaluationResult]:
-    """The results of the tasks that most have; of two sets as frequent, the one that was there first."""
+def _with_equal_tasks(
+    group: Sequence[EvaluationResult], standing: Standing, out: set[Refusal]
+) -> list[EvaluationResult]:
+    """The results of the tasks that most have, signed ones first; of two sets as frequent, the first that was there."""
     tasks = {id(r): _tasks_of(r) for r in group}
-    counts = Counter(t for t in tasks.values() if t)
-    if len(counts) > 1:
+    if len({t for t in tasks.values() if t}) > 1:
         first: dict[Any, tuple[datetime, str]] = {}
-        for r in group:
+        decisive = standing.signed_first(r for r in group if tasks[id(r)])
+        counts = Counter(tasks[id(r)] for r in decisive)
+        for r in decisive:
             stamp = (_moment(r.created), repr(tasks[id(r)]))
             first[tasks[id(r)]] = min(first.get(tasks[id(r)], stamp), stamp)
         usual = min(counts, key=lambda t: (-counts[t], first[t]))
@@ -206,6 +230,7 @@ def _scored(result: EvaluationResult) -> _Scored:
             t.metric,
             score_interval(t.value, t.samples, t.stderr),
             t.samples,
+            t.truncated,
             t.few_shot,
             t.task_version,
             t.dataset,
@@ -224,12 +249,18 @@ def _domains(scored: Mapping[Node, _Scored]) -> tuple[str, ...]:
     return tuple(sorted({d for s in scored.values() for d in s.domains}, key=domain_order))
 
 
-def _joined(suites: Mapping[str, Mapping[Node, _Scored]]) -> dict[Node, _Scored]:
-    """One entry per model and commit out of several suites; its newest result tells the facts."""
+def _joined(suites: Mapping[str, Mapping[Node, _Scored]], standing: Standing) -> dict[Node, _Scored]:
+    """One entry per model and commit out of several suites; its newest result tells the facts.
+
+    Signed scores are not joined with others of the same model: only the signed ones count there.
+    """
     parts: dict[Node, dict[str, _Scored]] = defaultdict(dict)
     for suite, scored in suites.items():
         for node, own in scored.items():
             parts[node][suite] = own
+    for node, found in parts.items():
+        signed = {suite: own for suite, own in found.items() if standing.is_signed(own.result)}
+        parts[node] = signed or found
     return {node: _join(found, complete=set(suites)) for node, found in parts.items()}
 
 
@@ -245,8 +276,9 @@ def _join(parts: Mapping[str, _Scored], complete: set[str]) -> _Scored:
 
 
 def _rows(
-    scored: Mapping[Node, _Scored], lineage: Lineage, marks: Mapping[Node, tuple[RowFlag, ...]]
+    scored: Mapping[Node, _Scored], lineage: Lineage, marks: Mapping[Node, tuple[RowFlag, ...]], standing: Standing
 ) -> tuple[tuple[str, ...], tuple[Row, ...]]:
+    decisive = {id(r) for r in standing.signed_first(s.result for s in scored.values())}
     newest = _newest([s.result for s in scored.values()])
     shown = set(newest.values())
     waiting = list(shown)
@@ -255,16 +287,19 @@ def _rows(
             if (node := (p.id, p.sha)) in scored and node not in shown:
                 shown.add(node)
                 waiting.append(node)
-    ranked = [scored[n] for n in sorted(shown) if n not in marks and n == newest[n[0]]]
+    counted = {n for n in shown if n not in marks and n == newest[n[0]] and id(scored[n].result) in decisive}
+    ranked = [scored[n] for n in sorted(counted)]
+    signed = {n: s for n, s in scored.items() if standing.is_signed(s.result)}
     domains = _domains(scored)
     overall = _Ranking([s.overall for s in ranked if s.overall])
     by_domain = {d: _Ranking([s.domains[d] for s in ranked if d in s.domains]) for d in domains}
     rows = []
     for node in sorted(shown):
         own = scored[node]
-        counts = node not in marks and node == newest[node[0]]
+        counts = node in counted
+        credible = signed if node in signed else scored  # no stranger's score of a parent makes a signed row look good
         ranks = {d: by_domain[d].of(e) for d, e in own.domains.items()} if counts else {}
-        row = _row(own, [_parent(p, scored) for p in own.result.facts.parents], ranks)
+        row = _row(own, [_parent(p, credible) for p in own.result.facts.parents], ranks)
         rows.append(
             replace(
                 row,
@@ -272,9 +307,15 @@ def _rows(
                 ancestors=tuple(f"{id}@{sha}" for id, sha in lineage.ancestors(node)),
                 flags=marks.get(node, ()),
                 superseded=node != newest[node[0]],
+                provenance=_shown_provenance(standing.of(own.result)),
             )
         )
     return domains, tuple(sorted(rows, key=_place))
+
+
+def _shown_provenance(found: Provenance) -> RowProvenance:
+    assert found != "forged"  # left out by _accept
+    return found
 
 
 class _Ranking:
@@ -340,6 +381,7 @@ def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int]) 
         instruction_change=change,
         parents=tuple(parents),
         failures=own.failures,
+        claimed_by=result.run_by,
     )
 
 

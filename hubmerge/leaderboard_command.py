@@ -61,17 +61,22 @@ def _board(arguments: Any, settings: Settings) -> Board:
     from dataclasses import replace
 
     from hubmerge.board.files import read_folder
+    from hubmerge.board.trust import folder_keys, named_keys, reader_trust
     from hubmerge.leaderboard import build_board
 
     named = arguments.results or settings.results_repo or str(settings.data_dir / "results-dataset")
     if _is_folder(named):
-        files = read_folder(Path(named).expanduser())
+        folder = Path(named).expanduser()
+        files = read_folder(folder)
+        trusted = named_keys(settings) or folder_keys(folder)
     else:
         from hubmerge.hub_user import hub_of_user
         from hubmerge.results_dataset import ResultsDataset
 
         cache = settings.data_dir / "results-cache"
-        files = ResultsDataset(hub_of_user(settings), named, cache=cache).load().files
+        trust = reader_trust(settings, named)
+        loaded = ResultsDataset(hub_of_user(settings), named, cache=cache, trust=trust).load()
+        files, trusted = loaded.files, loaded.trusted
     versions = {arguments.suite: arguments.suite_version} if arguments.suite and arguments.suite_version else None
     board = build_board(
         files.results,
@@ -80,6 +85,7 @@ def _board(arguments: Any, settings: Settings) -> Board:
         split=arguments.split,
         refused=files.refused,
         now=datetime.now(UTC),
+        trusted=trusted,
     )
     if arguments.suite is None:
         return board
@@ -99,6 +105,8 @@ def _is_folder(named: str) -> bool:
 
 def _text(board: Board) -> str:
     parts = [_suite_text(suite) for suite in board.suites] or ["There are no results yet."]
+    if any(row.signed is None for suite in board.suites for row in suite.rows):
+        parts.append("unverified: signatures cannot be checked without `cryptography` (pip install 'hubmerge[app]')\n")
     if board.refused:
         parts.append(f"Left out: {len(board.refused)}")
         parts += [f"  {_printable(r.where)}: {_printable(r.reason)}" for r in board.refused[:20]]
@@ -106,7 +114,17 @@ def _text(board: Board) -> str:
 
 
 def _suite_text(suite: SuiteBoard) -> str:
-    heads = ["rank", "model", "overall", *map(_printable, suite.domains), "retention", "synergy", "method", "flags"]
+    heads = [
+        "rank",
+        "model",
+        "overall",
+        *map(_printable, suite.domains),
+        "retention",
+        "synergy",
+        "method",
+        "run by",
+        "flags",
+    ]
     rows = [_cells(row, suite) for row in suite.rows]
     widths = [max(len(line[k]) for line in (heads, *rows)) for k in range(len(heads))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in (heads, *rows)]
@@ -125,6 +143,7 @@ def _cells(row: Row, suite: SuiteBoard) -> list[str]:
         "-" if row.retention is None else _ratio(row.retention),
         ", ".join(row.synergy) or "-",
         _printable(row.facts.method or "-"),
+        _printable(row.run_by),
         ", ".join(f.kind for f in row.flags),
     ]
 

@@ -2,6 +2,7 @@
 
     results/MODEL/SHA/SUITE-VERSION-SPLIT.json    the truth, one file per run
     details/MODEL/SHA/SUITE-VERSION-SPLIT/*.parquet   what was asked, answered and scored, per sample
+    keys.json                                     public keys of whoever signs results here
     flags.json, versions.json                     written by the keepers of the dataset, read here
     data/results.parquet                          all result files in one, to load them with one request
     data/board.parquet                            the board built from them
@@ -23,6 +24,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 
 from hubmerge.board.dataset_card import dataset_card
@@ -38,9 +40,11 @@ from hubmerge.board.files import (
     renamed,
 )
 from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
+from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
 from hubmerge.board.values import Flag, Refusal
 from hubmerge.errors import FormatError, HubUnavailableError, ResultError, SourceNotFoundError
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split, parse_result, result_path
+from hubmerge.evaluation.signing import believed, provenance
 from hubmerge.hub import Hub, TreeFile
 from hubmerge.hub_errors import BranchMovedError
 from hubmerge.leaderboard import build_board
@@ -64,10 +68,17 @@ class LoadedResults:
     files: ResultFiles
     contents: Mapping[str, tuple[str, bytes]]  # path → (blob id, bytes)
     tree: Mapping[str, TreeFile]
+    published: tuple[str, ...] = ()  # public keys in keys.json, which anyone who may write there can change
+    trusted: frozenset[str] = frozenset()  # those that are believed
 
     @property
     def results(self) -> tuple[EvaluationResult, ...]:
         return self.files.results
+
+    @cached_property
+    def believed(self) -> tuple[EvaluationResult, ...]:
+        """Those that may decide something: signed by a trusted key, where there is one."""
+        return believed(self.files.results, self.trusted)
 
     @property
     def flags(self) -> tuple[Flag, ...]:
@@ -88,12 +99,16 @@ class Recorded:
 
 
 class ResultsDataset:
-    """A results dataset on a Hub. `cache`: a folder for result files by blob id; None keeps them in memory only."""
+    """A results dataset on a Hub. `cache`: a folder for result files by blob id; None keeps them in memory only.
 
-    def __init__(self, hub: Hub, repo: str, *, cache: Path | None = None) -> None:
+    `trust`: whose signatures are believed; without it all results count alike.
+    """
+
+    def __init__(self, hub: Hub, repo: str, *, cache: Path | None = None, trust: Trust | None = None) -> None:
         self._hub = hub.datasets
         self.repo = repo
         self._cache = cache
+        self._trust = trust or Trust()
         self._loaded: LoadedResults | None = None
 
     @property
@@ -118,7 +133,8 @@ class ResultsDataset:
         """Add results and their details in one commit; nothing is committed when all of them are there.
 
         `details`: path in the dataset, below `details_folder` of one of the results, → local parquet file. A run
-        that is done in the dataset is kept unless `force`; a failed one is replaced by a later result. `private`
+        that is done in the dataset is kept unless `force`; a failed one is replaced by a later result. What a trusted
+        key signed replaces what none did, and is replaced by signed results only. `private`
         counts for a dataset that does not exist yet.
         """
         contents = {result_path(r): r.to_json().encode() for r in results}
@@ -131,7 +147,9 @@ class ResultsDataset:
         failures = 0
         while True:
             loaded = self.load()
-            new = {p: d for p, d in contents.items() if self._replaces(d, loaded.contents.get(p), p, force)}
+            new = {
+                p: d for p, d in contents.items() if self._replaces(d, loaded.contents.get(p), p, loaded.trusted, force)
+            }
             kept = tuple(sorted(set(contents) - set(new)))
             if not new:
                 return Recorded(loaded.sha, (), kept)
@@ -153,12 +171,12 @@ class ResultsDataset:
                     self._hub.patience.pause(failures, error)
 
     def find(self, model: str, sha: str, suite: str, version: str, split: Split) -> EvaluationResult | None:
-        """The recorded run of a model at a commit under a suite at its version; None where there is none."""
+        """The recorded and believed run of a model at a commit under a suite at its version; None: there is none."""
         if self._missing():
             return None
         wanted = (model, sha, suite, version, split)
         return next(
-            (r for r in self.load().results if (r.model, r.sha, r.suite, r.suite_version, r.split) == wanted), None
+            (r for r in self.load().believed if (r.model, r.sha, r.suite, r.suite_version, r.split) == wanted), None
         )
 
     def is_private(self) -> bool:
@@ -173,7 +191,7 @@ class ResultsDataset:
         return False
 
     @staticmethod
-    def _replaces(new: bytes, old: tuple[str, bytes] | None, path: str, force: bool) -> bool:
+    def _replaces(new: bytes, old: tuple[str, bytes] | None, path: str, trusted: frozenset[str], force: bool) -> bool:
         if old is None:
             return True
         if old[1] == new:
@@ -182,7 +200,11 @@ class ResultsDataset:
             known = parse_result(old[1], where=path)
         except ResultError:
             return True  # what cannot be read is no result
-        return force or (known.status == "failed" and parse_result(new, where=path).created > known.created)
+        own = parse_result(new, where=path)
+        mine, theirs = (provenance(r, trusted) == "signed" for r in (own, known))
+        if mine != theirs:
+            return mine
+        return force or (known.status == "failed" and own.created > known.created)
 
     def _files(self, loaded: LoadedResults, new: Mapping[str, bytes]) -> dict[str, bytes]:
         """The commit's small files: results, both tables rebuilt, and the card where it needs a change."""
@@ -190,8 +212,13 @@ class ResultsDataset:
         parsed = parse_files((path, data) for path, (_, data) in contents.items())
         now = datetime.now(UTC)
         results = renamed(parsed.results, loaded.files.versions)
-        boards = [build_board(results, loaded.flags, split=split, now=now) for split in ("test", "dev")]
+        boards = [
+            build_board(results, loaded.flags, split=split, now=now, trusted=loaded.trusted)
+            for split in ("test", "dev")
+        ]
         files = dict(new)
+        if self._trust.keys - set(loaded.published):
+            files[KEYS] = keys_file({*loaded.published, *self._trust.keys})
         files[RESULTS_TABLE] = results_parquet({p: contents[p] for p in contents if _is_utf8(contents[p][1])})
         files[BOARD_TABLE] = board_parquet(*boards)
         known = loaded.tree.get(CARD)
@@ -217,9 +244,22 @@ class ResultsDataset:
         files = [(path, data) for path, (_, data) in contents.items()]
         kept = [path for path in (FLAGS, VERSIONS) if path in tree]
         files += [(path, self._small(sha, path, MAX_FLAGS_BYTES, refused)) for path in kept]
+        published = self._published(sha, tree, refused)
+        trusted = self._trust.of(published)
+        if trusted and (foreign := sorted(set(published) - trusted)):
+            refused.append(Refusal(KEYS, f"not believed here: {', '.join(foreign)}"[:500]))
         parsed = parse_files(files)
         read = ResultFiles(parsed.results, parsed.flags, (*parsed.refused, *refused), parsed.versions)
-        return LoadedResults(sha, read, contents, tree)
+        return LoadedResults(sha, read, contents, tree, published, trusted)
+
+    def _published(self, sha: str, tree: Mapping[str, TreeFile], refused: list[Refusal]) -> tuple[str, ...]:
+        if KEYS not in tree:
+            return ()
+        try:
+            return parse_keys(self._small(sha, KEYS, MAX_KEYS_BYTES, refused))
+        except ValueError as error:
+            refused.append(Refusal(KEYS, str(error)))
+            return ()
 
     def _contents(
         self, sha: str, tree: Mapping[str, TreeFile], wanted: Mapping[str, TreeFile], refused: list[Refusal]

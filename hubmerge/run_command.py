@@ -239,6 +239,7 @@ class _Line:
 
     def _evaluate(self, published: Published) -> int:
         """The merge and every parent on the Hub under one version of the suite; the card shows them together."""
+        from hubmerge.board.trust import reader_trust
         from hubmerge.eval_results import publish_scores
         from hubmerge.evaluation.command import table
         from hubmerge.evaluation.facts import model_facts
@@ -249,7 +250,8 @@ class _Line:
         from hubmerge.sources.open import open_model
 
         self._terminal.stage("resolve")
-        dataset = ResultsDataset(self._hub, self._settings.results_repo) if self._settings.results_repo else None
+        named = self._settings.results_repo
+        dataset = ResultsDataset(self._hub, named, trust=reader_trust(self._settings, named)) if named else None
         suite = pin(self._arguments.evaluate, self._hub)
         merged = ModelName(id=published.repo, revision=published.commit)
         parents = model_facts(self._hub, open_model(merged, self._hub, allow_local=False)).parents

@@ -32,6 +32,8 @@ _VARIABLES = {
     "token": "HF_TOKEN",
     "data_dir": "HUBMERGE_DATA",
     "secret": "HUBMERGE_SECRET",
+    "signing_key": "HUBMERGE_SIGNING_KEY",
+    "trusted_keys": "HUBMERGE_TRUSTED_KEYS",
     "jobs_per_user": "HUBMERGE_JOBS_PER_USER",
     "space_id": "SPACE_ID",
     "oauth_client_id": "OAUTH_CLIENT_ID",
@@ -60,6 +62,8 @@ class Settings(BaseModel):
     token: SecretStr | None = None  # HF_TOKEN: the command line's own token
     data_dir: Path = Path("data")  # HUBMERGE_DATA: jobs, caches, the database; local disk
     secret: SecretStr | None = None  # HUBMERGE_SECRET: encrypts tokens at rest; a Space secret
+    signing_key: SecretStr | None = None  # HUBMERGE_SIGNING_KEY: signs results; None: derived from the secret
+    trusted_keys: str | None = None  # HUBMERGE_TRUSTED_KEYS: public keys whose results are believed, 64 hex each
     jobs_per_user: int = Field(default=5, ge=1)  # HUBMERGE_JOBS_PER_USER: queued or running at once
     space_id: str | None = None  # SPACE_ID: set by the platform on a Space
     oauth_client_id: str | None = None  # OAUTH_CLIENT_ID: an app registered on the Hub; a Space has its own

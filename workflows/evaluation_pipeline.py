@@ -12,10 +12,12 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+from hubmerge.board.trust import Trust
 from hubmerge.errors import EvaluationError, HubmergeError
 from hubmerge.eval_results import publish_scores
 from hubmerge.evaluation.result import EvaluationResult, Split, result_path
 from hubmerge.evaluation.runner import EvaluateOptions, evaluate
+from hubmerge.evaluation.signing import signed
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub import Hub
 from hubmerge.results_dataset import ResultsDataset, details_of
@@ -46,6 +48,8 @@ def run(spec: JobSpec, emit: Emit) -> None:
             options=EvaluateOptions(data_cache=spec.shared / "evaluation-data"),
             observer=observer,
         )
+        if spec.signing_key is not None:
+            result = signed(result, bytes.fromhex(spec.signing_key.get_secret_value()), spec.user)
         observer.stage("record")
         dataset.publish([result], details_of(result, spec.workdir / "evaluation"))
     if result.error is not None:
@@ -76,7 +80,8 @@ def _dataset(spec: JobSpec, hub: Hub) -> ResultsDataset:
             "there is no results dataset to record scores in",
             next_step="Set HUBMERGE_RESULTS to a dataset that the token may write to.",
         )
-    return ResultsDataset(hub, spec.results, cache=spec.shared / "results")
+    trust = Trust(frozenset(spec.trusted_keys))
+    return ResultsDataset(hub, spec.results, cache=spec.shared / "results", trust=trust)
 
 
 def _refuse_to_expose(hub: Hub, model: str, sha: str, dataset: ResultsDataset) -> None:
@@ -93,7 +98,7 @@ def _refuse_to_expose(hub: Hub, model: str, sha: str, dataset: ResultsDataset) -
 
 def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequence[str]:
     """Bring the cards up to date that show this score: the model's, if it is a merge of ours, and its children's."""
-    results = dataset.load().results
+    results = dataset.load().believed
     told = []
     for merge in _concerned(results, result):
         try:

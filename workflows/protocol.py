@@ -36,12 +36,15 @@ class JobSpec(Frozen):
     workdir: Path  # the job's own; what an earlier attempt left there is still there
     shared: Path  # of all jobs: what costs more to make again than to keep
     results: str | None = None  # the results dataset
+    signing_key: SecretStr | None = None  # 64 hex digits: what an evaluation's result is signed with
+    trusted_keys: tuple[str, ...] = ()  # public keys whose results are believed
     endpoint: str
 
     def to_line(self) -> bytes:
-        """The wire form, the only one that shows the token."""
+        """The wire form, the only one that shows the token and the key."""
         document = self.model_dump(mode="json")
         document["token"] = self.token.get_secret_value() if self.token else None
+        document["signing_key"] = self.signing_key.get_secret_value() if self.signing_key else None
         return json.dumps(document).encode() + b"\n"
 
 

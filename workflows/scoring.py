@@ -60,12 +60,12 @@ class RecordedScores:
         loaded = self._loaded()
         if loaded is None or not loaded.flags:
             return {}
-        marks = Lineage(loaded.results, models).flagged(loaded.flags)
+        marks = Lineage(loaded.believed, models).flagged(loaded.flags)
         return {model: "; ".join(map(flag_text, marks[model])) for model in models if model in marks}
 
     def _results(self) -> Sequence[EvaluationResult]:
         loaded = self._loaded()
-        return () if loaded is None else loaded.results
+        return () if loaded is None else loaded.believed
 
     def _loaded(self) -> LoadedResults | None:
         try:

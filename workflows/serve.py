@@ -22,12 +22,14 @@ from types import TracebackType
 from typing import Self
 
 from hubmerge.board.source import DatasetBoard
+from hubmerge.board.trust import reader_trust
 from hubmerge.device.zero import announce
 from hubmerge.errors import LoginError
 from hubmerge.extras import require
 from hubmerge.hub import Hub
 from hubmerge.results_dataset import ResultsDataset
 from hubmerge.settings import Settings
+from workflows.results_keys import results_keys
 from workflows.schedule_bot import Bot, Intervals, Scoring
 from workflows.scoring import RecordedScores
 from workflows.service import MergeService
@@ -156,7 +158,9 @@ def results_dataset(settings: Settings) -> ResultsDataset | None:
     if settings.results_repo is None:
         return None
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
-    return ResultsDataset(hub, settings.results_repo, cache=settings.data_dir / "shared" / "results")
+    # who only shows a dataset has signed nothing in it
+    trust = results_keys(settings).trust if settings.token else reader_trust(settings, settings.results_repo)
+    return ResultsDataset(hub, settings.results_repo, cache=settings.data_dir / "shared" / "results", trust=trust)
 
 
 def scoring_of(settings: Settings, dataset: ResultsDataset | None) -> Scoring | None:

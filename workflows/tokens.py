@@ -71,7 +71,7 @@ class TokenVault:
                 "Whoever can read that file and the database can read the tokens of waiting jobs.",
                 path,
             )
-        return cls([_random_secret(path)])
+        return cls([random_secret(path)])
 
     def seal(self, job_id: str, token: SecretStr, expires_at: datetime | None = None) -> SealedToken:
         document = json.dumps({"job": job_id, "token": token.get_secret_value()})
@@ -111,7 +111,7 @@ def _derive(secret: bytes) -> bytes:
     return base64.urlsafe_b64encode(HKDF(SHA256(), length=32, salt=None, info=_INFO).derive(secret))
 
 
-def _random_secret(path: Path) -> bytes:
+def random_secret(path: Path) -> bytes:
     """The secret in `path`, made by the first process that asks; the rest read what it made."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not path.exists():

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from hubmerge.errors import InternalError, LoginError
 from hubmerge.settings import Settings, load_settings
 from workflows.child import DEFAULT_PIPELINE
@@ -26,6 +28,7 @@ from workflows.guard import SignOfLife, die_with_parent, lock_workdir
 from workflows.jobs import Job, JobError, State
 from workflows.process import ChildProcess, child_environment
 from workflows.protocol import JobSpec
+from workflows.results_keys import results_keys
 from workflows.store import LEASE_S, Store
 from workflows.supervision import PASSING, Supervision, Timing
 from workflows.tokens import TokenVault
@@ -106,6 +109,7 @@ class Worker:
             token = self._vault.open(job.id, sealed, self._store.clock.now()) if sealed else None
         except LoginError as error:
             return self._store.fail(job.id, job.fence, JobError.of(error))
+        keys = results_keys(self._settings) if job.kind == "evaluate" else None
         spec = JobSpec(
             job_id=job.id,
             fence=job.fence,
@@ -117,6 +121,8 @@ class Worker:
             workdir=self.workdir(job.id),
             shared=self._data_dir / "shared",
             results=self._settings.results_repo,
+            signing_key=SecretStr(keys.seed.hex()) if keys else None,
+            trusted_keys=tuple(sorted(keys.trust.keys)) if keys else (),
             endpoint=self._settings.endpoint,  # never the payload's: it would decide where the token goes
         )
         guard_s = self._store.lease_s * _GUARD_SHARE

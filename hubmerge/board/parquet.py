@@ -26,7 +26,7 @@ def _schema() -> Any:
     domain += [("change", estimate)]
     domain += [("synergy", pa.bool_()), ("synergy_certain", pa.bool_())]
     task = [("task", text), ("domain", text), ("metric", text), ("value", real), ("low", real), ("high", real)]
-    task += [("samples", whole), ("few_shot", whole), ("task_version", whole)]
+    task += [("samples", whole), ("truncated", whole), ("few_shot", whole), ("task_version", whole)]
     task += [("dataset", text), ("dataset_revision", text)]
     parent = [("role", text), ("id", text), ("sha", text), ("weight", real), ("status", text)]
     return pa.schema(
@@ -56,6 +56,8 @@ def _schema() -> Any:
             ("size_bytes", whole),
             ("committed", text),
             ("evaluated", text),
+            ("run_by", text),
+            ("signed", pa.bool_()),
             ("method", text),
             ("method_parameters", text),  # JSON: methods have parameters of different names and types
             ("recipe", text),

@@ -66,5 +66,7 @@ class DatasetBoard:
             board = Board()
             if loaded is not None:
                 now = datetime.now(UTC)
-                board = build_board(loaded.results, loaded.flags, refused=loaded.refused, now=now)
+                board = build_board(
+                    loaded.results, loaded.flags, refused=loaded.refused, now=now, trusted=loaded.trusted
+                )
             self._loaded, self._board = loaded, board

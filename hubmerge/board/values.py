@@ -14,6 +14,7 @@ DOMAINS = ("math", INSTRUCTION, "code", "tool", "memory", "search")  # their ord
 
 COMBINED = "domains"  # the board that joins the suites of one domain each
 
+RowProvenance = Literal["signed", "community", "unverified"]
 FlagKind = Literal["contaminated", "withdrawn"]
 FLAG_KINDS: tuple[FlagKind, ...] = ("contaminated", "withdrawn")
 
@@ -54,6 +55,7 @@ class TaskLine:
     metric: str
     score: Estimate
     samples: int
+    truncated: int | None  # prompts that were cut; None: not counted
     few_shot: int
     task_version: int
     dataset: str
@@ -119,7 +121,19 @@ class Row:
     ancestors: tuple[str, ...] = ()  # id@sha, parents first, then theirs
     flags: tuple[RowFlag, ...] = ()
     failures: Mapping[str, RunError] = field(default_factory=dict)  # suite → why, on the combined board
+    provenance: RowProvenance = "community"  # unverified: a signature that cannot be checked on this machine
+    claimed_by: str | None = None  # the account that the result names
     superseded: bool = False  # a newer commit of the model has a result; shown because it is a parent
+
+    @property
+    def run_by(self) -> str:
+        """Who ran it: an account where a trusted signature says so, else `community` or `unverified`."""
+        return (self.claimed_by or "signed") if self.provenance == "signed" else self.provenance
+
+    @property
+    def signed(self) -> bool | None:
+        """By a trusted key; None where that cannot be checked."""
+        return None if self.provenance == "unverified" else self.provenance == "signed"
 
     @property
     def agents(self) -> int:

@@ -90,10 +90,17 @@ class TaskScore(_Frozen):
     value: Share
     stderr: Annotated[float, Field(ge=0.0, le=1.0)] | None  # of the mean; None: not known
     samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
+    truncated: Small | None = None  # prompts, of these, that the model could not read whole; None: not counted
     few_shot: Small
     task_version: Small
     dataset: Name  # repo id
     dataset_revision: Name  # commit sha
+
+    @model_validator(mode="after")
+    def _not_more_than_all(self) -> TaskScore:
+        if self.truncated is not None and self.truncated > self.samples:
+            raise ValueError("more prompts were truncated than asked")
+        return self
 
 
 class ParentFacts(_Frozen):
@@ -142,6 +149,8 @@ class RunEnvironment(_Frozen):
     backend: Literal["transformers", "vllm"]
     device: Text
     dtype: Text
+    batch_size: Small | None = None  # prompts at most
+    batch_tokens: Count | None = None  # and tokens, padding and longest answers included; None: no such bound
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     seconds: Annotated[float, Field(ge=0.0, le=1e9)]
 
@@ -151,6 +160,14 @@ class RunError(_Frozen):
 
     code: Name
     message: Text
+
+
+class Signature(_Frozen):
+    """An Ed25519 signature over the result's content (signing.py)."""
+
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]  # public, hex
+    suite_version: Name  # that it was made under
+    value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]  # hex
 
 
 class EvaluationResult(_Frozen):
@@ -168,6 +185,8 @@ class EvaluationResult(_Frozen):
     facts: ModelFacts
     environment: RunEnvironment
     created: Text  # UTC, ISO 8601
+    run_by: Name | None = None  # the account that ran it; a claim unless it is signed
+    signature: Signature | None = None
 
     @field_validator("tasks", mode="before")
     @classmethod
@@ -187,6 +206,8 @@ class EvaluationResult(_Frozen):
             raise ValueError("a run that is done has scores and no error")
         if self.status == "failed" and (self.tasks or self.error is None):
             raise ValueError("a run that failed has an error and no scores")
+        if self.signature is not None and self.signature.suite_version != self.suite_version:
+            raise ValueError("its signature is of another version of the suite")
         names = [t.task for t in self.tasks]
         if len(set(names)) != len(names):
             raise ValueError("a task stands twice")

@@ -100,6 +100,7 @@ def model_head(row: Row, endpoint: str) -> Markup:
         ("Parameters", NOTHING if facts.parameters is None else count_text(facts.parameters)),
         ("Size", NOTHING if facts.size_bytes is None else bytes_text(facts.size_bytes)),
         ("Date", time_text(facts.created)),
+        ("Run by", row.run_by),
     ]
     if facts.is_merge:
         listed.append(("Method", _method(row)))
@@ -133,7 +134,7 @@ def _section(title: str, row: Row, suites: Sequence[tuple[SuiteBoard, Row]], end
             t.task,
             t.domain,
             interval_text(t.score),
-            f"{t.samples:,}",
+            f"{t.samples:,}" + (f", {t.truncated:,} cut" if t.truncated else ""),
             f"{t.few_shot}-shot",
             _dataset(endpoint, t.dataset, t.dataset_revision),
         )

@@ -50,6 +50,7 @@ def columns(suite: SuiteBoard, view: str) -> tuple[Column, ...]:
         Column("Rank", "number", lambda r: r.rank, lambda r: NOTHING if r.rank is None else str(r.rank), 70),
         Column("Model", "html", _model_cell, _model_cell, 260),
         *chosen,
+        _text("Run by", lambda r: r.run_by, 120),
         _text("Flags", lambda r: "; ".join(map(flag_text, r.flags)), 160),
     )
 

@@ -17,16 +17,20 @@ from huggingface_hub import CommitOperationAdd, HfApi
 
 from hubmerge.board.dataset_card import dataset_card
 from hubmerge.board.parquet import results_parquet
-from hubmerge.board.values import Flag
+from hubmerge.board.trust import KEYS, Trust, keys_file, reader_trust
+from hubmerge.board.values import Flag, Refusal
 from hubmerge.errors import HubUnavailableError, ResultError
 from hubmerge.evaluation.result import result_path
+from hubmerge.evaluation.signing import public_key, signed
 from hubmerge.hub import Hub
 from hubmerge.hub_errors import BranchMovedError
 from hubmerge.leaderboard import build_board
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.results_dataset import BOARD_TABLE, CARD, RESULTS_TABLE, ResultsDataset, blob_id, details_folder
+from hubmerge.settings import Settings
 
 NAMES = iter(range(1000))
+SEED = bytes(range(32))
 READER = """
 import json, sys
 from datasets import load_dataset
@@ -288,6 +292,57 @@ def test_a_card_that_cannot_be_read_is_left_alone() -> None:
 def test_the_dataset_is_private_when_asked_for(dataset: ResultsDataset, api: HfApi, repo: str) -> None:
     dataset.publish(family()[:1], private=True)
     assert api.dataset_info(repo).private
+
+
+# --- whose results are believed --------------------------------------------------------------------------
+
+
+def trusting(local_hub: LocalHubProcess, repo: str) -> ResultsDataset:
+    hub = Hub(local_hub.endpoint, local_hub.tokens["ada"])
+    return ResultsDataset(hub, repo, trust=Trust(frozenset({public_key(SEED)})))
+
+
+def test_a_forged_result_is_not_found_and_gives_way_to_the_signed_run(
+    local_hub: LocalHubProcess, dataset: ResultsDataset, api: HfApi, repo: str
+) -> None:
+    forged = result("org/a", "1", {"math": 1.0})
+    dataset.publish([forged])
+    bot = trusting(local_hub, repo)
+    assert bot.find("org/a", "1" * 40, "trio", "1", "test") is None
+    real = signed(result("org/a", "1", {"math": 0.5}), SEED, "ada")
+    assert bot.publish([real]).written == (result_path(real),)
+    assert bot.find("org/a", "1" * 40, "trio", "1", "test") == real
+    later = result("org/a", "1", {"math": 1.0}, created="2027-01-01T00:00:00+00:00")
+    assert bot.publish([later], force=True).written == ()
+    assert bot.load().results == (real,)
+    table = api.hf_hub_download(repo, BOARD_TABLE, repo_type="dataset")
+    assert [(r["run_by"], r["signed"]) for r in pq.read_table(table).to_pylist()] == [("ada", True)]
+
+
+def test_the_bot_publishes_its_key_and_a_reader_keeps_the_first_that_was_published(
+    local_hub: LocalHubProcess, api: HfApi, repo: str, tmp_path: Path
+) -> None:
+    real = signed(result("org/a", "1", {"math": 0.5}), SEED, "ada")
+    trusting(local_hub, repo).publish([real])
+    settings = Settings(endpoint=local_hub.endpoint, data_dir=tmp_path)
+    reader = ResultsDataset(Hub(local_hub.endpoint, None), repo, trust=reader_trust(settings, repo))
+    assert reader.load().trusted == {public_key(SEED)}
+    other = public_key(bytes(32))
+    add(api, repo, KEYS, keys_file([other]))
+    loaded = reader.load()
+    assert loaded.trusted == {public_key(SEED)}
+    assert Refusal(KEYS, f"not believed here: {other}") in loaded.refused
+    assert loaded.believed == (real,)
+
+
+def test_a_broken_file_of_keys_is_told_of_and_repaired(local_hub: LocalHubProcess, api: HfApi, repo: str) -> None:
+    api.create_repo(repo, repo_type="dataset")
+    add(api, repo, KEYS, b"{")
+    bot = trusting(local_hub, repo)
+    assert [r.where for r in bot.load().refused] == [KEYS]
+    bot.publish([signed(result("org/a", "1", {"math": 0.5}), SEED, "ada")])
+    assert bot.load().published == (public_key(SEED),)
+    assert bot.load().refused == ()
 
 
 def test_a_version_that_the_keepers_call_equal_is_found_and_stands_on_the_published_board(

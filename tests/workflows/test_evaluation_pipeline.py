@@ -14,12 +14,15 @@ from pydantic import SecretStr
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.result import EvaluationResult, parse_result
+from hubmerge.evaluation.signing import public_key
 from hubmerge.hub import Hub
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.results_dataset import ResultsDataset
+from hubmerge.settings import Settings
 from workflows import evaluation_pipeline
 from workflows.evaluations import ScoreKey
 from workflows.protocol import Event, JobSpec, Result
+from workflows.results_keys import ResultsKeys, results_keys
 from workflows.scoring import RecordedScores
 
 
@@ -136,3 +139,55 @@ def test_flags_are_known_of_models_with_and_without_results_and_of_what_was_merg
         nodes["merge"]: "contaminated (inherited from org/math): saw the test set",
         new: "withdrawn",
     }
+
+
+def test_a_run_is_signed_for_its_user_and_a_forged_score_does_not_stand_in_for_it(
+    zoo: LocalHubProcess, made: list[str], tmp_path: Path
+) -> None:
+    repo = "ada/signed-results"
+    keys = results_keys(Settings(data_dir=tmp_path, secret=SecretStr("a long random string")))
+    job = spec(zoo, tmp_path, "zoo/base", repo).model_copy(
+        update={"signing_key": SecretStr(keys.seed.hex()), "trusted_keys": tuple(keys.trust.keys)}
+    )
+    hub = Hub(zoo.endpoint, zoo.tokens["ada"])
+    version = RecordedScores(hub, ResultsDataset(hub, repo)).suite_version("zoo")
+    forged = result("zoo/base", "a", {"math": 1.0}, suite="zoo", suite_version=version)
+    ResultsDataset(hub, repo).publish([forged.model_copy(update={"sha": job.payload["sha"]})])
+    dataset = ResultsDataset(hub, repo, trust=keys.trust)
+    scores = RecordedScores(hub, dataset)
+    assert scores.known_scores() == frozenset()
+    assert scores.ranking("zoo", [("zoo/base", job.payload["sha"])]) == {}
+    evaluation_pipeline.run(job, lambda event: None)
+    assert made == ["zoo/base"]
+    [recorded] = dataset.load().believed
+    assert (recorded.run_by, recorded.domains) == ("ada", {"math": 0.75})
+    assert dataset.load().published == tuple(keys.trust.keys)
+    assert scores.ranking("zoo", [("zoo/base", job.payload["sha"])]) == {("zoo/base", job.payload["sha"]): 0.75}
+
+
+def test_the_signing_key_travels_to_the_job_alone_and_is_shown_nowhere_else(
+    zoo: LocalHubProcess, tmp_path: Path
+) -> None:
+    secret = "5" * 64
+    job = spec(zoo, tmp_path, "zoo/base").model_copy(update={"signing_key": SecretStr(secret)})
+    assert secret not in repr(job) + job.model_dump_json()
+    told = JobSpec.model_validate_json(job.to_line())
+    assert told.signing_key is not None
+    assert told.signing_key.get_secret_value() == secret
+
+
+def test_keys_follow_the_secret_and_the_older_lines_stay_believed(tmp_path: Path) -> None:
+    def keys(**given: Any) -> ResultsKeys:
+        return results_keys(Settings(data_dir=tmp_path, **given))
+
+    old, new = keys(secret=SecretStr("old")), keys(secret=SecretStr("new\nold\n"))
+    assert old.seed != new.seed
+    assert old.trust.keys == {public_key(old.seed)}
+    assert new.trust.keys == {public_key(old.seed), public_key(new.seed)}
+    assert keys(secret=SecretStr("new"), signing_key=SecretStr("old")).seed == old.seed
+    named = keys(secret=SecretStr("new"), trusted_keys=public_key(old.seed))
+    assert named.trust.keys == new.trust.keys
+    made = keys()
+    assert made == keys(jobs_per_user=7)  # read from the data folder again
+    assert (tmp_path / "signing.key").stat().st_mode & 0o777 == 0o600
+    assert made.seed.hex() not in repr(made)

@@ -1,0 +1,70 @@
+"""Who vouches for a result: an Ed25519 signature over its content, which anyone can check with the public key.
+
+    signed bytes = "hubmerge result 1\\n" + JSON of the result without its signature and without fields that have their
+                   default value; keys sorted, no spaces, ASCII
+
+Fields at their default are left out so that a later field with a default invalidates no signature. The signature
+says under which version of the suite it was made: the board may read a version under another name.
+
+Checking and signing need `cryptography`; nothing here imports it before it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Literal
+
+from hubmerge.evaluation.result import EvaluationResult, Signature
+
+# signed by a trusted key; no trusted key vouches; cannot be checked here; names a trusted key that did not sign it
+Provenance = Literal["signed", "community", "unverified", "forged"]
+_PURPOSE = b"hubmerge result 1\n"
+
+
+def signed(result: EvaluationResult, seed: bytes, run_by: str) -> EvaluationResult:
+    """The result as run by `run_by`, signed with the private key (`seed`, 32 bytes)."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    claimed = result.model_copy(update={"run_by": run_by, "signature": None})
+    value = Ed25519PrivateKey.from_private_bytes(seed).sign(_content(claimed, claimed.suite_version))
+    signature = Signature(key=public_key(seed), suite_version=claimed.suite_version, value=value.hex())
+    return claimed.model_copy(update={"signature": signature})
+
+
+def public_key(seed: bytes) -> str:
+    """The public key of a private one, 64 hex digits."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw().hex()
+
+
+def provenance(result: EvaluationResult, trusted: Collection[str]) -> Provenance:
+    """What is known of who ran it, where `trusted` are the public keys that are believed."""
+    signature = result.signature
+    if signature is None or signature.key not in trusted:
+        return "community"
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except ImportError:
+        return "unverified"
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature.key))
+        key.verify(bytes.fromhex(signature.value), _content(result, signature.suite_version))
+    except (InvalidSignature, ValueError):
+        return "forged"
+    return "signed"
+
+
+def believed(results: Collection[EvaluationResult], trusted: Collection[str]) -> tuple[EvaluationResult, ...]:
+    """Those that may decide something: the signed ones; all that are not forged where nothing can be checked."""
+    known = [(result, provenance(result, trusted)) for result in results]
+    decisive = ("signed",) if trusted and all(p != "unverified" for _, p in known) else ("community", "unverified")
+    return tuple(result for result, p in known if p in decisive)
+
+
+def _content(result: EvaluationResult, suite_version: str) -> bytes:
+    document = result.model_dump(mode="json", exclude={"signature"}, exclude_defaults=True)
+    document["suite_version"] = suite_version
+    return _PURPOSE + json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
