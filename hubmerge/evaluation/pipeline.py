@@ -26,9 +26,9 @@ from hubmerge.evaluation.channel import Channel
 from hubmerge.evaluation.journal import Journal, answer_key
 from hubmerge.evaluation.lighteval_tasks import reference_of
 from hubmerge.evaluation.models import RenderedPrompts
+from hubmerge.evaluation.result import MAX_TRUNCATED
 from hubmerge.tasks import BuiltinTask, Task, get_task
 
-MAX_TRUNCATED = 0.05  # share of a task's prompts that may be cut; beyond it there is no score
 MAX_TEXT = 16_000  # characters of a kept prompt or answer; its middle is left out above
 
 
