@@ -19,6 +19,7 @@ from watch_helpers import Agents, rule_data
 from hubmerge.errors import RuleError
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
+from hubmerge.terminal import Terminal
 from workflows.store import Store
 from workflows.watchers.command import add_arguments, run_cli
 
@@ -26,10 +27,11 @@ ROOT = Path(__file__).parents[2]
 RUN = (
     "import argparse, sys\n"
     "from hubmerge.settings import load_settings\n"
+    "from hubmerge.terminal import Terminal\n"
     "from workflows.watchers.command import add_arguments, run_cli\n"
     "parser = argparse.ArgumentParser()\n"
     "add_arguments(parser)\n"
-    "sys.exit(run_cli(parser.parse_args(), load_settings()))\n"
+    "with Terminal(False) as terminal: sys.exit(run_cli(parser.parse_args(), load_settings(), terminal))\n"
 )
 
 
@@ -44,7 +46,8 @@ def run(hub: LocalHubProcess, folder: Path, *arguments: str) -> int:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     settings = Settings(endpoint=hub.endpoint, token=hub.tokens["ada"], data_dir=folder / "data", secret="s")
-    return run_cli(parser.parse_args(arguments), settings)
+    with Terminal(False) as terminal:
+        return run_cli(parser.parse_args(arguments), settings, terminal)
 
 
 def test_a_dry_run_prints_the_decision_and_once_queues_it(
