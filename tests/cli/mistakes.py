@@ -225,9 +225,7 @@ MISTAKES = (
     Mistake("no such revision", INSPECT, recipe("ada/one@v9", "ada/two", base="ada/base")),
     Mistake("a dataset for a model", INSPECT, recipe("ada/rows", "ada/two", base="ada/base")),
     Mistake("a gated model", INSPECT, recipe("bob/gated", "ada/two", base="ada/base")),
-    Mistake(
-        "a private model without a token", INSPECT, recipe("bob/private", "ada/two", base="ada/base"), token=None
-    ),
+    Mistake("a private model without a token", INSPECT, recipe("bob/private", "ada/two", base="ada/base"), token=None),
     Mistake("a token that is not valid", INSPECT, recipe("ada/one", "ada/two", base="ada/base"), token=FOREIGN),
     Mistake(
         "no connection",

@@ -368,6 +368,7 @@ def test_where_nothing_can_be_compiled_the_merge_is_eager_with_one_warning_and_t
 def test_a_kernel_that_fails_in_compiled_code_ends_the_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_family(tmp_path)
     assert hubmerge.compiled.unavailable() is None  # which is remembered
+
     class Failing:
         is_there = staticmethod(lambda: True)
         __call__ = staticmethod(lambda *values: -1)
