@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 7860
 
-.PHONY: setup chromium demo test check conformance bench docs mergekit bfcl clean
+.PHONY: setup chromium demo test check conformance bench docs mergekit bfcl fuzz clean
 
 setup: $(STAMP)
 
@@ -50,6 +50,11 @@ bfcl: setup
 	PYTHON=$(BIN)/python tests/bfcl/install.sh
 	$(BIN)/python tests/bfcl/bfcl_parity.py
 	$(BIN)/python -m pytest -q tests/bfcl
+
+# every parser of strangers' bytes, guided by coverage, in an environment of its own; ARGS="--seconds 60 recipe" for less
+fuzz: setup
+	PYTHON=$(BIN)/python tests/fuzz/install.sh
+	.cache/fuzz/venv/bin/python tests/fuzz/fuzz.py $(ARGS)
 
 bench: setup
 	$(BIN)/python -m benchmarks.suite

@@ -49,7 +49,9 @@ def _score(row: Mapping[str, Any]) -> str:
     estimate = _estimate(row)
     if estimate is None:
         return factor(value)
-    return f"{factor(value)} ({factor(estimate.low)} to {factor(estimate.high)}, n = {samples:,})"
+    cut = row.get("truncated")
+    told = f", {cut:,} prompts cut" if isinstance(cut, int) and cut > 0 else ""
+    return f"{factor(value)} ({factor(estimate.low)} to {factor(estimate.high)}, n = {samples:,}{told})"
 
 
 def _estimate(row: Mapping[str, Any]) -> Estimate | None:

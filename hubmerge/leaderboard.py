@@ -230,6 +230,7 @@ def _scored(result: EvaluationResult) -> _Scored:
             t.metric,
             score_interval(t.value, t.samples, t.stderr),
             t.samples,
+            t.truncated,
             t.few_shot,
             t.task_version,
             t.dataset,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isfinite
+from sys import float_info
 from typing import Any
 
 from hubmerge.mergekit_keys import (
@@ -78,7 +78,7 @@ class Reading(TopLevel):
         if base_name is None and self.document.get("base_model") is None:
             if self.document["merge_method"] == "linear":
                 return self._first_as_base(list(inputs.values()))
-            if self.document["merge_method"] in SHARED:  # of others nobody here knows whether they have one
+            if str(self.document["merge_method"]) in SHARED:  # of others nobody here knows whether they have one
                 self.refuse(
                     "no base, from which updates are counted",
                     "base_model",
@@ -367,7 +367,7 @@ class Reading(TopLevel):
         return rules
 
     def _number(self, value: Any, *path: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= float_info.max:
             self.refuse("a number is needed", *path, got=value)
             return 1.0
         return float(value)

@@ -79,6 +79,7 @@ def row_data(row: Row) -> dict[str, Any]:
                 "metric": t.metric,
                 **_limits(t.score),
                 "samples": t.samples,
+                "truncated": t.truncated,
                 "few_shot": t.few_shot,
                 "task_version": t.task_version,
                 "dataset": t.dataset,

@@ -26,7 +26,7 @@ def _schema() -> Any:
     domain += [("change", estimate)]
     domain += [("synergy", pa.bool_()), ("synergy_certain", pa.bool_())]
     task = [("task", text), ("domain", text), ("metric", text), ("value", real), ("low", real), ("high", real)]
-    task += [("samples", whole), ("few_shot", whole), ("task_version", whole)]
+    task += [("samples", whole), ("truncated", whole), ("few_shot", whole), ("task_version", whole)]
     task += [("dataset", text), ("dataset_revision", text)]
     parent = [("role", text), ("id", text), ("sha", text), ("weight", real), ("status", text)]
     return pa.schema(

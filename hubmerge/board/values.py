@@ -55,6 +55,7 @@ class TaskLine:
     metric: str
     score: Estimate
     samples: int
+    truncated: int | None  # prompts that were cut; None: not counted
     few_shot: int
     task_version: int
     dataset: str

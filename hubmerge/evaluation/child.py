@@ -40,15 +40,18 @@ def evaluate(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
     channel.stage("load model")
     model = models.load_model(spec)
     dtype = str(getattr(getattr(model, "model", None), "dtype", spec["dtype"])).removeprefix("torch.")
-    line = pipeline.JournaledPipeline(names, model, spec, channel)
+    budget = models.batch_tokens(model, spec)
+    line = pipeline.JournaledPipeline(names, model, {**spec, "batch_tokens": budget}, channel)
     samples = line.scored()
     tasks = []
     for task in spec["tasks"]:
         value, stderr = pipeline.mean(samples[task["name"]])
         pipeline.write_details(Path(spec["details"]), task["name"], samples[task["name"]])
-        tasks.append({"task": task["name"], "value": value, "stderr": stderr, "samples": len(samples[task["name"]])})
+        told = {"value": value, "stderr": stderr, "samples": len(samples[task["name"]])}
+        tasks.append({"task": task["name"], **told, "truncated": line.truncated[task["name"]]})
     versions = {name: importlib.metadata.version(name) for name in ("lighteval", "transformers", "torch")}
-    return {"tasks": tasks, "dtype": dtype, "device": models.hardware(spec["device"]), "versions": versions}
+    ran = {"dtype": dtype, "device": models.hardware(spec["device"]), "batch_tokens": budget}
+    return {"tasks": tasks, **ran, "versions": versions}
 
 
 def confine_child(spec: Mapping[str, Any]) -> None:

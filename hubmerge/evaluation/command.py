@@ -100,7 +100,8 @@ def table(result: EvaluationResult) -> str:
     lines = []
     for score in result.tasks:
         spread = "" if score.stderr is None else f" ± {100 * score.stderr:.1f}"
+        cut = f", {score.truncated} of them cut" if score.truncated else ""
         lines.append(
-            f"{score.task:<{width}}  {100 * score.value:5.1f}{spread}  {score.metric}, {score.samples} prompts\n"
+            f"{score.task:<{width}}  {100 * score.value:5.1f}{spread}  {score.metric}, {score.samples} prompts{cut}\n"
         )
     return head + "".join(lines)

@@ -23,6 +23,7 @@ from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.templates import check_template, rendered
 
 MODEL_FOLDER = "model"  # relative: lighteval builds paths from the model's name
+_SHARE_OF_CACHE = 0.25  # of the memory, for the keys and values of a batch
 
 
 class StrictModel(TransformersModel):  # type: ignore[misc]  # lighteval has no types
@@ -107,6 +108,29 @@ def _vllm(spec: Mapping[str, Any]) -> Any:
             generation_parameters={"temperature": 0, "seed": spec["seed"]},
         )
     )
+
+
+def batch_tokens(model: Any, spec: Mapping[str, Any]) -> int | None:
+    """How many tokens, prompts and answers together, a batch may have; None where the backend sees to that itself.
+
+    By the memory of keys and values, which grows with every token: they may take a quarter of what the run may use,
+    beside weights, activations and logits. The machine's size counts and not what is free now, so that a run that
+    goes on composes the same batches.
+    """
+    if spec["backend"] != "transformers":
+        return None
+    config = model.model.config.get_text_config()
+    layers, width = getattr(config, "num_hidden_layers", None), getattr(config, "hidden_size", None)
+    heads = getattr(config, "num_attention_heads", None)
+    if not (isinstance(layers, int) and isinstance(width, int)):
+        return None  # no transformer as we know it; the number of prompts alone bounds a batch
+    if isinstance(heads, int) and heads > 0:
+        own = getattr(config, "num_key_value_heads", None)
+        width = (own if isinstance(own, int) else heads) * (getattr(config, "head_dim", None) or width // heads)
+    on_gpu = spec["device"] == "cuda"
+    memory_bytes = torch.cuda.mem_get_info()[1] if on_gpu else spec["memory_bytes"]
+    per_token = 2 * layers * width * model.model.dtype.itemsize
+    return max(1, int(_SHARE_OF_CACHE * memory_bytes / max(1, per_token)))
 
 
 class RenderedPrompts(PromptManager):  # type: ignore[misc]

@@ -1,14 +1,15 @@
 """lighteval's pipeline in batches: journal, progress and resume around its own generation and scoring.
 
 lighteval generates everything in one call, tells nothing meanwhile and keeps nothing when it is stopped. Here each
-task's questions are sorted by the length of their prompts and cut into batches, always the same ones; a batch that
+task's questions are sorted by the length of their prompts and cut into batches, always the same ones on a machine; a
+batch that
 the journal holds is not generated again. Generation is lighteval's `greedy_until`, scoring its `_compute_metrics`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hubmerge.evaluation.channel import Channel
 from hubmerge.evaluation.journal import Journal, answer_key
 from hubmerge.evaluation.lighteval_tasks import reference_of
 from hubmerge.evaluation.models import RenderedPrompts
+from hubmerge.evaluation.result import MAX_TRUNCATED
 from hubmerge.tasks import BuiltinTask, Task, get_task
 
 MAX_TEXT = 16_000  # characters of a kept prompt or answer; its middle is left out above
@@ -38,6 +40,33 @@ class Sample:
     answer: str
     reference: str  # JSON
     score: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A task's questions as the model sees them."""
+
+    definition: Task | BuiltinTask
+    docs: Sequence[Doc]
+    manager: RenderedPrompts
+    prompts: Mapping[str, str]  # by the question's id
+    tokens: Mapping[str, int]
+
+
+def batches(asked: Asked, longest: int, most: int, budget: int | None) -> Iterator[list[Doc]]:
+    """The longest prompts first; a batch is at most `most` prompts and `budget` tokens, but one prompt at least.
+
+    A prompt counts as many tokens as the longest of its batch, since it is padded to them, and the longest answer;
+    together never more than the model's `longest`.
+    """
+    ordered = sorted(asked.docs, key=lambda d: (-asked.tokens[d.id], int(d.id)))
+    start = 0
+    while start < len(ordered):
+        first = ordered[start]
+        each = min(longest, asked.tokens[first.id] + (first.generation_size or longest))
+        size = most if budget is None else max(1, min(most, budget // each))
+        yield ordered[start : start + size]
+        start += size
 
 
 class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no types
@@ -54,6 +83,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         self._spec = spec
         self._channel = channel
         self._prompts: dict[str, RenderedPrompts] = {}
+        self.truncated: dict[str, int] = {}  # task → prompts that were cut
 
     def scored(self) -> dict[str, list[Sample]]:
         """Generate and score; the samples of every task in the order of its rows."""
@@ -69,53 +99,71 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         docs = self.sampling_docs[SamplingMethod.GENERATIVE]
         total, done = len(docs), 0
         texts: dict[tuple[str, str], list[str]] = {}
-        for task in self._spec["tasks"]:
-            own = sorted((d for d in docs if d.task_name == _full_name(task)), key=lambda d: int(d.id))
-            for batch, answers in self._answers(task, own):
+        asked = [
+            self._asked(task, sorted((d for d in docs if d.task_name == _full_name(task)), key=lambda d: int(d.id)))
+            for task in self._spec["tasks"]
+        ]
+        for each in asked:  # all of them before anything is generated
+            self._refuse_what_is_cut(each)
+        for each in asked:
+            for batch, answers in self._answers(each):
                 texts |= {(d.task_name, d.id): answer for d, answer in zip(batch, answers, strict=True)}
                 done += len(batch)
                 self._channel.progress("generate", done, total, "prompts")
         return {SamplingMethod.GENERATIVE: [ModelResponse(text=texts[d.task_name, d.id]) for d in docs]}
 
-    def _answers(self, task: Mapping[str, Any], docs: Sequence[Doc]) -> Any:
-        """Every batch of a task with its answers, generated or from the journal."""
+    def _asked(self, task: Mapping[str, Any], docs: Sequence[Doc]) -> Asked:
         definition = get_task(task["name"])
-        manager = self._prompts[task["name"]] = self._use_prompts(definition)
-        journal = Journal(Path(self._spec["generations"]) / f"{_file_name(task['name'])}.jsonl")
+        manager = self._prompts[task["name"]] = self._rendered(definition)
         prompts = manager.prepare_prompts(docs)
-        self._tell_of_truncation(definition, docs, prompts)
-        ordered = sorted(docs, key=lambda d: (-len(prompts[d.id]), int(d.id)))
-        for start in range(0, len(ordered), self._spec["batch_size"]):
-            batch = ordered[start : start + self._spec["batch_size"]]
-            keys = [answer_key(self._identity(definition, doc, prompts[doc.id])) for doc in batch]
+        special = getattr(self.model, "add_special_tokens", True)
+        tokens = {
+            id: len(self.model.tokenizer(text, add_special_tokens=special)["input_ids"]) for id, text in prompts.items()
+        }
+        return Asked(definition, docs, manager, prompts, tokens)
+
+    def _answers(self, asked: Asked) -> Any:
+        """Every batch of a task with its answers, generated or from the journal."""
+        definition = asked.definition
+        self.model.prompt_manager = asked.manager
+        self.model.use_chat_template = asked.manager.use_chat_template
+        journal = Journal(Path(self._spec["generations"]) / f"{_file_name(definition.name)}.jsonl")
+        for batch in batches(asked, self.model.max_length, self._spec["batch_size"], self._spec["batch_tokens"]):
+            keys = [answer_key(self._identity(definition, doc, asked.prompts[doc.id])) for doc in batch]
             if not journal.holds(keys):
                 responses = self.model.greedy_until(batch)
                 journal.add(keys, [[_cut(text, definition) for text in r.text] for r in responses])
             yield batch, [journal[key] for key in keys]
 
-    def _tell_of_truncation(
-        self, definition: Task | BuiltinTask, docs: Sequence[Doc], prompts: Mapping[str, str]
-    ) -> None:
+    def _refuse_what_is_cut(self, asked: Asked) -> None:
         """lighteval cuts the start of a prompt that leaves no room for an answer, and says so in a log only."""
-        longest = self.model.max_length
-        room = longest - min(docs[0].generation_size or 1, longest)
-        cut = sum(len(self.model.tokenizer(prompts[doc.id])["input_ids"]) > room for doc in docs)
-        if cut:
+        longest, name, of = self.model.max_length, asked.definition.name, len(asked.docs)
+        size = min(asked.docs[0].generation_size or 1, longest)
+        # transformers cuts a prompt that fills the model; vLLM one that leaves too little for the longest answer
+        room = longest - (size if self._spec["backend"] == "vllm" else 1)
+        cut = self.truncated[name] = sum(tokens > room for tokens in asked.tokens.values())
+        if cut > MAX_TRUNCATED * of:
+            raise EvaluationError(
+                "the model cannot read the prompts of a task",
+                where=name,
+                expected=f"at most {MAX_TRUNCATED:.0%} of the prompts longer than its {longest} positions take",
+                got=f"{cut} of {of}",
+                next_step="What it could not read would count as wrong; choose a suite of shorter prompts.",
+            )
+        short = sum(longest - size < tokens for tokens in asked.tokens.values())
+        if cut or short:
             self._channel.warning(
-                f"{definition.name}: {cut} of {len(docs)} prompts leave too little of the model's {longest} positions "
-                "for an answer; prompt or answer is cut"
+                f"{name}: of {of} prompts {cut} are cut at the start, and {short} leave less of the model's {longest} "
+                f"positions than an answer may have ({size} tokens)"
             )
 
-    def _use_prompts(self, definition: Task | BuiltinTask) -> RenderedPrompts:
+    def _rendered(self, definition: Task | BuiltinTask) -> RenderedPrompts:
         """Chat template and system prompt are the model's in lighteval; here they are the task's."""
         has_template = getattr(self.model.tokenizer, "chat_template", None) is not None
         own = definition if isinstance(definition, Task) else None
-        manager = RenderedPrompts(
+        return RenderedPrompts(
             self.model, chat=has_template and (own is None or own.chat), system=own.system if own else None
         )
-        self.model.prompt_manager = manager
-        self.model.use_chat_template = manager.use_chat_template
-        return manager
 
     def _identity(self, definition: Task | BuiltinTask, doc: Doc, prompt: str) -> Mapping[str, Any]:
         return {

@@ -23,6 +23,7 @@ MAX_RESULT_BYTES = 1024 * 1024
 MAX_TEXT = 2000
 # Numbers that a file may state. Tables have 64-bit columns, so a larger integer would take the whole board down.
 MAX_SAMPLES = 1_000_000  # prompts of one task; the largest suite of this field asks 250,000
+MAX_TRUNCATED = 0.05  # share of a task's prompts that may be cut; beyond it there is no score
 MAX_SMALL = 1_000_000  # shots and versions
 MAX_COUNT = 10**16  # elements and bytes of a model
 MAX_FACTOR = 1e6  # weights and measured λ, absolute
@@ -90,10 +91,17 @@ class TaskScore(_Frozen):
     value: Share
     stderr: Annotated[float, Field(ge=0.0, le=1.0)] | None  # of the mean; None: not known
     samples: Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
+    truncated: Small | None = None  # prompts, of these, that the model could not read whole; None: not counted
     few_shot: Small
     task_version: Small
     dataset: Name  # repo id
     dataset_revision: Name  # commit sha
+
+    @model_validator(mode="after")
+    def _not_more_than_all(self) -> TaskScore:
+        if self.truncated is not None and self.truncated > self.samples:
+            raise ValueError("more prompts were truncated than asked")
+        return self
 
 
 class ParentFacts(_Frozen):
@@ -142,6 +150,8 @@ class RunEnvironment(_Frozen):
     backend: Literal["transformers", "vllm"]
     device: Text
     dtype: Text
+    batch_size: Small | None = None  # prompts at most
+    batch_tokens: Count | None = None  # and tokens, padding and longest answers included; None: no such bound
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     seconds: Annotated[float, Field(ge=0.0, le=1e9)]
 

@@ -93,7 +93,7 @@ class EvaluateOptions:
     """How a run is done. Apart from `limit`, `dtype` and `backend` nothing here should move a score."""
 
     limit: int | None = None  # rows per task; part of the suite's version
-    batch_size: int = 32  # prompts
+    batch_size: int = 32  # prompts at most; fewer where the memory does not hold their tokens
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: str = "auto"  # auto: as stored; part of the suite's version
     seed: int = 0
@@ -325,6 +325,7 @@ def _result(run: _Run, facts: ModelFacts, done: Event, seconds: float) -> Evalua
                 value=score["value"],
                 stderr=score["stderr"],
                 samples=score["samples"],
+                truncated=score.get("truncated"),
                 few_shot=task.few_shot,
                 task_version=task.task.version,
                 dataset=task.task.rows.repo,
@@ -335,6 +336,9 @@ def _result(run: _Run, facts: ModelFacts, done: Event, seconds: float) -> Evalua
         versions = done["versions"]
         environment = _run_environment(
             run, seconds, versions=versions, device=plain(done["device"]), dtype=plain(done["dtype"])
+        )
+        environment = RunEnvironment.model_validate(
+            {**environment.model_dump(), "batch_tokens": done.get("batch_tokens")}
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EvaluationError("the evaluation's answer cannot be read", where=run.what, got=type(error).__name__) from (
@@ -387,6 +391,7 @@ def _run_environment(
         backend=run.options.backend,
         device=device,
         dtype=dtype,
+        batch_size=run.options.batch_size,
         seed=run.options.seed,
         seconds=round(seconds, 1),
     )

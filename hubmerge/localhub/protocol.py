@@ -238,7 +238,7 @@ def items_of(body: Json, key: str) -> list[Json]:
 def parse_json(raw: bytes) -> Any:
     """A JSON value all of whose strings can be written as UTF-8, which JSON itself does not promise."""
     try:
-        value = json.loads(raw)
+        value = json.loads(raw.decode())  # of bytes, the parser would take halves of characters
         if b"\\u" in raw:
             json.dumps(value, ensure_ascii=False).encode()
         return value

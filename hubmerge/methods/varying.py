@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from sys import float_info
 from typing import Any, cast
 
 Value = float | tuple[float, ...]
@@ -151,7 +151,7 @@ def _number(written: Any) -> float:
     # true would be 1, and "0.5" 0.5; in a recipe these are slips of the pen
     if isinstance(written, bool) or not isinstance(written, int | float):
         raise ValueError(f"{_FORMS} is needed" if isinstance(written, Mapping) else "a number is needed")
-    if not isfinite(written):
+    if not abs(written) <= float_info.max:  # NaN, Inf, and integers that are no float
         raise ValueError("a finite number is needed")
     return float(written)
 

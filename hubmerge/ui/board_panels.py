@@ -134,7 +134,7 @@ def _section(title: str, row: Row, suites: Sequence[tuple[SuiteBoard, Row]], end
             t.task,
             t.domain,
             interval_text(t.score),
-            f"{t.samples:,}",
+            f"{t.samples:,}" + (f", {t.truncated:,} cut" if t.truncated else ""),
             f"{t.few_shot}-shot",
             _dataset(endpoint, t.dataset, t.dataset_revision),
         )

@@ -9,17 +9,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
-from board_helpers import family, result
+from board_helpers import family, result, task
 
 from benchmarks.board import synthetic
-from hubmerge.board.export import board_data, board_json, suite_csv
+from hubmerge.board.export import board_data, board_json, row_data, suite_csv
+from hubmerge.board.parquet import board_parquet
 from hubmerge.board.values import Flag
+from hubmerge.card_scores import scores_view
 from hubmerge.evaluation.result import result_path
 from hubmerge.leaderboard import build_board
 from hubmerge.leaderboard_command import add_arguments, run_cli
 from hubmerge.settings import Settings
 from hubmerge.terminal import Terminal
+from hubmerge.ui.board_panels import score_sections
 
 FORMULAS = ("=HYPERLINK(1)", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", "  =1", "＝1")
 
@@ -127,3 +131,20 @@ def test_the_command_imports_nothing_heavy(tmp_path: Path, form: list[str]) -> N
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
     assert "org0/model-0" in done.stdout
+
+
+def test_prompts_that_were_cut_are_told_everywhere_and_an_older_result_says_nothing_of_them() -> None:
+    cut = result("org/short", "1", [task("a", "math", 0.5, truncated=3), task("b", "math", 0.5)])
+    board = build_board([cut])
+    row = board.suites[0].rows[0]
+    assert [t["truncated"] for t in row_data(row)["tasks"]] == [3, None]
+    assert pq.read_table(io.BytesIO(board_parquet(board))).to_pylist()[0]["tasks"][0]["truncated"] == 3
+    page = str(score_sections([(board.suites[0], row)], "https://huggingface.co"))
+    assert "100, 3 cut" in page
+    rows = [
+        {"task": t.task, "metric": t.metric, "value": t.value, "samples": t.samples, "truncated": t.truncated}
+        for t in cut.tasks
+    ]
+    view = scores_view(rows, [])
+    assert view is not None
+    assert ["3 prompts cut" in line[2][0] for line in view["lines"]] == [True, False]

@@ -13,13 +13,16 @@ import pytest
 from board_helpers import ENVIRONMENT, family, parent, result, result_data, task
 
 from hubmerge.board.export import board_data, suite_csv
+from hubmerge.board.files import renamed
 from hubmerge.board.trust import Trust, keys_file, named_keys, parse_keys
 from hubmerge.board.values import Board, Flag, Row
+from hubmerge.cli import main
 from hubmerge.errors import ResultError, SettingsError
-from hubmerge.evaluation.result import EvaluationResult, parse_result
+from hubmerge.evaluation.result import EvaluationResult, parse_result, result_path
 from hubmerge.evaluation.signing import believed, provenance, public_key, signed
 from hubmerge.leaderboard import build_board
 from hubmerge.settings import Settings
+from hubmerge.ui.board_table import table
 
 SEED, OTHER = bytes(range(32)), bytes(range(1, 33))
 KEY = public_key(SEED)
@@ -233,6 +236,56 @@ def test_without_cryptography_signed_rows_are_unverified_and_the_board_is_built(
     assert believed(results, TRUSTED) == results
 
 
+@pytest.mark.usefixtures("bare")
+def test_the_command_line_says_what_is_missing_to_check_signatures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(tmp_path / "copy", *own_before)
+    assert main(["leaderboard", "--results", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "unverified: signatures cannot be checked without `cryptography`" in out
+
+
+def test_the_command_line_shows_who_ran_a_row_of_a_copied_dataset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strange = result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5})
+    folder = written(tmp_path / "copy", *own(), strange)
+    assert main(["leaderboard", "--results", str(folder)]) == 0
+    lines = {line.split()[1]: line.split()[-1] for line in capsys.readouterr().out.splitlines() if "@" in line}
+    assert lines == {
+        "org/merge@eeeeeee": "bot",
+        "org/math@ccccccc": "bot",
+        "org/code@ddddddd": "bot",
+        "org/base@bbbbbbb": "bot",
+        "evil/x@fffffff": "community",
+    }
+
+
+def written(folder: Path, *results: EvaluationResult) -> Path:
+    for each in results:
+        path = folder / result_path(each)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(each.to_json())
+    (folder / "keys.json").write_bytes(keys_file([KEY]))
+    return folder
+
+
+def test_the_page_has_a_column_of_who_ran_a_row() -> None:
+    built = board(result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5}), *own())
+    for view in ("Scores", "Retention", "Merges"):
+        shown = table(built.suites[0], view)
+        place = shown["headers"].index("Run by")
+        assert [line[place] for line in shown["data"]] == ["bot"] * 4 + ["community"]
+
+
+def test_two_versions_that_are_shown_as_one_keep_their_signatures() -> None:
+    old = signed(result("org/a", "1", {"math": 0.5}, suite_version="old"), SEED, "bot")
+    new = signed(result("org/b", "2", {"math": 0.5}, suite_version="new"), SEED, "bot")
+    found = rows(board(*renamed([again(old), again(new)], {("trio", "old"): "new"})))
+    assert {m: r.run_by for m, r in found.items()} == {"org/a": "bot", "org/b": "bot"}
+
+
 own_before = tuple(own())  # signed before the fixture takes `cryptography` away
 
 
@@ -300,7 +353,16 @@ def test_keys_of_the_settings_count_and_published_ones_do_not(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"[]", b'{"keys": 1}', b'{"keys": [1]}', b'{"keys": ["' + b"A" * 64 + b'"]}', b"[" * 60_000, b" " * 70_000],
+    [
+        b"",
+        b"[]",
+        b'{"keys": 1}',
+        b'{"keys": [1]}',
+        b'{"keys": ["' + b"A" * 64 + b'"]}',
+        b"[" * 60_000,
+        b" " * 70_000,
+        json.dumps({"keys": ["0" * 64] * 101}).encode(),
+    ],
 )
 def test_a_file_of_keys_that_is_none_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="key"):

@@ -161,8 +161,51 @@ def kept() -> dict[str, Any]:
     }
 
 
+def batched() -> dict[str, Any]:
+    """Batches of prompts of 90, 50, 40, … tokens with answers of 10, and what cut prompts come to."""
+    lengths = {"0": 40, "1": 90, "2": 20, "3": 50, "4": 20}
+    docs = [Doc(task_name="t", query="", choices=[""], gold_index=0, id=id, generation_size=10) for id in lengths]
+    asked = pipeline.Asked(get_task("zoo_math"), docs, None, {}, lengths)
+
+    def composed(longest: int, most: int, budget: int | None) -> list[list[str]]:
+        return [[doc.id for doc in batch] for batch in pipeline.batches(asked, longest, most, budget)]
+
+    def cut(backend: str, longest: int, of: int) -> Any:
+        tokens = {str(k): 92 if k == 0 else 20 for k in range(of)}
+        docs = [Doc(task_name="t", query="", choices=[""], gold_index=0, id=id, generation_size=10) for id in tokens]
+        warned: list[str] = []
+        line = types.SimpleNamespace(
+            model=types.SimpleNamespace(max_length=longest),
+            truncated={},
+            _spec={"backend": backend},
+            _channel=types.SimpleNamespace(warning=warned.append),
+        )
+        try:
+            pipeline.JournaledPipeline._refuse_what_is_cut(
+                line, pipeline.Asked(get_task("zoo_math"), docs, None, {}, tokens)
+            )
+        except EvaluationError as error:
+            return str(error)
+        return [line.truncated["zoo_math"], len(warned)]
+
+    config = types.SimpleNamespace(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+    config.get_text_config = lambda: config
+    held = types.SimpleNamespace(config=config, dtype=types.SimpleNamespace(itemsize=2))
+    spec = {"backend": "transformers", "device": "cpu", "memory_bytes": 4 * 256 * 1000}
+    return {
+        "by number": composed(200, 2, None),
+        "by tokens": composed(200, 32, 120),
+        "of short models": composed(60, 32, 120),
+        "cut": [cut("transformers", n, of) for n, of in ((200, 20), (101, 20), (92, 20), (92, 19))],
+        "cut by vllm": [cut("vllm", n, 20) for n in (102, 101)],
+        "tokens": models.batch_tokens(types.SimpleNamespace(model=held), spec),
+        "tokens of vllm": models.batch_tokens(None, {**spec, "backend": "vllm"}),
+    }
+
+
 def main() -> None:
-    print(json.dumps({**scores(), "examples": examples(), "rendered": rendered(), "kept": kept()}))
+    found = {"examples": examples(), "rendered": rendered(), "kept": kept(), "batched": batched()}
+    print(json.dumps({**scores(), **found}))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from examples.zoo.evaluate import EVAL_FOLDER, evaluate_model, read_questions
 from hubmerge.errors import MachineFaultError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
+from hubmerge.evaluation.suites import SUITES
 from hubmerge.hub import Hub
 from hubmerge.localhub.process import LocalHubProcess
 
@@ -136,6 +138,9 @@ def test_the_result_says_what_ran(runs: Runs) -> None:
     environment = runs.resumed.environment
     assert environment.lighteval == "0.13.0"
     assert (environment.dtype, environment.backend, environment.device[:3]) == ("float32", "transformers", "CPU")
+    assert environment.batch_size == BATCH
+    assert environment.batch_tokens is not None
+    assert {s.truncated for s in runs.resumed.tasks} == {0}
 
 
 @pytest.mark.slow
@@ -223,3 +228,44 @@ def test_the_mean_and_its_standard_error_by_hand(inside: dict[str, Any]) -> None
 @pytest.mark.slow
 def test_a_model_that_says_nothing_at_all_has_no_score(inside: dict[str, Any]) -> None:
     assert "generates nothing" in inside["kept"]["silence"]
+
+
+@pytest.mark.slow
+def test_batches_keep_to_a_number_of_prompts_and_of_tokens(inside: dict[str, Any]) -> None:
+    found = inside["batched"]
+    assert found["by number"] == [["1", "3"], ["0", "2"], ["4"]]
+    # 100 tokens of 120; 2 × 60; the rest 2 × 30
+    assert found["by tokens"] == [["1"], ["3", "0"], ["2", "4"]]
+    assert found["of short models"] == [["1", "3"], ["0", "2"], ["4"]]  # no row is longer than the model's 60
+    # 2 tensors × 2 layers × 2 heads × 16 × 2 bytes = 256 bytes a token, of a quarter of the memory
+    assert found["tokens"] == 1000
+    assert found["tokens of vllm"] is None
+
+
+@pytest.mark.slow
+def test_a_cut_prompt_is_counted_and_more_than_one_in_twenty_are_refused(inside: dict[str, Any]) -> None:
+    fits, short, cut, refused = inside["batched"]["cut"]
+    assert fits == [0, 0]
+    assert short == [0, 1]  # 92 of 101 positions leave 9 for an answer of 10: a warning
+    assert cut == [1, 1]  # 1 of 20
+    assert "at most 5%" in refused
+    assert "1 of 19" in refused
+    assert inside["batched"]["cut by vllm"] == [[0, 0], [1, 1]]  # it cuts the prompt to keep the answer's room
+
+
+@pytest.mark.slow
+def test_a_model_too_short_for_a_task_has_no_score_and_nothing_is_generated(
+    tmp_path: Path, hub: Hub, rows: Path
+) -> None:
+    result = evaluate(
+        str(ZOO / "math"),
+        replace(SUITES["zoo"], max_model_len=8),
+        hub=hub,
+        workdir=tmp_path / "run",
+        options=EvaluateOptions(**OPTIONS, data_cache=rows),  # type: ignore[arg-type]
+        allow_local=True,
+    )
+    assert (result.status, result.tasks) == ("failed", ())
+    assert result.error is not None
+    assert "cannot read the prompts of a task" in result.error.message
+    assert not list((tmp_path / "run" / "generations").glob("*"))

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from fault_line import Family
 
-from hubmerge.plan import Plan
 from hubmerge.cli import main
 from hubmerge.errors import HubmergeError, LoginError, Problem, SettingsError
 from hubmerge.hub import Hub
 from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.plan import Plan
 
 REPO = Path(__file__).resolve().parents[2]
 CANARY = "hf_canary"

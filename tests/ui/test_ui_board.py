@@ -134,7 +134,7 @@ def test_views_filter_and_chart_follow_the_choice(url: str, open_page: Any) -> N
     cell(page, 0, 1).wait_for()
     page.get_by_label("Retention").check()
     wait_for(page, "#board [role=columnheader]", "Synergy")
-    assert cell(page, 0, 3).inner_text().strip() == "110 %"  # math: 0.66 of 0.60
+    assert cell(page, 0, 3).inner_text().strip() == "110 % (89 to 136)"  # math: 0.66 of 0.60
     page.get_by_label("Merges only").check()
     page.wait_for_function("document.querySelectorAll(\"#board [data-testid^=cell-][data-col='1']\").length === 3")
     assert sorted(shown_models(page)) == ["bob/grandchild", "org/merge", "org/odd"]

@@ -31,7 +31,7 @@ RUN = (
     "from workflows.watchers.command import add_arguments, run_cli\n"
     "parser = argparse.ArgumentParser()\n"
     "add_arguments(parser)\n"
-    "with Terminal(False) as terminal: sys.exit(run_cli(parser.parse_args(), load_settings(), terminal))\n"
+    "sys.exit(run_cli(parser.parse_args(), load_settings(), Terminal(False)))\n"
 )
 
 
@@ -46,8 +46,7 @@ def run(hub: LocalHubProcess, folder: Path, *arguments: str) -> int:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     settings = Settings(endpoint=hub.endpoint, token=hub.tokens["ada"], data_dir=folder / "data", secret="s")
-    with Terminal(False) as terminal:
-        return run_cli(parser.parse_args(arguments), settings, terminal)
+    return run_cli(parser.parse_args(arguments), settings, Terminal(False))
 
 
 def test_a_dry_run_prints_the_decision_and_once_queues_it(

@@ -1,0 +1,294 @@
+"""One function per parser of strangers' bytes: it raises nothing but the refusals that the parser promises.
+
+A target that accepts its bytes goes on to what the program does with them next, and holds a promise about it: a
+header is one for safetensors, too, a recipe written out is the same recipe, a result does not take the board down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import safetensors
+
+from hubmerge.board.export import board_json, suite_csv
+from hubmerge.board.files import FLAGS, is_result_path, parse_files
+from hubmerge.calibration_spec import CalibrationSpec
+from hubmerge.errors import HubmergeError, SensitivityError
+from hubmerge.evaluation.result import MAX_RESULT_BYTES, parse_result, result_path
+from hubmerge.leaderboard import build_board
+from hubmerge.localhub import cards
+from hubmerge.localhub.http_errors import HubError
+from hubmerge.localhub.patterns import check_work, decide, ignore_rules, lfs_rules
+from hubmerge.localhub.protocol import parse_json
+from hubmerge.output.config import config_problems, merged_config, without_code
+from hubmerge.recipe import Recipe, recipe_from_dict, recipe_from_yaml
+from hubmerge.sensitivity.calibration import _parsed, choose, digest
+from hubmerge.sources.adapter_config import parse_adapter_config
+from hubmerge.sources.base import FileInfo, Model, ModelRef
+from hubmerge.sources.header import header_length, parse_header
+from hubmerge.sources.open import INDEX, _card_data, _json_object, _read_header, _shards
+from hubmerge.sources.tokens import token_table
+from hubmerge.sweep import is_sweep, sweep_from_dict
+from workflows.watchers.rule import rule_from_yaml
+from workflows.watchers.webhook import pushes
+
+WHERE = "the fuzzer"
+REF = ModelRef("hub", "org/model", "a" * 40, "main")
+PATHS = ("a", "a.py", "sub/deep/a.bin", "data/train/1.safetensors", "a b", "x" * 200, "é/☃", "a" * 50 + "/" + "b" * 50)
+SHARDS = {f"model-0000{n}-of-00002.safetensors": FileInfo(f"model-0000{n}-of-00002.safetensors", 9) for n in (1, 2)}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A parser under test; `kind` says how its seeds are damaged: as JSON, YAML, a card, lines, or a header."""
+
+    run: Callable[[bytes], None]
+    kind: str
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _utf8(value: Any) -> None:
+    """What was accepted can be written: as JSON of plain numbers, in UTF-8."""
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def header(data: bytes) -> None:
+    file = FileInfo("model.safetensors", len(data))
+    try:
+        raw = _read_header(WHERE, file, lambda path, start, end: data[start:end])
+        assert header_length(raw, WHERE) == len(raw) - 8
+        parsed = parse_header(raw[8:], len(data), WHERE)
+    except HubmergeError:
+        return
+    theirs = dict(safetensors.deserialize(data))
+    assert {t.name for t in parsed.tensors} == theirs.keys()
+    for tensor in parsed.tensors:
+        assert list(tensor.shape) == theirs[tensor.name]["shape"]
+        assert data[tensor.begin : tensor.end] == bytes(theirs[tensor.name]["data"])
+
+
+def index(data: bytes) -> None:
+    files = {**SHARDS, INDEX: FileInfo(INDEX, len(data))}
+    try:
+        shards, weight_map = _shards(WHERE, files, lambda path, most: data)
+    except HubmergeError:
+        return
+    assert weight_map
+    assert set(shards) == set(weight_map.values()) <= SHARDS.keys()
+
+
+def config(data: bytes) -> None:
+    try:
+        value = _json_object(data, WHERE, 100_000)
+    except HubmergeError:
+        return
+    for problem in config_problems(Model(REF, MappingProxyType(value), {}, {}), ()):
+        str(problem).encode()
+    for dtypes in ([], ["BF16", "F32", "BF16"]):
+        merged, left_out = merged_config(value, dtypes)
+        again, _ = merged_config(merged, dtypes)
+        assert again == merged, "a cleaned config is clean"
+        json.dumps(merged, allow_nan=False).encode()
+        "; ".join(left_out).encode()
+
+
+def adapter_config(data: bytes) -> None:
+    try:
+        parsed = parse_adapter_config(_json_object(data, WHERE, 100_000), WHERE)
+    except HubmergeError:
+        return
+    for module in ("model.layers.0.self_attn.q_proj", "", "a" * 300):
+        assert abs(parsed.scale_of(module)) <= 1e9
+        assert parsed.rank_of(module) >= 1
+
+
+def local_card(data: bytes) -> None:
+    """The card of a local folder, which says nothing where it is broken."""
+    assert isinstance(_card_data(data), dict)
+
+
+def hub_card(data: bytes) -> None:
+    """The card of a repo of the embedded Hub: checked before a commit, and read for the listings."""
+    readme = _text(data)
+    for kind in ("model", "dataset", "space"):
+        errors, warnings = cards.card_problems(readme, kind)
+        "; ".join([*errors, *warnings]).encode("utf-8", "replace")
+        derived = cards.derive(kind, readme, "", {"a.safetensors": None}, None)
+        _utf8([derived.card, derived.tags, derived.library, derived.pipeline_tag])
+
+
+def hub_config(data: bytes) -> None:
+    """The config.json of a repo of the embedded Hub."""
+    derived = cards.derive("model", "", _text(data), {}, None)
+    assert derived.config.keys() <= {"architectures", "model_type"}
+
+
+def hub_body(data: bytes) -> None:
+    """A JSON body that the embedded Hub takes."""
+    try:
+        value = parse_json(data)
+    except HubError:
+        return
+    json.dumps(value, ensure_ascii=False).encode()
+
+
+def _written_alike(recipe: Recipe) -> None:
+    assert recipe_from_yaml(recipe.to_yaml()).to_dict() == recipe.to_dict()
+    _utf8(recipe.to_dict())
+
+
+def recipe(data: bytes) -> None:
+    """A recipe as YAML: hubmerge's own, or a mergekit document."""
+    try:
+        found = recipe_from_yaml(_text(data), WHERE)
+    except HubmergeError as error:
+        str(error).encode()
+        return
+    _written_alike(found)
+
+
+def recipe_of_data(data: bytes) -> None:
+    """A recipe, or a sweep, as plain data from a caller of the API."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    try:
+        recipes = sweep_from_dict(value, WHERE).variants if is_sweep(value) else [("", recipe_from_dict(value, WHERE))]
+    except HubmergeError as error:
+        json.dumps(error.as_dict()).encode()
+        return
+    for _, found in recipes:
+        _written_alike(found)
+
+
+def result(data: bytes) -> None:
+    """A result file of a stranger, by itself and on a board beside a good one."""
+    from fuzz_seeds import GOOD_RESULT
+
+    try:
+        found = parse_result(data, where=WHERE)
+    except HubmergeError as error:
+        str(error).encode()
+        return
+    assert len(data) <= MAX_RESULT_BYTES
+    assert parse_result(found.to_json().encode(), where=WHERE) == found
+    path = result_path(found)
+    _board([(path, data), (result_path(parse_result(GOOD_RESULT, where=WHERE)), GOOD_RESULT)])
+
+
+def flags(data: bytes) -> None:
+    """flags.json of a stranger, on a board with a good result."""
+    from fuzz_seeds import GOOD_RESULT
+
+    _board([(FLAGS, data), (result_path(parse_result(GOOD_RESULT, where=WHERE)), GOOD_RESULT)])
+
+
+def _board(files: list[tuple[str, bytes]]) -> None:
+    parsed = parse_files(files)
+    assert any(r.model == "org/good" for r in parsed.results)
+    board = build_board(parsed.results, flags=parsed.flags)
+    text = board_json(board)
+    text.encode()
+    json.loads(text, parse_constant=_no_number)
+    for suite in board.suites:
+        suite_csv(suite).encode()
+    assert all(is_result_path(path) or path == FLAGS for path, _ in files)
+
+
+def _no_number(text: str) -> None:
+    raise AssertionError(f"{text} is no JSON")
+
+
+def rule(data: bytes) -> None:
+    try:
+        found = rule_from_yaml(_text(data), WHERE)
+    except HubmergeError as error:
+        str(error).encode()
+        return
+    found.target_for("0" * 64, 9).encode()
+    found.model_dump_json().encode()
+
+
+def webhook(data: bytes) -> None:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    if isinstance(value, dict):
+        for push in pushes(value):
+            assert len(push.sha) == 40
+            "".join(push).encode()
+
+
+def calibration_rows(data: bytes) -> None:
+    spec = CalibrationSpec(data="./rows.jsonl", prompt="q", answer="a", max_pairs=3)
+    rows = ((n, _parsed(line, WHERE)) for n, line in enumerate(data.splitlines(), 1) if line.strip())
+    try:
+        pairs = choose(rows, spec)
+    except SensitivityError as error:
+        str(error).encode()
+        return
+    assert 1 <= len(pairs) <= 3
+    assert len(digest(pairs)) == 64
+
+
+def patterns(data: bytes) -> None:
+    """A .gitignore and a .gitattributes, as the embedded Hub is sent them."""
+    text = _text(data)
+    try:
+        check_work(text, list(PATHS))
+    except HubError:
+        return
+    for rules in (ignore_rules(text), lfs_rules(text)):
+        for path in PATHS:
+            assert decide(rules, path) in (True, False)
+
+
+def companion(data: bytes) -> None:
+    """A JSON file that lies beside the weights."""
+    clean, left_out = without_code(data)
+    "; ".join(left_out).encode()
+    if clean is not None:
+        again, more = without_code(clean)
+        assert again == clean, "a cleaned file is clean"
+        assert more == () or clean == data
+
+
+def tokenizer(data: bytes) -> None:
+    """A tokenizer.json whose rows are compared."""
+    try:
+        table = token_table(_json_object(data, WHERE, 4_000_000))
+    except HubmergeError:
+        return
+    assert table is None or table.added.keys() <= table.ids.keys()
+
+
+TARGETS = {
+    "header": Target(header, "header"),
+    "index": Target(index, "json"),
+    "config": Target(config, "json"),
+    "adapter_config": Target(adapter_config, "json"),
+    "local_card": Target(local_card, "card"),
+    "hub_card": Target(hub_card, "card"),
+    "hub_config": Target(hub_config, "json"),
+    "hub_body": Target(hub_body, "json"),
+    "recipe": Target(recipe, "yaml"),
+    "recipe_of_data": Target(recipe_of_data, "json"),
+    "mergekit": Target(recipe, "yaml"),
+    "result": Target(result, "json"),
+    "flags": Target(flags, "json"),
+    "rule": Target(rule, "yaml"),
+    "webhook": Target(webhook, "json"),
+    "calibration_rows": Target(calibration_rows, "lines"),
+    "patterns": Target(patterns, "text"),
+    "companion": Target(companion, "json"),
+    "tokenizer": Target(tokenizer, "json"),
+}

@@ -1,0 +1,41 @@
+"""Which jobs get the key that results are signed with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from job_helpers import QUICK, new_job
+from pydantic import SecretStr
+
+from hubmerge.settings import Settings
+from workflows import worker as worker_module
+from workflows.protocol import JobSpec
+from workflows.results_keys import results_keys
+from workflows.store import Store
+from workflows.tokens import TokenVault
+from workflows.worker import PIPELINES, Worker
+
+
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_only_an_evaluation_gets_the_signing_key(
+    kind: str, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[JobSpec] = []
+
+    def refuse(command: Any, spec: JobSpec, environment: Any) -> None:
+        told.append(spec)
+        raise OSError("no process today")
+
+    monkeypatch.setattr(worker_module, "ChildProcess", refuse)
+    settings = Settings(data_dir=tmp_path, secret=SecretStr("a long random string"))
+    worker = Worker(settings, store, TokenVault.from_settings(settings), timing=QUICK)
+    store.submit(new_job("one", kind=kind))
+    worker.run_once()
+    worker.close()
+    [spec] = told
+    keys = results_keys(settings)
+    given = spec.signing_key.get_secret_value() if spec.signing_key else None
+    expected = (keys.seed.hex(), tuple(keys.trust.keys)) if kind == "evaluate" else (None, ())
+    assert (given, spec.trusted_keys) == expected
