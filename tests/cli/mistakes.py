@@ -150,6 +150,7 @@ def normal(text: str, here: Path, endpoint: str) -> str:
     text = text.replace(str(here), "…").replace(endpoint, "HUB")
     for pattern, instead in (
         (r"@[0-9a-f]{12}\b", "@…"),
+        (r"column \d+", "column …"),
         (r"[\d.]+ (?=[kM]B)", "… "),
         (r"\(choose from [^)]*\)", "(choose from …)"),
         (r"torch [\d.]+[\w+.]*", "torch …"),
@@ -224,9 +225,7 @@ MISTAKES = (
     Mistake("no such revision", INSPECT, recipe("ada/one@v9", "ada/two", base="ada/base")),
     Mistake("a dataset for a model", INSPECT, recipe("ada/rows", "ada/two", base="ada/base")),
     Mistake("a gated model", INSPECT, recipe("bob/gated", "ada/two", base="ada/base")),
-    Mistake(
-        "a private model without a token", INSPECT, (), recipe("bob/private", "ada/two", base="ada/base"), token=None
-    ),
+    Mistake("a private model without a token", INSPECT, recipe("bob/private", "ada/two", base="ada/base"), token=None),
     Mistake("a token that is not valid", INSPECT, recipe("ada/one", "ada/two", base="ada/base"), token=FOREIGN),
     Mistake(
         "no connection",

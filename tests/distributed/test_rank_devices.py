@@ -71,8 +71,8 @@ def test_a_device_that_fails_at_a_helper_is_told_by_rank_0(tmp_path: Path, monke
             return Opened(failed="CUDA error: no context")
         return Opened(Engine(torch.device("cpu"), host, memory_bytes=0))
 
-    def uncompiled(options: StreamOptions, _: Any, warn: Any) -> StreamOptions:
-        warn("nothing can be compiled")
+    def uncompiled(options: StreamOptions, _: Any, observer: Any) -> StreamOptions:
+        observer.warning("nothing can be compiled")
         return options
 
     monkeypatch.setattr(chunks, "open_engine", opened)

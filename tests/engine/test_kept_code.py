@@ -368,6 +368,11 @@ def test_where_nothing_can_be_compiled_the_merge_is_eager_with_one_warning_and_t
 def test_a_kernel_that_fails_in_compiled_code_ends_the_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_family(tmp_path)
     assert hubmerge.compiled.unavailable() is None  # which is remembered
-    monkeypatch.setattr(hubmerge.compiled, "_merge_pass", lambda *values: -1)
+
+    class Failing:
+        is_there = staticmethod(lambda: True)
+        __call__ = staticmethod(lambda *values: -1)
+
+    monkeypatch.setattr(hubmerge.compiled, "_merge_pass", Failing())
     with pytest.raises(InternalError, match="compiled kernel"):
         run_merge(plan_of(tmp_path, "ram"), tmp_path / "out")

@@ -18,6 +18,7 @@ from hubmerge.cli import main
 from hubmerge.errors import HubmergeError, LoginError, Problem, SettingsError
 from hubmerge.hub import Hub
 from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.plan import Plan
 
 REPO = Path(__file__).resolve().parents[2]
 CANARY = "hf_canary"
@@ -172,14 +173,16 @@ def test_a_probe_keeps_to_its_disk_budget(
 def test_what_inspect_lists_stands_in_two_columns_and_sizes_read_as_on_a_card(
     monkeypatch: pytest.MonkeyPatch, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    facts = {"kinds": ["weights", "LoRA adapter"], "folder_disk_least_bytes": 999_700, "warnings": ["mind this"]}
-    monkeypatch.setattr("hubmerge.plan.Plan.summary", lambda plan: dict(facts))
+    changed = {"folder_disk_least_bytes": 999_700, "folder_disk_most_bytes": 999_700, "warnings": ["mind this"]}
+    summary = Plan.summary
+    monkeypatch.setattr(Plan, "summary", lambda plan: summary(plan) | changed)
     assert main(["inspect", str(recipe_file)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "                  kinds  weights, LoRA adapter",
-        "folder disk least bytes  1.00 MB",
-        "  warning: mind this",
-    ]
+    lines = capsys.readouterr().out.splitlines()
+    assert "  Disk, merging to a folder      1.00 MB" in lines
+    assert lines[-2:] == ["Warnings", "  - mind this"]
+    columns = [line for line in lines if line.startswith("  ") and not line.startswith("  - ")]
+    assert len(columns) > 10
+    assert all(line[32] == " " and line[33] != " " for line in columns)
 
 
 def test_a_budget_that_is_too_small_is_told_in_sizes_that_differ(

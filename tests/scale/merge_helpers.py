@@ -110,7 +110,7 @@ class Job:
     def prepare(self) -> Prepared:
         small = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
         with patch.object(prepare_module, "make_plan", small):
-            target = Target(self.target, False)
+            target = Target(self.target, False, expose=True)
             return prepare(recipe_from_dict(self.recipe), self.hub, target=target, license_choice="mit")
 
     def to_folder(self, **more: Any) -> dict[str, str]:
