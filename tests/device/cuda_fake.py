@@ -46,6 +46,8 @@ class FakeCuda:
         base = torch._C._CudaStreamBase
         monkeypatch.setattr(base, "__new__", self._new_stream)
         monkeypatch.setattr(base, "__init__", lambda *_, **__: None)
+        # a seed that another test has set waits for a device, and would be set on one that is not there
+        monkeypatch.setattr(torch.cuda, "_lazy_seed_tracker", torch.cuda._LazySeedTracker())
         state = {"_initialized": False, "_cached_device_count": None, "_queued_calls": [], "_cudart": object()}
         for name, value in state.items():
             monkeypatch.setattr(torch.cuda, name, value)
