@@ -98,7 +98,7 @@ def test_the_core_merges_in_a_fresh_environment_without_a_package_of_an_extra(py
     [examples] = [str(path) for path in zoo]
     run("init", f"{examples}/base", *(f"{examples}/{name}" for name in ("math", "tool", "mem")), "--out", "recipe.yaml")
     assert "ram_plus" in run("methods")
-    assert "identity" in run("inspect", "recipe.yaml")
+    assert "Identity" in run("inspect", "recipe.yaml")
     assert "%" in run("diff", f"{examples}/base", f"{examples}/math")
     run("merge", "recipe.yaml", "--out", "merged")
     assert "hubmerge[app]" in run("demo", code=1)
