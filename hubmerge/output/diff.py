@@ -227,7 +227,7 @@ def measure(
         options = replace(options, backend="eager")  # which changes no bit
     folders = UnchangedFolders(plan.models)
     budget = max(0, available_bytes((cache,), disk_budget))  # what exceeds it is read by ranges
-    watching = _Watching(observer)
+    watching = _Watching(observer, "fetch" if any(m.ref.kind == "hub" for m in plan.models) else "probe")
     store = ShardCache(hub, cache, plan.models, budget, starting=watching.fetching)
     with TensorReader(plan.models, store) as reader:
         statistics = probe(plan, reader, options, watching)
@@ -239,15 +239,15 @@ def measure(
 class _Watching:
     """From the pass and the cache, both in the caller's thread, to whoever watches the whole."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, first: str) -> None:
         self._observer = observer
-        self._stage = ""
-        observer.stage("probe")  # whatever the pass waits for first, it is not what was told before
+        self._stage = first
+        observer.stage(first)  # at once, since what the pass waits for first is not what was told before
         self.warning = observer.warning
 
     def fetching(self, done: int, total: int) -> None:
         """The pass waits for what it begins with; what else it needs is fetched meanwhile."""
-        if self._stage in ("", "compile", "fetch"):
+        if self._stage in ("compile", "fetch"):
             self._tell("fetch", done, total, "B")
 
     def progress(self, stage: str, done: int, total: int) -> None:
@@ -257,7 +257,7 @@ class _Watching:
         pass
 
     def _tell(self, stage: str, done: int, total: int, unit: str) -> None:
-        if stage not in (self._stage, "probe" if not self._stage else ""):
+        if stage != self._stage:
             self._observer.stage(stage)
         self._stage = stage
         self._observer.progress(stage, done, total, unit)

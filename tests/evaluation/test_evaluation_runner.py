@@ -66,7 +66,7 @@ def test_a_run_that_ends_well_gives_a_result_that_parses_and_says_all(scripted: 
         (f"zoo_{d}", d, 0.25, 0.125, 12) for d in ("math", "tool", "mem")
     ]
     assert {s.dataset_revision for s in result.tasks} == {state.sha}
-    assert result.suite_version == pin("zoo", hub, limit=4).version
+    assert result.suite_version == pin("zoo", hub, limit=4, dtype="float32").version
     assert (result.environment.lighteval, result.environment.seed, result.environment.dtype) == ("1", 7, "float32")
     assert result.facts.parameters == 171776
     assert notes.stages == ["resolve", "fetch model", "fetch data", "generate"]
