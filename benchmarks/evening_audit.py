@@ -20,9 +20,9 @@ from huggingface_hub import HfApi
 
 from hubmerge.localhub.process import LocalHubProcess
 
+SECRET = "secret"  # in the name of everything private, so that a leak can be searched for
 TOKEN = re.compile(r"hf_(?:oauth|refresh|local|evening)_[A-Za-z0-9_\-]{8,}|an evening's \w+ secret")
 TRUE_REASONS = ("E_TARGET_EXISTS", "E_GATED", "E_SOURCE")  # refusals that stand when all is well again
-QUIET = "<strong>(.*?)</strong>"
 
 
 class Records:
@@ -36,6 +36,8 @@ class Records:
         self.accepted: dict[str, str] = {}  # job → user
         self.leaks: list[str] = []
         self.odd: list[str] = []  # answers that nobody should get
+        self.strays: list[str] = []
+        self.said: set[str] = set()
         self.restarts: list[float] = []
         self.low = {True: 2**60, False: 2**60}  # bytes of the disk that were free, with and without ballast
         self.filled, self.down, self.down_since = False, True, 0.0
@@ -44,7 +46,7 @@ class Records:
         line = {"s": round(time.monotonic() - self.began, 1), "kind": kind, "what": what, **more}
         with self.lock, open(self.root / "events.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
-        self.count(kind, what if kind in ("kill", "weather", "app") else "all")
+        self.count(kind, what if kind in ("kill", "weather", "app", "driver") else "all")
 
     def count(self, kind: str, what: str) -> None:
         with self.lock:
@@ -79,6 +81,9 @@ class Records:
         code = re.search(r"E_[A-Z_]+", text)
         outcome = "ok" if good else code[0] if code else text[:80]
         self.count(f"call {api}", outcome)
+        if not good and f"{api} {outcome}" not in self.said:  # the words of the first of each kind
+            self.said.add(f"{api} {outcome}")
+            self.note("said", text[:600], api=api, user=user)
         if seconds > 10:
             self.note("slow", api, seconds=round(seconds, 1), outcome=outcome)
         if good and forbidden:
@@ -148,8 +153,12 @@ def audit(
 
     ended = ("done", "failed", "cancelled")
     wrong = [f"{id[:12]} of {user} is gone" for id, user in records.accepted.items() if id not in jobs]
-    wrong += [f"{id[:12]} is {job['state']}" for id, job in jobs.items() if job["state"] not in ended]
-    check("accepted jobs that have ended", len(jobs), wrong)
+    # an evaluation takes minutes, and is asked for again whenever it is due: one that waits is not lost
+    waiting = {id for id, job in jobs.items() if job["kind"] == "evaluate" and job["state"] in ("queued", "running")}
+    wrong += [
+        f"{id[:12]} is {job['state']}" for id, job in jobs.items() if job["state"] not in ended and id not in waiting
+    ]
+    check("accepted jobs that have ended", len(jobs) - len(waiting), wrong)
     failed = [job for job in jobs.values() if job["state"] == "failed"]
     reasons = [
         f"{j['kind']} {j['id'][:12]} {j['error'].get('code')}: {j['error'].get('message', '')[:160]}" for j in failed
@@ -190,6 +199,7 @@ def audit(
     check("results recorded once, and no fault of the machine", *_results(records, api, f"{bot}/results"))
 
     left = [p for p in (records.data / "jobs").glob("*") if jobs.get(p.name, {}).get("state") != "failed"]
+    left = [p for p in left if p.name not in waiting]
     left += [p for p in (records.data.parent / "tmp").rglob("*") if p.is_file()]
     left += [
         p for p in records.data.rglob("*") if p.is_file() and p.suffix in (".tmp", ".part", ".partial", ".incomplete")
@@ -200,7 +210,12 @@ def audit(
     check("disk that stayed free by itself", 1, [f"{low / 1e6:.1f} MB"] if low < disk // 20 else [])
     sound = records.rows("PRAGMA integrity_check")[0]["integrity_check"]
     tokens = records.rows("SELECT job_id FROM tokens")
-    check("database whole, without tokens of ended jobs", 1, [sound] * (sound != "ok") + [t["job_id"] for t in tokens])
+    check(
+        "database whole, without tokens of ended jobs",
+        1,
+        [sound] * (sound != "ok") + [t["job_id"] for t in tokens if t["job_id"] not in waiting],
+    )
+    check("processes that a killed app left behind", len(records.restarts), records.strays)
     check("tokens in files", 1, _tokens_in_files(records))
     check("tracebacks in the logs", 1, _tracebacks(records.root / "logs" / "app.log"))
     check(
@@ -310,11 +325,11 @@ def _print(
     published: int,
 ) -> int:
     states = Counter(f"{job['kind']} {job['state']}" for job in jobs.values())
-    print(
-        f"\n{len(jobs)} jobs ({len(records.accepted)} of people), {published} published, {len(records.restarts)} starts of the app"
-    )
+    print(f"\n{len(jobs)} jobs ({len(records.accepted)} of people), {published} published")
     print("  " + ", ".join(f"{name} {n}" for name, n in sorted(states.items())))
-    print(f"  the app answered {max(records.restarts):.1f} s after its start at the latest")
+    print(
+        f"  {len(records.restarts)} starts of the app, which answered {max(records.restarts):.1f} s later at the latest"
+    )
     for kind in sorted(records.counts):
         print(f"  {kind}: " + ", ".join(f"{what} {n}" for what, n in records.counts[kind].most_common(14)))
     print(
