@@ -26,13 +26,12 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import numpy as np
 import psutil
 from huggingface_hub import HfApi
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from benchmarks.evening_audit import SECRET, audit
-from benchmarks.evening_stage import BOT, DISK_MB, MB, PEOPLE, Stage
+from benchmarks.evening_stage import BOT, DISK_MB, MB, PEOPLE, Stage, nudge
 from benchmarks.evening_visitors import PAGES, recipe_of
 from hubmerge.localhub import fault_rules as faults
 from hubmerge.localhub.seed import examples
@@ -270,15 +269,6 @@ def weathers(draw: random.Random) -> dict[str, list[tuple[str, Any, dict[str, An
         "full": [("lfs|/commit/", faults.Status(status=507), {**writes, "times": None})],
         "outage": [(every, faults.Status(status=503), {"times": None})],
     }
-
-
-def nudge(weights: Path, seed: int) -> None:
-    """Another agent: a tenth of the elements move by one unit in the last place."""
-    content = bytearray(weights.read_bytes())
-    start = 8 + int.from_bytes(content[:8], "little")
-    bits = np.frombuffer(content, np.uint8, offset=start)[::2]  # the low bytes
-    bits ^= (np.random.default_rng(seed).random(len(bits)) < 0.1).astype(np.uint8)
-    weights.write_bytes(content)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

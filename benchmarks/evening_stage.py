@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import numpy as np
 import psutil
 from huggingface_hub import HfApi
 
@@ -90,9 +92,11 @@ class Stage:
         hub.store.close()
         self.hub.start()
         zoo = examples() / "zoo"
-        for person, folder in zip(PEOPLE, ("math", "tool", "mem", "math"), strict=True):
+        for number, (person, trained) in enumerate(zip(PEOPLE, ("math", "tool", "mem", "math"), strict=True)):
+            folder = shutil.copytree(zoo / trained, self.root / "seeds" / person)
+            nudge(folder / "model.safetensors", number)
             self.api(person).create_repo(f"{person}/{SECRET}-agent", private=True)
-            self.api(person).upload_folder(repo_id=f"{person}/{SECRET}-agent", folder_path=zoo / folder)
+            self.api(person).upload_folder(repo_id=f"{person}/{SECRET}-agent", folder_path=folder)
         self.api("bob").create_repo("bob/gated-base")
         self.api("bob").upload_folder(repo_id="bob/gated-base", folder_path=zoo / "base")
         self.api("bob").update_repo_settings("bob/gated-base", gated="manual")
@@ -209,6 +213,15 @@ def _environment(process: psutil.Process) -> dict[str, str]:
         return dict(process.environ())
     except psutil.Error:
         return {}
+
+
+def nudge(weights: Path, seed: int) -> None:
+    """Another agent: a tenth of the elements move by one unit in the last place."""
+    content = bytearray(weights.read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    bits = np.frombuffer(content, np.uint8, offset=start)[::2]  # the low bytes
+    bits ^= (np.random.default_rng(seed).random(len(bits)) < 0.1).astype(np.uint8)
+    weights.write_bytes(content)
 
 
 def free_port() -> int:
