@@ -194,6 +194,24 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
         ) from None
 
 
+def is_outage(error: BaseException | None) -> bool:
+    """Whether a library that asks the Hub by itself failed because the Hub was away, by what its error came of."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OfflineModeIsEnabled):  # a ConnectionError that no waiting ends
+            return False
+        if isinstance(error, HfHubHTTPError):
+            return error.response is not None and error.response.status_code in _PASSING_STATUS
+        if isinstance(error, httpx2.TransportError | ConnectionError | TimeoutError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def _gated(error: Exception, where: str) -> GatedError:
     if _WITHOUT_GATED.search(_message(error)):
         return GatedError(

@@ -166,7 +166,7 @@ class Watchers:
         """The merge job, after every check that needs no weights; the form's jobs are made the same way."""
         target = Target(planned.target, rule.private, expose=planned.expose)
         recipe = recipe_from_dict(dict(planned.recipe))
-        prepared = prepare(recipe, self._account.hub, target=target, license_choice=rule.license)
+        prepared = prepare(recipe, self._account.hub, target=target, license_choice=rule.license, calibrate="apart")
         payload = {
             "recipe": prepared.plan.recipe.to_dict(),
             "target": target.repo,
