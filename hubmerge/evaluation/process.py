@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import CancelledError, EvaluationError, HubmergeError, HubUnavailableError, MemoryLimitError
+from hubmerge.evaluation.channel import WallLimitError
 from hubmerge.settings import Settings, evaluation_environment
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
@@ -40,10 +41,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 
 Event = Mapping[str, Any]
-
-
-class WallLimitError(EvaluationError):
-    """It did not end in time."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +248,7 @@ def _verdict(job: ChildJob, code: int, last: list[Event]) -> Event:
 
 def _error(job: ChildJob, event: Event) -> HubmergeError:
     named = {error.code: error for error in (MemoryLimitError, HubUnavailableError)}
-    kind = named.get(str(event.get("code")), EvaluationError)
+    kind = named.get(str(event.get("code")), WallLimitError if event.get("slow") is True else EvaluationError)
     return kind(
         plain(event.get("what")) or "the evaluation failed",
         where=job.what,

@@ -39,6 +39,7 @@ from hubmerge.errors import (
     IndexFileError,
     MemoryLimitError,
 )
+from hubmerge.evaluation.channel import WallLimitError
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.machine_faults import (
     clear_weights,
@@ -48,7 +49,7 @@ from hubmerge.evaluation.machine_faults import (
     try_once_more,
 )
 from hubmerge.evaluation.model_files import check_evaluable, stage_model
-from hubmerge.evaluation.process import ChildJob, Event, WallLimitError, fresh_environment, plain, run_child
+from hubmerge.evaluation.process import ChildJob, Event, fresh_environment, plain, run_child
 from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, Split, TaskScore
 from hubmerge.evaluation.rows import fetch_rows, few_shot_split
 from hubmerge.evaluation.suites import PinnedSuite, Suite, pin
