@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from builders import llama_config, llama_shapes, random_base, sparse_agent, tokenizer_files, write_model
 
-from hubmerge.assemble import folder_files, write_folder
+from hubmerge.assemble import write_folder
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
-from hubmerge.recipe import recipe_from_dict, recipe_from_yaml
+from hubmerge.plan_files import folder_files
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.recipe_file import recipe_from_yaml
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
 

@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hubmerge.assemble import folder_files
 from hubmerge.errors import FormatError, MemoryLimitError, SensitivityError
 from hubmerge.hub import Hub
 from hubmerge.output.companions import is_of_tokenizer, makes_tokenizer, reader, tokenizer_files
 from hubmerge.output.config import merged_config
 from hubmerge.plan import Plan
+from hubmerge.plan_files import folder_files
 from hubmerge.sources.base import Model
 from hubmerge.sources.files import check_planned
 from hubmerge.sources.open import INDEX, SINGLE

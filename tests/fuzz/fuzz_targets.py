@@ -19,21 +19,24 @@ from hubmerge.board.files import FLAGS, is_result_path, parse_files
 from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.errors import HubmergeError, SensitivityError
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, parse_result, result_path
+from hubmerge.hub_names import FileInfo
 from hubmerge.leaderboard import build_board
 from hubmerge.localhub import cards
 from hubmerge.localhub.http_errors import HubError
 from hubmerge.localhub.patterns import check_work, decide, ignore_rules, lfs_rules
 from hubmerge.localhub.protocol import parse_json
 from hubmerge.output.config import config_problems, merged_config, without_code
-from hubmerge.recipe import Recipe, recipe_from_dict, recipe_from_yaml
+from hubmerge.recipe import Recipe, recipe_from_dict
+from hubmerge.recipe_file import recipe_from_yaml
 from hubmerge.sensitivity.calibration import _parsed, choose, digest
 from hubmerge.sources.adapter_config import parse_adapter_config
-from hubmerge.sources.base import FileInfo, Model, ModelRef
+from hubmerge.sources.base import Model
 from hubmerge.sources.header import header_length, parse_header
+from hubmerge.sources.model_name import ModelRef
 from hubmerge.sources.open import INDEX, _card_data, _json_object, _read_header, _shards
 from hubmerge.sources.tokens import token_table
 from hubmerge.sweep import is_sweep, sweep_from_dict
-from workflows.watchers.rule import rule_from_yaml
+from workflows.watchers.rules import rule_from_yaml
 from workflows.watchers.webhook import pushes
 
 WHERE = "the fuzzer"
