@@ -158,6 +158,8 @@ class Worker:
     def _bound_failed(self) -> None:
         """Keep the newest folders of failed jobs, as many as take a share of the disk, and remove the others."""
         folder = self._data_dir / "jobs"
+        if not folder.is_dir():
+            return
         jobs = [job for path in folder.iterdir() if (job := self._store.find(path.name)) and job.state is State.FAILED]
         left = int(shutil.disk_usage(folder).total * KEPT_FAILED_SHARE)
         for job in sorted(jobs, key=lambda job: job.finished or "", reverse=True):
