@@ -56,4 +56,6 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    # a label may be half a character, which UTF-8 has no bytes for: JSON's escape of it is Python's
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")

@@ -336,4 +336,5 @@ def _named(left_out: Sequence[str]) -> tuple[str, ...]:
 
 
 def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")  # JSON's escape of half a character is Python's

@@ -9,29 +9,39 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import safetensors
+import tokenizers
 
+from hubmerge.assemble import _json
 from hubmerge.board.export import board_json, suite_csv
-from hubmerge.board.files import FLAGS, is_result_path, parse_files
+from hubmerge.board.files import FLAGS, VERSIONS, is_result_path, parse_files
+from hubmerge.board.trust import keys_file, parse_keys
 from hubmerge.calibration_spec import CalibrationSpec
-from hubmerge.errors import HubmergeError, SensitivityError
+from hubmerge.errors import HubmergeError, PermissionDeniedError, SensitivityError
+from hubmerge.eval_results import _own_report
+from hubmerge.eval_results import _json as report_json
+from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, parse_result, result_path
 from hubmerge.leaderboard import build_board
 from hubmerge.localhub import cards
 from hubmerge.localhub.http_errors import HubError
 from hubmerge.localhub.patterns import check_work, decide, ignore_rules, lfs_rules
+from hubmerge.hub import RepoState
 from hubmerge.localhub.protocol import parse_json
 from hubmerge.output.config import config_problems, merged_config, without_code
+from hubmerge.output.tokenizer import united_tokenizer
 from hubmerge.recipe import Recipe, recipe_from_dict, recipe_from_yaml
 from hubmerge.sensitivity.calibration import _parsed, choose, digest
+from hubmerge.sink import MANIFEST
 from hubmerge.sources.adapter_config import parse_adapter_config
-from hubmerge.sources.base import FileInfo, Model, ModelRef
-from hubmerge.sources.header import header_length, parse_header
+from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
+from hubmerge.sources.header import TensorEntry, header_length, parse_header
 from hubmerge.sources.open import INDEX, _card_data, _json_object, _read_header, _shards
-from hubmerge.sources.tokens import token_table
+from hubmerge.sources.tokens import TOKENIZER, token_table
+from hubmerge.sources.vocabulary import with_added_rows
 from hubmerge.sweep import is_sweep, sweep_from_dict
 from workflows.watchers.rule import rule_from_yaml
 from workflows.watchers.webhook import pushes
@@ -39,6 +49,8 @@ from workflows.watchers.webhook import pushes
 WHERE = "the fuzzer"
 REF = ModelRef("hub", "org/model", "a" * 40, "main")
 PATHS = ("a", "a.py", "sub/deep/a.bin", "data/train/1.safetensors", "a b", "x" * 200, "é/☃", "a" * 50 + "/" + "b" * 50)
+WEIGHTS = FileInfo("model.safetensors", 1000, "c" * 64)
+BESIDE = {"config": "tokenizer_config.json", "added": "added_tokens.json"}  # of the base's tokenizer
 SHARDS = {f"model-0000{n}-of-00002.safetensors": FileInfo(f"model-0000{n}-of-00002.safetensors", 9) for n in (1, 2)}
 
 
@@ -95,7 +107,7 @@ def config(data: bytes) -> None:
         merged, left_out = merged_config(value, dtypes)
         again, _ = merged_config(merged, dtypes)
         assert again == merged, "a cleaned config is clean"
-        json.dumps(merged, allow_nan=False).encode()
+        assert json.loads(_json(merged)) == merged, "it is written as it is"
         "; ".join(left_out).encode()
 
 
@@ -191,6 +203,22 @@ def flags(data: bytes) -> None:
     _board([(FLAGS, data), (result_path(parse_result(GOOD_RESULT, where=WHERE)), GOOD_RESULT)])
 
 
+def versions(data: bytes) -> None:
+    """versions.json of a stranger, on a board with a good result."""
+    from fuzz_seeds import GOOD_RESULT
+
+    _board([(VERSIONS, data), (result_path(parse_result(GOOD_RESULT, where=WHERE)), GOOD_RESULT)])
+
+
+def keys(data: bytes) -> None:
+    """keys.json of a stranger."""
+    try:
+        found = parse_keys(data)
+    except ValueError:
+        return
+    assert parse_keys(keys_file(found)) == found
+
+
 def _board(files: list[tuple[str, bytes]]) -> None:
     parsed = parse_files(files)
     assert any(r.model == "org/good" for r in parsed.results)
@@ -200,7 +228,7 @@ def _board(files: list[tuple[str, bytes]]) -> None:
     json.loads(text, parse_constant=_no_number)
     for suite in board.suites:
         suite_csv(suite).encode()
-    assert all(is_result_path(path) or path == FLAGS for path, _ in files)
+    assert all(is_result_path(path) or path in (FLAGS, VERSIONS) for path, _ in files)
 
 
 def _no_number(text: str) -> None:
@@ -271,6 +299,81 @@ def tokenizer(data: bytes) -> None:
     assert table is None or table.added.keys() <= table.ids.keys()
 
 
+def _model(rows: int, tokens: Any = None, *files: FileInfo) -> Model:
+    """One table of an embedding, of four columns."""
+    name = "model.embed_tokens.weight"
+    tensors = {name: StoredTensor(WEIGHTS.path, TensorEntry(name, "F32", (rows, 4), 0, rows * 16))}
+    table = None if tokens is None else token_table(_json_object(_raw(tokens), WHERE, 100_000))
+    listed = {file.path: file for file in (WEIGHTS, *files)}
+    return Model(REF, MappingProxyType({"vocab_size": rows}), listed, tensors, tokens=table)
+
+
+def _raw(value: Any) -> bytes:
+    return value.encode("utf-8", "replace") if isinstance(value, str) else json.dumps(value).encode()
+
+
+def tokenizer_union(data: bytes) -> None:
+    """The tokenizers of a base and two agents that add tokens to it, and the files beside the base's."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    parts = {name: value.get(name) for name in ("base", "a", "b")} if isinstance(value, dict) else {}
+    if not parts or None in parts.values():
+        return
+    try:
+        base, *agents = (_model(4 if name == "base" else 8, part) for name, part in parts.items())
+    except HubmergeError:
+        return
+    grown = with_added_rows(base, agents)
+    for text in (*grown.warnings, *grown.problems):
+        str(text).encode()
+    if grown.vocabulary is None or not grown.vocabulary.united:
+        return
+    beside = {name: _raw(value[key]) for key, name in BESIDE.items() if key in value}
+    files = {TOKENIZER: _raw(parts["base"]), **beside}
+    changed = united_tokenizer(files, grown.vocabulary.united)
+    assert base.tokens is not None
+    wanted = {**base.tokens.ids, **{t.content: t.id for t in grown.vocabulary.united}}
+    after = token_table(json.loads(changed[TOKENIZER]))
+    assert after is not None
+    assert after.ids == wanted
+    theirs = _ids(files[TOKENIZER])
+    assert theirs != base.tokens.ids or _ids(changed[TOKENIZER]) == wanted, "the library numbers them alike"
+
+
+def _ids(content: bytes) -> dict[str, int] | None:
+    """Token → id as the tokenizers library reads it; None where it does not."""
+    try:
+        return tokenizers.Tokenizer.from_buffer(content).get_vocab()
+    except Exception:  # it raises nothing else
+        return None
+
+
+def _hub_with(data: bytes) -> Any:
+    return SimpleNamespace(endpoint="https://huggingface.co", read_file=lambda *_: data)
+
+
+def report_facts(data: bytes) -> None:
+    """hubmerge.json in a stranger's repo, for the facts of a result."""
+    from fuzz_seeds import GOOD_RESULT
+
+    facts = model_facts(_hub_with(data), _model(4, None, FileInfo(MANIFEST, len(data))))
+    found = parse_result(GOOD_RESULT, where=WHERE).model_copy(update={"facts": facts})
+    assert parse_result(found.to_json().encode(), where=WHERE) == found
+
+
+def report(data: bytes) -> None:
+    """hubmerge.json in a repo whose card is to get its scores."""
+    files = {MANIFEST: FileInfo(MANIFEST, len(data))}
+    try:
+        found, card = _own_report(_hub_with(data), RepoState("org/merge", "a" * 40, files, False, False, None, {}))
+    except PermissionDeniedError:
+        return
+    assert card
+    json.loads(report_json(found), parse_constant=_no_number)
+
+
 TARGETS = {
     "header": Target(header, "header"),
     "index": Target(index, "json"),
@@ -285,10 +388,15 @@ TARGETS = {
     "mergekit": Target(recipe, "yaml"),
     "result": Target(result, "json"),
     "flags": Target(flags, "json"),
+    "versions": Target(versions, "json"),
+    "keys": Target(keys, "json"),
+    "report_facts": Target(report_facts, "json"),
+    "report": Target(report, "json"),
     "rule": Target(rule, "yaml"),
     "webhook": Target(webhook, "json"),
     "calibration_rows": Target(calibration_rows, "lines"),
     "patterns": Target(patterns, "text"),
     "companion": Target(companion, "json"),
     "tokenizer": Target(tokenizer, "json"),
+    "tokenizer_union": Target(tokenizer_union, "json"),
 }
