@@ -25,6 +25,7 @@ from hubmerge.errors import FormatError, HubUnavailableError, PermissionDeniedEr
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.hub import Hub, RepoState, eval_results
 from hubmerge.hub_errors import BranchMovedError
+from hubmerge.output.config import json_file
 from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.report import Report
 from hubmerge.sink import MANIFEST
@@ -62,7 +63,7 @@ def publish_scores(
         if not kept and rows:
             scored = replace(report, evaluations=tuple(rows))
             files[CARD] = _card(scored, state, hub.endpoint)
-            files[MANIFEST] = _json(scored)
+            files[MANIFEST] = json_file(scored.to_json())
         files = {path: data for path, data in files.items() if not _same(hub, state, path, data)}
         if not files:
             return ScoresPublished(None, kept)
@@ -178,10 +179,6 @@ def _own_report(hub: Hub, state: RepoState) -> tuple[Report, bytes]:
 def _card(report: Report, state: RepoState, endpoint: str) -> bytes:
     figures = [path for path in state.files if path.startswith("figures/")]
     return render_card(report, figures=figures, endpoint=endpoint).encode()
-
-
-def _json(report: Report) -> bytes:
-    return (json.dumps(report.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def _same(hub: Hub, state: RepoState, path: str, data: bytes) -> bool:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import llama_config, llama_shapes, random_base, sparse_agent, tokenizer_files, write_model
+from report_helpers import report
 
 from hubmerge.assemble import folder_files, write_folder
+from hubmerge.card import render_card
+from hubmerge.finished import _restated
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
 from hubmerge.recipe import recipe_from_dict, recipe_from_yaml
+from hubmerge.report import Report
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
 
@@ -67,6 +72,15 @@ def test_half_a_character_in_a_label_is_written_as_it_was_read(tmp_path: Path):
     assert (written["id2label"], written["label2id"]) == (config["id2label"], config["label2id"])
     assert json.loads(files["tokenizer_config.json"]) == {"pad_token": "\udfff"}
     assert [note.partition(":")[0] for note in notes] == ["tokenizer_config.json"]
+
+
+def test_a_manifest_with_half_a_character_is_rewritten_for_another_license():
+    before = report(architecture="Llama\ud800")
+    after = replace(before, license={"id": "mit"})
+    card = render_card(before, figures=(), endpoint=NOWHERE.endpoint).encode()
+    files = _restated(before, after, {"README.md": card}, NOWHERE.endpoint)
+    assert Report.from_json(json.loads(files["hubmerge.json"])) == after
+    assert b"license: mit" in files["README.md"]
 
 
 # --- other files -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from hubmerge.board.values import FLAG_KINDS, Flag, Refusal
 from hubmerge.errors import ResultError
@@ -143,7 +143,7 @@ def _flag(entry: Any) -> Flag | str:
     return Flag(kind, model, sha, reason[:500])
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: Any) -> TypeGuard[str]:
     """Whether it can be written: JSON's escapes also make halves of characters, which UTF-8 has no bytes for."""
     return isinstance(value, str) and not _HALF.search(value)
 

@@ -199,7 +199,7 @@ def without_code(content: bytes) -> tuple[bytes | None, tuple[str, ...]]:
         if clean is _LEFT_OUT:
             return None, ()
         changed = repeated or data != clean  # bookkeeping goes without a word
-        return (_json(clean) if changed else content), _named(left_out)
+        return (json_file(clean) if changed else content), _named(left_out)
     except (ValueError, RecursionError):
         return None, ()
 
@@ -335,6 +335,7 @@ def _named(left_out: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ascii(name)[1:-1][:80] for name in left_out))
 
 
-def _json(value: Any) -> bytes:
+def json_file(value: Any) -> bytes:
+    """For people, too. Half a character, for which UTF-8 has no bytes, is escaped, which JSON writes as Python does."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return text.encode("utf-8", "backslashreplace")  # JSON's escape of half a character is Python's
+    return text.encode("utf-8", "backslashreplace")

@@ -115,10 +115,12 @@ def _edited(seed: bytes, kind: str, edits: Sequence[Edit]) -> bytes:
     except (ValueError, RecursionError, yaml.YAMLError, LookupError, TypeError, AttributeError, struct.error):
         return seed
     holder = [value]
+    places = list(islice(_places(holder), 2000))  # YAML's aliases may make a circle
     for what, where, how in edits:
-        places = list(islice(_places(holder), 2000))  # YAML's aliases may make a circle
         table, key = places[where % len(places)]
-        _change(table, key, what, how, places)
+        other = places[how % len(places)]
+        if all(key in table if isinstance(table, dict) else key < len(table) for table, key in ((table, key), other)):
+            _change(table, key, what, how, other)  # else one before has taken it
     try:
         return begin + _closed(holder[0] if holder else None, kind, edits) + end
     except (ValueError, RecursionError, TypeError, yaml.YAMLError):
@@ -157,8 +159,8 @@ def _places(holder: Any) -> Any:
                 waiting.append(table[key])
 
 
-def _change(table: Any, key: Any, what: int, how: int, places: Sequence[Any]) -> None:
-    other_table, other_key = places[how % len(places)]
+def _change(table: Any, key: Any, what: int, how: int, other: tuple[Any, Any]) -> None:
+    other_table, other_key = other
     match what // 4 % 8:
         case 0 | 1 | 2:
             table[key] = _copied(HOSTILE[how % len(HOSTILE)])

@@ -189,6 +189,7 @@ def _own(target: str) -> list[bytes]:
         "keys": [_json({"keys": ["a" * 64, "b" * 64]}), BOMB],
         "report_facts": [_json(_report()), b"{}", BOMB],
         "report": [_json(_report()), _json({**_report(), "schema": 3}), b"{}", BOMB],
+        "report_folder": [_json(_report()), _json({**_report(), "schema": 3}), b'{"parents": [1]}', BOMB],
         "rule": rules,
         "webhook": [_json(DELIVERY), BOMB],
         "calibration_rows": [

@@ -9,30 +9,31 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import safetensors
 import tokenizers
 
-from hubmerge.assemble import _json
 from hubmerge.board.export import board_json, suite_csv
-from hubmerge.board.files import FLAGS, VERSIONS, is_result_path, parse_files
+from hubmerge.board.files import FLAGS, VERSIONS, parse_files
 from hubmerge.board.trust import keys_file, parse_keys
 from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.errors import HubmergeError, PermissionDeniedError, SensitivityError
 from hubmerge.eval_results import _own_report
-from hubmerge.eval_results import _json as report_json
 from hubmerge.evaluation.facts import model_facts
-from hubmerge.evaluation.result import MAX_RESULT_BYTES, parse_result, result_path
+from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
+from hubmerge.finished import load_report
+from hubmerge.hub import RepoState
 from hubmerge.leaderboard import build_board
 from hubmerge.localhub import cards
 from hubmerge.localhub.http_errors import HubError
 from hubmerge.localhub.patterns import check_work, decide, ignore_rules, lfs_rules
-from hubmerge.hub import RepoState
 from hubmerge.localhub.protocol import parse_json
-from hubmerge.output.config import config_problems, merged_config, without_code
+from hubmerge.output.config import config_problems, json_file, merged_config, without_code
 from hubmerge.output.tokenizer import united_tokenizer
+from hubmerge.pins import pins_in
 from hubmerge.recipe import Recipe, recipe_from_dict, recipe_from_yaml
 from hubmerge.sensitivity.calibration import _parsed, choose, digest
 from hubmerge.sink import MANIFEST
@@ -49,6 +50,7 @@ from workflows.watchers.webhook import pushes
 WHERE = "the fuzzer"
 REF = ModelRef("hub", "org/model", "a" * 40, "main")
 PATHS = ("a", "a.py", "sub/deep/a.bin", "data/train/1.safetensors", "a b", "x" * 200, "é/☃", "a" * 50 + "/" + "b" * 50)
+SHOWN: set[Any] = set()  # flags and versions that a board was made with, which takes most of their time
 WEIGHTS = FileInfo("model.safetensors", 1000, "c" * 64)
 BESIDE = {"config": "tokenizer_config.json", "added": "added_tokens.json"}  # of the base's tokenizer
 SHARDS = {f"model-0000{n}-of-00002.safetensors": FileInfo(f"model-0000{n}-of-00002.safetensors", 9) for n in (1, 2)}
@@ -107,7 +109,7 @@ def config(data: bytes) -> None:
         merged, left_out = merged_config(value, dtypes)
         again, _ = merged_config(merged, dtypes)
         assert again == merged, "a cleaned config is clean"
-        assert json.loads(_json(merged)) == merged, "it is written as it is"
+        assert json.loads(json_file(merged)) == merged, "it is written as it is"
         "; ".join(left_out).encode()
 
 
@@ -127,13 +129,12 @@ def local_card(data: bytes) -> None:
 
 
 def hub_card(data: bytes) -> None:
-    """The card of a repo of the embedded Hub: checked before a commit, and read for the listings."""
-    readme = _text(data)
-    for kind in ("model", "dataset", "space"):
-        errors, warnings = cards.card_problems(readme, kind)
-        "; ".join([*errors, *warnings]).encode("utf-8", "replace")
-        derived = cards.derive(kind, readme, "", {"a.safetensors": None}, None)
-        _utf8([derived.card, derived.tags, derived.library, derived.pipeline_tag])
+    """The card of a repo of the embedded Hub, of one kind or another: checked before a commit, read for listings."""
+    readme, kind = _text(data), ("model", "dataset", "space")[len(data) % 3]
+    errors, warnings = cards.card_problems(readme, kind)
+    "; ".join([*errors, *warnings]).encode("utf-8", "replace")
+    derived = cards.derive(kind, readme, "", {"a.safetensors": None}, None)
+    _utf8([derived.card, derived.tags, derived.library, derived.pipeline_tag])
 
 
 def hub_config(data: bytes) -> None:
@@ -183,8 +184,6 @@ def recipe_of_data(data: bytes) -> None:
 
 def result(data: bytes) -> None:
     """A result file of a stranger, by itself and on a board beside a good one."""
-    from fuzz_seeds import GOOD_RESULT
-
     try:
         found = parse_result(data, where=WHERE)
     except HubmergeError as error:
@@ -192,22 +191,17 @@ def result(data: bytes) -> None:
         return
     assert len(data) <= MAX_RESULT_BYTES
     assert parse_result(found.to_json().encode(), where=WHERE) == found
-    path = result_path(found)
-    _board([(path, data), (result_path(parse_result(GOOD_RESULT, where=WHERE)), GOOD_RESULT)])
+    _board(data)
 
 
 def flags(data: bytes) -> None:
     """flags.json of a stranger, on a board with a good result."""
-    from fuzz_seeds import GOOD_RESULT
-
-    _board([(FLAGS, data), (result_path(parse_result(GOOD_RESULT, where=WHERE)), GOOD_RESULT)])
+    _board(data, FLAGS)
 
 
 def versions(data: bytes) -> None:
     """versions.json of a stranger, on a board with a good result."""
-    from fuzz_seeds import GOOD_RESULT
-
-    _board([(VERSIONS, data), (result_path(parse_result(GOOD_RESULT, where=WHERE)), GOOD_RESULT)])
+    _board(data, VERSIONS)
 
 
 def keys(data: bytes) -> None:
@@ -219,16 +213,28 @@ def keys(data: bytes) -> None:
     assert parse_keys(keys_file(found)) == found
 
 
-def _board(files: list[tuple[str, bytes]]) -> None:
-    parsed = parse_files(files)
+def _board(data: bytes, path: str = "") -> None:
+    """A file of a stranger, by default at its own place, beside a good result: the board shows that."""
+    good, content = _good()
+    parsed = parse_files([(path or result_path(parse_result(data, where=WHERE)), data), (result_path(good), content)])
     assert any(r.model == "org/good" for r in parsed.results)
+    if path and (parsed.flags, *parsed.versions.items()) in SHOWN:
+        return
     board = build_board(parsed.results, flags=parsed.flags)
     text = board_json(board)
     text.encode()
     json.loads(text, parse_constant=_no_number)
     for suite in board.suites:
         suite_csv(suite).encode()
-    assert all(is_result_path(path) or path in (FLAGS, VERSIONS) for path, _ in files)
+    if path and len(SHOWN) < 100_000:
+        SHOWN.add((parsed.flags, *parsed.versions.items()))
+
+
+@cache
+def _good() -> tuple[EvaluationResult, bytes]:
+    from fuzz_seeds import GOOD_RESULT
+
+    return parse_result(GOOD_RESULT, where=WHERE), GOOD_RESULT
 
 
 def _no_number(text: str) -> None:
@@ -356,11 +362,35 @@ def _hub_with(data: bytes) -> Any:
 
 def report_facts(data: bytes) -> None:
     """hubmerge.json in a stranger's repo, for the facts of a result."""
-    from fuzz_seeds import GOOD_RESULT
-
     facts = model_facts(_hub_with(data), _model(4, None, FileInfo(MANIFEST, len(data))))
-    found = parse_result(GOOD_RESULT, where=WHERE).model_copy(update={"facts": facts})
+    found = _good()[0].model_copy(update={"facts": facts})
     assert parse_result(found.to_json().encode(), where=WHERE) == found
+
+
+class _Folder:
+    """One whose files all hold `data`."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __truediv__(self, _: str) -> _Folder:
+        return self
+
+    def read_text(self, encoding: str) -> str:
+        return self.data.decode(encoding)
+
+
+def report_folder(data: bytes) -> None:
+    """hubmerge.json in a folder that is merged into, or published."""
+    folder: Any = _Folder(data)
+    for pin in pins_in(folder) or ():
+        assert all(isinstance(text, str) for text in pin.values())
+    try:
+        found = load_report(folder)
+    except HubmergeError as error:
+        str(error).encode()
+        return
+    assert json.loads(json.dumps(found.to_json()))
 
 
 def report(data: bytes) -> None:
@@ -371,7 +401,7 @@ def report(data: bytes) -> None:
     except PermissionDeniedError:
         return
     assert card
-    json.loads(report_json(found), parse_constant=_no_number)
+    json.loads(json_file(found.to_json()), parse_constant=_no_number)
 
 
 TARGETS = {
@@ -392,6 +422,7 @@ TARGETS = {
     "keys": Target(keys, "json"),
     "report_facts": Target(report_facts, "json"),
     "report": Target(report, "json"),
+    "report_folder": Target(report_folder, "json"),
     "rule": Target(rule, "yaml"),
     "webhook": Target(webhook, "json"),
     "calibration_rows": Target(calibration_rows, "lines"),
