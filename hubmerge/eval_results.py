@@ -25,10 +25,10 @@ from hubmerge.errors import FormatError, HubUnavailableError, PermissionDeniedEr
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.hub import Hub, RepoState, eval_results
 from hubmerge.hub_errors import BranchMovedError
-from hubmerge.output.config import json_file
 from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.report import Report
 from hubmerge.sink import MANIFEST
+from hubmerge.wording import json_file
 
 CARD = "README.md"
 FOLDER = ".eval_results"

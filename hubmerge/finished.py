@@ -15,11 +15,11 @@ from hubmerge.errors import RecipeError, TargetExistsError
 from hubmerge.hub import Hub
 from hubmerge.hub_writing import LargeFile
 from hubmerge.licenses import choose, strictest
-from hubmerge.output.config import json_file
 from hubmerge.progress import Observer
 from hubmerge.publish import Published, Target, Telling, Uploaded, publish
 from hubmerge.report import Report
 from hubmerge.sink import MANIFEST, WORK
+from hubmerge.wording import json_file
 
 _TOLD_EVERY_S = 0.2
 

@@ -18,14 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hubmerge.disk_errors import written
+from hubmerge.disk_errors import writing, written
 from hubmerge.distributed import Ranks
 from hubmerge.errors import HubmergeError, SourceChangedError
 from hubmerge.hub import Hub
 from hubmerge.journal import Journal
 from hubmerge.plan import Plan
 from hubmerge.recipe import Recipe
-from hubmerge.sink import MANIFEST, writing
+from hubmerge.sink import MANIFEST
 from hubmerge.sources.model_name import ModelName
 
 NEWEST_ELSEWHERE = "To begin with the newest, merge into another folder."

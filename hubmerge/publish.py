@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from hubmerge.disk_errors import writing
 from hubmerge.errors import (
     CorruptError,
     FormatError,
@@ -38,9 +39,10 @@ from hubmerge.errors import (
 )
 from hubmerge.hub import Hub
 from hubmerge.hub_errors import BranchMovedError
+from hubmerge.hub_names import is_hub_id
 from hubmerge.hub_writing import LargeFile
-from hubmerge.sink import MANIFEST, WORK, writing
-from hubmerge.sources.base import Model, is_hub_id
+from hubmerge.sink import MANIFEST, WORK
+from hubmerge.sources.base import Model
 
 _COMMIT_TRIES = 5
 _BLOCK_BYTES = 4 * 1024 * 1024

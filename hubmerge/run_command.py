@@ -244,8 +244,8 @@ class _Line:
         from hubmerge.evaluation.command import table
         from hubmerge.evaluation.facts import model_facts
         from hubmerge.evaluation.suites import pin
+        from hubmerge.hub_names import is_hub_id
         from hubmerge.results_dataset import ResultsDataset, details_of
-        from hubmerge.sources.base import is_hub_id
         from hubmerge.sources.model_name import ModelName
         from hubmerge.sources.open import open_model
 
@@ -275,8 +275,8 @@ class _Line:
         from hubmerge.pick import pick, pick_table
         from hubmerge.pins import RunPins
         from hubmerge.prepare import prepare_variants
+        from hubmerge.report import sweep_table
         from hubmerge.sources.model_name import ModelName
-        from hubmerge.sweep import sweep_table
 
         self._terminal.stage("resolve")
         suite = pin(self._arguments.evaluate, self._hub, "dev")

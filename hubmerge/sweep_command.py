@@ -16,10 +16,11 @@ from hubmerge.pins import NEWEST_ELSEWHERE, going_on, pins_in
 from hubmerge.prepare import Prepared, prepare_variants
 from hubmerge.progress import resolving
 from hubmerge.publish import Target, check_target
+from hubmerge.report import sweep_table
 from hubmerge.settings import Settings
 from hubmerge.sink import MANIFEST
 from hubmerge.stream import StreamOptions, layout_of
-from hubmerge.sweep import load_sweep, sweep_table
+from hubmerge.sweep import load_sweep
 from hubmerge.terminal import Terminal
 from hubmerge.usage import together
 

@@ -32,7 +32,7 @@ from workflows.tokens import TokenVault, UnreadableTokenError
 from workflows.watchers.board import WatcherBoard
 from workflows.watchers.inbox import Inbox
 from workflows.watchers.ledger import Ledger
-from workflows.watchers.rule import RuleSet
+from workflows.watchers.rules import RuleSet
 from workflows.watchers.runner import Flagged, Ranking, Watchers, no_flags, no_ranking
 from workflows.watchers.webhook import webhook_route
 

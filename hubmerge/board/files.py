@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 from hubmerge.board.values import FLAG_KINDS, Flag, Refusal
 from hubmerge.errors import ResultError
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
-from hubmerge.sources.base import is_hub_id
+from hubmerge.hub_names import is_hub_id
 
 RESULTS = "results/"
 FLAGS = "flags.json"

@@ -29,7 +29,7 @@ from hubmerge.errors import Problem
 from hubmerge.output.known_classes import known_classes
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import INDEX
-from hubmerge.wording import incompatible, named, shown
+from hubmerge.wording import incompatible, json_file, named, shown
 
 MAX_DEPTH = 32  # tables within tables; transformers' own have up to five
 
@@ -333,9 +333,3 @@ def _adapted(value: Any, stored: frozenset[str], dtype: str | None) -> Any:
 def _named(left_out: Sequence[str]) -> tuple[str, ...]:
     """Each once, in plain letters and not too long to be shown."""
     return tuple(dict.fromkeys(ascii(name)[1:-1][:80] for name in left_out))
-
-
-def json_file(value: Any) -> bytes:
-    """For people, too. Half a character, for which UTF-8 has no bytes, is escaped, which JSON writes as Python does."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return text.encode("utf-8", "backslashreplace")

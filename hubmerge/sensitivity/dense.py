@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 
-from hubmerge.assemble import folder_files
 from hubmerge.chunks import chunks_of
 from hubmerge.dtypes import FLOAT_DTYPES, Float32
 from hubmerge.hub import Hub
 from hubmerge.output.companions import is_of_tokenizer, reader
 from hubmerge.plan import Plan
+from hubmerge.plan_files import folder_files
 from hubmerge.sensitivity.file import write_tensors
 from hubmerge.sources.base import Model
 from hubmerge.sources.model_name import ModelName

@@ -18,7 +18,6 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from hubmerge.assemble import folder_files
 from hubmerge.calibration_spec import CalibrationRows, CalibrationSpec
 from hubmerge.disk import is_derived
 from hubmerge.errors import SensitivityError
@@ -27,6 +26,7 @@ from hubmerge.hub import Hub
 from hubmerge.methods import get_method
 from hubmerge.output.companions import is_of_tokenizer, reader
 from hubmerge.plan import Plan
+from hubmerge.plan_files import folder_files
 from hubmerge.sensitivity import staging
 from hubmerge.sensitivity.calibration import Pair, digest, load_pairs
 from hubmerge.sensitivity.compute import LOADERS, tokenized_in

@@ -30,8 +30,7 @@ OUT = ROOT / ".cache" / "fuzz"
 MOST_S = 2.0  # of CPU, for one input
 HANGS_S = 30  # for one input, by the clock
 MOST_MB = 1024
-LONGEST = {"yaml": 1024, "card": 1024}  # bytes of an input, by kind; longer seeds are for the tests
-LONGEST_ELSE = 6000
+LONGEST, LONGEST_YAML, LONGEST_REPORT = 2048, 1024, 6000  # bytes of an input; longer seeds are for the tests
 SEEDED = 0.25  # of the inputs, that are made of a seed and not of what coverage kept
 LIBYAML = ("recipe", "mergekit", "rule")
 COUNTED = struct.Struct("<Qd")  # executions, and the seconds of the slowest
@@ -92,7 +91,8 @@ def _fuzz(name: str, runs: int, seconds: int) -> None:
         _with_libyaml()
     target, findings, corpus = TARGETS[name], OUT / "findings" / name, OUT / "corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
-    longest = LONGEST.get(target.kind, LONGEST_ELSE)
+    longest = LONGEST_YAML if target.kind in ("yaml", "card") else LONGEST
+    longest = LONGEST_REPORT if name.startswith("report") else longest
     begins = [seed for seed in seeds(name) if len(seed) <= longest]
     for seed in begins:
         (corpus / hashlib.sha256(seed).hexdigest()).write_bytes(seed)

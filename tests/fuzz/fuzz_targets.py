@@ -26,25 +26,29 @@ from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
 from hubmerge.finished import load_report
 from hubmerge.hub import RepoState
+from hubmerge.hub_names import FileInfo
 from hubmerge.leaderboard import build_board
 from hubmerge.localhub import cards
 from hubmerge.localhub.http_errors import HubError
 from hubmerge.localhub.patterns import check_work, decide, ignore_rules, lfs_rules
 from hubmerge.localhub.protocol import parse_json
-from hubmerge.output.config import config_problems, json_file, merged_config, without_code
+from hubmerge.output.config import config_problems, merged_config, without_code
 from hubmerge.output.tokenizer import united_tokenizer
 from hubmerge.pins import pins_in
-from hubmerge.recipe import Recipe, recipe_from_dict, recipe_from_yaml
+from hubmerge.recipe import Recipe, recipe_from_dict
+from hubmerge.recipe_file import recipe_from_yaml
 from hubmerge.sensitivity.calibration import _parsed, choose, digest
 from hubmerge.sink import MANIFEST
 from hubmerge.sources.adapter_config import parse_adapter_config
-from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
+from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry, header_length, parse_header
+from hubmerge.sources.model_name import ModelRef
 from hubmerge.sources.open import INDEX, _card_data, _json_object, _read_header, _shards
 from hubmerge.sources.tokens import TOKENIZER, token_table
 from hubmerge.sources.vocabulary import with_added_rows
 from hubmerge.sweep import is_sweep, sweep_from_dict
-from workflows.watchers.rule import rule_from_yaml
+from hubmerge.wording import json_file
+from workflows.watchers.rules import rule_from_yaml
 from workflows.watchers.webhook import pushes
 
 WHERE = "the fuzzer"

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
 
-from hubmerge.assemble import folder_files
 from hubmerge.errors import FormatError, IncompatibleError, RecipeError
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
+from hubmerge.plan_files import folder_files
 from hubmerge.recipe import recipe_from_dict
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader

@@ -26,7 +26,8 @@ from workflows.watchers.facts import Facts, OwnMerge, facts_of
 from workflows.watchers.inbox import Inbox
 from workflows.watchers.kinds import registry
 from workflows.watchers.ledger import Ledger
-from workflows.watchers.rule import RuleHead, RuleSet
+from workflows.watchers.rule import RuleHead
+from workflows.watchers.rules import RuleSet
 
 log = logging.getLogger(__name__)
 AGAIN_AFTER_S = 30.0  # deliveries that could not be handled wait so long
