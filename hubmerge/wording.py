@@ -1,4 +1,4 @@
-"""The words in which models are said not to fit, and JSON for people: safe against what strangers write in their files."""
+"""The words in which models are said not to fit, and JSON for people: safe against what strangers write."""
 
 from __future__ import annotations
 
