@@ -49,7 +49,9 @@ def problems_panel(error: HubmergeError | Mapping[str, Any], title: str = "") ->
     count, passes = len(problems), bool(data.get("retryable"))
     change = "One thing must change first" if count == 1 else f"{count} things must change first"
     later = el("p", "This may pass; try the same again later.", cls="hm-dim") if passes else None
-    return notice("bad", title or ("Not now" if passes else change), el("ul", *map(_problem, problems), cls="hm-problems"), later)
+    return notice(
+        "bad", title or ("Not now" if passes else change), el("ul", *map(_problem, problems), cls="hm-problems"), later
+    )
 
 
 def _problem(problem: Mapping[str, Any]) -> Markup:
