@@ -72,7 +72,8 @@ def publish_folder(
     needed where the merge has none; RecipeError where it is missing, or less strict than the parents'.
     """
     report = load_report(folder)
-    prepared_target.refuse_to_expose((p.id, p.private) for p in report.parents)
+    data = [(str(rows["data"]), bool(rows.get("private"))) for rows in report.sensitivities]
+    prepared_target.refuse_to_expose([*((p.id, p.private) for p in report.parents), *data])
     stated = _licensed(report, license_choice)
     observer.stage("publish")
     weights = {f.name for f in report.files}

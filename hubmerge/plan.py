@@ -104,6 +104,11 @@ class Plan:
         return (self.base, *self.agents)
 
     @property
+    def sources(self) -> list[tuple[str, bool]]:
+        """What the merge tells of, and whether it is private: its parents, and the data that they are weighed by."""
+        return [*((m.ref.id, m.private) for m in self.models), *((c.data, c.private) for c in self.calibration)]
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """Short names of the agents, as long as it takes to tell them apart."""
         return _labels(self.agents)
