@@ -13,8 +13,8 @@ from huggingface_hub import HfApi
 
 from hubmerge.cli import main
 from hubmerge.errors import RecipeError
-from hubmerge.recipe import recipe_from_dict, recipe_from_yaml
-from hubmerge.recipe_file import load_recipe
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.recipe_file import load_recipe, recipe_from_yaml
 from hubmerge.sweep import sweep_from_dict
 
 GOOD: dict[str, Any] = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram"}
@@ -133,12 +133,13 @@ def test_what_is_taken_for_a_folder_is_told_from_the_base_on(recipe_file: Path) 
     assert [note.partition(" ")[0] for note in notes] == list(names)
 
 
-@pytest.mark.parametrize("name", ["模型", "bin/a b", "agent (v2)"])
+@pytest.mark.parametrize("name", ["模型", "bin/a b", "agent (v2)", "a\u202e\x1b[2Jb"])
 def test_a_folder_whose_name_could_be_none_of_the_hub_is_answered_with_what_to_write(name: str) -> None:
     content = {**GOOD, "base": name, "agents": ["org/a", {"model": name}]}
     assert [problem.where for problem in problems(content)] == ["r.yaml → base", "r.yaml → agent 2 → model"]
     for problem in problems(content):
-        assert f"as a folder it is written ./{name}" in problem.what
+        assert f"as a folder it is written {'./' + name!r}" in problem.what
+        assert problem.what.isprintable()
         assert problem.got == repr(name), "what was written, in no other form"
 
 
