@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 7860
 
-.PHONY: setup chromium demo test check conformance bench docs mergekit bfcl fuzz clean
+.PHONY: setup chromium demo test check conformance bench docs mergekit bfcl fuzz mutation clean
 
 setup: $(STAMP)
 
@@ -55,6 +55,11 @@ bfcl: setup
 fuzz: setup
 	PYTHON=$(BIN)/python tests/fuzz/install.sh
 	.cache/fuzz/venv/bin/python tests/fuzz/fuzz.py $(ARGS)
+
+# what the tests of a group of modules do not notice, in an environment of its own; ARGS="plan --sample 60" for less
+mutation: setup
+	PYTHON=$(BIN)/python tests/mutation/install.sh
+	.cache/mutation/venv/bin/python tests/mutation/mutation.py $(ARGS)
 
 bench: setup
 	$(BIN)/python -m benchmarks.suite
