@@ -118,6 +118,8 @@ def _group(name: str, sample: int, seed: int, minutes: float) -> str:
         print(f"{name}: mutmut ended with {run.returncode}, see {folder}/mutmut.log", file=sys.stderr)
     for mutant in (mutant for mutant, status in found.items() if status == "survived"):
         subprocess.run([*mutmut, "show", mutant], cwd=folder, check=True)
+    if unreached := [mutant for mutant, status in found.items() if status == "no test"]:
+        print("# no test of the group calls:", *unreached, sep="\n#   ")
     count = Counter(found.values())
     judged = len(tried) - count["not tried"]
     survives = (count["survived"] + count["no test"]) / max(judged, 1)
