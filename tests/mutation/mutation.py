@@ -45,12 +45,12 @@ GROUPS = {
         ("tests/test_plan.py", "tests/test_tying.py", "tests/output/test_plan_words.py", "tests/output/test_diff.py"),
     ),
     "journal": Group(
-        ("hubmerge/journal.py", "hubmerge/journal_lines.py", "hubmerge/finished.py", "hubmerge/finished_shards.py"),
+        ("hubmerge/journal.py", "hubmerge/journal_lines.py", "hubmerge/finished_shards.py"),
         ("tests/engine/test_journal.py", "tests/faults/test_fault_journal.py", "tests/faults/test_fault_folders.py"),
     ),
     "publish": Group(
-        ("hubmerge/publish.py", "hubmerge/hub_writing.py"),
-        ("tests/test_publish.py", "tests/faults/test_fault_publishing.py"),
+        ("hubmerge/publish.py", "hubmerge/hub_writing.py", "hubmerge/finished.py"),
+        ("tests/test_publish.py", "tests/faults/test_fault_publishing.py", "tests/cli/test_cli_license.py"),
     ),
     "store": Group(
         ("workflows/store.py", "workflows/transitions.py", "workflows/jobs.py", "workflows/tokens.py"),
