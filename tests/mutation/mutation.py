@@ -60,10 +60,17 @@ GROUPS = {
         ("workflows/watchers/*.py",),
         tuple(
             f"tests/watchers/test_watch_{name}.py"
-            for name in ("decisions", "deliveries", "failures", "rules", "schedule", "store", "turns", "webhook")
+            for name in ("decisions", "deliveries", "failures", "rules", "schedule", "store", "webhook")
         ),
     ),
-    "board": Group(("hubmerge/board/*.py",), ("tests/board",)),
+    "board": Group(
+        ("hubmerge/board/*.py",),
+        (
+            *(f"tests/board/test_board_{name}.py" for name in ("export", "files", "intervals", "source")),
+            "tests/board/test_leaderboard.py",
+            "tests/board/test_provenance.py",
+        ),
+    ),
     "localhub": Group(
         tuple(
             f"hubmerge/localhub/{name}.py"
@@ -71,7 +78,7 @@ GROUPS = {
         ),
         tuple(
             f"tests/localhub/test_localhub_{name}.py"
-            for name in ("commits", "copies", "files", "oauth", "repos", "safety", "scopes")
+            for name in ("commits", "copies", "oauth", "repos", "safety", "scopes")
         ),
     ),
 }
