@@ -102,15 +102,17 @@ def main() -> None:
 
 def _group(name: str, sample: int, seed: int, minutes: float) -> str:
     """Runs mutmut over the group, prints what survived, and returns its line of the table."""
+    from mutmut.mutation.diff_apply import get_diff_for_mutant
+
     folder = OUT / name
     _prepare(folder, GROUPS[name])
     names = _names(folder, GROUPS[name])
     tried = Random(seed).sample(names, min(sample, len(names)) if sample else len(names))
     path = os.pathsep.join([str(folder / "mutants"), str(HERE)])
-    mutmut = [str(Path(sys.executable).with_name("mutmut"))]
+    mutmut = str(Path(sys.executable).with_name("mutmut"))
     environment = os.environ | {"PYTHONPATH": path}
     with (folder / "mutmut.log").open("wb") as log:
-        command = [*mutmut, "run", "--max-children=1", *tried]
+        command = [mutmut, "run", "--max-children=1", *tried]
         run = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
         try:
             run.wait(minutes * 60 or None)
@@ -124,7 +126,7 @@ def _group(name: str, sample: int, seed: int, minutes: float) -> str:
     if run.returncode:
         print(f"{name}: mutmut ended with {run.returncode}, see {folder}/mutmut.log", file=sys.stderr)
     for mutant in (mutant for mutant, status in found.items() if status == "survived"):
-        subprocess.run([*mutmut, "show", mutant], cwd=folder, check=True)
+        print(f"# {mutant}\n{get_diff_for_mutant(mutant)}")
     if unreached := [mutant for mutant, status in found.items() if status == "no test"]:
         print("# no test of the group calls:", *unreached, sep="\n#   ")
     count = Counter(found.values())
