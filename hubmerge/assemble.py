@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from hubmerge.disk_errors import writing
 from hubmerge.sink import MANIFEST, FinishedShard
+from hubmerge.wording import json_file
 
 
 def write_folder(
@@ -18,7 +18,7 @@ def write_folder(
     """Write all that surrounds the finished `shards`; the manifest comes last and makes the folder complete."""
     for name, content in files.items():
         _replace(folder / name, content)
-    _replace(folder / MANIFEST, _json(manifest))
+    _replace(folder / MANIFEST, json_file(manifest))
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -30,7 +30,3 @@ def _replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

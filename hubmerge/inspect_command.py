@@ -27,11 +27,11 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     document = read_document(arguments.recipe)
     sweep = sweep_in(document)
     if sweep is None:
-        plan = prepare(recipe_in(document), hub, allow_local=True, tell=resolving(terminal)).plan
+        plan = prepare(recipe_in(document), hub, allow_local=True, tell=resolving(terminal), begin=terminal.stage).plan
         summary = plan_summary(plan)
     else:
         recipes = [recipe for _, recipe in sweep.variants]
-        prepared = prepare_variants(recipes, hub, allow_local=True, tell=resolving(terminal))
+        prepared = prepare_variants(recipes, hub, allow_local=True, tell=resolving(terminal), begin=terminal.stage)
         plan = prepared[0].plan
         summary = _of_sweep([name for name, _ in sweep.variants], [one.plan for one in prepared])
     if (decision := strictest([m.license for m in plan.models])).needs_choice:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from hubmerge.output.companions import ReadFile, read_companions
 from hubmerge.output.config import merged_config
 from hubmerge.output.tokenizer import united_tokenizer
 from hubmerge.plan import Plan
+from hubmerge.wording import json_file
 
 INDEX = "model.safetensors.index.json"
 
@@ -17,11 +15,11 @@ def folder_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str
     """Every file besides weights, card and manifest: path → content; and what the user should know."""
     config, _ = merged_config(plan.config, [t.dtype for t in plan.tensors()])  # the plan tells what is left out
     companions, left_out = read_companions(plan.companions, plan.models, read)
-    files = {"config.json": _json(config), **companions}
+    files = {"config.json": json_file(config), **companions}
     if plan.vocabulary is not None and plan.vocabulary.united:
         files |= united_tokenizer(files, plan.vocabulary.united)
     if len(plan.shards) > 1:
-        files[INDEX] = _json(
+        files[INDEX] = json_file(
             {
                 "metadata": {"total_size": sum(s.size - len(s.header) for s in plan.shards)},
                 "weight_map": {t.name: s.filename for s in plan.shards for t in s.tensors},
@@ -29,7 +27,3 @@ def folder_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str
         )
     files["recipe.yaml"] = plan.recipe.to_yaml().encode()
     return files, left_out
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -73,14 +73,14 @@ class Target:
     private: bool
     expose: bool = False  # somebody said outright that what private parents hold may become public here
 
-    def refuse_to_expose(self, parents: Iterable[tuple[str, bool]]) -> None:
-        """RecipeError where a public target would tell of private parents; `parents`: (name, whether it is private)."""
-        hidden = [name for name, private in parents if private]
+    def refuse_to_expose(self, sources: Iterable[tuple[str, bool]]) -> None:
+        """RecipeError where a public target would tell of what is private; `sources`: (name, whether it is)."""
+        hidden = list(dict.fromkeys(name for name, private in sources if private))
         if hidden and not self.private and not self.expose:
             raise RecipeError(
-                "a public merge would tell what private models hold",
+                "a public merge would tell what private models or data hold",
                 where=self.repo,
-                expected="a private target, or public parents",
+                expected="a private target, or public parents and data",
                 got=", ".join(hidden[:3]) + (" …" if len(hidden) > 3 else ""),
                 next_step="Publish with --private, or say --public if all of them may be known.",
             )

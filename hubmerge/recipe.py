@@ -359,7 +359,11 @@ _SLIPS = {"number is needed": "Write it without quotes.", "is a URL": "Write org
 
 def _methods_with(parameter: str) -> str:
     """Where a parameter belongs that another method has not."""
-    found = [m.name for m in registry().values() if parameter in m.parameters.model_json_schema().get("properties", {})]
+    found = [
+        m.name
+        for m in registry().values()
+        if parameter in {field.alias or name for name, field in m.parameters.model_fields.items()}
+    ]
     return f"It is one of {', '.join(found)}." if found else "Leave it out."
 
 

@@ -168,6 +168,7 @@ class _Line:
                 allow_local=True,
                 commits=commits,
                 tell=self._resolving,
+                begin=self._terminal.stage,
             ),
         )
         work = self._settings.data_dir / "runs" / prepared.identity
@@ -293,6 +294,7 @@ class _Line:
                 allow_local=True,
                 commits=commits,
                 tell=self._resolving,
+                begin=self._terminal.stage,
             ),
         )
         digest = hashlib.sha256("".join(p.identity for p in prepared).encode()).hexdigest()

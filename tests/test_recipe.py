@@ -301,6 +301,10 @@ def test_a_pinned_recipe_names_every_hub_model_at_its_sha():
         ("[" * 20_000, "YAML"),
         ("base: \0", "YAML"),
         ("seed: " + "9" * 5000, "digits"),
+        ('base: "\\UFFFFFFFF"', "no character"),
+        ('base: "\\U00110000"', "no character"),
+        ('base: "org/\\ud800"', "half a character"),
+        ("%YAML 1." + "9" * 5000 + "\n---\nbase: org/base", "version"),
         ("x" * (MAX_RECIPE_BYTES + 1), "too long"),
     ],
 )

@@ -294,3 +294,24 @@ def test_the_tokenizer_is_part_of_the_identity_and_union_is_what_nothing_means(
 def test_a_tokenizer_of_no_model_of_the_recipe_is_refused(growing: tuple[Path, Path, Path]) -> None:
     with pytest.raises(RecipeError, match="no model of this recipe"):
         plan_of(*growing, tokenizer="org/other")
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
+def test_a_broken_file_beside_the_tokenizer_that_agents_extend_stays_as_it_is(
+    growing: tuple[Path, Path, Path], content: bytes
+) -> None:
+    (growing[0] / "added_tokens.json").write_bytes(content)
+    (growing[0] / "tokenizer_config.json").write_bytes(b"[]")
+    files = small_files(plan_of(*growing))
+    assert files["added_tokens.json"] == content
+    assert files["tokenizer_config.json"] == b"[]"
+    assert tokens_of(json.loads(files["tokenizer.json"]))["<c>"] == 42  # type: ignore[index]
+
+
+def test_the_files_beside_the_tokenizer_get_what_agents_add(growing: tuple[Path, Path, Path]) -> None:
+    (growing[0] / "added_tokens.json").write_bytes(b"{}")
+    (growing[0] / "tokenizer_config.json").write_bytes(b'{"added_tokens_decoder": {}}')
+    files = small_files(plan_of(*growing))
+    assert json.loads(files["added_tokens.json"]) == {"<a>": 40, "<b>": 41, "<c>": 42}
+    decoder = json.loads(files["tokenizer_config.json"])["added_tokens_decoder"]
+    assert {key: entry["content"] for key, entry in decoder.items()} == {"40": "<a>", "41": "<b>", "42": "<c>"}
