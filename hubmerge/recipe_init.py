@@ -74,7 +74,7 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
             "the recipe cannot be written",
             where=str(out),
             got=error.strerror or str(error),
-            next_step="Name a file in a folder that is there.",
+            next_step="Name a file in a folder of yours that is there.",
         ) from None
     sys.stdout.write(f"{out} is written; `hubmerge inspect {out}` looks at it, `hubmerge merge {out} --out …` merges\n")
     return 0
