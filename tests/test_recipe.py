@@ -425,6 +425,8 @@ def test_a_weight_over_layers_or_by_rules_survives_yaml_and_is_one_number_where_
         (varying([{"layers": [4, 4], "value": 1}]), "layers [4, 4] are none"),
         (varying([{"layers": [0, 1.5], "value": 1}]), "layers are the first"),
         (varying([1, 101]), "between -100 and 100"),
+        (varying([1.0] * 1025), "a list over the layers has 1 to 1024 numbers"),
+        (varying([{"filter": f"f{n}", "value": 1} for n in range(257)]), "at most 256 rules"),
         (
             varying([0, 0], "linear") | {"agents": [{"model": "org/a", "weight": [0, 0]}]},
             "every agent has the weight 0",

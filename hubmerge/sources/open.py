@@ -46,6 +46,7 @@ ADAPTER = "adapter_model.safetensors"
 _FIRST_READ_BYTES = 128 * 1024  # most headers fit, so that one request per shard is enough
 _MAX_INDEX_BYTES = 50_000_000
 _MAX_CONFIG_BYTES = 4_000_000
+_MAX_CONFIG_VALUES = 100_000
 _MAX_CARD_BYTES = 64 * 1024
 _MAX_SHARDS = 2_000
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -266,7 +267,7 @@ def _read_headers(
         shards, weight_map = _adapter_shards(where, files), None
         place = f"{ADAPTER_CONFIG} in {where}"
         adapter = parse_adapter_config(
-            _json_object(read_file(ADAPTER_CONFIG, _MAX_CONFIG_BYTES), place, 100_000), place
+            _json_object(read_file(ADAPTER_CONFIG, _MAX_CONFIG_BYTES), place, _MAX_CONFIG_VALUES), place
         )
     else:
         shards, weight_map = _shards(where, files, read_file)
@@ -277,7 +278,7 @@ def _read_headers(
                 expected="a transformers model",
                 next_step="Copy the base's config.json beside the weights, if they are of that architecture.",
             )
-        config = _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), f"{CONFIG} in {where}", 100_000)
+        config = _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), f"{CONFIG} in {where}", _MAX_CONFIG_VALUES)
     tensors: dict[str, StoredTensor] = {}
     digests: dict[str, HeaderDigest] = {}
     for shard, (header, digest) in zip(
@@ -382,7 +383,7 @@ class _WithoutWeights(Exception):
 def _config_there(files: Mapping[str, FileInfo], read_file: ReadFile) -> Mapping[str, Any]:
     """config.json for whoever only wants to help; nothing where it is missing or none."""
     try:
-        return _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), CONFIG, 100_000) if CONFIG in files else {}
+        return _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), CONFIG, _MAX_CONFIG_VALUES) if CONFIG in files else {}
     except HubmergeError:
         return {}
 

@@ -79,6 +79,7 @@ ROWS = {
     "scores of a failed run": hostile(status="failed", error={"code": "E", "message": "m"}),
     "done without scores": hostile(tasks=[]),
     "a task twice": hostile(tasks=[task("a", "math", 0.5)] * 2),
+    "text without end": facts(author="x" * 2001),
     "direction of text": hostile(facts={"author": "\u202egnp"}),
     "a giant": hostile(facts={"author": "x", "recipe": "y" * MAX_RESULT_BYTES}),
 }
@@ -154,7 +155,19 @@ def test_flags_are_read_one_by_one() -> None:
     assert [r.where for r in refused] == [f"flags.json, entry {k}" for k in range(3, 8)]
 
 
-@pytest.mark.parametrize("data", [b"{", b"[]", b"null", b'{"flags": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1)])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{",
+        b"[]",
+        b"null",
+        b'{"flags": 1}',
+        b"[" * 100_000,
+        b" " * (MAX_FLAGS_BYTES + 1),
+        json.dumps({"flags": [{"kind": "withdrawn", "model": "org/math"}] * 5001}).encode(),
+    ],
+    ids=range(7),
+)
 def test_a_broken_flags_file_is_refused_as_a_whole(data: bytes) -> None:
     flags, refused = parse_flags(data)
     assert flags == ()

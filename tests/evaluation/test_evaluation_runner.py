@@ -102,6 +102,7 @@ def test_a_run_that_fails_has_its_reason_and_no_score(
     assert result.error is not None
     assert result.error.code == code
     assert reason in result.error.message
+    assert len(result.error.message) <= 500
     assert str(workdir) not in result.error.message
     assert parse_result(result.to_json().encode(), where="x") == result
 
