@@ -190,6 +190,18 @@ def test_a_folder_is_read_without_following_links(tmp_path: Path) -> None:
     assert build_board(read.results) == build_board(family())
 
 
+def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, data in stored(*family()):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    monkeypatch.setattr("hubmerge.board.files.MAX_FILES", 2)
+    read = read_folder(tmp_path)
+    assert len(read.results) == 2
+    assert {r.reason for r in read.refused} == {"more than 2 files"}
+
+
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="no such folder"):
         read_folder(tmp_path / "none")

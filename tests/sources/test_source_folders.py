@@ -251,3 +251,10 @@ def test_a_repo_of_more_files_than_the_hub_advises_is_refused(
     monkeypatch.setattr("hubmerge.hub.MAX_FILES", len(server.files) - 1)
     with pytest.raises(FormatError, match="too many files in a repo"):
         hub.repo_state(server.repo)
+
+
+def test_of_a_local_card_the_first_64_kib_are_read(tmp_path: Path):
+    card = b"---\nlicense: mit\nx: %s\n---\n"
+    for number, (size, expected) in enumerate(((60_000, "mit"), (70_000, None))):
+        path = write_model(tmp_path / f"m{number}", random_base(0), files={"README.md": card % (b"a" * size)})
+        assert opened(path).license == expected

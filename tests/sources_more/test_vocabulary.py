@@ -304,5 +304,5 @@ def test_a_tokenizer_without_measure_is_left_unread_or_refused(tmp_path: Path, b
     with pytest.raises(FormatError, match="holds too much"):
         plan_of(base, plain, donor)
     os.truncate(donor / "tokenizer.json", 64 * 1024 * 1024 + 1)
-    with pytest.raises(HubmergeError, match="64 MB|too large|tokenizer"):
+    with pytest.raises(HubmergeError, match="tokenizer"):
         plan_of(base, plain, donor)
