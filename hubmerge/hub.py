@@ -18,9 +18,9 @@ from hubmerge.errors import FormatError, GatedError, HubUnavailableError, LoginE
 from hubmerge.hub_bytes import HubBytes, is_as_named, is_sound
 from hubmerge.hub_errors import Patience, checked_endpoint, checked_token, quiet_client, translated
 from hubmerge.hub_lines import new_client
+from hubmerge.hub_names import FileInfo, is_hub_id
 from hubmerge.hub_writing import HubWriting
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
-from hubmerge.sources.base import FileInfo, is_hub_id
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

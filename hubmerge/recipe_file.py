@@ -1,4 +1,4 @@
-"""Recipes and sweeps in files of this machine, or on standard input (`-`).
+"""Recipes as text: in files of this machine, on standard input (`-`), or in a form; hubmerge's own or mergekit's.
 
 Relative paths in a file begin at its folder, wherever the command was started, and a name that could be one of the Hub
 is a folder where there is one of that name. Only the command line reads such files: over the web, a name never means a
@@ -16,10 +16,15 @@ from typing import IO
 from pydantic import ValidationError
 
 from hubmerge.errors import RecipeError
-from hubmerge.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_yaml
+from hubmerge.mergekit import from_mergekit, is_mergekit
+from hubmerge.plain_yaml import load_plain_yaml
+from hubmerge.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
 from hubmerge.sources.model_name import ModelName
 
 _STANDARD_INPUT = Path("-")
+_WRITTEN = (
+    "A key and its value stand on a line of their own (`method: ram`); indent with spaces, close quotes and brackets."
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,22 @@ def _text(file: IO[str], where: str) -> str:
             got=f"a byte that is none at {error.start}",
             next_step="Save it as UTF-8.",
         ) from None
+
+
+def recipe_from_yaml(text: str, where: str = "the recipe") -> Recipe:
+    """A recipe from YAML text, hubmerge's own or mergekit's; see plain_yaml.py for what YAML may be here."""
+    if len(text) > MAX_RECIPE_BYTES:
+        raise RecipeError(
+            "the recipe is too long", where=where, expected=f"at most {MAX_RECIPE_BYTES} characters", got=str(len(text))
+        )
+    try:
+        content = load_plain_yaml(text)
+    except ValueError as error:
+        raise RecipeError("the recipe is not plain YAML", where=where, got=str(error), next_step=_WRITTEN) from None
+    if is_mergekit(content):
+        recipe, notes = from_mergekit(content, where)
+        return recipe.with_notes(notes)
+    return recipe_from_dict(content, where)
 
 
 def load_recipe(path: Path) -> Recipe:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hubmerge.sources.model_name import ModelName
     from hubmerge.terminal import Terminal
 
-SCHEMA_URL = "https://huggingface.co/spaces/hubmerge/hubmerge/resolve/main/docs/recipe.schema.json"
 _COMMENT_AT = 40  # column
 
 
@@ -101,6 +100,7 @@ def _written(names: Sequence[ModelName], folder: Path) -> list[str]:
 def draft(names: Sequence[str], models: Sequence[Model], method: str, refused: Sequence[str] = ()) -> str:
     """The text of a recipe of these models, the base first; `refused`: why it cannot be merged as it stands."""
     from hubmerge.methods import get_method
+    from hubmerge.recipe_schema import SCHEMA_URL
 
     chosen = get_method(method)
     lines = [

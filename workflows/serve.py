@@ -35,7 +35,7 @@ from workflows.scoring import RecordedScores
 from workflows.service import MergeService
 from workflows.store import Store
 from workflows.tokens import TokenVault
-from workflows.watchers.rule import RuleSet, load_rules
+from workflows.watchers.rules import RuleSet, load_rules
 
 log = logging.getLogger(__name__)
 RESTART_AFTER_S = 1.0

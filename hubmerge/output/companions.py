@@ -20,8 +20,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from hubmerge.errors import FormatError, MemoryLimitError, Problem, SourceChangedError
+from hubmerge.hub_names import FileInfo
 from hubmerge.output.config import told, without_code
-from hubmerge.sources.base import FileInfo, Model
+from hubmerge.sources.base import Model
 from hubmerge.sources.folder import link_outside, read_inside
 from hubmerge.sources.tokens import TOKENIZER
 from hubmerge.wording import incompatible, named

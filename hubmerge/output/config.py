@@ -29,7 +29,7 @@ from hubmerge.errors import Problem
 from hubmerge.output.known_classes import known_classes
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import INDEX
-from hubmerge.wording import incompatible, named, shown
+from hubmerge.wording import incompatible, json_file, named, shown
 
 MAX_DEPTH = 32  # tables within tables; transformers' own have up to five
 
@@ -199,7 +199,7 @@ def without_code(content: bytes) -> tuple[bytes | None, tuple[str, ...]]:
         if clean is _LEFT_OUT:
             return None, ()
         changed = repeated or data != clean  # bookkeeping goes without a word
-        return (_json(clean) if changed else content), _named(left_out)
+        return (json_file(clean) if changed else content), _named(left_out)
     except (ValueError, RecursionError):
         return None, ()
 
@@ -333,7 +333,3 @@ def _adapted(value: Any, stored: frozenset[str], dtype: str | None) -> Any:
 def _named(left_out: Sequence[str]) -> tuple[str, ...]:
     """Each once, in plain letters and not too long to be shown."""
     return tuple(dict.fromkeys(ascii(name)[1:-1][:80] for name in left_out))
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

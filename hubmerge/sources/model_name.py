@@ -1,14 +1,17 @@
-"""A model as a user names it: a Hub id with an optional revision, or a local folder."""
+"""A model as a user names it (a Hub id with an optional revision, or a local folder), and as it is pinned."""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from hubmerge.sources.base import SYNTHETIC, is_hub_id
+from hubmerge.hub_names import is_hub_id
 
+SYNTHETIC = "synthetic:"  # how a model's name begins that lies nowhere (synthetic.py)
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.\-/]{0,254}", re.ASCII)
 
 
@@ -62,3 +65,28 @@ def _model_from_text(value: Any) -> Any:
 
 
 WrittenModel = Annotated[ModelName, BeforeValidator(_model_from_text)]
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A pinned model. `sha` is a 40-hex commit for the Hub, a digest of names, sizes and headers for a folder, and of
+    its description for a synthetic model (synthetic.py)."""
+
+    kind: Literal["hub", "local", "synthetic"]
+    id: str  # "org/name", or the folder or description as the user wrote it
+    sha: str
+    requested: str = ""  # the branch or tag that was asked for
+    place: str = ""  # where a folder lies, if its id does not lead there from here
+
+    def __str__(self) -> str:
+        return f"{self.id}@{self.sha[:12]}"
+
+    @property
+    def path(self) -> Path:
+        """The folder, of a local model."""
+        return Path(self.place or self.id).expanduser()
+
+    @property
+    def label(self) -> str:
+        """A short name for tables: the repo or folder name."""
+        return Path(self.id).name or self.id

@@ -17,8 +17,7 @@ from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
 from hubmerge.recipe import recipe_from_dict
 from hubmerge.recipe_file import load_recipe
-from hubmerge.recipe_init import SCHEMA_URL
-from hubmerge.recipe_schema import recipe_schema
+from hubmerge.recipe_schema import SCHEMA_URL, recipe_schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -13,8 +13,8 @@ from huggingface_hub import HfApi
 
 from hubmerge.cli import main
 from hubmerge.errors import RecipeError
-from hubmerge.recipe import recipe_from_dict, recipe_from_yaml
-from hubmerge.recipe_file import load_recipe
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.recipe_file import load_recipe, recipe_from_yaml
 from hubmerge.sweep import sweep_from_dict
 
 GOOD: dict[str, Any] = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram"}

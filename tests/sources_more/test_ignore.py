@@ -16,7 +16,8 @@ from hubmerge.errors import IncompatibleError, RecipeError
 from hubmerge.hub import Hub
 from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.plan import Plan, make_plan
-from hubmerge.recipe import Recipe, recipe_from_dict, recipe_from_yaml
+from hubmerge.recipe import Recipe, recipe_from_dict
+from hubmerge.recipe_file import recipe_from_yaml
 from hubmerge.sources.open import open_models
 from hubmerge.sweep import sweep_from_dict
 

@@ -13,7 +13,8 @@ from watch_helpers import rule_data, rule_of
 from hubmerge.errors import RuleError
 from workflows.watchers.base import Watcher
 from workflows.watchers.kinds import registry
-from workflows.watchers.rule import AgentRule, load_rule, load_rules, rule_from_yaml
+from workflows.watchers.rule import AgentRule
+from workflows.watchers.rules import load_rule, load_rules, rule_from_yaml
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "watchers").glob("*.yaml"))
 
@@ -141,7 +142,7 @@ def test_a_broken_file_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 def test_files_of_rules_beyond_the_most_are_named_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workflows.watchers.rule.MAX_RULES", 2)
+    monkeypatch.setattr("workflows.watchers.rules.MAX_RULES", 2)
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(rule_data(name=name)))
     found = load_rules(tmp_path)

@@ -42,7 +42,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     from workflows.schedule_bot import Bot, Intervals
     from workflows.serve import results_dataset, scoring_of
     from workflows.tokens import TokenVault
-    from workflows.watchers.rule import RuleSet, load_rule
+    from workflows.watchers.rules import RuleSet, load_rule
 
     rules = tuple(load_rule(path) for path in arguments.rules)
     if len({rule.name for rule in rules}) != len(rules):

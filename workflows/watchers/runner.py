@@ -26,7 +26,8 @@ from workflows.watchers.facts import Facts, OwnMerge, facts_of
 from workflows.watchers.inbox import Inbox
 from workflows.watchers.kinds import registry
 from workflows.watchers.ledger import Ledger
-from workflows.watchers.rule import RuleHead, RuleSet
+from workflows.watchers.rule import RuleHead
+from workflows.watchers.rules import RuleSet
 
 log = logging.getLogger(__name__)
 AGAIN_AFTER_S = 30.0  # deliveries that could not be handled wait so long
@@ -166,7 +167,7 @@ class Watchers:
         """The merge job, after every check that needs no weights; the form's jobs are made the same way."""
         target = Target(planned.target, rule.private, expose=planned.expose)
         recipe = recipe_from_dict(dict(planned.recipe))
-        prepared = prepare(recipe, self._account.hub, target=target, license_choice=rule.license)
+        prepared = prepare(recipe, self._account.hub, target=target, license_choice=rule.license, calibrate="apart")
         payload = {
             "recipe": prepared.plan.recipe.to_dict(),
             "target": target.repo,
