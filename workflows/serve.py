@@ -29,6 +29,7 @@ from hubmerge.extras import require
 from hubmerge.hub import Hub
 from hubmerge.results_dataset import ResultsDataset
 from hubmerge.settings import Settings
+from workflows.logs import set_up_logging
 from workflows.results_keys import results_keys
 from workflows.schedule_bot import Bot, Intervals, Scoring
 from workflows.scoring import RecordedScores
@@ -99,7 +100,7 @@ class WorkerProcess:
 
 def serve(settings: Settings, *, host: str, port: int, intervals: Intervals | None = None) -> int:
     """The app until SIGTERM or Ctrl-C; returns the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging()
     announce(settings, log.warning)  # before anything else may touch CUDA
 
     from hubmerge.ui.app import launch_app  # gradio takes seconds to import

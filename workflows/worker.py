@@ -28,6 +28,7 @@ from hubmerge.settings import Settings, load_settings
 from workflows.child import DEFAULT_PIPELINE
 from workflows.guard import SignOfLife, die_with_parent, lock_workdir
 from workflows.jobs import Job, JobError, State
+from workflows.logs import set_up_logging
 from workflows.process import ChildProcess, child_environment
 from workflows.protocol import JobSpec
 from workflows.results_keys import results_keys
@@ -200,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.die_with_parent:
         die_with_parent(os.getppid())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging()
     settings = load_settings()
     pipelines = {**PIPELINES, **dict(item.split("=", 1) for item in options.pipeline)}
     if options.kinds is not None:

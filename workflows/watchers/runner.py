@@ -96,7 +96,11 @@ class Watchers:
         deliveries = self._inbox.pending() if now >= self._inbox_from else ()
         if not deliveries:
             return []
-        turns = self._round(tuple(dict.fromkeys(d.repo for d in deliveries)))
+        try:
+            turns = self._round(tuple(dict.fromkeys(d.repo for d in deliveries)))
+        except HubmergeError:  # nothing can be written now: no reason to ask the Hub again at every tick
+            self._inbox_from = time.monotonic() + AGAIN_AFTER_S
+            raise
         if any(turn.error is not None and turn.error.retryable for turn in turns):
             self._inbox_from = time.monotonic() + AGAIN_AFTER_S
         else:
