@@ -282,9 +282,7 @@ def test_a_table_or_card_without_measure_is_not_read_and_costs_nothing_else(
     monkeypatch.setattr("hubmerge.results_dataset._CARD_BYTES", 10)
     assert len(opened(local_hub, repo).load().results) == 10
     dataset.publish([result("org/m11", "a", {"math": 0.1})])
-    assert (
-        Path(api.hf_hub_download(repo, CARD, repo_type="dataset")).read_bytes() == card
-    )
+    assert Path(api.hf_hub_download(repo, CARD, repo_type="dataset")).read_bytes() == card
 
 
 def test_details_must_belong_to_one_of_the_results(dataset: ResultsDataset, tmp_path: Path) -> None:
