@@ -154,9 +154,9 @@ class Hub(HubWriting):
         """The token's user; LoginError when there is none or it is no longer valid."""
         if not self._token:
             raise LoginError(
-                "you are not signed in",
-                where=self.endpoint,
+                f"you are not signed in at {self.endpoint}",
                 expected="a token that may write",
+                got="none",
                 next_step="Sign in: in the app, with `hf auth login`, or with HF_TOKEN.",
             )
 

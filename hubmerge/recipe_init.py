@@ -86,12 +86,16 @@ def suggested_method(agents: Sequence[Model]) -> str:
 
 
 def _written(names: Sequence[ModelName], folder: Path) -> list[str]:
-    """The names as a recipe in `folder` writes them: relative folders from there."""
+    """The names as a recipe in `folder` writes them: relative folders from there.
+
+    Where a link leads to `folder`, `..` in the recipe is what is above the folder itself.
+    """
+    begin, real = os.path.abspath(folder), os.path.realpath(folder)
     written = []
     for name in names:
         text = str(name)
         if name.local and not text.startswith(("/", "~", "synthetic:")):
-            text = os.path.relpath(text, folder)
+            text = os.path.relpath(text, begin) if begin == real else os.path.relpath(os.path.realpath(text), real)
             text = text if text.startswith(".") else f"./{text}"
         written.append(text)
     return written

@@ -31,8 +31,8 @@ from hubmerge.results_dataset import ResultsDataset
 from hubmerge.settings import Settings
 from workflows.logs import set_up_logging
 from workflows.results_keys import results_keys
-from workflows.schedule_bot import Bot, Intervals, Scoring
-from workflows.scoring import RecordedScores
+from workflows.schedule_bot import Bot, Intervals
+from workflows.scoring import RecordedScores, Scoring
 from workflows.service import MergeService
 from workflows.store import Store
 from workflows.tokens import TokenVault

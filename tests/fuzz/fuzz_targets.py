@@ -394,7 +394,7 @@ def report_folder(data: bytes) -> None:
     except HubmergeError as error:
         str(error).encode()
         return
-    assert json.loads(json.dumps(found.to_json()))
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))
 
 
 def report(data: bytes) -> None:

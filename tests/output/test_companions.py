@@ -221,6 +221,17 @@ def test_what_stays_behind_is_named_with_the_reason(tmp_path: Path):
     )
 
 
+def test_the_bases_tokenizer_stays_behind_where_the_merge_keeps_another():
+    files = {name: FileInfo(name, 10) for name in ("tokenizer.json", "vocab.txt", "notes.yaml")}
+    base, agent = (model(f"org/{name}", files=files) for name in ("base", "agent"))
+    companions = select_companions(base, (agent,), ("agent",), donor=1)
+    assert {(f.path, f.model) for f in companions.files} == {("tokenizer.json", 1), ("vocab.txt", 1)}
+    assert companions.left_out == (
+        "org/base: left out: tokenizer.json, vocab.txt (of a tokenizer that the merge does not keep); "
+        "notes.yaml (not known to belong to a model)"
+    )
+
+
 def test_many_files_that_stay_behind_are_counted(tmp_path: Path):
     [warning] = plan_of(tmp_path, {f"m{n}.py": b"" for n in range(9)}, {}).warnings
     assert warning.endswith("left out: m0.py, m1.py, m2.py, m3.py and 5 more (code)")

@@ -157,7 +157,7 @@ def format_error(path: Path) -> str:
 
 
 BAD_SETTINGS: dict[str, dict[str, Any]] = {
-    "expected LORA, got 'LOHA'": {"peft_type": "LOHA"},
+    "expected LORA, got 'LOHA'. If PEFT can merge it into its base, use the result as an agent.": {"peft_type": "LOHA"},
     "use_dora: True": {"use_dora": True},
     "lora_bias: True": {"lora_bias": True},
     "use_qalora: True": {"use_qalora": True},
