@@ -33,7 +33,7 @@ NO_BOUND = {
         r"buffers\.py (?:KEPT|PAGE)|compiled/passes\.py _ROWS",
     ),
     "the length of a digest": (r"_(?:CHECKSUM|DIGEST)_BYTES|VERSION_DIGITS",),
-    "an estimate, or a bound of an error": (r"prediction\.py |BYTES_PER_SECOND|_STARTING_S|MAX_ERROR|_MAX_DAMPING",),
+    "an estimate, or a bound of an error": (r"prediction\.py |BYTES_PER_SECOND|_STARTING_S|MAX_ERROR",),
     "how much of a value or list a message or page shows": (
         r"wording\.py |sensitivity/file\.py NAMED_AT_MOST|channel\.py _MAX_TEXT|diff_panels\.py LISTED",
     ),

@@ -165,6 +165,7 @@ def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any]):
         "org/x@ma in",
         "org/x@-d",
         "org/" + "x" * 97,
+        "./" + "x" * 4095,
         "https://huggingface.co/org/x",
         "file:///etc/passwd",
         "org\0/x",

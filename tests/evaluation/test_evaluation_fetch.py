@@ -140,8 +140,9 @@ def test_a_dataset_of_too_many_rows_is_refused_before_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch_module, "MAX_ROWS", 2)
-    monkeypatch.setattr(fetch_module, "_load", lambda *_: [1, 2, 3])
+    monkeypatch.setattr(fetch_module, "load_split", lambda *_, **__: [1, 2, 3])
     task = {"repo": "org/data", "revision": "a" * 40, "subset": None, "split": "test", "few_shot_split": None}
+    task["data_files"] = None
     errors = SimpleNamespace(exceptions=SimpleNamespace(DatasetsError=RuntimeError))
     with pytest.raises(
         EvaluationError, match="a dataset is too long in org/data@aaaaaaaaaaaa: expected at most 2 rows"
