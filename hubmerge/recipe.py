@@ -346,13 +346,14 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
                 yield replace(problem, where=at, next_step=step)
         elif kind == "missing":
             if path[-1] not in meant:
-                yield Problem(
-                    RecipeError.code, _words(issue), place(where, *path), next_step=_NEEDED.get(str(path[-1]), "")
-                )
+                yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_needed(path))
         elif not (kind == "too_short" and path[0] in wrong):
-            is_text = isinstance(issue["input"], str)
-            step = _SLIPS.get(next((words for words in _SLIPS if is_text and words in issue["msg"]), ""), "")
-            yield Problem(RecipeError.code, _words(issue), place(where, *path), "", repr(issue["input"])[:120], step)
+            given = issue["input"]
+            if given == [] or (isinstance(given, str) and not given.strip()):  # which is said already
+                yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_needed(path))
+                continue
+            step = next((_SLIPS[words] for words in _SLIPS if isinstance(given, str) and words in issue["msg"]), "")
+            yield Problem(RecipeError.code, _words(issue), place(where, *path), "", repr(given)[:120], step)
 
 
 _SLIPS = {"number is needed": "Write it without quotes.", "is a URL": "Write org/name, or org/name@revision."}
@@ -377,6 +378,10 @@ _NEEDED = {
     "method": "Choose one; `hubmerge methods` lists them.",
     "model": "Name the model.",
 }
+
+
+def _needed(path: tuple[int | str, ...]) -> str:
+    return _NEEDED.get(str(path[-1]), "")
 
 
 _WRITTEN = (
