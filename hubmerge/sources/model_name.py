@@ -44,7 +44,7 @@ class ModelName(BaseModel):
     def _is_a_hub_id_at_a_revision(self) -> ModelName:
         if not self.local:
             if not is_hub_id(self.id):
-                raise ValueError(f"{self.id[:120]!r} is no Hub id (org/name@revision); a folder is written ./folder")
+                raise ValueError(f"{self.id[:120]!r} is no Hub id (org/name@revision)")
             if self.revision and (not _REVISION.fullmatch(self.revision) or ".." in self.revision):
                 raise ValueError(f"{self.revision[:80]!r} is not a revision (a branch, a tag or a commit sha)")
         return self
