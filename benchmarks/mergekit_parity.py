@@ -27,7 +27,7 @@ from safetensors.numpy import load_file, save_file
 from hubmerge.hub import Hub
 from hubmerge.line import merge_to_folder
 from hubmerge.prepare import prepare
-from hubmerge.recipe import recipe_from_yaml
+from hubmerge.recipe_file import recipe_from_yaml
 
 PYTHON = Path(".cache/mergekit/bin/python")
 DENSITIES = (0.1, 0.4, 0.5)

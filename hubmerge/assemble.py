@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hubmerge.output.companions import ReadFile, read_companions
-from hubmerge.output.config import merged_config
-from hubmerge.output.tokenizer import united_tokenizer
-from hubmerge.plan import Plan
-from hubmerge.sink import MANIFEST, FinishedShard, writing
-
-INDEX = "model.safetensors.index.json"
-
-
-def folder_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str]]:
-    """Every file besides weights, card and manifest: path → content; and what the user should know."""
-    config, _ = merged_config(plan.config, [t.dtype for t in plan.tensors()])  # the plan tells what is left out
-    companions, left_out = read_companions(plan.companions, plan.models, read)
-    files = {"config.json": _json(config), **companions}
-    if plan.vocabulary is not None and plan.vocabulary.united:
-        files |= united_tokenizer(files, plan.vocabulary.united)
-    if len(plan.shards) > 1:
-        files[INDEX] = _json(
-            {
-                "metadata": {"total_size": sum(s.size - len(s.header) for s in plan.shards)},
-                "weight_map": {t.name: s.filename for s in plan.shards for t in s.tensors},
-            }
-        )
-    files["recipe.yaml"] = plan.recipe.to_yaml().encode()
-    return files, left_out
+from hubmerge.disk_errors import writing
+from hubmerge.sink import MANIFEST, FinishedShard
+from hubmerge.wording import json_file
 
 
 def write_folder(
@@ -41,7 +18,7 @@ def write_folder(
     """Write all that surrounds the finished `shards`; the manifest comes last and makes the folder complete."""
     for name, content in files.items():
         _replace(folder / name, content)
-    _replace(folder / MANIFEST, _json(manifest))
+    _replace(folder / MANIFEST, json_file(manifest))
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -53,7 +30,3 @@ def _replace(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -50,6 +50,7 @@ class CalibrationRows:
     transformers: str
     file: str = ""  # digest of a named file's header, size and time of change
     texts: str = ""  # sha256 over the pairs' texts
+    private: bool = False  # a dataset that not everybody may read
     read: Sequence[Any] = field(default=(), repr=False, compare=False)  # the pairs
 
     def identity(self) -> dict[str, Any]:
@@ -67,4 +68,5 @@ class CalibrationRows:
             "torch": self.torch,
             "transformers": self.transformers,
             "file": self.file,
+            "private": self.private,
         }

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from hubmerge.board.intervals import Estimate, mean, score_interval
-from hubmerge.board.values import ParentLine, domain_order
-from hubmerge.leaderboard import domain_line
 from hubmerge.markdown import Markdown, factor, percent
+from hubmerge.output.domains import ParentLine, domain_line, domain_order
 from hubmerge.report import Parent
 
 _MERGE = "this merge"

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from hubmerge import eager, machine, memory
 from hubmerge.buffers import placed
 from hubmerge.counter_rng import Key, make_key
-from hubmerge.counting import Counted, Float32
+from hubmerge.counting import Counted
 from hubmerge.device.choose import LANES, MEMORY_BYTES, DeviceName, chunk_elements, host_threads, open_engine
 from hubmerge.distributed import ALONE, Ranks
+from hubmerge.dtypes import Float32
 from hubmerge.eager import compilable
 from hubmerge.errors import IncompatibleError, NonFiniteError
 from hubmerge.methods import Method, get_method

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from hubmerge.dtypes import Float32
 from hubmerge.histogram import histogram_of
 from hubmerge.statistics import Counts, ResultTally, Sums, Tally, zero_result, zero_tally
 
@@ -30,7 +31,6 @@ GROUP = 4  # rows that are added to each other before they are added to a column
 RELATIVE_ERROR = 28 * 2.0**-24  # of a block's sum: a term goes through 24 additions after 3 roundings of its product
 SAFE = (103, 151)  # exponent fields [first, end) of a largest update, 2⁻²⁴ to 2²⁴, whose powers stay in range
 
-Float32 = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 T = TypeVar("T", Tally, ResultTally)
 

@@ -41,3 +41,17 @@ def make_folder(folder: Path) -> None:
     """`folder` with its parents, if it is missing; DiskError where there can be none."""
     with written("the folder cannot be made", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """DiskError for what the disk refuses while `path` is written."""
+    with written("the output cannot be written", str(path)):
+        yield
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """DiskError for what the disk refuses while `path` is read."""
+    with written("the journal cannot be read", str(path)):
+        yield

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.counter_rng import Key, draws, uniform
-from hubmerge.counting import Counted, Float32, activity, count_inputs, count_result, overlaps_of
-from hubmerge.dtypes import Rounding, decode, encode
+from hubmerge.counting import Counted, activity, count_inputs, count_result, overlaps_of
+from hubmerge.dtypes import Float32, Rounding, decode, encode
 from hubmerge.statistics import Counts, ResultTally, Tally
 
 Raw = NDArray[Any]

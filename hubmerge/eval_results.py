@@ -28,6 +28,7 @@ from hubmerge.hub_errors import BranchMovedError
 from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.report import Report
 from hubmerge.sink import MANIFEST
+from hubmerge.wording import json_file
 
 CARD = "README.md"
 FOLDER = ".eval_results"
@@ -62,7 +63,7 @@ def publish_scores(
         if not kept and rows:
             scored = replace(report, evaluations=tuple(rows))
             files[CARD] = _card(scored, state, hub.endpoint)
-            files[MANIFEST] = _json(scored)
+            files[MANIFEST] = json_file(scored.to_json())
         files = {path: data for path, data in files.items() if not _same(hub, state, path, data)}
         if not files:
             return ScoresPublished(None, kept)
@@ -178,10 +179,6 @@ def _own_report(hub: Hub, state: RepoState) -> tuple[Report, bytes]:
 def _card(report: Report, state: RepoState, endpoint: str) -> bytes:
     figures = [path for path in state.files if path.startswith("figures/")]
     return render_card(report, figures=figures, endpoint=endpoint).encode()
-
-
-def _json(report: Report) -> bytes:
-    return (json.dumps(report.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def _same(hub: Hub, state: RepoState, path: str, data: bytes) -> bool:

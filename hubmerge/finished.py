@@ -19,6 +19,7 @@ from hubmerge.progress import Observer
 from hubmerge.publish import Published, Target, Telling, Uploaded, publish
 from hubmerge.report import Report
 from hubmerge.sink import MANIFEST, WORK
+from hubmerge.wording import json_file
 
 _TOLD_EVERY_S = 0.2
 
@@ -32,7 +33,7 @@ def load_report(folder: Path) -> Report:
             "not a finished merge",
             where=str(folder),
             expected=MANIFEST,
-            next_step="Merge into it again: it goes on where it was.",
+            next_step="Name the folder of a merge; an unfinished one goes on when the same command is given again.",
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         where, again = str(folder / MANIFEST), "Merge again into a new folder; nothing was touched."
@@ -71,7 +72,8 @@ def publish_folder(
     needed where the merge has none; RecipeError where it is missing, or less strict than the parents'.
     """
     report = load_report(folder)
-    prepared_target.refuse_to_expose((p.id, p.private) for p in report.parents)
+    data = [(str(rows["data"]), bool(rows.get("private"))) for rows in report.sensitivities]
+    prepared_target.refuse_to_expose([*((p.id, p.private) for p in report.parents), *data])
     stated = _licensed(report, license_choice)
     observer.stage("publish")
     weights = {f.name for f in report.files}
@@ -130,8 +132,7 @@ def _restated(before: Report, after: Report, files: Mapping[str, bytes], endpoin
     for kind, i1, i2, j1, j2 in SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():
         if kind != "equal":
             text = text.replace("\n".join(old[i1:i2]), "\n".join(new[j1:j2]), 1)
-    manifest = json.dumps(after.to_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    return {MANIFEST: manifest.encode()} | ({"README.md": text.encode()} if "README.md" in files else {})
+    return {MANIFEST: json_file(after.to_json())} | ({"README.md": text.encode()} if "README.md" in files else {})
 
 
 def _figures(files: Collection[str]) -> list[str]:

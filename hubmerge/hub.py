@@ -18,9 +18,9 @@ from hubmerge.errors import GatedError, HubUnavailableError, LoginError, SourceN
 from hubmerge.hub_bytes import HubBytes, is_as_named, is_sound
 from hubmerge.hub_errors import Patience, checked_endpoint, checked_token, quiet_client, translated
 from hubmerge.hub_lines import new_client
+from hubmerge.hub_names import FileInfo, is_hub_id
 from hubmerge.hub_writing import HubWriting
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
-from hubmerge.sources.base import FileInfo, is_hub_id
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -153,9 +153,9 @@ class Hub(HubWriting):
         """The token's user; LoginError when there is none or it is no longer valid."""
         if not self._token:
             raise LoginError(
-                "you are not signed in",
-                where=self.endpoint,
+                f"you are not signed in at {self.endpoint}",
                 expected="a token that may write",
+                got="none",
                 next_step="Sign in: in the app, with `hf auth login`, or with HF_TOKEN.",
             )
 

@@ -31,8 +31,8 @@ from hubmerge.disk_errors import written
 from hubmerge.errors import CorruptError, FormatError, HubUnavailableError
 from hubmerge.hub_errors import Patience, TransientHubError, translated
 from hubmerge.hub_lines import Lines
+from hubmerge.hub_names import FileInfo
 from hubmerge.settings import Settings
-from hubmerge.sources.base import FileInfo
 
 COPY_BYTES = 1024 * 1024
 _ERROR_BODY_BYTES = 64 * 1024

@@ -18,7 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -47,6 +48,8 @@ _QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
 _WITHOUT_GATED = re.compile(r"enable access to public gated", re.IGNORECASE)
 UNREADABLE = "no such repo, or one that you may not read"
 Result = TypeVar("Result")
+# until when whoever asks the Hub in this thread will wait, in seconds of the monotonic clock; None: for ever
+ASKED_UNTIL: ContextVar[float | None] = ContextVar("ASKED_UNTIL", default=None)
 
 
 class TransientHubError(HubUnavailableError):
@@ -71,13 +74,14 @@ class BranchMovedError(HubUnavailableError):
 
 @dataclass(frozen=True)
 class Patience:
-    """How often and how long a request is repeated; once `stopped` is set, CancelledError instead."""
+    """How often and how long a request is repeated; CancelledError once `stopped` is set, or `until` is over."""
 
     tries: int = 5
     first_pause_s: float = 0.5  # doubles with every try
     longest_pause_s: float = 60.0  # also of what a server may ask for
     sleep: Callable[[float], None] | None = None  # instead of waiting
     stopped: threading.Event | None = None
+    until: float | None = field(default_factory=ASKED_UNTIL.get)  # seconds of the monotonic clock
 
     def repeat(self, request: Callable[[], Result]) -> Result:
         """The result of `request`, repeated while it raises TransientHubError."""
@@ -104,8 +108,9 @@ class Patience:
             self._wait(after_s + random.uniform(0.0, 1.0))  # noqa: S311
 
     def check(self) -> None:
-        """CancelledError once `stopped` is set."""
-        if self.stopped is not None and self.stopped.is_set():
+        """CancelledError once `stopped` is set, or `until` is over."""
+        over = self.until is not None and time.monotonic() > self.until
+        if over or (self.stopped is not None and self.stopped.is_set()):
             raise CancelledError("what was asked of the Hub was broken off")
 
     def _wait(self, seconds: float) -> None:
@@ -192,6 +197,24 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
         raise HubUnavailableError(
             "the Hub's answer makes no sense", where=where, got=f"{type(error).__name__}: {_reason(error)}"
         ) from None
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Whether a library that asks the Hub by itself failed because the Hub was away, by what its error came of."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OfflineModeIsEnabled):  # a ConnectionError that no waiting ends
+            return False
+        if isinstance(error, HfHubHTTPError):
+            return error.response is not None and error.response.status_code in _PASSING_STATUS
+        if isinstance(error, httpx2.TransportError | ConnectionError | TimeoutError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _gated(error: Exception, where: str) -> GatedError:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import httpx2
 
-_CONNECT_TIMEOUT_S = 30.0
-_ANSWER_TIMEOUT_S = 300.0  # a commit of many files is answered when it is done
+CONNECT_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 300.0  # a commit of many files is answered when it is done
 
 
 def new_client() -> httpx2.Client:
@@ -29,7 +29,7 @@ def new_client() -> httpx2.Client:
     from huggingface_hub.utils._http import default_client_factory
 
     made = default_client_factory()
-    made.timeout = httpx2.Timeout(_ANSWER_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+    made.timeout = httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     return made
 
 

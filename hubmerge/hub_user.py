@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import SourceNotFoundError
+from hubmerge.hub_names import FileInfo
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
-from hubmerge.sources.base import FileInfo
 
 if TYPE_CHECKING:
     from hubmerge.hub import Hub, RepoState

@@ -12,7 +12,7 @@ from typing import Any
 from hubmerge.hub import Hub
 from hubmerge.licenses import strictest
 from hubmerge.methods.varying import varies, worded, written
-from hubmerge.output.plan_words import Group, cost_of, fit_of, in_words, models_of
+from hubmerge.output.plan_words import Group, cost_of, fit_of, in_words, models_of, plan_summary
 from hubmerge.plan import Plan
 from hubmerge.prepare import prepare, prepare_variants
 from hubmerge.progress import resolving
@@ -27,11 +27,11 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     document = read_document(arguments.recipe)
     sweep = sweep_in(document)
     if sweep is None:
-        plan = prepare(recipe_in(document), hub, allow_local=True, tell=resolving(terminal)).plan
-        summary = plan.summary()
+        plan = prepare(recipe_in(document), hub, allow_local=True, tell=resolving(terminal), begin=terminal.stage).plan
+        summary = plan_summary(plan)
     else:
         recipes = [recipe for _, recipe in sweep.variants]
-        prepared = prepare_variants(recipes, hub, allow_local=True, tell=resolving(terminal))
+        prepared = prepare_variants(recipes, hub, allow_local=True, tell=resolving(terminal), begin=terminal.stage)
         plan = prepared[0].plan
         summary = _of_sweep([name for name, _ in sweep.variants], [one.plan for one in prepared])
     if (decision := strictest([m.license for m in plan.models])).needs_choice:
@@ -55,7 +55,7 @@ _OF_ALL = ("base", "agents", "kinds", "architecture", "parameters", "tensors", "
 
 
 def _of_sweep(names: Sequence[str], plans: Sequence[Plan]) -> dict[str, Any]:
-    """As `Plan.summary`: variants that are merged in one pass take their memory together, passes their time in turn."""
+    """As `plan_summary`: variants that are merged in one pass take their memory together, passes their time in turn."""
     from hubmerge.disk import output_need, sensitivity_need
     from hubmerge.prediction import Machine, Prediction, as_facts, predict
     from hubmerge.stream import StreamOptions, layout_of
@@ -67,7 +67,7 @@ def _of_sweep(names: Sequence[str], plans: Sequence[Plan]) -> dict[str, Any]:
     options = StreamOptions(threads=machine.cores, device="auto")
     said = [predict(first, machine, replace(options, beside=tuple(more))) for first, *more in passes.values()]
     needed = max(one.memory_bytes for one in said), sum(one.seconds for one in said)
-    common = plans[0].summary()
+    common = plan_summary(plans[0])
     least = sum(output_need(plan, uploaded=False) for plan in plans) + sensitivity_need(plans)
     return {
         **{key: common[key] for key in _OF_ALL},

@@ -23,12 +23,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from hubmerge.disk_errors import reading, writing
 from hubmerge.errors import TargetExistsError
 from hubmerge.finished_shards import has_size, sound
 from hubmerge.journal_lines import sealed, sound_line, sound_lines
 from hubmerge.plan import Plan
 from hubmerge.ranked import Ranked
-from hubmerge.sink import WORK, FinishedShard, reading, writing
+from hubmerge.sink import WORK, FinishedShard
 from hubmerge.sources.unchanged import UnchangedFolders
 from hubmerge.statistics import SCHEMA, Tally
 from hubmerge.usage import Usage

@@ -33,27 +33,14 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hubmerge.board.intervals import Estimate, difference, mean, ratio, score_interval
+from hubmerge.board.intervals import Estimate, difference, mean, score_interval
 from hubmerge.board.lineage import Lineage, Node
 from hubmerge.board.standing import Standing
-from hubmerge.board.values import (
-    COMBINED,
-    INSTRUCTION,
-    Board,
-    DomainLine,
-    Flag,
-    ParentLine,
-    Refusal,
-    Row,
-    RowFlag,
-    RowProvenance,
-    SuiteBoard,
-    TaskLine,
-    domain_order,
-)
+from hubmerge.board.values import COMBINED, Board, Flag, Refusal, Row, RowFlag, RowProvenance, SuiteBoard, TaskLine
 from hubmerge.evaluation.result import EvaluationResult, RunError, Split, result_path
 from hubmerge.evaluation.signing import Provenance
-from hubmerge.sources.base import is_hub_id
+from hubmerge.hub_names import is_hub_id
+from hubmerge.output.domains import INSTRUCTION, ParentLine, domain_line, domain_order
 
 MAX_TASKS = 200
 MAX_PARENTS = 65  # a base and 64 agents
@@ -382,26 +369,6 @@ def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int]) 
         parents=tuple(parents),
         failures=own.failures,
         claimed_by=result.run_by,
-    )
-
-
-def domain_line(domain: str, score: Estimate, parents: Sequence[ParentLine], rank: int | None = None) -> DomainLine:
-    """A score against the same domain of the parents."""
-    known = [(p, p.domains[domain]) for p in parents if domain in p.domains]
-    if not known:
-        return DomainLine(domain, score, rank)
-    parent, best = max(known, key=lambda pair: pair[1].value)
-    changes = [difference(score, theirs) for _, theirs in known]
-    synergy = len(known) == len(parents) and all(c.value > 0 for c in changes)
-    return DomainLine(
-        domain,
-        score,
-        rank,
-        best_parent=parent.id,
-        retention=ratio(score, best),
-        change=difference(score, best),
-        synergy=synergy,
-        synergy_certain=synergy and all(c.low > 0 for c in changes),
     )
 
 

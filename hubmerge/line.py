@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge import __version__
-from hubmerge.assemble import folder_files, write_folder
+from hubmerge.assemble import write_folder
 from hubmerge.card import render_card
 from hubmerge.disk import DiskGauge, available_bytes, input_budget, used_bytes
 from hubmerge.equal_weights import refuse_equal_to_base
@@ -31,6 +31,7 @@ from hubmerge.machine import cores
 from hubmerge.methods import get_method
 from hubmerge.output.companions import reader
 from hubmerge.plan import Plan
+from hubmerge.plan_files import folder_files
 from hubmerge.prepare import Prepared
 from hubmerge.progress import Bridge, Observer, verifying
 from hubmerge.publish import Published, large_files, withdrawn_if_refused

@@ -52,6 +52,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
                 allow_local=True,
                 commits=commits,
                 tell=resolving(terminal),
+                begin=terminal.stage,
             ),
             hub=hub,
             ranks=ranks,
@@ -114,6 +115,7 @@ def _into_nothing(arguments: Any, settings: Settings, hub: Hub, terminal: Termin
         license_choice=arguments.license,
         allow_local=True,
         tell=resolving(terminal),
+        begin=terminal.stage,
     )
     terminal.warning("the output is counted and hashed, and nothing of it is kept; its report goes to standard output")
     with temporary_folder() as place:

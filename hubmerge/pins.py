@@ -18,14 +18,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hubmerge.disk_errors import written
+from hubmerge.disk_errors import writing, written
 from hubmerge.distributed import Ranks
 from hubmerge.errors import HubmergeError, SourceChangedError
 from hubmerge.hub import Hub
 from hubmerge.journal import Journal
 from hubmerge.plan import Plan
 from hubmerge.recipe import Recipe
-from hubmerge.sink import MANIFEST, writing
+from hubmerge.sink import MANIFEST
 from hubmerge.sources.model_name import ModelName
 
 NEWEST_ELSEWHERE = "To begin with the newest, merge into another folder."
@@ -48,7 +48,7 @@ def pins_in(folder: Path) -> Pins | None:
         return _checked(manifest["parents"])
     except (FileNotFoundError, NotADirectoryError):
         return _checked(Journal.models_in(folder))
-    except (ValueError, KeyError, TypeError):  # whoever opens it says so
+    except (ValueError, KeyError, TypeError, RecursionError):  # whoever opens it says so
         return None
 
 
@@ -146,7 +146,7 @@ class RunPins:
                 text = self._path.read_bytes()
             found = json.loads(text)
             name, pins = found["folder"], _checked(found["models"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return {}
         plain = isinstance(name, str) and re.fullmatch(r"[\w-]+", name)
         return {"folder": name, "models": pins} if plain and pins else {}
@@ -175,6 +175,8 @@ class RunPins:
 
 def _checked(pins: Any) -> Pins | None:
     fields = ("kind", "id", "sha", "requested")
-    if not pins or not all(isinstance(pin.get(name), str) for pin in pins for name in fields):
+    if not pins or not isinstance(pins, list) or not all(isinstance(pin, dict) for pin in pins):
+        return None
+    if not all(isinstance(pin.get(name), str) for pin in pins for name in fields):
         return None
     return [{name: pin[name] for name in fields} for pin in pins]

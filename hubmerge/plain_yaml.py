@@ -2,8 +2,8 @@
 
 PyYAML's safe loader builds no objects, but it resolves aliases (a few hundred bytes can stand for gigabytes),
 lets the last of two equal keys win, and reads scalars by YAML 1.1: `010` is 8, `1:30` is 90, `no` is false, a
-date is a date, and `1e-5` is text. Here aliases, tags and repeated keys are refused and scalars are read by the
-core schema of YAML 1.2, which is what people mean.
+date is a date, and `1e-5` is text. Here aliases, tags, repeated keys and halves of characters are refused and scalars
+are read by the core schema of YAML 1.2, which is what people mean.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Hashable
 from typing import Any
 
 import yaml
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -24,6 +26,8 @@ class _PlainLoader(yaml.SafeLoader):
             raise yaml.YAMLError(f"anchors and aliases are not allowed (line {event.start_mark.line + 1})")
         if getattr(event, "tag", None) is not None:
             raise yaml.YAMLError(f"tags are not allowed (line {event.start_mark.line + 1})")
+        if _HALF.search(getattr(event, "value", "")):  # an escape can write what UTF-8 cannot
+            raise yaml.YAMLError(f"half a character (line {event.start_mark.line + 1})")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
@@ -91,6 +95,8 @@ def load_plain_yaml(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())[:300]) from None
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except (OverflowError, ValueError):  # \U00110000, %YAML 1.99…9
+        raise ValueError("an escape that stands for no character, or a version that YAML has not") from None
     finally:
         if loader is not None:
             loader.dispose()

@@ -17,7 +17,6 @@ from typing import Any, Literal
 from hubmerge.calibration_spec import CalibrationRows
 from hubmerge.compatibility import (
     agent_problems,
-    architecture,
     base_problems,
     differences,
     other_settings,
@@ -27,15 +26,17 @@ from hubmerge.dtypes import FLOAT_DTYPES, NAMES, Rounding
 from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, Problem, SourceNotFoundError
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Threshold
-from hubmerge.methods.tensor_values import TensorValues, Values, by_layer, misplaced
+from hubmerge.methods.tensor_values import TensorValues, Values, misplaced
 from hubmerge.output.companions import Companions, select_companions
 from hubmerge.output.config import config_problems, merged_config, told
 from hubmerge.recipe import Recipe, merge_identity
-from hubmerge.sources.base import Model, ModelRef, StoredTensor
+from hubmerge.recipe_ignore import ignored_by
+from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import DerivedTensor, ZeroTensor
 from hubmerge.sources.header import DTYPE_BYTES, serialize_header
-from hubmerge.sources.ignore import ignored_by, ignoring_line, unmatched, without
+from hubmerge.sources.ignore import ignoring_line, unmatched, without
 from hubmerge.sources.lora import resident_bytes
+from hubmerge.sources.model_name import ModelRef
 from hubmerge.sources.reader import KEPT_TENSORS
 from hubmerge.sources.views import views_of
 from hubmerge.sources.vocabulary import Vocabulary, with_added_rows, with_vocab_size, without_added_rows
@@ -101,6 +102,11 @@ class Plan:
     @property
     def models(self) -> tuple[Model, ...]:
         return (self.base, *self.agents)
+
+    @property
+    def sources(self) -> list[tuple[str, bool]]:
+        """What the merge tells of, and whether it is private: its parents, and the data that they are weighed by."""
+        return [*((m.ref.id, m.private) for m in self.models), *((c.data, c.private) for c in self.calibration)]
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -197,39 +203,6 @@ class Plan:
         for shard in self.shards:
             yield from shard.tensors
 
-    def summary(self) -> dict[str, Any]:
-        """Plain data for `inspect`, the API and the form; what is predicted is for this machine."""
-        from hubmerge.disk import least_need, most_use  # which themselves look at plans
-        from hubmerge.prediction import Machine, as_facts, predict
-
-        return {
-            "method": self.recipe.method,
-            "base": str(self.base.ref),
-            "agents": [str(a.ref) for a in self.agents],
-            "kinds": [m.kind for m in self.models],
-            "architecture": architecture(self.base),
-            "parameters": self.elements,
-            "tensors": sum(1 for _ in self.tensors()),
-            "dtype": sorted({t.dtype for t in self.tensors()}),
-            "rounding": self.rounding,
-            "shards": len(self.shards),
-            "output_bytes": self.output_bytes,
-            "companion_bytes": self.companions.bytes,
-            "input_bytes": self.input_bytes,
-            "download_bytes": self.download_bytes,
-            # streamed to the Hub, each shard leaves the disk when it is uploaded; a folder keeps them
-            "disk_least_bytes": least_need(self, uploaded=True),
-            "disk_most_bytes": most_use(self, uploaded=True),
-            "folder_disk_least_bytes": least_need(self, uploaded=False),
-            "folder_disk_most_bytes": most_use(self, uploaded=False),
-            "resident_bytes": self.resident_bytes,
-            "passes": self.passes,
-            **as_facts(predict(self, Machine.here(self))),
-            **({"varying": rows} if (rows := by_layer(self.recipe.given, self.values, self.labels)) else {}),
-            "identity": self.identity,
-            "warnings": list(self.warnings),
-        }
-
 
 def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard_bytes: int = MAX_SHARD_BYTES) -> Plan:
     """The plan of a merge; IncompatibleError carries every problem that headers can tell."""
@@ -298,7 +271,7 @@ def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
     problems = list(seen.problems)
     if base.adapter is None:  # else everything else would follow from this
         views = untie(seen.base, seen.agents)
-        problems += [*base_problems(seen.base, views.base), *views.problems]
+        problems += [*base_problems(seen.base, views.base, frozenset(*dropped)), *views.problems]
         line = ignoring_line(recipe.ignore, views.base, views.agents)
         problems += agent_problems(seen.base, views.base, seen.agents[0], views.agents[0], line)
     if problems:
@@ -316,15 +289,19 @@ def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
 
 def _of_comparison(problem: Problem) -> Problem:
     """A problem with advice for a comparison: there is no recipe to remove a model from, or to put a line into."""
-    first, _, rest = problem.next_step.partition("Otherwise: ")
-    if "Remove " not in first + rest:
-        return problem
-    steps = [] if "Remove " in first or "recipe" in first else [first.strip()]
-    if found := re.search(r"ignore: \[([^]]*)]", problem.next_step):
-        options = " ".join(f"--ignore {pattern.strip()}" for pattern in found[1].split(","))
-        steps.append(f"On the command line, {options} leaves them out.")
-    steps.append("Compare it with the model that it was trained from.")
-    return replace(problem, next_step=" Or: ".join(steps))
+    steps = []
+    for step in problem.next_step.split("Otherwise: "):
+        if found := re.search(r"ignore: \[([^]]*)]", step):
+            options = " ".join(f"--ignore {pattern.strip()}" for pattern in found[1].split(","))
+            steps.append(f"On the command line, {options} leaves them out.")
+        else:
+            steps.append("Compare it with the model that it was trained from." if "Remove " in step else step.strip())
+    return replace(
+        problem,
+        what=problem.what.replace("nothing to merge", "nothing to compare"),
+        got=problem.got.replace("`ignore`", "--ignore"),
+        next_step=" Or: ".join(dict.fromkeys(steps)),
+    )
 
 
 def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:

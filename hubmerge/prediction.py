@@ -286,7 +286,7 @@ def _speed() -> float:
 
 
 def as_facts(prediction: Prediction) -> dict[str, Any]:
-    """For `Plan.summary`; two digits, since more would claim too much."""
+    """For `plan_summary`; two digits, since more would claim too much."""
     return {
         "predicted_memory_bytes": prediction.memory_bytes,
         "predicted_seconds": float(f"{prediction.seconds:.2g}"),

@@ -23,7 +23,7 @@ from hubmerge.terminal import Terminal
 def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions) -> int:
     """Read the inputs once and print what was counted; errors are raised for the caller to print."""
     terminal.stage("resolve")
-    plan = prepare(load_recipe(arguments.recipe), hub, allow_local=True, tell=resolving(terminal), calibrate=False).plan
+    plan = prepare(load_recipe(arguments.recipe), hub, allow_local=True, tell=resolving(terminal), calibrate="not").plan
     terminal.stage("probe")
     folders = UnchangedFolders(plan.models)
     with temporary_folder() as cache:

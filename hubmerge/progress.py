@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 # what a stage does, in the words of a terminal
 _DOING = {
     "resolve": "looking up models and reading their headers",
+    "calibration": "reading and tokenizing calibration data",
     "verify": "verifying what is there",
     "fetch": "fetching",
     "compile": "compiling for this machine (once)",
@@ -51,7 +52,9 @@ class Observer(Protocol):
     """Watches the whole line; every method may raise to cancel."""
 
     def stage(self, name: str) -> None:
-        """A stage begins: resolve, verify (what is there already), fetch, compile, merge, card, publish, commit."""
+        """A stage begins: resolve, calibration (its data), verify (what is there already), fetch, compile, merge,
+        card, publish, commit.
+        """
 
     def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
 

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from hubmerge.disk_errors import writing
 from hubmerge.errors import (
     CorruptError,
     FormatError,
@@ -38,9 +39,10 @@ from hubmerge.errors import (
 )
 from hubmerge.hub import Hub
 from hubmerge.hub_errors import BranchMovedError
+from hubmerge.hub_names import is_hub_id
 from hubmerge.hub_writing import LargeFile
-from hubmerge.sink import MANIFEST, WORK, writing
-from hubmerge.sources.base import Model, is_hub_id
+from hubmerge.sink import MANIFEST, WORK
+from hubmerge.sources.base import Model
 
 _COMMIT_TRIES = 5
 _BLOCK_BYTES = 4 * 1024 * 1024
@@ -71,14 +73,14 @@ class Target:
     private: bool
     expose: bool = False  # somebody said outright that what private parents hold may become public here
 
-    def refuse_to_expose(self, parents: Iterable[tuple[str, bool]]) -> None:
-        """RecipeError where a public target would tell of private parents; `parents`: (name, whether it is private)."""
-        hidden = [name for name, private in parents if private]
+    def refuse_to_expose(self, sources: Iterable[tuple[str, bool]]) -> None:
+        """RecipeError where a public target would tell of what is private; `sources`: (name, whether it is)."""
+        hidden = list(dict.fromkeys(name for name, private in sources if private))
         if hidden and not self.private and not self.expose:
             raise RecipeError(
-                "a public merge would tell what private models hold",
+                "a public merge would tell what private models or data hold",
                 where=self.repo,
-                expected="a private target, or public parents",
+                expected="a private target, or public parents and data",
                 got=", ".join(hidden[:3]) + (" …" if len(hidden) > 3 else ""),
                 next_step="Publish with --private, or say --public if all of them may be known.",
             )

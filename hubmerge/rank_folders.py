@@ -22,11 +22,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
+from hubmerge.disk_errors import writing
 from hubmerge.distributed import ProcessLostError, Ranks
 from hubmerge.journal import Journal
 from hubmerge.plan import Plan
 from hubmerge.ranked import Ranked, addable, joined
-from hubmerge.sink import WORK, FinishedShard, writing
+from hubmerge.sink import WORK, FinishedShard
 from hubmerge.usage import Usage
 
 _RANK_FOLDER = "rank-"

@@ -35,10 +35,9 @@ from hubmerge.dtypes import Rounding
 from hubmerge.errors import MisnamedError, Problem, RecipeError
 from hubmerge.methods import get_method, registry, varying
 from hubmerge.methods.tensor_values import Given
-from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
-from hubmerge.sources.base import ModelRef
-from hubmerge.sources.ignore import checked_patterns
-from hubmerge.sources.model_name import ModelName, WrittenModel
+from hubmerge.plain_yaml import dump_plain_yaml
+from hubmerge.recipe_ignore import checked_patterns
+from hubmerge.sources.model_name import ModelName, ModelRef, WrittenModel
 from hubmerge.wording import did_you_mean, place, shown
 
 MAX_AGENTS = 32
@@ -111,7 +110,7 @@ class Recipe(_Frozen):
     rounding: Rounding | None = None  # None: the method's default
     seed: Annotated[int, BeforeValidator(_number)] = Field(default=0, ge=0, lt=2**63)
     calibration: CalibrationSpec | None = None  # for methods that weigh by sensitivity
-    ignore: tuple[str, ...] = ()  # names of tensors that are not merged, as patterns (sources/ignore.py)
+    ignore: tuple[str, ...] = ()  # names of tensors that are not merged, as patterns (recipe_ignore.py)
     tokenizer: str | None = Field(default=None, max_length=4096)  # base, or a model of the recipe; None: all tokens
     _notes: tuple[str, ...] = PrivateAttr(default=())
     _folder: Path | None = PrivateAttr(default=None)
@@ -387,7 +386,11 @@ def _slip(path: tuple[int | str, ...], given: Any, message: str) -> str:
 
 def _methods_with(parameter: str) -> str:
     """Where a parameter belongs that another method has not."""
-    found = [m.name for m in registry().values() if parameter in m.parameters.model_json_schema().get("properties", {})]
+    found = [
+        m.name
+        for m in registry().values()
+        if parameter in {field.alias or name for name, field in m.parameters.model_fields.items()}
+    ]
     return f"It is one of {', '.join(found)}." if found else "Leave it out."
 
 
@@ -410,9 +413,6 @@ def _needed(path: tuple[int | str, ...]) -> str:
     return _NEEDED.get(str(path[-1]), "")
 
 
-_WRITTEN = (
-    "A key and its value stand on a line of their own (`method: ram`); indent with spaces, close quotes and brackets."
-)
 _WORDS = {
     "missing": "this is missing",
     "extra_forbidden": "there is no such key",
@@ -430,21 +430,3 @@ _WORDS = {
 def _words(issue: Any) -> str:
     """What pydantic found, in words for somebody who does not know pydantic."""
     return _WORDS.get(issue["type"]) or issue["msg"].removeprefix("Value error, ").replace("Input should", "this must")
-
-
-def recipe_from_yaml(text: str, where: str = "the recipe") -> Recipe:
-    """A recipe from YAML text, hubmerge's own or mergekit's; see plain_yaml.py for what YAML may be here."""
-    from hubmerge.mergekit import from_mergekit, is_mergekit  # which itself makes recipes
-
-    if len(text) > MAX_RECIPE_BYTES:
-        raise RecipeError(
-            "the recipe is too long", where=where, expected=f"at most {MAX_RECIPE_BYTES} characters", got=str(len(text))
-        )
-    try:
-        content = load_plain_yaml(text)
-    except ValueError as error:
-        raise RecipeError("the recipe is not plain YAML", where=where, got=str(error), next_step=_WRITTEN) from None
-    if is_mergekit(content):
-        recipe, notes = from_mergekit(content, where)
-        return recipe.with_notes(notes)
-    return recipe_from_dict(content, where)

@@ -1,4 +1,4 @@
-"""Recipes and sweeps in files of this machine, or on standard input (`-`).
+"""Recipes as text: in files of this machine, on standard input (`-`), or in a form; hubmerge's own or mergekit's.
 
 Relative paths in a file begin at its folder, wherever the command was started, and a name that could be one of the Hub
 is a folder where there is one of that name. Only the command line reads such files: over the web, a name never means a
@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pydantic import ValidationError
-
 from hubmerge.errors import RecipeError
-from hubmerge.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_yaml
+from hubmerge.mergekit import from_mergekit, is_mergekit
+from hubmerge.plain_yaml import load_plain_yaml
+from hubmerge.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
 from hubmerge.sources.model_name import ModelName
 
 _STANDARD_INPUT = Path("-")
+_WRITTEN = (
+    "A key and its value stand on a line of their own (`method: ram`); indent with spaces, close quotes and brackets."
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,22 @@ def _text(file: IO[str], where: str) -> str:
         ) from None
 
 
+def recipe_from_yaml(text: str, where: str = "the recipe") -> Recipe:
+    """A recipe from YAML text, hubmerge's own or mergekit's; see plain_yaml.py for what YAML may be here."""
+    if len(text) > MAX_RECIPE_BYTES:
+        raise RecipeError(
+            "the recipe is too long", where=where, expected=f"at most {MAX_RECIPE_BYTES} characters", got=str(len(text))
+        )
+    try:
+        content = load_plain_yaml(text)
+    except ValueError as error:
+        raise RecipeError("the recipe is not plain YAML", where=where, got=str(error), next_step=_WRITTEN) from None
+    if is_mergekit(content):
+        recipe, notes = from_mergekit(content, where)
+        return recipe.with_notes(notes)
+    return recipe_from_dict(content, where)
+
+
 def load_recipe(path: Path) -> Recipe:
     """The recipe in a file."""
     return recipe_in(read_document(path))
@@ -79,8 +98,9 @@ def located(recipe: Recipe, folder: Path) -> Recipe:
         notes.extend([note] * bool(note))
         return found
 
+    base = here(recipe.base)
     agents = tuple(agent.model_copy(update={"model": here(agent.model)}) for agent in recipe.agents)
-    changed = recipe.model_copy(update={"base": here(recipe.base), "agents": agents})
+    changed = recipe.model_copy(update={"base": base, "agents": agents})
     return changed.with_notes(tuple(dict.fromkeys(notes))).in_folder(folder)
 
 
@@ -96,11 +116,9 @@ def model_here(text: str, warn: Callable[[str], None]) -> ModelName:
     """A model that a command names as its argument: a folder begins in the working folder. RecipeError for none."""
     try:
         name = ModelName.parse(text)
-    except ValueError as error:  # pydantic's, or parse's own
-        issues = error.errors(include_url=False) if isinstance(error, ValidationError) else []
-        why = str(issues[0]["msg"]).removeprefix("Value error, ") if issues else str(error)
+    except ValueError as error:
         raise RecipeError(
-            why,
+            str(error),
             where="the command",
             expected="org/name, org/name@revision or ./folder",
             got=ascii(text)[:120],

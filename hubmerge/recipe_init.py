@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from hubmerge.sources.model_name import ModelName
     from hubmerge.terminal import Terminal
 
-SCHEMA_URL = "https://huggingface.co/spaces/hubmerge/hubmerge/resolve/main/docs/recipe.schema.json"
 _COMMENT_AT = 40  # column
 
 
@@ -87,12 +86,16 @@ def suggested_method(agents: Sequence[Model]) -> str:
 
 
 def _written(names: Sequence[ModelName], folder: Path) -> list[str]:
-    """The names as a recipe in `folder` writes them: relative folders from there."""
+    """The names as a recipe in `folder` writes them: relative folders from there.
+
+    Where a link leads to `folder`, `..` in the recipe is what is above the folder itself.
+    """
+    begin, real = os.path.abspath(folder), os.path.realpath(folder)
     written = []
     for name in names:
         text = str(name)
         if name.local and not text.startswith(("/", "~", "synthetic:")):
-            text = os.path.relpath(text, folder)
+            text = os.path.relpath(text, begin) if begin == real else os.path.relpath(os.path.realpath(text), real)
             text = text if text.startswith(".") else f"./{text}"
         written.append(text)
     return written
@@ -101,6 +104,7 @@ def _written(names: Sequence[ModelName], folder: Path) -> list[str]:
 def draft(names: Sequence[str], models: Sequence[Model], method: str, refused: Sequence[str] = ()) -> str:
     """The text of a recipe of these models, the base first; `refused`: why it cannot be merged as it stands."""
     from hubmerge.methods import get_method
+    from hubmerge.recipe_schema import SCHEMA_URL
 
     chosen = get_method(method)
     lines = [

@@ -13,8 +13,8 @@ from typing import Any
 from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.methods import Method, registry, varying
 from hubmerge.recipe import AgentSpec, Recipe
-from hubmerge.recipe_init import SCHEMA_URL
 
+SCHEMA_URL = "https://huggingface.co/spaces/hubmerge/hubmerge/resolve/main/docs/recipe.schema.json"
 _MODEL = {
     "type": "string",
     "minLength": 1,

@@ -5,6 +5,7 @@ It is what `hubmerge.json` holds, and the only input of the card and its figures
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hubmerge import __version__
+from hubmerge.compatibility import architecture
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope
 from hubmerge.methods.tensor_values import Values, by_layer
@@ -99,6 +101,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
+        json.dumps(data, allow_nan=False)  # ValueError for what could not be written again
         values = _with_measured_alone(data) if data["schema"] < 3 else dict(data)
         values["parents"] = tuple(Parent(**p) for p in data["parents"])
         values["files"] = tuple(OutputFile(**f) for f in data["files"])
@@ -166,9 +169,9 @@ def make_report(
             _parent(plan.base, "base", plan.base.ref.label, 1.0),
             *(_parent(m, "agent", label, w) for m, label, w in zip(plan.agents, labels, weights, strict=True)),
         ),
-        architecture=str(plan.summary()["architecture"]),
+        architecture=architecture(plan.base),
         parameters=plan.elements,
-        dtype=tuple(plan.summary()["dtype"]),
+        dtype=tuple(sorted({t.dtype for t in plan.tensors()})),
         rounding=plan.rounding,
         files=tuple(OutputFile(s.filename, s.size, s.sha256) for s in merged.shards),
         statistics={
@@ -264,3 +267,22 @@ def _parent(model: Model, role: str, label: str, weight: float) -> Parent:
     return Parent(
         role, label, ref.kind, ref.id, ref.sha, ref.requested, model.license, model.gated, model.private, weight
     )
+
+
+def sweep_table(reports: Mapping[str, Report]) -> str:
+    """The variants side by side, as Markdown: what each kept of every agent."""
+    [labels] = {tuple(o.agent for o in r.outcomes) for r in reports.values()}
+    head = ["variant", *(f"{label}: unique, shared" for label in labels), "changed", "sha256"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name, report in reports.items():
+        kept = [f"{_figure(o.effective_scale)}, {_figure(o.kept_shared)}" for o in report.outcomes]
+        changed = f"{report.result['changed'] / max(report.result['elements'], 1):.2%}"
+        lines.append("| " + " | ".join([f"`{name}`", *kept, changed, f"`{report.files[0].sha256[:12]}`"]) + " |")
+    return (
+        "What each variant kept of an agent: its unique updates as stored (effective λ), and its shared ones "
+        "before rounding.\n\n" + "\n".join(lines) + "\n"
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "—" if value is None else f"{value:.3f}"

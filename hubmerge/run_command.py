@@ -168,6 +168,7 @@ class _Line:
                 allow_local=True,
                 commits=commits,
                 tell=self._resolving,
+                begin=self._terminal.stage,
             ),
         )
         work = self._settings.data_dir / "runs" / prepared.identity
@@ -244,8 +245,8 @@ class _Line:
         from hubmerge.evaluation.command import table
         from hubmerge.evaluation.facts import model_facts
         from hubmerge.evaluation.suites import pin
+        from hubmerge.hub_names import is_hub_id
         from hubmerge.results_dataset import ResultsDataset, details_of
-        from hubmerge.sources.base import is_hub_id
         from hubmerge.sources.model_name import ModelName
         from hubmerge.sources.open import open_model
 
@@ -275,8 +276,8 @@ class _Line:
         from hubmerge.pick import pick, pick_table
         from hubmerge.pins import RunPins
         from hubmerge.prepare import prepare_variants
+        from hubmerge.report import sweep_table
         from hubmerge.sources.model_name import ModelName
-        from hubmerge.sweep import sweep_table
 
         self._terminal.stage("resolve")
         suite = pin(self._arguments.evaluate, self._hub, "dev")
@@ -293,6 +294,7 @@ class _Line:
                 allow_local=True,
                 commits=commits,
                 tell=self._resolving,
+                begin=self._terminal.stage,
             ),
         )
         digest = hashlib.sha256("".join(p.identity for p in prepared).encode()).hexdigest()

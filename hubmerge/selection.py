@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.counter_rng import Key, uniform
-from hubmerge.counting import Float32, activity
+from hubmerge.counting import activity
+from hubmerge.dtypes import Float32
 from hubmerge.eager import ChunkInputs, decoded
 from hubmerge.methods.base import Threshold
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hubmerge.disk_errors import make_folder, written
+from hubmerge.disk_errors import make_folder, writing, written
 from hubmerge.errors import DiskError, FolderInUseError
 from hubmerge.follower import Follower
 from hubmerge.plan import PlannedShard
@@ -58,20 +58,6 @@ class FinishedShard:
             None if inputs is None else {n: Tally.from_json(t).packed_among(tensors) for n, t in inputs.items()},
             {n: ResultTally.from_json(t) for n, t in data["result"].items()},
         )
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """DiskError for what the disk refuses while `path` is written."""
-    with written("the output cannot be written", str(path)):
-        yield
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """DiskError for what the disk refuses while `path` is read."""
-    with written("the journal cannot be read", str(path)):
-        yield
 
 
 @contextmanager

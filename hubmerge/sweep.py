@@ -25,7 +25,6 @@ from hubmerge.errors import Problem, RecipeError
 from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
 from hubmerge.recipe_file import Document, located, read_document
-from hubmerge.report import Report
 from hubmerge.wording import did_you_mean, place
 
 MAX_VARIANTS = 64
@@ -103,25 +102,6 @@ def sweep_in(document: Document) -> Sweep | None:
         return None
     variants = sweep_from_dict(content, document.where).variants
     return Sweep(tuple((name, located(recipe, document.folder)) for name, recipe in variants))
-
-
-def sweep_table(reports: Mapping[str, Report]) -> str:
-    """The variants side by side, as Markdown: what each kept of every agent."""
-    [labels] = {tuple(o.agent for o in r.outcomes) for r in reports.values()}
-    head = ["variant", *(f"{label}: unique, shared" for label in labels), "changed", "sha256"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for name, report in reports.items():
-        kept = [f"{_figure(o.effective_scale)}, {_figure(o.kept_shared)}" for o in report.outcomes]
-        changed = f"{report.result['changed'] / max(report.result['elements'], 1):.2%}"
-        lines.append("| " + " | ".join([f"`{name}`", *kept, changed, f"`{report.files[0].sha256[:12]}`"]) + " |")
-    return (
-        "What each variant kept of an agent: its unique updates as stored (effective λ), and its shared ones "
-        "before rounding.\n\n" + "\n".join(lines) + "\n"
-    )
-
-
-def _figure(value: float | None) -> str:
-    return "—" if value is None else f"{value:.3f}"
 
 
 def _expanded(entry: Any, where: str) -> list[tuple[dict[str, Any], str]]:

@@ -16,10 +16,11 @@ from hubmerge.pins import NEWEST_ELSEWHERE, going_on, pins_in
 from hubmerge.prepare import Prepared, prepare_variants
 from hubmerge.progress import resolving
 from hubmerge.publish import Target, check_target
+from hubmerge.report import sweep_table
 from hubmerge.settings import Settings
 from hubmerge.sink import MANIFEST
 from hubmerge.stream import StreamOptions, layout_of
-from hubmerge.sweep import load_sweep, sweep_table
+from hubmerge.sweep import load_sweep
 from hubmerge.terminal import Terminal
 from hubmerge.usage import together
 
@@ -42,6 +43,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
             allow_local=True,
             commits=commits,
             tell=resolving(terminal),
+            begin=terminal.stage,
         ),
         hub=hub,
         ranks=options.ranks,
@@ -52,7 +54,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
     targets = {name: Target(f"{arguments.to}-{name}", *shown) for name, _ in variants if arguments.to}
     for (name, _), one in zip(variants, prepared, strict=True):
         if name in targets:  # before anything is fetched
-            targets[name].refuse_to_expose((m.ref.id, m.private) for m in one.plan.models)
+            targets[name].refuse_to_expose(one.plan.sources)
             check_target(hub, targets[name], one.identity)
     finished = all((arguments.out / name / MANIFEST).is_file() for name, _ in variants)
     reports = merge_to_folders(

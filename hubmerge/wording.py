@@ -1,7 +1,8 @@
-"""The words in which models are said not to fit: short, and safe against what strangers write into their files."""
+"""The words in which models are said not to fit, and JSON for people: safe against what strangers write."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -47,3 +48,9 @@ def place(where: str, *path: object) -> str:
         else:
             parts.append(str(part)[:_SHOWN_CHARACTERS])
     return " → ".join(parts)
+
+
+def json_file(value: Any) -> bytes:
+    """For people, too. Half a character, for which UTF-8 has no bytes, is escaped, which JSON writes as Python does."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")

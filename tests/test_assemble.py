@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import llama_config, llama_shapes, random_base, sparse_agent, tokenizer_files, write_model
+from report_helpers import report
 
-from hubmerge.assemble import folder_files, write_folder
+from hubmerge.assemble import write_folder
+from hubmerge.card import render_card
+from hubmerge.finished import _restated
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
-from hubmerge.recipe import recipe_from_dict, recipe_from_yaml
+from hubmerge.plan_files import folder_files
+from hubmerge.recipe import recipe_from_dict
+from hubmerge.recipe_file import recipe_from_yaml
+from hubmerge.report import Report
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
 
@@ -57,6 +64,25 @@ def test_left_out_keys_stand_in_the_plans_warnings(tmp_path: Path):
     assert written == {k: v for k, v in llama_config(BASE).items() if k != "torch_dtype"} | {"dtype": "bfloat16"}
     assert "config.json: custom_generate left out (names code, or a place to load something from)" in plan.warnings
     assert notes == []
+
+
+def test_half_a_character_in_a_label_is_written_as_it_was_read(tmp_path: Path):
+    config = {**llama_config(BASE), "id2label": {"0": "\ud800"}, "label2id": {"\ud800\\": 0}}
+    more = {"tokenizer_config.json": b'{"pad_token": "\\udfff", "auto_map": {"AutoTokenizer": "x--y.Z"}}'}
+    files, notes = companions(tmp_path, config=config, base_files=more)
+    written = json.loads(files["config.json"])
+    assert (written["id2label"], written["label2id"]) == (config["id2label"], config["label2id"])
+    assert json.loads(files["tokenizer_config.json"]) == {"pad_token": "\udfff"}
+    assert [note.partition(":")[0] for note in notes] == ["tokenizer_config.json"]
+
+
+def test_a_manifest_with_half_a_character_is_rewritten_for_another_license():
+    before = report(architecture="Llama\ud800")
+    after = replace(before, license={"id": "mit"})
+    card = render_card(before, figures=(), endpoint=NOWHERE.endpoint).encode()
+    files = _restated(before, after, {"README.md": card}, NOWHERE.endpoint)
+    assert Report.from_json(json.loads(files["hubmerge.json"])) == after
+    assert b"license: mit" in files["README.md"]
 
 
 # --- other files -------------------------------------------------------------------------------------------------

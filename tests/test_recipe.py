@@ -14,9 +14,9 @@ from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.recipe import MAX_AGENTS, MAX_RECIPE_BYTES, Recipe, merge_identity, recipe_from_dict
-from hubmerge.recipe import recipe_from_yaml as from_yaml
 from hubmerge.recipe_file import load_recipe
-from hubmerge.sources.base import ModelRef
+from hubmerge.recipe_file import recipe_from_yaml as from_yaml
+from hubmerge.sources.model_name import ModelRef
 
 FULL = """
 base: org/base@v1.0
@@ -301,6 +301,10 @@ def test_a_pinned_recipe_names_every_hub_model_at_its_sha():
         ("[" * 20_000, "YAML"),
         ("base: \0", "YAML"),
         ("seed: " + "9" * 5000, "digits"),
+        ('base: "\\UFFFFFFFF"', "no character"),
+        ('base: "\\U00110000"', "no character"),
+        ('base: "org/\\ud800"', "half a character"),
+        ("%YAML 1." + "9" * 5000 + "\n---\nbase: org/base", "version"),
         ("x" * (MAX_RECIPE_BYTES + 1), "too long"),
     ],
 )

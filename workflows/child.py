@@ -33,6 +33,7 @@ from typing import cast
 from hubmerge import extras
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
 from workflows.guard import die_with_parent, lock_workdir, start_guardian
+from workflows.logs import set_up_logging
 from workflows.protocol import Event, Failure, JobSpec, Line, Pipeline, Result, encode
 from workflows.scrub import Scrubber
 
@@ -150,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             start_guardian(commands, options.guard_seconds, close=(events,))
         with suppress(OSError):  # not every sandbox has the file
             Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        set_up_logging()
         code = run_job(spec, options.pipeline, channel, scrubber)
     except CancelledError as error:
         if channel.has_result:  # it came too late: what is published is published

@@ -11,6 +11,7 @@ from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.localhub.seed import examples
 from hubmerge.localhub.users import default_users
 from hubmerge.settings import Settings, load_settings
+from workflows.logs import set_up_logging
 from workflows.schedule_bot import Intervals
 from workflows.serve import serve
 
@@ -24,7 +25,7 @@ def demo(settings: Settings, *, host: str, port: int, watch: bool = False) -> in
     Where the extra for it is installed, merges are evaluated with the zoo's suite and listed on the leaderboard; with
     `watch` the example rule merges every agent of the zoo, now and when another appears.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging()
     data = settings.data_dir.resolve() / "demo"
     logging.getLogger(__name__).info("starting the embedded Hub with the example agents, which takes some seconds")
     with LocalHubProcess(data / "hub", zoo=True) as hub:

@@ -42,6 +42,7 @@ def run(spec: JobSpec, emit: Emit) -> None:
         target=target,
         license_choice=payload.get("license"),
         tell=resolving(observer),
+        begin=observer.stage,
     )
     folder, cache = spec.workdir / "out", spec.workdir / "inputs"
     settings = load_settings()

@@ -12,6 +12,7 @@ The webhook's secret decides whether there is a route; without one the poll alon
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -19,21 +20,23 @@ from typing import Self
 
 from starlette.routing import BaseRoute
 
+from hubmerge.errors import QuotaError
 from hubmerge.settings import Settings
 from workflows.account import Account
 from workflows.evaluations import KIND as EVALUATION
-from workflows.evaluations import EvaluationDesk, KnownScores, SuiteVersion
+from workflows.evaluations import EvaluationDesk
 from workflows.jobs import Clock, State, SystemClock
 from workflows.schedule_evaluations import schedule_evaluations
 from workflows.scheduler import Scheduler, Tick
 from workflows.schema import open_engine
+from workflows.scoring import Scoring
 from workflows.store import DATABASE, Store
 from workflows.tokens import TokenVault, UnreadableTokenError
 from workflows.watchers.board import WatcherBoard
 from workflows.watchers.inbox import Inbox
 from workflows.watchers.ledger import Ledger
-from workflows.watchers.rule import RuleSet
-from workflows.watchers.runner import Flagged, Ranking, Watchers, no_flags, no_ranking
+from workflows.watchers.rules import RuleSet
+from workflows.watchers.runner import Watchers, no_flags, no_ranking
 from workflows.watchers.webhook import webhook_route
 
 
@@ -46,17 +49,6 @@ class Intervals:
     poll_s: float = 300.0
     evaluations_s: float = 20.0
     tokens_s: float = 600.0
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """What the bot is told of the leaderboard; each is asked anew in every tick."""
-
-    suite_version: SuiteVersion
-    known_scores: KnownScores
-    ranking: Ranking = no_ranking
-    flagged: Flagged = no_flags
-    default_suite: str | None = None  # for public merges that no watcher started
 
 
 class Bot:
@@ -134,8 +126,9 @@ class Bot:
             sealed = self._store.sealed_token(job.id)
             if job.state is State.FAILED:
                 if job.error is not None and job.error.code == UnreadableTokenError.code:
-                    self._store.retry(job.id, job.user, self.account.seal(job.id))
-                    renewed += 1
+                    with suppress(QuotaError):  # too many are under way; the next tick tries it again
+                        self._store.retry(job.id, job.user, self.account.seal(job.id))
+                        renewed += 1
             elif sealed is None or not self.account.opens(job.id, sealed):
                 self._store.replace_token(job.id, self.account.seal(job.id))
                 renewed += 1

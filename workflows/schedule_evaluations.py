@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Engine, select
 
 from hubmerge.errors import HubmergeError, QuotaError
-from hubmerge.sources.base import is_hub_id
+from hubmerge.hub_names import is_hub_id
 from workflows.evaluations import OF_MERGE, OF_PARENT, EvaluationDesk, ScoreKey
 from workflows.jobs import State
 from workflows.schema import reading

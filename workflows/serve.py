@@ -29,13 +29,14 @@ from hubmerge.extras import require
 from hubmerge.hub import Hub
 from hubmerge.results_dataset import ResultsDataset
 from hubmerge.settings import Settings
+from workflows.logs import set_up_logging
 from workflows.results_keys import results_keys
-from workflows.schedule_bot import Bot, Intervals, Scoring
-from workflows.scoring import RecordedScores
+from workflows.schedule_bot import Bot, Intervals
+from workflows.scoring import RecordedScores, Scoring
 from workflows.service import MergeService
 from workflows.store import Store
 from workflows.tokens import TokenVault
-from workflows.watchers.rule import RuleSet, load_rules
+from workflows.watchers.rules import RuleSet, load_rules
 
 log = logging.getLogger(__name__)
 RESTART_AFTER_S = 1.0
@@ -106,7 +107,7 @@ def serve(
     ready: Callable[[str], None] | None = None,
 ) -> int:
     """The app until SIGTERM or Ctrl-C; returns the exit code. `ready` is told its address once it answers."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging()
     announce(settings, log.warning)  # before anything else may touch CUDA
 
     from hubmerge.ui.app import launch_app  # gradio takes seconds to import

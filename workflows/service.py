@@ -66,7 +66,7 @@ class MergeService:
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         hub = self._hub(visitor.token if visitor else None)
-        return prepare(recipe_from_dict(dict(recipe)), hub, license_choice=license or None, calibrate=False).plan
+        return prepare(recipe_from_dict(dict(recipe)), hub, license_choice=license or None, calibrate="not").plan
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         target = Target(request.target.strip(), request.private, expose=not request.private)
@@ -75,6 +75,7 @@ class MergeService:
             self._hub(visitor.token),
             target=target,
             license_choice=request.license,
+            calibrate="apart",
         )
         payload = {
             "recipe": prepared.plan.recipe.to_dict(),

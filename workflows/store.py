@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from hubmerge.errors import PermissionDeniedError, RecipeError
+from hubmerge.errors import MachineFaultError, PermissionDeniedError, RecipeError
 from workflows.jobs import HELD, Clock, Job, JobError, JobEvent, NewJob, State, SystemClock, iso
 from workflows.schema import EventRow, TokenRow, open_engine, reading, writing
 from workflows.tokens import SealedToken
@@ -177,7 +177,7 @@ class Store:
             and_(JOBS.c.state == State.QUEUED, _elapsed(JOBS.c.not_before, boot, now)),
             and_(JOBS.c.state == State.RUNNING, _elapsed(JOBS.c.lease_until, boot, now)),
         )
-        query = select(JOBS.c.id).where(due, JOBS.c.attempt < JOBS.c.max_attempts)
+        query = select(JOBS.c.id).where(due, JOBS.c.attempt < JOBS.c.max_attempts, _may_have_company())
         if kinds is not None:
             query = query.where(JOBS.c.kind.in_(kinds))
         chosen = query.order_by(JOBS.c.priority.desc(), JOBS.c.ticket).limit(1).scalar_subquery()
@@ -275,6 +275,13 @@ class Store:
         with reading(self._engine) as connection:
             row = connection.execute(query).one_or_none()
         return SealedToken(row.ciphertext, row.expires_at) if row else None
+
+
+def _may_have_company() -> ColumnElement[bool]:
+    """False of a job that the machine may have ended while others are at work: its next try is on a quiet one."""
+    others = JOBS.alias()
+    at_work = select(others.c.id).where(others.c.state.in_(HELD), others.c.id != JOBS.c.id).exists()
+    return or_(JOBS.c.error["code"].as_string().is_distinct_from(MachineFaultError.code), ~at_work)
 
 
 def _elapsed(moment: ColumnElement[float | None], boot: str, now: float) -> ColumnElement[bool]:

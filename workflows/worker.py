@@ -3,7 +3,8 @@
     every turn    see which workers are dead → take their jobs back → claim one → supervise its child → tidy
 
 Any number of workers may share one data folder. A job's folder, `jobs/<id>`, stays while the job can go on
-from it, and is removed when the job is done or cancelled.
+from it, and is removed when the job is done or cancelled. Those of failed jobs, from which another submission goes on,
+stay for some days, and together take a tenth of the disk at most: the rest is for jobs that run.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from hubmerge.disk import used_bytes
 from hubmerge.errors import InternalError, LoginError
 from hubmerge.settings import Settings, load_settings
 from workflows.child import DEFAULT_PIPELINE
 from workflows.guard import SignOfLife, die_with_parent, lock_workdir
 from workflows.jobs import Job, JobError, State
+from workflows.logs import set_up_logging
 from workflows.process import ChildProcess, child_environment
 from workflows.protocol import JobSpec
 from workflows.results_keys import results_keys
@@ -41,6 +44,7 @@ PIPELINES: Mapping[str, str] = {
     "evaluate": "workflows.evaluation_pipeline:run",
 }
 CHILD = (sys.executable, "-m", "workflows.child")
+KEPT_FAILED_SHARE = 0.1  # of the disk
 _GUARD_SHARE = 0.8  # the guardian gives up before the lease does
 
 
@@ -90,6 +94,8 @@ class Worker:
             log.info("job %s: %s", left.id[:12], left.state)
             if left.state in (State.DONE, State.CANCELLED):
                 self._discard(left.id)
+            elif left.state is State.FAILED:
+                self._bound_failed()
         return left or self._store.get(job.id)
 
     def run_forever(self, stop: threading.Event) -> None:
@@ -148,6 +154,21 @@ class Worker:
             job = self._store.find(path.name)
             if job is None or job.state in (State.DONE, State.CANCELLED) or self._is_forgotten(job):
                 self._discard(path.name)
+        self._bound_failed()
+
+    def _bound_failed(self) -> None:
+        """Keep the newest folders of failed jobs, as many as take a share of the disk, and remove the others."""
+        folder = self._data_dir / "jobs"
+        if not folder.is_dir():
+            return
+        jobs = [job for path in folder.iterdir() if (job := self._store.find(path.name)) and job.state is State.FAILED]
+        left = int(shutil.disk_usage(folder).total * KEPT_FAILED_SHARE)
+        for job in sorted(jobs, key=lambda job: job.finished or "", reverse=True):
+            size = used_bytes([self.workdir(job.id)])
+            if size > left:
+                self._discard(job.id)
+            else:
+                left -= size
 
     def _is_forgotten(self, job: Job) -> bool:
         if job.state is not State.FAILED or job.finished is None:
@@ -180,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.die_with_parent:
         die_with_parent(os.getppid())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging()
     settings = load_settings()
     pipelines = {**PIPELINES, **dict(item.split("=", 1) for item in options.pipeline)}
     if options.kinds is not None:

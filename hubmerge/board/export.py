@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hubmerge.board.intervals import Estimate
-from hubmerge.board.values import Board, DomainLine, Row, RowFlag, SuiteBoard
+from hubmerge.board.values import Board, Row, RowFlag, SuiteBoard
+from hubmerge.output.domains import DomainLine
 
 SCHEMA = 1
 _FORMULA = "=+-@\t\r\n＝＋－＠"

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from hubmerge.board.values import FLAG_KINDS, Flag, Refusal
 from hubmerge.errors import ResultError
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
-from hubmerge.sources.base import is_hub_id
+from hubmerge.hub_names import is_hub_id
 
 RESULTS = "results/"
 FLAGS = "flags.json"
@@ -27,6 +28,7 @@ VERSIONS = "versions.json"
 MAX_FLAGS_BYTES = 4 * 1024 * 1024
 MAX_FLAGS = 5000
 MAX_FILES = 200_000
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,10 @@ def parse_files(files: Iterable[tuple[str, bytes]]) -> ResultFiles:
         try:
             result = parse_result(data, where=path)
         except ResultError as error:
-            refused.append(Refusal(path, error.problems[0].got or error.what))
+            refused.append(_refusal(path, error.problems[0].got or error.what))
             continue
         if (belongs := result_path(result)) != path:
-            refused.append(Refusal(path, f"its content belongs at {belongs[:300]}"))
+            refused.append(_refusal(path, f"its content belongs at {belongs[:300]}"))
             continue
         results.append(result)
     return ResultFiles(renamed(results, versions), flags, tuple(refused), versions)
@@ -91,7 +93,7 @@ def parse_versions(data: bytes) -> tuple[Mapping[tuple[str, str], str], list[Ref
     found: dict[tuple[str, str], str] = {}
     for place, entry in enumerate(entries):
         texts = [entry.get(k) for k in ("suite", "version", "same_as")] if isinstance(entry, dict) else []
-        if len(texts) == 3 == len(entry) and all(isinstance(t, str) and 0 < len(t) <= 100 for t in texts):
+        if len(texts) == 3 == len(entry) and all(_is_text(t) and 0 < len(t) <= 100 for t in texts):
             suite, version, same_as = map(str, texts)
             found[suite, version] = same_as
         else:
@@ -136,9 +138,19 @@ def _flag(entry: Any) -> Flag | str:
         return f"expected kind {' or '.join(FLAG_KINDS)}"
     if not isinstance(model, str) or not is_hub_id(model):
         return "its model is not a repo's name"
-    if not (sha is None or isinstance(sha, str)) or not isinstance(reason, str):
+    if not (sha is None or _is_text(sha)) or not _is_text(reason):
         return "sha and reason are texts"
     return Flag(kind, model, sha, reason[:500])
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Whether it can be written: JSON's escapes also make halves of characters, which UTF-8 has no bytes for."""
+    return isinstance(value, str) and not _HALF.search(value)
+
+
+def _refusal(path: str, reason: str) -> Refusal:
+    """A file's, whose name may be no UTF-8."""
+    return Refusal(path.encode("utf-8", "replace").decode(), reason)
 
 
 def read_folder(folder: Path) -> ResultFiles:
@@ -156,7 +168,7 @@ def read_folder(folder: Path) -> ResultFiles:
                 continue
             limit = MAX_FLAGS_BYTES if relative in (FLAGS, VERSIONS) else MAX_RESULT_BYTES
             if (size := path.stat().st_size) > limit:
-                refused.append(Refusal(relative, f"{size} bytes, at most {limit} are read"))
+                refused.append(_refusal(relative, f"{size} bytes, at most {limit} are read"))
                 continue
             files.append((relative, path.read_bytes()))
     parsed = parse_files(files)

@@ -41,6 +41,13 @@ class Trust:
             return frozenset(parse_keys(self.pins.read_bytes()))
         except FileNotFoundError:
             pass
+        except ValueError as error:  # never believed anew by itself: whoever damaged it may have changed the keys, too
+            raise SettingsError(
+                "the file of trusted keys is damaged",
+                where=str(self.pins),
+                got=str(error)[:200],
+                next_step="Remove it to trust what the dataset publishes now, or set HUBMERGE_TRUSTED_KEYS.",
+            ) from None
         if published:
             self.pins.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.pins.parent, delete=False) as out:

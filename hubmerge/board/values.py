@@ -8,9 +8,7 @@ from typing import Literal
 
 from hubmerge.board.intervals import Estimate
 from hubmerge.evaluation.result import ModelFacts, RunEnvironment, RunError, Split
-
-INSTRUCTION = "instruction"  # the domain whose change against the base is told
-DOMAINS = ("math", INSTRUCTION, "code", "tool", "memory", "search")  # their order; others follow by name
+from hubmerge.output.domains import DomainLine, ParentLine
 
 COMBINED = "domains"  # the board that joins the suites of one domain each
 
@@ -60,44 +58,6 @@ class TaskLine:
     task_version: int
     dataset: str
     dataset_revision: str
-
-
-@dataclass(frozen=True, slots=True)
-class DomainLine:
-    """One domain's score, and how it stands to the same domain of the parents."""
-
-    domain: str
-    score: Estimate  # the mean over its tasks
-    rank: int | None  # None: not ranked
-    best_parent: str | None = None  # id of the best scored parent
-    retention: Estimate | None = None  # score ÷ best parent's; None: no parent was scored, or the best has 0
-    change: Estimate | None = None  # score − best parent's
-    synergy: bool = False  # above every parent; False while one has no score
-    synergy_certain: bool = False  # and every difference is beyond chance
-
-    @property
-    def verdict(self) -> str:
-        """How it stands to the parents, in words; nothing where none was scored."""
-        if self.synergy:
-            return "above every parent" + ("" if self.synergy_certain else ", within chance")
-        if self.change is None:
-            return ""
-        if self.change.high < 0:
-            return "below the best parent"
-        return "no difference beyond chance" if self.change.low <= 0 else "above the best scored parent"
-
-
-@dataclass(frozen=True, slots=True)
-class ParentLine:
-    """A parent under the same suite, version and split."""
-
-    role: Literal["base", "agent"]
-    id: str
-    sha: str
-    weight: float
-    status: Literal["scored", "failed", "not scored"]
-    domains: Mapping[str, Estimate] = field(default_factory=dict)
-    overall: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +139,3 @@ class Board:
 
     def suite(self, name: str) -> SuiteBoard | None:
         return next((s for s in self.suites if s.suite == name), None)
-
-
-def domain_order(domain: str) -> tuple[int, str]:
-    return (DOMAINS.index(domain) if domain in DOMAINS else len(DOMAINS), domain)

@@ -21,6 +21,10 @@ _PR_SET_PDEATHSIG = 1
 _MAX_TEXT = 2000
 
 
+class WallLimitError(EvaluationError):
+    """It did not end in time, which a busy machine can cause as well."""
+
+
 class Channel:
     """Events to the parent."""
 
@@ -41,7 +45,7 @@ class Channel:
 
     def error(self, error: HubmergeError) -> None:
         problem = {key: value[:_MAX_TEXT] for key, value in error.problems[0].as_dict().items()}
-        self._send({"event": "error", **problem, "code": error.code})
+        self._send({"event": "error", **problem, "code": error.code, "slow": isinstance(error, WallLimitError)})
 
     def _send(self, event: Mapping[str, Any]) -> None:
         data = memoryview(json.dumps(event).encode() + b"\n")

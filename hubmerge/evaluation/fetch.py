@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.confinement import Limits, confine
+from hubmerge.dataset_rows import load_split
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.channel import Channel, run
 
-FORMATS = frozenset(("arrow", "csv", "json", "parquet", "text"))
 MAX_ROWS = 1_000_000
 _MAX_FILE_BYTES = 64 * 10**9
 
@@ -48,7 +48,17 @@ def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache:
     try:
         for split in dict.fromkeys(s for s in (task["split"], task["few_shot_split"]) if s):
             # the splits share one preparation in the library's cache
-            rows = _load(task, split, token, cache, datasets)
+            files = task["data_files"]
+            rows = load_split(
+                task["repo"],
+                split,
+                revision=task["revision"],
+                token=token,
+                cache=cache,
+                refused=EvaluationError,
+                subset=None if files else task["subset"],
+                data_files={split: files[split]} if files else None,
+            )
             if not len(rows):
                 raise EvaluationError("a dataset's split is empty", where=where, got=split)
             if len(rows) > MAX_ROWS:
@@ -68,27 +78,6 @@ def _fetch_task(task: Mapping[str, Any], folder: Path, token: str | None, cache:
             next_step="Check that it exists with this subset and split, and that the token may read it.",
         ) from None
     partial.rename(folder)
-
-
-def _load(task: Mapping[str, Any], split: str, token: str | None, cache: Path, datasets: Any) -> Any:
-    files = task["data_files"]
-    builder = datasets.load_dataset_builder(
-        task["repo"],
-        name=None if files else task["subset"],
-        data_files={split: files[split]} if files else None,
-        revision=task["revision"],
-        token=token or False,
-        cache_dir=str(cache),
-    )
-    if type(builder).__module__.rpartition(".")[2] not in FORMATS:
-        raise EvaluationError(
-            "a dataset in a format that is not read",
-            where=task["repo"],
-            expected=", ".join(sorted(FORMATS)),
-            got=type(builder).__name__,
-        )
-    builder.download_and_prepare()
-    return builder.as_dataset(split=split)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 lighteval generates everything in one call, tells nothing meanwhile and keeps nothing when it is stopped. Here each
 task's questions are sorted by the length of their prompts and cut into batches, always the same ones on a machine; a
-batch that
-the journal holds is not generated again. Generation is lighteval's `greedy_until`, scoring its `_compute_metrics`.
+batch that the journal holds is not generated again. Generation is lighteval's `greedy_until`, scoring its
+`_compute_metrics`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hubmerge.errors import CancelledError, EvaluationError, HubmergeError, MemoryLimitError
+from hubmerge.errors import CancelledError, EvaluationError, HubmergeError, HubUnavailableError, MemoryLimitError
+from hubmerge.evaluation.channel import WallLimitError
+from hubmerge.settings import Settings, evaluation_environment
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_LOG_BYTES = 4 * 1024 * 1024
@@ -39,10 +41,6 @@ _ROOT = Path(__file__).resolve().parents[2]
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]+")
 
 Event = Mapping[str, Any]
-
-
-class WallLimitError(EvaluationError):
-    """It did not end in time."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,8 @@ class _Output:
 def run_child(job: ChildJob, on_event: Callable[[Event], None], cancelled: Callable[[], bool]) -> Event:
     """Run the child to its end and return its `done` event; every other event goes to `on_event` as it comes.
 
-    Raises CancelledError, EvaluationError (past its wall limit, died, or reports an error) or MemoryLimitError.
+    Raises CancelledError, EvaluationError (past its wall limit, died, or reports an error), and MemoryLimitError or
+    HubUnavailableError where it reports that.
     """
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with _stdin(job.spec) as stdin, open(job.log, "wb") as log:
@@ -97,6 +96,28 @@ def run_child(job: ChildJob, on_event: Callable[[Event], None], cancelled: Calla
                 assert pipe
                 pipe.close()
     return _verdict(job, code, last)
+
+
+def fresh_environment(home: Path, endpoint: str, *, network: bool) -> dict[str, str]:
+    """What a child finds in its environment: never a token, and no cache of this user's."""
+    home.mkdir(exist_ok=True)
+    environment = {
+        **evaluation_environment(network=network),
+        "HOME": str(home),
+        "HF_HOME": str(home),
+        "HF_ENDPOINT": endpoint,
+        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if Settings(endpoint=endpoint).is_loopback:
+        environment |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1,localhost"}
+    if not network:
+        environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    return environment
 
 
 def _stdin(spec: Mapping[str, Any]) -> Any:
@@ -226,7 +247,8 @@ def _verdict(job: ChildJob, code: int, last: list[Event]) -> Event:
 
 
 def _error(job: ChildJob, event: Event) -> HubmergeError:
-    kind = MemoryLimitError if event.get("code") == MemoryLimitError.code else EvaluationError
+    named = {error.code: error for error in (MemoryLimitError, HubUnavailableError)}
+    kind = named.get(str(event.get("code")), WallLimitError if event.get("slow") is True else EvaluationError)
     return kind(
         plain(event.get("what")) or "the evaluation failed",
         where=job.what,

@@ -39,6 +39,7 @@ from hubmerge.errors import (
     IndexFileError,
     MemoryLimitError,
 )
+from hubmerge.evaluation.channel import WallLimitError
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.machine_faults import (
     clear_weights,
@@ -48,13 +49,12 @@ from hubmerge.evaluation.machine_faults import (
     try_once_more,
 )
 from hubmerge.evaluation.model_files import check_evaluable, stage_model
-from hubmerge.evaluation.process import ChildJob, Event, WallLimitError, plain, run_child
+from hubmerge.evaluation.process import ChildJob, Event, fresh_environment, plain, run_child
 from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, Split, TaskScore
 from hubmerge.evaluation.rows import fetch_rows, few_shot_split
 from hubmerge.evaluation.suites import PinnedSuite, Suite, pin
 from hubmerge.extras import require
 from hubmerge.hub import Hub
-from hubmerge.settings import Settings, evaluation_environment
 from hubmerge.sources.base import Model
 from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
@@ -64,8 +64,8 @@ Cancel = Callable[[], bool] | ThreadEvent
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DETAILS = "details"
 CHILD_MODULE = "hubmerge.evaluation.child"
-# what is wrong with a model, as against what is wrong with the Hub or the request
 _PERHAPS_THE_MACHINE = (MemoryLimitError, WallLimitError)
+# what is wrong with a model, as against what is wrong with the Hub or the request
 _ABOUT_THE_MODEL = (EvaluationError, MemoryLimitError, FormatError, HeaderError, IndexFileError, CorruptError)
 
 
@@ -287,27 +287,10 @@ def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
 
 
 def _environment(run: _Run, *, network: bool) -> dict[str, str]:
-    """What a child finds in its environment: never a token, and no cache of this user's."""
     home = run.workdir / ("datasets" if network else "home")  # the former is removed when the rows are there
-    home.mkdir(exist_ok=True)
-    environment = {
-        **evaluation_environment(network=network),
-        "HOME": str(home),
-        "HF_HOME": str(home),
-        "HF_ENDPOINT": run.hub.endpoint,
-        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
-        "DO_NOT_TRACK": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    if Settings(endpoint=run.hub.endpoint).is_loopback:
-        environment |= {"HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1,localhost"}
-    if not network:
-        environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-        if run.options.device == "cpu":
-            environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment = fresh_environment(home, run.hub.endpoint, network=network)
+    if not network and run.options.device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     return environment
 
 

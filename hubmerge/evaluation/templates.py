@@ -5,7 +5,8 @@
 Jinja's sandbox keeps a template from other objects, not from work: `"x" * 10**10` and `10**10**8` are one step each,
 during which no signal handler of Python's runs. So a fork of the evaluating process renders, which has the tokenizer
 at hand, may allocate MEMORY_BYTES beyond what it began with, and is killed where a prompt takes longer than PROMPT_S.
-What it says is bounded, too. A template that fails makes the model one that cannot be evaluated: EvaluationError.
+What it says is bounded, too. A template that fails makes the model one that cannot be evaluated: EvaluationError. Where
+the machine may be to blame, since it killed the process or let it hardly run, that is another error.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from hubmerge.confinement import Limits, limit_resources
-from hubmerge.errors import EvaluationError
+from hubmerge.errors import EvaluationError, MemoryLimitError
+from hubmerge.evaluation.channel import WallLimitError
 
 Item = TypeVar("Item")
 
 PROMPT_S = 4.0  # for one prompt; real templates take milliseconds
 PROCESSOR_S = 30.0  # for all prompts of a task, and PROCESSOR_S_EACH for each of them
 PROCESSOR_S_EACH = 0.1
+_IDLE_S = 1.0  # of processor time; who got less in PROMPT_S was kept from running
 MEMORY_BYTES = 512 * 1024 * 1024  # beyond what the process had before
 MAX_PROMPT_CHARACTERS = 4_000_000  # a million tokens
 MAX_RENDERED_BYTES = 512 * 1024 * 1024  # of all prompts of a task, as JSON
@@ -52,7 +55,10 @@ def check_template(tokenizer: Any) -> None:
 
 
 def rendered(render: Callable[[Item], str], items: Sequence[Item]) -> list[str]:
-    """`render` of every item, in their order; EvaluationError where one fails or takes too much."""
+    """`render` of every item, in their order; EvaluationError where one fails or takes too much.
+
+    WallLimitError and MemoryLimitError where the machine may have ended it.
+    """
     if not items:
         return []
     reading, writing = os.pipe()
@@ -67,7 +73,7 @@ def rendered(render: Callable[[Item], str], items: Sequence[Item]) -> list[str]:
         _render_all(render, items, writing, processor_s, parent)
     os.close(writing)
     try:
-        return _collected(reading, len(items))
+        return _collected(reading, child, len(items))
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)
@@ -119,10 +125,10 @@ def _data_bytes() -> int:
     return int(found[1]) * 1024
 
 
-def _collected(reading: int, count: int) -> list[str]:
+def _collected(reading: int, child: int, count: int) -> list[str]:
     texts: list[str] = []
     total = 0
-    for line in _lines(reading):
+    for line in _lines(reading, child):
         total += len(line)
         words = json.loads(line)
         if "text" not in words:
@@ -132,6 +138,9 @@ def _collected(reading: int, count: int) -> list[str]:
         texts.append(words["text"])
         if len(texts) == count:
             return texts
+    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    if ended is not None and ended.si_code == os.CLD_KILLED and ended.si_status == signal.SIGKILL:
+        raise MemoryLimitError("the process that renders the chat template was killed", got="SIGKILL")
     raise _failed(
         "the process that renders the chat template died",
         f"at most {MEMORY_BYTES} bytes of memory and {PROCESSOR_S:g} s of processor time",
@@ -139,21 +148,32 @@ def _collected(reading: int, count: int) -> list[str]:
     )
 
 
-def _lines(reading: int) -> Iterator[bytes]:
+def _lines(reading: int, child: int) -> Iterator[bytes]:
     """Lines from the fork, each within the time and length of one prompt."""
     held = bytearray()
-    deadline = time.monotonic() + PROMPT_S
+    deadline, used_s = time.monotonic() + PROMPT_S, _processor_s(child)
     while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
         part = os.read(reading, _READ_BYTES)
-        if not part or len(held) > _LINE_BYTES:
+        if not part:
             return
         held += part
+        if len(held) > _LINE_BYTES + _READ_BYTES:
+            raise _failed("the chat template makes too long prompts", f"at most {_LINE_BYTES} bytes", str(len(held)))
         if b"\n" in part:
             *whole, rest = bytes(held).split(b"\n")
             yield from whole
             held = bytearray(rest)
-            deadline = time.monotonic() + PROMPT_S
-    raise _failed("the chat template does not come to an end", f"at most {PROMPT_S:g} s for a prompt", "more")
+            deadline, used_s = time.monotonic() + PROMPT_S, _processor_s(child)
+    what, expected = "the chat template does not come to an end", f"at most {PROMPT_S:g} s for a prompt"
+    if _processor_s(child) - used_s < _IDLE_S:
+        raise WallLimitError(what, expected=expected, got="more, hardly any of it on a processor")
+    raise _failed(what, expected, "more")
+
+
+def _processor_s(child: int) -> float:
+    """What the fork has used of the processors."""
+    fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _failure(words: Mapping[str, str]) -> EvaluationError:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from hubmerge.counting import Float32
+from hubmerge.dtypes import Float32
 from hubmerge.methods.base import Method, Paper, Parameters, Scope
 from hubmerge.statistics import module_of
 

@@ -29,7 +29,7 @@ from hubmerge.errors import Problem
 from hubmerge.output.known_classes import known_classes
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import INDEX
-from hubmerge.wording import incompatible, named, shown
+from hubmerge.wording import incompatible, json_file, named, shown
 
 MAX_DEPTH = 32  # tables within tables; transformers' own have up to five
 
@@ -55,13 +55,14 @@ _PARAMETERS = frozenset(
         *("_label_trainable_num_channels", "_pad_token_id"),
     )
 )
+_VERSIONS = "__version__"  # of packages, as sentence-transformers writes them
 _LOOKED_UP = frozenset(("backbone", "default_backbone"))
 _WITH_BACKBONE = frozenset(("backbone_config", "use_timm_backbone", "use_pretrained_backbone"))
 _PLACE_KEY = re.compile(r".*(name_or_path|_files?|_paths?|_dir|_folder|_urls?|_repo|_repo_id|_checkpoint)|checkpoint")
-# tables and lists of text: labels, tokens, templates, prompts
+# tables and lists of text: labels, tokens, templates, prompts, and the marks by which an answer is taken apart
 _TEXT_KEY = re.compile(
     r"id2label|label2id|label_names|label_descriptions|class_names|labels|classes|content|prefix|suffix|stop_strings|\w+_to_id|\w*special_tokens\w*|\w*tokens_decoder"
-    r"|\w+_tokens?|\w*chat_template\w*|\w*prompts?|\w+_sep"
+    r"|\w+_tokens?|\w*chat_template\w*|\w*prompts?|\w+_sep|response_(template|schema)"
 )
 _CLASS = re.compile(r"\S+--\S*\.\S+")  # repo--module.Class
 _ADDRESS = re.compile(r"[A-Za-z][\w+.\-]*:\S")  # https://…, hf-hub:…, C:\…
@@ -199,7 +200,7 @@ def without_code(content: bytes) -> tuple[bytes | None, tuple[str, ...]]:
         if clean is _LEFT_OUT:
             return None, ()
         changed = repeated or data != clean  # bookkeeping goes without a word
-        return (_json(clean) if changed else content), _named(left_out)
+        return (json_file(clean) if changed else content), _named(left_out)
     except (ValueError, RecursionError):
         return None, ()
 
@@ -249,7 +250,7 @@ def _entry(key: str, value: Any, left_out: list[str], path: str, depth: int) -> 
 def _names_code(key: str, value: Any, table: Mapping[str, Any]) -> bool:
     if key in _TAGGED:
         return value not in _TAGGED[key]
-    if key.startswith("_"):
+    if key.startswith("_") and key != _VERSIONS:
         return key not in _PARAMETERS or not _is_number(value)
     if key in _CODE or "implementation" in key.lower():
         return True
@@ -333,7 +334,3 @@ def _adapted(value: Any, stored: frozenset[str], dtype: str | None) -> Any:
 def _named(left_out: Sequence[str]) -> tuple[str, ...]:
     """Each once, in plain letters and not too long to be shown."""
     return tuple(dict.fromkeys(ascii(name)[1:-1][:80] for name in left_out))
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 
 from hubmerge.errors import Problem
+from hubmerge.hub_names import FileInfo
 from hubmerge.output.companions import MAX_FILE_BYTES, MODULE_FOLDER, MODULES, ReadFile
-from hubmerge.sources.base import FileInfo, Model
+from hubmerge.sources.base import Model
 from hubmerge.wording import incompatible, named
 
 _MODULE_CLASS = re.compile(r"sentence_transformers(?:\.[A-Za-z_]\w*)+")

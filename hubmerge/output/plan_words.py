@@ -1,6 +1,6 @@
 """What a plan or a sweep says before a weight moves, in words and units: the same on a terminal and on a page.
 
-The exact numbers are `Plan.summary`'s, under its keys (`inspect --json`, the API); here each has a label and a unit.
+The exact numbers are `plan_summary`'s, under its keys (`inspect --json`, the API); here each has a label and a unit.
 """
 
 from __future__ import annotations
@@ -8,14 +8,17 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hubmerge.compatibility import architecture
+from hubmerge.disk import least_need, most_use
 from hubmerge.errors import printable
 from hubmerge.markdown import duration, short_count, size
 from hubmerge.methods import get_method
-
-if TYPE_CHECKING:
-    from hubmerge.sources.base import Model
+from hubmerge.methods.tensor_values import by_layer
+from hubmerge.plan import Plan
+from hubmerge.prediction import Machine, as_facts, predict
+from hubmerge.sources.base import Model
 
 # the label of what the summary has under a key; keys that share a row stand beside each other in `_ROWS`
 LABELS: Mapping[str, str] = {
@@ -63,6 +66,37 @@ def models_of(models: Sequence[Model], weights: Sequence[str]) -> Group:
         label = LABELS["base"] if number == 0 else f"{LABELS['agents']} {number}"
         rows.append((label, f"{model.ref}{times} ({kind}{size(model.weight_bytes)}, {license_name})"))
     return Group("Models", tuple(rows))
+
+
+def plan_summary(plan: Plan) -> dict[str, Any]:
+    """Plain data for `inspect`, the API and the form; what is predicted is for this machine."""
+    return {
+        "method": plan.recipe.method,
+        "base": str(plan.base.ref),
+        "agents": [str(a.ref) for a in plan.agents],
+        "kinds": [m.kind for m in plan.models],
+        "architecture": architecture(plan.base),
+        "parameters": plan.elements,
+        "tensors": sum(1 for _ in plan.tensors()),
+        "dtype": sorted({t.dtype for t in plan.tensors()}),
+        "rounding": plan.rounding,
+        "shards": len(plan.shards),
+        "output_bytes": plan.output_bytes,
+        "companion_bytes": plan.companions.bytes,
+        "input_bytes": plan.input_bytes,
+        "download_bytes": plan.download_bytes,
+        # streamed to the Hub, each shard leaves the disk when it is uploaded; a folder keeps them
+        "disk_least_bytes": least_need(plan, uploaded=True),
+        "disk_most_bytes": most_use(plan, uploaded=True),
+        "folder_disk_least_bytes": least_need(plan, uploaded=False),
+        "folder_disk_most_bytes": most_use(plan, uploaded=False),
+        "resident_bytes": plan.resident_bytes,
+        "passes": plan.passes,
+        **as_facts(predict(plan, Machine.here(plan))),
+        **({"varying": rows} if (rows := by_layer(plan.recipe.given, plan.values, plan.labels)) else {}),
+        "identity": plan.identity,
+        "warnings": list(plan.warnings),
+    }
 
 
 def fit_of(summary: Mapping[str, Any]) -> Group:

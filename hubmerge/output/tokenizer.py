@@ -4,6 +4,8 @@
     tokenizer_config.json    `added_tokens_decoder`, where the base has one
     added_tokens.json        token → id, where the base has one: for tokenizers without tokenizer.json
 
+The last two are nobody's but the base's: where one is not what its name says, it stays as it is.
+
 The library numbers added tokens by their order, so the ids here are those that it gives them.
 """
 
@@ -28,14 +30,21 @@ def united_tokenizer(files: Mapping[str, bytes], tokens: Sequence[AddedToken]) -
     content = json.loads(files[TOKENIZER])
     content["added_tokens"] = [*(content.get("added_tokens") or []), *(_entry(t, with_id=True) for t in tokens)]
     changed = {TOKENIZER: _json(content)}
-    config = json.loads(files[_CONFIG]) if _CONFIG in files else {}
+    config = _table(files.get(_CONFIG, b"")) or {}
     if isinstance(decoder := config.get("added_tokens_decoder"), dict):
         more = {str(t.id): _entry(t, with_id=False) for t in tokens}
         changed[_CONFIG] = _json({**config, "added_tokens_decoder": {**decoder, **more}})
-    added = json.loads(files[_ADDED]) if _ADDED in files else None
-    if isinstance(added, dict):
+    if (added := _table(files.get(_ADDED, b""))) is not None:
         changed[_ADDED] = _json({**added, **{t.content: t.id for t in tokens}})
     return changed
+
+
+def _table(content: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _entry(token: AddedToken, *, with_id: bool) -> dict[str, Any]:
@@ -43,5 +52,5 @@ def _entry(token: AddedToken, *, with_id: bool) -> dict[str, Any]:
 
 
 def _json(value: Any) -> bytes:
-    # escaped, since a token may be a character that UTF-8 has no bytes for
+    # escaped, since the base's file may hold half a character, which UTF-8 has no bytes for
     return (json.dumps(value, indent=2) + "\n").encode()

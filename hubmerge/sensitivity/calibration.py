@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.calibration_spec import CalibrationSpec
+from hubmerge.dataset_rows import load_split
 from hubmerge.errors import Problem, SensitivityError, SourceNotFoundError
+from hubmerge.hub_names import is_hub_id
 from hubmerge.settings import DEFAULT_ENDPOINT
-from hubmerge.sources.base import is_hub_id
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 10_000_000
@@ -181,12 +182,8 @@ def _hub_rows(spec: CalibrationSpec, endpoint: str, token: str | None, cache: Pa
     shown = not datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        rows = datasets.load_dataset(
-            spec.data,
-            split=spec.split,
-            revision=spec.revision,
-            token=token or False,
-            cache_dir=str(cache) if cache else None,
+        rows = load_split(
+            spec.data, spec.split, revision=spec.revision, token=token, cache=cache, refused=SensitivityError
         )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise SourceNotFoundError(

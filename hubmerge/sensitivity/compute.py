@@ -15,7 +15,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +40,7 @@ from hubmerge.sensitivity.file import (
 )
 from hubmerge.sensitivity.gradients import PairGradients
 from hubmerge.sensitivity.names import NameMap, map_names, verify
-from hubmerge.sensitivity.sums import SquareSums, chunks
+from hubmerge.sensitivity.sums import SUM_FILES, SquareSums, chunks
 from hubmerge.sensitivity.tokens import TokenizedPair, context_length, tokenize, tokens_digest
 from hubmerge.sources.base import Model
 from hubmerge.sources.model_name import ModelName
@@ -49,6 +49,8 @@ from hubmerge.sources.open import open_model
 Progress = Callable[[str, int, int, str], None]  # stage, done, total, unit; raises to cancel
 Dtype = Literal["float32", "bfloat16"]
 CHECKPOINT_EVERY = 16  # pairs
+_LOCK = "lock"
+_IN_WORK = frozenset((_LOCK, "model", "inputs", *SUM_FILES))
 LOADERS = ("torch", "transformers", "accelerate", "psutil")  # what gradients need
 
 
@@ -130,7 +132,10 @@ def compute_sensitivity(
                 raise
         _write(out, metadata, opened, names, network, sums, len(tokenized))
         at_peak()
-        shutil.rmtree(work, ignore_errors=True)
+        _clear(work)
+        with suppress(OSError):  # somebody put something else there meanwhile
+            (work / _LOCK).unlink()
+            work.rmdir()
     return read_sensitivity(out)
 
 
@@ -223,7 +228,15 @@ def _work_folder(out: Path) -> Iterator[Path]:
     work = out.with_name(out.name + ".work")
     try:
         work.mkdir(parents=True, exist_ok=True)
-        lock = (work / "lock").open("w")
+        foreign = sorted({path.name for path in work.iterdir()} - _IN_WORK)
+        if foreign or work.is_symlink():
+            raise TargetExistsError(
+                "a folder with files of somebody else is where this computation would work",
+                where=str(work),
+                got=", ".join(foreign[:5]) or "a link",
+                next_step="Choose another --out, or move the folder away; nothing was touched.",
+            )
+        lock = (work / _LOCK).open("w")
     except OSError as error:
         raise DiskError("the output cannot be written", where=str(out), got=str(error.strerror or error)) from None
     with lock:
@@ -237,11 +250,13 @@ def _work_folder(out: Path) -> Iterator[Path]:
 
 
 def _clear(work: Path) -> None:
-    for path in work.glob("*"):
+    """Remove what a computation leaves in its folder, but for the lock."""
+    for name in _IN_WORK - {_LOCK}:
+        path = work / name
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink()
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _stage_weights(model: Model, hub: Hub, work: Path, progress: Progress) -> None:

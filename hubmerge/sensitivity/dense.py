@@ -13,19 +13,17 @@ from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 
-from hubmerge.assemble import folder_files
 from hubmerge.chunks import chunks_of
 from hubmerge.dtypes import FLOAT_DTYPES, Float32
 from hubmerge.hub import Hub
-from hubmerge.output.companions import is_of_tokenizer, reader
 from hubmerge.plan import Plan
 from hubmerge.sensitivity.file import write_tensors
+from hubmerge.sensitivity.staging import stage_merged_files
 from hubmerge.sources.base import Model
 from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import SINGLE, open_model
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
-from hubmerge.sources.unchanged import CONFIG
 
 _CHUNK = 1024 * 1024
 
@@ -52,12 +50,8 @@ def write_dense(
     Integer tensors are left out: they have no gradients. What is fetched for it stays in `cache`, within the budget,
     for whoever needs it next. Raises DiskError, NonFiniteError.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    stage_merged_files(plan, hub, folder)
     store = ShardCache(hub, cache, plan.models, budget_bytes, keep=True, deleting=at_peak)
-    files, _ = folder_files(plan, reader(hub))
-    for name, content in files.items():
-        if name == CONFIG or is_of_tokenizer(name):
-            (folder / name).write_bytes(content)
     merged = [t for t in plan.tensors() if t.inputs[agent + 1].entry.dtype in FLOAT_DTYPES]
     with TensorReader(plan.models, store) as weights:
 

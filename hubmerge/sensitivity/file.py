@@ -25,8 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import DiskError, NonFiniteError, Problem, SensitivityError, SourceNotFoundError
-from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
+from hubmerge.hub_names import FileInfo
+from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry, header_length, parse_header, serialize_header
+from hubmerge.sources.model_name import ModelRef
 
 FORMAT: Literal["hubmerge-sensitivity-1"] = "hubmerge-sensitivity-1"
 CHUNK_ELEMENTS = 4 * 1024 * 1024

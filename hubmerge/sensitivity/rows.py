@@ -12,39 +12,44 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from hubmerge.assemble import folder_files
 from hubmerge.calibration_spec import CalibrationRows, CalibrationSpec
 from hubmerge.disk import is_derived
-from hubmerge.errors import SensitivityError
+from hubmerge.errors import DiskError, HubUnavailableError, SensitivityError
 from hubmerge.extras import require
-from hubmerge.hub import Hub
+from hubmerge.hub import Hub, RepoState
 from hubmerge.methods import get_method
-from hubmerge.output.companions import is_of_tokenizer, reader
 from hubmerge.plan import Plan
-from hubmerge.sensitivity import staging
 from hubmerge.sensitivity.calibration import Pair, digest, load_pairs
 from hubmerge.sensitivity.compute import LOADERS, tokenized_in
 from hubmerge.sensitivity.file import SensitivityFile, read_sensitivity
+from hubmerge.sensitivity.rows_process import Digests, ToRead, read_apart
+from hubmerge.sensitivity.staging import stage_merged_files, stage_small_files
 from hubmerge.sensitivity.tokens import tokens_digest
 from hubmerge.sources.header import header_length
-from hubmerge.sources.unchanged import CONFIG
 
+MAX_DATA_BYTES = 2 * 10**9  # of all files of a dataset, on a server
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class Calibration:
-    """Reads the calibration data of plans over the same models, each once."""
+    """Reads the calibration data of plans over the same models, each once.
 
-    def __init__(self, hub: Hub, allow_local: bool) -> None:
+    `apart`: in a process of its own (rows_process.py), which leaves the pairs to whoever takes the gradients.
+    """
+
+    def __init__(self, hub: Hub, allow_local: bool, *, apart: bool = False) -> None:
         self._hub = hub
         self._allow_local = allow_local
+        self._apart = apart
         self._pinned: dict[CalibrationSpec, CalibrationSpec] = {}
+        self._states: dict[CalibrationSpec, RepoState] = {}  # of datasets, by what is pinned
         self._pairs: dict[CalibrationSpec, tuple[Pair, ...]] = {}
         self._rows: dict[tuple[int, CalibrationSpec], CalibrationRows] = {}
 
@@ -70,6 +75,7 @@ class Calibration:
         if shared is not None and any(a.calibration is None and a.sensitivity is None for a in agents):
             shared = self._at_commit(shared)
         plan = replace(plan, recipe=plan.recipe.model_copy(update={"agents": agents, "calibration": shared}))
+        self._read(plan, [(k, spec) for k, spec in enumerate(pinned) if spec is not None])
         return replace(plan, calibration=tuple(self._of_agent(plan, k, spec) for k, spec in enumerate(pinned)))
 
     def _of_agent(self, plan: Plan, agent: int, spec: CalibrationSpec | None) -> CalibrationRows:
@@ -80,28 +86,48 @@ class Calibration:
                 said.data, said.tokens_digest, said.pairs, said.torch, said.transformers, file=_file_digest(file.path)
             )
         assert spec is not None, "the plan refuses agents without either"
-        derived = is_derived(plan, agent)  # its tokenizer is that of the merge, which another recipe may choose
-        if derived or (agent, spec) not in self._rows:
-            self._rows[agent, spec] = self._read(plan, agent, spec, derived=derived)
         return self._rows[agent, spec]
 
-    def _read(self, plan: Plan, agent: int, spec: CalibrationSpec, *, derived: bool) -> CalibrationRows:
+    def _read(self, plan: Plan, wanted: Sequence[tuple[int, CalibrationSpec]]) -> None:
+        """Fill in the rows of agents that are not known yet."""
+        # a derived agent's tokenizer is that of the merge, which another recipe may choose
+        new = [(k, spec) for k, spec in wanted if is_derived(plan, k) or (k, spec) not in self._rows]
+        if not new:
+            return
         require("eval", "a sensitivity that is not named as a file", *LOADERS)
-        if spec not in self._pairs:
-            self._pairs[spec] = self._load(plan, spec)
-        pairs, model = self._pairs[spec], plan.agents[agent]
         with tempfile.TemporaryDirectory() as folder:
-            if derived:
-                files, _ = folder_files(plan, reader(self._hub))
-                for name, content in files.items():
-                    if name == CONFIG or is_of_tokenizer(name):
-                        (Path(folder) / name).write_bytes(content)
-            else:
-                staging.stage_small_files(model, self._hub, Path(folder))
-            rows = tokens_digest(tokenized_in(Path(folder), str(model.ref), pairs, spec.max_tokens))
-        return CalibrationRows(
-            spec.label, rows, len(pairs), version("torch"), version("transformers"), texts=digest(pairs), read=pairs
-        )
+            asked = []
+            for agent, spec in new:
+                asked.append(ToRead(spec, Path(folder) / str(agent), str(plan.agents[agent].ref)))
+                if is_derived(plan, agent):
+                    stage_merged_files(plan, self._hub, asked[-1].folder)
+                else:
+                    stage_small_files(plan.agents[agent], self._hub, asked[-1].folder)
+            if not self._allow_local:
+                for state in {a.spec: self._states[a.spec] for a in asked if not a.spec.is_file}.values():
+                    _require_room(state, Path(folder))
+            found = read_apart(asked, self._hub, Path(folder)) if self._apart else self._digests(plan, asked)
+        versions = version("torch"), version("transformers")
+        for (agent, spec), rows in zip(new, found, strict=True):
+            self._rows[agent, spec] = CalibrationRows(
+                spec.label,
+                rows.tokens,
+                rows.pairs,
+                *versions,
+                texts=rows.texts,
+                private=spec in self._states and self._states[spec].private,
+                read=self._pairs.get(spec, ()),
+            )
+
+    def _digests(self, plan: Plan, asked: Sequence[ToRead]) -> list[Digests]:
+        found = []
+        for each in asked:
+            if each.spec not in self._pairs:
+                self._pairs[each.spec] = self._load(plan, each.spec)
+            pairs = self._pairs[each.spec]
+            tokens = tokens_digest(tokenized_in(each.folder, each.where, pairs, each.spec.max_tokens))
+            found.append(Digests(digest(pairs), tokens, len(pairs)))
+        return found
 
     def _load(self, plan: Plan, spec: CalibrationSpec) -> tuple[Pair, ...]:
         with tempfile.TemporaryDirectory() as folder:
@@ -116,13 +142,42 @@ class Calibration:
             )
 
     def _at_commit(self, spec: CalibrationSpec) -> CalibrationSpec:
-        if spec.is_file or _COMMIT.fullmatch(spec.revision or ""):
+        if spec.is_file:
             return spec
         if spec not in self._pinned:
-            hub = self._hub.datasets
-            sha = hub.repo_state(spec.data, spec.revision).sha if spec.revision else hub.head(spec.data)
-            self._pinned[spec] = spec.model_copy(update={"revision": sha})
+            try:
+                state = self._hub.datasets.repo_state(spec.data, spec.revision)
+            except HubUnavailableError:
+                if not (self._allow_local and _COMMIT.fullmatch(spec.revision or "")):
+                    raise
+                pinned = spec  # the user's own cache may hold that commit
+            else:
+                pinned = spec.model_copy(update={"revision": state.sha})
+                self._states[pinned] = state
+            self._pinned[spec] = pinned
         return self._pinned[spec]
+
+
+def _require_room(state: RepoState, folder: Path) -> None:
+    """On a server, whose disk is everybody's: the library fetches all files of a dataset, and writes them again."""
+    size, where = sum(file.size for file in state.files.values()), f"{state.id}@{state.sha[:12]}"
+    if size > MAX_DATA_BYTES:
+        raise SensitivityError(
+            "the calibration dataset is too large to be fetched here",
+            where=where,
+            expected=f"at most {MAX_DATA_BYTES} bytes in all files",
+            got=str(size),
+            next_step="Name a dataset that holds the rows alone.",
+        )
+    disk = shutil.disk_usage(folder)
+    if 2 * size + disk.total // 20 > disk.free:
+        raise DiskError(
+            "the calibration dataset does not fit on this disk",
+            where=where,
+            expected=f"{2 * size} bytes free, and a twentieth of the disk for everything else",
+            got=str(disk.free),
+            next_step="Try again later, or on a machine with more disk.",
+        )
 
 
 def named_file(plan: Plan, agent: int, path: str, allow_local: bool) -> SensitivityFile:

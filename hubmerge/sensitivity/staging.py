@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import FormatError, MemoryLimitError, SensitivityError
 from hubmerge.hub import Hub
-from hubmerge.output.companions import makes_tokenizer, reader, tokenizer_files
+from hubmerge.output.companions import is_of_tokenizer, makes_tokenizer, reader, tokenizer_files
 from hubmerge.output.config import merged_config
+from hubmerge.plan import Plan
+from hubmerge.plan_files import folder_files
 from hubmerge.sources.base import Model
 from hubmerge.sources.files import check_planned
 from hubmerge.sources.open import INDEX, SINGLE
 from hubmerge.sources.reader import LocalOrFetched
+from hubmerge.sources.unchanged import CONFIG
 
 
 def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
@@ -38,7 +41,17 @@ def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if not any(map(makes_tokenizer, model.files)):
         raise SensitivityError("no tokenizer", where=str(model.ref), expected="tokenizer.json, tokenizer.model, …")
-    files, _ = tokenizer_files(model, reader(hub))
+    _write(tokenizer_files(model, reader(hub))[0], folder)
+
+
+def stage_merged_files(plan: Plan, hub: Hub, folder: Path) -> None:
+    """config.json and the tokenizer that the merge will have: an agent without files of its own is read by these."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files, _ = folder_files(plan, reader(hub))
+    _write({name: content for name, content in files.items() if name == CONFIG or is_of_tokenizer(name)}, folder)
+
+
+def _write(files: Mapping[str, bytes], folder: Path) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)

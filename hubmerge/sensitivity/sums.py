@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _CHECKPOINT = "checkpoint.safetensors"
 _SUMS = "sums.f32"
+SUM_FILES = (_CHECKPOINT, f"{_CHECKPOINT}.tmp", _SUMS)
 
 
 class SquareSums:

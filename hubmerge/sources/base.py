@@ -5,33 +5,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
+from hubmerge.hub_names import FileInfo
 from hubmerge.sources.adapter_config import AdapterConfig
 from hubmerge.sources.header import TensorEntry
-
-SYNTHETIC = "synthetic:"  # how a model's name begins that lies nowhere (synthetic.py)
-_HUB_ID = re.compile(r"[A-Za-z0-9_][\w.\-]{0,95}(?:/[A-Za-z0-9_][\w.\-]{0,95})?", re.ASCII)
-
-
-def is_hub_id(text: str) -> bool:
-    """True for `name` and `namespace/name` as the Hub allows them."""
-    return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text and not text.endswith((".", "-"))
-
-
-@dataclass(frozen=True)
-class FileInfo:
-    """One file of a model: `sha256` is the LFS oid where the Hub states one."""
-
-    path: str
-    size: int  # bytes
-    sha256: str | None = None
-    here: Path | None = field(default=None, compare=False)  # where the Hub's client has it on this machine, unverified
+from hubmerge.sources.model_name import ModelRef
 
 
 @dataclass(frozen=True)
@@ -62,31 +44,6 @@ class StoredTensor:
     def kept_dtype(self) -> str:
         """What an output is stored as that keeps this tensor's dtype."""
         return self.entry.dtype
-
-
-@dataclass(frozen=True)
-class ModelRef:
-    """A pinned model. `sha` is a 40-hex commit for the Hub, a digest of names, sizes and headers for a folder, and of
-    its description for a synthetic model (synthetic.py)."""
-
-    kind: Literal["hub", "local", "synthetic"]
-    id: str  # "org/name", or the folder or description as the user wrote it
-    sha: str
-    requested: str = ""  # the branch or tag that was asked for
-    place: str = ""  # where a folder lies, if its id does not lead there from here
-
-    def __str__(self) -> str:
-        return f"{self.id}@{self.sha[:12]}"
-
-    @property
-    def path(self) -> Path:
-        """The folder, of a local model."""
-        return Path(self.place or self.id).expanduser()
-
-    @property
-    def label(self) -> str:
-        """A short name for tables: the repo or folder name."""
-        return Path(self.id).name or self.id
 
 
 @dataclass(frozen=True)

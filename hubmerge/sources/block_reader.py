@@ -19,9 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hubmerge import buffers
+from hubmerge.disk_errors import writing
 from hubmerge.errors import CorruptError
 from hubmerge.hub import Hub
-from hubmerge.sink import writing
 from hubmerge.sources.base import Model
 from hubmerge.sources.files import other_header
 

@@ -4,54 +4,20 @@ What an agent has under such a name is left out, as if its files did not hold it
 is kept, bit for bit, and no agent is read there. So value heads that PPO leaves in an agent (`v_head.*`) and buffers
 that old checkpoints store (`*.rotary_emb.inv_freq`) forbid no merge, and parts of the base can be kept by name.
 
-A pattern is a shell's: `*` stands for any characters, dots too, `?` for one, `[ab]` for one of these; case counts. It
-is held against a tensor's name as the file stores it, also without PEFT's wrapper, and as the base calls it.
+A pattern (recipe_ignore.py) is held against a tensor's name as the file stores it, also without PEFT's wrapper, and as
+the base calls it.
 """
 
 from __future__ import annotations
 
-import fnmatch
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from hubmerge.recipe_ignore import MAX_PATTERNS, Ignored, ignored_by
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BASE, BorrowedTensor
 from hubmerge.wording import named
-
-MAX_PATTERNS = 32
-MAX_CHARACTERS = 256  # as long as the name of a tensor may be
-MAX_STARS = 8  # each may have to be tried at every place of a name
-_PATTERN = re.compile(rf"[\w.\-*?\[\]!]{{1,{MAX_CHARACTERS}}}", re.ASCII)
-_WRAPPER = "base_model.model."
-
-Ignored = Callable[[str], bool]
-
-
-def checked_patterns(patterns: Sequence[object]) -> tuple[str, ...]:
-    """The patterns of a recipe; ValueError where one could match nothing, or would take long."""
-    if len(patterns) > MAX_PATTERNS:
-        raise ValueError(f"there are {len(patterns)} patterns, and {MAX_PATTERNS} are the most")
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise ValueError(f'a pattern is text such as "v_head.*", and {ascii(pattern)[:80]} is none')
-        if not _PATTERN.fullmatch(pattern):
-            raise ValueError(
-                f"{ascii(pattern)[:80]} is no pattern: 1 to {MAX_CHARACTERS} letters, digits and _ . - * ? [ ] !"
-            )
-        if pattern.count("*") > MAX_STARS:
-            raise ValueError(f"{pattern[:80]!r} has more than {MAX_STARS} stars")
-    return tuple(dict.fromkeys(str(pattern) for pattern in patterns))
-
-
-def ignored_by(patterns: Iterable[str]) -> Ignored:
-    """Whether a tensor of a name is ignored."""
-    translated = [fnmatch.translate(pattern) for pattern in patterns]
-    if not translated:
-        return lambda name: False
-    match = re.compile("|".join(translated)).match
-    return lambda name: bool(match(name) or (name.startswith(_WRAPPER) and match(name.removeprefix(_WRAPPER))))
 
 
 def unmatched(patterns: Iterable[str], models: Iterable[Model]) -> list[str]:

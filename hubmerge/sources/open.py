@@ -28,13 +28,14 @@ from hubmerge.errors import (
     SourceNotFoundError,
 )
 from hubmerge.hub import Hub
+from hubmerge.hub_names import FileInfo
 from hubmerge.plain_yaml import load_plain_yaml
 from hubmerge.recipe import Recipe
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
-from hubmerge.sources.base import SYNTHETIC, FileInfo, HeaderDigest, Model, ModelRef, StoredTensor
+from hubmerge.sources.base import HeaderDigest, Model, StoredTensor
 from hubmerge.sources.folder import link_outside, list_folder, read_inside
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
-from hubmerge.sources.model_name import ModelName
+from hubmerge.sources.model_name import SYNTHETIC, ModelName, ModelRef
 from hubmerge.sources.remedies import Weightless
 from hubmerge.sources.synthetic import open_synthetic
 from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, token_table

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hubmerge.errors import Problem
+from hubmerge.recipe_ignore import Ignored, ignored_by
 from hubmerge.sources.base import Model
 from hubmerge.sources.fp8 import Seen, with_scales
-from hubmerge.sources.ignore import Ignored, ignored_by, told_of, unmatched, with_kept, without
+from hubmerge.sources.ignore import told_of, unmatched, with_kept, without
 from hubmerge.sources.lora import attached
 from hubmerge.sources.prefixes import aligned
 from hubmerge.sources.vocabulary import Grown, Vocabulary, with_added_rows

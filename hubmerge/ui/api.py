@@ -16,6 +16,7 @@ from typing import Any
 import gradio as gr
 
 from hubmerge.errors import HubmergeError
+from hubmerge.output.plan_words import plan_summary
 from hubmerge.ui.lanes import ASKING, Lanes
 from hubmerge.ui.service import Comparison, JobView, Service
 from hubmerge.ui.session import require_visitor, visitor_of, writer_of
@@ -58,7 +59,7 @@ def _reading(service: Service) -> tuple[Callable[..., Any], ...]:
         not allow.
         """
         with _told():
-            return service.inspect(checked_recipe(recipe).to_dict(), visitor_of(profile, token), license).summary()
+            return plan_summary(service.inspect(checked_recipe(recipe).to_dict(), visitor_of(profile, token), license))
 
     def inspect_diff(
         base: str, agent: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None

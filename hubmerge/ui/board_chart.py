@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from hubmerge.board.intervals import Estimate
 from hubmerge.board.values import Row, SuiteBoard
-from hubmerge.sources.base import is_hub_id
+from hubmerge.hub_names import is_hub_id
 from hubmerge.ui.board_table import interval_text, model_href
 from hubmerge.ui.format import el, percent_text
 

@@ -10,10 +10,11 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from hubmerge.board.export import flag_text
-from hubmerge.board.values import COMBINED, Board, ParentLine, Refusal, Row, SuiteBoard
+from hubmerge.board.values import COMBINED, Board, Refusal, Row, SuiteBoard
+from hubmerge.hub_names import is_hub_id
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
-from hubmerge.sources.base import is_hub_id
+from hubmerge.output.domains import ParentLine
 from hubmerge.ui.board_table import NOTHING, interval_text, model_link, retention_text
 from hubmerge.ui.format import bytes_text, el, join, link, percent_text, repo_link, time_text
 from hubmerge.ui.panels import facts_grid, notice, section, table

@@ -15,8 +15,8 @@ from urllib.parse import quote
 from hubmerge.board.export import flag_text
 from hubmerge.board.intervals import Estimate
 from hubmerge.board.values import Row, SuiteBoard
+from hubmerge.hub_names import is_hub_id
 from hubmerge.markdown import short_count
-from hubmerge.sources.base import is_hub_id
 from hubmerge.ui.format import bytes_text, el, link, time_text
 
 VIEWS = ("Scores", "Retention", "Merges")

@@ -37,6 +37,7 @@ from hubmerge.ui.service import JobView
 TERMINAL = ("done", "failed", "cancelled")
 STAGES = {
     "resolve": "Resolve",
+    "calibration": "Calibration",
     "plan": "Plan",
     "verify": "Verify",
     "compile": "Compile",
@@ -154,7 +155,8 @@ def _stages(view: JobView) -> Mapping[str, str]:
         first = ["compile"] if view.stage == "compile" else []
         return {name: STAGES[name] for name in ("resolve", *first, "download", "probe")}
     current = _stage(view)
-    left_out = {"verify", "compile"} - {current}  # only where a job is at it: resumed, or the first on a machine
+    # only where a job is at it: weighing by sensitivities, resumed, or the first on a machine
+    left_out = {"calibration", "verify", "compile"} - {current}
     if not _probes(view.recipe):
         left_out |= {"probe"} - {current}
     return {name: title for name, title in STAGES.items() if name not in left_out}

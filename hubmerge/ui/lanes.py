@@ -4,7 +4,8 @@ A question to a slow Hub takes minutes. Anonymous visitors have a lane of their 
 for those who are signed in; within a lane everybody has a share. Whoever finds no room is told so at once, with
 QuotaError and the seconds after which a place is free at the latest, instead of waiting in gradio's queue, which all
 pages share. The work runs in threads of the lane; what does not end within the lane's wall limit is answered as
-refused, and keeps its place until it ends.
+refused. No thread can be ended from outside, so that its place stays taken; but past the limit it asks the Hub nothing
+more (`ASKED_UNTIL`), and the request that it waits for has a time limit of its own.
 
     lanes = Lanes(on_a_space=True)
     button.click(lanes.asking(handler, refused), …, **ASKING)
@@ -21,12 +22,15 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
 from hubmerge.errors import QuotaError
+from hubmerge.hub_errors import ASKED_UNTIL
+from hubmerge.hub_lines import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S
 from hubmerge.ui.session import visitor_of
 
 ANONYMOUS_AT_ONCE = 8
@@ -35,6 +39,7 @@ ANONYMOUS_S = 60.0
 SIGNED_IN_AT_ONCE = 16  # with the anonymous ones fewer than the 40 events that gradio runs at once
 SIGNED_IN_EACH = 4
 SIGNED_IN_S = 240.0
+OVERTIME_S = CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S  # of the last request
 # the lanes refuse by themselves, so that nothing waits in gradio's queue
 ASKING: Mapping[str, Any] = {"concurrency_limit": None}
 
@@ -44,7 +49,7 @@ Handler = Callable[..., Any]
 @dataclass(eq=False)
 class _Place:
     visitor: str
-    until: float  # seconds of the monotonic clock
+    until: float  # seconds of the monotonic clock, at the latest
 
 
 class _Lane:
@@ -77,12 +82,19 @@ class _Lane:
 
     async def run(self, place: _Place, work: Callable[[], Any]) -> Any:
         """`work()` in a thread; QuotaError past the wall limit. The place is free when the thread has ended."""
-        done = asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+        def asked() -> Any:
+            ASKED_UNTIL.set(place.until)
+            return work()
+
+        # each in a context of its own: threads are used again
+        done = asyncio.get_running_loop().run_in_executor(self._threads, Context().run, asked)
         done.add_done_callback(lambda _: self._places.remove(place))
         ended, _ = await asyncio.wait([done], timeout=self.wall_s)
         if ended:
             return done.result()
         done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else asks for it
+        place.until += OVERTIME_S
         raise QuotaError(
             "the Hub did not answer in the time that one question may take",
             expected=f"at most {self.wall_s:g} s",

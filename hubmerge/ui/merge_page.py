@@ -17,7 +17,8 @@ from hubmerge.licenses import KNOWN
 from hubmerge.methods import registry
 from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.plan import Plan
-from hubmerge.recipe import MAX_RECIPE_BYTES, recipe_from_yaml
+from hubmerge.recipe import MAX_RECIPE_BYTES
+from hubmerge.recipe_file import recipe_from_yaml
 from hubmerge.ui.format import el, join, link
 from hubmerge.ui.lanes import ASKING, Lanes
 from hubmerge.ui.merge_form import VISIBILITIES, MergeForm, build_form, fill, fillable, recipe_of, reweight, show_method

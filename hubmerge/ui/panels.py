@@ -16,7 +16,7 @@ from hubmerge.hub_errors import UNREADABLE
 from hubmerge.licenses import choose, strictest
 from hubmerge.methods import Method
 from hubmerge.methods.varying import worded, written
-from hubmerge.output.plan_words import Group, cost_of, fit_of
+from hubmerge.output.plan_words import Group, cost_of, fit_of, plan_summary
 from hubmerge.plan import Plan
 from hubmerge.sources.base import Model
 from hubmerge.ui.format import bytes_text, el, join, link, repo_link
@@ -107,7 +107,7 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
 
 def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> Markup:
     """What a merge will read, need and write; `license_choice`: what the user chose, if anything."""
-    facts = plan.summary()
+    facts = plan_summary(plan)
     weights = (None, *(f"{w:g}" if isinstance(w, float) else worded(written(w)) for w in plan.recipe.weights))
     rows = [
         (

@@ -149,9 +149,10 @@ def test_flags_are_read_one_by_one() -> None:
         {"kind": "withdrawn", "model": "org/base", "more": 1},
         "withdrawn",
     ]
-    flags, refused = parse_flags(json.dumps({"flags": entries}).encode())
+    half = [{"kind": "withdrawn", "model": "org/base", name: "\ud800"} for name in ("sha", "reason")]
+    flags, refused = parse_flags(json.dumps({"flags": [*entries, *half]}).encode())
     assert flags == (Flag("contaminated", "org/math", None, HOSTILE), Flag("withdrawn", "org/base", sha("b")))
-    assert [r.where for r in refused] == [f"flags.json, entry {k}" for k in range(3, 8)]
+    assert [r.where for r in refused] == [f"flags.json, entry {k}" for k in range(3, 10)]
 
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b"null", b'{"flags": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1)])
@@ -177,6 +178,20 @@ def test_a_folder_is_read_without_following_links(tmp_path: Path) -> None:
     assert build_board(read.results) == build_board(family())
 
 
+def test_a_file_whose_name_is_no_text_is_refused_and_told(tmp_path: Path) -> None:
+    for path, data in stored(*family()):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    try:
+        (tmp_path / "results" / "a\udcff.json").write_bytes(b"{")
+        (tmp_path / "results" / "b\udcff.json").write_bytes(b" " * (MAX_RESULT_BYTES + 1))
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    read = read_folder(tmp_path)
+    assert [r.where for r in read.refused] == ["results/a?.json", "results/b?.json"]
+    board_json(build_board(read.results, read.flags, refused=read.refused)).encode()
+
+
 def test_a_missing_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(ResultError, match="no such folder"):
         read_folder(tmp_path / "none")
@@ -186,12 +201,14 @@ def test_results_of_a_version_that_the_keepers_call_equal_stand_with_the_others(
     old, new = result("org/one", "1", {"math": 0.5}), result("org/two", "2", {"math": 0.6}, suite_version="2")
     apart = build_board(parse_files(stored(old, new)).results).suites[0]
     assert [r.model for r in apart.rows] == ["org/two"]
-    table = json.dumps({"versions": [{"suite": "trio", "version": "1", "same_as": "2"}, {"suite": 1}, "x"]}).encode()
+    half = {"suite": "trio", "version": "2", "same_as": "\ud800"}
+    same = {"suite": "trio", "version": "1", "same_as": "2"}
+    table = json.dumps({"versions": [same, {"suite": 1}, "x", half]}).encode()
     for path, data in [*stored(old, new), ("versions.json", table)]:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
     read = read_folder(tmp_path)
-    assert [r.where for r in read.refused] == ["versions.json, entry 2", "versions.json, entry 3"]
+    assert [r.where for r in read.refused] == [f"versions.json, entry {n}" for n in (2, 3, 4)]
     [suite] = build_board(read.results).suites
     assert (suite.version, suite.versions, [r.model for r in suite.rows]) == ("2", ("2",), ["org/two", "org/one"])
 

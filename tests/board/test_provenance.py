@@ -368,3 +368,11 @@ def test_a_file_of_keys_that_is_none_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="key"):
         parse_keys(data)
     assert parse_keys(keys_file([KEY])) == (KEY,)
+
+
+def test_a_damaged_file_of_pinned_keys_is_named_and_nothing_is_believed_in_its_place(tmp_path: Path) -> None:
+    pins = tmp_path / "x.json"
+    pins.write_text('{"keys": ["torn')
+    with pytest.raises(SettingsError, match="the file of trusted keys is damaged"):
+        Trust(pins=pins).of(("a" * 64,))
+    assert pins.read_text() == '{"keys": ["torn'

@@ -17,8 +17,7 @@ from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
 from hubmerge.recipe import recipe_from_dict
 from hubmerge.recipe_file import load_recipe
-from hubmerge.recipe_init import SCHEMA_URL
-from hubmerge.recipe_schema import recipe_schema
+from hubmerge.recipe_schema import SCHEMA_URL, recipe_schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -59,6 +58,14 @@ def test_paths_are_written_as_the_file_that_holds_them_needs_them(
     recipe = load_recipe(here / "recipes" / "new.yaml")
     assert [str(recipe.base), *(str(a.model) for a in recipe.agents)] == ["../base", str(here / "one"), "../two"]
     assert main(["merge", "recipes/new.yaml", "--out", "out"]) == 0
+
+
+def test_a_recipe_behind_a_link_to_a_folder_finds_its_models(here: Path, tmp_path: Path) -> None:
+    (here / "far" / "away").mkdir(parents=True)
+    (here / "linked").symlink_to(here / "far" / "away")
+    assert main(["init", "base", "one", "./two", "--out", "linked/new.yaml"]) == 0
+    assert str(load_recipe(here / "linked" / "new.yaml").base) == "../../base"
+    assert main(["inspect", "linked/new.yaml"]) == 0
 
 
 def test_a_file_that_is_there_is_never_overwritten(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

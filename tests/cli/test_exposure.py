@@ -50,7 +50,7 @@ def test_no_command_makes_a_private_parent_s_merge_public_by_default(
     for command in commands(*family).values():
         assert main(command) == 1
         told = capsys.readouterr().err
-        assert "E_RECIPE: a public merge would tell what private models hold" in told
+        assert "E_RECIPE: a public merge would tell what private models or data hold" in told
         assert "--private" in told
     assert {m.id for m in ada.list_models(author="ada")} == before
 

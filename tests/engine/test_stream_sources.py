@@ -14,6 +14,8 @@ from builders import T, f32, random_base, sparse_agent, tensor
 from source_helpers import FP8_CONFIG, adapted, from_fp8, lora, pair, to_fp8, write_adapter, write_plain
 from stream_helpers import bytes_of, plan_of, run, tensors_of, values_of
 
+from hubmerge.output.plan_words import plan_summary
+
 CHUNKS = (4096, 5000, 10**9)
 SIZES = {
     "model.embed_tokens.weight": (37, 16),
@@ -56,7 +58,7 @@ def test_fp8_models_merge_as_what_their_scales_make_of_them(tmp_path: Path, base
     plan = assert_merged(tmp_path, values[0], values[1:])
     assert {t.dtype for t in plan.tensors()} == {"BF16"}
     assert any("fp8 weights are stored as bfloat16" in w for w in plan.warnings)
-    assert plan.summary()["kinds"] == ["fp8 weights"] * 3
+    assert plan_summary(plan)["kinds"] == ["fp8 weights"] * 3
 
 
 def test_an_fp8_agent_of_a_bfloat16_base_is_scaled_and_said_to_be_rounded(tmp_path: Path, base: Any) -> None:
@@ -88,8 +90,8 @@ def test_a_lora_adapter_merges_as_its_product_on_the_base(tmp_path: Path, base: 
         expected[module + ".weight"] = adapted(values[module + ".weight"], a, b, 2.0)
     write_adapter(tmp_path / "agent0", stored)
     plan = assert_merged(tmp_path, values, [expected, values_of(full)])
-    assert plan.summary()["kinds"] == ["weights", "LoRA adapter", "weights"]
-    assert plan.summary()["resident_bytes"] == 4 * 4 * sum(sum(SIZES[m + ".weight"]) for m in (Q, OUT, UP))
+    assert plan_summary(plan)["kinds"] == ["weights", "LoRA adapter", "weights"]
+    assert plan_summary(plan)["resident_bytes"] == 4 * 4 * sum(sum(SIZES[m + ".weight"]) for m in (Q, OUT, UP))
 
 
 def test_an_adapter_of_an_fp8_base_and_of_embeddings(tmp_path: Path, base: Any) -> None:

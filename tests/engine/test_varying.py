@@ -18,6 +18,7 @@ from hubmerge.errors import IncompatibleError
 from hubmerge.first_passes import find_thresholds
 from hubmerge.journal import Journal
 from hubmerge.methods.varying import at, parse, places_of
+from hubmerge.output.plan_words import plan_summary
 from hubmerge.report import make_report
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.stream import MergeResult, Silent, StreamOptions, merge
@@ -326,4 +327,4 @@ def test_a_report_of_constants_says_nothing_of_layers(family: Any, tmp_path: Pat
     plan = plan_of(folder, "linear")
     _, result = merged(plan, tmp_path / "out")
     assert "by_layer" not in report_of(plan, result).method
-    assert "varying" not in plan.summary()
+    assert "varying" not in plan_summary(plan)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation.channel import Channel, run
+from hubmerge.evaluation.channel import Channel, WallLimitError, run
 from hubmerge.evaluation.child import confine_child
 
 
@@ -57,6 +57,8 @@ def play(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
             bytearray(2**30)
         case "refuses":
             raise EvaluationError("the model does not load", got=f"OSError: {workdir}/model\x00\u202e" + "x" * 5000)
+        case "is kept waiting":
+            raise WallLimitError("the chat template does not come to an end")
         case "shouts":
             channel._send({"event": "warning", "message": "x" * (8 * 2**20)})
         case "talks nonsense":

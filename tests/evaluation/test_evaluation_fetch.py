@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from huggingface_hub import HfApi
 
-from hubmerge.errors import EvaluationError, HubmergeError
+from hubmerge.errors import EvaluationError, HubmergeError, HubUnavailableError
 from hubmerge.evaluation.process import ChildJob, run_child
 from hubmerge.evaluation.rows import FETCH_MODULE
 from hubmerge.hub import Hub
@@ -24,16 +27,25 @@ Fetch = Callable[..., list[Mapping[str, Any]]]
 def fetch(hub: Hub, tmp_path: Path) -> Fetch:
     """Fetch one task's rows in a process of its own; the rows of its split."""
 
-    def run(repo: str, revision: str, **changes: Any) -> list[Mapping[str, Any]]:
+    def run(
+        repo: str, revision: str, *, module: str = FETCH_MODULE, endpoint: str = hub.endpoint, **changes: Any
+    ) -> list[Mapping[str, Any]]:
         task = {"subset": None, "split": "test", "few_shot_split": None, "data_files": None, "limit": None}
         folder = tmp_path / "rows"
         spec = {**task, "expands": False, "folder": str(folder), "repo": repo, "revision": revision, **changes}
         home = tmp_path / "home"
+        paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
         run_child(
             ChildJob(
-                FETCH_MODULE,
+                module,
                 {"token": changes.pop("token", hub.token), "cache": str(home), "tasks": [spec]},
-                {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HOME": str(home), "HF_HUB_DISABLE_XET": "1"},
+                {
+                    "HF_ENDPOINT": endpoint,
+                    "HF_HOME": str(home),
+                    "HOME": str(home),
+                    "HF_HUB_DISABLE_XET": "1",
+                    "PYTHONPATH": paths,
+                },
                 tmp_path / "log",
                 120.0,
                 "the data",
@@ -120,3 +132,33 @@ def test_a_dataset_that_cannot_be_read_is_refused(
 def test_a_commit_that_does_not_exist_is_refused(fetch: Fetch) -> None:
     with pytest.raises(EvaluationError):
         fetch("zoo/held-out", "0" * 40, subset="math")
+
+
+class Overloaded(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        self.send_response(503)
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture(params=["nobody answers", "503"])
+def away(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a Hub that is away."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Overloaded) as server:
+        address = f"http://127.0.0.1:{server.server_port}"
+        if request.param == "503":
+            Thread(target=server.serve_forever, daemon=True).start()
+            yield address
+            server.shutdown()
+        else:
+            server.server_close()
+            yield address
+
+
+def test_a_hub_that_is_away_is_an_outage_and_no_fault_of_the_dataset(fetch: Fetch, away: str) -> None:
+    with pytest.raises(HubUnavailableError, match="did not answer when a dataset was read") as caught:
+        fetch("ada/data", "a" * 40, module="impatient_fetch", endpoint=away)
+    assert caught.value.retryable

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from hubmerge.errors import EvaluationError, MemoryLimitError
+from hubmerge.evaluation import templates
+from hubmerge.evaluation.channel import WallLimitError
 
 pytest.importorskip("transformers")
 
@@ -67,3 +74,16 @@ def test_no_template_takes_a_gigabyte(answered: dict[str, Any]) -> None:
 
 def test_prompts_come_in_their_order_and_as_they_were_rendered(answered: dict[str, Any]) -> None:
     assert answered["texts"] == [f"[user: {n} \u00fc \U0001f600]" for n in range(300)]
+
+
+def test_a_fork_that_the_machine_kills_or_does_not_let_run_says_nothing_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(templates, "PROMPT_S", 0.5)
+    with pytest.raises(MemoryLimitError, match="was killed"):
+        templates.rendered(lambda _: str(os.kill(os.getpid(), signal.SIGKILL)), [1])
+    with pytest.raises(WallLimitError, match="hardly any of it on a processor"):
+        templates.rendered(lambda _: str(time.sleep(600)), [1])
+    with pytest.raises(EvaluationError, match="died") as died:
+        templates.rendered(lambda _: str(os.abort()), [1])
+    assert type(died.value) is EvaluationError

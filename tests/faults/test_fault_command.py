@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from fault_line import Family
 
+from hubmerge import inspect_command
 from hubmerge.cli import main
 from hubmerge.errors import HubmergeError, LoginError, Problem, SettingsError
 from hubmerge.hub import Hub
 from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.plan import Plan
+from hubmerge.output.plan_words import plan_summary
 
 REPO = Path(__file__).resolve().parents[2]
 CANARY = "hf_canary"
@@ -174,8 +175,7 @@ def test_what_inspect_lists_stands_in_two_columns_and_sizes_read_as_on_a_card(
     monkeypatch: pytest.MonkeyPatch, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = {"folder_disk_least_bytes": 999_700, "folder_disk_most_bytes": 999_700, "warnings": ["mind this"]}
-    summary = Plan.summary
-    monkeypatch.setattr(Plan, "summary", lambda plan: summary(plan) | changed)
+    monkeypatch.setattr(inspect_command, "plan_summary", lambda plan: plan_summary(plan) | changed)
     assert main(["inspect", str(recipe_file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  Disk, merging to a folder      1.00 MB" in lines

@@ -1,6 +1,7 @@
 """How a seed is damaged: in its structure where it can be read, else in its bytes. The same edits give the same bytes.
 
-Random bytes rarely pass a parser of JSON; a value of the wrong kind at the right place does.
+Random bytes rarely pass a parser of JSON; a value of the wrong kind at the right place does. JSON is read for that and
+written again; YAML mostly is damaged line by line, which takes a tenth of the time.
 """
 
 from __future__ import annotations
@@ -76,20 +77,31 @@ TOKENS = (
         b"a" * 100,
         b"\\ud800",
     ),
+    *(b'"\\UFFFFFFFF"', b'"\\U00110000"', b'"\\xff"', b"%YAML 1.99", b"&", b"[]", b"{}"),
     *(b"\xef\xbb\xbf", b"\x85", "\u2028".encode(), b" filter=lfs", b" -filter", b'{"a":' * 100, b"- " * 60),
 )
+
+
+VALUES = tuple(json.dumps(value).encode() for value in HOSTILE)
 
 
 def damaged(seed: bytes, kind: str, edits: Sequence[Edit]) -> bytes:
     """`seed` after the edits."""
     structure = [e for e in edits if e[0] % 4]
+    if kind in ("yaml", "card"):
+        lines = seed.split(b"\n")
+        for what, where, how in structure:
+            if what % 16 != 1:
+                _change_line(lines, what // 16, where, how)
+        seed = b"\n".join(lines)
+        structure = [e for e in structure if e[0] % 16 == 1]
     if kind == "lines":
         lines = seed.split(b"\n")
         for edit in structure:
             place = edit[2] % len(lines)
             lines[place] = _edited(lines[place], "json", [edit])
         seed = b"\n".join(lines)
-    elif kind != "text":
+    elif kind != "text" and structure:
         seed = _edited(seed, kind, structure)
     for what, where, how in edits:
         if what % 4 == 0:
@@ -102,11 +114,13 @@ def _edited(seed: bytes, kind: str, edits: Sequence[Edit]) -> bytes:
         begin, value, end = _opened(seed, kind)
     except (ValueError, RecursionError, yaml.YAMLError, LookupError, TypeError, AttributeError, struct.error):
         return seed
-    holder = [copy.deepcopy(value)]
+    holder = [value]
+    places = list(islice(_places(holder), 2000))  # YAML's aliases may make a circle
     for what, where, how in edits:
-        places = list(islice(_places(holder), 2000))  # YAML's aliases may make a circle
         table, key = places[where % len(places)]
-        _change(table, key, what, how, places)
+        other = places[how % len(places)]
+        if all(key in table if isinstance(table, dict) else key < len(table) for table, key in ((table, key), other)):
+            _change(table, key, what, how, other)  # else one before has taken it
     try:
         return begin + _closed(holder[0] if holder else None, kind, edits) + end
     except (ValueError, RecursionError, TypeError, yaml.YAMLError):
@@ -145,23 +159,52 @@ def _places(holder: Any) -> Any:
                 waiting.append(table[key])
 
 
-def _change(table: Any, key: Any, what: int, how: int, places: Sequence[Any]) -> None:
-    other_table, other_key = places[how % len(places)]
+def _change(table: Any, key: Any, what: int, how: int, other: tuple[Any, Any]) -> None:
+    other_table, other_key = other
     match what // 4 % 8:
         case 0 | 1 | 2:
-            table[key] = copy.deepcopy(HOSTILE[how % len(HOSTILE)])
+            table[key] = _copied(HOSTILE[how % len(HOSTILE)])
         case 3 if len(table) > 1:
             del table[key]
         case 4 if isinstance(table, dict):
             table[str(HOSTILE[how % len(HOSTILE)])[:200]] = table[key]
         case 5:
-            table[key] = copy.deepcopy(other_table[other_key])
+            table[key] = _copied(other_table[other_key])
         case 6:
-            table[key] = [copy.deepcopy(table[key])] * (how % 12 + 1)
+            table[key] = [_copied(table[key])] * (how % 12 + 1)
         case 7 if isinstance(table[key], int | float):
             table[key] = table[key] * (how - 30_000) if abs(table[key]) < 1e300 else how
         case _:
-            table[key] = {str(how): copy.deepcopy(table[key])}
+            table[key] = {str(how): table[key]}
+
+
+def _copied(value: Any) -> Any:
+    return copy.deepcopy(value) if isinstance(value, dict | list) else value
+
+
+def _change_line(lines: list[bytes], what: int, where: int, how: int) -> None:
+    """Of a text of keys and values, one a line."""
+    at = where % len(lines)
+    line, other = lines[at], lines[how % len(lines)]
+    head, colon, value = line.partition(b": ")
+    dash = head[: len(head) - len(head.lstrip(b" -"))]
+    match what % 10:
+        case 0 | 1 | 2:
+            lines[at] = (head + colon if colon else dash) + VALUES[how % len(VALUES)]
+        case 3 if len(lines) > 1:
+            del lines[at]
+        case 4:
+            lines.insert(where // len(lines) % len(lines), line)
+        case 5:
+            lines[at] = b" " * (how % 7) + line.lstrip(b" ")
+        case 6:
+            lines[at] = dash + other.lstrip(b" -")
+        case 7:
+            lines[at] = dash + (VALUES[how % len(VALUES)] + colon + value if colon else other)
+        case 8:
+            lines[at] = dash + other.lstrip(b" -").partition(b": ")[0] + colon + value
+        case _:
+            lines[at] = head + colon + other.partition(b": ")[2]
 
 
 def _spoilt(seed: bytes, what: int, where: int, how: int) -> bytes:

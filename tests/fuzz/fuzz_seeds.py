@@ -17,6 +17,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [p for p in (str(HERE.parent), str(ROOT)) if p not in sys.path]
 
 from board_helpers import parent, result_data, task  # noqa: E402
+from report_helpers import report_data  # noqa: E402
 
 
 def _json(value: Any) -> bytes:
@@ -78,6 +79,35 @@ TOKENIZER = {
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "c": 2}, "merges": [["a", "b"]]},
     "post_processor": {"type": "TemplateProcessing"},
 }
+VOCABULARY = {"a": 0, "b": 1, "c": 2}
+
+
+def _tokenizer(*added: str, **model: Any) -> dict[str, Any]:
+    entries = [
+        {
+            "id": 3 + n,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for n, token in enumerate(added)
+    ]
+    model = {"type": "WordLevel", "vocab": VOCABULARY, "unk_token": "a", **model}
+    parts = dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding"))
+    return {"version": "1.0", **parts, "added_tokens": entries, "model": model}
+
+
+UNION = {
+    "base": _tokenizer("<x>"),
+    "a": _tokenizer("<x>", "<y>"),
+    "b": _tokenizer("<x>", "<z>", "<y>"),
+    "config": {"added_tokens_decoder": {"3": {"content": "<x>"}}, "model_max_length": 9},
+    "added": {"<x>": 3},
+}
+BPE = {"type": "BPE", "vocab": {**VOCABULARY, "ab": 3}, "merges": [["a", "b"]]}
 DELIVERY = {
     "event": {"action": "update", "scope": "repo.content"},
     "repo": {"type": "model", "name": "zoo/agent", "id": "1" * 24, "private": False, "headSha": "a" * 40},
@@ -99,6 +129,15 @@ METHODS = {
     "fisher": {"calibration": {"data": "./rows.jsonl", "prompt": "q", "answer": "a"}},
 }
 RECIPE = {"base": "org/base@main", "agents": ["org/a", {"model": "org/b", "weight": [0.5, 1.0]}]}
+
+
+def _report() -> dict[str, Any]:
+    """A report of two layers, and of the weights that the targets' model has."""
+    data = report_data()
+    layers = dict(list(data["statistics"]["layers"].items())[:2])
+    files = [{"name": "model.safetensors", "size": 1000, "sha256": "c" * 64}]
+    statistics = {**data["statistics"], "layers": layers, "modules": {}}
+    return {**data, "identity": "d" * 64, "target": "org/merge", "files": files, "statistics": statistics}
 
 
 def _own(target: str) -> list[bytes]:
@@ -146,6 +185,11 @@ def _own(target: str) -> list[bytes]:
             _json({"flags": [{"kind": "contaminated", "model": "org/good", "sha": "b" * 40, "reason": "<script>"}]}),
             BOMB,
         ],
+        "versions": [_json({"versions": [{"suite": "trio", "version": "1", "same_as": "2"}]}), BOMB],
+        "keys": [_json({"keys": ["a" * 64, "b" * 64]}), BOMB],
+        "report_facts": [_json(_report()), b"{}", BOMB],
+        "report": [_json(_report()), _json({**_report(), "schema": 3}), b"{}", BOMB],
+        "report_folder": [_json(_report()), _json({**_report(), "schema": 3}), BOMB],
         "rule": rules,
         "webhook": [_json(DELIVERY), BOMB],
         "calibration_rows": [
@@ -156,6 +200,10 @@ def _own(target: str) -> list[bytes]:
             b"*.py[cod]\nbuild/\n/build\nfoo/**/bar\n!keep\n[!a-y]\\ \n**/deep/*\n" + b"*a" * 30 + b"\n",
             b"*.bin filter=lfs diff=lfs merge=lfs -text\n*.txt -filter\nsaved_model/**/* filter=lfs\n",
             b"**/" * 60 + b"x\n" + b"a/**/" * 60 + b"b\n",
+        ],
+        "tokenizer_union": [
+            _json(UNION),
+            _json({"base": _tokenizer(**BPE), "a": _tokenizer("<y>", **BPE), "b": _tokenizer("<z>", **BPE)}),
         ],
         "companion": [_json(CONFIG), _json(TOKENIZER), _json({"a": 0, "b/c": 1}), b'{"a": 1, "a": "x--y.Z"}', BOMB],
         "tokenizer": [

@@ -9,36 +9,54 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import cache
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import safetensors
+import tokenizers
 
 from hubmerge.board.export import board_json, suite_csv
-from hubmerge.board.files import FLAGS, is_result_path, parse_files
+from hubmerge.board.files import FLAGS, VERSIONS, parse_files
+from hubmerge.board.trust import keys_file, parse_keys
 from hubmerge.calibration_spec import CalibrationSpec
-from hubmerge.errors import HubmergeError, SensitivityError
-from hubmerge.evaluation.result import MAX_RESULT_BYTES, parse_result, result_path
+from hubmerge.errors import HubmergeError, PermissionDeniedError, SensitivityError
+from hubmerge.eval_results import _own_report
+from hubmerge.evaluation.facts import model_facts
+from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
+from hubmerge.finished import load_report
+from hubmerge.hub import RepoState
+from hubmerge.hub_names import FileInfo
 from hubmerge.leaderboard import build_board
 from hubmerge.localhub import cards
 from hubmerge.localhub.http_errors import HubError
 from hubmerge.localhub.patterns import check_work, decide, ignore_rules, lfs_rules
 from hubmerge.localhub.protocol import parse_json
 from hubmerge.output.config import config_problems, merged_config, without_code
-from hubmerge.recipe import Recipe, recipe_from_dict, recipe_from_yaml
+from hubmerge.output.tokenizer import united_tokenizer
+from hubmerge.pins import pins_in
+from hubmerge.recipe import Recipe, recipe_from_dict
+from hubmerge.recipe_file import recipe_from_yaml
 from hubmerge.sensitivity.calibration import _parsed, choose, digest
+from hubmerge.sink import MANIFEST
 from hubmerge.sources.adapter_config import parse_adapter_config
-from hubmerge.sources.base import FileInfo, Model, ModelRef
-from hubmerge.sources.header import header_length, parse_header
+from hubmerge.sources.base import Model, StoredTensor
+from hubmerge.sources.header import TensorEntry, header_length, parse_header
+from hubmerge.sources.model_name import ModelRef
 from hubmerge.sources.open import INDEX, _card_data, _json_object, _read_header, _shards
-from hubmerge.sources.tokens import token_table
+from hubmerge.sources.tokens import TOKENIZER, token_table
+from hubmerge.sources.vocabulary import with_added_rows
 from hubmerge.sweep import is_sweep, sweep_from_dict
-from workflows.watchers.rule import rule_from_yaml
+from hubmerge.wording import json_file
+from workflows.watchers.rules import rule_from_yaml
 from workflows.watchers.webhook import pushes
 
 WHERE = "the fuzzer"
 REF = ModelRef("hub", "org/model", "a" * 40, "main")
 PATHS = ("a", "a.py", "sub/deep/a.bin", "data/train/1.safetensors", "a b", "x" * 200, "é/☃", "a" * 50 + "/" + "b" * 50)
+SHOWN: set[Any] = set()  # flags and versions that a board was made with, which takes most of their time
+WEIGHTS = FileInfo("model.safetensors", 1000, "c" * 64)
+BESIDE = {"config": "tokenizer_config.json", "added": "added_tokens.json"}  # of the base's tokenizer
 SHARDS = {f"model-0000{n}-of-00002.safetensors": FileInfo(f"model-0000{n}-of-00002.safetensors", 9) for n in (1, 2)}
 
 
@@ -95,7 +113,7 @@ def config(data: bytes) -> None:
         merged, left_out = merged_config(value, dtypes)
         again, _ = merged_config(merged, dtypes)
         assert again == merged, "a cleaned config is clean"
-        json.dumps(merged, allow_nan=False).encode()
+        assert json.loads(json_file(merged)) == merged, "it is written as it is"
         "; ".join(left_out).encode()
 
 
@@ -115,13 +133,12 @@ def local_card(data: bytes) -> None:
 
 
 def hub_card(data: bytes) -> None:
-    """The card of a repo of the embedded Hub: checked before a commit, and read for the listings."""
-    readme = _text(data)
-    for kind in ("model", "dataset", "space"):
-        errors, warnings = cards.card_problems(readme, kind)
-        "; ".join([*errors, *warnings]).encode("utf-8", "replace")
-        derived = cards.derive(kind, readme, "", {"a.safetensors": None}, None)
-        _utf8([derived.card, derived.tags, derived.library, derived.pipeline_tag])
+    """The card of a repo of the embedded Hub, of one kind or another: checked before a commit, read for listings."""
+    readme, kind = _text(data), ("model", "dataset", "space")[len(data) % 3]
+    errors, warnings = cards.card_problems(readme, kind)
+    "; ".join([*errors, *warnings]).encode("utf-8", "replace")
+    derived = cards.derive(kind, readme, "", {"a.safetensors": None}, None)
+    _utf8([derived.card, derived.tags, derived.library, derived.pipeline_tag])
 
 
 def hub_config(data: bytes) -> None:
@@ -171,8 +188,6 @@ def recipe_of_data(data: bytes) -> None:
 
 def result(data: bytes) -> None:
     """A result file of a stranger, by itself and on a board beside a good one."""
-    from fuzz_seeds import GOOD_RESULT
-
     try:
         found = parse_result(data, where=WHERE)
     except HubmergeError as error:
@@ -180,27 +195,50 @@ def result(data: bytes) -> None:
         return
     assert len(data) <= MAX_RESULT_BYTES
     assert parse_result(found.to_json().encode(), where=WHERE) == found
-    path = result_path(found)
-    _board([(path, data), (result_path(parse_result(GOOD_RESULT, where=WHERE)), GOOD_RESULT)])
+    _board(data)
 
 
 def flags(data: bytes) -> None:
     """flags.json of a stranger, on a board with a good result."""
-    from fuzz_seeds import GOOD_RESULT
-
-    _board([(FLAGS, data), (result_path(parse_result(GOOD_RESULT, where=WHERE)), GOOD_RESULT)])
+    _board(data, FLAGS)
 
 
-def _board(files: list[tuple[str, bytes]]) -> None:
-    parsed = parse_files(files)
+def versions(data: bytes) -> None:
+    """versions.json of a stranger, on a board with a good result."""
+    _board(data, VERSIONS)
+
+
+def keys(data: bytes) -> None:
+    """keys.json of a stranger."""
+    try:
+        found = parse_keys(data)
+    except ValueError:
+        return
+    assert parse_keys(keys_file(found)) == found
+
+
+def _board(data: bytes, path: str = "") -> None:
+    """A file of a stranger, by default at its own place, beside a good result: the board shows that."""
+    good, content = _good()
+    parsed = parse_files([(path or result_path(parse_result(data, where=WHERE)), data), (result_path(good), content)])
     assert any(r.model == "org/good" for r in parsed.results)
+    if path and (parsed.flags, *parsed.versions.items()) in SHOWN:
+        return
     board = build_board(parsed.results, flags=parsed.flags)
     text = board_json(board)
     text.encode()
     json.loads(text, parse_constant=_no_number)
     for suite in board.suites:
         suite_csv(suite).encode()
-    assert all(is_result_path(path) or path == FLAGS for path, _ in files)
+    if path and len(SHOWN) < 100_000:
+        SHOWN.add((parsed.flags, *parsed.versions.items()))
+
+
+@cache
+def _good() -> tuple[EvaluationResult, bytes]:
+    from fuzz_seeds import GOOD_RESULT
+
+    return parse_result(GOOD_RESULT, where=WHERE), GOOD_RESULT
 
 
 def _no_number(text: str) -> None:
@@ -271,6 +309,105 @@ def tokenizer(data: bytes) -> None:
     assert table is None or table.added.keys() <= table.ids.keys()
 
 
+def _model(rows: int, tokens: Any = None, *files: FileInfo) -> Model:
+    """One table of an embedding, of four columns."""
+    name = "model.embed_tokens.weight"
+    tensors = {name: StoredTensor(WEIGHTS.path, TensorEntry(name, "F32", (rows, 4), 0, rows * 16))}
+    table = None if tokens is None else token_table(_json_object(_raw(tokens), WHERE, 100_000))
+    listed = {file.path: file for file in (WEIGHTS, *files)}
+    return Model(REF, MappingProxyType({"vocab_size": rows}), listed, tensors, tokens=table)
+
+
+def _raw(value: Any) -> bytes:
+    return value.encode("utf-8", "replace") if isinstance(value, str) else json.dumps(value).encode()
+
+
+def tokenizer_union(data: bytes) -> None:
+    """The tokenizers of a base and two agents that add tokens to it, and the files beside the base's."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    parts = {name: value.get(name) for name in ("base", "a", "b")} if isinstance(value, dict) else {}
+    if not parts or None in parts.values():
+        return
+    try:
+        base, *agents = (_model(4 if name == "base" else 8, part) for name, part in parts.items())
+    except HubmergeError:
+        return
+    grown = with_added_rows(base, agents)
+    for text in (*grown.warnings, *grown.problems):
+        str(text).encode()
+    if grown.vocabulary is None or not grown.vocabulary.united:
+        return
+    beside = {name: _raw(value[key]) for key, name in BESIDE.items() if key in value}
+    files = {TOKENIZER: _raw(parts["base"]), **beside}
+    changed = united_tokenizer(files, grown.vocabulary.united)
+    assert base.tokens is not None
+    wanted = {**base.tokens.ids, **{t.content: t.id for t in grown.vocabulary.united}}
+    after = token_table(json.loads(changed[TOKENIZER]))
+    assert after is not None
+    assert after.ids == wanted
+    theirs = _ids(files[TOKENIZER])
+    assert theirs != base.tokens.ids or _ids(changed[TOKENIZER]) == wanted, "the library numbers them alike"
+
+
+def _ids(content: bytes) -> dict[str, int] | None:
+    """Token → id as the tokenizers library reads it; None where it does not."""
+    try:
+        return tokenizers.Tokenizer.from_buffer(content).get_vocab()
+    except Exception:  # it raises nothing else
+        return None
+
+
+def _hub_with(data: bytes) -> Any:
+    return SimpleNamespace(endpoint="https://huggingface.co", read_file=lambda *_: data)
+
+
+def report_facts(data: bytes) -> None:
+    """hubmerge.json in a stranger's repo, for the facts of a result."""
+    facts = model_facts(_hub_with(data), _model(4, None, FileInfo(MANIFEST, len(data))))
+    found = _good()[0].model_copy(update={"facts": facts})
+    assert parse_result(found.to_json().encode(), where=WHERE) == found
+
+
+class _Folder:
+    """One whose files all hold `data`."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __truediv__(self, _: str) -> _Folder:
+        return self
+
+    def read_text(self, encoding: str) -> str:
+        return self.data.decode(encoding)
+
+
+def report_folder(data: bytes) -> None:
+    """hubmerge.json in a folder that is merged into, or published."""
+    folder: Any = _Folder(data)
+    for pin in pins_in(folder) or ():
+        assert all(isinstance(text, str) for text in pin.values())
+    try:
+        found = load_report(folder)
+    except HubmergeError as error:
+        str(error).encode()
+        return
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))
+
+
+def report(data: bytes) -> None:
+    """hubmerge.json in a repo whose card is to get its scores."""
+    files = {MANIFEST: FileInfo(MANIFEST, len(data))}
+    try:
+        found, card = _own_report(_hub_with(data), RepoState("org/merge", "a" * 40, files, False, False, None, {}))
+    except PermissionDeniedError:
+        return
+    assert card
+    json.loads(json_file(found.to_json()), parse_constant=_no_number)
+
+
 TARGETS = {
     "header": Target(header, "header"),
     "index": Target(index, "json"),
@@ -285,10 +422,16 @@ TARGETS = {
     "mergekit": Target(recipe, "yaml"),
     "result": Target(result, "json"),
     "flags": Target(flags, "json"),
+    "versions": Target(versions, "json"),
+    "keys": Target(keys, "json"),
+    "report_facts": Target(report_facts, "json"),
+    "report": Target(report, "json"),
+    "report_folder": Target(report_folder, "json"),
     "rule": Target(rule, "yaml"),
     "webhook": Target(webhook, "json"),
     "calibration_rows": Target(calibration_rows, "lines"),
     "patterns": Target(patterns, "text"),
     "companion": Target(companion, "json"),
     "tokenizer": Target(tokenizer, "json"),
+    "tokenizer_union": Target(tokenizer_union, "json"),
 }

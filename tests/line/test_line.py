@@ -215,7 +215,7 @@ def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(
     from hubmerge.hub import Hub
     from hubmerge.line import merge_to_folder
     from hubmerge.prepare import prepare
-    from hubmerge.recipe import recipe_from_yaml
+    from hubmerge.recipe_file import recipe_from_yaml
 
     hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
     prepared = prepare(recipe_from_yaml(RECIPE.format(method="ram")), hub)

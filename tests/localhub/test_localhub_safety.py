@@ -112,6 +112,18 @@ def test_a_duplicate_is_seen_by_whom_its_source_is(ada: HfApi, secret: str, fres
     assert ada.model_info(str(ada.duplicate_repo(opened, f"ada/{fresh()}").repo_id)).gated == "manual"
 
 
+def test_a_duplicate_has_the_files_and_begins_a_history_of_its_own(
+    ada: HfApi, repo: str, fresh: Callable[[], str], tmp_path: Path
+) -> None:
+    ada.upload_file(path_or_fileobj=LARGE, path_in_repo="x.bin", repo_id=repo)
+    ada.upload_file(path_or_fileobj=b"words", path_in_repo="notes.txt", repo_id=repo)
+    copy = str(ada.duplicate_repo(repo, f"ada/{fresh()}").repo_id)
+    assert sorted(ada.list_repo_files(copy)) == sorted(ada.list_repo_files(repo))
+    for name, content in (("x.bin", LARGE), ("notes.txt", b"words")):
+        assert Path(ada.hf_hub_download(copy, name, local_dir=tmp_path)).read_bytes() == content
+    assert [commit.title for commit in ada.list_repo_commits(copy)] == [f"Duplicate from {repo}", "initial commit"]
+
+
 def test_who_may_only_read_a_private_repo_cannot_publish_a_copy(tmp_path: Path) -> None:
     users = {
         "users": [

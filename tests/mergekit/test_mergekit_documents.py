@@ -10,9 +10,9 @@ import pytest
 from hubmerge.errors import RecipeError
 from hubmerge.mergekit import from_mergekit, is_mergekit
 from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
-from hubmerge.recipe import Recipe, merge_identity, recipe_from_yaml
-from hubmerge.recipe_file import load_recipe
-from hubmerge.sources.base import ModelRef
+from hubmerge.recipe import Recipe, merge_identity
+from hubmerge.recipe_file import load_recipe, recipe_from_yaml
+from hubmerge.sources.model_name import ModelRef
 
 FLOAT32 = "dtype: float32\n"
 BASE = "base_model: org/base@v1\n"

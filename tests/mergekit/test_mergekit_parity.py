@@ -31,7 +31,7 @@ from benchmarks.mergekit_parity import (
 )
 from hubmerge.hub import Hub
 from hubmerge.prepare import prepare
-from hubmerge.recipe import recipe_from_yaml
+from hubmerge.recipe_file import recipe_from_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ROOT / PYTHON

@@ -16,16 +16,18 @@ import pytest
 from builders import llama_shapes, random_base, sparse_agent, write_model
 from plan_helpers import model
 
-from hubmerge.assemble import folder_files
 from hubmerge.disk import output_need
 from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, SourceNotFoundError
 from hubmerge.hub import Hub
+from hubmerge.hub_names import FileInfo
 from hubmerge.output.companions import is_of_tokenizer, kind_of, makes_tokenizer, reader, select_companions
+from hubmerge.output.plan_words import plan_summary
 from hubmerge.plan import Plan
+from hubmerge.plan_files import folder_files
 from hubmerge.prediction import Machine, predict
 from hubmerge.prepare import prepare
 from hubmerge.recipe import recipe_from_dict
-from hubmerge.sources.base import FileInfo, Model
+from hubmerge.sources.base import Model
 from hubmerge.sources.folder import inside, list_folder
 from hubmerge.sources.open import open_model
 
@@ -219,6 +221,17 @@ def test_what_stays_behind_is_named_with_the_reason(tmp_path: Path):
     )
 
 
+def test_the_bases_tokenizer_stays_behind_where_the_merge_keeps_another():
+    files = {name: FileInfo(name, 10) for name in ("tokenizer.json", "vocab.txt", "notes.yaml")}
+    base, agent = (model(f"org/{name}", files=files) for name in ("base", "agent"))
+    companions = select_companions(base, (agent,), ("agent",), donor=1)
+    assert {(f.path, f.model) for f in companions.files} == {("tokenizer.json", 1), ("vocab.txt", 1)}
+    assert companions.left_out == (
+        "org/base: left out: tokenizer.json, vocab.txt (of a tokenizer that the merge does not keep); "
+        "notes.yaml (not known to belong to a model)"
+    )
+
+
 def test_many_files_that_stay_behind_are_counted(tmp_path: Path):
     [warning] = plan_of(tmp_path, {f"m{n}.py": b"" for n in range(9)}, {}).warnings
     assert warning.endswith("left out: m0.py, m1.py, m2.py, m3.py and 5 more (code)")
@@ -301,7 +314,7 @@ def test_the_files_are_part_of_the_disk_budget_and_of_the_prediction(tmp_path: P
     huge = replace(plan, companions=replace(plan.companions, files=(replace(plan.companions.files[0], size=2**30),)))
     machine = Machine(cores=2)
     assert predict(huge, machine).memory_bytes - predict(without, machine).memory_bytes > 2**29
-    assert plan.summary()["companion_bytes"] == plan.companions.bytes
+    assert plan_summary(plan)["companion_bytes"] == plan.companions.bytes
 
 
 # --- links in a local folder -------------------------------------------------------------------------------------

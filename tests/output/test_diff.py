@@ -440,6 +440,22 @@ def test_tensors_that_only_one_model_has_can_be_left_out(tmp_path: Path) -> None
     assert any("'lost.*' matches no tensor" in text for text in found.warnings)
 
 
+def test_advice_is_a_comparisons_whatever_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = random_base(0)
+    base = write_model(tmp_path / "base", {**weights, "loss.scale": tensor(np.ones(1), "F64")})
+    agent = write_model(tmp_path / "agent", {**weights, "loss.scale": tensor(np.ones(1), "F64")})
+    assert main(["diff", str(base), str(agent)]) == 1
+    error = capsys.readouterr().err
+    assert "recipe" not in error
+    assert 'On the command line, --ignore "loss.scale" leaves them out. Or: Convert them to float32.' in error
+    assert main(["diff", str(base), str(agent), "--ignore", "loss.scale"]) == 0
+    capsys.readouterr()
+    assert main(["diff", str(base), str(agent), "--ignore", "*"]) == 1
+    error = capsys.readouterr().err
+    assert "nothing to compare: no tensor of floating point numbers" in error
+    assert "got --ignore names every tensor" in error
+
+
 def test_another_architecture_an_adapter_as_base_a_missing_folder_and_broken_weights_are_said(tmp_path: Path) -> None:
     base = random_base(0)
     write_model(tmp_path / "base", base)

@@ -14,8 +14,10 @@ from types import MappingProxyType
 from typing import Any
 
 from hubmerge.disk import used_bytes
-from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
+from hubmerge.hub_names import FileInfo
+from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry
+from hubmerge.sources.model_name import ModelRef
 from hubmerge.sources.reader import Read
 
 KB = 4096  # of the disk's own unit, so that what files take is what they hold

@@ -20,6 +20,7 @@ from hubmerge.errors import CorruptError, DiskError, HubUnavailableError
 from hubmerge.hub import Hub
 from hubmerge.journal import Journal
 from hubmerge.localhub.fault_rules import FaultSwitch, LostAnswer, Observe, Reset, Status, WrongByte
+from hubmerge.output.plan_words import plan_summary
 from hubmerge.upload import ShardUploader
 
 ROUNDED_UP = 25 * 4096  # the disk takes whole blocks
@@ -122,7 +123,7 @@ def test_a_budget_below_the_output_is_refused_before_anything_is_fetched(job: Jo
 
 def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(job: Job, undisturbed: dict[str, str]) -> None:
     plan = job.prepare().plan
-    facts = plan.summary()
+    facts = plan_summary(plan)
     sizes = sorted(s.size for s in plan.shards)
     beside = sum(len(content) for content in tokenizer_files().values())
     assert facts["companion_bytes"] == beside

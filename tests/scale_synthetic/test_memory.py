@@ -26,7 +26,7 @@ def planned(method: str, agents: int = AGENTS, base: str = LARGE, **more: object
     content = {"base": base, "agents": [f"{base}{parent}agent={k + 1}&density=0.1" for k in range(agents)]}
     calibration = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"} if method in ("fisher", "sar") else None
     recipe = Recipe.model_validate({**content, "method": method, "calibration": calibration, **more})
-    return prepare(recipe, NOWHERE, allow_local=True, calibrate=False).plan  # what rows there are weighs nothing here
+    return prepare(recipe, NOWHERE, allow_local=True, calibrate="not").plan  # what rows there are weighs nothing here
 
 
 def test_the_constant_is_what_imports_take() -> None:

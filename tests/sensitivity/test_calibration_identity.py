@@ -174,18 +174,16 @@ def test_a_dataset_of_the_hub_is_read_once_at_a_commit_that_the_recipe_then_name
         return rows
 
     class Datasets:
-        def head(self, repo_id: str) -> str:
-            return "c" * 40
-
-        def repo_state(self, repo_id: str, revision: str) -> Any:
-            return SimpleNamespace(sha={"v2": "d" * 40}[revision])
+        def repo_state(self, repo_id: str, revision: str | None) -> Any:
+            commits = {None: "c" * 40, "v2": "d" * 40}
+            return SimpleNamespace(sha=commits.get(revision, revision), private=False)
 
     monkeypatch.setattr(rows_module, "load_pairs", load)
     for revision, sha in ((None, "c" * 40), ("v2", "d" * 40), ("e" * 40, "e" * 40)):
         spec = {"data": "org/pairs", "prompt": "prompt", "answer": "answer"} | (
             {"revision": revision} if revision else {}
         )
-        plan = prepare(recipe(data, calibration=spec), NOWHERE, allow_local=True, calibrate=False).plan
+        plan = prepare(recipe(data, calibration=spec), NOWHERE, allow_local=True, calibrate="not").plan
         hub = SimpleNamespace(datasets=Datasets(), endpoint="", token=None, read_file=NOWHERE.read_file)
         read = Calibration(hub, allow_local=True).of(plan)  # type: ignore[arg-type]
         assert read.recipe.calibration is not None

@@ -162,6 +162,30 @@ def test_a_file_of_another_computation_is_never_overwritten(tmp_path):
     assert (tmp_path / "text").read_text() == "something else entirely"
 
 
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_folder_of_somebody_else_where_it_would_work_is_left_alone(tmp_path, resume):
+    out = tmp_path / "s.safetensors"
+    theirs = out.with_name("s.safetensors.work") / "thesis"
+    theirs.mkdir(parents=True)
+    (theirs / "chapter.tex").write_text("years of work")
+    with pytest.raises(TargetExistsError, match=r"files of somebody else.*got thesis"):
+        compute(llama(tmp_path / "model"), out, resume=resume)
+    assert (theirs / "chapter.tex").read_text() == "years of work"
+
+
+def test_what_somebody_puts_there_meanwhile_stays(tmp_path):
+    out = tmp_path / "s.safetensors"
+    theirs = out.with_name("s.safetensors.work") / "notes.txt"
+
+    def put(stage, done, total, unit):
+        if stage == "sensitivity":
+            theirs.write_text("keep me")
+
+    compute(llama(tmp_path / "model"), out, progress=put)
+    assert theirs.read_text() == "keep me"
+    assert [path.name for path in theirs.parent.iterdir()] == ["notes.txt"]
+
+
 def test_two_processes_do_not_write_one_file(tmp_path):
     folder = llama(tmp_path / "model")
     work = tmp_path / "s.safetensors.work"

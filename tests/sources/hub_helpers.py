@@ -10,7 +10,8 @@ from scripted_hub import ScriptedHub
 
 from hubmerge.errors import HubmergeError
 from hubmerge.hub import Hub
-from hubmerge.sources.base import FileInfo, Model
+from hubmerge.hub_names import FileInfo
+from hubmerge.sources.base import Model
 from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader

@@ -16,11 +16,11 @@ from builders import T, f32, llama_config, random_base, sparse_agent, tensor, wr
 
 from hubmerge.errors import FormatError, IncompatibleError
 from hubmerge.hub import Hub
+from hubmerge.output.plan_words import plan_summary
 from hubmerge.plan import Plan, make_plan
 from hubmerge.recipe import recipe_from_dict
-from hubmerge.sources.base import ModelRef
 from hubmerge.sources.derived import fp8_values
-from hubmerge.sources.model_name import ModelName
+from hubmerge.sources.model_name import ModelName, ModelRef
 from hubmerge.sources.open import open_model, open_models
 
 NOWHERE = Hub("http://127.0.0.1:9")
@@ -104,7 +104,7 @@ def test_configs_of_plain_fp8_are_accepted(tmp_path: Path, base: Path, other: Pa
     plan = plan_of(base, agent, other)
     assert {t.dtype for t in plan.tensors()} == {"BF16"}
     assert not [t.name for t in plan.tensors() if "scale" in t.name]
-    assert plan.summary()["kinds"] == ["weights", "fp8 weights", "weights"]
+    assert plan_summary(plan)["kinds"] == ["weights", "fp8 weights", "weights"]
 
 
 @pytest.mark.parametrize("config", [{"quant_method": "gptq"}, {"quant_method": "compressed-tensors"}, {"x": 1}, "fp8"])
@@ -157,7 +157,7 @@ def format_error(path: Path) -> str:
 
 
 BAD_SETTINGS: dict[str, dict[str, Any]] = {
-    "expected LORA, got 'LOHA'": {"peft_type": "LOHA"},
+    "expected LORA, got 'LOHA'. If PEFT can merge it into its base, use the result as an agent.": {"peft_type": "LOHA"},
     "use_dora: True": {"use_dora": True},
     "lora_bias: True": {"lora_bias": True},
     "use_qalora: True": {"use_qalora": True},

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
 
-from hubmerge.assemble import folder_files
 from hubmerge.errors import FormatError, IncompatibleError, RecipeError
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
+from hubmerge.plan_files import folder_files
 from hubmerge.recipe import recipe_from_dict
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
@@ -208,6 +208,8 @@ def test_tokens_in_rows_that_the_base_has_are_said_to_be_merged(tmp_path: Path, 
         ({"model": {"vocab": {"a": "0"}}}, None),
         ({"model": {"vocab": {"a": True}}}, None),
         ({"model": {"vocab": {"a": 0}}, "added_tokens": [3]}, None),
+        ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "\ud800", "id": 1}]}, None),
+        ({"model": {"vocab": {"\ud800": 0}}}, None),
         ({"model": {"vocab": {"a": 0}}, "added_tokens": {"c": 1}}, None),
         ({"model": 3}, None),
         ({}, None),
@@ -294,3 +296,24 @@ def test_the_tokenizer_is_part_of_the_identity_and_union_is_what_nothing_means(
 def test_a_tokenizer_of_no_model_of_the_recipe_is_refused(growing: tuple[Path, Path, Path]) -> None:
     with pytest.raises(RecipeError, match="no model of this recipe"):
         plan_of(*growing, tokenizer="org/other")
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
+def test_a_broken_file_beside_the_tokenizer_that_agents_extend_stays_as_it_is(
+    growing: tuple[Path, Path, Path], content: bytes
+) -> None:
+    (growing[0] / "added_tokens.json").write_bytes(content)
+    (growing[0] / "tokenizer_config.json").write_bytes(b"[]")
+    files = small_files(plan_of(*growing))
+    assert files["added_tokens.json"] == content
+    assert files["tokenizer_config.json"] == b"[]"
+    assert tokens_of(json.loads(files["tokenizer.json"]))["<c>"] == 42  # type: ignore[index]
+
+
+def test_the_files_beside_the_tokenizer_get_what_agents_add(growing: tuple[Path, Path, Path]) -> None:
+    (growing[0] / "added_tokens.json").write_bytes(b"{}")
+    (growing[0] / "tokenizer_config.json").write_bytes(b'{"added_tokens_decoder": {}}')
+    files = small_files(plan_of(*growing))
+    assert json.loads(files["added_tokens.json"]) == {"<a>": 40, "<b>": 41, "<c>": 42}
+    decoder = json.loads(files["tokenizer_config.json"])["added_tokens_decoder"]
+    assert {key: entry["content"] for key, entry in decoder.items()} == {"40": "<a>", "41": "<b>", "42": "<c>"}

@@ -15,12 +15,13 @@ from hubmerge.errors import (
     SourceNotFoundError,
 )
 from hubmerge.hub import RepoSummary
+from hubmerge.hub_names import FileInfo
 from hubmerge.output.diff import comparison_recipe
 from hubmerge.plan import Plan, make_comparison, make_plan
 from hubmerge.recipe import recipe_from_dict
-from hubmerge.sources.base import FileInfo, Model, ModelRef, StoredTensor
+from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry
-from hubmerge.sources.model_name import ModelName
+from hubmerge.sources.model_name import ModelName, ModelRef
 from hubmerge.ui.service import Comparison, JobView, MergeRequest, Visitor
 
 HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{value}}[x](javascript:alert(1))'

@@ -15,6 +15,7 @@ from pages_fake import CATALOGUE, HOSTILE, job_view
 from pages_session import CLIENT, Pages, session_cookie
 
 from hubmerge.errors import HubUnavailableError, IncompatibleError
+from hubmerge.output.plan_words import plan_summary
 
 RECIPE = {"base": CATALOGUE[0], "agents": list(CATALOGUE[1:3]), "method": "ram"}
 JOB = "1" * 64
@@ -62,7 +63,7 @@ def test_anyone_may_search_and_inspect(client: Callable[..., Client], pages: Pag
     found = client().predict("zoo", api_name="/search_models")
     assert [m["id"] for m in found] == list(CATALOGUE)
     summary = client().predict(RECIPE, api_name="/inspect_merge")
-    assert summary == json.loads(json.dumps(pages.service.inspect(RECIPE, None).summary()))
+    assert summary == json.loads(json.dumps(plan_summary(pages.service.inspect(RECIPE, None))))
 
 
 def test_an_incompatible_merge_is_refused_with_every_problem(client: Callable[..., Client], pages: Pages) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +20,8 @@ import pytest
 from pages_session import CLIENT, session_cookie
 from pydantic import SecretStr
 
+from hubmerge.errors import QuotaError
+from hubmerge.hub_errors import Patience, TransientHubError
 from hubmerge.localhub.fault_rules import Delay, FaultSwitch
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
@@ -125,3 +129,33 @@ def test_a_visitor_is_whom_the_platform_names_and_a_header_of_their_own_counts_n
 ) -> None:
     request = SimpleNamespace(headers={"x-forwarded-for": forwarded}, client=SimpleNamespace(host="10.0.0.1"))
     assert address_of(request, on_a_space=on_a_space) == address
+
+
+def test_a_question_past_its_time_asks_the_hub_nothing_more_and_gives_its_place_back() -> None:
+    lane = lanes._Lane("anonymous", 1, 1, 0.3, "")
+    asked: list[float] = []
+
+    def request() -> None:
+        asked.append(time.monotonic())
+        time.sleep(0.05)
+        raise TransientHubError("the Hub is slow")
+
+    async def storm() -> tuple[str, float]:
+        began = time.monotonic()
+        place = lane.take("one")
+        with pytest.raises(QuotaError, match="in the time that one question may take"):
+            await lane.run(place, lambda: Patience(tries=10**9, sleep=lambda seconds: None).repeat(request))
+        with pytest.raises(QuotaError) as refusal:
+            lane.take("one")
+        while lane._places:
+            assert time.monotonic() - began < 60
+            await asyncio.sleep(0.01)
+        return str(refusal.value), began
+
+    told, began = asyncio.run(storm())
+    assert (
+        200 < int(re.findall(r"Try again in (\d+) s", told)[0]) <= lanes.OVERTIME_S
+    )  # as long as one request may take
+    assert asked
+    assert max(asked) - began < 2.0
+    assert Patience().until is None  # nobody else has an end to keep

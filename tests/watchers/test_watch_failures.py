@@ -11,7 +11,7 @@ from test_watch_webhook import post
 from turn_helpers import BotFor, jobs, one, rule_for, skipped
 from watch_helpers import Agents, make_bot, payload, serving
 
-from hubmerge.errors import GatedError, HubUnavailableError, LoginError
+from hubmerge.errors import DiskError, GatedError, HubUnavailableError, LoginError
 from hubmerge.hub import Hub
 
 
@@ -54,6 +54,32 @@ def test_a_hub_that_is_away_leaves_the_deliveries_waiting(
     assert bot.watchers.handle_inbox() == []  # not at once again
     monkeypatch.setattr(bot.watchers, "_inbox_from", 0.0)
     assert one(bot.watchers.handle_inbox()).job is not None
+    assert bot.inbox.pending() == ()
+
+
+def test_while_nothing_can_be_written_the_hub_is_not_asked_again_at_every_tick(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base()
+    agent, _ = agents.agent(base), agents.agent(base)
+    bot = bot_for(rule_for(base))
+    with serving(bot.routes) as url:
+        post(url, payload(agent, agents.head(agent)))
+    asked = []
+
+    def full(*_: object, **__: object) -> None:
+        asked.append(1)
+        raise DiskError("the job database cannot be written")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(bot.ledger, "turn_ended", full)
+        with pytest.raises(DiskError):
+            bot.watchers.handle_inbox()
+        assert bot.watchers.handle_inbox() == []
+    assert len(asked) == 1
+    assert len(bot.inbox.pending()) == 1
+    monkeypatch.setattr(bot.watchers, "_inbox_from", 0.0)
+    assert one(bot.watchers.handle_inbox()).error is None
     assert bot.inbox.pending() == ()
 
 

@@ -13,7 +13,8 @@ from watch_helpers import rule_data, rule_of
 from hubmerge.errors import RuleError
 from workflows.watchers.base import Watcher
 from workflows.watchers.kinds import registry
-from workflows.watchers.rule import AgentRule, load_rule, load_rules, rule_from_yaml
+from workflows.watchers.rule import AgentRule
+from workflows.watchers.rules import load_rule, load_rules, rule_from_yaml
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "watchers").glob("*.yaml"))
 

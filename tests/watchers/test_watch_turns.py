@@ -82,6 +82,29 @@ def test_with_another_secret_the_bot_s_own_jobs_go_on_and_nobody_else_s(
     store.close()
 
 
+def test_a_full_queue_keeps_a_failed_job_of_the_bot_for_the_next_tick_and_no_other_from_its_token(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, clock: FakeClock
+) -> None:
+    base = agents.base()
+    agents.agent(base), agents.agent(base)
+    turn = one(bot_for(rule_for(base)).watchers.poll())
+    assert turn.job is not None
+    store = Store(tmp_path / "data", clock=clock, jobs_per_user=50)
+    failed = store.claim("a worker with the new secret")
+    assert failed is not None
+    store.fail(failed.id, failed.fence, JobError.of(UnreadableTokenError("needs login")))
+    waiting = [NewJob(id=f"{n}" * 64, user="ada", payload={"watcher": "a-rule"}) for n in range(1, 6)]
+    for new in waiting:
+        store.submit(new, SealedToken("sealed with the old secret", None))
+    bot = bot_for(rule_for(base), secret="another secret")
+    assert bot.renew_tokens() == 5
+    assert store.get(failed.id).state is State.FAILED
+    store.request_cancel(waiting[0].id, "ada")
+    assert bot.renew_tokens() == 1
+    assert store.get(failed.id).state is State.QUEUED
+    store.close()
+
+
 def test_a_rule_of_another_user_does_not_run(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
     base = agents.base()
     agents.agent(base), agents.agent(base)

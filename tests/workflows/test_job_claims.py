@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from job_helpers import FINAL, ROOT, FakeClock, job_id, new_job
 
-from workflows.jobs import StaleFenceError, State
+from workflows.jobs import JobError, StaleFenceError, State
 from workflows.store import Store
 
 RUSH = """
@@ -220,3 +220,27 @@ def test_a_quota_holds_against_submissions_at_once(tmp_path: Path) -> None:
     assert refused == ["QuotaError"] * 3
     assert len(store.list_jobs()) == 5
     store.close()
+
+
+def test_what_the_machine_may_have_ended_is_tried_again_when_nothing_else_is_at_work(
+    store: Store, clock: FakeClock
+) -> None:
+    store.submit(new_job("merge"))
+    other = store.claim("w1")
+    assert other is not None
+    store.submit(new_job("evaluation", kind="evaluate"))
+    first = store.claim("w2", ["evaluate"])
+    assert first is not None
+    store.fail(first.id, first.fence, JobError(code="E_MACHINE", message="it was killed", retryable=True))
+    clock.pass_time(store.lease_s - 1)
+    store.heartbeat(other.id, other.fence)
+    assert store.claim("w2", ["evaluate"]) is None  # the merge is at work
+    store.submit(new_job("another", kind="evaluate"))
+    another = store.claim("w2", ["evaluate"])
+    assert another is not None  # what nothing befell does not wait
+    assert another.id == job_id("another")
+    store.finish(another.id, another.fence, {})
+    store.finish(other.id, other.fence, {})
+    again = store.claim("w2", ["evaluate"])
+    assert again is not None
+    assert (again.id, again.attempt) == (first.id, 2)

@@ -290,6 +290,19 @@ def test_a_released_job_is_due_at_once_and_loses_no_attempt(store: Store) -> Non
     assert claim(store).attempt == 4
 
 
+@pytest.mark.parametrize("end", ["finish", "fail", "cancelled"])
+def test_an_ended_job_belongs_to_no_worker_and_says_when_it_ended(store: Store, clock: FakeClock, end: str) -> None:
+    """Failed jobs keep their files for a time that is counted from then on."""
+    store.submit(new_job("a"))
+    job = claim(store)
+    clock.pass_time(60)
+    more = {"finish": [{}], "fail": [FINAL], "cancelled": []}[end]
+    getattr(store, end)(job.id, job.fence, *more)
+    ended = store.find(job.id)
+    assert ended is not None
+    assert (ended.lease_owner, ended.lease_until, ended.finished) == (None, None, "2030-01-01T00:01:00.000000+00:00")
+
+
 def test_done_never_changes(store: Store) -> None:
     store.submit(new_job("a"))
     job = claim(store)

@@ -69,11 +69,11 @@ def test_a_rotated_secret_still_opens_what_the_old_one_sealed(tmp_path: Path) ->
 def test_without_a_secret_a_random_key_is_kept_for_this_user_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = Settings(data_dir=tmp_path / "data")
+    settings = Settings(data_dir=tmp_path / "not yet" / "data")
     sealed = TokenVault.from_settings(settings).seal("job", TOKEN)
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "HUBMERGE_SECRET is not set" in warning.getMessage()
-    key = tmp_path / "data" / "secret.key"
+    key = settings.data_dir / "secret.key"
     assert key.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in key.parent.iterdir()] == ["secret.key"]
     assert key.read_text() not in caplog.text

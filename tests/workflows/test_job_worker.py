@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from job_helpers import QUICK, is_alive, job_id, make_worker, new_job, running, until, worker_process
+from job_helpers import FINAL, QUICK, claim, is_alive, job_id, make_worker, new_job, running, until, worker_process
 
 from hubmerge.errors import DiskError, PermissionDeniedError
+from workflows import worker as worker_module
 from workflows.guard import SignOfLife
 from workflows.jobs import Job, State
 from workflows.process import child_environment
@@ -351,4 +352,27 @@ def test_a_worker_stops_while_it_waits(tmp_path: Path, live: Store) -> None:
     thread.start()
     stop.set()
     thread.join()
+    worker.close()
+
+
+def test_folders_of_failed_jobs_are_bounded_and_the_oldest_go_first(
+    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker(tmp_path, live, "steps")
+    usage = worker_module.shutil.disk_usage(tmp_path)._replace(total=10 * 300_000)
+    monkeypatch.setattr(worker_module.shutil, "disk_usage", lambda _: usage)
+    for name in ("first", "second", "third"):
+        live.submit(new_job(name))
+        job = claim(live)
+        inputs = worker.workdir(job.id) / "evaluation" / "inputs"
+        inputs.mkdir(parents=True)
+        (inputs / "model.safetensors").write_bytes(b"x" * 131_072)
+        live.fail(job.id, job.fence, FINAL)
+    live.submit(new_job("waiting"))  # of a job that can still go on, whatever it takes
+    waiting = claim(live, worker.owner)
+    worker.workdir(waiting.id).mkdir()
+    (worker.workdir(waiting.id) / "inputs").write_bytes(b"x" * 1_000_000)
+    worker.run_once()
+    kept = {name for name in ("first", "second", "third", "waiting") if worker.workdir(job_id(name)).exists()}
+    assert kept == {"second", "third", "waiting"}
     worker.close()

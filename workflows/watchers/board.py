@@ -8,7 +8,8 @@ from hubmerge.ui.service import Visitor, WatcherEvent, WatcherView
 from workflows.store import Store
 from workflows.watchers.kinds import registry
 from workflows.watchers.ledger import Ledger
-from workflows.watchers.rule import RuleHead, RuleSet
+from workflows.watchers.rule import RuleHead
+from workflows.watchers.rules import RuleSet
 
 MOST_EVENTS = 50  # per rule
 

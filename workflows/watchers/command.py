@@ -42,7 +42,7 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     from workflows.schedule_bot import Bot, Intervals
     from workflows.serve import results_dataset, scoring_of
     from workflows.tokens import TokenVault
-    from workflows.watchers.rule import RuleSet, load_rule
+    from workflows.watchers.rules import RuleSet, load_rule
 
     rules = tuple(load_rule(path) for path in arguments.rules)
     if len({rule.name for rule in rules}) != len(rules):
@@ -69,9 +69,10 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
 
 
 def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings, *, with_worker: bool) -> int:
+    from workflows.logs import set_up_logging
     from workflows.serve import WorkerProcess
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up_logging()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -26,7 +26,8 @@ from workflows.watchers.facts import Facts, OwnMerge, facts_of
 from workflows.watchers.inbox import Inbox
 from workflows.watchers.kinds import registry
 from workflows.watchers.ledger import Ledger
-from workflows.watchers.rule import RuleHead, RuleSet
+from workflows.watchers.rule import RuleHead
+from workflows.watchers.rules import RuleSet
 
 log = logging.getLogger(__name__)
 AGAIN_AFTER_S = 30.0  # deliveries that could not be handled wait so long
@@ -95,7 +96,11 @@ class Watchers:
         deliveries = self._inbox.pending() if now >= self._inbox_from else ()
         if not deliveries:
             return []
-        turns = self._round(tuple(dict.fromkeys(d.repo for d in deliveries)))
+        try:
+            turns = self._round(tuple(dict.fromkeys(d.repo for d in deliveries)))
+        except HubmergeError:  # nothing can be written now: no reason to ask the Hub again at every tick
+            self._inbox_from = time.monotonic() + AGAIN_AFTER_S
+            raise
         if any(turn.error is not None and turn.error.retryable for turn in turns):
             self._inbox_from = time.monotonic() + AGAIN_AFTER_S
         else:
@@ -166,7 +171,7 @@ class Watchers:
         """The merge job, after every check that needs no weights; the form's jobs are made the same way."""
         target = Target(planned.target, rule.private, expose=planned.expose)
         recipe = recipe_from_dict(dict(planned.recipe))
-        prepared = prepare(recipe, self._account.hub, target=target, license_choice=rule.license)
+        prepared = prepare(recipe, self._account.hub, target=target, license_choice=rule.license, calibrate="apart")
         payload = {
             "recipe": prepared.plan.recipe.to_dict(),
             "target": target.repo,

@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hubmerge.errors import DiskError, LoginError
-from hubmerge.sources.base import is_hub_id
+from hubmerge.hub_names import is_hub_id
 from workflows.jobs import DatabaseBusyError
 from workflows.watchers.inbox import Inbox, Push
 

@@ -1,0 +1,44 @@
+"""The log of the app and its processes: one format, and a trouble that lasts is told once a minute.
+
+A tick or a worker that cannot do its work says so and tries again within seconds. While a disk is full that would be
+several equal lines a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+AGAIN_S = 60.0
+_KEPT = 200  # texts
+
+
+class Repeats(logging.Filter):
+    """Leaves out a warning that was written in the last minute; the next one says how many there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: dict[str, tuple[float, int]] = {}  # text → when, and how many were left out since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING or record.exc_info:
+            return True
+        text, now = f"{record.name}: {record.getMessage()}", time.monotonic()
+        written, left_out = self._written.pop(text, (-AGAIN_S, 0))
+        if now - written < AGAIN_S:
+            self._written[text] = written, left_out + 1
+            return False
+        self._written[text] = now, 0
+        if len(self._written) > _KEPT:
+            del self._written[next(iter(self._written))]
+        if left_out:
+            record.msg, record.args = f"{record.getMessage()} ({left_out} times more since it was last written)", ()
+        return True
+
+
+def set_up_logging() -> None:
+    """Everything from INFO on to stderr; once per process."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        if not any(isinstance(known, Repeats) for known in handler.filters):
+            handler.addFilter(Repeats())

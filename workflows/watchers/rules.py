@@ -1,0 +1,87 @@
+"""Rules as they are written: YAML files, each read by the kind of watcher that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hubmerge.errors import HubmergeError, Problem, RuleError
+from hubmerge.plain_yaml import load_plain_yaml
+from workflows.watchers.kinds import registry
+from workflows.watchers.rule import DEFAULT_KIND, RuleHead
+
+MAX_RULE_BYTES = 64 * 1024
+MAX_RULES = 200
+
+
+@dataclass(frozen=True)
+class RuleSet:
+    """The rules of a folder: those that can be read, and for the other files why not."""
+
+    rules: tuple[RuleHead, ...] = ()
+    broken: tuple[tuple[str, HubmergeError], ...] = ()
+
+
+def rule_from_yaml(text: str, where: str = "the rule") -> RuleHead:
+    """A rule of the kind that it names; RuleError lists every problem with its field."""
+    if len(text) > MAX_RULE_BYTES:
+        raise RuleError("the rule is too long", where=where, expected=f"at most {MAX_RULE_BYTES} characters")
+    try:
+        content = load_plain_yaml(text)
+    except ValueError as error:
+        raise RuleError("the rule is not plain YAML", where=where, got=str(error)) from None
+    if not isinstance(content, Mapping):
+        raise RuleError("a rule is a table", where=where, expected="name, owner, base, …", got=type(content).__name__)
+    kind = content.get("watch", DEFAULT_KIND)
+    if not isinstance(kind, str) or kind not in registry():
+        raise RuleError(
+            "there is no such kind of watcher",
+            where=f"{where} → watch",
+            expected=" or ".join(registry()),
+            got=ascii(kind)[:80],
+        )
+    try:
+        return registry()[kind].rule.model_validate(dict(content))
+    except ValidationError as error:
+        raise RuleError(
+            "the rule has errors", where=where, problems=[_problem(where, i) for i in error.errors()]
+        ) from None
+
+
+def _problem(where: str, issue: Any) -> Problem:
+    message = issue["msg"].removeprefix("Value error, ")
+    field, colon, rest = message.partition(": ")
+    location = [str(part) for part in issue["loc"]]
+    if not location and colon and field.replace("_", "").isalpha():  # of the rule as a whole: it names its field itself
+        location, message = [field], rest
+    got = "" if issue["type"] == "missing" or not issue["loc"] else ascii(issue["input"])[:120]
+    return Problem(RuleError.code, message, where=" → ".join([where, *location]), got=got)
+
+
+def load_rule(path: Path) -> RuleHead:
+    """Read a rule's file."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_RULE_BYTES + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RuleError("the rule cannot be read", where=str(path), got=str(error)) from None
+    return rule_from_yaml(text, path.name)
+
+
+def load_rules(folder: Path) -> RuleSet:
+    """Every `*.yaml` of a folder, by name; a broken file does not stop the others."""
+    rules: dict[str, RuleHead] = {}
+    broken: list[tuple[str, HubmergeError]] = []
+    for path in sorted(folder.glob("*.yaml"))[:MAX_RULES]:
+        try:
+            rule = load_rule(path)
+            if rule.name in rules:
+                raise RuleError("two rules have one name", where=path.name, got=rule.name, next_step="Rename one.")
+            rules[rule.name] = rule
+        except RuleError as error:
+            broken.append((path.name, error))
+    return RuleSet(tuple(rules.values()), tuple(broken))
