@@ -6,6 +6,8 @@ and in attributes, so text of strangers stays text.
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -89,9 +91,9 @@ def moment(text: str | None) -> datetime | None:
     """An ISO 8601 time as UTC; None where it is missing or none."""
     try:
         value = datetime.fromisoformat(text or "")
-    except ValueError:
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    except (ValueError, OverflowError):  # a year that UTC does not have
         return None
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def time_text(text: str | None) -> str:
@@ -103,6 +105,8 @@ def time_text(text: str | None) -> str:
 def number_of(values: Any, key: str) -> float | None:
     """A finite number under `key` of untyped data, None where there is none."""
     value = values.get(key) if values else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    with suppress(OverflowError):  # of an integer beyond any float
+        return float(value) if math.isfinite(value) else None
+    return None

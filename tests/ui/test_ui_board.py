@@ -20,7 +20,7 @@ from hubmerge.leaderboard import build_board
 from hubmerge.settings import Settings
 from hubmerge.ui.app import RunningApp, launch_app
 from hubmerge.ui.board_chart import score_chart
-from hubmerge.ui.board_panels import comparison, lineage_section, score_sections
+from hubmerge.ui.board_panels import comparison, lineage_section, model_head, score_sections, statistics_section
 from hubmerge.ui.board_table import MAX_ROWS, VIEWS, columns, table
 
 ENDPOINT = "http://127.0.0.1:9"
@@ -322,3 +322,28 @@ def test_the_joined_suites_share_one_section() -> None:
 def test_one_model_alone_is_not_compared() -> None:
     suite = trio(full_board())
     assert "Choose 2 to 5" in comparison(suite.rows[:1], suite)
+
+
+@pytest.mark.parametrize("created", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "", "x" * 2000])
+def test_no_value_that_a_result_file_may_hold_breaks_a_page(created: str) -> None:
+    *parents, merge = family()
+    facts = {
+        "created": created,
+        "parameters": 10**16,
+        "size_bytes": 10**16,
+        "density": 1.0,
+        "effective_scales": (1e6, None),
+        "method_parameters": {"x": [2**63 - 1, 1e308, None, {"y": "\u00fc" * 2000}]},
+    }
+    merge = merge.model_copy(update={"facts": merge.facts.model_copy(update=facts)})
+    board = build_board([*parents, merge])
+    suite = trio(board)
+    row = next(r for r in suite.rows if r.model == merge.model)
+    assert merge.model.partition("/")[2] in model_head(row, "https://hub.example")
+    assert statistics_section(row) is not None
+    assert lineage_section(row, board) is not None
+    assert score_sections([(suite, row)], "https://hub.example")
+    assert "<table" in comparison(suite.rows[:2], suite)
+    assert "<svg" in score_chart(suite, "math")
+    for view in VIEWS:
+        assert len(table(suite, view)["data"]) == 4
