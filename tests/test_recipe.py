@@ -372,6 +372,25 @@ def test_one_agent_that_is_wrong_is_one_problem(agent: object):
 
 
 @pytest.mark.parametrize(
+    ("change", "what", "step"),
+    [
+        ({"base": ""}, "no model is named", "Name the model that the agents were trained from."),
+        ({"agents": []}, "there is no agent", "List the models to merge."),
+        ({"agents": ["org/a", " "]}, "no model is named", "Name the model."),
+        ({"agents": [{"model": ""}, "org/b"]}, "no model is named", "Name the model."),
+        ({"base": "https://hub/org/a"}, "this is a URL, where a Hub id alone is needed", "Write org/name"),
+    ],
+)
+def test_what_is_left_empty_is_said_in_words_and_not_shown(change: dict[str, object], what: str, step: str):
+    with pytest.raises(RecipeError) as error:
+        recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", **change})
+    [problem] = error.value.problems
+    assert problem.what == what
+    assert problem.next_step.startswith(step)
+    assert problem.got in ("", "'https://hub/org/a'")
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"agents": []}, "there is no agent"),

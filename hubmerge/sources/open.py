@@ -237,6 +237,9 @@ def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Mod
 
 
 def _no_folder(text: str, folder: Path, begin: Path) -> SourceNotFoundError:
+    if folder.is_file():
+        what, step = "a file, where a model's folder is needed", f"Name its folder: {Path(text).parent}."
+        return SourceNotFoundError(what, where=text, next_step=step)
     step = "Give a folder of a model, or a Hub id."
     if begin != Path() and Path(text).is_dir():
         step = f"Paths in a recipe begin at its folder: write {os.path.relpath(text, begin)}."
@@ -428,8 +431,13 @@ def _json_object(raw: bytes, where: str, most_items: int) -> dict[str, Any]:
         raise FormatError("a JSON file that holds too much", where=where, expected=f"at most {most_items} values")
     try:
         value = json.loads(raw, parse_int=_integer)
-    except (ValueError, RecursionError):
-        raise FormatError("not valid JSON", where=where) from None
+    except (ValueError, RecursionError) as error:
+        at = (
+            f"{error.msg} (line {error.lineno}, column {error.colno})"
+            if isinstance(error, json.JSONDecodeError)
+            else ""
+        )
+        raise FormatError("not valid JSON", where=where, got=at, next_step="Correct it, or fetch it again.") from None
     if not isinstance(value, dict):
         raise FormatError("not a JSON object", where=where)
     return value
