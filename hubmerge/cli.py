@@ -130,7 +130,10 @@ class _Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            getattr(known, "parser", self).error(f"unrecognized arguments: {' '.join(unknown)}")
+            message = f"unrecognized arguments: {' '.join(unknown)}"
+            if hasattr(known, "recipe") and not any(text.startswith("-") for text in unknown):
+                message += ". Several models are a recipe: `hubmerge init BASE AGENT… --out recipe.yaml` writes one"
+            getattr(known, "parser", self).error(message)
         return known
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

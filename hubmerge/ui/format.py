@@ -64,15 +64,6 @@ def bytes_text(number: float) -> str:
     return _three(number, "TB")
 
 
-def count_text(number: float) -> str:
-    """1234567 → "1.23 M"."""
-    for unit in ("", "k", "M", "G"):
-        if abs(number) < 1000:
-            return _three(number, unit)
-        number /= 1000
-    return _three(number, "T")
-
-
 def _three(number: float, unit: str) -> str:
     digits = 0 if number == int(number) and number < 1000 else 2 if number < 10 else 1 if number < 100 else 0
     return f"{number:.{digits}f} {unit}".rstrip()
