@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 7860
 
-.PHONY: setup chromium demo test check conformance bench docs mergekit bfcl fuzz evening clean
+.PHONY: setup chromium demo test check conformance bench docs mergekit bfcl fuzz evening mutation clean
 
 setup: $(STAMP)
 
@@ -59,6 +59,11 @@ fuzz: setup
 # an hour of users, watchers, faults, kills and full disks, and what was lost; ARGS="--minutes 5 --seed 2" for less
 evening: setup
 	$(BIN)/python -m benchmarks.evening $(ARGS)
+
+# what the tests of a group of modules do not notice, in an environment of its own; ARGS="plan --sample 60" for less
+mutation: setup
+	PYTHON=$(BIN)/python tests/mutation/install.sh
+	.cache/mutation/venv/bin/python tests/mutation/mutation.py $(ARGS)
 
 bench: setup
 	$(BIN)/python -m benchmarks.suite

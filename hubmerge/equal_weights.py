@@ -45,7 +45,13 @@ def refuse_equal_to_base(plan: Plan, statistics: Statistics) -> None:
         raise IncompatibleError(
             "these models cannot be merged",
             problems=[
-                Problem(IncompatibleError.code, "an agent is the base itself", str(m.ref), next_step="Remove it.")
+                Problem(
+                    IncompatibleError.code,
+                    "an agent changed nothing of what is merged",
+                    where=str(m.ref),
+                    got="the base's value in every element",
+                    next_step="Remove it.",
+                )
                 for m in same
             ],
         )

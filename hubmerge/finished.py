@@ -33,7 +33,7 @@ def load_report(folder: Path) -> Report:
             "not a finished merge",
             where=str(folder),
             expected=MANIFEST,
-            next_step="Merge into it again: it goes on where it was.",
+            next_step="Name the folder of a merge; an unfinished one goes on when the same command is given again.",
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         where, again = str(folder / MANIFEST), "Merge again into a new folder; nothing was touched."

@@ -20,8 +20,6 @@ from typing import Any
 
 import jinja2
 
-from hubmerge.kept_templates import KeptTemplates
-
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_TEXT = 600  # characters of one foreign value
 MAX_CODE = 200
@@ -125,7 +123,7 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
-def short_count(value: int) -> str:
+def short_count(value: float) -> str:
     """173 K, 7.62 B."""
     return _scaled(value, 1000, ("", " K", " M", " B", " T"))
 
@@ -168,7 +166,6 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        bytecode_cache=KeptTemplates([Path(__file__)]),
     )
     filters: dict[str, Any] = {
         "code": code,

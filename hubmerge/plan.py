@@ -271,7 +271,7 @@ def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
     problems = list(seen.problems)
     if base.adapter is None:  # else everything else would follow from this
         views = untie(seen.base, seen.agents)
-        problems += [*base_problems(seen.base, views.base), *views.problems]
+        problems += [*base_problems(seen.base, views.base, frozenset(*dropped)), *views.problems]
         line = ignoring_line(recipe.ignore, views.base, views.agents)
         problems += agent_problems(seen.base, views.base, seen.agents[0], views.agents[0], line)
     if problems:
@@ -289,15 +289,19 @@ def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
 
 def _of_comparison(problem: Problem) -> Problem:
     """A problem with advice for a comparison: there is no recipe to remove a model from, or to put a line into."""
-    first, _, rest = problem.next_step.partition("Otherwise: ")
-    if "Remove " not in first + rest:
-        return problem
-    steps = [] if "Remove " in first or "recipe" in first else [first.strip()]
-    if found := re.search(r"ignore: \[([^]]*)]", problem.next_step):
-        options = " ".join(f"--ignore {pattern.strip()}" for pattern in found[1].split(","))
-        steps.append(f"On the command line, {options} leaves them out.")
-    steps.append("Compare it with the model that it was trained from.")
-    return replace(problem, next_step=" Or: ".join(steps))
+    steps = []
+    for step in problem.next_step.split("Otherwise: "):
+        if found := re.search(r"ignore: \[([^]]*)]", step):
+            options = " ".join(f"--ignore {pattern.strip()}" for pattern in found[1].split(","))
+            steps.append(f"On the command line, {options} leaves them out.")
+        else:
+            steps.append("Compare it with the model that it was trained from." if "Remove " in step else step.strip())
+    return replace(
+        problem,
+        what=problem.what.replace("nothing to merge", "nothing to compare"),
+        got=problem.got.replace("`ignore`", "--ignore"),
+        next_step=" Or: ".join(dict.fromkeys(steps)),
+    )
 
 
 def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:

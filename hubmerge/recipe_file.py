@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from pydantic import ValidationError
-
 from hubmerge.errors import RecipeError
 from hubmerge.mergekit import from_mergekit, is_mergekit
 from hubmerge.plain_yaml import load_plain_yaml
@@ -100,8 +98,9 @@ def located(recipe: Recipe, folder: Path) -> Recipe:
         notes.extend([note] * bool(note))
         return found
 
+    base = here(recipe.base)
     agents = tuple(agent.model_copy(update={"model": here(agent.model)}) for agent in recipe.agents)
-    changed = recipe.model_copy(update={"base": here(recipe.base), "agents": agents})
+    changed = recipe.model_copy(update={"base": base, "agents": agents})
     return changed.with_notes(tuple(dict.fromkeys(notes))).in_folder(folder)
 
 
@@ -117,11 +116,9 @@ def model_here(text: str, warn: Callable[[str], None]) -> ModelName:
     """A model that a command names as its argument: a folder begins in the working folder. RecipeError for none."""
     try:
         name = ModelName.parse(text)
-    except ValueError as error:  # pydantic's, or parse's own
-        issues = error.errors(include_url=False) if isinstance(error, ValidationError) else []
-        why = str(issues[0]["msg"]).removeprefix("Value error, ") if issues else str(error)
+    except ValueError as error:
         raise RecipeError(
-            why,
+            str(error),
             where="the command",
             expected="org/name, org/name@revision or ./folder",
             got=ascii(text)[:120],

@@ -5,6 +5,7 @@ It is what `hubmerge.json` holds, and the only input of the card and its figures
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -100,6 +101,7 @@ class Report:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
+        json.dumps(data, allow_nan=False)  # ValueError for what could not be written again
         values = _with_measured_alone(data) if data["schema"] < 3 else dict(data)
         values["parents"] = tuple(Parent(**p) for p in data["parents"])
         values["files"] = tuple(OutputFile(**f) for f in data["files"])

@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-import workflows
 from workflows.protocol import MAX_LINE_BYTES, JobSpec, Line, Notice, decode
 from workflows.scrub import Scrubber
 
@@ -27,7 +26,7 @@ MAX_LOG_BYTES = 8 * 1024 * 1024
 _QUEUE_LINES = 256
 _DRAIN_S = 5.0
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|KEY)S?($|_)")
-_ROOT = Path(workflows.__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 def child_environment(environment: Mapping[str, str], endpoint: str) -> dict[str, str]:

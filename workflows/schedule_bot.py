@@ -24,18 +24,19 @@ from hubmerge.errors import QuotaError
 from hubmerge.settings import Settings
 from workflows.account import Account
 from workflows.evaluations import KIND as EVALUATION
-from workflows.evaluations import EvaluationDesk, KnownScores, SuiteVersion
+from workflows.evaluations import EvaluationDesk
 from workflows.jobs import Clock, State, SystemClock
 from workflows.schedule_evaluations import schedule_evaluations
 from workflows.scheduler import Scheduler, Tick
 from workflows.schema import open_engine
+from workflows.scoring import Scoring
 from workflows.store import DATABASE, Store
 from workflows.tokens import TokenVault, UnreadableTokenError
 from workflows.watchers.board import WatcherBoard
 from workflows.watchers.inbox import Inbox
 from workflows.watchers.ledger import Ledger
 from workflows.watchers.rules import RuleSet
-from workflows.watchers.runner import Flagged, Ranking, Watchers, no_flags, no_ranking
+from workflows.watchers.runner import Watchers, no_flags, no_ranking
 from workflows.watchers.webhook import webhook_route
 
 
@@ -48,17 +49,6 @@ class Intervals:
     poll_s: float = 300.0
     evaluations_s: float = 20.0
     tokens_s: float = 600.0
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """What the bot is told of the leaderboard; each is asked anew in every tick."""
-
-    suite_version: SuiteVersion
-    known_scores: KnownScores
-    ranking: Ranking = no_ranking
-    flagged: Flagged = no_flags
-    default_suite: str | None = None  # for public merges that no watcher started
 
 
 class Bot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from hubmerge.board.export import flag_text
 from hubmerge.board.lineage import Lineage
@@ -13,10 +14,21 @@ from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub import Hub
 from hubmerge.results_dataset import LoadedResults, ResultsDataset
-from workflows.evaluations import ScoreKey
-from workflows.schedule_bot import Scoring
+from workflows.evaluations import KnownScores, ScoreKey, SuiteVersion
+from workflows.watchers.runner import Flagged, Ranking, no_flags, no_ranking
 
 VERSION_S = 300.0  # for so long a suite's version is believed; then its datasets' heads are asked for again
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What the bot is told of the leaderboard; each is asked anew in every tick."""
+
+    suite_version: SuiteVersion
+    known_scores: KnownScores
+    ranking: Ranking = no_ranking
+    flagged: Flagged = no_flags
+    default_suite: str | None = None  # for public merges that no watcher started
 
 
 class RecordedScores:

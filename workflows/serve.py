@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -31,8 +31,8 @@ from hubmerge.results_dataset import ResultsDataset
 from hubmerge.settings import Settings
 from workflows.logs import set_up_logging
 from workflows.results_keys import results_keys
-from workflows.schedule_bot import Bot, Intervals, Scoring
-from workflows.scoring import RecordedScores
+from workflows.schedule_bot import Bot, Intervals
+from workflows.scoring import RecordedScores, Scoring
 from workflows.service import MergeService
 from workflows.store import Store
 from workflows.tokens import TokenVault
@@ -98,8 +98,15 @@ class WorkerProcess:
                 self._stop.wait(RESTART_AFTER_S)
 
 
-def serve(settings: Settings, *, host: str, port: int, intervals: Intervals | None = None) -> int:
-    """The app until SIGTERM or Ctrl-C; returns the exit code."""
+def serve(
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    intervals: Intervals | None = None,
+    ready: Callable[[str], None] | None = None,
+) -> int:
+    """The app until SIGTERM or Ctrl-C; returns the exit code. `ready` is told its address once it answers."""
     set_up_logging()
     announce(settings, log.warning)  # before anything else may touch CUDA
 
@@ -150,6 +157,8 @@ def serve(settings: Settings, *, host: str, port: int, intervals: Intervals | No
             )
         )
         log.info("serving on %s", app.url)
+        if ready is not None:
+            ready(app.url)
         stop.wait()
     return 0
 

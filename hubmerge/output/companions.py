@@ -56,12 +56,14 @@ _OF_TOKENIZERS: tuple[tuple[str, Kind], ...] = (
     (r"added_tokens\.json|normalizer\.json|emoji\.json|entity_vocab\.json|word_(?:shape|pronunciation)\.json", "table"),
     (rf"(?:[\w\-]+[_\-])?merges(?:[_\-][\w\-]+)?\.txt|dict(?:\.[\w\-]+)?\.txt|{_NAME}\.(?:tiktoken|bpe)", "text"),
 )
-_TEMPLATES = rf"chat_template\.json|{_NAME}\.jinja|additional_chat_templates/{_NAME}\.jinja"
+_TEMPLATES: tuple[tuple[str, Kind], ...] = (
+    (r"chat_template\.json", "settings"),
+    (rf"{_NAME}\.jinja|additional_chat_templates/{_NAME}\.jinja", "text"),
+)
 _OTHERS: tuple[tuple[str, Kind], ...] = (
     (r"generation_config\.json|(?:video_)?preprocessor_config\.json|processor_config\.json", "settings"),
-    (r"chat_template\.json|audio_tokenizer_config\.json", "settings"),
-    (r"decision(?:_config)?\.json|judge_config\.json|calibration\.json", "settings"),
-    (rf"{_NAME}\.jinja|additional_chat_templates/{_NAME}\.jinja", "text"),
+    (r"audio_tokenizer_config\.json|decision(?:_config)?\.json|judge_config\.json|calibration\.json", "settings"),
+    *_TEMPLATES,
 )
 MODULES = "modules.json"  # of sentence-transformers: the model is its first module, the others lie in folders
 MODULE_FOLDER = r"\d+_\w+(?:/\w[\w\-]*)?"
@@ -129,16 +131,20 @@ def kind_of(path: str, *, modules: bool = False) -> Kind | None:
     if _LICENSE.fullmatch(path):
         return "license"
     rules = (*_TOKENIZERS, *_OF_TOKENIZERS, *_OTHERS, *(_OF_MODULES if modules else ()))
+    return _kind_by(rules, path)
+
+
+def _kind_by(rules: Sequence[tuple[str, Kind]], path: str) -> Kind | None:
     return next((kind for pattern, kind in rules if re.fullmatch(pattern, path, re.ASCII)), None)
 
 
 def is_of_tokenizer(path: str) -> bool:
-    return any(re.fullmatch(pattern, path, re.ASCII) for pattern, _ in (*_TOKENIZERS, *_OF_TOKENIZERS))
+    return _kind_by((*_TOKENIZERS, *_OF_TOKENIZERS), path) is not None
 
 
 def makes_tokenizer(path: str) -> bool:
     """Whether transformers can build a tokenizer from this file, perhaps with others."""
-    return any(re.fullmatch(pattern, path, re.ASCII) for pattern, _ in _TOKENIZERS)
+    return _kind_by(_TOKENIZERS, path) is not None
 
 
 def select_companions(
@@ -162,7 +168,7 @@ def select_companions(
     ]
     for agent in agents:
         warnings += _differences(base, agent, models[donor], modules, taken_up=united and agent.tokens is not None)
-    left_out = _left_out(base, {f.source for f in (*files, *licenses) if f.model == 0})
+    left_out = _left_out(base, {f.source for f in (*files, *licenses) if f.model == 0}, own_tokenizer=donor == 0)
     return Companions((*files, *licenses), left_out, tuple(problems), (*warnings, *([left_out] if left_out else [])))
 
 
@@ -190,8 +196,8 @@ def read_companions(
 
 def tokenizer_files(model: Model, read: ReadFile) -> tuple[dict[str, bytes], list[str]]:
     """The tokenizer and chat templates of one model, safe to load; FormatError for one that is no JSON or too large."""
-    names = [n for n in model.files if is_of_tokenizer(n) or re.fullmatch(_TEMPLATES, n, re.ASCII)]
-    taken = [Companion(n, 0, n, model.files[n].size, kind) for n in names if (kind := kind_of(n)) is not None]
+    rules = (*_TOKENIZERS, *_OF_TOKENIZERS, *_TEMPLATES)
+    taken = [Companion(n, 0, n, info.size, kind) for n, info in model.files.items() if (kind := _kind_by(rules, n))]
     for file in taken:
         if file.size > (most := _most_bytes(file)):
             raise FormatError("a file is too large", where=f"{file.path} in {model.ref}", expected=f"{most} bytes")
@@ -339,18 +345,20 @@ def _may_be_equal(a: FileInfo, b: FileInfo) -> bool:
     return a.size == b.size and (a.sha256 is None or b.sha256 is None or a.sha256 == b.sha256)
 
 
-def _left_out(base: Model, taken: set[str]) -> str:
-    """The base's files that stay behind, and why, in one line."""
+def _left_out(base: Model, taken: set[str], *, own_tokenizer: bool) -> str:
+    """The base's files that stay behind, and why, in one line. `own_tokenizer`: the merge has the base's."""
     groups: dict[str, list[str]] = {}
     for path in sorted({*base.files} - taken - {*base.shards}):
         if not _OF_THE_REPO.fullmatch(path) and not _LICENSE.fullmatch(path):
-            groups.setdefault(_why(path), []).append(ascii(path)[1:-1][:80])
-    said = [f"{_some(groups[why])} ({why})" for why in (_IS_CODE, _IS_PICKLE, _IS_WEIGHTS, _IS_OTHER) if why in groups]
+            why = _IS_TOKENIZER if is_of_tokenizer(path) and not own_tokenizer else _why(path)
+            groups.setdefault(why, []).append(ascii(path)[1:-1][:80])
+    said = [f"{_some(groups[why])} ({why})" for why in _REASONS if why in groups]
     return f"{base.ref.id}: left out: {'; '.join(said)}" if said else ""
 
 
 _IS_CODE, _IS_PICKLE, _IS_WEIGHTS = "code", "may hold code", "weights that the merge does not reach"
-_IS_OTHER = "not known to belong to a model"
+_IS_TOKENIZER, _IS_OTHER = "of a tokenizer that the merge does not keep", "not known to belong to a model"
+_REASONS = (_IS_CODE, _IS_PICKLE, _IS_WEIGHTS, _IS_TOKENIZER, _IS_OTHER)
 
 
 def _why(path: str) -> str:

@@ -55,13 +55,14 @@ _PARAMETERS = frozenset(
         *("_label_trainable_num_channels", "_pad_token_id"),
     )
 )
+_VERSIONS = "__version__"  # of packages, as sentence-transformers writes them
 _LOOKED_UP = frozenset(("backbone", "default_backbone"))
 _WITH_BACKBONE = frozenset(("backbone_config", "use_timm_backbone", "use_pretrained_backbone"))
 _PLACE_KEY = re.compile(r".*(name_or_path|_files?|_paths?|_dir|_folder|_urls?|_repo|_repo_id|_checkpoint)|checkpoint")
-# tables and lists of text: labels, tokens, templates, prompts
+# tables and lists of text: labels, tokens, templates, prompts, and the marks by which an answer is taken apart
 _TEXT_KEY = re.compile(
     r"id2label|label2id|label_names|label_descriptions|class_names|labels|classes|content|prefix|suffix|stop_strings|\w+_to_id|\w*special_tokens\w*|\w*tokens_decoder"
-    r"|\w+_tokens?|\w*chat_template\w*|\w*prompts?|\w+_sep"
+    r"|\w+_tokens?|\w*chat_template\w*|\w*prompts?|\w+_sep|response_(template|schema)"
 )
 _CLASS = re.compile(r"\S+--\S*\.\S+")  # repo--module.Class
 _ADDRESS = re.compile(r"[A-Za-z][\w+.\-]*:\S")  # https://…, hf-hub:…, C:\…
@@ -249,7 +250,7 @@ def _entry(key: str, value: Any, left_out: list[str], path: str, depth: int) -> 
 def _names_code(key: str, value: Any, table: Mapping[str, Any]) -> bool:
     if key in _TAGGED:
         return value not in _TAGGED[key]
-    if key.startswith("_"):
+    if key.startswith("_") and key != _VERSIONS:
         return key not in _PARAMETERS or not _is_number(value)
     if key in _CODE or "implementation" in key.lower():
         return True
@@ -286,8 +287,8 @@ def _text(value: Any, left_out: list[str], path: str, depth: int, nested: bool =
     kept: dict[str, Any] = {}
     for key, held in value.items():
         here = f"{path}.{key}"
-        # only a flat table has texts for keys
-        keyed = nested or isinstance(held, dict | list)
+        # only a flat table has texts for keys; what JSON has no number for is written as a table
+        keyed = nested or isinstance(held, dict | list) or (isinstance(held, float) and not isfinite(held))
         names = keyed and _names_code(key, held, value)
         clean = _LEFT_OUT if names else _text(held, left_out, here, depth + 1, nested=True)
         if clean is _LEFT_OUT:

@@ -52,5 +52,5 @@ def _entry(token: AddedToken, *, with_id: bool) -> dict[str, Any]:
 
 
 def _json(value: Any) -> bytes:
-    # escaped, since a token may be a character that UTF-8 has no bytes for
+    # escaped, since the base's file may hold half a character, which UTF-8 has no bytes for
     return (json.dumps(value, indent=2) + "\n").encode()

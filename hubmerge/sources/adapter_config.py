@@ -85,6 +85,7 @@ def parse_adapter_config(content: Mapping[str, Any], where: str) -> AdapterConfi
             where=where,
             expected="LORA",
             got=shown(content.get("peft_type")),
+            next_step="If PEFT can merge it into its base, use the result as an agent.",
         )
     refused = [
         f"{ascii(key)[1:-1][:80]}: {shown(value)}"

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from hubmerge.hub_names import is_hub_id
 
+MAX_CHARACTERS = 4096
 SYNTHETIC = "synthetic:"  # how a model's name begins that lies nowhere (synthetic.py)
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.\-/]{0,254}", re.ASCII)
 
@@ -20,7 +21,7 @@ class ModelName(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: str = Field(min_length=1, max_length=4096)
+    id: str = Field(min_length=1, max_length=MAX_CHARACTERS)
     revision: str | None = None
     local: bool = False
 
@@ -33,27 +34,37 @@ class ModelName(BaseModel):
         """
         text = text.strip()
         if not text:
-            raise ValueError("a model is empty; give a Hub id such as org/name@revision, or a folder")
+            raise ValueError("no model is named")
         if "://" in text:
-            raise ValueError(f"{text[:80]!r} is a URL; give the Hub id alone, such as org/name@revision")
+            raise ValueError("this is a URL, where a Hub id alone is needed")
         if "\0" in text:
             raise ValueError("a model's name holds a zero byte")
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(f"a model's name has {len(text)} characters, and {MAX_CHARACTERS} are the most")
         name, _, revision = text.partition("@")
         if text.startswith((".", "/", "~", SYNTHETIC)) or name.count("/") > 1:
             return cls(id=text, local=True)
+        if wrong := _not_of_the_hub(name, revision or None):
+            raise ValueError(wrong)
         return cls(id=name, revision=revision or None)
 
     @model_validator(mode="after")
     def _is_a_hub_id_at_a_revision(self) -> ModelName:
-        if not self.local:
-            if not is_hub_id(self.id):
-                raise ValueError(f"{self.id[:120]!r} is no Hub id (org/name@revision); a folder is written ./folder")
-            if self.revision and (not _REVISION.fullmatch(self.revision) or ".." in self.revision):
-                raise ValueError(f"{self.revision[:80]!r} is not a revision (a branch, a tag or a commit sha)")
+        if not self.local and (wrong := _not_of_the_hub(self.id, self.revision)):
+            raise ValueError(wrong)
         return self
 
     def __str__(self) -> str:
         return f"{self.id}@{self.revision}" if self.revision else self.id
+
+
+def _not_of_the_hub(name: str, revision: str | None) -> str:
+    """Why this is no Hub id at a revision; nothing where it is one."""
+    if not is_hub_id(name):
+        return f"{name[:120]!r} is no Hub id (org/name@revision); as a folder it is written {'./' + name[:120]!r}"
+    if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
+        return f"{revision[:80]!r} is not a revision (a branch, a tag or a commit sha)"
+    return ""
 
 
 def _model_from_text(value: Any) -> Any:

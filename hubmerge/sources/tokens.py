@@ -47,6 +47,10 @@ def tokens_of(content: Mapping[str, Any]) -> dict[str, int] | None:
     pairs += [(a.get("content"), a.get("id")) for a in added]
     if not all(isinstance(token, str) and type(i) is int and 0 <= i < _MAX_TOKEN_ID for token, i in pairs):
         return None
+    try:
+        "".join(token for token, _ in pairs).encode()
+    except UnicodeEncodeError:  # half a character, for which the library refuses the file
+        return None
     return dict(pairs)
 
 

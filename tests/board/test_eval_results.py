@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,14 @@ def test_a_manifest_that_lost_a_figure_is_not_rendered_by_guesswork(hub: Hub, ap
     broken = merge_report(repo).to_json()
     del broken["statistics"]["total"]["shares"]
     push(api, repo, {"hubmerge.json": json.dumps(broken).encode()})
+    with pytest.raises(PermissionDeniedError, match="not a report"):
+        publish_scores(hub, repo, results_of(repo))
+
+
+def test_a_manifest_with_what_is_no_number_is_not_taken_for_one_that_can_be_written_again(
+    hub: Hub, api: HfApi, repo: str
+) -> None:
+    push(api, repo, {"hubmerge.json": json.dumps(merge_report(repo).to_json() | {"parameters": math.inf}).encode()})
     with pytest.raises(PermissionDeniedError, match="not a report"):
         publish_scores(hub, repo, results_of(repo))
 

@@ -34,7 +34,10 @@ def test_what_init_writes_is_a_recipe_of_the_schema_with_every_default_told(
     here: Path, capsys: pytest.CaptureFixture[str], method: str | None
 ) -> None:
     assert main(["init", "base", "./one", "two", *(["--method", method] if method else [])]) == 0
-    text = capsys.readouterr().out
+    text, told = capsys.readouterr()
+    assert "E_INCOMPATIBLE" not in told
+    assert "cannot be merged" not in text
+    assert ("put your own data here" in text) == (method in ("fisher", "sar"))
     assert text.startswith(f"# yaml-language-server: $schema={SCHEMA_URL}\n")
     jsonschema.validate(yaml.safe_load(text), recipe_schema())
     (here / "new.yaml").write_text(text)
@@ -58,6 +61,14 @@ def test_paths_are_written_as_the_file_that_holds_them_needs_them(
     recipe = load_recipe(here / "recipes" / "new.yaml")
     assert [str(recipe.base), *(str(a.model) for a in recipe.agents)] == ["../base", str(here / "one"), "../two"]
     assert main(["merge", "recipes/new.yaml", "--out", "out"]) == 0
+
+
+def test_a_recipe_behind_a_link_to_a_folder_finds_its_models(here: Path, tmp_path: Path) -> None:
+    (here / "far" / "away").mkdir(parents=True)
+    (here / "linked").symlink_to(here / "far" / "away")
+    assert main(["init", "base", "one", "./two", "--out", "linked/new.yaml"]) == 0
+    assert str(load_recipe(here / "linked" / "new.yaml").base) == "../../base"
+    assert main(["inspect", "linked/new.yaml"]) == 0
 
 
 def test_a_file_that_is_there_is_never_overwritten(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

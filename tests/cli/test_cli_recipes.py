@@ -126,6 +126,30 @@ def test_an_existing_folder_comes_before_a_model_of_the_hub_and_the_user_is_told
     assert "E_SOURCE: no such repo" in capsys.readouterr().err
 
 
+def test_what_is_taken_for_a_folder_is_told_from_the_base_on(recipe_file: Path) -> None:
+    names = ("base", "one", "two")
+    recipe_file.write_text("base: base\nagents: [one, two]\nmethod: ram\n")
+    notes = load_recipe(recipe_file).notes
+    assert [note.partition(" ")[0] for note in notes] == list(names)
+
+
+@pytest.mark.parametrize("name", ["模型", "bin/a b", "agent (v2)", "a\u202e\x1b[2Jb"])
+def test_a_folder_whose_name_could_be_none_of_the_hub_is_answered_with_what_to_write(name: str) -> None:
+    content = {**GOOD, "base": name, "agents": ["org/a", {"model": name}]}
+    assert [problem.where for problem in problems(content)] == ["r.yaml → base", "r.yaml → agent 2 → model"]
+    for problem in problems(content):
+        assert f"as a folder it is written {'./' + name!r}" in problem.what
+        assert problem.what.isprintable()
+        assert problem.got == repr(name), "what was written, in no other form"
+
+
+@pytest.mark.parametrize("name", ["org/name@a..b", "https://example.org/a", "./" + 5000 * "x", "", "~\0"])
+def test_a_name_that_is_none_is_shown_as_it_was_written(name: str) -> None:
+    [problem] = problems({**GOOD, "base": name})
+    assert problem.where == "r.yaml → base"
+    assert problem.got == repr(name)[:120]
+
+
 def test_a_recipe_that_is_no_file_never_means_a_folder(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (recipe_file.parent / "org" / "base").mkdir(parents=True)
     monkeypatch.chdir(recipe_file.parent)

@@ -129,7 +129,7 @@ def test_a_journal_of_the_previous_form_is_refused(tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(journal, "_FORM", journal._FORM - 1)
         run(plan, tmp_path / "out")
-    with pytest.raises(TargetExistsError, match="another merge is unfinished here"):
+    with pytest.raises(TargetExistsError, match=f"another merge is unfinished here in {tmp_path / 'out'}: "):
         Journal.open(tmp_path / "out", plan, resume=True)
 
 

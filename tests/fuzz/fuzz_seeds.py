@@ -189,7 +189,7 @@ def _own(target: str) -> list[bytes]:
         "keys": [_json({"keys": ["a" * 64, "b" * 64]}), BOMB],
         "report_facts": [_json(_report()), b"{}", BOMB],
         "report": [_json(_report()), _json({**_report(), "schema": 3}), b"{}", BOMB],
-        "report_folder": [_json(_report()), _json({**_report(), "schema": 3}), b'{"parents": [1]}', BOMB],
+        "report_folder": [_json(_report()), _json({**_report(), "schema": 3}), BOMB],
         "rule": rules,
         "webhook": [_json(DELIVERY), BOMB],
         "calibration_rows": [
@@ -203,7 +203,6 @@ def _own(target: str) -> list[bytes]:
         ],
         "tokenizer_union": [
             _json(UNION),
-            _json({**UNION, "added": "{", "config": "[]"}),
             _json({"base": _tokenizer(**BPE), "a": _tokenizer("<y>", **BPE), "b": _tokenizer("<z>", **BPE)}),
         ],
         "companion": [_json(CONFIG), _json(TOKENIZER), _json({"a": 0, "b/c": 1}), b'{"a": 1, "a": "x--y.Z"}', BOMB],

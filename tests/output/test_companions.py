@@ -221,6 +221,17 @@ def test_what_stays_behind_is_named_with_the_reason(tmp_path: Path):
     )
 
 
+def test_the_bases_tokenizer_stays_behind_where_the_merge_keeps_another():
+    files = {name: FileInfo(name, 10) for name in ("tokenizer.json", "vocab.txt", "notes.yaml")}
+    base, agent = (model(f"org/{name}", files=files) for name in ("base", "agent"))
+    companions = select_companions(base, (agent,), ("agent",), donor=1)
+    assert {(f.path, f.model) for f in companions.files} == {("tokenizer.json", 1), ("vocab.txt", 1)}
+    assert companions.left_out == (
+        "org/base: left out: tokenizer.json, vocab.txt (of a tokenizer that the merge does not keep); "
+        "notes.yaml (not known to belong to a model)"
+    )
+
+
 def test_many_files_that_stay_behind_are_counted(tmp_path: Path):
     [warning] = plan_of(tmp_path, {f"m{n}.py": b"" for n in range(9)}, {}).warnings
     assert warning.endswith("left out: m0.py, m1.py, m2.py, m3.py and 5 more (code)")
@@ -283,6 +294,12 @@ def test_a_bomb_of_files_is_refused_before_anything_is_fetched(sizes: Mapping[st
     problems = select_companions(sized(sizes), (), ()).problems
     assert [p.code for p in problems] == ["E_TOO_BIG"]
     assert said in str(problems[0])
+
+
+def test_a_license_of_more_than_a_megabyte_is_named_and_left_out():
+    found = select_companions(sized({"LICENSE": 1_000_001, "NOTICE": 1_000_000}), (), ())
+    assert [f.source for f in found.files] == ["NOTICE"]
+    assert "org/base: LICENSE is too large to be copied; see it there" in found.warnings
 
 
 def test_eight_hundred_licenses_of_an_agent_are_too_big_with_nothing_read(tmp_path: Path):

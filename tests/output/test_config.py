@@ -141,9 +141,26 @@ def test_labels_tokens_and_templates_are_text_whatever_they_read_like():
         "lang_to_id": {"<|en|>": 1},
         "prefix": "http:",
         "prompts": {"query": "a/b"},
+        "response_template": {
+            "version": 1,
+            "fields": {
+                "reasoning": {"open": "<think>", "close": "</think>"},
+                "tool_calls": {"open_pattern": "<tool_call>\\s*", "close": ["</tool_call>", "/end"], "repeats": True},
+            },
+        },
+        "response_schema": {"type": "object", "x-regex": "(?:<think>(?P<thinking>.*?)</think>)?"},
     }
     assert merged_config(text, []) == (text, ())
     assert json.loads(without_code(json.dumps(text).encode())[0] or b"") == text
+
+
+def test_the_versions_that_sentence_transformers_states_are_kept():
+    stated = {"__version__": {"sentence_transformers": "5.1.0", "pytorch": "2.11.0+cpu"}, "prompts": {}}
+    content = json.dumps(stated).encode()
+    assert without_code(content) == (content, ())
+    clean, left_out = without_code(json.dumps({"__version__": {"x": "org/repo--module.Class", "y": "1"}}).encode())
+    assert json.loads(clean or b"") == {"__version__": {"y": "1"}}
+    assert left_out == ("__version__.x",)
 
 
 def test_a_timm_backbone_keeps_the_name_of_its_architecture():

@@ -440,6 +440,22 @@ def test_tensors_that_only_one_model_has_can_be_left_out(tmp_path: Path) -> None
     assert any("'lost.*' matches no tensor" in text for text in found.warnings)
 
 
+def test_advice_is_a_comparisons_whatever_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = random_base(0)
+    base = write_model(tmp_path / "base", {**weights, "loss.scale": tensor(np.ones(1), "F64")})
+    agent = write_model(tmp_path / "agent", {**weights, "loss.scale": tensor(np.ones(1), "F64")})
+    assert main(["diff", str(base), str(agent)]) == 1
+    error = capsys.readouterr().err
+    assert "recipe" not in error
+    assert 'On the command line, --ignore "loss.scale" leaves them out. Or: Convert them to float32.' in error
+    assert main(["diff", str(base), str(agent), "--ignore", "loss.scale"]) == 0
+    capsys.readouterr()
+    assert main(["diff", str(base), str(agent), "--ignore", "*"]) == 1
+    error = capsys.readouterr().err
+    assert "nothing to compare: no tensor of floating point numbers" in error
+    assert "got --ignore names every tensor" in error
+
+
 def test_another_architecture_an_adapter_as_base_a_missing_folder_and_broken_weights_are_said(tmp_path: Path) -> None:
     base = random_base(0)
     write_model(tmp_path / "base", base)
@@ -530,12 +546,20 @@ def test_what_takes_long_is_told_as_it_happens(tmp_path: Path, capsys: pytest.Ca
     [
         (["--figure", "change.jpg"], 2, "ends in .png"),
         (["--top", "0"], 2, "at least 1"),
-        (["--figure", "/nowhere/at/all/change.png"], 1, "E_DISK"),
+        (["--figure", "/nowhere/at/all/change.png"], 1, "got no such folder"),
+        (["--figure", "taken.png"], 1, "got a folder of that name"),
     ],
 )
 def test_wrong_options_are_said_before_anything_is_read(
-    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    code: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    (tmp_path / "taken.png").mkdir()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(diff_module, "open_comparison", lambda *a, **k: pytest.fail("a model was opened"))
     try:
         found = main(["diff", str(ZOO / "base"), str(ZOO / "math"), *arguments])

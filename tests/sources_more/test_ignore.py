@@ -235,3 +235,16 @@ def test_it_survives_yaml_and_the_form(base: Path):
 def test_variants_of_a_sweep_share_it():
     shared = {"base": "org/b", "agents": ["org/a"], "ignore": ["v_head.*"], "sweep": [{"method": ["ram", "linear"]}]}
     assert {r.ignore for _, r in sweep_from_dict(shared).variants} == {("v_head.*",)}
+
+
+def test_an_agent_that_only_changed_what_is_ignored_is_not_called_the_base(
+    tmp_path: Path, base: Path, plain: Path, capsys: pytest.CaptureFixture[str]
+):
+    other = write_model(tmp_path / "other", {**BASE, Q: sparse_agent(BASE, 0.2, 1)[Q]}, config=llama_config(BASE))
+    path = tmp_path / "r.yaml"
+    path.write_text(recipe(base, plain, other, ignore=[Q]).to_yaml())
+    assert main(["merge", str(path), "--out", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert f"E_INCOMPATIBLE: an agent changed nothing of what is merged in {other}" in error
+    assert "got the base's value in every element" in error
+    assert not (tmp_path / "out" / "hubmerge.json").exists()

@@ -13,8 +13,9 @@ from watch_helpers import Agents, rule_of
 from hubmerge.errors import HubUnavailableError, InternalError
 from workflows.evaluations import OF_CANDIDATE
 from workflows.jobs import Job
-from workflows.schedule_bot import Bot, Intervals, Scoring
+from workflows.schedule_bot import Bot, Intervals
 from workflows.scheduler import Scheduler, Tick, run_tick
+from workflows.scoring import Scoring
 from workflows.store import Store
 
 

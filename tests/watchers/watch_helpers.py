@@ -19,7 +19,8 @@ from starlette.routing import BaseRoute
 
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
-from workflows.schedule_bot import Bot, Intervals, Scoring
+from workflows.schedule_bot import Bot, Intervals
+from workflows.scoring import Scoring
 from workflows.tokens import TokenVault
 from workflows.watchers.facts import Facts
 from workflows.watchers.rule import AgentRule, RuleHead

@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from hubmerge.errors import LoginError
 from hubmerge.settings import Settings
 from workflows.jobs import State
+from workflows.process import _append
 from workflows.scrub import Scrubber
 from workflows.store import Store
 from workflows.tokens import SealedToken, TokenVault
@@ -69,11 +70,11 @@ def test_a_rotated_secret_still_opens_what_the_old_one_sealed(tmp_path: Path) ->
 def test_without_a_secret_a_random_key_is_kept_for_this_user_and_that_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = Settings(data_dir=tmp_path / "data")
+    settings = Settings(data_dir=tmp_path / "not yet" / "data")
     sealed = TokenVault.from_settings(settings).seal("job", TOKEN)
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "HUBMERGE_SECRET is not set" in warning.getMessage()
-    key = tmp_path / "data" / "secret.key"
+    key = settings.data_dir / "secret.key"
     assert key.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in key.parent.iterdir()] == ["secret.key"]
     assert key.read_text() not in caplog.text
@@ -197,3 +198,10 @@ def test_an_expired_sign_in_fails_the_job_before_its_child_starts(tmp_path: Path
     assert (job.state, job.error.code) == (State.FAILED, "E_LOGIN")
     assert "needs login" in job.error.message
     assert not (tmp_path / "jobs").exists()
+
+
+def test_the_log_of_a_job_ends_at_its_most_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workflows.process.MAX_LOG_BYTES", 10)
+    for _ in range(5):
+        _append(tmp_path / "log", b"123456")
+    assert (tmp_path / "log").read_bytes() == b"123456" * 2
