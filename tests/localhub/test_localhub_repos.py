@@ -107,6 +107,21 @@ def test_a_private_repo_exists_only_for_members(
     assert nobody.model_info(repo).private is False
 
 
+def test_a_client_may_say_private_instead_of_a_visibility(ada: HfApi, nobody: HfApi, repo: str) -> None:
+    def settings(**asked: object) -> dict[str, object]:
+        headers = {"authorization": f"Bearer {ada.token}"}
+        answer = get_session().put(f"{ada.endpoint}/api/models/{repo}/settings", json=asked, headers=headers)
+        assert answer.status_code == 200
+        return dict(answer.json())
+
+    assert settings(private=True) == {"visibility": "private", "private": True, "gated": False}
+    with pytest.raises(RepositoryNotFoundError):
+        nobody.model_info(repo)
+    assert settings(gated="manual") == {"visibility": "private", "private": True, "gated": "manual"}
+    assert settings(private=False) == {"visibility": "public", "private": False, "gated": "manual"}
+    assert nobody.model_info(repo).gated == "manual"
+
+
 def test_a_public_repo_is_written_by_members_only(ada: HfApi, bob: HfApi, nobody: HfApi, repo: str) -> None:
     head = ada.model_info(repo).sha
     for api, code in ((bob, 403), (nobody, 401)):

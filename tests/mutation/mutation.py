@@ -50,7 +50,7 @@ GROUPS = {
     ),
     "publish": Group(
         ("hubmerge/publish.py", "hubmerge/hub_writing.py", "hubmerge/finished.py"),
-        ("tests/test_publish.py", "tests/faults/test_fault_publishing.py", "tests/cli/test_cli_license.py"),
+        ("tests/test_publish.py", "tests/faults/test_fault_publishing.py"),
     ),
     "store": Group(
         ("workflows/store.py", "workflows/transitions.py", "workflows/jobs.py", "workflows/tokens.py"),
