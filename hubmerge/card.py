@@ -323,6 +323,9 @@ _HARDWARE_NAMES = {
 }
 
 
+_PACKAGES = ("hubmerge", "huggingface_hub", "numpy", "torch")  # written as they are
+
+
 def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, value) of what the inputs' cache did, in words; what is not a number is left out."""
     numbers = {k: v for k, v in fetch.items() if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63}
@@ -372,5 +375,5 @@ def _environment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
             text += ", the largest process"
         if key == "seconds":
             text += in_runs(values)
-        rows.append((_HARDWARE_NAMES.get(key, key.capitalize()), text))
+        rows.append((_HARDWARE_NAMES.get(key, key if key in _PACKAGES else key.capitalize()), text))
     return rows

@@ -130,7 +130,10 @@ class _Parser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            getattr(known, "parser", self).error(f"unrecognized arguments: {' '.join(unknown)}")
+            message = f"unrecognized arguments: {' '.join(unknown)}"
+            if hasattr(known, "recipe") and not any(text.startswith("-") for text in unknown):
+                message += ". Several models are a recipe: `hubmerge init BASE AGENT… --out recipe.yaml` writes one"
+            getattr(known, "parser", self).error(message)
         return known
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -227,6 +230,9 @@ def _parser() -> argparse.ArgumentParser:
     from workflows.watchers.command import add_arguments as add_watch_arguments
 
     add_watch_arguments(watch)
+    from workflows.jobs_command import add_arguments as add_jobs_arguments
+
+    add_jobs_arguments(add("jobs", _jobs, "the app's jobs of HF_TOKEN's user, and another try for failed ones"))
     methods = add("methods", _methods, "the merge methods, their papers and parameters")
     methods.add_argument("--json", action="store_true")
 
@@ -378,6 +384,12 @@ def _watch(arguments: Any, settings: Settings) -> int:
 
     with Terminal(arguments.log_json) as terminal:
         return int(run_cli(arguments, settings, terminal))
+
+
+def _jobs(arguments: Any, settings: Settings) -> int:
+    from workflows.jobs_command import run_cli
+
+    return run_cli(arguments, settings)
 
 
 def _methods(arguments: Any, settings: Settings) -> int:

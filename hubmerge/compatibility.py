@@ -248,4 +248,5 @@ def other_settings(base: Model, agent: Model) -> list[str]:
 def architecture(model: Model) -> str:
     """The model's class, as its config names it."""
     names = model.config.get("architectures") or [model.config.get("model_type", "unknown")]
-    return str(names[0])[:100] if isinstance(names, list) and names else "unknown"
+    name = str(names[0])[:100] if isinstance(names, list) and names else "unknown"
+    return name.encode("utf-8", "backslashreplace").decode()  # half a character cannot be shown

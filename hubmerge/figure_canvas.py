@@ -24,6 +24,7 @@ TITLE = 0.27
 X_TICKS, X_LABEL = 0.22, 0.2  # heights below axes
 TICK = 0.07  # a tick and the space to its number
 ROW = 0.2  # of a legend
+SHADE_BAR = 0.12  # the width of a bar that explains colours
 LIGHT = "#dddddd"
 
 _DPI = 150
@@ -33,6 +34,7 @@ _Y_LABEL = 0.2  # its width
 _HANDLE = 0.34  # what a legend shows beside a label
 _LEGEND_COLUMNS = 3
 _LEGEND_GAP = 0.25
+_SHADES = 128  # of a bar that explains colours
 
 Point = tuple[float, float]
 Color = Any  # what matplotlib takes: a name, or three or four numbers
@@ -224,6 +226,23 @@ class Axes:
         self.canvas.text(self.left + self.width / 2, down, x, across=0.5)
         beside_numbers = self.left - beside(y_ticks) + _Y_LABEL - 0.06
         self.canvas.text(beside_numbers, self.bottom + self.height / 2, y, across=0.5, turned=90.0)
+
+
+def shade_bar(
+    canvas: Canvas,
+    left: float,
+    bottom: float,
+    height: float,
+    ends: tuple[float, float],
+    marks: Sequence[float],
+    shade: Callable[[float], Color],
+) -> None:
+    """The bar that says which shade is which value, from one of the `ends` to the other."""
+    bar = Axes(canvas, left, bottom, SHADE_BAR, height, (0.0, 1.0), ends)
+    step = (ends[1] - ends[0]) / _SHADES
+    for n in range(_SHADES):
+        bar.box(0.0, ends[0] + n * step, 1.0, ends[0] + (n + 1) * step, shade(ends[0] + (n + 0.5) * step))
+    bar.y_ticks(marks, size=SIZE - 1, right=True)
 
 
 def legend_shape(labels: Sequence[str], most_columns: int = _LEGEND_COLUMNS) -> tuple[int, int]:

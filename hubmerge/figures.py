@@ -14,6 +14,7 @@ from typing import Any
 from hubmerge.figure_canvas import (
     EDGE,
     ROW,
+    SHADE_BAR,
     SIZE,
     TICK,
     TITLE,
@@ -27,6 +28,7 @@ from hubmerge.figure_canvas import (
     legend,
     legend_shape,
     number,
+    shade_bar,
     ticks,
     widest,
 )
@@ -39,7 +41,6 @@ PAIRS = "figures/pairs.png"
 
 _LABEL = 22  # characters
 _EMPTY = (0.93, 0.93, 0.93)
-_SHADES = 128  # of a bar that explains colours
 _ANNOTATED = 10  # a heatmap of more agents has no room for numbers
 # Okabe and Ito's palette, told apart under every common colour blindness; black comes last. Markers repeat the
 # difference, and line styles go on where the colours end.
@@ -237,7 +238,7 @@ def _pairs(labels: Sequence[str], statistics: Mapping[str, Any]) -> Canvas:
     numbered = [f"{label}  {n}" for n, label in enumerate(labels, 1)]
     shown = range(0, len(labels), 1 + len(labels) // 25)  # of the numbers below
     left = EDGE + TICK + widest(numbered, size)
-    scale, scale_numbers = 0.12, TICK + widest(map(number, panels[1][3]), SIZE - 1)
+    scale, scale_numbers = SHADE_BAR, TICK + widest(map(number, panels[1][3]), SIZE - 1)
     width = (WIDTH - left) / 2 - 2 * EDGE - scale - scale_numbers
     for place, (key, title, colors, marks) in enumerate(panels):
         shade = _Scale(colormaps[colors], marks[0])
@@ -248,11 +249,7 @@ def _pairs(labels: Sequence[str], statistics: Mapping[str, Any]) -> Canvas:
         axes.x_ticks(shown, [str(n + 1) for n in shown], size)
         if not place:
             axes.y_ticks(range(len(labels)), numbered, size)
-        bar = Axes(canvas, left + width + EDGE, bottom, scale, panel, (0.0, 1.0), (marks[0], 1.0))
-        step = (1.0 - marks[0]) / _SHADES
-        for n in range(_SHADES):
-            bar.box(0.0, marks[0] + n * step, 1.0, marks[0] + (n + 1) * step, shade(marks[0] + (n + 0.5) * step))
-        bar.y_ticks(marks, size=SIZE - 1, right=True)
+        shade_bar(canvas, left + width + EDGE, bottom, panel, (marks[0], 1.0), marks, shade)
         left += width + EDGE + scale + scale_numbers + EDGE
     return canvas
 

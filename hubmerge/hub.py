@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hubmerge.errors import GatedError, HubUnavailableError, LoginError, SourceNotFoundError
+from hubmerge.errors import FormatError, GatedError, HubUnavailableError, LoginError, SourceNotFoundError
 from hubmerge.hub_bytes import HubBytes, is_as_named, is_sound
 from hubmerge.hub_errors import Patience, checked_endpoint, checked_token, quiet_client, translated
 from hubmerge.hub_lines import new_client
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hubmerge.hub_user import ClientCache
 
 RepoType = Literal["model", "dataset"]
+MAX_FILES = 100_000  # of a repo; the Hub advises against more
 SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; nothing that is no weight is larger
 _SHA = re.compile(r"[0-9a-f]{40}")
 
@@ -187,6 +188,8 @@ class Hub(HubWriting):
             raise HubUnavailableError(
                 "the Hub states another commit", where=where, expected=str(revision), got=info.sha
             )
+        if len(info.siblings or ()) > MAX_FILES:
+            raise FormatError("too many files in a repo", where=where, expected=f"at most {MAX_FILES}")
         files = {
             s.rfilename: self._with_cached(
                 FileInfo(s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None), info.id, info.sha

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 _MAX_INDEX_BYTES = 50_000_000
+_MAX_CARD_BYTES = 1_000_000
 
 
 def hub_of_user(settings: Settings) -> Hub:
@@ -134,7 +135,8 @@ def _card(folder: Path) -> dict[str, Any]:
     from huggingface_hub import metadata_load
 
     try:
-        return dict(metadata_load(folder / "README.md") or {})
+        path = folder / "README.md"
+        return {} if path.stat().st_size > _MAX_CARD_BYTES else dict(metadata_load(path) or {})
     except Exception:  # noqa: BLE001 (a stranger's YAML; what a card says is a help, and no more)
         return {}
 

@@ -123,7 +123,7 @@ def count(value: int) -> str:
     return f"{value:,}"
 
 
-def short_count(value: int) -> str:
+def short_count(value: float) -> str:
     """173 K, 7.62 B."""
     return _scaled(value, 1000, ("", " K", " M", " B", " T"))
 

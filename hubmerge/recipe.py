@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -334,27 +335,53 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
         path, kind = issue["loc"], issue["type"]
         if kind == "extra_forbidden":
             known = _known_keys(path)
-            step = did_you_mean(path[-1], missing) or did_you_mean(path[-1], known)
+            elsewhere = _ELSEWHERE.get(str(path[-1]), "")  # what other tools call it
+            step = f"Did you mean {elsewhere}?" if elsewhere in missing else did_you_mean(path[-1], missing)
+            step = step or did_you_mean(path[-1], known)
             meant |= {name for name in missing if step == f"Did you mean {name}?"}
             got = repr(issue["input"])[:120]
             yield Problem(RecipeError.code, _words(issue), place(where, *path), ", ".join(known), got, step)
         elif isinstance(misnamed := issue.get("ctx", {}).get("error"), MisnamedError):
             for problem in misnamed.problems:
-                step = problem.next_step or _methods_with(problem.where) * (path == ("parameters",))
+                unknown = path == ("parameters",) and "no such parameter" in problem.what
+                step = problem.next_step or (_methods_with(problem.where) if unknown else "")
                 at = place(where, *path, *([problem.where] if problem.where else []))
                 yield replace(problem, where=at, next_step=step)
         elif kind == "missing":
             if path[-1] not in meant:
-                yield Problem(
-                    RecipeError.code, _words(issue), place(where, *path), next_step=_NEEDED.get(str(path[-1]), "")
-                )
+                yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_needed(path))
         elif not (kind == "too_short" and path[0] in wrong):
-            is_text = isinstance(issue["input"], str)
-            step = _SLIPS.get(next((words for words in _SLIPS if is_text and words in issue["msg"]), ""), "")
-            yield Problem(RecipeError.code, _words(issue), place(where, *path), "", repr(issue["input"])[:120], step)
+            given = issue["input"]
+            if given == [] or (isinstance(given, str) and not given.strip()):  # which is said already
+                yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_needed(path))
+                continue
+            got = "" if isinstance(given, Mapping) and "revision" in given else repr(given)[:120]
+            yield Problem(
+                RecipeError.code, _words(issue), place(where, *path), "", got, _slip(path, given, issue["msg"])
+            )
 
 
-_SLIPS = {"number is needed": "Write it without quotes.", "is a URL": "Write org/name, or org/name@revision."}
+_ELSEWHERE = {"models": "agents", "merge_method": "method", "base_model": "base"}
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "fp32": "float32"}
+
+
+def _slip(path: tuple[int | str, ...], given: Any, message: str) -> str:
+    """What to do about a value of the wrong kind, where that can be told."""
+    if "a list of models" in message:
+        return "Write them as a list: [org/a, org/b]."
+    if "no Hub id" in message:
+        return "A folder is written ./folder or in full; variables in it are not replaced."
+    if not isinstance(given, str):
+        return ""
+    if "is a URL" in message:
+        return "Write org/name, or org/name@revision."
+    if path[-1] == "dtype" and given.lower() in _DTYPES:
+        return f"Did you mean {_DTYPES[given.lower()]}?"
+    if "number is needed" in message:
+        with suppress(ValueError):
+            number = float(given.strip().removesuffix("%"))
+            return f"Write {number / 100:g}." if "%" in given else "Write it without quotes."
+    return ""
 
 
 def _methods_with(parameter: str) -> str:
@@ -380,6 +407,10 @@ _NEEDED = {
     "method": "Choose one; `hubmerge methods` lists them.",
     "model": "Name the model.",
 }
+
+
+def _needed(path: tuple[int | str, ...]) -> str:
+    return _NEEDED.get(str(path[-1]), "")
 
 
 _WORDS = {

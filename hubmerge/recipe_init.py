@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hubmerge.terminal import Terminal
 
 _COMMENT_AT = 40  # column
+_CALIBRATION = {"data": "org/dataset", "prompt": "question", "answer": "answer"}  # whose names stand for the user's
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +57,8 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     method = arguments.method or suggested_method(agents)
     refused: list[str] = []
     try:
-        make_plan(recipe_from_dict({**recipe.to_dict(), "method": method, "parameters": {}}), base, agents)
+        named = {**recipe.to_dict(), "method": method, "parameters": {}}
+        make_plan(recipe_from_dict(named | ({"calibration": _CALIBRATION} if _weighs(method) else {})), base, agents)
     except IncompatibleError as error:
         refused = [str(problem) for problem in error.problems]
         for problem in refused:
@@ -74,7 +76,7 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
             "the recipe cannot be written",
             where=str(out),
             got=error.strerror or str(error),
-            next_step="Name a file in a folder that is there.",
+            next_step="Name a file in a folder of yours that is there.",
         ) from None
     sys.stdout.write(f"{out} is written; `hubmerge inspect {out}` looks at it, `hubmerge merge {out} --out …` merges\n")
     return 0
@@ -83,6 +85,13 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
 def suggested_method(agents: Sequence[Model]) -> str:
     """RAM+ for what RL leaves, sparse updates of full weights; TIES for adapters, which change nearly every element."""
     return "ties" if any(agent.adapter is not None for agent in agents) else "ram_plus"
+
+
+def _weighs(method: str) -> bool:
+    """Whether a method weighs by sensitivities, which are measured on calibration data."""
+    from hubmerge.methods import get_method
+
+    return "sensitivity" in get_method(method).extras
 
 
 def _written(names: Sequence[ModelName], folder: Path) -> list[str]:
@@ -124,8 +133,9 @@ def draft(names: Sequence[str], models: Sequence[Model], method: str, refused: S
     for name, field in fields.items():
         default = _plain({field.alias or name: field.get_default(call_default_factory=True)})
         lines.append(_commented(f"#   {default}", field.description or ""))
-    if chosen.extras and "sensitivity" in chosen.extras:
-        lines.append("calibration: {data: org/dataset, prompt: question, answer: answer}  # what to measure on")
+    if _weighs(method):
+        table = ", ".join(f"{key}: {value}" for key, value in _CALIBRATION.items())
+        lines.append(f"calibration: {{{table}}}  # what to measure on: put your own data here")
     stored = sorted({tensor.kept_dtype for tensor in models[0].tensors.values()})
     lines += [
         _commented("# dtype: bfloat16", f"default: as the base stores it ({', '.join(stored)})"),

@@ -200,7 +200,9 @@ def test_what_was_fetched_and_what_lay_on_disk_stands_on_the_card_in_words() -> 
         "bytes": 346_200_000, "range_bytes": 86_500_000, "shards": 20, "refetched_shards": 5, "hits": 12,
         "ranged_shards": 2, "high_water_bytes": 68_000_000, "budget_bytes": 72_000_000,
     }  # fmt: skip
-    card = render_card(report(environment={"seconds": 60.0, "fetch": fetch, "disk_high_water_bytes": 122_000_000}))
+    environment = {"seconds": 60.0, "fetch": fetch, "disk_high_water_bytes": 122_000_000, "huggingface_hub": "2.4.0"}
+    card = render_card(report(environment=environment))
+    assert "| `huggingface_hub` | 2.4.0 |" in card
     assert "| Disk at its peak | 122 MB |" in card
     assert (
         "| Fetched | 346 MB, 20 shards whole, 5 of them again, since they had not fitted in, "

@@ -129,6 +129,9 @@ LARGE: dict[str, Callable[[], str]] = {
     "metadata of two million entries": lambda: (
         '{"__metadata__":{' + ",".join(f'"{i:x}":""' for i in range(2_000_000)) + '},"a":' + entry() + "}"
     ),
+    "one entry of metadata of five megabytes": lambda: (
+        '{"__metadata__":{"a":"' + "x" * 5_000_000 + '"},"a":' + entry() + "}"
+    ),
     "eight million empty lists": lambda: '{"a":[' + "[]," * 8_000_000 + "[]]}",
     "12 million empty lists": lambda: '{"a":[' + "[]," * 12_000_000 + "[]]}",
     "a name of 24 MB": lambda: '{"' + "a" * 24_000_000 + '":' + entry() + "}",

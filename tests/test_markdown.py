@@ -86,3 +86,8 @@ def test_numbers_have_units_for_humans() -> None:
         "0.07 s", "12.3 s", "1 min 00 s", "4 min 12 s", "2 h 03 min",
     ]  # fmt: skip
     assert [factor(v) for v in ("inf", None, float("nan"), -0.0001, -1.5)] == ["∞", "—", "—", "0.000", "−1.500"]
+
+
+def test_a_text_without_end_is_cut() -> None:
+    assert [len(escape_markdown("x" * size)) for size in (600, 5000)] == [600, 600]
+    assert [len(code("x" * size)) for size in (200, 5000)] == [202, 202]

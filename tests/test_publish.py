@@ -361,3 +361,15 @@ def test_a_shard_that_is_not_what_its_manifest_says_is_refused_before_the_repo_i
         publish(hub, Target(name, False), IDENTITY, TITLE, shards, files(), lambda done, total: None, digests=digests)
     assert not hub.exists(name)
     assert hub.commits == 0
+
+
+def test_a_manifest_without_measure_is_foreign_content(
+    hub: Watched, ada: HfApi, name: str, shards: list[Path], monkeypatch: pytest.MonkeyPatch
+):
+    own = json.dumps({"identity": IDENTITY}).encode()
+    ada.create_repo(name)
+    ada.upload_file(repo_id=name, path_or_fileobj=own, path_in_repo="hubmerge.json")
+    assert send(hub, name, shards).repo == name
+    monkeypatch.setattr("hubmerge.publish._MAX_MANIFEST_BYTES", len(own) - 1)
+    with pytest.raises(TargetExistsError):
+        send(hub, name, shards)

@@ -165,6 +165,7 @@ def test_a_field_of_the_wrong_kind_is_refused(changes: dict[str, Any]):
         "org/x@ma in",
         "org/x@-d",
         "org/" + "x" * 97,
+        "./" + "x" * 4095,
         "https://huggingface.co/org/x",
         "file:///etc/passwd",
         "org\0/x",
@@ -371,6 +372,25 @@ def test_one_agent_that_is_wrong_is_one_problem(agent: object):
 
 
 @pytest.mark.parametrize(
+    ("change", "what", "step"),
+    [
+        ({"base": ""}, "no model is named", "Name the model that the agents were trained from."),
+        ({"agents": []}, "there is no agent", "List the models to merge."),
+        ({"agents": ["org/a", " "]}, "no model is named", "Name the model."),
+        ({"agents": [{"model": ""}, "org/b"]}, "no model is named", "Name the model."),
+        ({"base": "https://hub/org/a"}, "this is a URL, where a Hub id alone is needed", "Write org/name"),
+    ],
+)
+def test_what_is_left_empty_is_said_in_words_and_not_shown(change: dict[str, object], what: str, step: str):
+    with pytest.raises(RecipeError) as error:
+        recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", **change})
+    [problem] = error.value.problems
+    assert problem.what == what
+    assert problem.next_step.startswith(step)
+    assert problem.got in ("", "'https://hub/org/a'")
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"agents": []}, "there is no agent"),
@@ -429,6 +449,8 @@ def test_a_weight_over_layers_or_by_rules_survives_yaml_and_is_one_number_where_
         (varying([{"layers": [4, 4], "value": 1}]), "layers [4, 4] are none"),
         (varying([{"layers": [0, 1.5], "value": 1}]), "layers are the first"),
         (varying([1, 101]), "between -100 and 100"),
+        (varying([1.0] * 1025), "a list over the layers has 1 to 1024 numbers"),
+        (varying([{"filter": f"f{n}", "value": 1} for n in range(257)]), "at most 256 rules"),
         (
             varying([0, 0], "linear") | {"agents": [{"model": "org/a", "weight": [0, 0]}]},
             "every agent has the weight 0",

@@ -9,6 +9,7 @@ import shutil
 from hubmerge.extras import is_installed
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.localhub.seed import examples
+from hubmerge.localhub.users import default_users
 from hubmerge.settings import Settings, load_settings
 from workflows.logs import set_up_logging
 from workflows.schedule_bot import Intervals
@@ -50,10 +51,10 @@ def demo(settings: Settings, *, host: str, port: int, watch: bool = False) -> in
             rules.mkdir(exist_ok=True)
             shutil.copy(examples() / "watchers" / "zoo.yaml", rules)
             os.environ.setdefault("HUBMERGE_RULES", str(rules))
-        print(f"The embedded Hub listens on {hub.endpoint}, with users {', '.join(hub.tokens)}.")  # noqa: T201
-        print(f"Open http://{_shown(host)}:{port} and sign in as one of them. Ctrl-C ends both.", flush=True)  # noqa: T201
-        return serve(load_settings(), host=host, port=port, intervals=Intervals(poll_s=POLL_S))
+        names = ", ".join(user.name for user in default_users().users)
+        print(f"The embedded Hub listens on {hub.endpoint}, with the users {names}.", flush=True)  # noqa: T201
 
+        def ready(url: str) -> None:
+            print(f"Open {url} and sign in as one of them. Ctrl-C ends both.", flush=True)  # noqa: T201
 
-def _shown(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host  # noqa: S104
+        return serve(load_settings(), host=host, port=port, intervals=Intervals(poll_s=POLL_S), ready=ready)

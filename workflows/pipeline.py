@@ -66,6 +66,7 @@ def run(spec: JobSpec, emit: Emit) -> None:
                 "commit": published.commit,
                 "url": published.url,
                 "weights": [file.sha256 for file in report.files],
+                "use": str(report.task.get("use", "")),
                 "run": {name: ran[name] for name in _SHOWN if name in ran},
             }
         )

@@ -25,6 +25,8 @@ from workflows.transitions import JOBS
 
 log = logging.getLogger(__name__)
 _SHA = re.compile(r"[0-9a-f]{40}")
+# uses of output/task.py; "": of a class that is not known
+_WRITES_TEXT = ("", "text-generation", "text2text-generation", "image-text-to-text", "audio-text-to-text", "any")
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class DoneMerge:
 def done_merges(engine: Engine, default_suite: str | None) -> list[DoneMerge]:
     """Every merge that is to have scores, newest first.
 
-    A watcher's merge is evaluated with its rule's suite; any other one with `default_suite`, unless it is private:
-    its scores would be public.
+    A watcher's merge is evaluated with its rule's suite; any other one with `default_suite`, unless it is private,
+    since its scores would be public, or writes no text.
     """
     columns = (JOBS.c.payload, JOBS.c.result)
     query = select(*columns).where(JOBS.c.kind == "merge", JOBS.c.state == State.DONE).order_by(JOBS.c.ticket.desc())
@@ -50,7 +52,8 @@ def done_merges(engine: Engine, default_suite: str | None) -> list[DoneMerge]:
 
 
 def _done_merge(payload: dict[str, Any], result: dict[str, Any], default_suite: str | None) -> DoneMerge | None:
-    suite = payload.get("suite") or (None if payload.get("private") else default_suite)
+    passed_over = payload.get("private") or result.get("use", "") not in _WRITES_TEXT
+    suite = payload.get("suite") or (None if passed_over else default_suite)
     merged = (str(result.get("repo", "")), str(result.get("commit", "")))
     recipe = payload.get("recipe") or {}
     names = [recipe.get("base"), *(a.get("model") if isinstance(a, dict) else a for a in recipe.get("agents", []))]

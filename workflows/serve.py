@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -98,8 +98,15 @@ class WorkerProcess:
                 self._stop.wait(RESTART_AFTER_S)
 
 
-def serve(settings: Settings, *, host: str, port: int, intervals: Intervals | None = None) -> int:
-    """The app until SIGTERM or Ctrl-C; returns the exit code."""
+def serve(
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    intervals: Intervals | None = None,
+    ready: Callable[[str], None] | None = None,
+) -> int:
+    """The app until SIGTERM or Ctrl-C; returns the exit code. `ready` is told its address once it answers."""
     set_up_logging()
     announce(settings, log.warning)  # before anything else may touch CUDA
 
@@ -150,6 +157,8 @@ def serve(settings: Settings, *, host: str, port: int, intervals: Intervals | No
             )
         )
         log.info("serving on %s", app.url)
+        if ready is not None:
+            ready(app.url)
         stop.wait()
     return 0
 

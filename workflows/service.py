@@ -26,6 +26,7 @@ from workflows.comparisons import comparison_id, comparison_job
 from workflows.jobs import Job, JobNotFoundError, NewJob, State
 from workflows.store import Store
 from workflows.tokens import TokenVault
+from workflows.transitions import MAX_WAITING
 
 _EVENTS_READ = 1000
 _IDENTITY_S = 60.0
@@ -141,7 +142,7 @@ class MergeService:
 
     def _view(self, job: Job, *, own: bool) -> JobView:
         sealed = self._store.sealed_token(job.id) if own else None
-        events = self._store.events(job.id, limit=_EVENTS_READ)
+        events = self._store.last_events(job.id, _EVENTS_READ)
         statistics = next((e.data.get("values") for e in reversed(events) if e.type == "statistics"), None)
         warnings = dict.fromkeys(job.payload.get("warnings", []))
         warnings |= dict.fromkeys(str(e.data["message"]) for e in events if e.type == "warning" and "message" in e.data)
@@ -172,5 +173,5 @@ class MergeService:
     def _queue_position(self, job: Job) -> int | None:
         if job.state is not State.QUEUED:
             return None
-        waiting = self._store.list_jobs(states=[State.QUEUED], limit=1000)
+        waiting = self._store.list_jobs(states=[State.QUEUED], limit=MAX_WAITING)
         return 1 + sum(1 for other in waiting if (-other.priority, other.ticket) < (-job.priority, job.ticket))

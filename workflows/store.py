@@ -158,6 +158,13 @@ class Store:
         with reading(self._engine) as connection:
             return tuple(JobEvent.model_validate(row) for row in connection.execute(query).mappings())
 
+    def last_events(self, job_id: str, count: int) -> tuple[JobEvent, ...]:
+        """The newest of a job's journal, oldest first; a long outage alone makes more than anybody reads."""
+        query = select(EventRow.__table__).where(EventRow.job_id == job_id).order_by(EventRow.seq.desc()).limit(count)
+        with reading(self._engine) as connection:
+            newest = connection.execute(query).mappings().all()
+        return tuple(JobEvent.model_validate(row) for row in reversed(newest))
+
     # What workers do.
 
     def claim(self, owner: str, kinds: Collection[str] | None = None) -> Job | None:

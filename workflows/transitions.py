@@ -30,6 +30,7 @@ from workflows.schema import Base, EventRow, TokenRow
 from workflows.tokens import SealedToken
 
 JOBS: Table = Base.metadata.tables["jobs"]
+MAX_WAITING = 2000  # jobs of all users together
 MEMORY_DEATHS = 2  # the second one at the same place is final
 FREE: dict[str, Any] = {"lease_owner": None, "lease_until": None}
 
@@ -69,6 +70,11 @@ class Transitions:
                 expected=f"at most {limit} at once",
                 got=f"job number {active + 1}",
                 next_step="Wait until one has ended, or cancel one.",
+            )
+        query = select(func.count()).where(JOBS.c.state == State.QUEUED)
+        if self._connection.execute(query).scalar_one() >= MAX_WAITING:
+            raise QuotaError(
+                "the queue is full", expected=f"at most {MAX_WAITING} jobs that wait", next_step="Try again later."
             )
 
     def enqueue(self, new: NewJob, *, again: bool) -> Job:

@@ -170,6 +170,9 @@ def read_folder(folder: Path) -> ResultFiles:
             if (size := path.stat().st_size) > limit:
                 refused.append(_refusal(relative, f"{size} bytes, at most {limit} are read"))
                 continue
+            if len(files) >= MAX_FILES:
+                refused.append(Refusal(relative, f"more than {MAX_FILES} files"))
+                continue
             files.append((relative, path.read_bytes()))
     parsed = parse_files(files)
     return ResultFiles(parsed.results, parsed.flags, (*parsed.refused, *refused), parsed.versions)

@@ -1,6 +1,7 @@
 """The board as a running app shows it: rebuilt when the results dataset moves, asked about at most now and then.
 
-While the Hub does not answer, the last board stays.
+While the Hub does not answer, the last board stays. Before there is one, whoever asks is told soon that there is none
+yet, and the Hub is not asked by each of them again: a thread that waits is one that shows no other page.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from hubmerge.board.values import Board
-from hubmerge.errors import HubmergeError, SourceNotFoundError
+from hubmerge.errors import HubmergeError, HubUnavailableError, SourceNotFoundError
 from hubmerge.leaderboard import build_board
 from hubmerge.results_dataset import LoadedResults, ResultsDataset
 
 REFRESH_S = 30.0
+FIRST_WAIT_S = 5.0  # for the first board, while another thread reads it, and between two tries to read it
 
 
 class DatasetBoard:
@@ -35,32 +37,41 @@ class DatasetBoard:
         self._asked_at: float | None = None
         self._loaded: LoadedResults | None = None
         self._board = Board()
+        self._is_known = False
+        self._failure: HubmergeError | None = None  # the last one, while no board is known
 
     @property
     def url(self) -> str:
         return self._dataset.url
 
     def board(self) -> Board:
+        """The board as it is known; HubmergeError while none is."""
         # whoever comes while another thread rebuilds gets the board as it was
-        if not self._lock.acquire(blocking=self._asked_at is None):
+        if not self._lock.acquire(timeout=0 if self._is_known else FIRST_WAIT_S):
+            if not self._is_known:
+                raise HubUnavailableError(
+                    "the results are being read for the first time", next_step="Try again in some seconds."
+                )
             return self._board
         try:
-            now = self._clock()
-            if self._asked_at is None or now - self._asked_at >= self._refresh_s:
+            pause_s = self._refresh_s if self._is_known else min(self._refresh_s, FIRST_WAIT_S)
+            if self._asked_at is None or self._clock() - self._asked_at >= pause_s:
                 self._refresh()
-                self._asked_at = now
+                self._asked_at = self._clock()
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
             return self._board
         finally:
             self._lock.release()
 
     def _refresh(self) -> None:
+        """Read the dataset where it has moved; a failure is kept where there is nothing to show instead."""
         try:
             loaded = self._dataset.load()
         except SourceNotFoundError:
             loaded = None  # no result was ever recorded
-        except HubmergeError:
-            if self._asked_at is None:
-                raise
+        except HubmergeError as error:
+            self._failure = None if self._is_known else error
             return
         if loaded is not self._loaded:
             board = Board()
@@ -70,3 +81,4 @@ class DatasetBoard:
                     loaded.results, loaded.flags, refused=loaded.refused, now=now, trusted=loaded.trusted
                 )
             self._loaded, self._board = loaded, board
+        self._is_known, self._failure = True, None

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.confinement import Limits, confine
-from hubmerge.dataset_rows import load_split
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.channel import Channel, run
+from hubmerge.sources.dataset_rows import load_split
 
 MAX_ROWS = 1_000_000
 _MAX_FILE_BYTES = 64 * 10**9

@@ -39,6 +39,12 @@ def index(call: Call) -> Response:
     return _page("Repos", f"<ul>{''.join(_link(repo_of_row(row)) for row in rows)}</ul>")
 
 
+@router.on("GET", "/favicon.ico")
+def favicon(call: Call) -> Response:
+    """Every browser asks for it."""
+    return Response(status_code=204)
+
+
 @router.on("GET", "/avatars/{name}")
 def avatar(call: Call) -> Response:
     letter = escape(call.parts["name"][:1].upper())

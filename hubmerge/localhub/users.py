@@ -167,7 +167,11 @@ def default_users() -> Users:
             ),
         ),
         orgs=(Org(name="zoo", fullname="The zoo of tiny agents", members={"ada": "admin"}),),
-        oauth=OAuthApp(client_id="00000000-0000-4000-8000-10ca1b0b0001", client_secret=_LOCAL_SECRET),
+        oauth=OAuthApp(
+            client_id="00000000-0000-4000-8000-10ca1b0b0001",
+            client_secret=_LOCAL_SECRET,
+            expiration_minutes=4320,  # as the Space's front matter says
+        ),
     )
 
 

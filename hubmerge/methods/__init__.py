@@ -32,7 +32,8 @@ def get_method(name: str) -> Method:
     """The method called `name`; ValueError names those that exist."""
     methods = registry()
     if name not in methods:
-        step = did_you_mean(name, methods) or "`hubmerge methods` says what they do."
+        titles = {m.title.lower(): f"Did you mean {m.name}?" for m in methods.values()}
+        step = titles.get(name.lower()) or did_you_mean(name, methods) or "`hubmerge methods` says what they do."
         problem = Problem(RecipeError.code, "there is no such method", "", ", ".join(methods), ascii(name)[:120], step)
         raise MisnamedError([problem])
     return methods[name]

@@ -117,7 +117,7 @@ class Method(ABC):
         try:
             return self.parameters.model_validate(dict(values))
         except ValidationError as error:
-            known = [f.alias or name for name, f in self.parameters.model_fields.items()]
+            known = {f.alias or name: f for name, f in self.parameters.model_fields.items()}
             problems = []
             for issue in error.errors(include_url=False):
                 at, got = ".".join(map(str, issue["loc"])), repr(issue["input"])[:120]
@@ -126,7 +126,9 @@ class Method(ABC):
                     problems.append(Problem(RecipeError.code, what, at, expected, got, did_you_mean(at, known)))
                 else:
                     what = issue["msg"].removeprefix("Value error, ").replace("Input should", "this must")
-                    problems.append(Problem(RecipeError.code, what, at, "", got))
+                    field = known.get(at)
+                    default = field is not None and not field.is_required() and f"Leave it out for {field.default!r}."
+                    problems.append(Problem(RecipeError.code, what, at, "", got, default or ""))
             raise MisnamedError(problems) from None
 
     def parse_settings(self, values: Mapping[str, Any], *, of_agent: bool = False) -> dict[str, Any]:

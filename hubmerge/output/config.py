@@ -287,8 +287,8 @@ def _text(value: Any, left_out: list[str], path: str, depth: int, nested: bool =
     kept: dict[str, Any] = {}
     for key, held in value.items():
         here = f"{path}.{key}"
-        # only a flat table has texts for keys
-        keyed = nested or isinstance(held, dict | list)
+        # only a flat table has texts for keys; what JSON has no number for is written as a table
+        keyed = nested or isinstance(held, dict | list) or (isinstance(held, float) and not isfinite(held))
         names = keyed and _names_code(key, held, value)
         clean = _LEFT_OUT if names else _text(held, left_out, here, depth + 1, nested=True)
         if clean is _LEFT_OUT:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,8 +45,8 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions
     from hubmerge.output.diff_words import in_words
     from hubmerge.recipe_file import located
 
-    if arguments.figure is not None and not arguments.figure.parent.is_dir():  # said before minutes of reading
-        raise _unwritable(arguments.figure, "no such folder")
+    if arguments.figure is not None and (why := _why_not_written(arguments.figure)):  # said before minutes of reading
+        raise _unwritable(arguments.figure, why)
     terminal.stage("resolve")
     recipe = located(comparison_recipe(arguments.base, arguments.agent, arguments.ignore), Path())
     for note in recipe.notes:
@@ -64,6 +65,14 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions
     terminal.close()
     sys.stdout.write(json.dumps(diff.to_json(), indent=1) + "\n" if arguments.json else in_words(diff, arguments.top))
     return 0
+
+
+def _why_not_written(path: Path) -> str:
+    if not path.parent.is_dir():
+        return "no such folder"
+    if path.is_dir():
+        return "a folder of that name"
+    return "" if os.access(path if path.exists() else path.parent, os.W_OK) else "no right to write there"
 
 
 def _unwritable(path: Path, got: str) -> DiskError:

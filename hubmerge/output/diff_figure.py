@@ -11,6 +11,7 @@ from typing import Any
 
 from hubmerge.figure_canvas import (
     EDGE,
+    SHADE_BAR,
     SIZE,
     TICK,
     TITLE,
@@ -21,6 +22,7 @@ from hubmerge.figure_canvas import (
     Canvas,
     beside,
     number,
+    shade_bar,
     text_width,
     ticks,
     widest,
@@ -35,7 +37,6 @@ _HEADING = 0.3
 _EMPTY = "#ededed"  # no such tensor there
 _BAR = "#0072B2"
 _MARK = "#D55E00"
-_SHADES = 128
 _LOG10_2 = math.log10(2.0)
 _NAME = 46  # characters of a model's name
 _PANELS: tuple[tuple[Measure, str], ...] = (
@@ -79,7 +80,7 @@ def _panel(
     if cells:
         most = max(cells.values())
         marks = ticks(most)
-        scale = 0.12 + TICK + widest(map(number, marks), SIZE - 1)
+        scale = SHADE_BAR + TICK + widest(map(number, marks), SIZE - 1)
         width = 0.62 * room
         heat = Axes(canvas, left, bottom, width, height, (-0.5, len(diff.layers) - 0.5), rows)
         heat.title(title)
@@ -93,7 +94,7 @@ def _panel(
         shown = [round(n) for n in ticks(len(depths) - 1, 0, whole=True)]
         heat.x_ticks(shown, [str(depths[n]) for n in shown])
         heat.label("layer", "")
-        _scale(canvas, left + width + EDGE, bottom, height, most, marks, shade)
+        shade_bar(canvas, left + width + EDGE, bottom, height, (0.0, most or 1.0), marks, shade)
         left, room = left + width + EDGE + scale + 0.25, room - width - EDGE - scale - 0.25
     longest = max(wholes, default=0.0)
     numbers = [f"{value:.3g}" for value in wholes]
@@ -115,23 +116,6 @@ def _cells(diff: Diff, modules: Sequence[str]) -> dict[tuple[int, int], Mapping[
         for column, depth in enumerate(diff.layers)
         for name, cell in diff.grid.get(depth, {}).items()
     }
-
-
-def _scale(
-    canvas: Canvas,
-    left: float,
-    bottom: float,
-    height: float,
-    most: float,
-    marks: Sequence[float],
-    shade: Callable[[float], Any],
-) -> None:
-    """The bar that says which shade is which value."""
-    bar = Axes(canvas, left, bottom, 0.12, height, (0.0, 1.0), (0.0, most or 1.0))
-    step = (most or 1.0) / _SHADES
-    for n in range(_SHADES):
-        bar.box(0.0, n * step, 1.0, (n + 1) * step, shade((n + 0.5) * step))
-    bar.y_ticks(marks, size=SIZE - 1, right=True)
 
 
 def _shades(most: float) -> Callable[[float], Any]:

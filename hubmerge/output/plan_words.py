@@ -130,7 +130,7 @@ def _told(key: str, summary: Mapping[str, Any]) -> str:
             files = summary.get("shards")
             among = "" if files is None else f" in {files} {'file' if files == 1 else 'files'}"
             more = summary.get("companion_bytes", 0)
-            return f"{size(value)}{among}" + (f", and {size(more)} of tokenizer and other files" if more else "")
+            return f"{size(value)}{among}" + (f", and {size(more)} of other files" if more else "")
         case "disk_least_bytes" | "folder_disk_least_bytes":
             least, most = size(value), size(summary[key.replace("least", "most")])
             return least if least == most else f"{least} at least, {most} at most"

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.calibration_spec import CalibrationSpec
-from hubmerge.dataset_rows import load_split
 from hubmerge.errors import Problem, SensitivityError, SourceNotFoundError
 from hubmerge.hub_names import is_hub_id
 from hubmerge.settings import DEFAULT_ENDPOINT
+from hubmerge.sources.dataset_rows import load_split
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 10_000_000

@@ -34,9 +34,9 @@ class ModelName(BaseModel):
         """
         text = text.strip()
         if not text:
-            raise ValueError("a model is empty; give a Hub id such as org/name@revision, or a folder")
+            raise ValueError("no model is named")
         if "://" in text:
-            raise ValueError(f"{text[:80]!r} is a URL; give the Hub id alone, such as org/name@revision")
+            raise ValueError("this is a URL, where a Hub id alone is needed")
         if "\0" in text:
             raise ValueError("a model's name holds a zero byte")
         if len(text) > MAX_CHARACTERS:

@@ -47,6 +47,7 @@ ADAPTER = "adapter_model.safetensors"
 _FIRST_READ_BYTES = 128 * 1024  # most headers fit, so that one request per shard is enough
 _MAX_INDEX_BYTES = 50_000_000
 _MAX_CONFIG_BYTES = 4_000_000
+_MAX_CONFIG_VALUES = 100_000
 _MAX_CARD_BYTES = 64 * 1024
 _MAX_SHARDS = 2_000
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -236,6 +237,9 @@ def _open_folder(text: str, begin: Path | None, read: HeadersRead | None) -> Mod
 
 
 def _no_folder(text: str, folder: Path, begin: Path) -> SourceNotFoundError:
+    if folder.is_file():
+        what, step = "a file, where a model's folder is needed", f"Name its folder: {Path(text).parent}."
+        return SourceNotFoundError(what, where=text, next_step=step)
     step = "Give a folder of a model, or a Hub id."
     if begin != Path() and Path(text).is_dir():
         step = f"Paths in a recipe begin at its folder: write {os.path.relpath(text, begin)}."
@@ -267,7 +271,7 @@ def _read_headers(
         shards, weight_map = _adapter_shards(where, files), None
         place = f"{ADAPTER_CONFIG} in {where}"
         adapter = parse_adapter_config(
-            _json_object(read_file(ADAPTER_CONFIG, _MAX_CONFIG_BYTES), place, 100_000), place
+            _json_object(read_file(ADAPTER_CONFIG, _MAX_CONFIG_BYTES), place, _MAX_CONFIG_VALUES), place
         )
     else:
         shards, weight_map = _shards(where, files, read_file)
@@ -278,7 +282,7 @@ def _read_headers(
                 expected="a transformers model",
                 next_step="Copy the base's config.json beside the weights, if they are of that architecture.",
             )
-        config = _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), f"{CONFIG} in {where}", 100_000)
+        config = _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), f"{CONFIG} in {where}", _MAX_CONFIG_VALUES)
     tensors: dict[str, StoredTensor] = {}
     digests: dict[str, HeaderDigest] = {}
     for shard, (header, digest) in zip(
@@ -383,7 +387,7 @@ class _WithoutWeights(Exception):
 def _config_there(files: Mapping[str, FileInfo], read_file: ReadFile) -> Mapping[str, Any]:
     """config.json for whoever only wants to help; nothing where it is missing or none."""
     try:
-        return _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), CONFIG, 100_000) if CONFIG in files else {}
+        return _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), CONFIG, _MAX_CONFIG_VALUES) if CONFIG in files else {}
     except HubmergeError:
         return {}
 
@@ -427,8 +431,13 @@ def _json_object(raw: bytes, where: str, most_items: int) -> dict[str, Any]:
         raise FormatError("a JSON file that holds too much", where=where, expected=f"at most {most_items} values")
     try:
         value = json.loads(raw, parse_int=_integer)
-    except (ValueError, RecursionError):
-        raise FormatError("not valid JSON", where=where) from None
+    except (ValueError, RecursionError) as error:
+        at = (
+            f"{error.msg} (line {error.lineno}, column {error.colno})"
+            if isinstance(error, json.JSONDecodeError)
+            else ""
+        )
+        raise FormatError("not valid JSON", where=where, got=at, next_step="Correct it, or fetch it again.") from None
     if not isinstance(value, dict):
         raise FormatError("not a JSON object", where=where)
     return value

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
 
-from hubmerge.board.export import compact, flag_text
+from hubmerge.board.export import flag_text
 from hubmerge.board.values import COMBINED, Board, Refusal, Row, SuiteBoard
 from hubmerge.hub_names import is_hub_id
+from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from hubmerge.output.domains import ParentLine
 from hubmerge.ui.board_table import NOTHING, interval_text, model_link, retention_text
-from hubmerge.ui.format import bytes_text, count_text, el, join, link, percent_text, repo_link, time_text
+from hubmerge.ui.format import bytes_text, el, join, link, percent_text, repo_link, time_text
 from hubmerge.ui.panels import facts_grid, notice, section, table
 
 MAX_REFUSED = 50  # shown; the JSON has all
@@ -98,7 +101,7 @@ def model_head(row: Row, endpoint: str) -> Markup:
         ("Commit", el("code", row.sha[:12])),
         ("Author", facts.author),
         ("License", facts.license or "not stated"),
-        ("Parameters", NOTHING if facts.parameters is None else count_text(facts.parameters)),
+        ("Parameters", NOTHING if facts.parameters is None else short_count(facts.parameters)),
         ("Size", NOTHING if facts.size_bytes is None else bytes_text(facts.size_bytes)),
         ("Date", time_text(facts.created)),
         ("Run by", row.run_by),
@@ -198,6 +201,10 @@ def _parent_head(model: str, sha: str, role: str) -> Markup:
     return join(model_link(model, sha), el("small", f" {role}"))
 
 
+def _parameters(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}: {v if isinstance(v, str) else json.dumps(v)}" for name, v in values.items())
+
+
 def statistics_section(row: Row) -> Markup | None:
     """What the merge is made of, in figures."""
     facts = row.facts
@@ -208,7 +215,7 @@ def statistics_section(row: Row) -> Markup | None:
             ("Changed by any agent", _share(facts.density)),
             ("of it by several", _share(facts.overlap)),
             ("of that, in opposite directions", _share(facts.conflict)),
-            ("Parameters of the method", compact(facts.method_parameters)[:400] or NOTHING),
+            ("Parameters of the method", _parameters(facts.method_parameters)[:400] or NOTHING),
         )
     )
     agents = [p for p in facts.parents if p.role == "agent"]

@@ -16,7 +16,8 @@ from hubmerge.board.export import flag_text
 from hubmerge.board.intervals import Estimate
 from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.hub_names import is_hub_id
-from hubmerge.ui.format import bytes_text, count_text, el, link, time_text
+from hubmerge.markdown import short_count
+from hubmerge.ui.format import bytes_text, el, link, time_text
 
 VIEWS = ("Scores", "Retention", "Merges")
 MAX_ROWS = 2000  # sent to a browser; the CSV has all
@@ -84,7 +85,7 @@ def _score_columns(suite: SuiteBoard) -> Sequence[Column]:
         _estimate("Overall", lambda r: r.overall),
         *(_estimate(_heading(d), _domain_score(d)) for d in suite.domains if len(suite.domains) > 1),
         _text("Method", lambda r: r.facts.method or ("" if r.facts.is_merge else "not a merge"), 130),
-        _number("Parameters", lambda r: r.facts.parameters, count_text),
+        _number("Parameters", lambda r: r.facts.parameters, short_count),
         _text("License", lambda r: r.facts.license or "not stated"),
         _text("Evaluated", lambda r: time_text(r.created), 150),
     )

@@ -6,6 +6,8 @@ and in attributes, so text of strangers stays text.
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -62,15 +64,6 @@ def bytes_text(number: float) -> str:
     return _three(number, "TB")
 
 
-def count_text(number: float) -> str:
-    """1234567 → "1.23 M"."""
-    for unit in ("", "k", "M", "G"):
-        if abs(number) < 1000:
-            return _three(number, unit)
-        number /= 1000
-    return _three(number, "T")
-
-
 def _three(number: float, unit: str) -> str:
     digits = 0 if number == int(number) and number < 1000 else 2 if number < 10 else 1 if number < 100 else 0
     return f"{number:.{digits}f} {unit}".rstrip()
@@ -98,9 +91,9 @@ def moment(text: str | None) -> datetime | None:
     """An ISO 8601 time as UTC; None where it is missing or none."""
     try:
         value = datetime.fromisoformat(text or "")
-    except ValueError:
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    except (ValueError, OverflowError):  # a year that UTC does not have
         return None
-    return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def time_text(text: str | None) -> str:
@@ -112,6 +105,8 @@ def time_text(text: str | None) -> str:
 def number_of(values: Any, key: str) -> float | None:
     """A finite number under `key` of untyped data, None where there is none."""
     value = values.get(key) if values else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or abs(value) == float("inf"):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    with suppress(OverflowError):  # of an integer beyond any float
+        return float(value) if math.isfinite(value) else None
+    return None

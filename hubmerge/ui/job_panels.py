@@ -15,10 +15,10 @@ from markupsafe import Markup
 
 from hubmerge.card import fetch_facts, in_runs
 from hubmerge.errors import LoginError
+from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from hubmerge.ui.format import (
     bytes_text,
-    count_text,
     diff_href,
     duration_text,
     el,
@@ -59,6 +59,7 @@ EVALUATION_STAGES = {
     "publish": "Cards",
 }
 _ALIASES = {"fetch": "download"}
+_ABOUT_STAGES = {"compile": "Compiling what every merge on this machine needs, once."}
 _STATES = {
     "queued": ("Queued", "info"),
     "running": ("Running", "busy"),
@@ -193,9 +194,11 @@ def progress_panel(view: JobView) -> Markup | None:
         return el("div", el("div", cls="hm-fill hm-moving"), cls="hm-bar", role="progressbar", aria_label="Working")
     share = min(max(done / total, 0.0), 1.0)
     unit = str((view.progress or {}).get("unit", ""))
-    parts = [f"{_amount(done, unit)} of {_amount(total, unit)}"]
+    bytes_ = unit in ("B", "bytes")
+    parts = [f"{bytes_text(done)} of {bytes_text(total)}" if bytes_ else f"{_count(done)} of {_count(total)} {unit}"]
     if speed := number_of(view.progress, "per_second"):
-        parts.append(f"{_amount(speed, unit)}/s")
+        if bytes_ or speed >= 1:  # 0.03 parts in a second tell nobody anything
+            parts.append(f"{bytes_text(speed)}/s" if bytes_ else f"{_count(speed)} {unit}/s")
         parts.append(f"about {duration_text((total - done) / speed)} left in this stage")
     bar = el(
         "div",
@@ -207,11 +210,13 @@ def progress_panel(view: JobView) -> Markup | None:
         aria_valuemax="100",
         aria_valuenow=f"{share * 100:.0f}",
     )
-    return el("div", el("div", el("strong", percent_text(share)), el("span", " · ".join(parts)), cls="hm-amount"), bar)
+    amount = el("div", el("strong", percent_text(share)), el("span", " · ".join(parts)), cls="hm-amount")
+    about = _ABOUT_STAGES.get(view.stage)
+    return el("div", amount, bar, el("p", about, cls="hm-dim") if about else None)
 
 
-def _amount(number: float, unit: str) -> str:
-    return bytes_text(number) if unit in ("B", "bytes") else f"{count_text(number)} {unit}".rstrip()
+def _count(number: float) -> str:
+    return short_count(round(number))
 
 
 def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
@@ -283,7 +288,7 @@ def statistics_panel(view: JobView) -> Markup | None:
     counted = "counted so far" if view.state not in TERMINAL else "counted"
     return section(
         "What the agents changed",
-        el("p", f"{count_text(elements)} parameters {counted}.", cls="hm-dim"),
+        el("p", f"{_count(elements)} parameters {counted}.", cls="hm-dim"),
         _share_bar(values.get("shares") or {}),
         table(("Agent", "Changed", "of it unique", "of it shared", "Shared / unique"), [_agent_row(a) for a in agents]),
         _concentration_table(agents),
@@ -352,8 +357,8 @@ def _overlap_table(shares: Sequence[Any], agents: int) -> Markup | None:
     values = [s for s in shares if isinstance(s, int | float)]
     if agents < 3 or len(values) != agents + 1:
         return None  # with two agents the bar above says the same
-    head = ("Agents that changed it", *(str(c) for c in range(agents + 1)))
-    return table(head, [("Parameters", *(percent_text(s) for s in values))])
+    columns = ("no agent", "1 agent", *(f"{c} agents" for c in range(2, agents + 1)))
+    return table(("Changed by", *columns), [("Parameters", *(percent_text(s) for s in values))])
 
 
 def _pair_row(pair: Mapping[str, Any]) -> Sequence[object]:

@@ -215,14 +215,18 @@ def fillable(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(agent, Mapping) and isinstance(agent.get("weight"), list)
     ]
     for k, agent in enumerate(recipe.get("agents") or (), 1):
-        own = agent.get("parameters") if isinstance(agent, Mapping) else None
+        if not isinstance(agent, Mapping):
+            continue
+        own = agent.get("parameters")
         beyond += [f"{key} of agent {k}" for key in own] if isinstance(own, Mapping) else []
+        beyond += [f"{key} of agent {k}" for key in ("sensitivity", "calibration") if agent.get(key)]
     given = recipe.get("parameters")
     beyond += [key for key, value in given.items() if isinstance(value, list)] if isinstance(given, Mapping) else []
-    beyond += ["tokenizer"] * (recipe.get("tokenizer") is not None)
+    beyond += [key for key in ("calibration", "tokenizer") if recipe.get(key)]
     if beyond:
         raise RecipeError(
-            "the form has no fields for all of it: it has one number for all tensors and agents, and no tokenizer",
+            "the form has no fields for all of it: it has one number for all tensors and agents, no calibration data"
+            " and no tokenizer",
             where="the recipe",
             got=", ".join(beyond)[:200],
             next_step="Merge this recipe through the API, or with `hubmerge run recipe.yaml --to owner/name`.",

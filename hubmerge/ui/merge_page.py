@@ -14,6 +14,7 @@ import gradio as gr
 
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.licenses import KNOWN
+from hubmerge.methods import registry
 from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.plan import Plan
 from hubmerge.recipe import MAX_RECIPE_BYTES
@@ -26,6 +27,7 @@ from hubmerge.ui.search import suggest_models
 from hubmerge.ui.service import Service
 from hubmerge.ui.session import visitor_of, writer_of
 from hubmerge.ui.submission import checked_recipe, submission
+from hubmerge.wording import did_you_mean
 
 EMPTY = el("p", "Choose a base and agents, then inspect them: only headers are read.", cls="hm-dim hm-empty")
 _GO = """(id) => { if (id) window.location.assign("job?id=" + encodeURIComponent(id)); }"""
@@ -196,6 +198,8 @@ def _opening(service: Service) -> Callable[..., Any]:
             recipe, target = _asked_for(service, request, profile, token, draft)
         except HubmergeError as error:
             recipe, target, problem = {}, {}, problems_panel(error)
+        if (method := str(recipe.get("method") or "")) and method not in registry():
+            problem = problems_panel(_no_such_method(method))
         signed_in = bool(namespaces)
         owner = target.get("namespace")
         return [
@@ -209,6 +213,12 @@ def _opening(service: Service) -> Callable[..., Any]:
         ]
 
     return opening
+
+
+def _no_such_method(name: str) -> RecipeError:
+    known = ", ".join(registry())
+    step = did_you_mean(name, registry()) or "Choose one in the form, which shows another."
+    return RecipeError("there is no such method", where="the address", expected=known, got=name[:100], next_step=step)
 
 
 def _asked_for(

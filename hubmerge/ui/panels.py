@@ -205,7 +205,7 @@ def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, b
         offers.append(
             notice(
                 "info",
-                "Let in by its owner",
+                "Its owner decides who may read it",
                 el("p", "Ask for access on its page, then inspect again:"),
                 el("ul", *pages),
             )

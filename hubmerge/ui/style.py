@@ -22,6 +22,9 @@ def theme() -> Any:
     ).set(
         body_background_fill="*neutral_50",
         body_background_fill_dark="*neutral_950",
+        # gradio's own are too pale to be read on white: 2.6 : 1 and 3.7 : 1
+        body_text_color_subdued="*neutral_500",
+        link_text_color="*secondary_700",
         button_primary_background_fill="*primary_700",
         button_primary_background_fill_hover="*primary_800",
         button_primary_background_fill_dark="*primary_700",

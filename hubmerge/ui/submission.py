@@ -47,11 +47,11 @@ def submission(
     namespace, _, name = target.partition("/")
     if not _REPO_NAME.fullmatch(name) or ".." in name or "--" in name or name.endswith((".git", ".", "-")):
         raise RecipeError(
-            "the result needs a name",
+            "no repo can have this name" if name else "the result needs a name",
             where="target",
-            expected="owner/name of letters, digits, dots, dashes and underscores",
-            got=target[:200],
-            next_step="Give the new repo a name.",
+            expected="letters, digits, single dots and dashes, and underscores, with no dot or dash at an end",
+            got=name[:200],
+            next_step="Change its name." if name else "Give the new repo a name.",
         )
     if namespace not in visitor.namespaces:
         raise PermissionDeniedError(

@@ -162,6 +162,14 @@ def test_ninety_brackets_may_be_open_at_once(language: Language) -> None:
     assert [decode(text, language) is None for text in texts] == [False, True]
 
 
+@pytest.mark.parametrize(("language", "most"), [("python", 65_536), ("java", 2050), ("javascript", 2050)])
+def test_answers_of_more_characters_than_are_read_are_no_call(language: Language, most: int) -> None:
+    # Java and JavaScript are parsed without the outer brackets
+    texts = [f"[f(b=c, a={'x' * (size - 12)})]" for size in (most, most + 1)]
+    assert [len(text) for text in texts] == [most, most + 1]
+    assert [decode(text, language) is None for text in texts] == [False, True]
+
+
 def test_java_values_are_put_together_from_tokens() -> None:
     text = 'a.b(c="x y", d = new int[]{1, 2}, e=(String) f, g=-5L, h=new T<A>(1, "i"), j=K.class, l=m(n, o))'
     assert decode(text, "java") == (

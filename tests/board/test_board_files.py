@@ -79,6 +79,7 @@ ROWS = {
     "scores of a failed run": hostile(status="failed", error={"code": "E", "message": "m"}),
     "done without scores": hostile(tasks=[]),
     "a task twice": hostile(tasks=[task("a", "math", 0.5)] * 2),
+    "text without end": facts(author="x" * 2001),
     "direction of text": hostile(facts={"author": "\u202egnp"}),
     "a giant": hostile(facts={"author": "x", "recipe": "y" * MAX_RESULT_BYTES}),
 }
@@ -155,7 +156,19 @@ def test_flags_are_read_one_by_one() -> None:
     assert [r.where for r in refused] == [f"flags.json, entry {k}" for k in range(3, 10)]
 
 
-@pytest.mark.parametrize("data", [b"{", b"[]", b"null", b'{"flags": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1)])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{",
+        b"[]",
+        b"null",
+        b'{"flags": 1}',
+        b"[" * 100_000,
+        b" " * (MAX_FLAGS_BYTES + 1),
+        json.dumps({"flags": [{"kind": "withdrawn", "model": "org/math"}] * 5001}).encode(),
+    ],
+    ids=range(7),
+)
 def test_a_broken_flags_file_is_refused_as_a_whole(data: bytes) -> None:
     flags, refused = parse_flags(data)
     assert flags == ()
@@ -176,6 +189,18 @@ def test_a_folder_is_read_without_following_links(tmp_path: Path) -> None:
     assert read.flags == (Flag("withdrawn", "org/math"),)
     assert [r.where for r in read.refused] == ["results/giant.json"]
     assert build_board(read.results) == build_board(family())
+
+
+def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, data in stored(*family()):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    monkeypatch.setattr("hubmerge.board.files.MAX_FILES", 2)
+    read = read_folder(tmp_path)
+    assert len(read.results) == 2
+    assert {r.reason for r in read.refused} == {"more than 2 files"}
 
 
 def test_a_file_whose_name_is_no_text_is_refused_and_told(tmp_path: Path) -> None:

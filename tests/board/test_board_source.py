@@ -8,7 +8,7 @@ import pytest
 from board_helpers import family, result
 
 from hubmerge.board.files import ResultFiles
-from hubmerge.board.source import DatasetBoard
+from hubmerge.board.source import FIRST_WAIT_S, DatasetBoard
 from hubmerge.board.values import Board
 from hubmerge.errors import HubUnavailableError, SourceNotFoundError
 from hubmerge.leaderboard import build_board
@@ -71,9 +71,34 @@ def test_the_last_board_stays_while_the_hub_is_silent(dataset: Dataset, source: 
 
 def test_a_hub_that_never_answered_is_told(dataset: Dataset, source: DatasetBoard) -> None:
     dataset.failure = HubUnavailableError("down")
-    with pytest.raises(HubUnavailableError):
-        source.board()
-    dataset.failure = None
+    for _ in range(68):  # of whom each would wait for minutes, in a thread that shows no other page
+        with pytest.raises(HubUnavailableError, match="down"):
+            source.board()
+    assert dataset.loads == 1
+    dataset.failure, dataset.now = None, FIRST_WAIT_S
+    assert source.board().suites
+
+
+def test_nobody_waits_long_for_a_first_board_that_the_hub_does_not_give(
+    dataset: Dataset, source: DatasetBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hubmerge.board.source.FIRST_WAIT_S", 0.1)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slow() -> LoadedResults:
+        inside.set()
+        assert go_on.wait(60)
+        return dataset.loaded
+
+    dataset.load = slow  # type: ignore[method-assign]
+    first = threading.Thread(target=source.board)
+    first.start()
+    assert inside.wait(60)
+    for _ in range(3):
+        with pytest.raises(HubUnavailableError, match="read for the first time"):
+            source.board()
+    go_on.set()
+    first.join()
     assert source.board().suites
 
 

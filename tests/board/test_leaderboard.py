@@ -236,6 +236,7 @@ def test_a_circle_of_parents_ends() -> None:
         ({"model": "<img src=x>"}, "not a repo's name"),
         ({"suite": "a/b"}, "not a name"),
         ({"created": "yesterday"}, "date"),
+        ({"tasks": [task(f"t{k}", "math", 0.5) for k in range(201)]}, "more than 200 tasks"),
         ({"created": "0001-01-01T00:00:00+14:00"}, "date"),
         ({"created": "2099-01-01T00:00:00+00:00"}, "future"),
     ],

@@ -262,6 +262,29 @@ def test_a_table_that_lies_is_not_believed(
     assert len(opened(local_hub, repo).load().results) == 10
 
 
+def test_of_more_files_than_are_read_the_first_count_and_that_is_said(
+    dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset.publish(family())
+    monkeypatch.setattr("hubmerge.results_dataset.MAX_FILES", 2)
+    loaded = opened(local_hub, repo).load()
+    assert len(loaded.results) == 2
+    assert [r.reason for r in loaded.refused] == ["more than 2 files"]
+
+
+def test_a_table_or_card_without_measure_is_not_read_and_costs_nothing_else(
+    dataset: ResultsDataset, api: HfApi, local_hub: LocalHubProcess, repo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset.publish([result(f"org/m{k}", "a", {"math": 0.1}) for k in range(10)])
+    card = b"---\nlicense: mit\n---\n# Mine\n"
+    add(api, repo, CARD, card)
+    monkeypatch.setattr("hubmerge.results_dataset.MAX_TABLE_BYTES", 10)
+    monkeypatch.setattr("hubmerge.results_dataset._CARD_BYTES", 10)
+    assert len(opened(local_hub, repo).load().results) == 10
+    dataset.publish([result("org/m11", "a", {"math": 0.1})])
+    assert Path(api.hf_hub_download(repo, CARD, repo_type="dataset")).read_bytes() == card
+
+
 def test_details_must_belong_to_one_of_the_results(dataset: ResultsDataset, tmp_path: Path) -> None:
     for place in ("README.md", "details/x.parquet", details_folder(family()[0]) + "../x.parquet"):
         with pytest.raises(ResultError, match="belong to none"):

@@ -42,6 +42,7 @@ def recipe(*agents: str, base: str = "{base}", method: str = "ram", more: str = 
 
 
 TWO = recipe("{one}", "{two}")
+BEYOND = "parameters: {r: 200}\n"
 MERGE = "merge recipe.yaml --out out"
 INSPECT = "inspect recipe.yaml"
 
@@ -116,6 +117,8 @@ def build(folder: Path, api: HfApi, bob: HfApi) -> dict[str, str]:
         places[name] = folder / name
     (folder / "file").write_text("somebody's")
     places["file"] = folder / "file"
+    places["comma"] = model("comma", one)
+    (places["comma"] / "config.json").write_text('{"architectures": ["LlamaForCausalLM"],}')
     for name in ("base", "one", "two", "gguf"):
         api.create_repo(f"ada/{name}", exist_ok=True)
         api.upload_folder(repo_id=f"ada/{name}", folder_path=places[name])
@@ -193,6 +196,13 @@ MISTAKES = (
         INSPECT,
         recipe("{model: {one}, weight: -1.5}", "{two}", method="linear"),
     ),
+    Mistake("a weight in percent", INSPECT, recipe("{one}", "{model: {two}, weight: 50%}")),
+    Mistake("another tool's name for a key", INSPECT, TWO.replace("agents", "models")),
+    Mistake("agents that are no list", INSPECT, "base: {base}\nagents: {one}\nmethod: ram\n"),
+    Mistake("a method's title", INSPECT, recipe("{one}", "{two}", method="RAM+")),
+    Mistake("a parameter out of its range", INSPECT, recipe("{one}", "{two}", method="ram_plus", more=BEYOND)),
+    Mistake("a dtype by its short name", INSPECT, TWO + "dtype: bf16\n"),
+    Mistake("no base", INSPECT, recipe("{one}", "{two}", base="''")),
     Mistake("no such recipe", "inspect recip.yaml", TWO),
     Mistake("a folder for a recipe", "inspect {one}"),
     Mistake("an empty recipe", INSPECT, "\n"),
@@ -212,6 +222,9 @@ MISTAKES = (
     Mistake("another vocabulary", INSPECT, recipe("{one}", "{vocabulary}")),
     Mistake("an agent without some layers", INSPECT, recipe("{one}", "{halfway}")),
     Mistake("a folder that is not there", INSPECT, recipe("{one}", "./too")),
+    Mistake("a file of weights for a model", INSPECT, recipe("{one}/model.safetensors", "{two}")),
+    Mistake("a path with a variable", INSPECT, recipe("$HOME/agent", "{two}")),
+    Mistake("a config.json with a comma too many", INSPECT, recipe("{comma}", "{two}")),
     Mistake("a folder without config.json", INSPECT, recipe("{one}", "{noconfig}")),
     Mistake("pickled weights", INSPECT, recipe("{bin}", "{two}")),
     Mistake("a trainer's folder", INSPECT, recipe("{trainer}", "{two}")),
@@ -248,6 +261,7 @@ MISTAKES = (
     Mistake("an output that cannot be written", "merge recipe.yaml --out /proc/merged", TWO),
     Mistake("too little disk", MERGE + " --disk-budget 0.00001", TWO),
     Mistake("NaN in the weights", MERGE, recipe("{one}", "{nan}")),
+    Mistake("models in place of a recipe", "merge {base} {one} {two} --out out", code=2),
     Mistake("an option misspelled", "merge recipe.yaml --ouput out", TWO, code=2),
     Mistake("a command misspelled", "merg recipe.yaml --out out", TWO, code=2),
     Mistake("a suite misspelled", "evaluate {one} --suite mth"),

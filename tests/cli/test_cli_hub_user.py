@@ -275,3 +275,24 @@ def test_offline_what_is_not_in_the_cache_is_named_with_the_command_that_fetches
     with pytest.raises(HubmergeError, match="HF_HUB_OFFLINE forbids the network") as caught:
         Hub(str(ada.endpoint), str(ada.token), cache=ClientCache()).whoami()
     assert not caught.value.problems[0].next_step.startswith("Check the connection")
+
+
+def test_a_cached_card_or_index_without_measure_is_not_parsed(tmp_path: Path) -> None:
+    snapshot = tmp_path / "models--org--m" / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    index = snapshot / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+    (snapshot / "config.json").write_text("{}")
+    (snapshot / "README.md").write_text("---\nlicense: mit\n---\n")
+    (tmp_path / "models--org--m" / "refs").mkdir()
+    (tmp_path / "models--org--m" / "refs" / "main").write_text("a" * 40)
+    cache = ClientCache(tmp_path)
+    with pytest.raises(HubmergeError, match=r"model-1\.safetensors"):
+        cache.state("org/m", None)
+    os.truncate(index, 50_000_001)
+    with pytest.raises(HubmergeError, match=r"it without model\.safetensors"):
+        cache.state("org/m", None)
+    (snapshot / "model.safetensors").touch()
+    assert cache.state("org/m", None).license == "mit"
+    os.truncate(snapshot / "README.md", 1_000_001)
+    assert cache.state("org/m", None).license is None

@@ -34,7 +34,10 @@ def test_what_init_writes_is_a_recipe_of_the_schema_with_every_default_told(
     here: Path, capsys: pytest.CaptureFixture[str], method: str | None
 ) -> None:
     assert main(["init", "base", "./one", "two", *(["--method", method] if method else [])]) == 0
-    text = capsys.readouterr().out
+    text, told = capsys.readouterr()
+    assert "E_INCOMPATIBLE" not in told
+    assert "cannot be merged" not in text
+    assert ("put your own data here" in text) == (method in ("fisher", "sar"))
     assert text.startswith(f"# yaml-language-server: $schema={SCHEMA_URL}\n")
     jsonschema.validate(yaml.safe_load(text), recipe_schema())
     (here / "new.yaml").write_text(text)

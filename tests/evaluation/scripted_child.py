@@ -37,6 +37,8 @@ def play(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
         case "answers":
             channel.warning("mind the \x1b[31m\u202egap")
             print("this is chatter and no event")
+        case "chatters":
+            sys.stderr.write("x" * (5 * 2**20))
         case "hangs":
             time.sleep(600)
         case "ignores SIGTERM with a grandchild":

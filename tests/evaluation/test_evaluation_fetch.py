@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ import pytest
 from huggingface_hub import HfApi
 
 from hubmerge.errors import EvaluationError, HubmergeError, HubUnavailableError
+from hubmerge.evaluation import fetch as fetch_module
 from hubmerge.evaluation.process import ChildJob, run_child
 from hubmerge.evaluation.rows import FETCH_MODULE
 from hubmerge.hub import Hub
@@ -132,6 +134,21 @@ def test_a_dataset_that_cannot_be_read_is_refused(
 def test_a_commit_that_does_not_exist_is_refused(fetch: Fetch) -> None:
     with pytest.raises(EvaluationError):
         fetch("zoo/held-out", "0" * 40, subset="math")
+
+
+def test_a_dataset_of_too_many_rows_is_refused_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_module, "MAX_ROWS", 2)
+    monkeypatch.setattr(fetch_module, "load_split", lambda *_, **__: [1, 2, 3])
+    task = {"repo": "org/data", "revision": "a" * 40, "subset": None, "split": "test", "few_shot_split": None}
+    task["data_files"] = None
+    errors = SimpleNamespace(exceptions=SimpleNamespace(DatasetsError=RuntimeError))
+    with pytest.raises(
+        EvaluationError, match="a dataset is too long in org/data@aaaaaaaaaaaa: expected at most 2 rows"
+    ):
+        fetch_module._fetch_task(task, tmp_path / "rows", None, tmp_path, errors)
+    assert not (tmp_path / "rows").exists()
 
 
 class Overloaded(BaseHTTPRequestHandler):

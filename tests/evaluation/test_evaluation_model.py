@@ -188,3 +188,11 @@ def test_a_report_that_is_none_leaves_the_other_facts(folder: Path, content: byt
     (folder / "hubmerge.json").write_bytes(content)
     found = facts(folder)
     assert (found.parameters, found.is_merge) == (10, False)
+
+
+def test_a_report_of_more_than_32_mib_is_not_read(folder: Path) -> None:
+    merge = merge_folder(folder)
+    assert facts(merge).is_merge
+    with (merge / "hubmerge.json").open("ab") as file:
+        file.write(b" " * 2**25)
+    assert not facts(merge).is_merge

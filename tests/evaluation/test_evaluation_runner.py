@@ -102,6 +102,7 @@ def test_a_run_that_fails_has_its_reason_and_no_score(
     assert result.error is not None
     assert result.error.code == code
     assert reason in result.error.message
+    assert len(result.error.message) <= 500
     assert str(workdir) not in result.error.message
     assert parse_result(result.to_json().encode(), where="x") == result
 
@@ -136,6 +137,11 @@ def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_fur
     assert not is_alive(int((workdir / "pid").read_text()))
     with pytest.raises(MachineFaultError):  # whoever asks anew has two tries again
         scripted(mode, options={"wall_s": 3.0})
+
+
+def test_the_log_of_a_run_that_chatters_without_end_is_cut(scripted: Scripted, workdir: Path) -> None:
+    assert scripted("chatters").status == "done"
+    assert (workdir / "child.log").stat().st_size == 4 * 2**20
 
 
 def test_one_kill_and_then_a_result_is_a_result(scripted: Scripted) -> None:

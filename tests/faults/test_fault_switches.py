@@ -113,6 +113,7 @@ GOOD: dict[str, Any] = {"path": "/x", "fault": {"kind": "reset", "at": 5}}
         json.dumps({**GOOD, "fault": {"kind": "reset"}}),
         json.dumps({**GOOD, "fault": {"kind": "reset", "at": -1}}),
         json.dumps({**GOOD, "fault": {"kind": "reset", "at": 1.5}}),
+        json.dumps({**GOOD, "fault": {"kind": "reset", "at": 2**50 + 1}}),
         json.dumps({**GOOD, "fault": {"kind": "reset", "at": 1, "of": "mind"}}),
         json.dumps({**GOOD, "fault": {"kind": "delay", "seconds": 601}}),
         json.dumps({**GOOD, "fault": {"kind": "delay", "seconds": float("nan")}}),
@@ -123,7 +124,7 @@ GOOD: dict[str, Any] = {"path": "/x", "fault": {"kind": "reset", "at": 5}}
         json.dumps({**GOOD, "fault": {"kind": "stale_head", "commits": 0}}),
         json.dumps({**GOOD, "path": "x" * 2_000_000}),
     ],
-    ids=range(30),
+    ids=range(31),
 )
 def test_a_rule_that_is_none_is_refused_and_changes_nothing(
     faulty_hub: LocalHubProcess, switch: FaultSwitch, body: str | bytes

@@ -10,7 +10,6 @@ import copy
 import json
 import struct
 from collections.abc import Sequence
-from itertools import islice
 from random import Random
 from typing import Any
 
@@ -115,12 +114,9 @@ def _edited(seed: bytes, kind: str, edits: Sequence[Edit]) -> bytes:
     except (ValueError, RecursionError, yaml.YAMLError, LookupError, TypeError, AttributeError, struct.error):
         return seed
     holder = [value]
-    places = list(islice(_places(holder), 2000))  # YAML's aliases may make a circle
     for what, where, how in edits:
-        table, key = places[where % len(places)]
-        other = places[how % len(places)]
-        if all(key in table if isinstance(table, dict) else key < len(table) for table, key in ((table, key), other)):
-            _change(table, key, what, how, other)  # else one before has taken it
+        if holder:
+            _change(*_place(holder, where), what, how, _place(holder, how))
     try:
         return begin + _closed(holder[0] if holder else None, kind, edits) + end
     except (ValueError, RecursionError, TypeError, yaml.YAMLError):
@@ -149,14 +145,16 @@ def _closed(value: Any, kind: str, edits: Sequence[Edit]) -> bytes:
     return yaml.dump(value, Dumper=yaml.CSafeDumper, allow_unicode=True, sort_keys=False).encode("utf-8", "replace")
 
 
-def _places(holder: Any) -> Any:
-    waiting = [holder]
-    while waiting:
-        table = waiting.pop()
-        for key in list(table) if isinstance(table, dict) else range(len(table)):
-            yield table, key
-            if isinstance(table[key], dict | list):
-                waiting.append(table[key])
+def _place(holder: Any, where: int) -> tuple[Any, Any]:
+    """One of the places where a value stands, at any depth."""
+    table, key = holder, 0
+    for _ in range(40):  # YAML's aliases may make a circle
+        value = table[key]
+        where, turn = divmod(where, len(value) + 1) if isinstance(value, dict | list) and value else (0, 0)
+        if not isinstance(value, dict | list) or turn == len(value):
+            break
+        table, key = value, list(value)[turn] if isinstance(value, dict) else turn
+    return table, key
 
 
 def _change(table: Any, key: Any, what: int, how: int, other: tuple[Any, Any]) -> None:

@@ -20,6 +20,7 @@ from hubmerge.board.export import board_json, suite_csv
 from hubmerge.board.files import FLAGS, VERSIONS, parse_files
 from hubmerge.board.trust import keys_file, parse_keys
 from hubmerge.calibration_spec import CalibrationSpec
+from hubmerge.compatibility import architecture
 from hubmerge.errors import HubmergeError, PermissionDeniedError, SensitivityError
 from hubmerge.eval_results import _own_report
 from hubmerge.evaluation.facts import model_facts
@@ -33,6 +34,7 @@ from hubmerge.localhub.http_errors import HubError
 from hubmerge.localhub.patterns import check_work, decide, ignore_rules, lfs_rules
 from hubmerge.localhub.protocol import parse_json
 from hubmerge.output.config import config_problems, merged_config, without_code
+from hubmerge.output.task import task_of
 from hubmerge.output.tokenizer import united_tokenizer
 from hubmerge.pins import pins_in
 from hubmerge.recipe import Recipe, recipe_from_dict
@@ -107,8 +109,11 @@ def config(data: bytes) -> None:
         value = _json_object(data, WHERE, 100_000)
     except HubmergeError:
         return
-    for problem in config_problems(Model(REF, MappingProxyType(value), {}, {}), ()):
+    model = Model(REF, MappingProxyType(value), {}, {})
+    for problem in config_problems(model, ()):
         str(problem).encode()
+    architecture(model).encode()
+    task_of(value).use.encode()
     for dtypes in ([], ["BF16", "F32", "BF16"]):
         merged, left_out = merged_config(value, dtypes)
         again, _ = merged_config(merged, dtypes)

@@ -232,3 +232,7 @@ def run_client(script: str, endpoint: str, home: Path) -> str:
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()[-1]
+
+
+def test_a_browser_that_asks_for_an_icon_gets_no_error(local_hub: LocalHubProcess) -> None:
+    assert get_session().get(f"{local_hub.endpoint}/favicon.ico").status_code == 204

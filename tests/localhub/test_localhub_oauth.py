@@ -34,7 +34,7 @@ def test_the_flow_ends_in_a_signed_identity_and_a_working_token(local_hub: Local
     assert (claims["iss"], claims["aud"]) == (local_hub.endpoint, local_hub.oauth["client_id"])
     assert (claims["preferred_username"], claims["nonce"], claims["email"]) == ("ada", "n-1", "ada@example.org")
     assert [org["preferred_username"] for org in claims["orgs"]] == ["zoo"]
-    assert claims["exp"] - claims["iat"] == tokens["expires_in"] == 8 * 3600
+    assert claims["exp"] - claims["iat"] == tokens["expires_in"] == 72 * 3600
     headers = {"Authorization": f"Bearer {tokens['access_token']}"}
     info = get_session().get(configuration["userinfo_endpoint"], headers=headers).json()
     assert (info["sub"], info["preferred_username"]) == (claims["sub"], "ada")

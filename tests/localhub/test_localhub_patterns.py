@@ -93,3 +93,9 @@ def test_a_strange_pattern_is_no_error(text: str) -> None:
     for rules in (ignore_rules(text), lfs_rules(f"{text} filter=lfs")):
         assert all(isinstance(pattern, re.Pattern) for pattern, _ in rules)
         decide(rules, "a/b")
+
+
+def test_a_pattern_longer_than_anybody_writes_matches_nothing() -> None:
+    assert len(ignore_rules("a" * 1000)) == 1
+    assert ignore_rules("a" * 1001) == ()
+    assert lfs_rules("a" * 1001 + " filter=lfs") == ()

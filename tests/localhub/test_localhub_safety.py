@@ -10,6 +10,7 @@ import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +21,13 @@ from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError
 from hubmerge.localhub.cards import count_parameters
+from hubmerge.localhub.diffs import difference
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.localhub.protocol import Hub, Route, open_hub
 from hubmerge.localhub.seed import seed_folder
 from hubmerge.localhub.server import ROUTES, app_of
 from hubmerge.localhub.store import Store
+from hubmerge.localhub.tree import Entry
 
 LARGE = b"\0secret weights of somebody else\0" * 40
 SHA256 = hashlib.sha256(LARGE).hexdigest()
@@ -210,6 +213,24 @@ def test_a_header_of_a_few_bytes_takes_no_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+def test_a_header_without_measure_is_not_counted(tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2]}}).encode()
+    for size, counted in ((1000, {"F32": 2}), (25 * 1024 * 1024 + 1, {})):
+        (tmp_path / "m.safetensors").write_bytes(size.to_bytes(8, "little") + header.ljust(size))
+        assert count_parameters(tmp_path / "m.safetensors") == counted
+
+
+def test_large_files_and_long_differences_are_left_out(tmp_path: Path) -> None:
+    def change(size: int, count: int = 1) -> str:
+        (tmp_path / "blob").write_bytes(b"x" * size)
+        store = SimpleNamespace(git_path=lambda oid: tmp_path / "blob")
+        return difference(store, {}, {f"f{n}": Entry("0" * 40, size, None, "0" * 40) for n in range(count)})
+
+    assert "\n+xxx" in change(1000)
+    assert "Binary files" in change(1024 * 1024 + 1)
+    assert change(600_000, count=2).endswith("… the rest is left out\n")
+
+
 def test_a_header_s_parameters_are_counted(tmp_path: Path) -> None:
     tensors = {"a": {"dtype": "F32", "shape": [2, 3]}, "b": {"dtype": "F8_E4M3", "shape": []}, "__metadata__": {}}
     header = json.dumps(tensors).encode()
@@ -257,6 +278,8 @@ def test_the_number_of_things_in_a_request_is_bounded(ada: HfApi, repo: str) -> 
     assert post(f"/api/models/{repo}/commit/main", content=line * 100_001) == 413
     assert post(f"/api/models/{repo}/paths-info/main", json={"paths": ["x"] * 10_001}) == 400
     assert post(f"/api/models/{repo}/paths-info/main", data={"paths": ["x"] * 10_001}) == 400
+    huge = {"operation": "upload", "objects": [{"oid": "0" * 64, "size": 2**40 + 1}]}
+    assert post(f"/{repo}.git/info/lfs/objects/batch", json=huge) == 422
     objects = [{"oid": "0" * 64, "size": 1}] * 10_001
     assert post(f"/{repo}.git/info/lfs/objects/batch", json={"operation": "upload", "objects": objects}) == 400
 

@@ -296,6 +296,12 @@ def test_a_bomb_of_files_is_refused_before_anything_is_fetched(sizes: Mapping[st
     assert said in str(problems[0])
 
 
+def test_a_license_of_more_than_a_megabyte_is_named_and_left_out():
+    found = select_companions(sized({"LICENSE": 1_000_001, "NOTICE": 1_000_000}), (), ())
+    assert [f.source for f in found.files] == ["NOTICE"]
+    assert "org/base: LICENSE is too large to be copied; see it there" in found.warnings
+
+
 def test_eight_hundred_licenses_of_an_agent_are_too_big_with_nothing_read(tmp_path: Path):
     many = {f"LICENSE-{n}": b"x" * 25_000 for n in range(800)}
     error = refused(tmp_path, {}, many)

@@ -546,12 +546,20 @@ def test_what_takes_long_is_told_as_it_happens(tmp_path: Path, capsys: pytest.Ca
     [
         (["--figure", "change.jpg"], 2, "ends in .png"),
         (["--top", "0"], 2, "at least 1"),
-        (["--figure", "/nowhere/at/all/change.png"], 1, "E_DISK"),
+        (["--figure", "/nowhere/at/all/change.png"], 1, "got no such folder"),
+        (["--figure", "taken.png"], 1, "got a folder of that name"),
     ],
 )
 def test_wrong_options_are_said_before_anything_is_read(
-    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    code: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    (tmp_path / "taken.png").mkdir()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(diff_module, "open_comparison", lambda *a, **k: pytest.fail("a model was opened"))
     try:
         found = main(["diff", str(ZOO / "base"), str(ZOO / "math"), *arguments])

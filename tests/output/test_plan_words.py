@@ -78,7 +78,7 @@ def test_figures_by_hand():
     assert told == {
         "Parameters": "1.54 B in 338 tensors",
         "Stored as": "BF16, F32, nearest rounding",
-        "Size of the result": "3.09 GB in 2 files, and 11.4 MB of tokenizer and other files",
+        "Size of the result": "3.09 GB in 2 files, and 11.4 MB of other files",
         "Disk, uploading while merging": "2.20 GB at least, 5.00 GB at most",
         "Memory at its peak": "about 316 MB",
         "Time to merge": "about 4 min 20 s, without downloads",

@@ -158,7 +158,16 @@ def test_what_is_no_dataset_id_is_refused_without_a_request(data):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"max_pairs": 0}, {"max_tokens": 1}, {"seed": -1}, {"answer": ""}, {"shuffle": True}]
+    "changes",
+    [
+        {"max_pairs": 0},
+        {"max_pairs": 100_001},
+        {"max_tokens": 1},
+        {"max_tokens": 1_000_001},
+        {"seed": -1},
+        {"answer": ""},
+        {"shuffle": True},
+    ],
 )
 def test_a_spec_that_makes_no_sense_is_refused(changes):
     with pytest.raises(ValidationError):
@@ -170,7 +179,8 @@ import json, sys, warnings
 warnings.simplefilter("error")
 from pathlib import Path
 from hubmerge.errors import HubmergeError
-from hubmerge.sensitivity import CalibrationSpec, load_pairs
+from hubmerge.sensitivity import CalibrationSpec, calibration, load_pairs
+calibration.MAX_ROWS = int(sys.argv[4])
 out = []
 for changes in json.loads(sys.argv[3]):
     spec = CalibrationSpec(**{"prompt": "q", "answer": "a", "max_pairs": 10, **changes})
@@ -196,6 +206,13 @@ def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_h
         repo_id="ada/calibration",
         repo_type="dataset",
     )
+    api.create_repo("ada/calibration-long", repo_type="dataset")
+    api.upload_file(
+        path_or_fileobj=write_rows(tmp_path / "long.jsonl", [*ROWS, ROWS[0]]).read_bytes(),
+        path_in_repo="train.jsonl",
+        repo_id="ada/calibration-long",
+        repo_type="dataset",
+    )
     data = {"data": "ada/calibration"}
     asked = [
         {**data, "revision": first.oid},
@@ -204,22 +221,24 @@ def test_a_dataset_on_the_hub_gives_the_pairs_of_the_same_rows_in_a_file(local_h
         {**data, "split": "nope"},
         {**data, "answer": "nope"},
         {"data": "ada/not-there"},
+        {"data": "ada/calibration-long"},
     ]
     # the datasets library reads the endpoint when it is imported, hence a process of its own
     child = subprocess.run(
-        [sys.executable, "-c", _CHILD, local_hub.endpoint, str(tmp_path / "cache"), json.dumps(asked)],
+        [sys.executable, "-c", _CHILD, local_hub.endpoint, str(tmp_path / "cache"), json.dumps(asked), str(len(ROWS))],
         env={**os.environ, "HF_ENDPOINT": local_hub.endpoint, "HF_HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,
         check=True,
     )
-    pinned, newest, five, no_split, no_column, nothing = json.loads(child.stdout)
+    pinned, newest, five, no_split, no_column, nothing, too_long = json.loads(child.stdout)
     assert [tuple(p) for p in pinned] == texts(load_pairs(spec(path, max_pairs=10)))
     assert [tuple(p) for p in newest] == texts(load_pairs(spec(tmp_path / "later.jsonl", max_pairs=10)))
     assert sorted(map(tuple, five)) == [(row["q"], row["a"]) for row in ROWS[:5]]
     assert no_split.startswith("E_SOURCE: the dataset cannot be read in ada/calibration, split nope")
     assert no_column == "E_SENSITIVITY: a column is missing in ada/calibration: expected nope, got q, a, other."
     assert nothing.startswith("E_SOURCE: the dataset cannot be read in ada/not-there")
+    assert too_long.startswith("E_SENSITIVITY: the split has too many rows in ada/calibration-long")
     assert child.stderr == ""
 
 

@@ -23,6 +23,7 @@ from hubmerge.errors import (
 )
 from hubmerge.hub import Hub
 from hubmerge.hub_errors import Patience
+from hubmerge.sources.folder import list_folder
 from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched
@@ -133,7 +134,9 @@ def test_a_truncated_file_is_refused(folder: Path):
         b'{"a":' + b"9" * 5000 + b"}",
         b'{"a":[' + b"[]," * 1_000_000 + b"[]]}",
         b'{"a":"' + b"x" * 5_000_000 + b'"}',
+        b'{"a":' + b"9" * 101 + b"}",
     ],
+    ids=range(9),
 )
 def test_a_config_that_is_no_small_json_object_is_refused(folder: Path, config: bytes):
     (folder / "config.json").write_bytes(config)
@@ -220,3 +223,38 @@ def test_what_the_index_leaves_out_is_no_part_of_the_model(tmp_path: Path):
     del weight_map["model.norm.weight"]
     write_index(path, weight_map)
     assert set(opened(path).tensors) == set(base) - {"model.norm.weight"}
+
+
+def test_an_index_too_large_or_of_too_many_shards_is_refused(tmp_path: Path):
+    path = write_model(tmp_path / "m", random_base(0), shards=2)
+    names = [f"model-{n:05}.safetensors" for n in range(2001)]
+    for name in names:
+        (path / name).touch()
+    write_index(path, {f"t{n}": name for n, name in enumerate(names)})
+    assert "too many shards" in refuse_folder(IndexFileError, path)
+    os.truncate(path / "model.safetensors.index.json", 50_000_001)
+    assert "the index is too large" in refuse_folder(IndexFileError, path)
+
+
+def test_folders_three_deep_are_no_part_of_a_model(tmp_path: Path):
+    for name in ("a/b/seen", "a/b/c/unseen"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert list(list_folder(tmp_path)[0]) == ["a/b/seen"]
+
+
+def test_a_repo_of_more_files_than_the_hub_advises_is_refused(
+    server: ScriptedHub, hub: Hub, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("hubmerge.hub.MAX_FILES", len(server.files))
+    assert len(hub.repo_state(server.repo).files) == len(server.files)
+    monkeypatch.setattr("hubmerge.hub.MAX_FILES", len(server.files) - 1)
+    with pytest.raises(FormatError, match="too many files in a repo"):
+        hub.repo_state(server.repo)
+
+
+def test_of_a_local_card_the_first_64_kib_are_read(tmp_path: Path):
+    card = b"---\nlicense: mit\nx: %s\n---\n"
+    for number, (size, expected) in enumerate(((60_000, "mit"), (70_000, None))):
+        path = write_model(tmp_path / f"m{number}", random_base(0), files={"README.md": card % (b"a" * size)})
+        assert opened(path).license == expected

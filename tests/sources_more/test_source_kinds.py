@@ -178,6 +178,8 @@ BAD_SETTINGS: dict[str, dict[str, Any]] = {
     "a wrong use_rslora": {"use_rslora": 1},
     "a wrong rank_pattern": {"rank_pattern": {"(a+)+": 2}},
     "a wrong rank_pattern in": {"rank_pattern": {"q_proj": 1.5}},
+    "an integer from 1 to 65536": {"r": 65_537},
+    "a table of at most 10000 entries": {"rank_pattern": {f"q{n}": 2 for n in range(10_001)}},
     "a wrong alpha_pattern": {"alpha_pattern": ["q_proj"]},
     "a wrong base_model_name_or_path": {"base_model_name_or_path": 3},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
 
-from hubmerge.errors import FormatError, IncompatibleError, RecipeError
+from hubmerge.errors import FormatError, HubmergeError, IncompatibleError, RecipeError
 from hubmerge.hub import Hub
 from hubmerge.plan import Plan, make_plan
 from hubmerge.plan_files import folder_files
@@ -207,6 +208,7 @@ def test_tokens_in_rows_that_the_base_has_are_said_to_be_merged(tmp_path: Path, 
         ({"model": {"vocab": [["a", -1.0], "b"]}}, None),
         ({"model": {"vocab": {"a": "0"}}}, None),
         ({"model": {"vocab": {"a": True}}}, None),
+        ({"model": {"vocab": {"a": 2**31}}}, None),
         ({"model": {"vocab": {"a": 0}}, "added_tokens": [3]}, None),
         ({"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "\ud800", "id": 1}]}, None),
         ({"model": {"vocab": {"\ud800": 0}}}, None),
@@ -296,6 +298,16 @@ def test_the_tokenizer_is_part_of_the_identity_and_union_is_what_nothing_means(
 def test_a_tokenizer_of_no_model_of_the_recipe_is_refused(growing: tuple[Path, Path, Path]) -> None:
     with pytest.raises(RecipeError, match="no model of this recipe"):
         plan_of(*growing, tokenizer="org/other")
+
+
+def test_a_tokenizer_without_measure_is_left_unread_or_refused(tmp_path: Path, base: Path, plain: Path):
+    donor = agent(tmp_path / "donor", 1, 1, {"<x>": 40})
+    (donor / "tokenizer.json").write_bytes(b'{"model":{"merges":[' + b"[]," * 4_000_000 + b"[]]}}")
+    with pytest.raises(FormatError, match="holds too much"):
+        plan_of(base, plain, donor)
+    os.truncate(donor / "tokenizer.json", 64 * 1024 * 1024 + 1)
+    with pytest.raises(HubmergeError, match="tokenizer"):
+        plan_of(base, plain, donor)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"null", b"\xff", b"[" * 100_000])

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from space_rules import ZERO_GPU_PYTHONS, ZERO_GPU_TORCHES, front_matter, problems
 
+from hubmerge.localhub.users import default_users
+
 ROOT = Path(__file__).resolve().parents[2]
 SPACE = front_matter((ROOT / "README.md").read_text(encoding="utf-8"))
 
@@ -21,6 +23,10 @@ def _pin(package: str) -> str:
 
 def test_the_hub_takes_the_front_matter() -> None:
     assert problems(SPACE) == []
+
+
+def test_a_sign_in_of_the_demo_lasts_as_long_as_one_of_the_space() -> None:
+    assert default_users().oauth.expiration_minutes == SPACE["hf_oauth_expiration_minutes"]
 
 
 @pytest.mark.parametrize(

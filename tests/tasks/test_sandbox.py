@@ -247,6 +247,12 @@ def test_output_is_kept_to_its_end_and_made_harmless() -> None:
     assert reason("raise ValueError('\\x1b[2J' + 'y' * 9000)").startswith("ValueError: \ufffd[2Jyyy")
 
 
+def test_a_value_larger_than_a_message_fails_the_tests() -> None:
+    program = "def f(n): return 'x' * (n << 20)"
+    assert run_python(program, "assert len(f(1)) == 1 << 20").passed
+    assert not run_python(program, "f(64)", timeout_s=60).passed
+
+
 def test_a_process_that_cannot_be_confined_is_an_error_and_no_score(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

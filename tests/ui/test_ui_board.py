@@ -14,13 +14,20 @@ import pytest
 from board_helpers import HOSTILE, PARENTS, family, parent, result, sha
 from pages_fake import FakeService
 
-from hubmerge.board.values import COMBINED, Board, Flag, SuiteBoard
+from hubmerge.board.values import COMBINED, Board, Flag, Refusal, SuiteBoard
 from hubmerge.errors import HubUnavailableError
 from hubmerge.leaderboard import build_board
 from hubmerge.settings import Settings
 from hubmerge.ui.app import RunningApp, launch_app
 from hubmerge.ui.board_chart import score_chart
-from hubmerge.ui.board_panels import comparison, lineage_section, score_sections
+from hubmerge.ui.board_panels import (
+    comparison,
+    lineage_section,
+    model_head,
+    refused_panel,
+    score_sections,
+    statistics_section,
+)
 from hubmerge.ui.board_table import MAX_ROWS, VIEWS, columns, table
 
 ENDPOINT = "http://127.0.0.1:9"
@@ -322,3 +329,44 @@ def test_the_joined_suites_share_one_section() -> None:
 def test_one_model_alone_is_not_compared() -> None:
     suite = trio(full_board())
     assert "Choose 2 to 5" in comparison(suite.rows[:1], suite)
+
+
+def test_a_chart_and_a_list_of_refusals_show_as_many_as_a_page_holds() -> None:
+    facts = {"method": "linear", "density": 0.5}
+    merges = [result(f"org/m{k}", "a", {"math": 0.5}, facts=facts) for k in range(305)]
+    assert score_chart(trio(build_board(merges))).count("<circle") == 300
+    shown = str(refused_panel([Refusal(f"results/{k}.json", "none") for k in range(55)]))
+    assert shown.count("results/") == 50
+    assert "And 5 more." in shown
+
+
+def test_a_long_text_of_a_stranger_is_cut_in_its_column() -> None:
+    flags = [Flag("withdrawn", "org/m0", None, "y" * 500)]
+    suite = trio(build_board([result("org/m0", "a", {"math": 0.5})], flags))
+    [row] = table(suite, "Scores")["data"]
+    assert max(len(text) for text in row if isinstance(text, str) and "yyy" in text and "<" not in text) == 120
+
+
+@pytest.mark.parametrize("created", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "", "x" * 2000])
+def test_no_value_that_a_result_file_may_hold_breaks_a_page(created: str) -> None:
+    *parents, merge = family()
+    facts = {
+        "created": created,
+        "parameters": 10**16,
+        "size_bytes": 10**16,
+        "density": 1.0,
+        "effective_scales": (1e6, None),
+        "method_parameters": {"x": [2**63 - 1, 1e308, None, {"y": "\u00fc" * 2000}]},
+    }
+    merge = merge.model_copy(update={"facts": merge.facts.model_copy(update=facts)})
+    board = build_board([*parents, merge])
+    suite = trio(board)
+    row = next(r for r in suite.rows if r.model == merge.model)
+    assert merge.model.partition("/")[2] in model_head(row, "https://hub.example")
+    assert statistics_section(row) is not None
+    assert lineage_section(row, board) is not None
+    assert score_sections([(suite, row)], "https://hub.example")
+    assert "<table" in comparison(suite.rows[:2], suite)
+    assert "<svg" in score_chart(suite, "math")
+    for view in VIEWS:
+        assert len(table(suite, view)["data"]) == 4

@@ -135,6 +135,9 @@ def test_sign_in_merge_the_zoo_with_ram_plus_and_find_it_published(demo: Demo, o
     [merged, _] = demo.hub.list_repo_commits("ada/first-merge")
     assert job[:16] in merged.title
     assert page.locator("a[href*='ada/first-merge']").count() >= 1
+    said = (demo.data / "out.txt").read_text()
+    assert "with the users ada, bob, carol." in said
+    assert said.index("serving on") < said.index(f"Open {demo.url} and sign in")  # an address that answers
 
 
 def test_a_killed_worker_is_replaced_and_the_job_ends_in_one_commit(demo: Demo, open_page: Any) -> None:

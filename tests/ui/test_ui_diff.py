@@ -13,11 +13,13 @@ from gradio_client.exceptions import AppError
 from pages_fake import CATALOGUE, HOSTILE, comparison_id
 from pages_session import Pages, session_cookie
 
-from hubmerge.errors import HubUnavailableError
+from hubmerge.errors import HubUnavailableError, RecipeError
 from hubmerge.hub import Hub
 from hubmerge.output.diff import Diff, comparison_recipe, measure, open_comparison
 from hubmerge.stream import StreamOptions
+from hubmerge.ui import diff_page
 from hubmerge.ui.diff_panels import diff_panel
+from hubmerge.ui.submission import checked_comparison
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 BASE, AGENT = CATALOGUE[:2]
@@ -209,3 +211,15 @@ def test_programs_inspect_start_and_follow_a_comparison(pages: Pages, zoo_diff: 
             client(pages, "ada").predict(BASE, wrong, api_name="/start_diff")
     with pytest.raises(AppError, match="E_INCOMPATIBLE"):
         client(pages, "ada").predict(BASE, "other/wide-agent", api_name="/start_diff")
+
+
+def test_names_in_an_address_are_cut_and_only_so_many_figures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [len(name) for name in diff_page._asked_for({"base": "b" * 500, "agent": "a"}, None)] == [400, 1]
+    with pytest.raises(RecipeError):
+        checked_comparison("org/" + "b" * 500, "org/a")
+    drawn: list[object] = []
+    monkeypatch.setattr(diff_page, "draw", lambda diff: drawn.append(diff) or b"")
+    figures = diff_page._Figures()
+    for number in (*range(33), 32, 0):
+        figures.of(f"job-{number}", number)
+    assert drawn == [*range(33), 0]

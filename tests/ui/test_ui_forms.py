@@ -19,6 +19,7 @@ from hubmerge.ui.forms import component_of, fields_of, parameters_of, plain_mark
 from hubmerge.ui.merge_form import build_form, fill, fillable, recipe_of, reweight, show_method
 
 METHODS = list(registry().values())
+CALIBRATION = {"data": "org/rows", "prompt": "question", "answer": "answer"}
 
 
 class EveryKind(Parameters):
@@ -146,6 +147,15 @@ def test_no_hint_of_a_method_needs_an_entity_which_the_form_would_show() -> None
         ({"agents": [{"model": "org/a", "weight": [0, 1]}, "org/b"]}, "weight of agent 1"),
         ({"agents": ["org/a", {"model": "org/b", "parameters": {"density": 0.5}}]}, "density of agent 2"),
         ({"parameters": {"lambda": [0.5, 1]}}, "lambda"),
+        ({"method": "fisher", "calibration": CALIBRATION}, "calibration"),
+        (
+            {"method": "fisher", "agents": [{"model": "org/a", "calibration": CALIBRATION}, "org/b"]},
+            "calibration of agent 1",
+        ),
+        (
+            {"method": "fisher", "agents": ["org/a", {"model": "org/b", "sensitivity": "org/f"}]},
+            "sensitivity of agent 2",
+        ),
     ],
 )
 def test_a_recipe_with_more_than_the_form_has_fields_for_is_not_loaded_into_it(

@@ -27,7 +27,7 @@ from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
 from hubmerge.ui import lanes
 from hubmerge.ui.app import launch_app
-from hubmerge.ui.lanes import ANONYMOUS_AT_ONCE, ANONYMOUS_EACH, SIGNED_IN_EACH, address_of
+from hubmerge.ui.lanes import ANONYMOUS_AT_ONCE, ANONYMOUS_EACH, SIGNED_IN_EACH, Lanes, address_of
 from workflows.service import MergeService
 from workflows.store import Store
 from workflows.tokens import TokenVault
@@ -109,6 +109,14 @@ def test_one_visitor_has_a_share_of_a_lane_and_others_have_theirs(slow: App) -> 
         assert len(refused) == 3
         assert sum("too many questions of yours" in a.result() for a in theirs) == 1
     assert slow.ask("inspect_merge", [QUICK, ""], headers).startswith("event: complete")  # the places are free again
+
+
+def test_the_lane_of_the_signed_in_is_full_at_sixteen() -> None:
+    lane = Lanes()._signed_in
+    for number in range(16):
+        lane.take(f"user-{number}")
+    with pytest.raises(QuotaError, match="too many signed-in visitors ask the Hub at once: expected at most 16"):
+        lane.take("one-more")
 
 
 @pytest.mark.parametrize(

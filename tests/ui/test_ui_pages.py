@@ -119,6 +119,25 @@ def test_a_chosen_method_shows_its_parameters_and_they_reach_the_recipe(pages: P
     assert recipe_from_yaml(text).parameters == {"lambda": 0.4}
 
 
+def test_an_address_that_names_no_method_says_so_and_fills_the_rest(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=tie")
+    shown(page, "#outcome", "Did you mean ties?")
+    shown(page, "#agents", CATALOGUE[2])
+    assert page.locator("#method input").input_value() == "RAM+"
+
+
+def test_a_name_that_no_repo_can_have_is_not_called_missing(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram", "ada")
+    page.locator("#start:not([disabled])").wait_for()
+    shown(page, "#agents", CATALOGUE[2])
+    field = page.locator("#target-name textarea, #target-name input").first
+    for name, what in (("my merge!", "no repo can have this name"), ("", "the result needs a name")):
+        field.fill(name)
+        field.blur()
+        page.locator("#start").click()
+        shown(page, "#outcome", what)
+
+
 def test_a_recipe_in_yaml_fills_the_form(pages: Pages, open_page: Any) -> None:
     page = open_page(pages.url)
     page.get_by_text("Recipe as YAML").click()

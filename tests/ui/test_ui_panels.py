@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pages_fake import HOSTILE, STATISTICS, FakeService, job_view, model
 
 from hubmerge.errors import IncompatibleError, Problem
+from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from hubmerge.recipe import recipe_from_dict
-from hubmerge.ui.format import bytes_text, count_text, duration_text, el, link, percent_text, time_text
+from hubmerge.ui.format import bytes_text, duration_text, el, link, percent_text, time_text
 from hubmerge.ui.job_panels import job_list, job_panel, stage_track
 from hubmerge.ui.panels import license_panel, method_panel, plan_panel, problems_panel
+from hubmerge.ui.style import theme
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
 
@@ -39,7 +43,7 @@ def test_numbers_are_shown_with_three_digits_and_their_unit() -> None:
         "65.7 kB",
         "15.0 GB",
     ]
-    assert [count_text(n) for n in (7, 1_543_714_304, 494_032_768)] == ["7", "1.54 G", "494 M"]
+    assert [short_count(n) for n in (7, 1_543_714_304, 494_032_768)] == ["7", "1.54 B", "494 M"]
     assert [duration_text(s) for s in (0.4, 65, 3725)] == ["0 s", "1 min 5 s", "1 h 2 min"]
     assert [percent_text(p) for p in (0, 0.0001, 0.1234, 0.9999, 1)] == [
         "0.0 %",
@@ -109,6 +113,43 @@ def test_progress_tells_throughput_and_remaining_time() -> None:
     head, _, _ = job_panel(job_view(state="running", stage="merge", progress=progress), "https://hub.example")
     assert "31.6 %" in head
     assert "312 MB of 988 MB · 41 MB/s · about 16 s left" in head  # 676 / 41 = 16.49
+
+
+def test_progress_counts_things_with_one_unit_and_tells_no_speed_of_a_fraction() -> None:
+    progress = {"stage": "compile", "done": 1, "total": 3, "unit": "parts", "per_second": 0.034}
+    head, _, _ = job_panel(job_view(state="running", stage="compile", progress=progress), "https://hub.example")
+    assert "<span>1 of 3 parts · about 59 s left in this stage</span>" in head  # 2 / 0.034 = 58.8
+    assert "Compiling what every merge on this machine needs, once." in head
+    progress = {"stage": "generate", "done": 1500, "total": 3000, "unit": "prompts", "per_second": 25.0}
+    head, _, _ = job_panel(job_view(state="running", stage="merge", progress=progress), "https://hub.example")
+    assert "1.50 K of 3.00 K prompts · 25 prompts/s · about 1 min 0 s left in this stage" in head
+    assert "Compiling" not in head
+
+
+def test_how_many_agents_changed_a_parameter_is_said_in_the_columns_themselves_for_phones_show_no_title() -> None:
+    panel = job_panel(job_view(state="running", statistics=STATISTICS), "")[2]
+    assert re.findall(r'data-label="([^"]* agents?)"', panel) == ["no agent", "1 agent", "2 agents", "3 agents"]
+
+
+def luminance(colour: str) -> float:
+    """WCAG 2.2, relative luminance of #rrggbb."""
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_subdued_text_and_links_can_be_read_on_their_backgrounds_in_both_schemes() -> None:
+    made = theme()
+
+    def colour(name: str) -> str:
+        value = str(getattr(made, name))
+        return colour(value[1:]) if value.startswith("*") else "#ffffff" if value == "white" else value
+
+    for dark in ("", "_dark"):
+        for text in ("body_text_color_subdued", "link_text_color"):
+            for behind in ("body_background_fill", "block_background_fill"):
+                lighter, darker = sorted((luminance(colour(n + dark)) for n in (text, behind)), reverse=True)
+                assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (text + dark, behind + dark)
 
 
 def test_statistics_are_shown_as_soon_as_they_are_known() -> None:

@@ -141,6 +141,15 @@ def test_a_broken_file_does_not_stop_the_others(tmp_path: Path) -> None:
     assert load_rules(tmp_path / "missing").rules == ()
 
 
+def test_files_of_rules_beyond_the_most_are_named_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workflows.watchers.rules.MAX_RULES", 2)
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(rule_data(name=name)))
+    found = load_rules(tmp_path)
+    assert [rule.name for rule in found.rules] == ["a", "b"]
+    assert [(name, error.what) for name, error in found.broken] == [("c.yaml", "there are too many rules")]
+
+
 def test_kinds_are_found_by_themselves() -> None:
     kinds = registry()
     assert kinds["agents"].rule is AgentRule

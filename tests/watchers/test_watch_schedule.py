@@ -69,6 +69,7 @@ class Bench:
         *,
         suite: str | None = "zoo",
         state: State = State.DONE,
+        use: str = "text-generation",
         **more: Any,
     ) -> None:
         """A merge job in a state, finished as the pipeline finishes it."""
@@ -81,7 +82,7 @@ class Bench:
         job = self.store.claim("worker", ["merge"])
         assert job is not None
         if state is State.DONE:
-            self.store.finish(job.id, job.fence, {"repo": f"ada/{name}", "commit": f"{len(name):040x}"})
+            self.store.finish(job.id, job.fence, {"repo": f"ada/{name}", "commit": f"{len(name):040x}", "use": use})
         else:
             self.store.fail(job.id, job.fence, JobError(code="E_FORMAT", message="no"))
 
@@ -203,11 +204,12 @@ def test_a_failed_evaluation_is_not_started_again_by_a_tick(bench: Bench) -> Non
 def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_ones_are_not(bench: Bench) -> None:
     bench.merge("open", suite=None)
     bench.merge("hidden", suite=None, private=True)
+    bench.merge("sees-pictures", suite=None, use="image-classification")
     assert bench.tick() == 0
     assert bench.evaluations() == []
     bench.tick("math")
     assert ("ada/open", f"{4:040x}") in bench.asked()
-    assert "ada/hidden" not in {model for model, _ in bench.asked()}
+    assert {"ada/hidden", "ada/sees-pictures"}.isdisjoint(model for model, _ in bench.asked())
     assert {job.payload["suite"] for job in bench.evaluations()} == {"math"}
 
 

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import Engine
 from watch_helpers import BASE, FakeClock, facts, rule_of
 
-from hubmerge.errors import QuotaError
+from hubmerge.errors import IncompatibleError, QuotaError
+from hubmerge.hub import RepoState
 from workflows.jobs import OUTAGE_TRIES, JobError, NewJob, State
 from workflows.schema import SCHEMA_VERSION, open_engine
 from workflows.store import Store
@@ -19,6 +20,8 @@ from workflows.tokens import SealedToken
 from workflows.watchers import ledger as ledger_module
 from workflows.watchers.base import PlannedMerge, Skip
 from workflows.watchers.engine import plan_merge
+from workflows.watchers.facts import facts_of
+from workflows.watchers.fit import _reason
 from workflows.watchers.ledger import Ledger
 
 VERSION_1 = (Path(__file__).parent / "schema_1.sql").read_text()
@@ -249,6 +252,14 @@ def test_facts_of_another_version_are_read_again(ledger: Ledger, engine: Engine,
         raw.execute("""UPDATE watched_models SET facts = '{"unknown": 1}'""")
     raw.close()
     assert ledger.memory("watch").get("zoo/a", "key") is None
+
+
+def test_texts_of_strangers_are_cut_to_what_anybody_needs() -> None:
+    card = {"tags": [f"{n:03}{'x' * 300}" for n in range(300)], "base_model": "b" * 300}
+    found = facts_of(RepoState("zoo/a", "a" * 40, {}, False, False, "l" * 300, card))
+    assert len(found.tags) == 200
+    assert {len(text) for text in (*found.tags, *found.bases, found.license or "")} == {200}
+    assert len(_reason(IncompatibleError("x" * 5000))) == 1000
 
 
 def test_targets_of_merge_jobs_are_ours(ledger: Ledger, tmp_path: Path, clock: FakeClock) -> None:

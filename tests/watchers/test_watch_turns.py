@@ -190,6 +190,22 @@ def test_a_stranger_s_misfit_is_left_out_by_name_and_spoils_nothing(agents: Agen
     assert {note.subject: note for note in bot.ledger.skips("watch")} == notes
 
 
+def test_many_new_models_are_read_over_several_looks(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("workflows.watchers.kinds.agents.NEW_PER_LOOK", 2)
+    monkeypatch.setattr("workflows.watchers.kinds.agents.MOST_LISTED", 3)
+    base = agents.base()
+    for _ in range(4):
+        agents.agent(base)
+    bot = bot_for(rule_for(base))
+    assert one(bot.watchers.poll()).decision.waiting == "still reading: 3 models are new"
+    turn = one(bot.watchers.poll())
+    assert turn.decision.merge is not None
+    assert len(turn.decision.merge.recipe["agents"]) == 3
+    assert "a search gives 3 models; older ones are not seen" in caplog.text
+
+
 def test_a_poll_reads_again_only_what_has_changed(
     agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

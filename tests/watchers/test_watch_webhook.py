@@ -170,6 +170,12 @@ def test_a_thousand_refs_in_one_delivery_are_few_rows(inbox: Inbox) -> None:
     assert inbox.receive(found) == 0
 
 
+def test_main_is_found_behind_any_number_of_other_branches() -> None:
+    refs = [{"ref": f"refs/heads/b{n}", "newSha": SHA} for n in range(300)]
+    found = pushes(payload("zoo/agent", SHA, updatedRefs=[*refs, {"ref": "refs/heads/main", "newSha": SHA}]))
+    assert [push.sha for push in found] == [SHA]
+
+
 def test_a_hundred_replays_at_once_are_one_row(served: str, inbox: Inbox) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: post(served, payload("zoo/agent", SHA)), range(100)))

@@ -93,6 +93,26 @@ def test_the_sixth_job_of_a_quota_of_five_is_refused_with_a_clear_message(store:
     assert store.submit(new_job("a5")).state is State.QUEUED
 
 
+def test_a_full_queue_takes_no_job_of_anybody_and_keeps_what_waits(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.transitions.MAX_WAITING", 2)
+    first = store.submit(new_job("a", user="ann"))
+    store.submit(new_job("b", user="bob"))
+    with pytest.raises(QuotaError, match="the queue is full: expected at most 2 jobs that wait"):
+        store.submit(new_job("c", user="cleo"))
+    assert store.submit(new_job("a", user="ann")) == first
+    claim(store)
+    assert store.submit(new_job("c", user="cleo")).state is State.QUEUED
+
+
+def test_the_newest_events_of_a_job_are_found_however_many_there_are(store: Store) -> None:
+    store.submit(new_job("a"))
+    job = claim(store)
+    store.append_events(job.id, job.fence, [("statistics", {"values": {"n": n}}) for n in range(1500)])
+    assert [event.data["values"]["n"] for event in store.last_events(job.id, 2)] == [1498, 1499]
+
+
 def test_a_new_attempt_of_a_failed_job_takes_a_place_of_the_quota(store: Store) -> None:
     store.submit(new_job("failed"))
     job = claim(store)

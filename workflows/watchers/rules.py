@@ -76,8 +76,10 @@ def load_rules(folder: Path) -> RuleSet:
     """Every `*.yaml` of a folder, by name; a broken file does not stop the others."""
     rules: dict[str, RuleHead] = {}
     broken: list[tuple[str, HubmergeError]] = []
-    for path in sorted(folder.glob("*.yaml"))[:MAX_RULES]:
+    for number, path in enumerate(sorted(folder.glob("*.yaml"))):
         try:
+            if number >= MAX_RULES:
+                raise RuleError("there are too many rules", where=path.name, expected=f"at most {MAX_RULES} files")
             rule = load_rule(path)
             if rule.name in rules:
                 raise RuleError("two rules have one name", where=path.name, got=rule.name, next_step="Rename one.")

@@ -81,11 +81,11 @@ def pushes(payload: Mapping[str, Any]) -> tuple[Push, ...]:
     if not isinstance(name, str) or "/" not in name or not is_hub_id(name):
         return ()
     found = []
-    for item in refs[:MAX_REFS]:
+    for item in refs:
         sha = item.get("newSha") if isinstance(item, dict) else None
         if isinstance(sha, str) and _SHA.fullmatch(sha) and item.get("ref") == MAIN:
             found.append(Push(name, MAIN, sha))
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found))[:MAX_REFS]
 
 
 async def _body(request: Request) -> bytes | None:

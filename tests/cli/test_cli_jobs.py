@@ -1,0 +1,70 @@
+"""The app's jobs from the command line: one's own, and another try for those that failed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from hubmerge.cli import main
+from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.settings import Settings
+from workflows.jobs import JobError, NewJob, State
+from workflows.store import Store
+from workflows.tokens import TokenVault
+
+MINE, OTHER, THEIRS = "ab" + "1" * 62, "ac" + "1" * 62, "ad" + "1" * 62
+
+
+@pytest.fixture
+def store(tmp_path: Path, local_hub: LocalHubProcess, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path))
+    monkeypatch.setenv("HUBMERGE_SECRET", "a secret of the app")
+    monkeypatch.setenv("HF_ENDPOINT", local_hub.endpoint)
+    monkeypatch.setenv("HF_TOKEN", local_hub.tokens["ada"])
+    store = Store(tmp_path)
+    for id, user in ((MINE, "ada"), (OTHER, "ada"), (THEIRS, "bob")):
+        store.submit(NewJob(id=id, user=user, payload={"target": f"{user}/merged"}))
+    while (job := store.claim("w")) is not None:
+        store.fail(job.id, job.fence, JobError(code="E_FORMAT", message="E_FORMAT: no safetensors"))
+    return store
+
+
+def test_failed_jobs_are_listed_and_tried_again_with_the_token_of_the_environment(
+    store: Store, tmp_path: Path, local_hub: LocalHubProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["jobs"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split()[:4] for line in told] == [[id[:12], "failed", "merge", "ada/merged"] for id in (OTHER, MINE)]
+    assert all(line.endswith("E_FORMAT: no safetensors") for line in told)
+
+    assert main(["jobs", "--retry", "ab", "--json"]) == 0
+    jobs = {job["id"]: job for job in json.loads(capsys.readouterr().out)["jobs"]}
+    assert (jobs[MINE]["state"], jobs[OTHER]["state"]) == ("queued", "failed")
+    sealed = store.sealed_token(MINE)
+    assert sealed is not None
+    vault = TokenVault.from_settings(Settings(data_dir=tmp_path, secret=SecretStr("a secret of the app")))
+    assert vault.open(MINE, sealed, store.clock.now()).get_secret_value() == local_hub.tokens["ada"]
+
+
+@pytest.mark.parametrize("named", ["ad", "a", "ff", THEIRS, ""], ids=["bob", "two", "none", "whole", "all"])
+def test_a_job_that_is_not_one_of_one_s_own_is_not_found_and_nothing_is_tried_again(
+    store: Store, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["jobs", "--retry", "ab", named]) == 1
+    assert "E_JOB: no single job of yours begins so" in capsys.readouterr().err
+    assert {store.get(id).state for id in (MINE, OTHER, THEIRS)} == {State.FAILED}
+
+
+def test_a_folder_without_an_app_and_a_missing_token_are_named(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    assert main(["jobs"]) == 1
+    assert "E_LOGIN: whose jobs is not known in HF_TOKEN" in capsys.readouterr().err
+    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "empty"))
+    assert main(["jobs"]) == 1
+    assert "E_SETTINGS: there are no jobs of an app" in capsys.readouterr().err
+    assert not (tmp_path / "empty").exists()
