@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hubmerge.evaluation.process import ChildJob, Event, run_child
+from hubmerge.errors import MachineFaultError, MemoryLimitError
+from hubmerge.evaluation.process import ChildJob, Event, WallLimitError, run_child
 from hubmerge.evaluation.suites import PinnedSuite, PinnedTask
 from hubmerge.tasks import Task
 
@@ -33,7 +34,8 @@ def fetch_rows(
 ) -> Mapping[str, Path]:
     """The folder below `store` with the rows of every task, fetched where it is not there yet.
 
-    EvaluationError when a dataset cannot be read; `cache` is the library's own and is removed afterwards.
+    EvaluationError when a dataset cannot be read, MachineFaultError where the fetching was killed or took too long;
+    `cache` is the library's own and is removed afterwards.
     """
     folders = {task.name: store / _folder_name(task) for task in suite.tasks}
     missing = [task for task in suite.tasks if not folders[task.name].is_dir()]
@@ -48,7 +50,15 @@ def fetch_rows(
             wall_s=min(MAX_WALL_S, wall_s),
             what=f"the data of {suite.suite.name}",
         )
-        run_child(job, on_event, cancelled)
+        try:
+            run_child(job, on_event, cancelled)
+        except (MemoryLimitError, WallLimitError) as error:
+            raise MachineFaultError(
+                "the machine ended the fetching of the data, which says nothing of the model",
+                where=job.what,
+                got=str(error).removeprefix(f"{error.code}: ")[:400],
+                next_step="Run it again while nothing else runs here.",
+            ) from None
         shutil.rmtree(cache, ignore_errors=True)
     return folders
 

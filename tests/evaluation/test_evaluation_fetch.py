@@ -15,10 +15,12 @@ import pyarrow as pa
 import pytest
 from huggingface_hub import HfApi
 
-from hubmerge.errors import EvaluationError, HubmergeError, HubUnavailableError
+from hubmerge.errors import EvaluationError, HubmergeError, HubUnavailableError, MachineFaultError, MemoryLimitError
 from hubmerge.evaluation import fetch as fetch_module
-from hubmerge.evaluation.process import ChildJob, run_child
+from hubmerge.evaluation import rows
+from hubmerge.evaluation.process import ChildJob, WallLimitError, run_child
 from hubmerge.evaluation.rows import FETCH_MODULE
+from hubmerge.evaluation.suites import pin
 from hubmerge.hub import Hub
 from hubmerge.localhub.process import LocalHubProcess
 
@@ -179,3 +181,25 @@ def test_a_hub_that_is_away_is_an_outage_and_no_fault_of_the_dataset(fetch: Fetc
     with pytest.raises(HubUnavailableError, match="did not answer when a dataset was read") as caught:
         fetch("ada/data", "a" * 40, module="impatient_fetch", endpoint=away)
     assert caught.value.retryable
+
+
+@pytest.mark.parametrize("ended", [MemoryLimitError("killed"), WallLimitError("too slow")], ids=lambda e: e.what)
+def test_a_fetching_that_the_machine_ended_is_tried_again(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: HubmergeError
+) -> None:
+    def run(*_: object) -> None:
+        raise ended
+
+    monkeypatch.setattr(rows, "run_child", run)
+    with pytest.raises(MachineFaultError, match=ended.what) as fault:
+        rows.fetch_rows(
+            *(pin("zoo", hub), tmp_path),
+            token=None,
+            cache=tmp_path,
+            environment={},
+            log=tmp_path / "log",
+            wall_s=9.0,
+            on_event=lambda _: None,
+            cancelled=lambda: False,
+        )
+    assert fault.value.retryable
