@@ -140,13 +140,13 @@ class Evening(Stage):
         draw, zoo = self.draw("trainer"), examples() / "zoo"
         api, made = self.api(BOT), list[str]()
         pause = min(300.0, self.minutes * 60 / 12)
-        while self.wait(draw.uniform(0.3, 1.0) * pause):
-            org = draw.choice(("lab", "den"))
+        while self.wait(draw.uniform(0.3, 1.0) * (pause if len(made) > 3 else 10)):
+            org = draw.choice(("lab", "den")) if len(made) > 3 else ("lab", "den")[len(made) % 2]
             again = [repo for repo in made if repo.startswith(org)]
             number = len(made)
             repo = (
                 draw.choice(again)
-                if again and draw.random() < 0.25
+                if len(again) > 1 and draw.random() < 0.25
                 else f"{org}/{SECRET if org == 'den' else 'new'}-{number}"
             )
             folder = self.root / "seeds" / f"push-{time.monotonic_ns()}"
@@ -235,8 +235,6 @@ class Evening(Stage):
             active = [job for job in jobs if job["state"] in ("queued", "running", "cancelling")]
             failed = [job for job in jobs if job["state"] == "failed" and tries.get(job["id"], 0) < 2]
             for job in failed[:5]:
-                if job["user"] == BOT and job["kind"] != "merge":
-                    continue
                 visitor = visitors[job["user"]]
                 if visitor.signed_in or visitor.sign_in(private=True):
                     answer = visitor.call("retry_job", job["id"])

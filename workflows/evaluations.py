@@ -2,8 +2,9 @@
 
 An evaluation is of a model at a commit under a suite at its version, on one split; that is its job's id. So
 whoever asks again, after a merge, for a parent, for a candidate, from another scheduler, finds the run that is
-there, and a new version of the suite makes a new one. A run that failed is not started again by a tick: its owner
-may.
+there, and a new version of the suite makes a new one. What a model does is recorded, a failure too, and is not measured
+again. A job that failed without a record met a machine or a Hub in trouble, and is due again hours later; its owner may
+start it before.
 """
 
 from __future__ import annotations
@@ -11,18 +12,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, and_, select
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.result import Split
 from workflows.account import Account
-from workflows.jobs import Clock, Job, NewJob
+from workflows.jobs import Clock, Job, NewJob, State, iso
 from workflows.schema import reading, writing
 from workflows.transitions import JOBS, Transitions
 
 KIND = "evaluate"
+AGAIN_AFTER = timedelta(hours=6)
 # merges are 0 when people start them; what a person waits for comes first
 WATCHED_MERGE = -10
 OF_MERGE = -20
@@ -106,7 +109,8 @@ class EvaluationDesk:
 
     def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
         """Those that neither have a job nor a score; the leaderboard is asked only where there is no job."""
-        query = select(JOBS.c.id).where(JOBS.c.kind == KIND)
+        given_up = and_(JOBS.c.state == State.FAILED, JOBS.c.finished < iso(self._clock.now() - AGAIN_AFTER))
+        query = select(JOBS.c.id).where(JOBS.c.kind == KIND, ~given_up)
         with reading(self._engine) as connection:
             asked = set(connection.execute(query).scalars())
         left = [key for key in keys if key not in self._scored and evaluation_id(key) not in asked]
@@ -115,7 +119,7 @@ class EvaluationDesk:
         return [key for key in left if key not in self._scored]
 
     def request(self, key: ScoreKey, priority: int) -> Job:
-        """The job of this evaluation, queued unless it is there already, in whatever state.
+        """The job of this evaluation, queued unless it is there already, in whatever state but failed long ago.
 
         QuotaError when there are enough under way; ask again later.
         """
@@ -128,8 +132,9 @@ class EvaluationDesk:
         with writing(self._engine) as connection:
             change = Transitions(connection, self._clock)
             job = change.find(new.id)
-            if job is None:
+            ended = iso(self._clock.now() - AGAIN_AFTER)
+            if job is None or (job.state is State.FAILED and (job.finished or "") < ended):
                 change.check_quota(user, self._limit)
-                job = change.enqueue(new, again=False)
+                job = change.enqueue(new, again=job is not None)
                 change.keep_token(new.id, token)
             return job

@@ -11,9 +11,10 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from hubmerge.errors import InternalError, MemoryLimitError, QuotaError
+from hubmerge.errors import DiskError, InternalError, MemoryLimitError, QuotaError
 from workflows.jobs import (
     ACTIVE,
+    DISK_STEPS,
     OUTAGE_TRIES,
     Clock,
     Job,
@@ -30,6 +31,8 @@ from workflows.schema import Base, EventRow, TokenRow
 from workflows.tokens import SealedToken
 
 JOBS: Table = Base.metadata.tables["jobs"]
+MOST_ATTEMPTS = 25  # of a job that gets further each time before something kills it
+_AGAIN = "Submit the job again, and report it if that does not help."
 MAX_WAITING = 2000  # jobs of all users together
 MEMORY_DEATHS = 2  # the second one at the same place is final
 FREE: dict[str, Any] = {"lease_owner": None, "lease_until": None}
@@ -126,31 +129,46 @@ class Transitions:
 
     def die_of_memory(self, job: Job, error: JobError) -> Job:
         """A first death may be a neighbour's fault; a second one at the same place is the job's size."""
-        mark = {"stage": job.stage, "done": float((job.progress or {}).get("done") or 0)}
+        mark, more = self._died(job)
         deaths = 1 if got_further(mark, job.death_mark) else job.memory_deaths + 1
         changed = self.change(job.id, memory_deaths=deaths, death_mark=mark)
-        if deaths >= MEMORY_DEATHS or job.attempt >= job.max_attempts:
+        if deaths >= MEMORY_DEATHS:
             return self.end(changed, State.FAILED, error=too_big(job, deaths))
-        return self.retry(changed, error)
+        if not more and job.attempt >= job.max_attempts:
+            killed = InternalError(
+                f"the job's process was killed in attempt {job.attempt}, the last one", next_step=_AGAIN
+            )
+            return self.end(changed, State.FAILED, error=JobError.of(killed, retryable=True))
+        return self.retry(changed, error, **more)
+
+    def _died(self, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Where an attempt ended that nobody ended on purpose, and what that changes.
+
+        One that got further than the last such attempt is not held against the job: it would end in time.
+        """
+        mark = {"stage": job.stage, "done": float((job.progress or {}).get("done") or 0)}
+        further = got_further(mark, job.death_mark) and job.attempt < MOST_ATTEMPTS
+        return mark, {"max_attempts": job.max_attempts + 1} if further else {}
 
     def retry(self, job: Job, error: JobError, **changes: Any) -> Job:
         failures = job.failures + 1
-        wait_s = backoff_s(job.id, job.attempt, failures)
+        wait_s = backoff_s(job.id, job.attempt, failures + (DISK_STEPS if error.code == DiskError.code else 0))
         self.event(job.id, "retry", {"after_s": round(wait_s, 3), "error": as_json(error)})
         return self.requeue(job.id, wait_s, failures=failures, error=as_json(error), **changes)
 
     def take_back(self, job: Job) -> Job:
         if job.state is State.CANCELLING:
             return self.end(job, State.CANCELLED)
-        if job.attempt >= job.max_attempts:
+        mark, more = self._died(job)
+        if not more and job.attempt >= job.max_attempts:
             error = InternalError(
                 f"the worker died or fell silent in attempt {job.attempt}, the last one",
                 where=f"job {job.id[:12]}",
-                next_step="Submit the job again, and report it if that does not help.",
+                next_step=_AGAIN,
             )
             return self.end(job, State.FAILED, error=JobError.of(error, retryable=True))
         self.event(job.id, "lost", {"attempt": job.attempt, "worker": job.lease_owner})
-        return self.requeue(job.id, 0.0)
+        return self.requeue(job.id, 0.0, death_mark=mark, **more)
 
     def requeue(self, job_id: str, wait_s: float, **changes: Any) -> Job:
         changes |= {

@@ -46,10 +46,12 @@ def problems_panel(error: HubmergeError | Mapping[str, Any], title: str = "") ->
     problems = [p for p in data.get("problems") or () if isinstance(p, Mapping)]
     if not problems:
         problems = [{"code": data.get("code", ""), "what": data.get("message", "no reason was given")}]
-    count = len(problems)
-    heading = title or ("One thing must change first" if count == 1 else f"{count} things must change first")
-    later = el("p", "This may pass; try the same again later.", cls="hm-dim") if data.get("retryable") else None
-    return notice("bad", heading, el("ul", *map(_problem, problems), cls="hm-problems"), later)
+    count, passes = len(problems), bool(data.get("retryable"))
+    change = "One thing must change first" if count == 1 else f"{count} things must change first"
+    later = el("p", "This may pass; try the same again later.", cls="hm-dim") if passes else None
+    return notice(
+        "bad", title or ("Not now" if passes else change), el("ul", *map(_problem, problems), cls="hm-problems"), later
+    )
 
 
 def _problem(problem: Mapping[str, Any]) -> Markup:

@@ -18,19 +18,28 @@ need: private models are asked for by a second sign-in (`sign_in_link`) when som
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+from html import escape
 from ipaddress import ip_address
 from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
-from starlette.responses import RedirectResponse
+from authlib.common.errors import AuthlibBaseError
+from starlette.responses import HTMLResponse, RedirectResponse
 
-from hubmerge.errors import InternalError, LoginError
+from hubmerge.errors import HubmergeError, InternalError, LoginError
+from hubmerge.hub_errors import translated
 from hubmerge.ui.guard import App, Message, Receive, Scope, Send
 
+log = logging.getLogger(__name__)
 GATED, PRIVATE = "gated-repos", "read-repos"
 # to make a repo and publish to it, to read gated parents, and to offer the person's organisations as owners
 SIGN_IN_SCOPES = ("openid", "profile", "contribute-repos", GATED, "read-memberships")
 SCOPES = (*SIGN_IN_SCOPES, PRIVATE)  # what the Space declares
+_NOT_NOW = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Not now</title>
+<body style="font-family: sans-serif; max-width: 40em; margin: 4em auto; padding: 0 1em"><h1>Not now</h1>
+<p>The Hub does not answer, so nobody can sign in at the moment. Nothing is lost: jobs that were accepted go on.</p>
+<p><a href="{back}">Back</a>, and try again in a minute.</p>"""
 _LOGIN, _CALLBACK = "/login/huggingface", "/login/callback"  # gradio's
 
 
@@ -76,7 +85,8 @@ def sign_in_link(back: str = "/", *, private: bool = False) -> str:
 class AskedScopes:
     """Wraps an ASGI app: of the declared scopes, a sign-in asks for those that its step needs.
 
-    Who refuses comes back to the page as it was; gradio would answer with a fault of the server.
+    Who refuses comes back to the page as it was, and who comes while the Hub is away is told so; to both gradio would
+    answer with a fault of the server.
     """
 
     def __init__(self, app: App) -> None:
@@ -87,19 +97,32 @@ class AskedScopes:
             await self._app(scope, receive, send)
             return
         query = parse_qs(scope["query_string"].decode("latin-1"))
-        if scope["path"] == _CALLBACK:
-            back = RedirectResponse(_here(query.get("_target_url", ["/"])[-1]), 302)
-            await (back if "error" in query else self._app)(scope, receive, send)
+        back = _here(query.get("_target_url", ["/"])[-1])
+        if scope["path"] == _CALLBACK and "error" in query:
+            await RedirectResponse(back, 302)(scope, receive, send)
             return
         wanted = SCOPES if PRIVATE in query.get("with", ()) else SIGN_IN_SCOPES
+        held: list[Message] = []  # an answer of 500, until it is known why
 
         async def narrowed(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if held or (message["type"] == "http.response.start" and message["status"] >= 500):
+                held.append(message)
+                return
+            if message["type"] == "http.response.start" and scope["path"] == _LOGIN:
                 headers = [(n, _narrow(v, wanted) if n == b"location" else v) for n, v in message.get("headers", ())]
                 message = {**message, "headers": headers}
             await send(message)
 
-        await self._app(scope, receive, narrowed)
+        try:
+            with translated("a sign-in"):
+                await self._app(scope, receive, narrowed)
+        except (HubmergeError, AuthlibBaseError) as error:
+            log.warning("a sign-in ended: %s", error)
+            page = _NOT_NOW.format(back=escape(back, quote=True))
+            await HTMLResponse(page, 503, {"retry-after": "30", "cache-control": "no-store"})(scope, receive, send)
+            return
+        for message in held:
+            await send(message)
 
 
 def _here(target: str) -> str:

@@ -129,7 +129,7 @@ def test_the_command_imports_nothing_heavy(tmp_path: Path, form: list[str]) -> N
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
+    assert done.stderr.splitlines()[-1] == "[]"  # above it what takes long, on a busy machine
     assert "org0/model-0" in done.stdout
 
 

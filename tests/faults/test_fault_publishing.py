@@ -14,7 +14,7 @@ from huggingface_hub import HfApi
 
 from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError, TargetExistsError
 from hubmerge.hub import Hub
-from hubmerge.hub_errors import BranchMovedError, Patience, RefusedError
+from hubmerge.hub_errors import BranchMovedError, Patience, RefusedError, TooLateError
 from hubmerge.localhub.fault_rules import Delay, FaultSwitch, LostAnswer, Observe, Reset, StaleHead, Status
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.publish import Published, Target, publish
@@ -145,6 +145,21 @@ def test_an_upload_that_came_too_late_for_its_signed_address_gets_another_one(
     job.publish()
     assert switch.state(rule).fired == 2
     assert switch.state(addresses).seen >= 3
+    assert job.is_whole_in_one_commit()
+
+
+def test_uploads_that_are_ever_too_late_are_given_up_after_five_tries_with_growing_pauses(
+    job: Job, switch: FaultSwitch
+) -> None:
+    said = "<Error><Code>RequestTimeout</Code></Error>"
+    switch.add("/lfs-uploads/", Status(status=400, message=said), times=60)
+    with pytest.raises(TooLateError) as caught:
+        job.publish()
+    assert caught.value.retryable
+    assert len(job.pauses) == 4
+    assert job.pauses[3] > 2 * job.pauses[0]  # from 0.25–0.5 s to 2–4 s
+    switch.clear()
+    job.publish()
     assert job.is_whole_in_one_commit()
 
 

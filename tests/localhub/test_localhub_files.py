@@ -76,6 +76,25 @@ def test_head_tells_commit_digest_and_size(ada: HfApi, filled: str) -> None:
     assert (missing.status_code, missing.headers["x-repo-commit"]) == (404, sha)
 
 
+@pytest.mark.parametrize(
+    ("name", "served"),
+    [
+        ("a.svg", "text/plain; charset=utf-8"),
+        ("a.xhtml", "text/plain; charset=utf-8"),
+        ("a.mht", "application/octet-stream"),  # a web page, too
+        ("a.swf", "application/octet-stream"),
+        ("a.safetensors", "application/octet-stream"),
+        ("a.png", "image/png"),
+        ("config.json", "application/json"),
+    ],
+)
+def test_a_browser_is_told_a_few_harmless_types_and_no_other(
+    ada: HfApi, repo: str, tmp_path: Path, name: str, served: str
+) -> None:
+    ada.upload_file(path_or_fileobj=b"{}", path_in_repo=name, repo_id=repo)
+    assert get_session().get(f"{ada.endpoint}/{repo}/resolve/main/{name}").headers["content-type"] == served
+
+
 def test_an_uploaded_page_never_runs_as_one(ada: HfApi, filled: str) -> None:
     answer = get_session().get(f"{ada.endpoint}/{filled}/resolve/main/page.html")
     assert answer.headers["content-type"].startswith("text/plain")

@@ -30,6 +30,11 @@ def test_whoami_tells_name_orgs_and_role_of_each_token(ada: HfApi, bob: HfApi, c
     assert carol.whoami()["auth"]["accessToken"]["role"] == "read"
 
 
+def test_members_are_listed_by_name_and_full_name(ada: HfApi) -> None:
+    members = {member.username: member.fullname for member in ada.list_organization_members("zoo")}
+    assert members["ada"]
+
+
 def test_an_unknown_token_is_refused_even_for_a_public_repo(local_hub, repo: str) -> None:
     stranger = HfApi(local_hub.endpoint, token="hf_nobody_has_this_token")
     with pytest.raises(HfHubHTTPError) as refused:
@@ -105,6 +110,21 @@ def test_a_private_repo_exists_only_for_members(
     assert repo in [model.id for model in ada.list_models(author="zoo")]
     ada.update_repo_settings(repo, private=False)
     assert nobody.model_info(repo).private is False
+
+
+def test_a_client_may_say_private_instead_of_a_visibility(ada: HfApi, nobody: HfApi, repo: str) -> None:
+    def settings(**asked: object) -> dict[str, object]:
+        headers = {"authorization": f"Bearer {ada.token}"}
+        answer = get_session().put(f"{ada.endpoint}/api/models/{repo}/settings", json=asked, headers=headers)
+        assert answer.status_code == 200
+        return dict(answer.json())
+
+    assert settings(private=True) == {"visibility": "private", "private": True, "gated": False}
+    with pytest.raises(RepositoryNotFoundError):
+        nobody.model_info(repo)
+    assert settings(gated="manual") == {"visibility": "private", "private": True, "gated": "manual"}
+    assert settings(private=False) == {"visibility": "public", "private": False, "gated": "manual"}
+    assert nobody.model_info(repo).gated == "manual"
 
 
 def test_a_public_repo_is_written_by_members_only(ada: HfApi, bob: HfApi, nobody: HfApi, repo: str) -> None:

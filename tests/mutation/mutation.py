@@ -46,11 +46,22 @@ GROUPS = {
     ),
     "journal": Group(
         ("hubmerge/journal.py", "hubmerge/journal_lines.py", "hubmerge/finished_shards.py"),
-        ("tests/engine/test_journal.py", "tests/faults/test_fault_journal.py", "tests/faults/test_fault_folders.py"),
+        (
+            "tests/engine/test_journal.py",
+            "tests/engine/test_threshold_resume.py",
+            "tests/faults/test_fault_journal.py",
+            "tests/faults/test_fault_folders.py",
+        ),
     ),
     "publish": Group(
         ("hubmerge/publish.py", "hubmerge/hub_writing.py", "hubmerge/finished.py"),
-        ("tests/test_publish.py", "tests/faults/test_fault_publishing.py", "tests/cli/test_cli_license.py"),
+        (
+            "tests/test_publish.py",
+            "tests/faults/test_fault_publishing.py",
+            "tests/faults/test_fault_withdrawal.py",
+            "tests/cli/test_cli_license.py",
+            "tests/scale/test_server_copies.py",
+        ),
     ),
     "store": Group(
         ("workflows/store.py", "workflows/transitions.py", "workflows/jobs.py", "workflows/tokens.py"),

@@ -7,7 +7,7 @@ import re
 import pytest
 from pages_fake import HOSTILE, STATISTICS, FakeService, job_view, model
 
-from hubmerge.errors import IncompatibleError, Problem
+from hubmerge.errors import HubUnavailableError, IncompatibleError, Problem
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from hubmerge.recipe import recipe_from_dict
@@ -62,6 +62,15 @@ def test_every_problem_is_listed_with_its_code_and_next_step() -> None:
     assert "3 things must change first" in panel
     assert panel.count("E_INCOMPATIBLE") == 3
     assert all(f"what {k}" in panel and f"do {k}" in panel for k in range(3))
+
+
+def test_who_has_nothing_to_change_is_not_told_to_change_something() -> None:
+    away = [Problem("E_HUB", "the Hub answered with an error", name, next_step="Try again later.") for name in "ab"]
+    panel = problems_panel(HubUnavailableError("away", problems=away))
+    assert "<strong>Not now</strong>" in panel
+    assert "This may pass; try the same again later." in panel
+    assert "must change first" not in panel
+    assert "<strong>One thing must change first</strong>" in problems_panel(IncompatibleError("no"))
 
 
 def test_a_plan_tells_sizes_licenses_and_access() -> None:

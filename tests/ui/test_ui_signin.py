@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from starlette.testclient import TestClient
 
 from hubmerge.errors import GatedError, HubmergeError, InternalError, LoginError, Problem, SourceNotFoundError
 from hubmerge.hub_errors import UNREADABLE
+from hubmerge.localhub.fault_rules import FaultSwitch, LostAnswer, Reset, Status
 from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
 from hubmerge.ui.app import build_web_app, launch_app
@@ -32,6 +34,12 @@ from hubmerge.ui.signin import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def faulty_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    with LocalHubProcess(tmp_path_factory.mktemp("faulty"), options=["--faults"]) as hub:
+        yield hub
 
 
 @pytest.mark.parametrize("provider", ["http://hub.example", "http://10.0.0.5:8000", "ftp://127.0.0.1", "https://", "x"])
@@ -125,6 +133,35 @@ def test_who_refuses_comes_back_to_a_page_of_this_site(local_hub: LocalHubProces
         refused = {"_target_url": target, "error": "access_denied", "error_description": "no", "state": "s"}
         answer = client.get("/login/callback", params=refused, follow_redirects=False)
     assert (answer.status_code, answer.headers["location"]) == (302, page)
+
+
+@pytest.mark.usefixtures("gradio_oauth")
+@pytest.mark.parametrize("fault", [Status(status=503), Reset(at=0), LostAnswer()], ids=lambda fault: fault.kind)
+@pytest.mark.parametrize("path", ["/.well-known/openid-configuration", "/oauth/token", "/.well-known/jwks.json"])
+def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(
+    faulty_hub: LocalHubProcess, path: str, fault: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    oauth = OAuthClient(faulty_hub.endpoint, faulty_hub.oauth["client_id"], faulty_hub.oauth["client_secret"])
+    app = build_web_app(FakeService(), Settings(endpoint=faulty_hub.endpoint), oauth=oauth)
+    ada = {"Authorization": f"Bearer {faulty_hub.tokens['ada']}"}
+
+    def sign_in(client: TestClient) -> Any:
+        start = client.get("/login/huggingface?_target_url=/jobs", follow_redirects=False)
+        if start.status_code != 302:
+            return start
+        back = get_session().get(start.headers["location"], headers=ada, follow_redirects=False).headers["location"]
+        return client.get(back, follow_redirects=False)
+
+    with TestClient(app, base_url="https://127.0.0.1") as client, FaultSwitch(faulty_hub.endpoint) as switch:
+        switch.add(path, fault, times=None)
+        told = sign_in(client)
+        assert told.status_code == 503
+        assert "The Hub does not answer" in told.text
+        assert 'href="/jobs"' in told.text
+        assert "a sign-in ended" in caplog.text
+        switch.clear()
+        assert (done := sign_in(client)).status_code in (302, 307), done.text
+        assert done.headers["location"] == "/jobs"
 
 
 def test_a_sign_in_asks_for_nothing_that_the_space_did_not_declare() -> None:

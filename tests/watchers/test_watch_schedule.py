@@ -201,6 +201,22 @@ def test_a_failed_evaluation_is_not_started_again_by_a_tick(bench: Bench) -> Non
     assert {job.state for job in bench.evaluations()} == {State.FAILED}
 
 
+def test_an_evaluation_that_failed_without_a_record_is_due_again_hours_later(bench: Bench, clock: FakeClock) -> None:
+    bench.merge("one")
+    bench.tick()
+    while (job := bench.store.claim("worker")) is not None:
+        bench.store.fail(job.id, job.fence, JobError(code="E_MACHINE", message="killed too often"))
+    recorded, *_ = bench.evaluations()  # as the model's own failure, say
+    model, sha = recorded.payload["model"], recorded.payload["sha"]
+    bench.known.add(ScoreKey(model, sha, "zoo", bench.version, "test"))
+    clock.pass_time(hours=6, seconds=1)
+    bench.tick()
+    states = {job.id: job.state for job in bench.evaluations()}
+    assert states.pop(recorded.id) is State.FAILED
+    assert set(states.values()) == {State.QUEUED}
+    assert len(states) > 1
+
+
 def test_merges_of_the_form_are_evaluated_with_the_default_suite_and_private_ones_are_not(bench: Bench) -> None:
     bench.merge("open", suite=None)
     bench.merge("hidden", suite=None, private=True)

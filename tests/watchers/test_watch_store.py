@@ -177,6 +177,23 @@ def test_refusals_are_history_for_the_day(ledger: Ledger, clock: FakeClock) -> N
     assert [past.merged for past in ledger.history("watch")] == [True]
 
 
+def test_a_set_whose_job_waits_for_another_attempt_is_not_given_up(
+    ledger: Ledger, tmp_path: Path, clock: FakeClock
+) -> None:
+    merge = planned(1, 2)
+    ledger.start("watch", merge, job_of(merge), TOKEN, 5)
+    store = Store(tmp_path, clock=clock)
+    job = store.claim("w1")
+    assert job is not None
+    waiting = store.fail(job.id, job.fence, JobError(code="E_HUB", message="away", retryable=True))
+    assert waiting.state is State.QUEUED
+    store.close()
+    clock.pass_time(hours=30)
+    assert [past.set_id for past in ledger.history("watch")] == [merge.set_id]
+    assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is None
+    assert ledger.used("watch") == 0
+
+
 def test_a_day_ends_at_midnight_utc(ledger: Ledger, clock: FakeClock) -> None:
     clock.wall = clock.wall.replace(hour=23, minute=59, second=59, microsecond=999999)
     ledger.start("watch", planned(1, 2), job_of(planned(1, 2)), TOKEN, 1)

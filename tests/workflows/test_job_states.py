@@ -198,8 +198,9 @@ def test_a_worker_gets_only_the_kinds_it_can_run(store: Store) -> None:
 def test_a_retryable_failure_waits_before_the_next_attempt(store: Store, clock: FakeClock) -> None:
     store.submit(new_job("a"))
     job = claim(store)
-    waiting = store.fail(job.id, job.fence, RETRYABLE)
-    assert (waiting.state, waiting.error) == (State.QUEUED, RETRYABLE)
+    busy = RETRYABLE.model_copy(update={"code": "E_BUSY"})
+    waiting = store.fail(job.id, job.fence, busy)
+    assert (waiting.state, waiting.error) == (State.QUEUED, busy)
     wait_s = backoff_s(job.id, 1, 1)
     clock.pass_time(wait_s - 0.01)
     assert store.claim("w1") is None
@@ -294,12 +295,46 @@ def test_a_memory_death_further_on_counts_as_the_first(store: Store, clock: Fake
     assert die(store, clock, "stream", 9).state is State.FAILED
 
 
-def test_a_job_that_dies_ever_further_on_ends_with_its_attempts(store: Store, clock: FakeClock) -> None:
+def test_kills_that_find_a_job_further_on_each_time_use_up_no_attempt(store: Store, clock: FakeClock) -> None:
     store.submit(new_job("a", max_attempts=3))
-    left = [die(store, clock, "stream", done) for done in (1, 2, 3)]
-    assert [job.state for job in left] == [State.QUEUED, State.QUEUED, State.FAILED]
-    assert left[-1].error is not None
-    assert left[-1].error.code == "E_TOO_BIG"
+    states = [die(store, clock, "stream", done).state for done in range(1, 10)]
+    assert states == [State.QUEUED] * 9
+    for done in range(10, 20):  # the app is killed and started again
+        clock.pass_time(BACKOFF_CAP_S)
+        job = claim(store)
+        store.set_progress(job.id, job.fence, "stream", {"stage": "stream", "done": done})
+        assert [left.state for left in store.reap(["w1"])] == [State.QUEUED]
+    job = claim(store)
+    assert store.finish(job.id, job.fence, {}).state is State.DONE
+
+
+def test_kills_further_on_have_an_end(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a", max_attempts=3))
+    left = None
+    for done in range(100):
+        if (left := die(store, clock, "stream", done)).state is State.FAILED:
+            break
+    assert left is not None
+    assert left.attempt <= 26
+
+
+def test_a_job_that_is_killed_once_at_its_last_attempt_is_not_called_too_big(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a", max_attempts=2))
+    job = claim(store)
+    store.fail(job.id, job.fence, RETRYABLE)
+    failed = die(store, clock, "stream", 3)
+    assert failed.state is State.FAILED
+    assert failed.error is not None
+    assert (failed.error.code, failed.error.retryable) == ("E_INTERNAL", True)
+
+
+def test_a_disk_that_others_fill_for_three_minutes_loses_no_job(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a"))
+    began = clock.seconds
+    while clock.seconds - began < 180:
+        if (job := store.claim("w1")) is not None:
+            assert store.fail(job.id, job.fence, RETRYABLE).state is State.QUEUED
+        clock.pass_time(1.0)
 
 
 def test_a_released_job_is_due_at_once_and_loses_no_attempt(store: Store) -> None:
