@@ -287,8 +287,8 @@ def _text(value: Any, left_out: list[str], path: str, depth: int, nested: bool =
     kept: dict[str, Any] = {}
     for key, held in value.items():
         here = f"{path}.{key}"
-        # only a flat table has texts for keys; what JSON has no number for is written as a table
-        keyed = nested or isinstance(held, dict | list) or (isinstance(held, float) and not isfinite(held))
+        # only a flat table has texts for keys
+        keyed = nested or (isinstance(held, dict | list) and not _is_number(held))
         names = keyed and _names_code(key, held, value)
         clean = _LEFT_OUT if names else _text(held, left_out, here, depth + 1, nested=True)
         if clean is _LEFT_OUT:
@@ -299,6 +299,8 @@ def _text(value: Any, left_out: list[str], path: str, depth: int, nested: bool =
 
 
 def _is_number(value: Any) -> bool:
+    if isinstance(value, dict):  # as `_adapted` writes what JSON has none for
+        return value.keys() == {"__float__"} and value["__float__"] in _TAGGED["__float__"]
     return value is None or isinstance(value, bool | int | float)
 
 
@@ -307,7 +309,7 @@ def _is_vocabulary(data: Any) -> bool:
 
 
 def _holds_text(value: Any) -> bool:
-    if isinstance(value, dict):
+    if isinstance(value, dict) and not _is_number(value):
         return any(map(_holds_text, value.values()))
     return any(map(_holds_text, value)) if isinstance(value, list) else isinstance(value, str) and value != ""
 
