@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hubmerge.errors import MachineFaultError, MemoryLimitError
-from hubmerge.evaluation.process import ChildJob, Event, WallLimitError, run_child
+from hubmerge.errors import MachineFaultError, MemoryLimitError, WallLimitError
+from hubmerge.evaluation.process import ChildJob, Event, run_child
 from hubmerge.evaluation.suites import PinnedSuite, PinnedTask
 from hubmerge.tasks import Task
 

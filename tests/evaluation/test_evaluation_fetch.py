@@ -15,10 +15,17 @@ import pyarrow as pa
 import pytest
 from huggingface_hub import HfApi
 
-from hubmerge.errors import EvaluationError, HubmergeError, HubUnavailableError, MachineFaultError, MemoryLimitError
+from hubmerge.errors import (
+    EvaluationError,
+    HubmergeError,
+    HubUnavailableError,
+    MachineFaultError,
+    MemoryLimitError,
+    WallLimitError,
+)
 from hubmerge.evaluation import fetch as fetch_module
 from hubmerge.evaluation import rows
-from hubmerge.evaluation.process import ChildJob, WallLimitError, run_child
+from hubmerge.evaluation.process import ChildJob, run_child
 from hubmerge.evaluation.rows import FETCH_MODULE
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub import Hub
