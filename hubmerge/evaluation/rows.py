@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hubmerge.errors import MachineFaultError, MemoryLimitError, WallLimitError
+from hubmerge.errors import MachineFaultError, MemoryLimitError
+from hubmerge.evaluation.channel import WallLimitError
 from hubmerge.evaluation.process import ChildJob, Event, run_child
 from hubmerge.evaluation.suites import PinnedSuite, PinnedTask
 from hubmerge.tasks import Task

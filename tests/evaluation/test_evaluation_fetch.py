@@ -21,10 +21,10 @@ from hubmerge.errors import (
     HubUnavailableError,
     MachineFaultError,
     MemoryLimitError,
-    WallLimitError,
 )
 from hubmerge.evaluation import fetch as fetch_module
 from hubmerge.evaluation import rows
+from hubmerge.evaluation.channel import WallLimitError
 from hubmerge.evaluation.process import ChildJob, run_child
 from hubmerge.evaluation.rows import FETCH_MODULE
 from hubmerge.evaluation.suites import pin
