@@ -28,6 +28,12 @@ from workflows.protocol import Emit, JobSpec, Result
 log = logging.getLogger(__name__)
 
 
+class OtherDataError(EvaluationError):
+    """The suite's data are not those that the job is for: the Hub lags behind, or they have changed since."""
+
+    retryable = True
+
+
 def run(spec: JobSpec, emit: Emit) -> None:
     """Evaluate what `spec.payload` names (model, sha, suite, split) and record it in the results dataset."""
     hub = Hub(spec.endpoint, spec.token.get_secret_value() if spec.token else None)
@@ -37,6 +43,10 @@ def run(spec: JobSpec, emit: Emit) -> None:
     model, sha = str(payload["model"]), str(payload["sha"])
     observer.stage("resolve")
     suite = pin(str(payload["suite"]), hub, cast(Split, payload["split"]))
+    if (asked := payload.get("suite_version") or suite.version) != suite.version:
+        raise OtherDataError(
+            "the suite's data are others now", where=suite.suite.name, expected=asked, got=suite.version
+        )
     _refuse_to_expose(hub, model, sha, dataset)
     result = dataset.find(model, sha, suite.suite.name, suite.version, suite.split)
     if result is None or result.status != "done":

@@ -67,7 +67,7 @@ def evaluation_job(
         id=evaluation_id(ScoreKey(model, sha, suite, suite_version, split)),
         kind=KIND,
         user=user,
-        payload={"model": model, "sha": sha, "suite": suite, "split": split},
+        payload={"model": model, "sha": sha, "suite": suite, "suite_version": suite_version, "split": split},
         priority=priority,
     )
 

@@ -109,7 +109,8 @@ def test_the_identity_of_an_evaluation_by_hand() -> None:
     text = json.dumps(["evaluate", MATH, SHA[MATH], "zoo", "test", "v1"])
     assert job.id == hashlib.sha256(text.encode()).hexdigest()
     assert job.kind == "evaluate"
-    assert job.payload == {"model": MATH, "sha": SHA[MATH], "suite": "zoo", "split": "test"}
+    asked = {"model": MATH, "sha": SHA[MATH], "suite": "zoo", "suite_version": "v1", "split": "test"}
+    assert job.payload == asked
     ids = {
         evaluation_job(*a, suite_version=v).id
         for a in (

@@ -109,6 +109,18 @@ def test_without_a_results_dataset_nothing_is_evaluated(zoo: LocalHubProcess, ma
     assert made == []
 
 
+def test_on_other_data_than_it_was_asked_for_a_job_waits_and_measures_nothing(
+    zoo: LocalHubProcess, made: list[str], tmp_path: Path
+) -> None:
+    """A Hub that lags behind shows the dataset's earlier commit as its head."""
+    job = spec(zoo, tmp_path, "zoo/base")
+    asked = job.model_copy(update={"payload": {**job.payload, "suite_version": "of-another-commit"}})
+    with pytest.raises(EvaluationError, match="of-another-commit") as error:
+        evaluation_pipeline.run(asked, lambda event: None)
+    assert error.value.retryable
+    assert made == []
+
+
 def test_nothing_recorded_yet_is_no_error(zoo: LocalHubProcess) -> None:
     hub = Hub(zoo.endpoint, zoo.tokens["ada"])
     scores = RecordedScores(hub, ResultsDataset(hub, "ada/not-there"))
