@@ -105,7 +105,7 @@ class Records:
         for told in re.findall(r"hm-notice hm-(?:bad|warn)[^<]*<strong>(.*?)</strong>(.{0,400})", text):
             code = re.search(r"E_[A-Z_]+", told[1])
             self.count(f"page {page}", f"{told[0]} {code[0] if code else ''}".strip())
-        if status >= 400 or "NO ANSWER" in text or "Traceback" in text:
+        if (status >= 400 and not re.search(r"\bE_[A-Z]+: ", text)) or "NO ANSWER" in text or "Traceback" in text:
             self.odd.append(f"{page} for {user}: {status} {text[-200:]}")
         self._search(user, f"{page} of {user}", text)
 

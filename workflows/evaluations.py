@@ -47,6 +47,11 @@ KnownScores = Callable[[], Collection[ScoreKey]]
 SuiteVersion = Callable[[str], str]  # ValueError or HubmergeError where there is no such suite
 
 
+def is_the_bot_s(job: Job) -> bool:
+    """Whether nobody's sign-in started it: it acts with the token in the environment."""
+    return job.kind == KIND or bool(job.payload.get("watcher"))
+
+
 def evaluation_id(key: ScoreKey) -> str:
     identity = json.dumps(["evaluate", key.model, key.sha, key.suite, key.split, key.suite_version])
     return hashlib.sha256(identity.encode()).hexdigest()

@@ -23,8 +23,7 @@ from starlette.routing import BaseRoute
 from hubmerge.errors import QuotaError
 from hubmerge.settings import Settings
 from workflows.account import Account
-from workflows.evaluations import KIND as EVALUATION
-from workflows.evaluations import EvaluationDesk
+from workflows.evaluations import EvaluationDesk, is_the_bot_s
 from workflows.jobs import Clock, State, SystemClock
 from workflows.schedule_evaluations import schedule_evaluations
 from workflows.scheduler import Scheduler, Tick
@@ -121,7 +120,7 @@ class Bot:
         states = (State.QUEUED, State.FAILED)
         renewed = 0
         for job in self._store.list_jobs(user=self.account.name, states=states, limit=1000):
-            if not (job.kind == EVALUATION or job.payload.get("watcher")):
+            if not is_the_bot_s(job):
                 continue  # somebody's own, with a sign-in of theirs
             sealed = self._store.sealed_token(job.id)
             if job.state is State.FAILED:

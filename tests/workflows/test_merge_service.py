@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import HfApi
-from job_helpers import FINAL, make_worker, running, until
+from job_helpers import FINAL, claim, make_worker, new_job, running, until
 from pydantic import SecretStr
 
 from hubmerge.errors import PermissionDeniedError, RecipeError
@@ -127,6 +127,32 @@ def test_a_failed_job_is_tried_again_by_its_owner_alone_with_the_present_sign_in
     assert vault.open(job.id, sealed, datetime.now(UTC)).get_secret_value() == "a newer token"
     assert service.retry(job.id, ada).state == "queued"  # one that waits already stays as it is
     assert vault.open(job.id, sealed, datetime.now(UTC)).get_secret_value() == "a newer token"
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"), [("evaluate", {}), ("merge", {"watcher": "a-rule"})], ids=["evaluation", "watcher's merge"]
+)
+def test_the_bot_s_own_job_that_its_owner_tries_again_acts_with_the_bot_s_token(
+    store: Store, kind: str, more: dict[str, str]
+) -> None:
+    """A sign-in writes to no repo that it has not made, such as the results dataset."""
+    vault = TokenVault([b"a secret"])
+    service = MergeService(Settings(endpoint="http://127.0.0.1:9", token=SecretStr("the bot's")), store, vault)
+    ada = Visitor("ada", "a sign-in's", ("ada",))
+
+    def token_after_a_retry(name: str, **payload: str) -> str:
+        store.submit(new_job(name, "ada", kind=kind, payload=payload))
+        job = claim(store)
+        store.fail(job.id, job.fence, FINAL)
+        service.retry(job.id, ada)
+        sealed = store.sealed_token(job.id)
+        assert sealed
+        store.request_cancel(job.id, "ada")
+        return vault.open(job.id, sealed, store.clock.now()).get_secret_value()
+
+    assert token_after_a_retry("its own", **more) == "the bot's"
+    if kind == "merge":
+        assert token_after_a_retry("a person's") == "a sign-in's"
 
 
 def test_a_private_job_is_as_missing_to_others_whatever_they_ask_of_it(zoo_hub: LocalHubProcess, store: Store) -> None:
