@@ -153,7 +153,7 @@ def test_a_name_that_is_none_is_shown_as_it_was_written(name: str) -> None:
 def test_an_empty_name_is_called_that_and_nothing_is_shown_of_it() -> None:
     [problem] = problems({**GOOD, "base": ""})
     assert (problem.where, problem.got) == ("r.yaml → base", "")
-    assert "a model is empty" in problem.what
+    assert problem.what == "no model is named"
 
 
 def test_a_recipe_that_is_no_file_never_means_a_folder(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
