@@ -143,11 +143,17 @@ def test_a_folder_whose_name_could_be_none_of_the_hub_is_answered_with_what_to_w
         assert problem.got == repr(name), "what was written, in no other form"
 
 
-@pytest.mark.parametrize("name", ["org/name@a..b", "https://example.org/a", "./" + 5000 * "x", "", "~\0"])
+@pytest.mark.parametrize("name", ["org/name@a..b", "https://example.org/a", "./" + 5000 * "x", "~\0"])
 def test_a_name_that_is_none_is_shown_as_it_was_written(name: str) -> None:
     [problem] = problems({**GOOD, "base": name})
     assert problem.where == "r.yaml → base"
     assert problem.got == repr(name)[:120]
+
+
+def test_an_empty_name_is_called_that_and_nothing_is_shown_of_it() -> None:
+    [problem] = problems({**GOOD, "base": ""})
+    assert (problem.where, problem.got) == ("r.yaml → base", "")
+    assert problem.what == "no model is named"
 
 
 def test_a_recipe_that_is_no_file_never_means_a_folder(recipe_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
