@@ -37,8 +37,9 @@ class Repeats(logging.Filter):
 
 
 def set_up_logging() -> None:
-    """Everything from INFO on to stderr; once per process."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for handler in logging.getLogger().handlers:
-        if not any(isinstance(known, Repeats) for known in handler.filters):
-            handler.addFilter(Repeats())
+    """Everything from INFO on to stderr, where nobody has set up the process's log before."""
+    handler = logging.StreamHandler()
+    handler.addFilter(Repeats())
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=[handler]
+    )
