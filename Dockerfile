@@ -15,10 +15,11 @@ RUN pip install --no-cache-dir -c constraints.txt -r requirements.txt
 # the code belongs to root, so that no job changes it
 COPY pyproject.toml setup.py README.md LICENSE app.py ./
 COPY hubmerge hubmerge
+COPY localhub localhub
 COPY workflows workflows
 COPY examples examples
 RUN pip install --no-cache-dir --no-deps --editable . \
-    && python -m compileall -q hubmerge workflows \
+    && python -m compileall -q hubmerge localhub workflows \
     && install -d -o user -g user /data
 
 USER user

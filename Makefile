@@ -32,6 +32,7 @@ test: setup chromium
 check: setup chromium
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
@@ -70,8 +71,8 @@ bench: setup
 
 # the pages that are generated from the code
 docs: setup
-	$(BIN)/python -m hubmerge.methods_page > docs/methods.md
-	$(BIN)/python -m hubmerge.recipe_schema > docs/recipe.schema.json
+	$(BIN)/python -m hubmerge.cli.methods_page > docs/methods.md
+	$(BIN)/python -m hubmerge.recipe.schema > docs/recipe.schema.json
 	HUBMERGE_WRITE_MISTAKES=1 $(BIN)/python -m pytest -q tests/cli/test_cli_mistakes.py
 
 clean:

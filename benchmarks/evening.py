@@ -33,8 +33,8 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from benchmarks.evening_audit import SECRET, audit
 from benchmarks.evening_stage import BOT, DISK_MB, MB, PEOPLE, Stage, nudge
 from benchmarks.evening_visitors import PAGES, recipe_of
-from hubmerge.localhub import fault_rules as faults
-from hubmerge.localhub.seed import examples
+from localhub import fault_rules as faults
+from localhub.seed import examples
 
 
 class Evening(Stage):
@@ -52,9 +52,8 @@ class Evening(Stage):
     def killer(self) -> None:
         draw, spared = self.draw("killer"), set[str]()
         while self.wait(draw.uniform(10, 40)):
-            kind = draw.choices(("workflows.child", "workflows.worker", "evaluation", "app", "space"), (5, 2, 2, 1, 1))[
-                0
-            ]
+            kinds = ("workflows.jobs.child", "workflows.jobs.worker", "evaluation", "app", "space")
+            [kind] = draw.choices(kinds, (5, 2, 2, 1, 1))
             with self.turn:
                 if kind in ("app", "space"):
                     self.kill_app(whole=kind == "space")

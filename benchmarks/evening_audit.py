@@ -18,7 +18,7 @@ from typing import Any
 
 from huggingface_hub import HfApi
 
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.process import LocalHubProcess
 
 SECRET = "secret"  # in the name of everything private, so that a leak can be searched for
 TOKEN = re.compile(r"hf_(?:oauth|refresh|local|evening)_[A-Za-z0-9_\-]{8,}|an evening's \w+ secret")

@@ -22,16 +22,16 @@ from huggingface_hub import HfApi
 from benchmarks.evening_audit import SECRET, Records
 from benchmarks.evening_visitors import METHODS, Visitor
 from benchmarks.synthetic import Shape, write_family
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.localhub.protocol import open_hub
-from hubmerge.localhub.seed import examples, seed_folder
-from hubmerge.localhub.users import load_users
+from localhub.process import LocalHubProcess
+from localhub.protocol import open_hub
+from localhub.seed import examples, seed_folder
+from localhub.users import load_users
 
 MB = 1024 * 1024
 DISK_MB = 400
 PEOPLE = ("ada", "bob", "carol", "dan")
 BOT = "robot"
-_MODULES = ("workflows.worker", "workflows.child", "hubmerge.evaluation.child", "hubmerge.evaluation.fetch")
+_MODULES = ("workflows.jobs.worker", "workflows.jobs.child", "hubmerge.evaluation.child", "hubmerge.evaluation.fetch")
 SHAPE = Shape(layers=4, hidden=512, intermediate=1408, key_value=128, vocabulary=6144, tied=True)  # 27 MB
 RULE = """
 name: {name}

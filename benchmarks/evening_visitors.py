@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from benchmarks.evening_audit import SECRET, Records
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.process import LocalHubProcess
 
 METHODS: Sequence[tuple[str, dict[str, float]]] = (
     *(("linear", {}), ("task_arithmetic", {"lambda": 0.5}), ("ties", {}), ("dare_linear", {}), ("dare_ties", {})),

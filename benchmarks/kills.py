@@ -39,10 +39,10 @@ from typing import Any
 
 from benchmarks.metering import machine
 from benchmarks.synthetic import Shape, write_family
-from hubmerge.disk import DISK_MARGIN_BYTES, used_bytes
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.localhub.protocol import open_hub
-from hubmerge.localhub.seed import seed_folder
+from hubmerge.plan.disk import DISK_MARGIN_BYTES, used_bytes
+from localhub.process import LocalHubProcess
+from localhub.protocol import open_hub
+from localhub.seed import seed_folder
 
 STAGES = ("resolve", "fetch", "merge", "card", "publish")
 RESUMED = "verify"  # the stage that only a run has which goes on
@@ -114,8 +114,8 @@ class Bench:
     def warm_up(self, family: Path) -> None:
         """Import and compile what a run needs, without the Hub."""
         import hubmerge.prepare
-        from hubmerge.cli import main
-        from hubmerge.plan import make_plan
+        from hubmerge.cli.main import main
+        from hubmerge.plan.plan import make_plan
 
         hubmerge.prepare.make_plan = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
         for agents in (2, 3):
@@ -178,7 +178,7 @@ class Bench:
             os.close(write)
             sys.stdout, sys.stderr = open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115  (gone with the fork)
             os.environ["HUBMERGE_DATA"] = str(data)
-            from hubmerge.cli import main
+            from hubmerge.cli.main import main
 
             budget = ["--disk-budget", str(DISK_GB[model])] if model in DISK_GB else []
             code = main(["run", str(self.root / f"{model}.yaml"), "--to", target, "--log-json", *ON_CPU, *budget])
@@ -257,7 +257,7 @@ class Bench:
         """What the plan says that a run takes, asked in a fork, because it speaks to the Hub."""
         read, write = os.pipe()
         if (child := os.fork()) == 0:
-            from hubmerge.cli import main
+            from hubmerge.cli.main import main
 
             os.dup2(write, 1)
             sys.stdout = open(1, "w")  # noqa: SIM115

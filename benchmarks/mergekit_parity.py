@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folder
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_folder
 from hubmerge.prepare import prepare
-from hubmerge.recipe_file import recipe_from_yaml
+from hubmerge.recipe.file import recipe_from_yaml
 
 PYTHON = Path(".cache/mergekit/bin/python")
 DENSITIES = (0.1, 0.4, 0.5)

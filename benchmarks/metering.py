@@ -27,12 +27,12 @@ from typing import Any, Self
 import psutil
 
 from benchmarks.synthetic import SHAPES, write_family
-from hubmerge.disk import DiskGauge
-from hubmerge.hub import Hub
+from hubmerge.engine.prediction import Machine, as_facts, predict
+from hubmerge.hub.client import Hub
 from hubmerge.machine import cores
-from hubmerge.prediction import Machine, as_facts, predict
+from hubmerge.plan.disk import DiskGauge
 from hubmerge.prepare import prepare
-from hubmerge.recipe_file import load_recipe
+from hubmerge.recipe.file import load_recipe
 
 NOWHERE = Hub("http://127.0.0.1:9")  # everything is local
 SAMPLE_S = 0.05

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from benchmarks.side_by_side import estimated_peak
-from hubmerge.shapes import SHAPES
+from hubmerge.sources.shapes import SHAPES
 
 TITLES = {
     "linear": "linear",

@@ -16,11 +16,11 @@ from benchmarks.board import synthetic as synthetic_results
 from benchmarks.gpu import cuda_device
 from benchmarks.metering import TURNS, FailedRunError, Suite, inspected, measure, merging
 from benchmarks.synthetic import DENSITIES
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.localhub.protocol import open_hub
-from hubmerge.localhub.seed import seed_folder
 from hubmerge.machine import cores
-from hubmerge.shapes import SHAPES
+from hubmerge.sources.shapes import SHAPES
+from localhub.process import LocalHubProcess
+from localhub.protocol import open_hub
+from localhub.seed import seed_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 GPU = ROOT / "docs" / "data" / "gpu.json"
@@ -190,7 +190,7 @@ def startup(suite: Suite) -> list[dict[str, Any]]:
         }
         add("leaderboard --results REPO", "leaderboard", "--results", REPO, environment=environment)
     code = (
-        "import sys, pathlib, tempfile\nfrom hubmerge.localhub.process import LocalHubProcess\n"
+        "import sys, pathlib, tempfile\nfrom localhub.process import LocalHubProcess\n"
         "with tempfile.TemporaryDirectory() as d, LocalHubProcess(pathlib.Path(d)): pass\n"
     )
     rows.append({"command": "localhub", **suite.best([sys.executable, "-c", code], repeat=3)})

@@ -6,8 +6,8 @@ import sys
 from functools import partial
 
 import hubmerge.prepare
-from hubmerge.cli import main
-from hubmerge.plan import make_plan
+from hubmerge.cli.main import main
+from hubmerge.plan.plan import make_plan
 
 if __name__ == "__main__":
     hubmerge.prepare.make_plan = partial(make_plan, max_shard_bytes=128 * 2**20)

@@ -33,20 +33,20 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-import hubmerge.null_sink
-import hubmerge.sink
-from hubmerge import buffers
-from hubmerge.chunks import Chunk, chunks_of, read_chunk
-from hubmerge.follower import Follower
-from hubmerge.hub import Hub
-from hubmerge.journal import Journal
-from hubmerge.plan import Plan
+import hubmerge.engine.null_sink
+import hubmerge.engine.sink
+from hubmerge.engine.chunks import Chunk, chunks_of, read_chunk
+from hubmerge.engine.follower import Follower
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.stream import Silent, StreamOptions, merge
+from hubmerge.engine.uncached import UncachedFile
+from hubmerge.hub.client import Hub
+from hubmerge.plan.plan import Plan
 from hubmerge.prepare import prepare
-from hubmerge.recipe import Recipe
-from hubmerge.recipe_file import load_recipe
+from hubmerge.recipe.file import load_recipe
+from hubmerge.recipe.recipe import Recipe
+from hubmerge.sources import buffers
 from hubmerge.sources.reader import LocalOrFetched, TensorReader, local_path
-from hubmerge.stream import Silent, StreamOptions, merge
-from hubmerge.uncached import UncachedFile
 
 HUB = Hub("http://127.0.0.1:9")  # everything is local
 _WRITE_BYTES = 2 * 1024 * 1024  # a chunk of bfloat16, as the sink gets it
@@ -101,7 +101,8 @@ def hashing(*, on: bool) -> Iterator[None]:
         yield
         return
     without = SimpleNamespace(sha256=NoHash)
-    with patch.object(hubmerge.sink, "hashlib", without), patch.object(hubmerge.null_sink, "hashlib", without):
+    engine = hubmerge.engine
+    with patch.object(engine.sink, "hashlib", without), patch.object(engine.null_sink, "hashlib", without):
         yield
 
 

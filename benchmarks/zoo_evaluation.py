@@ -21,11 +21,11 @@ from examples.zoo.domains import DOMAIN_NAMES
 from examples.zoo.evaluate import evaluate_model
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folders
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_folders
 from hubmerge.prepare import prepare_variants
-from hubmerge.sweep import load_sweep
+from hubmerge.recipe.sweep import load_sweep
+from localhub.process import LocalHubProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 ZOO = ROOT / "examples" / "zoo"

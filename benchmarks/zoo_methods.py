@@ -13,12 +13,12 @@ import shutil
 from pathlib import Path
 
 from examples.zoo.evaluate import Score, evaluate_model
-from hubmerge.figures import render_figures
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folders
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_folders
+from hubmerge.output.figures import render_figures
+from hubmerge.output.report import Report
 from hubmerge.prepare import prepare_variants
-from hubmerge.report import Report
-from hubmerge.sweep import load_sweep
+from hubmerge.recipe.sweep import load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 ZOO = ROOT / "examples" / "zoo"

@@ -12,7 +12,7 @@ def console() -> int:
         if isinstance(stream, io.TextIOWrapper):  # formulas, on a terminal that has no such letters
             stream.reconfigure(errors="backslashreplace")
     try:
-        from hubmerge.cli import main
+        from hubmerge.cli.main import main
         from hubmerge.settings import use_one_blas_thread
 
         use_one_blas_thread()

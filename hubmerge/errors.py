@@ -30,8 +30,8 @@
     ├── LoginError                E_LOGIN           no usable token
     ├── InternalError             E_INTERNAL        a bug in hubmerge
     ├── in distributed.py: ProcessLostError E_PROCESS, one of several processes is gone
-    └── in workflows/jobs.py: StaleFenceError E_FENCE, JobNotFoundError E_JOB, DatabaseBusyError E_BUSY;
-        in workflows/tokens.py: UnreadableTokenError E_SEAL
+    └── in workflows/jobs/jobs.py: StaleFenceError E_FENCE, JobNotFoundError E_JOB, DatabaseBusyError E_BUSY;
+        in workflows/jobs/tokens.py: UnreadableTokenError E_SEAL
 
 A message says what, where, expected and got, and what to do next. `retryable` says whether the same call
 can succeed later without a change by the user.

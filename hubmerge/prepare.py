@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hubmerge.equal_weights import refuse_equal_folders
-from hubmerge.hub import Hub
-from hubmerge.licenses import choose, strictest
+from hubmerge.hub.client import Hub
 from hubmerge.methods import get_method
-from hubmerge.output.companions import reader
-from hubmerge.output.modules import module_problems
-from hubmerge.plan import Plan, make_plan, refusal
-from hubmerge.publish import Target, check_target
-from hubmerge.recipe import Recipe
+from hubmerge.output.publish import Target, check_target
+from hubmerge.plan.equal_weights import refuse_equal_folders
+from hubmerge.plan.licenses import choose, strictest
+from hubmerge.plan.modules import module_problems
+from hubmerge.plan.plan import Plan, make_plan, refusal
+from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.base import Model
+from hubmerge.sources.companions import reader
 from hubmerge.sources.open import open_models
 
 

@@ -25,7 +25,7 @@ os.environ["HUBMERGE_DATA"] = f"{_home.name}/data"  # what commands keep does no
 for _name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"):
     os.environ.pop(_name, None)
 
-from hubmerge.localhub.process import LocalHubProcess  # noqa: E402
+from localhub.process import LocalHubProcess  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 

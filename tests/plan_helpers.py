@@ -9,13 +9,13 @@ import pytest
 from safetensors import deserialize
 
 from hubmerge.errors import IncompatibleError
-from hubmerge.hub import Hub
-from hubmerge.hub_names import FileInfo
-from hubmerge.plan import Plan, make_plan
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.hub.client import Hub
+from hubmerge.hub.names import FileInfo
+from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.recipe.model_name import ModelRef
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry, parse_header
-from hubmerge.sources.model_name import ModelRef
 
 NOWHERE = Hub("http://127.0.0.1:9")
 SHAPES = {"model.embed_tokens.weight": (8, 4), "model.layers.0.mlp.up_proj.weight": (6, 4), "model.norm.weight": (4,)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hubmerge.report import Report
+from hubmerge.output.report import Report
 
 DATA = Path(__file__).parent / "data"
 FIGURES = ("figures/density_by_layer.png", "figures/overlap.png", "figures/pairs.png")

@@ -12,15 +12,15 @@ import pytest
 from builders import llama_config, llama_shapes, random_base, sparse_agent, tokenizer_files, write_model
 from report_helpers import report
 
-from hubmerge.assemble import write_folder
-from hubmerge.card import render_card
-from hubmerge.finished import _restated
-from hubmerge.hub import Hub
-from hubmerge.plan import Plan, make_plan
-from hubmerge.plan_files import folder_files
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.recipe_file import recipe_from_yaml
-from hubmerge.report import Report
+from hubmerge.hub.client import Hub
+from hubmerge.output.assemble import write_folder
+from hubmerge.output.card import render_card
+from hubmerge.output.finished import _restated
+from hubmerge.output.report import Report
+from hubmerge.plan.files import folder_files
+from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.recipe.file import recipe_from_yaml
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
 

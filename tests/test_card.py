@@ -23,9 +23,9 @@ if __name__ == "__main__":
 from markdown_reading import PARSER, lively, structure
 from report_helpers import DATA, FIGURES, report, report_data, report_of
 
-from hubmerge.card import metadata, render_card
-from hubmerge.localhub.cards import card_problems, parse_card
-from hubmerge.report import Report
+from hubmerge.output.card import metadata, render_card
+from hubmerge.output.report import Report
+from localhub.cards import card_problems, parse_card
 
 GOLDEN = DATA / "card.md"
 HOSTILE = (

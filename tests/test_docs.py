@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hubmerge.cli.methods_page import methods_page
 from hubmerge.methods import registry
-from hubmerge.methods_page import methods_page
-from hubmerge.recipe_file import load_recipe
-from hubmerge.sweep import load_sweep
+from hubmerge.recipe.file import load_recipe
+from hubmerge.recipe.sweep import load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "examples" / "zoo" / "README.md"])

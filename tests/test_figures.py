@@ -14,10 +14,10 @@ from matplotlib.font_manager import FontProperties
 from PIL import Image
 from report_helpers import FIGURES, report, report_data, report_of, summary
 
-from hubmerge import figure_canvas
-from hubmerge.figure_canvas import WIDTH, Axes, Canvas, legend_shape, text_width, ticks
-from hubmerge.figures import _matrix, render_figures, short_label
-from hubmerge.report import Report
+from hubmerge.output import figure_canvas
+from hubmerge.output.figure_canvas import WIDTH, Axes, Canvas, legend_shape, text_width, ticks
+from hubmerge.output.figures import _matrix, render_figures, short_label
+from hubmerge.output.report import Report
 
 
 def pixels(png: bytes) -> np.ndarray:

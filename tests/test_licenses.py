@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hubmerge.errors import RecipeError
-from hubmerge.licenses import KNOWN, NO_DERIVATIVES, UNDECIDED, LicenseDecision, choose, covers, strictest
-from hubmerge.localhub.cards import LICENSES
+from hubmerge.plan.licenses import KNOWN, NO_DERIVATIVES, UNDECIDED, LicenseDecision, choose, covers, strictest
+from localhub.cards import LICENSES
 
 known = st.sampled_from(KNOWN)
 several = st.lists(known, min_size=1, max_size=6)

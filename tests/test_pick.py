@@ -8,7 +8,7 @@ import pytest
 from board_helpers import result
 
 from hubmerge.errors import EvaluationError
-from hubmerge.pick import pick, pick_table
+from hubmerge.evaluation.pick import pick, pick_table
 
 N = 100
 

@@ -10,11 +10,11 @@ from builders import f32, llama_shapes, random_base, sparse_agent, tensor, write
 from plan_helpers import BASE, CONFIG, NOWHERE, SHAPES, A, B, assert_laid_out, model, names_of, plan, problems
 
 from hubmerge.errors import IncompatibleError
-from hubmerge.hub_names import FileInfo
-from hubmerge.plan import make_plan
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.hub.names import FileInfo
+from hubmerge.plan.plan import make_plan
+from hubmerge.recipe.model_name import ModelRef
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
-from hubmerge.sources.model_name import ModelRef
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 

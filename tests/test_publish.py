@@ -19,10 +19,10 @@ from hubmerge.errors import (
     RecipeError,
     TargetExistsError,
 )
-from hubmerge.hub import Hub
-from hubmerge.hub_errors import BranchMovedError, Patience, TransientHubError
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.publish import Published, Target, check_target, publish
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import BranchMovedError, Patience, TransientHubError
+from hubmerge.output.publish import Published, Target, check_target, publish
+from localhub.process import LocalHubProcess
 
 IDENTITY = "1f" * 32
 TITLE = "Merge 2 agents with RAM"
@@ -370,6 +370,6 @@ def test_a_manifest_without_measure_is_foreign_content(
     ada.create_repo(name)
     ada.upload_file(repo_id=name, path_or_fileobj=own, path_in_repo="hubmerge.json")
     assert send(hub, name, shards).repo == name
-    monkeypatch.setattr("hubmerge.publish._MAX_MANIFEST_BYTES", len(own) - 1)
+    monkeypatch.setattr("hubmerge.output.publish._MAX_MANIFEST_BYTES", len(own) - 1)
     with pytest.raises(TargetExistsError):
         send(hub, name, shards)

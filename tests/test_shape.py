@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = sorted([*(ROOT / "hubmerge").rglob("*.py"), *(ROOT / "workflows").rglob("*.py"), ROOT / "app.py"])
+PACKAGES = ("hubmerge", "localhub", "workflows")
+MODULES = sorted([*(path for top in PACKAGES for path in (ROOT / top).rglob("*.py")), ROOT / "app.py"])
 
 
 def imports(path: Path) -> set[str]:
@@ -32,19 +34,26 @@ def importers(package: str) -> set[str]:
 
 
 def test_one_door_to_the_hub() -> None:
-    assert all(path.startswith("hubmerge/hub") for path in importers("huggingface_hub"))
+    assert all(path.startswith("hubmerge/hub/") for path in importers("huggingface_hub"))
 
 
 def test_only_the_pages_import_gradio() -> None:
-    assert all(path.startswith("hubmerge/ui/") for path in importers("gradio"))
+    assert all(path.startswith("workflows/app/") for path in importers("gradio"))
 
 
 def test_only_the_scheduler_imports_apscheduler() -> None:
-    assert importers("apscheduler") <= {"workflows/scheduler.py"}
+    assert importers("apscheduler") <= {"workflows/schedule/scheduler.py"}
 
 
 def test_the_library_does_not_import_the_bot_except_to_serve() -> None:
-    assert {path for path in importers("workflows") if path.startswith("hubmerge/")} <= {"hubmerge/cli.py"}
+    assert {path for path in importers("workflows") if path.startswith("hubmerge/")} <= {"hubmerge/cli/main.py"}
+
+
+def test_imports_point_down_the_rooms() -> None:
+    """The contracts in pyproject.toml: no room imports what stands above it, and no module itself through others."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -56,10 +65,10 @@ def test_modules_stay_readable(path: Path) -> None:
 @pytest.mark.parametrize("command", ["methods", "localhub", "inspect"])
 def test_light_commands_do_not_import_torch_or_gradio(command: str) -> None:
     script = (
-        "import sys\nfrom hubmerge.cli import main\n"
+        "import sys\nfrom hubmerge.cli.main import main\n"
         f"try:\n    main([{command!r}, '--help'] if {command!r} != 'methods' else ['methods'])\n"
         "except SystemExit:\n    pass\n"
-        "import hubmerge.line, hubmerge.localhub.server\n"
+        "import hubmerge.merge, localhub.server\n"
         "print(sorted({'torch', 'gradio', 'transformers', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -70,13 +79,14 @@ def test_what_is_not_needed_is_not_loaded() -> None:
     """A merge of local folders needs no client of the Hub, a card without scores no board, its figures no axes."""
     script = (
         "import sys, json\nfrom pathlib import Path\n"
-        "import hubmerge.merge_command\nfrom hubmerge.card import render_card\n"
-        "from hubmerge.figures import render_figures\nfrom hubmerge.hub import Hub\n"
-        "from hubmerge.report import Report\n"
+        "import hubmerge.cli.merge\nfrom hubmerge.output.card import render_card\n"
+        "from hubmerge.output.figures import render_figures\nfrom hubmerge.hub.client import Hub\n"
+        "from hubmerge.output.report import Report\n"
         "data = json.loads(Path('tests/data/report.json').read_text())\n"
         "report = Report.from_json(data | {'evaluations': []})\n"
         "assert len(render_figures(report)) == 3 and render_card(report)\nHub('http://127.0.0.1:1')\n"
-        "heavy = {'huggingface_hub', 'httpx2', 'matplotlib.backend_bases', 'hubmerge.leaderboard', 'numba', 'scipy'}\n"
+        "board = 'hubmerge.leaderboard.leaderboard'\n"
+        "heavy = {'huggingface_hub', 'httpx2', 'matplotlib.backend_bases', board, 'numba', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)

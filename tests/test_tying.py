@@ -7,8 +7,8 @@ from pathlib import Path
 from builders import T, llama_config, random_base, sparse_agent, write_model
 from plan_helpers import BASE, CONFIG, NOWHERE, SHAPES, A, B, assert_laid_out, model, names_of, plan, problems
 
-from hubmerge.plan import Plan, make_plan
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 

@@ -7,12 +7,12 @@ import os
 import shutil
 
 from hubmerge.extras import is_installed
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.localhub.seed import examples
-from hubmerge.localhub.users import default_users
 from hubmerge.settings import Settings, load_settings
-from workflows.logs import set_up_logging
-from workflows.schedule_bot import Intervals
+from localhub.process import LocalHubProcess
+from localhub.seed import examples
+from localhub.users import default_users
+from workflows.bot import Intervals
+from workflows.jobs.logs import set_up_logging
 from workflows.serve import serve
 
 BOT = "ada"

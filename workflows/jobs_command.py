@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from hubmerge.errors import LoginError, SettingsError
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
 from hubmerge.settings import Settings
 
 _LISTED = 1000
@@ -25,9 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_cli(arguments: Any, settings: Settings) -> int:
     """List the jobs, newest first, once those that were named wait again; errors are for the caller to print."""
     # imported here, since every command builds this one's parser
-    from workflows.jobs import Job, JobNotFoundError
-    from workflows.store import DATABASE, Store
-    from workflows.tokens import TokenVault
+    from workflows.jobs.jobs import Job, JobNotFoundError
+    from workflows.jobs.store import DATABASE, Store
+    from workflows.jobs.tokens import TokenVault
 
     if not (settings.data_dir / DATABASE).is_file():
         raise SettingsError(

@@ -21,21 +21,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from hubmerge.board.source import DatasetBoard
-from hubmerge.board.trust import reader_trust
-from hubmerge.device.zero import announce
+from hubmerge.engine.device.zero import announce
 from hubmerge.errors import LoginError
 from hubmerge.extras import require
-from hubmerge.hub import Hub
-from hubmerge.results_dataset import ResultsDataset
+from hubmerge.hub.client import Hub
+from hubmerge.leaderboard.results_dataset import ResultsDataset
+from hubmerge.leaderboard.source import DatasetBoard
+from hubmerge.leaderboard.trust import reader_trust
 from hubmerge.settings import Settings
-from workflows.logs import set_up_logging
-from workflows.results_keys import results_keys
-from workflows.schedule_bot import Bot, Intervals
-from workflows.scoring import RecordedScores, Scoring
+from workflows.bot import Bot, Intervals
+from workflows.jobs.logs import set_up_logging
+from workflows.jobs.results_keys import results_keys
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import TokenVault
+from workflows.schedule.scoring import RecordedScores, Scoring
 from workflows.service import MergeService
-from workflows.store import Store
-from workflows.tokens import TokenVault
 from workflows.watchers.rules import RuleSet, load_rules
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class WorkerProcess:
         # the thread that starts the child must outlive it: the child dies with its parent thread
         while not self._stop.is_set():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "workflows.worker", "--die-with-parent", *self._kinds],
+                [sys.executable, "-m", "workflows.jobs.worker", "--die-with-parent", *self._kinds],
                 cwd=_ROOT,  # a Gradio Space installs nothing: the package is found here
                 env=self._environment,
             )
@@ -110,8 +110,8 @@ def serve(
     set_up_logging()
     announce(settings, log.warning)  # before anything else may touch CUDA
 
-    from hubmerge.ui.app import launch_app  # gradio takes seconds to import
-    from hubmerge.ui.signin import OAuthClient
+    from workflows.app.app import launch_app  # gradio takes seconds to import
+    from workflows.app.signin import OAuthClient
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # the bot asks the Hub every few seconds
     oauth = None

@@ -14,27 +14,27 @@ from typing import Any
 from pydantic import SecretStr
 
 from hubmerge.errors import LoginError, PermissionDeniedError
-from hubmerge.hub import Hub, Identity, RepoSummary
+from hubmerge.hub.client import Hub, Identity, RepoSummary
 from hubmerge.output.diff import comparison_recipe, open_comparison
-from hubmerge.plan import Plan
+from hubmerge.output.publish import Target
+from hubmerge.plan.plan import Plan
 from hubmerge.prepare import prepare
-from hubmerge.publish import Target
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
-from hubmerge.ui.service import Comparison, JobView, MergeRequest, Visitor
-from workflows.comparisons import comparison_id, comparison_job
-from workflows.evaluations import is_the_bot_s
-from workflows.jobs import Job, JobNotFoundError, NewJob, State
-from workflows.store import Store
-from workflows.tokens import TokenVault
-from workflows.transitions import MAX_WAITING
+from workflows.app.service import Comparison, JobView, MergeRequest, Visitor
+from workflows.jobs.comparisons import comparison_id, comparison_job
+from workflows.jobs.evaluations import is_the_bot_s
+from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import TokenVault
+from workflows.jobs.transitions import MAX_WAITING
 
 _EVENTS_READ = 1000
 _IDENTITY_S = 60.0
 
 
 class MergeService:
-    """Implements hubmerge.ui.service.Service."""
+    """Implements workflows.app.service.Service."""
 
     def __init__(self, settings: Settings, store: Store, vault: TokenVault) -> None:
         self.endpoint = settings.endpoint

@@ -6,8 +6,8 @@ Punkt without trained abbreviations. Language detection is seeded, since langdet
 
 LiveCodeBench keeps its private tests as a pickle inside the dataset, and executes answers in a fork of the
 evaluating process, which holds the pipe to our parent. The pickle is read by a reader that builds nothing but
-plain text. Answers are graded by lighteval's own functions in `hubmerge.sandbox`, on both of its sides: the one that
-executes an answer compiles, calls and captures what is printed; the other one, where no answer runs, compares.
+plain text. Answers are graded by lighteval's own functions in `sandbox.py`, on both of its sides: the one that executes
+an answer compiles, calls and captures what is printed; the other one, where no answer runs, compares.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from functools import cache
 from typing import Any
 
 from hubmerge.errors import EvaluationError
-from hubmerge.tasks import BuiltinTask
+from hubmerge.evaluation.tasks import BuiltinTask
 
 _MAX_TESTS_BYTES = 1 << 30  # of one problem, unpacked; the largest of the real ones are some hundred MB
 _TEST_S = 6  # per test, as LiveCodeBench has it
@@ -116,7 +116,7 @@ def _graded(self: Any, model_response: Any, doc: Any, **_: Any) -> float:
 
 def passes(code: str, tests: dict[str, Any]) -> bool:
     """Whether a program passes all tests of its problem; it runs in the sandbox."""
-    from hubmerge.sandbox import run_python
+    from hubmerge.evaluation.sandbox import run_python
 
     sample = json.dumps({"input_output": json.dumps(tests)})
     # as string literals: whatever the answer holds, it is an argument and no code of the grader's

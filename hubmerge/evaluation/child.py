@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hubmerge.confinement import Limits, confine
-from hubmerge.evaluation.channel import Channel, run
-from hubmerge.evaluation.own_network import take_own_network
+from hubmerge.isolation.channel import Channel, run
+from hubmerge.isolation.confinement import Limits, confine
+from hubmerge.isolation.own_network import take_own_network
 
 _MAX_FILE_BYTES = 16 * 10**9  # journals and details; the model is read, not written
 _MAX_PROCESSES = 4096  # of the user, threads included

@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hubmerge.hub import TreeFile
-from hubmerge.tasks.base import Rows
+from hubmerge.evaluation.tasks.base import Rows
+from hubmerge.hub.client import TreeFile
 
 _LEGACY_INFOS = "dataset_infos.json"  # features of datasets from before there were cards with them
 

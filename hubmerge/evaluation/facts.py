@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import HubmergeError
 from hubmerge.evaluation.result import ModelFacts
-from hubmerge.hub import Hub
-from hubmerge.sink import MANIFEST
+from hubmerge.hub.client import Hub
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 
 _MAX_REPORT_BYTES = 32 * 1024 * 1024

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hubmerge.confinement import Limits, confine
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation.channel import Channel, run
+from hubmerge.isolation.channel import Channel, run
+from hubmerge.isolation.confinement import Limits, confine
 from hubmerge.sources.dataset_rows import load_split
 
 MAX_ROWS = 1_000_000

@@ -25,7 +25,7 @@ from lighteval.tasks.requests import Doc, SamplingMethod
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.builtin import prepare_builtin
-from hubmerge.tasks import BuiltinTask, Task, get_task
+from hubmerge.evaluation.tasks import BuiltinTask, Task, get_task
 
 ASKED, EXAMPLES = "asked", "examples"  # our names for the two splits that lighteval sees
 HELD_BACK = 64  # rows that serve as examples where questions come from the same split

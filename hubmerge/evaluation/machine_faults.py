@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hubmerge.disk import shown_bytes, used_bytes
 from hubmerge.errors import DiskError, HubmergeError, MachineFaultError
+from hubmerge.plan.disk import shown_bytes, used_bytes
 from hubmerge.sources.base import Model
 
 _FAULT = "fault.json"  # how far a run came that the machine may have ended

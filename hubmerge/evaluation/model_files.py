@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hubmerge.errors import EvaluationError
-from hubmerge.hub import Hub
-from hubmerge.output.companions import makes_tokenizer, reader, tokenizer_files
-from hubmerge.output.config import merged_config, told
+from hubmerge.hub.client import Hub
 from hubmerge.sources.base import Model
+from hubmerge.sources.companions import makes_tokenizer, reader, tokenizer_files
+from hubmerge.sources.config import merged_config, told
 from hubmerge.sources.open import INDEX, SINGLE
 
 

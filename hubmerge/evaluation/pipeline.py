@@ -22,12 +22,12 @@ from lighteval.pipeline import ParallelismManager, Pipeline, PipelineParameters
 from lighteval.tasks.requests import Doc, SamplingMethod
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation.channel import Channel
 from hubmerge.evaluation.journal import Journal, answer_key
 from hubmerge.evaluation.lighteval_tasks import reference_of
 from hubmerge.evaluation.models import RenderedPrompts
 from hubmerge.evaluation.result import MAX_TRUNCATED
-from hubmerge.tasks import BuiltinTask, Task, get_task
+from hubmerge.evaluation.tasks import BuiltinTask, Task, get_task
+from hubmerge.isolation.channel import Channel
 
 MAX_TEXT = 16_000  # characters of a kept prompt or answer; its middle is left out above
 

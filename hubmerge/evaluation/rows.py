@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import MachineFaultError, MemoryLimitError
-from hubmerge.evaluation.channel import WallLimitError
-from hubmerge.evaluation.process import ChildJob, Event, run_child
 from hubmerge.evaluation.suites import PinnedSuite, PinnedTask
-from hubmerge.tasks import Task
+from hubmerge.evaluation.tasks import Task
+from hubmerge.isolation.channel import WallLimitError
+from hubmerge.isolation.process import ChildJob, Event, run_child
 
 FETCH_MODULE = "hubmerge.evaluation.fetch"
 MAX_WALL_S = 3600.0

@@ -39,7 +39,6 @@ from hubmerge.errors import (
     IndexFileError,
     MemoryLimitError,
 )
-from hubmerge.evaluation.channel import WallLimitError
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.machine_faults import (
     clear_weights,
@@ -49,14 +48,15 @@ from hubmerge.evaluation.machine_faults import (
     try_once_more,
 )
 from hubmerge.evaluation.model_files import check_evaluable, stage_model
-from hubmerge.evaluation.process import ChildJob, Event, fresh_environment, plain, run_child
 from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, Split, TaskScore
 from hubmerge.evaluation.rows import fetch_rows, few_shot_split
 from hubmerge.evaluation.suites import PinnedSuite, Suite, pin
 from hubmerge.extras import require
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
+from hubmerge.isolation.channel import WallLimitError
+from hubmerge.isolation.process import ChildJob, Event, fresh_environment, plain, run_child
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 
 Backend = Literal["transformers", "vllm"]

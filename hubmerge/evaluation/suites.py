@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.dataset_content import content_digest
 from hubmerge.evaluation.result import Split
-from hubmerge.tasks import BuiltinTask, Task, registry
+from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
 from hubmerge.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from hubmerge.hub import Hub, RepoState, TreeFile
+    from hubmerge.hub.client import Hub, RepoState, TreeFile
 
 VERSION_DIGITS = 12
 RULES = 2  # counts changes of how the runner asks and cuts that move scores

@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from hubmerge.confinement import Limits, limit_resources
 from hubmerge.errors import EvaluationError, MemoryLimitError
-from hubmerge.evaluation.channel import WallLimitError
+from hubmerge.isolation.channel import WallLimitError
+from hubmerge.isolation.confinement import Limits, limit_resources
 
 Item = TypeVar("Item")
 

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from hubmerge.dtypes import Float32
 from hubmerge.methods.base import Method, Paper, Parameters, Scope
-from hubmerge.statistics import module_of
+from hubmerge.statistics.statistics import module_of
 
 _BETA1, _BETA2, _EPS = np.float32(0.9), np.float32(0.999), np.float32(1e-8)
 

@@ -20,22 +20,22 @@ from typing import Any, Literal
 import numpy as np
 
 from hubmerge import __version__
-from hubmerge.chunks import StreamOptions, chunks_of, epsilon_of
-from hubmerge.compatibility import architecture
-from hubmerge.disk import available_bytes
-from hubmerge.first_passes import probe
-from hubmerge.histogram import MANTISSA_BITS
-from hubmerge.hub import Hub
-from hubmerge.plan import Plan, make_comparison
-from hubmerge.progress import Observer, unit_of
-from hubmerge.recipe import Recipe, recipe_from_dict
+from hubmerge.engine.chunks import StreamOptions, chunks_of, epsilon_of
+from hubmerge.engine.first_passes import probe
+from hubmerge.engine.progress import Observer, unit_of
+from hubmerge.hub.client import Hub
+from hubmerge.plan.compatibility import architecture
+from hubmerge.plan.disk import available_bytes
+from hubmerge.plan.plan import Plan, make_comparison
+from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
 from hubmerge.sources.unchanged import UnchangedFolders
-from hubmerge.statistics import MODULES, Statistics, Tally, layer_of, module_of
-from hubmerge.summary import concentration
+from hubmerge.statistics.histogram import MANTISSA_BITS
+from hubmerge.statistics.statistics import MODULES, Statistics, Tally, layer_of, module_of
+from hubmerge.statistics.summary import concentration
 
 SCHEMA = 1  # version of the JSON form
 _AGENT, _ZEROS = 0, 1  # the agents of a comparison's plan

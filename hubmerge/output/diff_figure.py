@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hubmerge.figure_canvas import (
+from hubmerge.output.diff import Diff, Measure, Side
+from hubmerge.output.figure_canvas import (
     EDGE,
     SHADE_BAR,
     SIZE,
@@ -27,8 +28,7 @@ from hubmerge.figure_canvas import (
     ticks,
     widest,
 )
-from hubmerge.figures import short_label
-from hubmerge.output.diff import Diff, Measure, Side
+from hubmerge.output.figures import short_label
 
 _ROW = 0.26  # inches: of a module type
 _HISTOGRAM = 1.6  # inches: height

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hubmerge.board.intervals import Estimate, difference, ratio
+from hubmerge.output.intervals import Estimate, difference, ratio
 
 INSTRUCTION = "instruction"  # the domain whose change against the base is told
 DOMAINS = ("math", INSTRUCTION, "code", "tool", "memory", "search")  # their order; others follow by name

@@ -16,7 +16,7 @@ Merge methods read such files through `read_sensitivity` and `check_sensitivity`
 
 from __future__ import annotations
 
-from hubmerge.calibration_spec import CalibrationSpec
+from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.sensitivity.calibration import Pair, digest, load_pairs
 from hubmerge.sensitivity.compute import compute_sensitivity
 from hubmerge.sensitivity.file import SensitivityFile, SensitivityMetadata, check_sensitivity, read_sensitivity

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.errors import Problem, SensitivityError, SourceNotFoundError
-from hubmerge.hub_names import is_hub_id
+from hubmerge.hub.names import is_hub_id
+from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.settings import DEFAULT_ENDPOINT
 from hubmerge.sources.dataset_rows import load_split
 

@@ -23,11 +23,12 @@ from typing import Any, Literal
 import numpy as np
 
 from hubmerge import __version__
-from hubmerge.calibration_spec import CalibrationSpec
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import DiskError, HubmergeError, MemoryLimitError, SensitivityError, TargetExistsError
 from hubmerge.extras import require
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
+from hubmerge.recipe.calibration import CalibrationSpec
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sensitivity import staging
 from hubmerge.sensitivity.calibration import Pair, digest
 from hubmerge.sensitivity.file import (
@@ -43,7 +44,6 @@ from hubmerge.sensitivity.names import NameMap, map_names, verify
 from hubmerge.sensitivity.sums import SUM_FILES, SquareSums, chunks
 from hubmerge.sensitivity.tokens import TokenizedPair, context_length, tokenize, tokens_digest
 from hubmerge.sources.base import Model
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 
 Progress = Callable[[str, int, int, str], None]  # stage, done, total, unit; raises to cancel

@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 
-from hubmerge.chunks import chunks_of
 from hubmerge.dtypes import FLOAT_DTYPES, Float32
-from hubmerge.hub import Hub
-from hubmerge.plan import Plan
+from hubmerge.engine.chunks import chunks_of
+from hubmerge.hub.client import Hub
+from hubmerge.plan.plan import Plan
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sensitivity.file import write_tensors
 from hubmerge.sensitivity.staging import stage_merged_files
 from hubmerge.sources.base import Model
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import SINGLE, open_model
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache

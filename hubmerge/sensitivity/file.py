@@ -25,10 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import DiskError, NonFiniteError, Problem, SensitivityError, SourceNotFoundError
-from hubmerge.hub_names import FileInfo
+from hubmerge.hub.names import FileInfo
+from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry, header_length, parse_header, serialize_header
-from hubmerge.sources.model_name import ModelRef
 
 FORMAT: Literal["hubmerge-sensitivity-1"] = "hubmerge-sensitivity-1"
 CHUNK_ELEMENTS = 4 * 1024 * 1024

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from hubmerge import __version__
-from hubmerge.calibration_spec import CalibrationRows, CalibrationSpec
-from hubmerge.disk import computed_sensitivities, computing_need, is_derived
 from hubmerge.errors import DiskError
-from hubmerge.hub import Hub
-from hubmerge.plan import Plan
+from hubmerge.hub.client import Hub
+from hubmerge.plan.disk import computed_sensitivities, computing_need, is_derived
+from hubmerge.plan.plan import Plan
+from hubmerge.recipe.calibration import CalibrationRows, CalibrationSpec
 from hubmerge.sensitivity.compute import compute_sensitivity
 from hubmerge.sensitivity.dense import dense_identity, write_dense
 from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_sensitivity

@@ -19,13 +19,13 @@ from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
-from hubmerge.calibration_spec import CalibrationRows, CalibrationSpec
-from hubmerge.disk import is_derived
 from hubmerge.errors import DiskError, HubUnavailableError, SensitivityError
 from hubmerge.extras import require
-from hubmerge.hub import Hub, RepoState
+from hubmerge.hub.client import Hub, RepoState
 from hubmerge.methods import get_method
-from hubmerge.plan import Plan
+from hubmerge.plan.disk import is_derived
+from hubmerge.plan.plan import Plan
+from hubmerge.recipe.calibration import CalibrationRows, CalibrationSpec
 from hubmerge.sensitivity.calibration import Pair, digest, load_pairs
 from hubmerge.sensitivity.compute import LOADERS, tokenized_in
 from hubmerge.sensitivity.file import SensitivityFile, read_sensitivity

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hubmerge.calibration_spec import CalibrationSpec
-from hubmerge.confinement import Limits, confine
 from hubmerge.errors import (
     EvaluationError,
     FormatError,
@@ -25,9 +23,11 @@ from hubmerge.errors import (
     SensitivityError,
     SourceNotFoundError,
 )
-from hubmerge.evaluation.channel import Channel, run
-from hubmerge.evaluation.process import ChildJob, fresh_environment, run_child
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
+from hubmerge.isolation.channel import Channel, run
+from hubmerge.isolation.confinement import Limits, confine
+from hubmerge.isolation.process import ChildJob, fresh_environment, run_child
+from hubmerge.recipe.calibration import CalibrationSpec
 
 MODULE = "hubmerge.sensitivity.rows_process"
 WALL_S = 120.0  # for all agents of a merge; within the time that a signed-in visitor's question may take

@@ -1,8 +1,8 @@
 """A stranger's checkpoint made fit for transformers: shards as they are, everything else file by file.
 
 transformers sees a folder of ours, never the repo: the safetensors shards that the headers were read from (Hub
-shards fetched and verified by hub.py), the index as it was validated, config.json and tokenizer files less what names
-code or a place (output/config.py). No network is used and no code of the repo can run.
+shards fetched and verified by hub/client.py), the index as it was validated, config.json and tokenizer files less what
+names code or a place (sources/config.py). No network is used and no code of the repo can run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import FormatError, MemoryLimitError, SensitivityError
-from hubmerge.hub import Hub
-from hubmerge.output.companions import is_of_tokenizer, makes_tokenizer, reader, tokenizer_files
-from hubmerge.output.config import merged_config
-from hubmerge.plan import Plan
-from hubmerge.plan_files import folder_files
+from hubmerge.hub.client import Hub
+from hubmerge.plan.files import folder_files
+from hubmerge.plan.plan import Plan
 from hubmerge.sources.base import Model
+from hubmerge.sources.companions import is_of_tokenizer, makes_tokenizer, reader, tokenizer_files
+from hubmerge.sources.config import merged_config
 from hubmerge.sources.files import check_planned
 from hubmerge.sources.open import INDEX, SINGLE
 from hubmerge.sources.reader import LocalOrFetched

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hubmerge.disk import DISK_MARGIN_BYTES
 from hubmerge.errors import DiskError, HeaderError, SensitivityError, TargetExistsError
+from hubmerge.plan.disk import DISK_MARGIN_BYTES
 from hubmerge.sensitivity.file import CHUNK_ELEMENTS, Float32, write_tensors
 from hubmerge.sources.header import header_length, parse_header
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from hubmerge.hub_names import FileInfo
+from hubmerge.hub.names import FileInfo
+from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.adapter_config import AdapterConfig
 from hubmerge.sources.header import TensorEntry
-from hubmerge.sources.model_name import ModelRef
 
 
 @dataclass(frozen=True)

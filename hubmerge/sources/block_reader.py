@@ -18,10 +18,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
-from hubmerge import buffers
 from hubmerge.disk_errors import writing
 from hubmerge.errors import CorruptError
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
+from hubmerge.sources import buffers
 from hubmerge.sources.base import Model
 from hubmerge.sources.files import other_header
 

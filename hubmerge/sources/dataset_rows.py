@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import HubmergeError, HubUnavailableError
-from hubmerge.hub_errors import is_outage
+from hubmerge.hub.errors import is_outage
 
 FORMATS = frozenset(("arrow", "csv", "json", "parquet", "text"))
 FROM_CACHE = "cache"  # the library's name for what its own cache holds, which it reads where the Hub is away

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hubmerge.errors import FormatError, SourceNotFoundError
-from hubmerge.hub_names import FileInfo
+from hubmerge.hub.names import FileInfo
 
 _MAX_DEPTH = 2  # folders in folders; sentence-transformers' routes lie there
 _MAX_FILES = 20_000

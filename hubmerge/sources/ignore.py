@@ -4,7 +4,7 @@ What an agent has under such a name is left out, as if its files did not hold it
 is kept, bit for bit, and no agent is read there. So value heads that PPO leaves in an agent (`v_head.*`) and buffers
 that old checkpoints store (`*.rotary_emb.inv_freq`) forbid no merge, and parts of the base can be kept by name.
 
-A pattern (recipe_ignore.py) is held against a tensor's name as the file stores it, also without PEFT's wrapper, and as
+A pattern (recipe/ignore.py) is held against a tensor's name as the file stores it, also without PEFT's wrapper, and as
 the base calls it.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from hubmerge.recipe_ignore import MAX_PATTERNS, Ignored, ignored_by
+from hubmerge.recipe.ignore import MAX_PATTERNS, Ignored, ignored_by
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BASE, BorrowedTensor
 from hubmerge.wording import named

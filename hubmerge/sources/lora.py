@@ -22,13 +22,13 @@ from types import MappingProxyType
 
 from hubmerge.dtypes import FLOAT_DTYPES
 from hubmerge.errors import Problem
-from hubmerge.hub_names import is_hub_id
+from hubmerge.hub.names import is_hub_id
 from hubmerge.sources.adapter_config import AdapterConfig
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BASE, AdaptedTensor, BorrowedTensor
 from hubmerge.sources.fp8 import Seen
 from hubmerge.sources.prefixes import renaming
-from hubmerge.tying import is_embedding, is_head, is_tied
+from hubmerge.sources.tying import is_embedding, is_head, is_tied
 from hubmerge.wording import dims, incompatible, named
 
 _WRAPPER = "base_model.model."

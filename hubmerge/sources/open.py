@@ -27,15 +27,15 @@ from hubmerge.errors import (
     IndexFileError,
     SourceNotFoundError,
 )
-from hubmerge.hub import Hub
-from hubmerge.hub_names import FileInfo
+from hubmerge.hub.client import Hub
+from hubmerge.hub.names import FileInfo
 from hubmerge.plain_yaml import load_plain_yaml
-from hubmerge.recipe import Recipe
+from hubmerge.recipe.model_name import SYNTHETIC, ModelName, ModelRef
+from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
 from hubmerge.sources.base import HeaderDigest, Model, StoredTensor
 from hubmerge.sources.folder import link_outside, list_folder, read_inside
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
-from hubmerge.sources.model_name import SYNTHETIC, ModelName, ModelRef
 from hubmerge.sources.remedies import Weightless
 from hubmerge.sources.synthetic import open_synthetic
 from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, token_table

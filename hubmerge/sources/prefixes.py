@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from hubmerge.recipe_ignore import Ignored
+from hubmerge.recipe.ignore import Ignored
 from hubmerge.sources.base import Model
 from hubmerge.sources.fp8 import Seen
-from hubmerge.tying import is_head
+from hubmerge.sources.tying import is_head
 
 PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_mod.")
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hubmerge.dtypes import STORAGE, Float32, decode
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.derived import BorrowedTensor, DerivedTensor
 from hubmerge.sources.files import OpenFiles

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hubmerge.errors import FormatError
-from hubmerge.hub_names import is_hub_id
+from hubmerge.hub.names import is_hub_id
 
 _PICKLED = re.compile(r"(?:pytorch_model.*|adapter_model)\.bin")  # as transformers and peft wrote them
 _OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz")

@@ -21,8 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from hubmerge.errors import CancelledError
-from hubmerge.hub import Hub
-from hubmerge.hub_bytes import is_sound
+from hubmerge.hub.client import Hub
+from hubmerge.hub.transfer import is_sound
 from hubmerge.sources.base import Model
 from hubmerge.sources.block_reader import BLOCK_BYTES, BlockBuffer, BlockReader
 from hubmerge.sources.files import OpenFiles

@@ -31,11 +31,11 @@ from numpy.typing import NDArray
 from hubmerge.counter_rng import draws, make_key, uniform
 from hubmerge.dtypes import decode, encode
 from hubmerge.errors import RecipeError
-from hubmerge.hub_names import FileInfo
-from hubmerge.shapes import OWN_SHAPE, SHAPES, DecoderShape, own_shape
+from hubmerge.hub.names import FileInfo
+from hubmerge.recipe.model_name import SYNTHETIC, ModelRef
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry, serialize_header
-from hubmerge.sources.model_name import SYNTHETIC, ModelRef
+from hubmerge.sources.shapes import OWN_SHAPE, SHAPES, DecoderShape, own_shape
 
 TILE = 1_048_573  # elements
 SHARD = "model.safetensors"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hubmerge.sources.base import Model, TokenTable
-from hubmerge.tying import is_embedding, is_head
+from hubmerge.sources.tying import is_embedding, is_head
 
 TOKENIZER = "tokenizer.json"
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024  # the largest known have 35 MB

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hubmerge.errors import Problem
-from hubmerge.recipe_ignore import Ignored, ignored_by
+from hubmerge.recipe.ignore import Ignored, ignored_by
 from hubmerge.sources.base import Model
 from hubmerge.sources.fp8 import Seen, with_scales
 from hubmerge.sources.ignore import told_of, unmatched, with_kept, without

@@ -23,7 +23,7 @@ from hubmerge.errors import Problem
 from hubmerge.sources.base import Model, StoredTensor, TokenTable
 from hubmerge.sources.derived import BASE, BorrowedTensor, ExtendedTensor, UnitedTensor, first_rows
 from hubmerge.sources.tokens import TOKENIZER
-from hubmerge.tying import is_embedding, is_head
+from hubmerge.sources.tying import is_embedding, is_head
 from hubmerge.wording import incompatible, named
 
 _OTHERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "tiktoken.model", "vocab.txt")

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_config
 from tiny_inputs import candidates
 
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folder
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_folder
+from hubmerge.output.report import Report
 from hubmerge.prepare import prepare
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.report import Report
+from hubmerge.recipe.recipe import recipe_from_dict
 
 NOWHERE = Hub("http://127.0.0.1:9")
 SHARDS = 3

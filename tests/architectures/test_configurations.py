@@ -16,7 +16,7 @@ from transformers.configuration_utils import ALLOWED_LAYER_TYPES
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 
-from hubmerge.output.config import merged_config
+from hubmerge.sources.config import merged_config
 
 # what transformers itself does not build at its defaults
 NO_DEFAULTS = {

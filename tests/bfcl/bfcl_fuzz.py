@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 
 from bfcl_damage import SOURCES, rows, variants
 
-from hubmerge.function_calls import Language, decode
-from hubmerge.function_calls.java_values import java_value
-from hubmerge.function_calls.javascript_values import javascript_value
+from hubmerge.evaluation.function_calls import Language, decode
+from hubmerge.evaluation.function_calls.java_values import java_value
+from hubmerge.evaluation.function_calls.javascript_values import javascript_value
 
 LANGUAGES: tuple[Language, ...] = ("python", "java", "javascript")
 FRAGMENTS = (

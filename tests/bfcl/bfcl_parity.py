@@ -21,8 +21,8 @@ from typing import Any
 
 from bfcl_damage import ROOT, Variant, all_variants
 
-from hubmerge.function_calls import decode, mismatch
-from hubmerge.tasks.bfcl import TASKS
+from hubmerge.evaluation.function_calls import decode, mismatch
+from hubmerge.evaluation.tasks.bfcl import TASKS
 
 PYTHON = ROOT / ".cache" / "bfcl" / "bin" / "python"
 CHILD = Path(__file__).with_name("bfcl_child.py")

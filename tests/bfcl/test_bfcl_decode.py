@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from hubmerge.function_calls import Call, Language, decode
-from hubmerge.function_calls.java_values import java_value
-from hubmerge.function_calls.javascript_values import javascript_value
+from hubmerge.evaluation.function_calls import Call, Language, decode
+from hubmerge.evaluation.function_calls.java_values import java_value
+from hubmerge.evaluation.function_calls.javascript_values import javascript_value
 
 
 def arguments(text: str, language: Language = "python") -> dict[str | None, Any]:

@@ -10,7 +10,7 @@ from bfcl_fuzz import LANGUAGES, LISTS, TYPES, converted, mutated, seeds, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hubmerge.function_calls import Call, Language, decode, mismatch
+from hubmerge.evaluation.function_calls import Call, Language, decode, mismatch
 
 SETTINGS = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 FUNCTION = {

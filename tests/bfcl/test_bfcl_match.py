@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hubmerge.function_calls import Call, Kind, Language, mismatch
+from hubmerge.evaluation.function_calls import Call, Kind, Language, mismatch
 
 
 def function(name: str = "f", required: tuple[str, ...] = (), **types: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from bfcl_fuzz import converted, values
 from bfcl_parity import PYTHON, VERDICTS, Reference, Tally, compare, ours
 from test_bfcl_task import CONTRADICTORY
 
-from hubmerge.tasks.bfcl import TASKS
+from hubmerge.evaluation.tasks.bfcl import TASKS
 
 needs_bfcl = pytest.mark.skipif(
     not PYTHON.exists(), reason="bfcl-eval is not installed in .cache/bfcl (tests/bfcl/install.sh)"

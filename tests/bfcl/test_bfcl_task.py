@@ -12,9 +12,9 @@ import pytest
 from bfcl_damage import DATA, ROOT, rows
 
 from hubmerge.errors import EvaluationError
-from hubmerge.function_calls import decode
-from hubmerge.tasks import Task, get_task
-from hubmerge.tasks.bfcl import CATEGORIES, NO_CALL, TASKS
+from hubmerge.evaluation.function_calls import decode
+from hubmerge.evaluation.tasks import Task, get_task
+from hubmerge.evaluation.tasks.bfcl import CATEGORIES, NO_CALL, TASKS
 
 ROWS = {
     "simple_python": 400,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from hubmerge.board.intervals import Estimate, difference, mean, ratio, score_interval
+from hubmerge.output.intervals import Estimate, difference, mean, ratio, score_interval
 
 
 @pytest.mark.parametrize(("hits", "samples"), [(0, 20), (1, 20), (81, 263), (15, 148), (500, 500)])

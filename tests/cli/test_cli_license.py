@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import RepositoryNotFoundError
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 
 Fetched = Callable[[str, str], bytes]
 

@@ -18,8 +18,8 @@ import pytest
 from huggingface_hub import HfApi, constants
 from mistakes import MISTAKES, Mistake
 
-from hubmerge.cli import main
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.cli.main import main
+from localhub.process import LocalHubProcess
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 DATA = DOCS / "data" / "mistakes.json"

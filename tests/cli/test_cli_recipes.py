@@ -11,11 +11,11 @@ import pytest
 from builders import read_model
 from huggingface_hub import HfApi
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 from hubmerge.errors import RecipeError
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.recipe_file import load_recipe, recipe_from_yaml
-from hubmerge.sweep import sweep_from_dict
+from hubmerge.recipe.file import load_recipe, recipe_from_yaml
+from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.recipe.sweep import sweep_from_dict
 
 GOOD: dict[str, Any] = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram"}
 
@@ -70,8 +70,8 @@ def test_a_path_that_leads_somewhere_from_the_working_folder_only_is_refused_wit
 
 
 def test_sweeps_calibration_data_and_sensitivity_files_are_found_from_there_too(below: Path, tmp_path: Path) -> None:
+    from hubmerge.recipe.sweep import load_sweep
     from hubmerge.sensitivity.calibration import load_pairs
-    from hubmerge.sweep import load_sweep
 
     (below.parent / "pairs.jsonl").write_text('{"q": "2+2", "a": "4"}\n')
     below.write_text(

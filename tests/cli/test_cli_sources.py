@@ -15,10 +15,10 @@ import pytest
 from builders import f32, random_base, read_model, sparse_agent, write_model
 from huggingface_hub import HfApi
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 from hubmerge.errors import HubmergeError
-from hubmerge.hub import Hub
-from hubmerge.sources.model_name import ModelName
+from hubmerge.hub.client import Hub
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.open import open_model
 
 NOWHERE = Hub("http://127.0.0.1:9")

@@ -10,7 +10,7 @@ import pytest
 from builders import recipe_dict, write_parents
 from huggingface_hub import HfApi
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 
 ROLES = ("base", "one", "two")
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from builders import write_parents
 
-from hubmerge import terminal
-from hubmerge.cli import main
+from hubmerge.cli import terminal
+from hubmerge.cli.main import main
+from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import EvaluationError, SensitivityError
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.terminal import Terminal
+from localhub.process import LocalHubProcess
 
 PATIENCE_S = 10.0  # of a test that hears nothing
 
@@ -143,17 +143,17 @@ def test_inspect_says_how_many_headers_there_are(recipe: Path, slowly: Callable[
 
 
 def test_merge_says_what_takes_long_in_every_stage(recipe: Path, slowly: Callable[..., None], monkeypatch: Any):
-    monkeypatch.setattr("hubmerge.compiled.entries.Entry.is_there", lambda entry: False)
+    monkeypatch.setattr("hubmerge.engine.compiled.entries.Entry.is_there", lambda entry: False)
     slowly("hubmerge.sources.open._read_header", "resolve")
-    slowly("hubmerge.compiled.entries.Entry.load", "compile")
-    slowly("hubmerge.shard_work.read_chunk", "merge")
-    slowly("hubmerge.line.render_figures", "card")
+    slowly("hubmerge.engine.compiled.entries.Entry.load", "compile")
+    slowly("hubmerge.engine.shard_work.read_chunk", "merge")
+    slowly("hubmerge.merge.render_figures", "card")
     assert main(["merge", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
     assert never_waited(slowly) == []
 
 
 def test_compiling_says_how_many_parts_are_there(recipe: Path, ear: Ear, monkeypatch: Any):
-    monkeypatch.setattr("hubmerge.compiled.entries.Entry.is_there", lambda entry: False)
+    monkeypatch.setattr("hubmerge.engine.compiled.entries.Entry.is_there", lambda entry: False)
     assert main(["merge", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
     stages = [line["stage"] for line in ear.lines() if line["type"] == "stage"]
     assert stages == ["resolve", "merge", "compile", "merge", "card"]
@@ -163,7 +163,7 @@ def test_compiling_says_how_many_parts_are_there(recipe: Path, ear: Ear, monkeyp
 
 @pytest.mark.parametrize("command", ["probe", "diff"])
 def test_counting_says_that_it_counts(command: str, recipe: Path, slowly: Callable[..., None]):
-    slowly("hubmerge.first_passes.read_chunk", "probe")
+    slowly("hubmerge.engine.first_passes.read_chunk", "probe")
     models = json.loads(recipe.read_text())
     what = [str(recipe)] if command == "probe" else [models["base"], models["agents"][0]]
     assert main([command, *what, "--json", "--log-json"]) == 0
@@ -175,9 +175,9 @@ def test_publish_says_what_it_reads_sends_and_waits_for(
 ):
     out = recipe.parent / "out"
     assert main(["merge", str(recipe), "--out", str(out), "--log-json"]) == 0
-    slowly("hubmerge.publish._verified", "publish")
-    slowly("hubmerge.hub.Hub.preupload", "verify")
-    slowly("hubmerge.hub.Hub.commit", "commit")
+    slowly("hubmerge.output.publish._verified", "publish")
+    slowly("hubmerge.hub.client.Hub.preupload", "verify")
+    slowly("hubmerge.hub.client.Hub.commit", "commit")
     assert main(["publish", str(out), "ada/waited", "--log-json"]) == 0
     assert never_waited(slowly) == []
     size = (out / "model.safetensors").stat().st_size
@@ -187,7 +187,7 @@ def test_publish_says_what_it_reads_sends_and_waits_for(
 
 
 def test_run_says_that_it_waits_for_an_upload(recipe: Path, slowly: Callable[..., None], hub: LocalHubProcess):
-    slowly("hubmerge.hub.Hub.preupload", "upload")
+    slowly("hubmerge.hub.client.Hub.preupload", "upload")
     assert main(["run", str(recipe), "--to", "ada/run", "--log-json"]) == 0
     assert never_waited(slowly) == []
 
@@ -196,13 +196,13 @@ def test_sweep_says_that_it_reads_headers(recipe: Path, slowly: Callable[..., No
     models = json.loads(recipe.read_text())
     recipe.write_text(json.dumps({**{k: models[k] for k in ("base", "agents")}, "sweep": [{"method": "ram"}]}))
     slowly("hubmerge.sources.open._read_header", "resolve")
-    slowly("hubmerge.shard_work.read_chunk", "merge")
+    slowly("hubmerge.engine.shard_work.read_chunk", "merge")
     assert main(["sweep", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
     assert never_waited(slowly) == []
 
 
 def test_leaderboard_says_that_it_reads_results(tmp_path: Path, slowly: Callable[..., None]):
-    slowly("hubmerge.board.files.read_folder", "results")
+    slowly("hubmerge.leaderboard.files.read_folder", "results")
     assert main(["leaderboard", "--results", str(tmp_path), "--log-json"]) == 0
     assert never_waited(slowly) == []
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from hubmerge.localhub.process import LocalHubProcess  # noqa: E402
+from localhub.process import LocalHubProcess  # noqa: E402
 
 PASSED, SKIPPED = 479, 2  # of huggingface_hub 2.4.0
 STAGING = "https://hub-ci.huggingface.co"

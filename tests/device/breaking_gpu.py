@@ -22,11 +22,11 @@ def main(folder: Path) -> None:
     import torch
     from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-    from hubmerge.counting import BLOCK
-    from hubmerge.device import passes
-    from hubmerge.journal import Journal
+    from hubmerge.engine.counting import BLOCK
+    from hubmerge.engine.device import passes
+    from hubmerge.engine.journal import Journal
+    from hubmerge.engine.stream import Silent, StreamOptions, merge
     from hubmerge.sources.reader import LocalOrFetched, TensorReader
-    from hubmerge.stream import Silent, StreamOptions, merge
 
     warnings: list[str] = []
     calls: list[int] = []

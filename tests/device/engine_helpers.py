@@ -9,9 +9,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
-from hubmerge import eager
 from hubmerge.counter_rng import make_key
-from hubmerge.device.engine import Engine
+from hubmerge.engine import eager
+from hubmerge.engine.device.engine import Engine
 
 
 def host(agents: int, dtype: str) -> ModuleType:

@@ -56,11 +56,11 @@ def main(folder: Path) -> None:
 
     from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-    from hubmerge.device.zero import announce, lent_bursts
-    from hubmerge.journal import Journal
+    from hubmerge.engine.device.zero import announce, lent_bursts
+    from hubmerge.engine.journal import Journal
+    from hubmerge.engine.stream import Silent, StreamOptions, merge
     from hubmerge.settings import load_settings
     from hubmerge.sources.reader import LocalOrFetched, TensorReader
-    from hubmerge.stream import Silent, StreamOptions, merge
 
     warnings: list[str] = []
 

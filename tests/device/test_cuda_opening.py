@@ -14,17 +14,19 @@ from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 from test_compiled import chunk_of, for_method, rule_of
 from test_engine import Warned
 
-from hubmerge import cli, in_order, machine
-from hubmerge.counting import BLOCK
-from hubmerge.device import choose, passes
-from hubmerge.device.choose import LANES, MEMORY_BYTES, open_engine
-from hubmerge.device.engine import Engine
-from hubmerge.distributed import Ranks
-from hubmerge.first_passes import find_thresholds
-from hubmerge.journal import Journal
-from hubmerge.plan import Plan
+from hubmerge import machine
+from hubmerge.cli import main as cli
+from hubmerge.engine import in_order
+from hubmerge.engine.counting import BLOCK
+from hubmerge.engine.device import choose, passes
+from hubmerge.engine.device.choose import LANES, MEMORY_BYTES, open_engine
+from hubmerge.engine.device.engine import Engine
+from hubmerge.engine.distributed import Ranks
+from hubmerge.engine.first_passes import find_thresholds
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.stream import MergeResult, StreamOptions, merge, probe
+from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, StreamOptions, merge, probe
 
 
 @pytest.fixture
@@ -187,7 +189,7 @@ def many_cores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         asked.append(workers)
         return real(items, work, workers, abandon)
 
-    for name in ("hubmerge.shard_work.in_order", "hubmerge.first_passes.in_order"):
+    for name in ("hubmerge.engine.shard_work.in_order", "hubmerge.engine.first_passes.in_order"):
         monkeypatch.setattr(name, counting)
     return asked
 

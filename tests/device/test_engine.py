@@ -14,17 +14,17 @@ import torch
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 from test_compiled import chunk_of, for_method, rule_of
 
-from hubmerge import eager
 from hubmerge.counter_rng import make_key
-from hubmerge.counting import BLOCK
-from hubmerge.device import choose, engine, passes
-from hubmerge.device.choose import LANES, Opened, bytes_per_element, chunk_elements, device_there, open_engine
-from hubmerge.device.engine import Engine
+from hubmerge.engine import eager
+from hubmerge.engine.counting import BLOCK
+from hubmerge.engine.device import choose, engine, passes
+from hubmerge.engine.device.choose import LANES, Opened, bytes_per_element, chunk_elements, device_there, open_engine
+from hubmerge.engine.device.engine import Engine
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, merge
 from hubmerge.errors import MemoryLimitError
-from hubmerge.journal import Journal
-from hubmerge.plan import Plan
+from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, Silent, StreamOptions, merge
 
 
 class Warned(Silent):

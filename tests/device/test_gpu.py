@@ -16,13 +16,13 @@ from test_compiled import chunk_of, for_method, rule_of
 from test_engine import Warned
 
 from hubmerge.counter_rng import make_key
-from hubmerge.counting import BLOCK
-from hubmerge.device.choose import LANES, MEMORY_BYTES, chunk_elements
-from hubmerge.device.engine import Engine
-from hubmerge.journal import Journal
+from hubmerge.engine.counting import BLOCK
+from hubmerge.engine.device.choose import LANES, MEMORY_BYTES, chunk_elements
+from hubmerge.engine.device.engine import Engine
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.stream import StreamOptions, merge
 from hubmerge.methods import registry
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import StreamOptions, merge
 
 pytestmark = [
     pytest.mark.gpu,

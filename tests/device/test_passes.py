@@ -15,11 +15,11 @@ from test_compiled import chunk_of, for_method, rule_of
 from torch.profiler import ProfilerActivity, profile
 
 from hubmerge.counter_rng import Key, draws, make_key, uniform
-from hubmerge.counting import BLOCK, block_sums
-from hubmerge.device import arithmetic
-from hubmerge.device.choose import bytes_per_element
-from hubmerge.device.engine import Engine, _Lane
 from hubmerge.dtypes import STORAGE, encode
+from hubmerge.engine.counting import BLOCK, block_sums
+from hubmerge.engine.device import arithmetic
+from hubmerge.engine.device.choose import bytes_per_element
+from hubmerge.engine.device.engine import Engine, _Lane
 from hubmerge.methods import registry
 
 CPU = torch.device("cpu")

@@ -22,16 +22,16 @@ from test_engine import Warned
 from test_stream_sensitive import CALIBRATION, write_sensitivities
 from test_stream_sensitive import run as weighed
 
-from hubmerge.device import zero
-from hubmerge.device.burst_process import BurstProcess
-from hubmerge.device.zero import Burst, Bursts, announce, lent_bursts, run_burst
+from hubmerge.engine.device import zero
+from hubmerge.engine.device.burst_process import BurstProcess
+from hubmerge.engine.device.zero import Burst, Bursts, announce, lent_bursts, run_burst
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.shard_work import Output
+from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_variants
 from hubmerge.errors import CancelledError, NonFiniteError
-from hubmerge.journal import Journal
-from hubmerge.plan import Plan
+from hubmerge.plan.plan import Plan
 from hubmerge.settings import load_settings
-from hubmerge.shard_work import Output
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_variants
 
 FAKE = Path(spaces.__file__).parents[1]
 ROOT = FAKE.parents[1]
@@ -219,7 +219,7 @@ def test_whole_tensor_methods_ask_for_no_gpu(tmp_path: Path) -> None:
 
 def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_function(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom hubmerge.device.zero import announce, lent_bursts\n"
+        "import sys\nfrom hubmerge.engine.device.zero import announce, lent_bursts\n"
         "from hubmerge.settings import load_settings\nsettings = load_settings()\n"
         "announce(settings, print)\n"
         "with lent_bursts(settings) as bursts:\n    print(bursts is None)\n"

@@ -23,12 +23,13 @@ from typing import Any
 
 import torch.distributed  # noqa: F401
 
-import hubmerge.compiled
-import hubmerge.merge_command
-import hubmerge.run_command  # noqa: F401
-from hubmerge import cli, journal, line, prepare, stream, upload
-from hubmerge.device import choose
+from hubmerge import merge as line
+from hubmerge import prepare
+from hubmerge.cli import main as cli
+from hubmerge.engine import journal, stream
+from hubmerge.engine.device import choose
 from hubmerge.errors import HubUnavailableError
+from hubmerge.output import upload
 
 
 def _die_after(times: int, call: Callable[..., Any]) -> Callable[..., Any]:

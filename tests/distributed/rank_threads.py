@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from threading import Barrier
 from typing import Any
 
-from hubmerge.distributed import Ranks
+from hubmerge.engine.distributed import Ranks
 
 
 class Thread(Ranks):

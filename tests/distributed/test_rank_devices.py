@@ -16,15 +16,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 from rank_threads import Thread, ranks_of
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge import chunks, helper
-from hubmerge.device.choose import Opened
-from hubmerge.device.engine import Engine
-from hubmerge.distributed import ALONE
-from hubmerge.helper import help_to_folder
-from hubmerge.journal import Journal
-from hubmerge.rank_folders import claim, see
+from hubmerge.engine import chunks
+from hubmerge.engine.device.choose import Opened
+from hubmerge.engine.device.engine import Engine
+from hubmerge.engine.distributed import ALONE
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.rank_folders import claim, see
+from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, Variant, merge_variants
+from hubmerge.output import helper
+from hubmerge.output.helper import help_to_folder
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge_variants
 
 
 def test_rank_0_says_what_the_others_warn_of_and_whose_device_failed() -> None:

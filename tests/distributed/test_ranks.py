@@ -19,19 +19,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 from rank_threads import Thread, ranks_of
 from stream_helpers import NOWHERE, StopAfter, bytes_of, plan_of, run, write_family
 
-from hubmerge import first_passes
-from hubmerge.distributed import ALONE, ProcessLostError, Ranks, assign, refuse_several
+from hubmerge.engine import first_passes
+from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, assign, refuse_several
+from hubmerge.engine.journal import Journal, plan_identity
+from hubmerge.engine.rank_folders import adopt, claim, rank_folder, take_over
+from hubmerge.engine.ranked import Ranked
+from hubmerge.engine.sink import WORK
+from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_share, merge_variants
 from hubmerge.errors import RecipeError, SettingsError
-from hubmerge.helper import share_sensitivities
-from hubmerge.journal import Journal, plan_identity
-from hubmerge.plan import Plan
-from hubmerge.rank_folders import adopt, claim, rank_folder, take_over
-from hubmerge.ranked import Ranked
+from hubmerge.output.helper import share_sensitivities
+from hubmerge.plan.plan import Plan
 from hubmerge.sensitivity.file import SensitivityMetadata, read_sensitivity, write_tensors
 from hubmerge.settings import load_settings
-from hubmerge.sink import WORK
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_share, merge_variants
 
 
 def merged_by(size: int, plan: Any, out: Path) -> MergeResult:
@@ -217,9 +217,9 @@ def test_a_process_that_lost_the_others_keeps_its_folder_until_it_ends(tmp_path:
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
-from hubmerge.distributed import ALONE
+from hubmerge.engine.distributed import ALONE
 from hubmerge.errors import DiskError
-from hubmerge.rank_folders import claim
+from hubmerge.engine.rank_folders import claim
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 try:

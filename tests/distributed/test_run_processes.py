@@ -18,8 +18,8 @@ sys.path.insert(0, str(ROOT / "tests" / "engine"))
 
 from stream_helpers import write_family
 
-from hubmerge.hub import Hub
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.hub.client import Hub
+from localhub.process import LocalHubProcess
 
 SHARDS = 8
 SIZES = {f"model.layers.{i}.mlp.down_proj.weight": (40, 64) for i in range(SHARDS)}  # 5 kB each

@@ -10,13 +10,13 @@ import numpy as np
 from builders import T, f32, random_base, sparse_agent, write_model
 from safetensors.numpy import load_file
 
-from hubmerge.hub import Hub
-from hubmerge.journal import Journal
-from hubmerge.plan import MAX_SHARD_BYTES, Plan, make_plan
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.stream import MergeResult, Observer, Silent, StreamOptions, merge
+from hubmerge.hub.client import Hub
+from hubmerge.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, Observer, Silent, StreamOptions, merge
 
 NOWHERE = Hub("http://127.0.0.1:9")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hubmerge import buffers
+from hubmerge.sources import buffers
 
 MB = 1024 * 1024
 

@@ -20,14 +20,14 @@ from report_helpers import report_data
 from safetensors.numpy import load_file
 from stream_helpers import NOWHERE, plan_of, values_of, write_family
 
-from hubmerge.card import LOST_AT_LEAST, render_card
-from hubmerge.journal import Journal
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.stream import Silent, StreamOptions, merge
 from hubmerge.methods import registry
 from hubmerge.methods.base import Scope
-from hubmerge.report import Report, make_report
+from hubmerge.output.card import LOST_AT_LEAST, render_card
+from hubmerge.output.report import Report, make_report
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.statistics import Overlaps
-from hubmerge.stream import Silent, StreamOptions, merge
+from hubmerge.statistics.statistics import Overlaps
 
 SIZES = {
     "model.embed_tokens.weight": (37, 16),

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hubmerge import compiled, eager
-from hubmerge.compiled.magnitude_counts import count_magnitudes
 from hubmerge.counter_rng import make_key
-from hubmerge.counting import BLOCK, activity, count_inputs, fold_inputs
 from hubmerge.dtypes import decode, encode
+from hubmerge.engine import compiled, eager
+from hubmerge.engine.compiled.magnitude_counts import count_magnitudes
+from hubmerge.engine.counting import BLOCK, activity, count_inputs, fold_inputs
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope, Threshold
-from hubmerge.recipe import MAX_AGENTS
-from hubmerge.statistics import zero_tally
+from hubmerge.recipe.recipe import MAX_AGENTS
+from hubmerge.statistics.statistics import zero_tally
 
 SIZES = [1, 63, BLOCK - 1, BLOCK, 3 * BLOCK + 65]
 

@@ -15,15 +15,15 @@ from builders import tensor, write_model
 from stream_helpers import NOWHERE, StopAfter, bytes_of, plan_of, run, write_family
 from test_sweep import run_variants
 
-from hubmerge import memory
-from hubmerge.chunks import Silent, StreamOptions
+from hubmerge.engine import memory
+from hubmerge.engine.chunks import Silent, StreamOptions
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.stream import MergeResult, merge, probe
 from hubmerge.errors import NonFiniteError
-from hubmerge.journal import Journal
-from hubmerge.plan import Plan
-from hubmerge.report import make_report
+from hubmerge.output.report import make_report
+from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.statistics import Tally
-from hubmerge.stream import MergeResult, merge, probe
+from hubmerge.statistics.statistics import Tally
 
 SCOPED = {"scope": "tensor", "r": 0.5, "alpha": 9.0}
 

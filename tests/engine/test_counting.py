@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubmerge.counting import (
+from hubmerge.engine.counting import (
     BLOCK,
     LANES,
     RELATIVE_ERROR,
@@ -23,7 +23,7 @@ from hubmerge.counting import (
     fold_inputs,
     fold_result,
 )
-from hubmerge.statistics import (
+from hubmerge.statistics.statistics import (
     SCHEMA,
     ResultTally,
     Statistics,
@@ -33,7 +33,7 @@ from hubmerge.statistics import (
     zero_result,
     zero_tally,
 )
-from hubmerge.summary import summarize
+from hubmerge.statistics.summary import summarize
 
 
 def random_inputs(seed: int, n: int, k: int = 3) -> tuple[np.ndarray, list[np.ndarray]]:

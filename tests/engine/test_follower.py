@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hubmerge.follower import Follower
+from hubmerge.engine.follower import Follower
 
 
 def alive(name: str) -> list[threading.Thread]:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubmerge import compiled, eager
-from hubmerge.counting import BLOCK, RELATIVE_ERROR, activity, count_inputs, fold_inputs
-from hubmerge.histogram import BINS, LAST, MAX_ERROR, Estimate, Histogram, empty_histogram, histogram_of
-from hubmerge.statistics import Tally, zero_tally
-from hubmerge.summary import summarize
+from hubmerge.engine import compiled, eager
+from hubmerge.engine.counting import BLOCK, RELATIVE_ERROR, activity, count_inputs, fold_inputs
+from hubmerge.statistics.histogram import BINS, LAST, MAX_ERROR, Estimate, Histogram, empty_histogram, histogram_of
+from hubmerge.statistics.statistics import Tally, zero_tally
+from hubmerge.statistics.summary import summarize
 
 ROUNDING = 1e-12  # of float64 sums, on both sides of a comparison
 SMALLEST_NORMAL = np.float32(2.0**-126)

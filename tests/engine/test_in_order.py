@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hubmerge.in_order import in_order
+from hubmerge.engine.in_order import in_order
 
 
 def streaming() -> list[threading.Thread]:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from stream_helpers import bytes_of, plan_of, run, write_family
 
-from hubmerge import finished_shards, sink
+from hubmerge.engine import finished_shards, sink
+from hubmerge.engine.follower import Follower
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.sink import WORK, FinishedShard, ShardWriter
 from hubmerge.errors import CancelledError, SourceChangedError
-from hubmerge.follower import Follower
-from hubmerge.journal import Journal
-from hubmerge.plan import Plan
-from hubmerge.sink import WORK, FinishedShard, ShardWriter
-from hubmerge.statistics import Tally, zero_tally
+from hubmerge.plan.plan import Plan
+from hubmerge.statistics.statistics import Tally, zero_tally
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hubmerge.compiled.kernel_loops import loop_from
-from hubmerge.compiled.kernel_meaning import COMPILED_AS, meaning_of
-from hubmerge.compiled.machine_code import Code
+from hubmerge.engine.compiled.kernel_loops import loop_from
+from hubmerge.engine.compiled.kernel_meaning import COMPILED_AS, meaning_of
+from hubmerge.engine.compiled.machine_code import Code
 from hubmerge.methods import ops, registry
 
 SCALE = 0.5
@@ -59,7 +59,7 @@ def test_kept_code_is_taken_without_compiling(kept: Path, monkeypatch: pytest.Mo
     def refuse(*_: Any) -> None:
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("hubmerge.compiled.adapters.object_code", refuse)
+    monkeypatch.setattr("hubmerge.engine.compiled.adapters.object_code", refuse)
     np.testing.assert_array_equal(run(loop_of(first_kernel, kept)), FIRST)
     with pytest.raises(AssertionError, match="compiled"):
         loop_of(second_kernel, kept)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hubmerge.compiled.kernel_loops import loop_from
-from hubmerge.compiled.kernel_trace import known, trace_of
+from hubmerge.engine.compiled.kernel_loops import loop_from
+from hubmerge.engine.compiled.kernel_trace import known, trace_of
 from hubmerge.methods import registry
 from hubmerge.methods.ops import absolute, where
-from hubmerge.recipe import MAX_AGENTS
+from hubmerge.recipe.recipe import MAX_AGENTS
 
 SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45, 3e38, -3e38, 0.1], np.float32)
 Kernel = Callable[..., Any]

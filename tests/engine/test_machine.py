@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hubmerge import machine
-from hubmerge.chunks import StreamOptions
-from hubmerge.device.choose import host_threads
+from hubmerge.engine.chunks import StreamOptions
+from hubmerge.engine.device.choose import host_threads
 from hubmerge.machine import GroupLimits, group_limits
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"

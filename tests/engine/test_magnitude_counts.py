@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubmerge.compiled.magnitude_counts import _bound
 from hubmerge.counter_rng import make_key
-from hubmerge.eager import ChunkInputs
+from hubmerge.engine.compiled.magnitude_counts import _bound
+from hubmerge.engine.eager import ChunkInputs
+from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods.base import Threshold
-from hubmerge.selection import Magnitudes
 
 ODD = [0.0, -0.0, 1e-45, -1e-40, 1.5, -3e38, np.inf, -np.inf, np.nan]
 

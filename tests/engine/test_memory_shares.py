@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from stream_helpers import bytes_of, plan_of, run, write_family
 
-from hubmerge import machine, memory
-from hubmerge.chunks import StreamOptions
-from hubmerge.counting import BLOCK
-from hubmerge.hub import Hub
-from hubmerge.memory import (
+from hubmerge import machine
+from hubmerge.engine import memory
+from hubmerge.engine.chunks import StreamOptions
+from hubmerge.engine.counting import BLOCK
+from hubmerge.engine.memory import (
     GOOD_CHUNK,
     KEPT_BYTES,
     LARGEST_CHUNK,
@@ -23,9 +23,10 @@ from hubmerge.memory import (
     shares_of,
     stream_bytes,
 )
-from hubmerge.plan import Plan
+from hubmerge.hub.client import Hub
+from hubmerge.plan.plan import Plan
 from hubmerge.prepare import prepare
-from hubmerge.recipe import Recipe
+from hubmerge.recipe.recipe import Recipe
 
 NOWHERE = Hub("http://127.0.0.1:9")  # never asked
 BASE = "synthetic:llama-70b?layers=2"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hubmerge.counting import activity, count_inputs, fold_inputs
+from hubmerge.engine.counting import activity, count_inputs, fold_inputs
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope
-from hubmerge.statistics import zero_tally
+from hubmerge.statistics.statistics import zero_tally
 
 # three agents, six elements: changed by nobody, by agent 0, by agents 0 and 1, by all (with a conflict),
 # by agent 2 alone, and by an update of exactly ε, which is none

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from stream_helpers import NOWHERE, plan_of, write_family
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
+from hubmerge.cli.terminal import Terminal
+from hubmerge.engine.null_sink import NullShardWriter
+from hubmerge.engine.progress import Observer
+from hubmerge.engine.sink import ShardWriter
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import DiskError
-from hubmerge.finished import load_report
-from hubmerge.line import merge_to_folder
-from hubmerge.null_sink import NullShardWriter
+from hubmerge.merge import merge_to_folder
+from hubmerge.output.finished import load_report
 from hubmerge.prepare import prepare
-from hubmerge.progress import Observer
-from hubmerge.recipe_file import load_recipe
-from hubmerge.sink import ShardWriter
-from hubmerge.stream import StreamOptions
-from hubmerge.terminal import Terminal
+from hubmerge.recipe.file import load_recipe
 
 REPO = Path(__file__).resolve().parents[2]
 QUIET: Observer = Terminal(as_json=False)

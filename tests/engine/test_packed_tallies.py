@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stream_helpers import StopAfter, bytes_of, plan_of, run, write_family
 
-from hubmerge import first_passes, statistics
-from hubmerge.histogram import BINS, Histogram, HistogramSum
-from hubmerge.statistics import Tally
+from hubmerge.engine import first_passes
+from hubmerge.statistics import statistics
+from hubmerge.statistics.histogram import BINS, Histogram, HistogramSum
+from hubmerge.statistics.statistics import Tally
 
 BIN = st.tuples(st.integers(1, 2**40), st.integers(0, 2**58))
 

@@ -11,11 +11,11 @@ import pytest
 from builders import f32, sparse_agent, tensor, write_model
 from stream_helpers import StopAfter, bytes_of, plan_of, run, write_family
 
+from hubmerge.engine.parallel_shards import MOST_SHARDS, Overall, shards_at_once, write_shards
 from hubmerge.errors import CancelledError, NonFiniteError
 from hubmerge.methods import registry
-from hubmerge.parallel_shards import MOST_SHARDS, Overall, shards_at_once, write_shards
-from hubmerge.plan import Plan
-from hubmerge.statistics import Tally
+from hubmerge.plan.plan import Plan
+from hubmerge.statistics.statistics import Tally
 
 SHARD = 20_000  # bytes: the family becomes several shards
 

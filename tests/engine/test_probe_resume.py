@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from stream_helpers import NOWHERE, SIZES, StopAfter, bytes_of, plan_of, run, write_family
 
-from hubmerge import first_passes, journal
-from hubmerge.chunks import Silent
+from hubmerge.engine import first_passes, journal
+from hubmerge.engine.chunks import Silent
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.sink import WORK
+from hubmerge.engine.stream import StreamOptions, Variant, merge_variants
 from hubmerge.errors import TargetExistsError
-from hubmerge.journal import Journal
-from hubmerge.plan import PlannedTensor
-from hubmerge.sink import WORK
+from hubmerge.plan.plan import PlannedTensor
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.statistics import Tally
-from hubmerge.stream import StreamOptions, Variant, merge_variants
+from hubmerge.statistics.statistics import Tally
 
 ELEMENTS = sum(map(prod, SIZES.values()))
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hubmerge import compiled, eager
 from hubmerge.counter_rng import make_key, uniform
 from hubmerge.dtypes import encode
+from hubmerge.engine import compiled, eager
 from hubmerge.methods import get_method
 from hubmerge.methods.ops import where
 

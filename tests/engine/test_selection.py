@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubmerge.counter_rng import make_key, uniform
-from hubmerge.eager import ChunkInputs
+from hubmerge.engine.eager import ChunkInputs
+from hubmerge.engine.selection import Counts, Magnitudes, select
 from hubmerge.methods.base import Threshold
-from hubmerge.selection import Counts, Magnitudes, select
 
 F = np.float32
 

@@ -6,11 +6,11 @@ import merge_reference
 import numpy as np
 import pytest
 
-from hubmerge import compiled, eager
 from hubmerge.counter_rng import make_key
+from hubmerge.engine import compiled, eager
+from hubmerge.engine.selection import Magnitudes, select
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
-from hubmerge.selection import Magnitudes, select
 
 F = np.float32
 

@@ -17,19 +17,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge import memory, shard_work
-from hubmerge.chunks import MagnitudesOf
-from hubmerge.eager import ChunkInputs
-from hubmerge.journal import Journal
+from hubmerge.engine import memory, shard_work
+from hubmerge.engine.chunks import MagnitudesOf
+from hubmerge.engine.eager import ChunkInputs
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.selection import Counts, Magnitudes
+from hubmerge.engine.steps import AHEAD, Counted, Step, Steps, kept_bytes, read_bytes
+from hubmerge.engine.stream import Silent, StreamOptions, merge
 from hubmerge.methods.base import Threshold
-from hubmerge.plan import Plan, PlannedTensor
-from hubmerge.selection import Counts, Magnitudes
+from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.base import StoredTensor
 from hubmerge.sources.header import TensorEntry
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.statistics import Overlaps
-from hubmerge.steps import AHEAD, Counted, Step, Steps, kept_bytes, read_bytes
-from hubmerge.stream import Silent, StreamOptions, merge
+from hubmerge.statistics.statistics import Overlaps
 
 SIZE = 4  # elements of a chunk
 BYTES = 4 * 2 * SIZE  # of a chunk of two models in float32

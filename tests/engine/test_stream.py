@@ -16,9 +16,9 @@ import pytest
 from builders import f32, sparse_agent, tensor, write_model
 from stream_helpers import SIZES, StopAfter, bytes_of, plan_of, run, tensors_of, values_of, write_family
 
+from hubmerge.engine.sink import WORK
 from hubmerge.errors import HubmergeError, NonFiniteError, TargetExistsError
 from hubmerge.methods import registry
-from hubmerge.sink import WORK
 
 METHODS = [m.name for m in registry().values() if "sensitivity" not in m.extras]
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}

@@ -12,15 +12,15 @@ import pytest
 from builders import tensor, write_model
 from stream_helpers import NOWHERE, SIZES, bytes_of, plan_of, tensors_of, values_of, write_family
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, Variant, merge_variants
 from hubmerge.errors import IncompatibleError
-from hubmerge.journal import Journal
-from hubmerge.plan import Plan
+from hubmerge.plan.plan import Plan
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, Silent, StreamOptions, Variant, merge_variants
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 CALIBRATION = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"}

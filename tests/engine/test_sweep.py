@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from stream_helpers import NOWHERE, StopAfter, bytes_of, plan_of, run, write_family
 
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.stream import MergeResult, Observer, Silent, StreamOptions, Variant, merge_variants
 from hubmerge.errors import InternalError, RecipeError
-from hubmerge.journal import Journal
-from hubmerge.plan import Plan
+from hubmerge.plan.plan import Plan
+from hubmerge.recipe.sweep import MAX_VARIANTS, sweep_from_dict
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, Observer, Silent, StreamOptions, Variant, merge_variants
-from hubmerge.sweep import MAX_VARIANTS, sweep_from_dict
 
 MODELS = {"base": "org/base", "agents": ["org/a", "org/b"]}
 MIXED = [

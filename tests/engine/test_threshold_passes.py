@@ -12,8 +12,8 @@ from builders import tensor, write_model
 from safetensors.numpy import load_file
 from stream_helpers import NOWHERE, plan_of
 
-from hubmerge.chunks import Silent, StreamOptions
-from hubmerge.first_passes import find_thresholds
+from hubmerge.engine.chunks import Silent, StreamOptions
+from hubmerge.engine.first_passes import find_thresholds
 from hubmerge.sources.reader import LocalOrFetched, Read, TensorReader
 
 COUNT = 5000

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_helpers import NOWHERE, StopAfter, plan_of
 
-from hubmerge import first_passes
-from hubmerge.chunks import Silent, StreamOptions
-from hubmerge.first_passes import find_thresholds
-from hubmerge.journal import Journal
-from hubmerge.plan import Plan
-from hubmerge.ranked import Ranked, addable, joined
-from hubmerge.sink import WORK
+from hubmerge.engine import first_passes
+from hubmerge.engine.chunks import Silent, StreamOptions
+from hubmerge.engine.first_passes import find_thresholds
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.ranked import Ranked, addable, joined
+from hubmerge.engine.sink import WORK
+from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 COUNTS = {"a": 5000, "b": 4096, "c": 1, "d": 9000, "e": 0}

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hubmerge import buffers, uncached
-from hubmerge.uncached import GATHERED_BYTES, UncachedFile, gathered_bytes
+from hubmerge.engine import uncached
+from hubmerge.engine.uncached import GATHERED_BYTES, UncachedFile, gathered_bytes
+from hubmerge.sources import buffers
 
 SMALL = (0, 1, 7, 4095, 4096, 4097, 100_000)
 LARGE = (buffers.SMALLEST, buffers.SMALLEST + 5, 2_000_003, GATHERED_BYTES, GATHERED_BYTES + 1, 9_000_001)

@@ -12,16 +12,16 @@ from builders import T, f32
 from safetensors.numpy import load_file
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge.chunks import Work
-from hubmerge.compiled.kernel_trace import known
+from hubmerge.engine.chunks import Work
+from hubmerge.engine.compiled.kernel_trace import known
+from hubmerge.engine.first_passes import find_thresholds
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, merge
 from hubmerge.errors import IncompatibleError
-from hubmerge.first_passes import find_thresholds
-from hubmerge.journal import Journal
 from hubmerge.methods.varying import at, parse, places_of
 from hubmerge.output.plan_words import plan_summary
-from hubmerge.report import make_report
+from hubmerge.output.report import make_report
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.stream import MergeResult, Silent, StreamOptions, merge
 
 LAYERS = 4
 SIZES = {

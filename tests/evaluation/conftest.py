@@ -10,8 +10,8 @@ import pytest
 
 from hubmerge.evaluation import runner
 from hubmerge.evaluation.result import EvaluationResult
-from hubmerge.hub import Hub
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.hub.client import Hub
+from localhub.process import LocalHubProcess
 
 
 @pytest.fixture(scope="session")

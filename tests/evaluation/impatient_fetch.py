@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
-from hubmerge.evaluation.channel import run
 from hubmerge.evaluation.fetch import fetch
+from hubmerge.isolation.channel import run
 
 if __name__ == "__main__":
     time.sleep = lambda seconds: None

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation import lighteval_tasks, models, pipeline, templates
-from hubmerge.tasks import get_task
+from hubmerge.evaluation.tasks import get_task
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 FOLDER = Path(sys.argv[1])

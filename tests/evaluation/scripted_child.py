@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation.channel import Channel, WallLimitError, run
 from hubmerge.evaluation.child import confine_child
+from hubmerge.isolation.channel import Channel, WallLimitError, run
 
 
 def _answer(spec: Mapping[str, Any], **changes: Any) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from hubmerge.evaluation import command, runner
+from hubmerge.cli import evaluate as command
+from hubmerge.evaluation import runner
 from hubmerge.evaluation.result import parse_result
 from hubmerge.evaluation.suites import SUITES
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
 from hubmerge.settings import Settings, evaluation_environment
 
 

@@ -24,12 +24,12 @@ from hubmerge.errors import (
 )
 from hubmerge.evaluation import fetch as fetch_module
 from hubmerge.evaluation import rows
-from hubmerge.evaluation.channel import WallLimitError
-from hubmerge.evaluation.process import ChildJob, run_child
 from hubmerge.evaluation.rows import FETCH_MODULE
 from hubmerge.evaluation.suites import pin
-from hubmerge.hub import Hub
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.hub.client import Hub
+from hubmerge.isolation.channel import WallLimitError
+from hubmerge.isolation.process import ChildJob, run_child
+from localhub.process import LocalHubProcess
 
 Fetch = Callable[..., list[Mapping[str, Any]]]
 

@@ -25,8 +25,8 @@ from hubmerge.errors import MachineFaultError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
 from hubmerge.evaluation.suites import SUITES
-from hubmerge.hub import Hub
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.hub.client import Hub
+from localhub.process import LocalHubProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 ZOO = ROOT / "examples" / "zoo"

@@ -17,9 +17,9 @@ from hubmerge.errors import EvaluationError, FormatError
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.model_files import check_evaluable, stage_model
 from hubmerge.evaluation.runner import EvaluateOptions, evaluate
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 
 OFFLINE = Hub("http://127.0.0.1:9")

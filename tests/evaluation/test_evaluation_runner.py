@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from hubmerge.errors import CancelledError, DiskError, EvaluationError, MachineFaultError, SourceNotFoundError
-from hubmerge.evaluation import machine_faults, process, runner
+from hubmerge.evaluation import machine_faults, runner
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.runner import Unobserved, evaluate
 from hubmerge.evaluation.suites import pin
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
+from hubmerge.isolation import process
 
 Scripted = Callable[..., EvaluationResult]
 
@@ -220,7 +221,7 @@ def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
     """A parent that is killed cannot clean up; the kernel does."""
     script = (
         "from pathlib import Path\n"
-        "from hubmerge.evaluation.process import ChildJob, run_child\n"
+        "from hubmerge.isolation.process import ChildJob, run_child\n"
         f"job = ChildJob('tests.evaluation.scripted_child', {{'workdir': {str(tmp_path)!r}, 'tasks': []}},"
         f" {{}}, Path({str(tmp_path / 'log')!r}), 600, 'x')\n"
         "run_child(job, lambda event: None, lambda: False)\n"

@@ -13,9 +13,9 @@ from huggingface_hub import HfApi
 from hubmerge.errors import EvaluationError, SourceNotFoundError
 from hubmerge.evaluation.dataset_content import content_digest
 from hubmerge.evaluation.suites import SUITES, PinnedSuite, Suite, SuiteTask, pin
-from hubmerge.hub import Hub, RepoState, TreeFile
-from hubmerge.tasks import BuiltinTask, registry
-from hubmerge.tasks.base import Rows
+from hubmerge.evaluation.tasks import BuiltinTask, registry
+from hubmerge.evaluation.tasks.base import Rows
+from hubmerge.hub.client import Hub, RepoState, TreeFile
 
 SHA = "a" * 40
 

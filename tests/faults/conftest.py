@@ -12,8 +12,8 @@ from builders import recipe_dict, write_parents
 from fault_line import Family, Line, unhurried_client, upload_family
 from huggingface_hub import HfApi
 
-from hubmerge.localhub.fault_rules import FaultSwitch
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.fault_rules import FaultSwitch
+from localhub.process import LocalHubProcess
 
 
 @pytest.fixture(scope="session")

@@ -17,17 +17,17 @@ from builders import llama_shapes, random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
 from huggingface_hub.utils import _http
 
-from hubmerge import line as line_module
+from hubmerge import merge as line_module
 from hubmerge import prepare as prepare_module
-from hubmerge.finished import publish_folder
-from hubmerge.hub import Hub
-from hubmerge.hub_errors import Patience
-from hubmerge.line import merge_to_folder
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.plan import make_plan
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import Patience
+from hubmerge.merge import merge_to_folder
+from hubmerge.output.finished import publish_folder
+from hubmerge.output.publish import Published, Target
+from hubmerge.plan.plan import make_plan
 from hubmerge.prepare import Prepared, prepare
-from hubmerge.publish import Published, Target
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.recipe.recipe import recipe_from_dict
+from localhub.process import LocalHubProcess
 
 SHARDS = tuple(f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3))
 OUT_SHARD_BYTES = 300_000  # of the 1.1 MB of a merge, so that it has several shards too

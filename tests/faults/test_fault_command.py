@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from fault_line import Family
 
-from hubmerge import inspect_command
-from hubmerge.cli import main
+from hubmerge.cli import inspect as inspect_command
+from hubmerge.cli.main import main
 from hubmerge.errors import HubmergeError, LoginError, Problem, SettingsError
-from hubmerge.hub import Hub
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.hub.client import Hub
 from hubmerge.output.plan_words import plan_summary
+from localhub.process import LocalHubProcess
 
 REPO = Path(__file__).resolve().parents[2]
 CANARY = "hf_canary"
@@ -249,6 +249,6 @@ def test_another_error_of_the_program_is_not_taken_for_a_shortage(monkeypatch: p
     def broken(*arguments: Any) -> int:
         raise RuntimeError("a mistake")
 
-    monkeypatch.setattr("hubmerge.cli.load_settings", broken)
+    monkeypatch.setattr("hubmerge.cli.main.load_settings", broken)
     with pytest.raises(RuntimeError, match="a mistake"):
         main(["methods"])

@@ -15,14 +15,14 @@ import pytest
 from fault_line import SHARDS, Line
 from small_disk import small_disk
 
-from hubmerge import journal, sink
+from hubmerge.engine import journal, sink
+from hubmerge.engine.journal import Journal
 from hubmerge.errors import DiskError
-from hubmerge.journal import Journal
 
 REPO = Path(__file__).resolve().parents[2]
 UNDER_A_LIMIT = """
 import resource, sys
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
 sys.exit(main(sys.argv[2:]))
 """

@@ -12,14 +12,14 @@ import pytest
 from builders import recipe_dict, write_parents
 from fault_line import Family, Line, Watcher
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
+from hubmerge.engine.sink import MANIFEST, sole_owner
 from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError, TargetExistsError
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folder, merge_to_hub
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_folder, merge_to_hub
 from hubmerge.prepare import Prepared, prepare
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.sink import MANIFEST, sole_owner
-from hubmerge.sources.model_name import ModelName
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.open import open_model
 
 NOWHERE = Hub("http://127.0.0.1:9")

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from fault_line import Line
 
-from hubmerge import journal as journal_module
+from hubmerge.engine import journal as journal_module
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.journal_lines import sealed, sound_lines
 from hubmerge.errors import DiskError, RecipeError, TargetExistsError
-from hubmerge.finished import load_report
-from hubmerge.journal import Journal
-from hubmerge.journal_lines import sealed, sound_lines
+from hubmerge.output.finished import load_report
 
 
 def lose_power(path: Path) -> None:

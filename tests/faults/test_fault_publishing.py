@@ -13,11 +13,11 @@ import pytest
 from huggingface_hub import HfApi
 
 from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError, TargetExistsError
-from hubmerge.hub import Hub
-from hubmerge.hub_errors import BranchMovedError, Patience, RefusedError, TooLateError
-from hubmerge.localhub.fault_rules import Delay, FaultSwitch, LostAnswer, Observe, Reset, StaleHead, Status
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.publish import Published, Target, publish
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import BranchMovedError, Patience, RefusedError, TooLateError
+from hubmerge.output.publish import Published, Target, publish
+from localhub.fault_rules import Delay, FaultSwitch, LostAnswer, Observe, Reset, StaleHead, Status
+from localhub.process import LocalHubProcess
 
 IDENTITY = "5a" * 32
 COMMIT = "/commit/main$"

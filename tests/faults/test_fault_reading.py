@@ -8,8 +8,8 @@ import pytest
 from fault_line import SHARDS, Family, Line
 
 from hubmerge.errors import CorruptError, HubmergeError, HubUnavailableError
-from hubmerge.localhub.fault_rules import FaultSwitch, Observe, Reset, StaleHead, Status, WholeFile, WrongByte
 from hubmerge.sources.header import header_length
+from localhub.fault_rules import FaultSwitch, Observe, Reset, StaleHead, Status, WholeFile, WrongByte
 
 AGENT = "ada/family-one"
 SHARD = f"/{AGENT}/resolve/[0-9a-f]{{40}}/{SHARDS[1]}$"

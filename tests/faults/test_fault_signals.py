@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from builders import recipe_dict
 
-from hubmerge import inspect_command
-from hubmerge import recipe_file as reading
-from hubmerge.cli import main
+from hubmerge.cli import inspect as inspect_command
+from hubmerge.cli.main import main
+from hubmerge.recipe import file as reading
 
 REPO = Path(__file__).resolve().parents[2]
-IMPATIENT = "import sys, hubmerge.cli as c; c._END_AFTER_S = 0.1; sys.exit(c.main(sys.argv[1:], own_process=True))"
+IMPATIENT = "import sys, hubmerge.cli.main as c; c._END_AFTER_S = 0.1; sys.exit(c.main(sys.argv[1:], own_process=True))"
 
 PRESSED_TWICE = """
-import signal, sys, hubmerge.cli as c
+import signal, sys, hubmerge.cli.main as c
 first, second = (signal.Signals[name] for name in sys.argv[1:])
 def command(arguments, settings):
     try:
@@ -37,9 +37,9 @@ sys.exit(c.main(["inspect", "recipe.yaml"], own_process=True))
 """
 
 TERMINATED = """
-import os, signal, sys, hubmerge.cli as c
-from hubmerge.null_sink import NullShardWriter
-from hubmerge.sink import ShardWriter
+import os, signal, sys, hubmerge.cli.main as c
+from hubmerge.engine.null_sink import NullShardWriter
+from hubmerge.engine.sink import ShardWriter
 for writer in (ShardWriter, NullShardWriter):
     def terminated(writer, finish=writer.finish):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -49,7 +49,7 @@ sys.exit(c.main(sys.argv[1:], own_process=True))
 """
 
 HANDLED = """
-import signal, sys, hubmerge.cli as c
+import signal, sys, hubmerge.cli.main as c
 def command(arguments, settings):
     print([signal.getsignal(n) is not signal.SIG_DFL for n in (signal.SIGINT, signal.SIGTERM)])
     return 0

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from hubmerge.errors import HubUnavailableError
-from hubmerge.localhub.fault_rules import (
+from localhub.fault_rules import (
     ADMIN_PATH,
     Delay,
     FaultSwitch,
@@ -24,7 +24,7 @@ from hubmerge.localhub.fault_rules import (
     WholeFile,
     WrongByte,
 )
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.process import LocalHubProcess
 
 CONTENT = bytes(range(256)) * 4000  # a megabyte: more than one write of the server
 

@@ -14,10 +14,10 @@ import pytest
 from builders import recipe_dict, write_parents
 from fault_line import Line
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
+from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import CorruptError
-from hubmerge.localhub.fault_rules import FaultSwitch, Status
-from hubmerge.terminal import Terminal
+from localhub.fault_rules import FaultSwitch, Status
 
 REPO = Path(__file__).resolve().parents[2]
 BROKEN = 'raise OSError("Could not find/load shared object file")\n'
@@ -84,10 +84,10 @@ def test_the_bar_of_a_stage_that_comes_again_has_the_new_total(
 @pytest.mark.parametrize(
     ("command", "where"),
     [
-        (["probe", "RECIPE"], "hubmerge.probe_command.probe"),
-        (["merge", "RECIPE", "--out", "out"], "hubmerge.merge_command.merge_to_folder"),
-        (["sweep", "SWEEP", "--out", "out"], "hubmerge.sweep_command.merge_to_folders"),
-        (["publish", "out", "ada/x"], "hubmerge.finished.publish_folder"),
+        (["probe", "RECIPE"], "hubmerge.cli.probe.probe"),
+        (["merge", "RECIPE", "--out", "out"], "hubmerge.cli.merge.merge_to_folder"),
+        (["sweep", "SWEEP", "--out", "out"], "hubmerge.cli.sweep.merge_to_folders"),
+        (["publish", "out", "ada/x"], "hubmerge.output.finished.publish_folder"),
     ],
     ids=["probe", "merge", "sweep", "publish"],
 )

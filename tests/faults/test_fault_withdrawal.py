@@ -13,13 +13,13 @@ from builders import T, llama_shapes, random_base, sparse_agent, write_model
 from fault_line import Line
 from huggingface_hub import HfApi
 
-from hubmerge import line as line_module
+from hubmerge import merge as line_module
 from hubmerge.errors import CancelledError, HubUnavailableError, NonFiniteError, SourceNotFoundError
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_hub
-from hubmerge.localhub.fault_rules import FaultSwitch, LostAnswer, Observe, Status
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.publish import Published
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_hub
+from hubmerge.output.publish import Published
+from localhub.fault_rules import FaultSwitch, LostAnswer, Observe, Status
+from localhub.process import LocalHubProcess
 
 DELETE = "/api/repos/delete$"
 GATE = "model.layers.5.mlp.up_proj.weight"  # in the last shard

@@ -13,14 +13,14 @@ from builders import llama_shapes, random_base, sparse_agent, write_model
 from fault_line import OUT_SHARD_BYTES, Family, Line, weights
 from huggingface_hub import HfApi
 
-from hubmerge import line as line_module
+from hubmerge import merge as line_module
 from hubmerge import prepare as prepare_module
-from hubmerge.cli import main
-from hubmerge.journal import Journal
-from hubmerge.pins import commits_for
-from hubmerge.plan import make_plan
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.sink import sole_owner
+from hubmerge.cli.main import main
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.pins import commits_for
+from hubmerge.engine.sink import sole_owner
+from hubmerge.plan.plan import make_plan
+from hubmerge.recipe.recipe import recipe_from_dict
 
 
 class Command:
@@ -117,7 +117,7 @@ def test_a_run_that_was_published_and_then_killed_is_found_although_a_branch_has
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("hubmerge.pins.RunPins.end", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("hubmerge.engine.pins.RunPins.end", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         assert command.run() == 1
     command.move()
     commits = command.line.commits()

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from fault_line import Line
 
-from hubmerge.cli import main
-from hubmerge.sink import WORK, sole_owner
+from hubmerge.cli.main import main
+from hubmerge.engine.sink import WORK, sole_owner
 
 Run = Callable[..., str]
 

@@ -83,7 +83,7 @@ def _fuzz(name: str, runs: int, seconds: int) -> None:
     """Never returns: libFuzzer ends the process."""
     import atheris
 
-    with atheris.instrument_imports(include=["hubmerge", "workflows"]):
+    with atheris.instrument_imports(include=["hubmerge", "localhub", "workflows"]):
         from fuzz_damage import damaged, drawn
         from fuzz_seeds import seeds
         from fuzz_targets import TARGETS

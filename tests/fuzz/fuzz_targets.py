@@ -16,40 +16,40 @@ from typing import Any
 import safetensors
 import tokenizers
 
-from hubmerge.board.export import board_json, suite_csv
-from hubmerge.board.files import FLAGS, VERSIONS, parse_files
-from hubmerge.board.trust import keys_file, parse_keys
-from hubmerge.calibration_spec import CalibrationSpec
-from hubmerge.compatibility import architecture
+from hubmerge.engine.pins import pins_in
+from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import HubmergeError, PermissionDeniedError, SensitivityError
-from hubmerge.eval_results import _own_report
 from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
-from hubmerge.finished import load_report
-from hubmerge.hub import RepoState
-from hubmerge.hub_names import FileInfo
-from hubmerge.leaderboard import build_board
-from hubmerge.localhub import cards
-from hubmerge.localhub.http_errors import HubError
-from hubmerge.localhub.patterns import check_work, decide, ignore_rules, lfs_rules
-from hubmerge.localhub.protocol import parse_json
-from hubmerge.output.config import config_problems, merged_config, without_code
+from hubmerge.hub.client import RepoState
+from hubmerge.hub.names import FileInfo
+from hubmerge.leaderboard.eval_results import _own_report
+from hubmerge.leaderboard.export import board_json, suite_csv
+from hubmerge.leaderboard.files import FLAGS, VERSIONS, parse_files
+from hubmerge.leaderboard.leaderboard import build_board
+from hubmerge.leaderboard.trust import keys_file, parse_keys
+from hubmerge.output.finished import load_report
 from hubmerge.output.task import task_of
-from hubmerge.output.tokenizer import united_tokenizer
-from hubmerge.pins import pins_in
-from hubmerge.recipe import Recipe, recipe_from_dict
-from hubmerge.recipe_file import recipe_from_yaml
+from hubmerge.plan.compatibility import architecture
+from hubmerge.plan.tokenizer import united_tokenizer
+from hubmerge.recipe.calibration import CalibrationSpec
+from hubmerge.recipe.file import recipe_from_yaml
+from hubmerge.recipe.model_name import ModelRef
+from hubmerge.recipe.recipe import Recipe, recipe_from_dict
+from hubmerge.recipe.sweep import is_sweep, sweep_from_dict
 from hubmerge.sensitivity.calibration import _parsed, choose, digest
-from hubmerge.sink import MANIFEST
 from hubmerge.sources.adapter_config import parse_adapter_config
 from hubmerge.sources.base import Model, StoredTensor
+from hubmerge.sources.config import config_problems, merged_config, without_code
 from hubmerge.sources.header import TensorEntry, header_length, parse_header
-from hubmerge.sources.model_name import ModelRef
 from hubmerge.sources.open import INDEX, _card_data, _json_object, _read_header, _shards
 from hubmerge.sources.tokens import TOKENIZER, token_table
 from hubmerge.sources.vocabulary import with_added_rows
-from hubmerge.sweep import is_sweep, sweep_from_dict
 from hubmerge.wording import json_file
+from localhub import cards
+from localhub.http_errors import HubError
+from localhub.patterns import check_work, decide, ignore_rules, lfs_rules
+from localhub.protocol import parse_json
 from workflows.watchers.rules import rule_from_yaml
 from workflows.watchers.webhook import pushes
 

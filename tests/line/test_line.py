@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi, hf_hub_download
 
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.report import Report
+from hubmerge.output.report import Report
+from localhub.process import LocalHubProcess
 
 REPO = Path(__file__).resolve().parents[2]
 RECIPE = "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent, zoo/mem-agent]\nmethod: {method}\n"
@@ -212,10 +212,10 @@ def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(
     import shutil
 
     from hubmerge.errors import DiskError
-    from hubmerge.hub import Hub
-    from hubmerge.line import merge_to_folder
+    from hubmerge.hub.client import Hub
+    from hubmerge.merge import merge_to_folder
     from hubmerge.prepare import prepare
-    from hubmerge.recipe_file import recipe_from_yaml
+    from hubmerge.recipe.file import recipe_from_yaml
 
     hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
     prepared = prepare(recipe_from_yaml(RECIPE.format(method="ram")), hub)

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import HfApi
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 from hubmerge.evaluation import runner
 from hubmerge.evaluation.result import EvaluationResult, RunEnvironment, TaskScore
-from hubmerge.hub import Hub
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.results_dataset import ResultsDataset
+from hubmerge.hub.client import Hub
+from hubmerge.leaderboard.results_dataset import ResultsDataset
 from hubmerge.sources.open import open_model
+from localhub.process import LocalHubProcess
 
 RECIPE = "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent]\nmethod: ram\n"
 SWEEP = "base: zoo/base\nagents: [zoo/math-agent, zoo/tool-agent]\nsweep:\n  - {method: [linear, ram, ram_plus]}\n"

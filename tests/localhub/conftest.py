@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from huggingface_hub import HfApi
 
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.process import LocalHubProcess
 
 _numbers = itertools.count(1)
 

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from huggingface_hub.utils import get_session
 
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.process import LocalHubProcess
 
 REDIRECT = "http://127.0.0.1:9/login/callback?_target_url=%2F"
 VERIFIER = "a-verifier-of-at-least-forty-three-characters-in-length"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from huggingface_hub import SpaceHardware, SpaceStorage
 
-from hubmerge.localhub.cards import card_problems, parse_card
-from hubmerge.localhub.space_cards import HARDWARE, STORAGE
+from localhub.cards import card_problems, parse_card
+from localhub.space_cards import HARDWARE, STORAGE
 
 
 def card(body: str) -> str:

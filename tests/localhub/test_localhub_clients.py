@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.utils import get_session
 
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.process import LocalHubProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 Hf = Callable[..., str]

@@ -14,7 +14,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOpera
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RevisionNotFoundError
 from huggingface_hub.utils import get_session
 
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.process import LocalHubProcess
 
 
 def contents(api: HfApi, repo: str, path: str, **where: str) -> bytes:

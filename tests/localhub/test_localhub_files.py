@@ -14,7 +14,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, HfFileSystem
 from huggingface_hub.errors import EntryNotFoundError, RevisionNotFoundError
 from huggingface_hub.utils import get_session
 
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.process import LocalHubProcess
 
 BYTES = bytes(range(256)) * 40
 

@@ -19,7 +19,7 @@ from joserfc import jwt
 from joserfc.jwk import KeySet
 from oauth_helpers import REDIRECT, VERIFIER, authorize_query, exchange, sign_in, tokens_of
 
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.process import LocalHubProcess
 
 
 def test_the_flow_ends_in_a_signed_identity_and_a_working_token(local_hub: LocalHubProcess) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hubmerge.localhub.patterns import decide, ignore_rules, lfs_rules
+from localhub.patterns import decide, ignore_rules, lfs_rules
 
 PATHS = [
     "a", "b", "a.py", "a.pyc", "a.pyo", "sub/a.pyc", "sub/deep/a.py", "build/x", "sub/build/x", "build", "foo/bar/x",

@@ -24,9 +24,9 @@ from huggingface_hub.utils import get_session
 from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.localhub.server import create_app, is_loopback_host
-from hubmerge.localhub.users import default_users, load_users
+from localhub.process import LocalHubProcess
+from localhub.server import create_app, is_loopback_host
+from localhub.users import default_users, load_users
 
 
 def api_of(hub: LocalHubProcess, user: str = "ada") -> HfApi:
@@ -167,7 +167,7 @@ def test_the_child_goes_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from hubmerge.localhub.process import LocalHubProcess\n"
+        "from localhub.process import LocalHubProcess\n"
         f"hub = LocalHubProcess(Path({str(tmp_path / 'data')!r})).start()\n"
         "print(hub.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -184,7 +184,7 @@ def test_the_child_goes_when_its_parent_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
-    command = [sys.executable, "-m", "hubmerge.localhub", "--data", str(tmp_path / "data")]
+    command = [sys.executable, "-m", "localhub", "--data", str(tmp_path / "data")]
     root = Path(__file__).resolve().parents[2]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -233,7 +233,7 @@ def test_a_users_file_replaces_the_default_users(tmp_path: Path) -> None:
 
 
 def test_the_server_imports_nothing_heavy_and_listens_on_loopback_only(local_hub: LocalHubProcess) -> None:
-    script = "import sys, hubmerge.localhub.server; print(*(m.partition('.')[0] for m in sys.modules))"
+    script = "import sys, localhub.server; print(*(m.partition('.')[0] for m in sys.modules))"
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
     heavy = {"torch", "gradio", "transformers", "huggingface_hub", "datasets", "numpy", "httpx", "cryptography"}

@@ -20,14 +20,14 @@ from huggingface_hub.utils import get_session
 from starlette.testclient import TestClient
 
 from hubmerge.errors import HubUnavailableError
-from hubmerge.localhub.cards import count_parameters
-from hubmerge.localhub.diffs import difference
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.localhub.protocol import Hub, Route, open_hub
-from hubmerge.localhub.seed import seed_folder
-from hubmerge.localhub.server import ROUTES, app_of
-from hubmerge.localhub.store import Store
-from hubmerge.localhub.tree import Entry
+from localhub.cards import count_parameters
+from localhub.diffs import difference
+from localhub.process import LocalHubProcess
+from localhub.protocol import Hub, Route, open_hub
+from localhub.seed import seed_folder
+from localhub.server import ROUTES, app_of
+from localhub.store import Store
+from localhub.tree import Entry
 
 LARGE = b"\0secret weights of somebody else\0" * 40
 SHA256 = hashlib.sha256(LARGE).hexdigest()

@@ -16,10 +16,10 @@ from huggingface_hub.utils import get_session
 from oauth_helpers import tokens_of
 
 from hubmerge.errors import GatedError
-from hubmerge.hub import Hub
-from hubmerge.hub_errors import translated
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.localhub.users import default_users
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import translated
+from localhub.process import LocalHubProcess
+from localhub.users import default_users
 
 SignedIn = Callable[..., HfApi]
 EVERYTHING = "read-repos contribute-repos write-repos manage-repos read-memberships gated-repos"

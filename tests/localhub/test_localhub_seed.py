@@ -8,10 +8,10 @@ import pytest
 from huggingface_hub import HfApi
 
 from hubmerge.errors import SourceNotFoundError
-from hubmerge.localhub.access import find_repo
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.localhub.protocol import open_hub
-from hubmerge.localhub.seed import ZOO_MODELS, seed_folder, seed_zoo
+from localhub.access import find_repo
+from localhub.process import LocalHubProcess
+from localhub.protocol import open_hub
+from localhub.seed import ZOO_MODELS, seed_folder, seed_zoo
 
 CARD = "---\nlicense: apache-2.0\nbase_model: zoo/base\nbase_model_relation: finetune\n---\n# {}\n"
 

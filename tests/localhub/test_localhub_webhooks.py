@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, WebhookPayload
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import get_session
 
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.process import LocalHubProcess
 
 
 def deliveries(api: HfApi, webhook: str) -> list[dict[str, Any]]:

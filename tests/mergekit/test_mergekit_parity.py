@@ -29,9 +29,9 @@ from benchmarks.mergekit_parity import (
     run_mergekit,
     write_families,
 )
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
 from hubmerge.prepare import prepare
-from hubmerge.recipe_file import recipe_from_yaml
+from hubmerge.recipe.file import recipe_from_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = ROOT / PYTHON

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from benchmarks.mergekit_parity import PYTHON, Difference, Values, read, run_hubmerge, run_mergekit, write_families
 from hubmerge.errors import RecipeError
-from hubmerge.recipe_file import recipe_from_yaml
+from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.wording import place
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -41,11 +41,11 @@ class Group(NamedTuple):
 
 GROUPS = {
     "plan": Group(
-        ("hubmerge/plan.py", "hubmerge/compatibility.py"),
+        ("hubmerge/plan/plan.py", "hubmerge/plan/compatibility.py"),
         ("tests/test_plan.py", "tests/test_tying.py", "tests/output/test_plan_words.py", "tests/output/test_diff.py"),
     ),
     "journal": Group(
-        ("hubmerge/journal.py", "hubmerge/journal_lines.py", "hubmerge/finished_shards.py"),
+        ("hubmerge/engine/journal.py", "hubmerge/engine/journal_lines.py", "hubmerge/engine/finished_shards.py"),
         (
             "tests/engine/test_journal.py",
             "tests/engine/test_threshold_resume.py",
@@ -54,7 +54,7 @@ GROUPS = {
         ),
     ),
     "publish": Group(
-        ("hubmerge/publish.py", "hubmerge/hub_writing.py", "hubmerge/finished.py"),
+        ("hubmerge/output/publish.py", "hubmerge/hub/writing.py", "hubmerge/output/finished.py"),
         (
             "tests/test_publish.py",
             "tests/faults/test_fault_publishing.py",
@@ -64,7 +64,7 @@ GROUPS = {
         ),
     ),
     "store": Group(
-        ("workflows/store.py", "workflows/transitions.py", "workflows/jobs.py", "workflows/tokens.py"),
+        tuple(f"workflows/jobs/{name}.py" for name in ("store", "transitions", "jobs", "tokens")),
         tuple(f"tests/workflows/test_job_{name}.py" for name in ("claims", "database", "states", "tokens")),
     ),
     "watchers": Group(
@@ -75,7 +75,7 @@ GROUPS = {
         ),
     ),
     "board": Group(
-        ("hubmerge/board/*.py",),
+        ("hubmerge/leaderboard/*.py",),
         (
             *(f"tests/board/test_board_{name}.py" for name in ("export", "files", "intervals", "source")),
             "tests/board/test_leaderboard.py",
@@ -84,7 +84,7 @@ GROUPS = {
     ),
     "localhub": Group(
         tuple(
-            f"hubmerge/localhub/{name}.py"
+            f"localhub/{name}.py"
             for name in ("access", "accounts", "commits", "files", "lfs", "oauth", "repos", "users")
         ),
         tuple(
@@ -213,10 +213,10 @@ def pytest_configure() -> None:
 
     import uvicorn
 
-    from hubmerge.localhub import process
-    from hubmerge.localhub.protocol import open_hub
-    from hubmerge.localhub.server import app_of
-    from hubmerge.localhub.users import default_users
+    from localhub import process
+    from localhub.protocol import open_hub
+    from localhub.server import app_of
+    from localhub.users import default_users
 
     start, stop = process.LocalHubProcess.start, process.LocalHubProcess.stop
 

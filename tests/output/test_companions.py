@@ -16,18 +16,18 @@ import pytest
 from builders import llama_shapes, random_base, sparse_agent, write_model
 from plan_helpers import model
 
-from hubmerge.disk import output_need
+from hubmerge.engine.prediction import Machine, predict
 from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, SourceNotFoundError
-from hubmerge.hub import Hub
-from hubmerge.hub_names import FileInfo
-from hubmerge.output.companions import is_of_tokenizer, kind_of, makes_tokenizer, reader, select_companions
+from hubmerge.hub.client import Hub
+from hubmerge.hub.names import FileInfo
 from hubmerge.output.plan_words import plan_summary
-from hubmerge.plan import Plan
-from hubmerge.plan_files import folder_files
-from hubmerge.prediction import Machine, predict
+from hubmerge.plan.disk import output_need
+from hubmerge.plan.files import folder_files
+from hubmerge.plan.plan import Plan
 from hubmerge.prepare import prepare
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
+from hubmerge.sources.companions import is_of_tokenizer, kind_of, makes_tokenizer, reader, select_companions
 from hubmerge.sources.folder import inside, list_folder
 from hubmerge.sources.open import open_model
 

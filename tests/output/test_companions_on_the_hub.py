@@ -14,14 +14,14 @@ from huggingface_hub import HfApi
 from safetensors.numpy import save
 from test_companions import AGENTS, BASE, DENSE, RICH
 
-from hubmerge.chunks import StreamOptions
+from hubmerge.engine.chunks import StreamOptions
 from hubmerge.errors import IncompatibleError, MemoryLimitError
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_hub
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_hub
+from hubmerge.output.publish import Target
 from hubmerge.prepare import Prepared, prepare
-from hubmerge.publish import Target
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.recipe.recipe import recipe_from_dict
+from localhub.process import LocalHubProcess
 
 
 class Repos:

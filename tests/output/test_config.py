@@ -10,11 +10,11 @@ import pytest
 from builders import llama_config, llama_shapes, random_base, sparse_agent, write_model
 
 from hubmerge.errors import IncompatibleError
-from hubmerge.hub import Hub
-from hubmerge.output import known_classes as known_classes_module
-from hubmerge.output.config import MAX_DEPTH, merged_config, reads_as_place, without_code
-from hubmerge.plan import make_plan
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.hub.client import Hub
+from hubmerge.plan.plan import make_plan
+from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.sources import known_classes as known_classes_module
+from hubmerge.sources.config import MAX_DEPTH, merged_config, reads_as_place, without_code
 from hubmerge.sources.open import open_models
 
 HARMLESS: dict[str, Any] = {

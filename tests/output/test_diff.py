@@ -15,15 +15,15 @@ import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
 from PIL import Image
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import HubmergeError, IncompatibleError, NonFiniteError
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
 from hubmerge.output import diff as diff_module
 from hubmerge.output.diff import Change, Diff, comparison_recipe, measure, open_comparison
 from hubmerge.output.diff_figure import draw
 from hubmerge.output.diff_words import NOTHING_CHANGED, in_words, thresholds
-from hubmerge.statistics import layer_of, module_of
-from hubmerge.stream import StreamOptions
+from hubmerge.statistics.statistics import layer_of, module_of
 
 NOWHERE = Hub("http://127.0.0.1:9")
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "diff.md"

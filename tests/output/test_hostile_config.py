@@ -25,11 +25,11 @@ from transformers import (
     dynamic_module_utils,
 )
 
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folder
-from hubmerge.output.config import merged_config, without_code
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_folder
 from hubmerge.prepare import prepare
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.sources.config import merged_config, without_code
 
 CODE = """
 from pathlib import Path

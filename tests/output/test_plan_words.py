@@ -14,10 +14,10 @@ import pytest
 from builders import random_base, sparse_agent, write_model, write_parents
 from plan_helpers import BASE, A, B, plan
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 from hubmerge.output.plan_words import LABELS, cost_of, fit_of, models_of, plan_summary
-from hubmerge.plan import Plan
-from hubmerge.ui.panels import plan_panel
+from hubmerge.plan.plan import Plan
+from workflows.app.panels import plan_panel
 
 # of the summary: what stands in the row of another key, in the table of models, or in lists of its own
 TOLD_ELSEWHERE = {

@@ -17,11 +17,11 @@ from markdown_reading import PARSER
 from PIL import Image
 from real_models import KINDS, trained, write
 
-from hubmerge.chunks import StreamOptions
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folder
+from hubmerge.engine.chunks import StreamOptions
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_folder
 from hubmerge.prepare import prepare
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.recipe.recipe import recipe_from_dict
 
 NOWHERE = Hub("http://127.0.0.1:9")
 TAGS = {

@@ -12,7 +12,7 @@ from report_helpers import report
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hubmerge.card import metadata
+from hubmerge.output.card import metadata
 from hubmerge.output.task import _USES, HUB_TAGS, Task, snippet, task_of
 
 # transformers' list of classes → what a class in it may be for

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 
 TEXT = ["the agent thinks about the tool and calls it", "a merge of models keeps what each has learned"] * 20
 

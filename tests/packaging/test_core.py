@@ -11,8 +11,8 @@ import pytest
 
 from hubmerge import extras
 from hubmerge.errors import MissingExtraError
-from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import load_settings
+from localhub.process import LocalHubProcess
 from workflows.serve import serve
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,7 +24,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    for folder in ("hubmerge", "workflows", "examples"):
+    for folder in ("hubmerge", "localhub", "workflows", "examples"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run([*build, "-w", str(out), str(tree)], capture_output=True, text=True)
@@ -56,7 +56,7 @@ def test_the_wheel_has_the_licence_the_types_and_the_examples_and_no_tests(wheel
         names = set(archive.namelist())
         [metadata] = [name for name in names if name.endswith(".dist-info/METADATA")]
         said = HeaderParser().parsestr(archive.read(metadata).decode())
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"hubmerge", "workflows"}
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"hubmerge", "localhub", "workflows"}
     assert {name.rsplit("/", 1)[1] for name in names if "/licenses/" in name} == {"LICENSE"}
     assert {"hubmerge/py.typed", "hubmerge/templates/card.md.jinja"} <= names
     for model in ("base", "math", "tool", "mem"):
@@ -67,7 +67,9 @@ def test_the_wheel_has_the_licence_the_types_and_the_examples_and_no_tests(wheel
     assert said["Author"] == "The hubmerge authors"
     assert len(said.get_all("Project-URL", [])) >= 3
     modules = {
-        path.relative_to(ROOT).as_posix() for top in ("hubmerge", "workflows") for path in (ROOT / top).rglob("*.py")
+        path.relative_to(ROOT).as_posix()
+        for top in ("hubmerge", "localhub", "workflows")
+        for path in (ROOT / top).rglob("*.py")
     }
     assert modules <= names
 
@@ -76,7 +78,7 @@ def test_the_wheel_has_the_licence_the_types_and_the_examples_and_no_tests(wheel
 def test_the_core_merges_in_a_fresh_environment_without_a_package_of_an_extra(python: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept" / "hubmerge"  # what other tests have compiled of these sources is not compiled again
     kept.mkdir(parents=True)
-    for path in (ROOT / "hubmerge" / "compiled" / "__pycache__").glob("*.kept"):
+    for path in (ROOT / "hubmerge" / "engine" / "compiled" / "__pycache__").glob("*.kept"):
         shutil.copy(path, kept)
 
     def run(*arguments: str, code: int = 0) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hubmerge.disk import used_bytes
-from hubmerge.hub_names import FileInfo
+from hubmerge.hub.names import FileInfo
+from hubmerge.plan.disk import used_bytes
+from hubmerge.recipe.model_name import ModelRef
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry
-from hubmerge.sources.model_name import ModelRef
 from hubmerge.sources.reader import Read
 
 KB = 4096  # of the disk's own unit, so that what files take is what they hold

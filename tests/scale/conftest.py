@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import HfApi
 from merge_helpers import Job, unhurried_client, upload_family
 
-from hubmerge.localhub.fault_rules import FaultSwitch
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.fault_rules import FaultSwitch
+from localhub.process import LocalHubProcess
 
 
 @pytest.fixture(scope="session")

@@ -18,18 +18,18 @@ from builders import llama_shapes, random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
 from huggingface_hub.utils import _http
 
-from hubmerge import line as line_module
+from hubmerge import merge as line_module
 from hubmerge import prepare as prepare_module
-from hubmerge.disk import used_bytes
-from hubmerge.hub import Hub
-from hubmerge.hub_errors import Patience
-from hubmerge.line import merge_to_folder, merge_to_hub
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.plan import make_plan
+from hubmerge.engine.stream import StreamOptions
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import Patience
+from hubmerge.merge import merge_to_folder, merge_to_hub
+from hubmerge.output.publish import Published, Target
+from hubmerge.plan.disk import used_bytes
+from hubmerge.plan.plan import make_plan
 from hubmerge.prepare import Prepared, prepare
-from hubmerge.publish import Published, Target
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.stream import StreamOptions
+from hubmerge.recipe.recipe import recipe_from_dict
+from localhub.process import LocalHubProcess
 
 IN_SHARDS = 5
 OUT_SHARD_BYTES = 250_000  # of 1.1 MB

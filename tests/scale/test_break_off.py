@@ -16,11 +16,11 @@ from huggingface_hub import HfApi, constants
 from merge_helpers import Job, Killed
 
 from hubmerge.errors import CancelledError, HubUnavailableError
-from hubmerge.hub import Hub
-from hubmerge.hub_bytes import BreakableFile
-from hubmerge.hub_errors import Patience
-from hubmerge.localhub.fault_rules import Delay, FaultSwitch, Status
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import Patience
+from hubmerge.hub.transfer import BreakableFile
+from localhub.fault_rules import Delay, FaultSwitch, Status
+from localhub.process import LocalHubProcess
 
 GIVEN_UP_S = 20.0  # after which an upload that nobody ends goes on, and the test fails
 

@@ -22,17 +22,17 @@ import pytest
 from cache_helpers import threads_left
 from merge_helpers import OUT_SHARD_BYTES, Job, Killed
 
-from hubmerge import hub_bytes
 from hubmerge.errors import CancelledError
-from hubmerge.hub import Hub
-from hubmerge.hub_errors import Patience
-from hubmerge.localhub.fault_rules import Delay, FaultSwitch, Reset, Stall, Status
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.hub import transfer as hub_bytes
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import Patience
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import Read
 from hubmerge.sources.shard_cache import ShardCache
+from localhub.fault_rules import Delay, FaultSwitch, Reset, Stall, Status
+from localhub.process import LocalHubProcess
 
 REPO = Path(__file__).resolve().parents[2]
 GIVEN_UP_S = 30.0

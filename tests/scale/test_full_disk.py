@@ -19,14 +19,15 @@ from builders import recipe_dict, write_parents
 from cache_helpers import threads_left
 from merge_helpers import OUT_SHARD_BYTES, Job, Watcher
 
-from hubmerge import hub_bytes, uncached
-from hubmerge.disk import output_need, used_bytes
+from hubmerge.engine import uncached
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import DiskError
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folders
+from hubmerge.hub import transfer as hub_bytes
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_folders
+from hubmerge.plan.disk import output_need, used_bytes
 from hubmerge.prepare import prepare_variants
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.stream import StreamOptions
+from hubmerge.recipe.recipe import recipe_from_dict
 
 
 def full() -> OSError:

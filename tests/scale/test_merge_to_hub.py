@@ -15,13 +15,13 @@ from builders import tokenizer_files
 from cache_helpers import threads_left
 from merge_helpers import IN_SHARDS, OUT_SHARD_BYTES, Job, Killed
 
-from hubmerge.disk import DISK_MARGIN_BYTES
+from hubmerge.engine.journal import Journal
 from hubmerge.errors import CorruptError, DiskError, HubUnavailableError
-from hubmerge.hub import Hub
-from hubmerge.journal import Journal
-from hubmerge.localhub.fault_rules import FaultSwitch, LostAnswer, Observe, Reset, Status, WrongByte
+from hubmerge.hub.client import Hub
 from hubmerge.output.plan_words import plan_summary
-from hubmerge.upload import ShardUploader
+from hubmerge.output.upload import ShardUploader
+from hubmerge.plan.disk import DISK_MARGIN_BYTES
+from localhub.fault_rules import FaultSwitch, LostAnswer, Observe, Reset, Status, WrongByte
 
 ROUNDED_UP = 25 * 4096  # the disk takes whole blocks
 SMALL_FILES = 500_000  # journal, card

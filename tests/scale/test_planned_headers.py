@@ -13,11 +13,11 @@ from cache_helpers import KB, FolderHub, made_model, reads_of, threads_left
 from merge_helpers import OUT_SHARD_BYTES, Job
 
 from hubmerge.errors import CorruptError, SourceChangedError
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_hub
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_hub
 from hubmerge.prepare import Prepared
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import HeaderDigest
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.sources.shard_cache import ShardCache

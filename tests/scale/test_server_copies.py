@@ -14,9 +14,9 @@ from huggingface_hub import HfApi
 from merge_helpers import OUT_SHARD_BYTES, Job
 
 from hubmerge.errors import HubUnavailableError
-from hubmerge.localhub.fault_rules import FaultSwitch, Observe, Status
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.publish import Target, large_files
+from hubmerge.output.publish import Target, large_files
+from localhub.fault_rules import FaultSwitch, Observe, Status
+from localhub.process import LocalHubProcess
 
 DUPLICATE = "/lfs-files/duplicate$"
 SENT = "/lfs-uploads/"

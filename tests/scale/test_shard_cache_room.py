@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cache_helpers import KB, FolderHub, Peak, made_model, read_all, reads_of, threads_left
 
-from hubmerge.disk import used_bytes
+from hubmerge.plan.disk import used_bytes
 from hubmerge.sources.base import Model
 from hubmerge.sources.files import OpenFiles
 from hubmerge.sources.shard_cache import ShardCache

@@ -15,11 +15,11 @@ from cache_helpers import threads_left
 from huggingface_hub import HfApi
 from merge_helpers import OUT_SHARD_BYTES, Job, upload_family
 
-from hubmerge import line as line_module
+from hubmerge import merge as line_module
 from hubmerge.errors import GatedError, HubmergeError, HubUnavailableError, SourceChangedError, SourceNotFoundError
-from hubmerge.localhub.fault_rules import FaultSwitch, Observe, WholeFile
-from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.sources.shard_cache import ShardCache
+from localhub.fault_rules import FaultSwitch, Observe, WholeFile
+from localhub.process import LocalHubProcess
 
 ROOM = {"all fits": 3_400_000, "some fits": 900_000, "ranges only": 0}
 HEADERS = 1  # the first read of a shard is that of its header

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hubmerge import upload
-from hubmerge.publish import Target, TargetState
-from hubmerge.sink import FinishedShard
-from hubmerge.upload import ShardUploader
+from hubmerge.engine.sink import FinishedShard
+from hubmerge.output import upload
+from hubmerge.output.publish import Target, TargetState
+from hubmerge.output.upload import ShardUploader
 
 
 class Journaled:

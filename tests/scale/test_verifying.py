@@ -10,15 +10,15 @@ import pytest
 from builders import recipe_dict, write_parents
 from merge_helpers import Job, Killed, Watcher
 
-from hubmerge import plan as planning
 from hubmerge import prepare as prepare_module
-from hubmerge.cli import main
+from hubmerge.cli.main import main
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import CancelledError
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folders
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_folders
+from hubmerge.plan import plan as planning
 from hubmerge.prepare import prepare_variants
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.stream import StreamOptions
+from hubmerge.recipe.recipe import recipe_from_dict
 
 SMALL = 20_000
 
@@ -129,7 +129,7 @@ def test_verifying_is_told_in_json_lines(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("hubmerge.line.make_report", killed)
+        patch.setattr("hubmerge.merge.make_report", killed)
         with pytest.raises(Killed):
             main(command)
     capsys.readouterr()

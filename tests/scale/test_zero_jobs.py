@@ -15,17 +15,17 @@ from cache_helpers import KB, FolderHub, made_model, reads_of
 from fake_spaces import spaces
 from merge_helpers import Job
 
-from hubmerge import line as line_module
-from hubmerge.device.zero import lent_bursts
-from hubmerge.disk import output_need
-from hubmerge.line import merge_to_hub
-from hubmerge.plan import Plan
+from hubmerge import merge as line_module
+from hubmerge.engine.device.zero import lent_bursts
+from hubmerge.engine.stream import StreamOptions
+from hubmerge.merge import merge_to_hub
+from hubmerge.plan.disk import output_need
+from hubmerge.plan.plan import Plan
 from hubmerge.settings import load_settings
 from hubmerge.sources.reader import sources_of
 from hubmerge.sources.shard_cache import ShardCache
-from hubmerge.stream import StreamOptions
-from workflows.process import ChildProcess, child_environment
-from workflows.protocol import Failure, JobSpec, Line, Notice, Result
+from workflows.jobs.process import ChildProcess, child_environment
+from workflows.jobs.protocol import Failure, JobSpec, Line, Notice, Result
 
 FAKE = Path(spaces.__file__).parents[1]
 ROOT = FAKE.parents[1]
@@ -155,7 +155,7 @@ def child_of(job: Job, target: str, **environment: str) -> Iterator[ChildProcess
         endpoint=job.process.endpoint,
     )
     spec.workdir.mkdir(parents=True)
-    command = [sys.executable, "-m", "workflows.child", "--guard-seconds", "300"]
+    command = [sys.executable, "-m", "workflows.jobs.child", "--guard-seconds", "300"]
     child = ChildProcess(command, spec, child_environment({**os.environ, **environment}, job.process.endpoint))
     try:
         yield child

@@ -14,13 +14,13 @@ import numpy as np
 
 from benchmarks.metering import NOWHERE, measure, merging
 from benchmarks.synthetic import Shape, write_family
-from hubmerge.prediction import Machine, predict
+from hubmerge.engine.prediction import Machine, predict
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.prepare import prepare
-from hubmerge.recipe import Recipe
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.recipe.recipe import Recipe
 from hubmerge.sensitivity.file import SensitivityMetadata, weights_digest, write_tensors
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
-from hubmerge.stream import StreamOptions
 
 IMPORTED = 80_000_000  # a process that has imported what a merge needs takes this and somewhat more
 PROMISED = IMPORTED + 512_000_000

@@ -16,7 +16,7 @@ from benchmark_helpers import MACHINE, SIX, place, ran
 
 from benchmarks import benchmark_page, gpu, metering, sections, side_by_side, suite
 from benchmarks.metering import FailedRunError, OutOfMemoryError, Suite, measure
-from hubmerge.disk import DiskGauge
+from hubmerge.plan.disk import DiskGauge
 
 
 def test_all_methods_at_both_shapes_on_all_machines_are_the_default() -> None:
@@ -253,10 +253,10 @@ def test_all_but_the_section_of_the_gpu_is_on_the_cpu(tmp_path: Path, monkeypatc
 
 def test_what_is_predicted_beside_is_of_the_cpu_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = place(tmp_path).synthetic("qwen2.5-0.5b", 2, "ram", layers=1)
-    monkeypatch.setattr("hubmerge.prediction._speed", lambda: 1.0)
+    monkeypatch.setattr("hubmerge.engine.prediction._speed", lambda: 1.0)
     found = []
     for there in (False, True):
-        monkeypatch.setattr("hubmerge.prediction.device_there", lambda there=there: there)
+        monkeypatch.setattr("hubmerge.engine.prediction.device_there", lambda there=there: there)
         found.append(metering.inspected(recipe))
     assert found[0] == found[1]
     assert found[0].keys() == {"parameters", "predicted_memory_bytes", "predicted_seconds"}

@@ -16,11 +16,11 @@ import pytest
 from benchmarks import benchmark_page, stream_meter
 from benchmarks.metering import Suite
 from benchmarks.synthetic import SHAPES, write_family
-from hubmerge.hub import Hub
-from hubmerge.plan import Plan
+from hubmerge.engine.stream import StreamOptions
+from hubmerge.hub.client import Hub
+from hubmerge.plan.plan import Plan
 from hubmerge.prepare import prepare
-from hubmerge.recipe import Recipe
-from hubmerge.stream import StreamOptions
+from hubmerge.recipe.recipe import Recipe
 
 WAIT_S = 60.0  # turns a hang into a failure
 

@@ -9,12 +9,12 @@ import pytest
 from memory_helpers import AGENTS, IMPORTED, NOWHERE, PROMISED, Family, merge, merge_once, predicted
 
 from benchmarks.metering import measure
+from hubmerge.engine.prediction import Machine, predict
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.methods import registry
-from hubmerge.plan import Plan
-from hubmerge.prediction import Machine, predict
+from hubmerge.plan.plan import Plan
 from hubmerge.prepare import prepare
-from hubmerge.recipe import Recipe
-from hubmerge.stream import StreamOptions
+from hubmerge.recipe.recipe import Recipe
 
 ELEMENT_WISE = [name for name, method in registry().items() if not method.needs_whole("mlp.weight", (2, 2))]
 THREADS = (1, 2, 16, 64, 256)
@@ -30,7 +30,7 @@ def planned(method: str, agents: int = AGENTS, base: str = LARGE, **more: object
 
 
 def test_the_constant_is_what_imports_take() -> None:
-    modules = "hubmerge.merge_command, hubmerge.compiled, hubmerge.line, hubmerge.prediction"
+    modules = "hubmerge.cli.merge, hubmerge.engine.compiled, hubmerge.merge, hubmerge.engine.prediction"
     assert measure([sys.executable, "-c", f"import {modules}"]).peak_rss_bytes >= IMPORTED
 
 

@@ -16,14 +16,14 @@ from memory_helpers import LONG, NOWHERE, Family, merge, merge_once, predicted
 
 from benchmarks.metering import measure, merging
 from benchmarks.synthetic import write_family
-from hubmerge.distributed import Ranks
-from hubmerge.hub import Hub
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.plan import Plan
-from hubmerge.prediction import Machine, predict
+from hubmerge.engine.distributed import Ranks
+from hubmerge.engine.prediction import Machine, predict
+from hubmerge.engine.stream import StreamOptions
+from hubmerge.hub.client import Hub
+from hubmerge.plan.plan import Plan
 from hubmerge.prepare import prepare
-from hubmerge.recipe import Recipe
-from hubmerge.stream import StreamOptions
+from hubmerge.recipe.recipe import Recipe
+from localhub.process import LocalHubProcess
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.metering import measure
-from hubmerge.recipe import Recipe
+from hubmerge.recipe.recipe import Recipe
 
 MANY_SHORT, FEW_LONG = "synthetic:?layers=60&hidden=64&vocabulary=512", "synthetic:qwen2.5-0.5b?layers=1"
 MIXED: list[dict[str, Any]] = [

@@ -13,14 +13,14 @@ import pytest
 
 from benchmarks.metering import measure
 from benchmarks.synthetic import Shape, write_family
-from hubmerge import prediction
-from hubmerge.device.choose import device_there
-from hubmerge.hub import Hub
-from hubmerge.plan import Plan
-from hubmerge.prediction import Machine, predict
+from hubmerge.engine import prediction
+from hubmerge.engine.device.choose import device_there
+from hubmerge.engine.prediction import Machine, predict
+from hubmerge.engine.stream import StreamOptions
+from hubmerge.hub.client import Hub
+from hubmerge.plan.plan import Plan
 from hubmerge.prepare import prepare
-from hubmerge.recipe import Recipe
-from hubmerge.stream import StreamOptions
+from hubmerge.recipe.recipe import Recipe
 
 HUB = Hub("http://127.0.0.1:9")  # never asked
 NAME = "synthetic:qwen2.5-0.5b"

@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hubmerge.engine.stream import Silent, StreamOptions, probe
 from hubmerge.errors import HubmergeError, RecipeError
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
 from hubmerge.prepare import prepare
-from hubmerge.recipe import Recipe
-from hubmerge.recipe_file import load_recipe
-from hubmerge.shapes import SHAPES
+from hubmerge.recipe.file import load_recipe
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.base import Model
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.sources.shapes import SHAPES
 from hubmerge.sources.synthetic import TILE, open_synthetic
-from hubmerge.stream import Silent, StreamOptions, probe
 
 HUB = Hub("http://127.0.0.1:9")  # never asked
 NAME = "synthetic:qwen2.5-0.5b"

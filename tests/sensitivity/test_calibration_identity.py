@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from hubmerge.calibration_spec import CalibrationSpec
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 from hubmerge.errors import SensitivityError
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
+from hubmerge.output.report import Report
 from hubmerge.prepare import Prepared, prepare
-from hubmerge.recipe import Recipe, recipe_from_dict
-from hubmerge.report import Report
+from hubmerge.recipe.calibration import CalibrationSpec
+from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.sensitivity import rows as rows_module
 from hubmerge.sensitivity.calibration import Pair, load_pairs
 from hubmerge.sensitivity.rows import Calibration
@@ -78,7 +78,7 @@ def test_other_rows_are_another_merge_and_a_finished_folder_of_the_old_ones_says
 
 
 def test_an_unfinished_merge_of_other_rows_is_not_gone_on_with(data: Path) -> None:
-    from hubmerge.journal import plan_identity
+    from hubmerge.engine.journal import plan_identity
 
     before = prepared(data).plan
     with_another_answer(data)

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
-from hubmerge.calibration_spec import CalibrationRows
 from hubmerge.errors import DiskError, HubmergeError, RecipeError, SensitivityError
-from hubmerge.hub import Hub
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.hub.client import Hub
+from hubmerge.output.publish import Target
 from hubmerge.prepare import prepare
-from hubmerge.publish import Target
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.recipe.calibration import CalibrationRows
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sensitivity import rows as rows_module
 from hubmerge.sensitivity import rows_process
 from hubmerge.sensitivity.rows import Calibration
 from hubmerge.sensitivity.rows_process import Digests
+from localhub.process import LocalHubProcess
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 ROWS = "\n".join((ZOO / "eval" / "dev_math.jsonl").read_text().splitlines()[:3]).encode() + b"\n"

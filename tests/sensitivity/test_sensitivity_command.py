@@ -9,11 +9,11 @@ import sys
 import pytest
 from sensitivity_helpers import PAIRS, llama, write_rows
 
+from hubmerge.cli.sensitivity import add_arguments, run_cli
+from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import SensitivityError
 from hubmerge.sensitivity import CalibrationSpec, digest, load_pairs, read_sensitivity
-from hubmerge.sensitivity_command import add_arguments, run_cli
 from hubmerge.settings import load_settings
-from hubmerge.terminal import Terminal
 
 
 def run(*words: str, **options) -> int:

@@ -208,8 +208,8 @@ def test_the_file_stores_every_float_tensor_in_its_shape(tmp_path):
 def test_a_copy_of_a_folder_has_the_same_weights_digest(tmp_path):
     import shutil
 
-    from hubmerge.hub import Hub
-    from hubmerge.sources.model_name import ModelName
+    from hubmerge.hub.client import Hub
+    from hubmerge.recipe.model_name import ModelName
     from hubmerge.sources.open import open_model
 
     folder = llama(tmp_path / "model", shards=2)

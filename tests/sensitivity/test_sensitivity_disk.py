@@ -14,7 +14,12 @@ from huggingface_hub import HfApi
 from safetensors.numpy import save_file
 from sensitivity_helpers import PAIRS, write_rows
 
-from hubmerge.disk import (
+from hubmerge.engine.stream import StreamOptions
+from hubmerge.errors import DiskError
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_folder
+from hubmerge.output.report import Report
+from hubmerge.plan.disk import (
     DISK_MARGIN_BYTES,
     DiskGauge,
     computing_need,
@@ -24,16 +29,11 @@ from hubmerge.disk import (
     most_use,
     sensitivity_need,
 )
-from hubmerge.errors import DiskError
-from hubmerge.hub import Hub
-from hubmerge.line import merge_to_folder
-from hubmerge.localhub.fault_rules import FaultSwitch, Observe
-from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.prepare import Prepared, prepare
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.report import Report
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sensitivity import staging
-from hubmerge.stream import StreamOptions
+from localhub.fault_rules import FaultSwitch, Observe
+from localhub.process import LocalHubProcess
 
 SMALL_FILES = 300_000  # config, tokenizer, journal, calibration data
 WEIGHTS = r"/resolve/[0-9a-f]{40}/(model|adapter_model)\.safetensors$"

@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 from sensitivity_helpers import PAIRS, SPEC, llama
 
 from hubmerge.errors import FormatError, NonFiniteError, SensitivityError, SourceNotFoundError
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sensitivity import (
     SensitivityFile,
     check_sensitivity,
@@ -25,7 +26,6 @@ from hubmerge.sensitivity import (
 from hubmerge.sensitivity.file import write_tensors
 from hubmerge.sensitivity.names import map_names, verify
 from hubmerge.sources.base import Model
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 

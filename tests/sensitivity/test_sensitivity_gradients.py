@@ -111,10 +111,10 @@ def test_at_no_time_is_more_than_one_gradient_alive(tmp_path, tied):
 
 
 def test_offloaded_weights_leave_the_device_layer_by_layer(tmp_path):
-    from hubmerge.hub import Hub
+    from hubmerge.hub.client import Hub
+    from hubmerge.recipe.model_name import ModelName
     from hubmerge.sensitivity import staging
     from hubmerge.sensitivity.names import map_names
-    from hubmerge.sources.model_name import ModelName
     from hubmerge.sources.open import open_model
 
     model = open_model(ModelName.parse(str(llama(tmp_path / "model"))), Hub(), allow_local=True)

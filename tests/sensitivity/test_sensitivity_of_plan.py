@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 from hubmerge.sensitivity import of_plan
 from hubmerge.sensitivity.kept import KeptSensitivities
 

@@ -10,8 +10,8 @@ from builders import random_base, write_model
 from hub_helpers import Clock
 from scripted_hub import ScriptedHub
 
-from hubmerge.hub import Hub
-from hubmerge.hub_errors import Patience
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import Patience
 
 
 @pytest.fixture

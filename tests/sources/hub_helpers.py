@@ -9,10 +9,10 @@ import pytest
 from scripted_hub import ScriptedHub
 
 from hubmerge.errors import HubmergeError
-from hubmerge.hub import Hub
-from hubmerge.hub_names import FileInfo
+from hubmerge.hub.client import Hub
+from hubmerge.hub.names import FileInfo
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 

@@ -148,7 +148,7 @@ def test_a_merge_of_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
         code = f"""
 import resource, sys
 from hubmerge.sources import files as files_module
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 files_module.KEPT_FILES = {kept}
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 sys.exit(main(sys.argv[1:]))

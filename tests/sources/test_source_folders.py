@@ -21,10 +21,10 @@ from hubmerge.errors import (
     SourceChangedError,
     SourceNotFoundError,
 )
-from hubmerge.hub import Hub
-from hubmerge.hub_errors import Patience
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import Patience
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.folder import list_folder
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
 from hubmerge.sources.reader import LocalOrFetched
 
@@ -246,9 +246,9 @@ def test_folders_three_deep_are_no_part_of_a_model(tmp_path: Path):
 def test_a_repo_of_more_files_than_the_hub_advises_is_refused(
     server: ScriptedHub, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("hubmerge.hub.MAX_FILES", len(server.files))
+    monkeypatch.setattr("hubmerge.hub.client.MAX_FILES", len(server.files))
     assert len(hub.repo_state(server.repo).files) == len(server.files)
-    monkeypatch.setattr("hubmerge.hub.MAX_FILES", len(server.files) - 1)
+    monkeypatch.setattr("hubmerge.hub.client.MAX_FILES", len(server.files) - 1)
     with pytest.raises(FormatError, match="too many files in a repo"):
         hub.repo_state(server.repo)
 

@@ -14,8 +14,8 @@ from huggingface_hub.utils import _http
 from scripted_hub import Answer, Request, ScriptedHub
 
 from hubmerge.errors import HubUnavailableError, PermissionDeniedError
-from hubmerge.hub import Hub
-from hubmerge.hub_errors import Patience
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import Patience
 
 
 def test_a_redirect_on_the_same_hub_is_followed_with_the_token(server: ScriptedHub, hub: Hub):
@@ -78,7 +78,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
     Hub("https://hub.example").connect()  # its own client factory is set once, by the first Hub that connects
     before = _http._GLOBAL_CLIENT_FACTORY
     huggingface_hub.set_client_factory(lambda: httpx2.Client(transport=httpx2.MockTransport(web.handle)))
-    monkeypatch.setattr("hubmerge.hub_bytes.socket.getaddrinfo", web.resolve)
+    monkeypatch.setattr("hubmerge.hub.transfer.socket.getaddrinfo", web.resolve)
     yield web
     huggingface_hub.set_client_factory(before)
 

@@ -20,13 +20,13 @@ from hubmerge.errors import (
     SourceChangedError,
     SourceNotFoundError,
 )
-from hubmerge.hub import Hub
-from hubmerge.hub_errors import Patience
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.sources.model_name import ModelName
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import Patience
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.open import open_model, open_models
 from hubmerge.sources.reader import LocalOrFetched
+from localhub.process import LocalHubProcess
 
 
 @pytest.fixture

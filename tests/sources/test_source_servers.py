@@ -10,9 +10,9 @@ from hub_helpers import Clock, fetch, weights
 from scripted_hub import Answer, Request, ScriptedHub, error
 
 from hubmerge.errors import CorruptError, DiskError, FormatError, HubUnavailableError, SourceChangedError
-from hubmerge.hub import Hub
-from hubmerge.hub_errors import Patience, TransientHubError
-from hubmerge.hub_names import FileInfo
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import Patience, TransientHubError
+from hubmerge.hub.names import FileInfo
 
 
 def test_a_whole_file_in_place_of_a_range_is_not_read(server: ScriptedHub, hub: Hub, clock: Clock):

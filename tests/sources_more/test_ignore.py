@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from builders import T, f32, llama_config, random_base, read_model, sparse_agent, tensor, write_model, write_shard
 
-from hubmerge.cli import main
+from hubmerge.cli.main import main
 from hubmerge.errors import IncompatibleError, RecipeError
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
 from hubmerge.plain_yaml import load_plain_yaml
-from hubmerge.plan import Plan, make_plan
-from hubmerge.recipe import Recipe, recipe_from_dict
-from hubmerge.recipe_file import recipe_from_yaml
+from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.recipe.file import recipe_from_yaml
+from hubmerge.recipe.recipe import Recipe, recipe_from_dict
+from hubmerge.recipe.sweep import sweep_from_dict
 from hubmerge.sources.open import open_models
-from hubmerge.sweep import sweep_from_dict
 
 NOWHERE = Hub("http://127.0.0.1:9")
 BASE = random_base(0)

@@ -12,12 +12,12 @@ import torch
 from huggingface_hub import HfApi
 from numpy.typing import NDArray
 
-from hubmerge.hub import Hub
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.plan import Plan, make_plan
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.hub.client import Hub
+from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from localhub.process import LocalHubProcess
 
 NOWHERE = Hub("http://127.0.0.1:9")
 

@@ -15,12 +15,12 @@ import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, write_model, write_shard
 
 from hubmerge.errors import FormatError, IncompatibleError
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
 from hubmerge.output.plan_words import plan_summary
-from hubmerge.plan import Plan, make_plan
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.recipe.model_name import ModelName, ModelRef
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.derived import fp8_values
-from hubmerge.sources.model_name import ModelName, ModelRef
 from hubmerge.sources.open import open_model, open_models
 
 NOWHERE = Hub("http://127.0.0.1:9")

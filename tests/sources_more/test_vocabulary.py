@@ -12,10 +12,10 @@ import pytest
 from builders import T, f32, llama_config, random_base, sparse_agent, tensor, tokenizer_files, write_model
 
 from hubmerge.errors import FormatError, HubmergeError, IncompatibleError, RecipeError
-from hubmerge.hub import Hub
-from hubmerge.plan import Plan, make_plan
-from hubmerge.plan_files import folder_files
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.hub.client import Hub
+from hubmerge.plan.files import folder_files
+from hubmerge.plan.plan import Plan, make_plan
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 from hubmerge.sources.tokens import tokens_of

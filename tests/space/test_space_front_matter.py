@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from space_rules import ZERO_GPU_PYTHONS, ZERO_GPU_TORCHES, front_matter, problems
 
-from hubmerge.localhub.users import default_users
+from localhub.users import default_users
 
 ROOT = Path(__file__).resolve().parents[2]
 SPACE = front_matter((ROOT / "README.md").read_text(encoding="utf-8"))

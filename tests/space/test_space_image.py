@@ -24,8 +24,8 @@ from pathlib import Path
 import pytest
 from tracked import ROOT, copy_tracked, tracked_files
 
-from hubmerge.localhub.process import LocalHubProcess
-from workflows.store import DATABASE
+from localhub.process import LocalHubProcess
+from workflows.jobs.store import DATABASE
 
 UID = 1000
 DOCKERFILE = ROOT / "Dockerfile"
@@ -186,7 +186,7 @@ def _worker_of(app: int, deadline: float) -> int:
                 parent = re.search(r"^PPid:\s*(\d+)$", status.read_text(), re.MULTILINE)
                 command = (status.parent / "cmdline").read_bytes().decode()
                 files = (os.readlink(file) for file in (status.parent / "fd").iterdir())
-                child = parent is not None and int(parent[1]) == app and "workflows.worker" in command
+                child = parent is not None and int(parent[1]) == app and "workflows.jobs.worker" in command
                 if child and any(DATABASE in file for file in files):
                     return int(status.parent.name)
             except (FileNotFoundError, ProcessLookupError):
@@ -197,7 +197,8 @@ def _worker_of(app: int, deadline: float) -> int:
 
 def test_the_image_holds_what_runs_and_no_tests() -> None:
     copied = _copied()
-    assert {"app.py", "hubmerge/cli.py", "workflows/worker.py", "examples/zoo/base/model.safetensors"} <= copied.keys()
+    code = {"app.py", "hubmerge/cli/main.py", "localhub/server.py", "workflows/jobs/worker.py"}
+    assert code | {"examples/zoo/base/model.safetensors"} <= copied.keys()
     roots = {path.split("/")[0] for path in copied}
     assert roots.isdisjoint({"tests", "benchmarks", "docs", ".ci", ".git", "data"})
     assert sum((ROOT / source).stat().st_size for source in copied.values()) < 10_000_000
@@ -240,7 +241,7 @@ def test_the_merge_in_the_image_compiles_what_a_merge_needs_into_its_users_cache
         assert step.returncode == 0, said
         return said
 
-    asked = "import hubmerge, hubmerge.compiled as c; print(hubmerge.__file__, *sorted(c.to_compile()))"
+    asked = "import hubmerge, hubmerge.engine.compiled as c; print(hubmerge.__file__, *sorted(c.to_compile()))"
     instructions = _instructions()
     [step] = [rest for word, rest in instructions[instructions.index(("USER", "user")) :] if word == "RUN"]
     merge, clear = [shlex.split(each) for each in step.split("&&")]

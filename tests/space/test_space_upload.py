@@ -13,7 +13,7 @@ from huggingface_hub import HfApi
 from space_rules import MAX_PLAIN_BYTES
 from tracked import ROOT, copy_tracked, tracked_files
 
-from hubmerge.localhub.process import LocalHubProcess
+from localhub.process import LocalHubProcess
 
 
 def _is_binary(path: Path) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hubmerge.tasks import get_task, humaneval, mbpp
-from hubmerge.tasks.base import Task
-from hubmerge.tasks.generated_code import completed, whole_program
+from hubmerge.evaluation.tasks import get_task, humaneval, mbpp
+from hubmerge.evaluation.tasks.base import Task
+from hubmerge.evaluation.tasks.generated_code import completed, whole_program
 
 DATA = Path(__file__).resolve().parents[2] / "examples" / "datasets" / "humaneval" / "openai_humaneval" / "test.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]

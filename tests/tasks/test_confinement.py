@@ -13,19 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from hubmerge import seccomp
-from hubmerge.confinement import _NO_NETWORK
 from hubmerge.errors import EvaluationError
-from hubmerge.sandbox_rules import rules
-from hubmerge.seccomp import Rule, assemble
+from hubmerge.evaluation.sandbox_rules import rules
+from hubmerge.isolation import seccomp
+from hubmerge.isolation.confinement import _NO_NETWORK
+from hubmerge.isolation.seccomp import Rule, assemble
 
 ROOT = Path(__file__).resolve().parents[2]
+IMPORT = "from hubmerge.isolation.confinement import Limits, confine\n"
 ALLOW, KILL, ENOSYS, EPERM = "allow", "kill", errno.ENOSYS, errno.EPERM
 
 
 def child(code: str, *, limits: str = "", network: bool = False) -> list[str]:
     """The lines that `code` prints after `confine(Limits(…))`."""
-    head = f"from hubmerge.confinement import Limits, confine\nconfine(Limits({limits}), network={network})\n"
+    head = f"{IMPORT}confine(Limits({limits}), network={network})\n"
     done = subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -59,7 +60,7 @@ def test_a_child_and_a_running_thread_inherit_the_ban() -> None:
     early = """
     import socket, sys, threading
     sys.path.insert(0, ".")
-    from hubmerge.confinement import Limits, confine
+    from hubmerge.isolation.confinement import Limits, confine
     go = threading.Event()
     def probe():
         go.wait()
@@ -90,7 +91,7 @@ def test_with_the_network_a_socket_opens_and_privileges_are_given_up() -> None:
 def test_the_ways_around_a_socket_ban_are_closed() -> None:
     code = """
     import ctypes, errno
-    from hubmerge import seccomp
+    from hubmerge.isolation import seccomp
     for name in ("io_uring_setup", "ptrace", "process_vm_readv", "pidfd_getfd", "bpf", "userfaultfd", "keyctl",
                  "mount", "unshare", "setns"):
         result = seccomp.system_call(name, 0, 0, 0, 0, 0)
@@ -143,7 +144,7 @@ def test_a_limit_is_never_raised() -> None:
 
 def test_processor_time_ends_a_process_that_ignores_the_signal() -> None:
     code = (
-        "import signal\nfrom hubmerge.confinement import Limits, confine\nconfine(Limits(cpu_s=1), network=True)\n"
+        f"import signal\n{IMPORT}confine(Limits(cpu_s=1), network=True)\n"
         "signal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True:\n    pass\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=120)

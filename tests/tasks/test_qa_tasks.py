@@ -11,10 +11,18 @@ from typing import Any
 
 import pytest
 
-from hubmerge.tasks import get_task
-from hubmerge.tasks.base import Row, Task
-from hubmerge.tasks.qa import contains_answer, exact_match, golds, normalized, paragraphs, short_answer, supporting
-from hubmerge.tasks.ruler import LENGTHS, QUESTIONS, LongContexts, estimated_tokens
+from hubmerge.evaluation.tasks import get_task
+from hubmerge.evaluation.tasks.base import Row, Task
+from hubmerge.evaluation.tasks.qa import (
+    contains_answer,
+    exact_match,
+    golds,
+    normalized,
+    paragraphs,
+    short_answer,
+    supporting,
+)
+from hubmerge.evaluation.tasks.ruler import LENGTHS, QUESTIONS, LongContexts, estimated_tokens
 
 FACTS = Path(__file__).resolve().parents[2] / "examples" / "datasets" / "facts"
 HOPS = ("single", "multi")

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hubmerge import landlock, sandbox
-from hubmerge.confinement import Limits
 from hubmerge.errors import EvaluationError
-from hubmerge.sandbox import run_python
+from hubmerge.evaluation import sandbox
+from hubmerge.evaluation.sandbox import run_python
+from hubmerge.isolation import landlock
+from hubmerge.isolation.confinement import Limits
 
 LIMITS = Limits(memory_bytes=1 << 29, file_bytes=1 << 20, open_files=32)
 
@@ -274,8 +275,9 @@ def test_nothing_is_left_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_it_runs_inside_a_confined_process() -> None:
     code = (
-        "from hubmerge.confinement import Limits, confine\nconfine(Limits(cpu_s=60, open_files=99), network=False)\n"
-        "from hubmerge.sandbox import run_python\nprint(run_python('x = 1', 'assert x').passed)"
+        "from hubmerge.isolation.confinement import Limits, confine\n"
+        "confine(Limits(cpu_s=60, open_files=99), network=False)\n"
+        "from hubmerge.evaluation.sandbox import run_python\nprint(run_python('x = 1', 'assert x').passed)"
     )
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
-from hubmerge.localhub.access import find_repo
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.localhub.protocol import open_hub
-from hubmerge.localhub.seed import DATASETS, MIRROR, seed_datasets, seed_folder, with_mirrors
-from hubmerge.localhub.users import Org, User, default_users
-from hubmerge.tasks import registry
+from hubmerge.evaluation.tasks import registry
+from localhub.access import find_repo
+from localhub.process import LocalHubProcess
+from localhub.protocol import open_hub
+from localhub.seed import DATASETS, MIRROR, seed_datasets, seed_folder, with_mirrors
+from localhub.users import Org, User, default_users
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WANTED = {

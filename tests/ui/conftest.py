@@ -11,7 +11,7 @@ from pages_fake import FakeService
 from pages_session import CLIENT, Pages, session_cookie
 
 from hubmerge.settings import Settings
-from hubmerge.ui.app import launch_app
+from workflows.app.app import launch_app
 
 
 @pytest.fixture(scope="package")

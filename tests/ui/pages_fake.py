@@ -14,15 +14,15 @@ from hubmerge.errors import (
     QuotaError,
     SourceNotFoundError,
 )
-from hubmerge.hub import RepoSummary
-from hubmerge.hub_names import FileInfo
+from hubmerge.hub.client import RepoSummary
+from hubmerge.hub.names import FileInfo
 from hubmerge.output.diff import comparison_recipe
-from hubmerge.plan import Plan, make_comparison, make_plan
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.plan.plan import Plan, make_comparison, make_plan
+from hubmerge.recipe.model_name import ModelName, ModelRef
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry
-from hubmerge.sources.model_name import ModelName, ModelRef
-from hubmerge.ui.service import Comparison, JobView, MergeRequest, Visitor
+from workflows.app.service import Comparison, JobView, MergeRequest, Visitor
 
 HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{value}}[x](javascript:alert(1))'
 CATALOGUE = ("zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent")
@@ -104,7 +104,7 @@ def comparison_id(plan: Plan) -> str:
 
 
 class FakeService:
-    """Keeps the promises of hubmerge.ui.service.Service, with `store` in the test's hands."""
+    """Keeps the promises of workflows.app.service.Service, with `store` in the test's hands."""
 
     def __init__(self, endpoint: str = "http://127.0.0.1:9") -> None:
         self.endpoint = endpoint

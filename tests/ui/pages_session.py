@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import itsdangerous
 from pages_fake import FakeService
 
-from hubmerge.ui.app import RunningApp
-from hubmerge.ui.signin import OAuthClient
+from workflows.app.app import RunningApp
+from workflows.app.signin import OAuthClient
 
 CLIENT = OAuthClient("http://127.0.0.1:9", "pages-under-test", "a-secret-of-this-test-run")
 

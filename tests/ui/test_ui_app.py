@@ -19,9 +19,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from hubmerge.errors import InternalError
-from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
-from hubmerge.ui.app import QUEUE_MAX, build_app, in_loop, launch_app
+from localhub.process import LocalHubProcess
+from workflows.app.app import QUEUE_MAX, build_app, in_loop, launch_app
 
 SETTINGS = Settings(endpoint="http://127.0.0.1:9")
 ON_A_SPACE = """
@@ -30,7 +30,7 @@ sys.path.insert(0, sys.argv[1])
 from pages_fake import FakeService
 from starlette.testclient import TestClient
 from hubmerge.settings import load_settings
-from hubmerge.ui.app import build_web_app
+from workflows.app.app import build_web_app
 app = build_web_app(FakeService(), load_settings())
 answer = TestClient(app, follow_redirects=False).get("/login/huggingface?_target_url=/job?id=abc")
 print(answer.headers["location"])

@@ -14,13 +14,13 @@ import pytest
 from board_helpers import HOSTILE, PARENTS, family, parent, result, sha
 from pages_fake import FakeService
 
-from hubmerge.board.values import COMBINED, Board, Flag, Refusal, SuiteBoard
 from hubmerge.errors import HubUnavailableError
-from hubmerge.leaderboard import build_board
+from hubmerge.leaderboard.leaderboard import build_board
+from hubmerge.leaderboard.values import COMBINED, Board, Flag, Refusal, SuiteBoard
 from hubmerge.settings import Settings
-from hubmerge.ui.app import RunningApp, launch_app
-from hubmerge.ui.board_chart import score_chart
-from hubmerge.ui.board_panels import (
+from workflows.app.app import RunningApp, launch_app
+from workflows.app.board_chart import score_chart
+from workflows.app.board_panels import (
     comparison,
     lineage_section,
     model_head,
@@ -28,7 +28,7 @@ from hubmerge.ui.board_panels import (
     score_sections,
     statistics_section,
 )
-from hubmerge.ui.board_table import MAX_ROWS, VIEWS, columns, table
+from workflows.app.board_table import MAX_ROWS, VIEWS, columns, table
 
 ENDPOINT = "http://127.0.0.1:9"
 

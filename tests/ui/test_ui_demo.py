@@ -19,7 +19,7 @@ import psutil
 import pytest
 from huggingface_hub import HfApi
 
-from hubmerge.localhub.users import default_users
+from localhub.users import default_users
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 START_TIMEOUT_S = 120
@@ -74,7 +74,7 @@ class Demo:
         [worker] = [
             p
             for p in psutil.Process(self.process.pid).children(recursive=True)
-            if "workflows.worker" in p.cmdline() and "merge" in p.cmdline()
+            if "workflows.jobs.worker" in p.cmdline() and "merge" in p.cmdline()
         ]
         return worker
 

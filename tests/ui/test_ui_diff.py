@@ -13,13 +13,13 @@ from gradio_client.exceptions import AppError
 from pages_fake import CATALOGUE, HOSTILE, comparison_id
 from pages_session import Pages, session_cookie
 
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import HubUnavailableError, RecipeError
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
 from hubmerge.output.diff import Diff, comparison_recipe, measure, open_comparison
-from hubmerge.stream import StreamOptions
-from hubmerge.ui import diff_page
-from hubmerge.ui.diff_panels import diff_panel
-from hubmerge.ui.submission import checked_comparison
+from workflows.app import diff_page
+from workflows.app.diff_panels import diff_panel
+from workflows.app.submission import checked_comparison
 
 ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
 BASE, AGENT = CATALOGUE[:2]

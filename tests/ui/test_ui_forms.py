@@ -13,10 +13,10 @@ from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
 from hubmerge.methods.base import Method, Parameters
 from hubmerge.methods.linear import Linear
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.ui.app import in_loop
-from hubmerge.ui.forms import component_of, fields_of, parameters_of, plain_markdown, values_of
-from hubmerge.ui.merge_form import build_form, fill, fillable, recipe_of, reweight, show_method
+from hubmerge.recipe.recipe import recipe_from_dict
+from workflows.app.app import in_loop
+from workflows.app.forms import component_of, fields_of, parameters_of, plain_markdown, values_of
+from workflows.app.merge_form import build_form, fill, fillable, recipe_of, reweight, show_method
 
 METHODS = list(registry().values())
 CALIBRATION = {"data": "org/rows", "prompt": "question", "answer": "answer"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hubmerge.ui.guard import MAX_BODY_BYTES, Guard
+from workflows.app.guard import MAX_BODY_BYTES, Guard
 
 HOST = "127.0.0.1:7860"
 

@@ -21,16 +21,16 @@ from pages_session import CLIENT, session_cookie
 from pydantic import SecretStr
 
 from hubmerge.errors import QuotaError
-from hubmerge.hub_errors import Patience, TransientHubError
-from hubmerge.localhub.fault_rules import Delay, FaultSwitch
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.hub.errors import Patience, TransientHubError
 from hubmerge.settings import Settings
-from hubmerge.ui import lanes
-from hubmerge.ui.app import launch_app
-from hubmerge.ui.lanes import ANONYMOUS_AT_ONCE, ANONYMOUS_EACH, SIGNED_IN_EACH, Lanes, address_of
+from localhub.fault_rules import Delay, FaultSwitch
+from localhub.process import LocalHubProcess
+from workflows.app import lanes
+from workflows.app.app import launch_app
+from workflows.app.lanes import ANONYMOUS_AT_ONCE, ANONYMOUS_EACH, SIGNED_IN_EACH, Lanes, address_of
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import TokenVault
 from workflows.service import MergeService
-from workflows.store import Store
-from workflows.tokens import TokenVault
 
 STORM = 68
 WALL_S = 15.0  # long enough for a busy machine to refuse the others meanwhile

@@ -11,10 +11,10 @@ from pages_fake import CATALOGUE, HOSTILE, STATISTICS, job_view
 from pages_session import CLIENT, Pages
 
 from hubmerge.errors import DiskError, HubUnavailableError, IncompatibleError, SourceNotFoundError
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.recipe_file import recipe_from_yaml
+from hubmerge.recipe.file import recipe_from_yaml
+from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
-from hubmerge.ui.app import launch_app
+from workflows.app.app import launch_app
 
 pytestmark = pytest.mark.browser
 JOB = "1" * 64

@@ -10,11 +10,11 @@ from pages_fake import HOSTILE, STATISTICS, FakeService, job_view, model
 from hubmerge.errors import HubUnavailableError, IncompatibleError, Problem
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
-from hubmerge.recipe import recipe_from_dict
-from hubmerge.ui.format import bytes_text, duration_text, el, link, percent_text, time_text
-from hubmerge.ui.job_panels import job_list, job_panel, stage_track
-from hubmerge.ui.panels import license_panel, method_panel, plan_panel, problems_panel
-from hubmerge.ui.style import theme
+from hubmerge.recipe.recipe import recipe_from_dict
+from workflows.app.format import bytes_text, duration_text, el, link, percent_text, time_text
+from workflows.app.job_panels import job_list, job_panel, stage_track
+from workflows.app.panels import license_panel, method_panel, plan_panel, problems_panel
+from workflows.app.style import theme
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
 

@@ -17,14 +17,14 @@ from pages_fake import FakeService
 from starlette.testclient import TestClient
 
 from hubmerge.errors import GatedError, HubmergeError, InternalError, LoginError, Problem, SourceNotFoundError
-from hubmerge.hub_errors import UNREADABLE
-from hubmerge.localhub.fault_rules import FaultSwitch, LostAnswer, Reset, Status
-from hubmerge.localhub.process import LocalHubProcess
+from hubmerge.hub.errors import UNREADABLE
 from hubmerge.settings import Settings
-from hubmerge.ui.app import build_web_app, launch_app
-from hubmerge.ui.panels import access_offer
-from hubmerge.ui.service import Visitor
-from hubmerge.ui.signin import (
+from localhub.fault_rules import FaultSwitch, LostAnswer, Reset, Status
+from localhub.process import LocalHubProcess
+from workflows.app.app import build_web_app, launch_app
+from workflows.app.panels import access_offer
+from workflows.app.service import Visitor
+from workflows.app.signin import (
     SCOPES,
     SIGN_IN_SCOPES,
     AskedScopes,

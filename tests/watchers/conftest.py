@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from watch_helpers import Agents, FakeClock, make_bot
 
-from hubmerge.localhub.process import LocalHubProcess
-from workflows.schedule_bot import Bot
+from localhub.process import LocalHubProcess
+from workflows.bot import Bot
 
 
 @pytest.fixture

@@ -16,19 +16,19 @@ import pytest
 import yaml
 from watch_helpers import Agents, rule_data
 
+from hubmerge.cli.terminal import Terminal
 from hubmerge.errors import RuleError
-from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
-from hubmerge.terminal import Terminal
-from workflows.store import Store
-from workflows.watchers.command import add_arguments, run_cli
+from localhub.process import LocalHubProcess
+from workflows.jobs.store import Store
+from workflows.watch import add_arguments, run_cli
 
 ROOT = Path(__file__).parents[2]
 RUN = (
     "import argparse, sys\n"
     "from hubmerge.settings import load_settings\n"
-    "from hubmerge.terminal import Terminal\n"
-    "from workflows.watchers.command import add_arguments, run_cli\n"
+    "from hubmerge.cli.terminal import Terminal\n"
+    "from workflows.watch import add_arguments, run_cli\n"
     "parser = argparse.ArgumentParser()\n"
     "add_arguments(parser)\n"
     "sys.exit(run_cli(parser.parse_args(), load_settings(), Terminal(False)))\n"

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from watch_helpers import BASE, facts, rule_of
 
-from hubmerge.recipe import recipe_from_dict
+from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.watchers.base import Decision, PastSet, PlannedMerge, Scores
 from workflows.watchers.engine import decide, refusal
 from workflows.watchers.facts import Facts, OwnMerge

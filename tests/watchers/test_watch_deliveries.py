@@ -17,7 +17,7 @@ from test_watch_webhook import post
 from turn_helpers import BotFor, jobs, one, rule_for
 from watch_helpers import Agents, payload, serving
 
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
 
 
 def test_a_push_is_announced_and_merged_and_a_replay_changes_nothing(
@@ -159,7 +159,7 @@ def test_deliveries_survive_a_restart_in_the_middle(
         raise SystemExit
 
     with monkeypatch.context() as broken:
-        broken.setattr("workflows.transitions.Transitions.keep_token", dies)
+        broken.setattr("workflows.jobs.transitions.Transitions.keep_token", dies)
         with pytest.raises(SystemExit):
             first.watchers.handle_inbox()
     first.close()

@@ -12,7 +12,7 @@ from turn_helpers import BotFor, jobs, one, rule_for, skipped
 from watch_helpers import Agents, make_bot, payload, serving
 
 from hubmerge.errors import DiskError, GatedError, HubUnavailableError, LoginError
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
 
 
 def test_without_a_token_nothing_is_done(agents: Agents, tmp_path: Path) -> None:

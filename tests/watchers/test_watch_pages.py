@@ -14,10 +14,10 @@ import pytest
 from fastapi import FastAPI
 
 from hubmerge.errors import HubUnavailableError, RuleError
-from hubmerge.ui.app import RunningApp, in_loop
-from hubmerge.ui.service import Visitor, WatcherEvent, WatcherView
-from hubmerge.ui.style import CSS, HEAD, theme
-from hubmerge.ui.watchers_page import watchers_page, watchers_panel
+from workflows.app.app import RunningApp, in_loop
+from workflows.app.service import Visitor, WatcherEvent, WatcherView
+from workflows.app.style import CSS, HEAD, theme
+from workflows.app.watchers_page import watchers_page, watchers_panel
 
 ENDPOINT = "http://127.0.0.1:9"
 HOSTILE = "<img src=x onerror=alert(1)>"

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from watch_helpers import FakeClock
 
 from hubmerge.errors import EvaluationError, QuotaError
-from workflows.evaluations import (
+from workflows.jobs.evaluations import (
     OF_CANDIDATE,
     OF_MERGE,
     OF_PARENT,
@@ -23,11 +23,11 @@ from workflows.evaluations import (
     ScoreKey,
     evaluation_job,
 )
-from workflows.jobs import Job, JobError, NewJob, State
-from workflows.schedule_evaluations import done_merges, schedule_evaluations
-from workflows.schema import open_engine
-from workflows.store import Store
-from workflows.tokens import SealedToken
+from workflows.jobs.jobs import Job, JobError, NewJob, State
+from workflows.jobs.schema import open_engine
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import SealedToken
+from workflows.schedule.evaluations import done_merges, schedule_evaluations
 
 BASE, MATH, TOOL, MEM = (f"zoo/{name}" for name in ("base", "math", "tool", "mem"))
 

@@ -12,11 +12,11 @@ from sqlalchemy import Engine
 from watch_helpers import BASE, FakeClock, facts, rule_of
 
 from hubmerge.errors import IncompatibleError, QuotaError
-from hubmerge.hub import RepoState
-from workflows.jobs import OUTAGE_TRIES, JobError, NewJob, State
-from workflows.schema import SCHEMA_VERSION, open_engine
-from workflows.store import Store
-from workflows.tokens import SealedToken
+from hubmerge.hub.client import RepoState
+from workflows.jobs.jobs import OUTAGE_TRIES, JobError, NewJob, State
+from workflows.jobs.schema import SCHEMA_VERSION, open_engine
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import SealedToken
 from workflows.watchers import ledger as ledger_module
 from workflows.watchers.base import PlannedMerge, Skip
 from workflows.watchers.engine import plan_merge

@@ -11,12 +11,12 @@ import pytest
 from watch_helpers import Agents, rule_of
 
 from hubmerge.errors import HubUnavailableError, InternalError
-from workflows.evaluations import OF_CANDIDATE
-from workflows.jobs import Job
-from workflows.schedule_bot import Bot, Intervals
-from workflows.scheduler import Scheduler, Tick, run_tick
-from workflows.scoring import Scoring
-from workflows.store import Store
+from workflows.bot import Bot, Intervals
+from workflows.jobs.evaluations import OF_CANDIDATE
+from workflows.jobs.jobs import Job
+from workflows.jobs.store import Store
+from workflows.schedule.scheduler import Scheduler, Tick, run_tick
+from workflows.schedule.scoring import Scoring
 
 
 def test_a_tick_that_raises_stops_neither_itself_nor_the_others() -> None:

@@ -11,12 +11,12 @@ from turn_helpers import BotFor, finish, jobs, one, rule_for, skipped
 from watch_helpers import BASE_WEIGHTS, Agents, FakeClock, payload, serving
 
 from hubmerge.errors import LoginError
-from hubmerge.hub import Hub
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.ui.service import Visitor
-from workflows.jobs import JobError, NewJob, State
-from workflows.store import Store
-from workflows.tokens import SealedToken, UnreadableTokenError
+from hubmerge.hub.client import Hub
+from localhub.process import LocalHubProcess
+from workflows.app.service import Visitor
+from workflows.jobs.jobs import JobError, NewJob, State
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import SealedToken, UnreadableTokenError
 
 
 def test_a_poll_finds_the_agents_and_queues_one_merge(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:

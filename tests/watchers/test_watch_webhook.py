@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from watch_helpers import SECRET, FakeClock, payload, serving
 
 from hubmerge.errors import DiskError, LoginError
-from workflows.schema import open_engine
+from workflows.jobs.schema import open_engine
 from workflows.watchers.inbox import Inbox, Push
 from workflows.watchers.webhook import MAX_BODY_BYTES, PATH, pushes, webhook_route
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from watch_helpers import rule_of
 
-from workflows.jobs import Job
-from workflows.schedule_bot import Bot
-from workflows.store import Store
+from workflows.bot import Bot
+from workflows.jobs.jobs import Job
+from workflows.jobs.store import Store
 from workflows.watchers.rule import AgentRule
 from workflows.watchers.runner import Turn
 

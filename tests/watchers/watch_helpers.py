@@ -17,11 +17,11 @@ from fastapi import FastAPI
 from huggingface_hub import HfApi
 from starlette.routing import BaseRoute
 
-from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
-from workflows.schedule_bot import Bot, Intervals
-from workflows.scoring import Scoring
-from workflows.tokens import TokenVault
+from localhub.process import LocalHubProcess
+from workflows.bot import Bot, Intervals
+from workflows.jobs.tokens import TokenVault
+from workflows.schedule.scoring import Scoring
 from workflows.watchers.facts import Facts
 from workflows.watchers.rule import AgentRule, RuleHead
 from workflows.watchers.rules import RuleSet, rule_from_yaml

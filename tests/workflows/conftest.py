@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from job_helpers import HERE, ROOT, FakeClock
 
-from workflows.store import Store
+from workflows.jobs.store import Store
 
 
 @pytest.fixture

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.settings import Settings
-from workflows.jobs import Job, JobError, NewJob
-from workflows.store import Store
-from workflows.supervision import Timing
-from workflows.tokens import TokenVault
-from workflows.worker import Worker
+from workflows.jobs.jobs import Job, JobError, NewJob
+from workflows.jobs.store import Store
+from workflows.jobs.supervision import Timing
+from workflows.jobs.tokens import TokenVault
+from workflows.jobs.worker import Worker
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -108,7 +108,7 @@ def running(worker: Worker) -> Iterator[threading.Event]:
 def worker_process(data: Path, function: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "HUBMERGE_DATA": str(data), "HUBMERGE_SECRET": "test secret"}
     environment["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(HERE)))
-    command = [sys.executable, "-m", "workflows.worker", "--pipeline", f"merge=job_pipelines:{function}"]
+    command = [sys.executable, "-m", "workflows.jobs.worker", "--pipeline", f"merge=job_pipelines:{function}"]
     with (data / "worker.log").open("ab") as log:
         process = subprocess.Popen([*command, *arguments], env=environment, cwd=ROOT, stderr=log)
     try:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from hubmerge.errors import CancelledError, HubUnavailableError
-from workflows.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
+from workflows.jobs.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
 
 
 def wait_for(path: str) -> None:

@@ -15,18 +15,18 @@ from job_helpers import QUICK, running, until
 from pydantic import SecretStr
 
 from hubmerge.errors import HubmergeError, QuotaError
-from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.output.diff import Diff
 from hubmerge.settings import Settings
-from hubmerge.ui.service import Visitor
-from workflows import comparisons
-from workflows.comparisons import MAX_RESULT_CHARACTERS, TOP_TENSORS
-from workflows.jobs import JobNotFoundError
-from workflows.protocol import JobSpec, Progress, Result, StageStarted
+from localhub.process import LocalHubProcess
+from workflows.app.service import Visitor
+from workflows.jobs import comparisons
+from workflows.jobs.comparisons import MAX_RESULT_CHARACTERS, TOP_TENSORS
+from workflows.jobs.jobs import JobNotFoundError
+from workflows.jobs.protocol import JobSpec, Progress, Result, StageStarted
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import TokenVault
+from workflows.jobs.worker import Worker
 from workflows.service import MergeService
-from workflows.store import Store
-from workflows.tokens import TokenVault
-from workflows.worker import Worker
 
 
 @pytest.fixture(scope="module")

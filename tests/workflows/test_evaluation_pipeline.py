@@ -15,15 +15,15 @@ from pydantic import SecretStr
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.signing import public_key
-from hubmerge.hub import Hub
-from hubmerge.localhub.process import LocalHubProcess
-from hubmerge.results_dataset import ResultsDataset
+from hubmerge.hub.client import Hub
+from hubmerge.leaderboard.results_dataset import ResultsDataset
 from hubmerge.settings import Settings
-from workflows import evaluation_pipeline
-from workflows.evaluations import ScoreKey
-from workflows.protocol import Event, JobSpec, Result
-from workflows.results_keys import ResultsKeys, results_keys
-from workflows.scoring import RecordedScores
+from localhub.process import LocalHubProcess
+from workflows.jobs import evaluation_pipeline
+from workflows.jobs.evaluations import ScoreKey
+from workflows.jobs.protocol import Event, JobSpec, Result
+from workflows.jobs.results_keys import ResultsKeys, results_keys
+from workflows.schedule.scoring import RecordedScores
 
 
 @pytest.fixture(scope="module")

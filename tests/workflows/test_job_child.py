@@ -14,7 +14,7 @@ import pytest
 from job_helpers import HERE, ROOT, is_alive, until
 from pydantic import SecretStr
 
-from workflows.protocol import Failure, JobSpec, Notice, Progress, Result, Statistics, decode, encode
+from workflows.jobs.protocol import Failure, JobSpec, Notice, Progress, Result, Statistics, decode, encode
 
 TOKEN = "hf_CaNaRyTokenThatNobodyMayEverSee"
 
@@ -34,7 +34,7 @@ def spec(workdir: Path, **payload: Any) -> JobSpec:
 
 
 def start(function: str, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "workflows.child", "--pipeline", f"job_pipelines:{function}", *arguments]
+    command = [sys.executable, "-m", "workflows.jobs.child", "--pipeline", f"job_pipelines:{function}", *arguments]
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -155,7 +155,7 @@ def test_a_child_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     document = spec(tmp_path / "w", pids=str(pids), gate=str(tmp_path / "gate")).to_line().decode()
     starter = (
         "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-m', 'workflows.child', '--pipeline',"
+        "child = subprocess.Popen([sys.executable, '-m', 'workflows.jobs.child', '--pipeline',"
         " 'job_pipelines:helper_process'], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)\n"
         f"child.stdin.write({document!r}.encode()); child.stdin.close(); time.sleep(600)\n"
     )

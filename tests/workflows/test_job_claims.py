@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from job_helpers import FINAL, ROOT, FakeClock, job_id, new_job
 
-from workflows.jobs import JobError, StaleFenceError, State
-from workflows.store import Store
+from workflows.jobs.jobs import JobError, StaleFenceError, State
+from workflows.jobs.store import Store
 
 RUSH = """
 import sys
 from pathlib import Path
-from workflows.store import Store
+from workflows.jobs.store import Store
 store = Store(Path(sys.argv[1]))
 sys.stdin.readline()
 while job := store.claim(sys.argv[2]):

@@ -12,9 +12,9 @@ import pytest
 from job_helpers import FINAL, RETRYABLE, ROOT, FakeClock, claim, job_id, new_job
 
 from hubmerge.errors import InternalError
-from workflows.jobs import BACKOFF_CAP_S, DatabaseBusyError, State
-from workflows.store import Store
-from workflows.tokens import SealedToken
+from workflows.jobs.jobs import BACKOFF_CAP_S, DatabaseBusyError, State
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import SealedToken
 
 
 def test_a_token_is_wiped_with_the_jobs_end_and_not_before(store: Store, clock: FakeClock) -> None:
@@ -87,7 +87,7 @@ def test_a_database_that_another_process_holds_is_busy_and_still_readable(
 ) -> None:
     job = store.submit(new_job("a"))
     store.close()
-    monkeypatch.setattr("workflows.schema.BUSY_TIMEOUT_S", 0)
+    monkeypatch.setattr("workflows.jobs.schema.BUSY_TIMEOUT_S", 0)
     with closing(sqlite3.connect(tmp_path / "jobs.sqlite3")) as raw:
         raw.execute("BEGIN IMMEDIATE")
         waiting = Store(tmp_path)
@@ -102,8 +102,8 @@ FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
 from hubmerge.errors import DiskError
-from workflows.jobs import NewJob
-from workflows.store import Store
+from workflows.jobs.jobs import NewJob
+from workflows.jobs.store import Store
 store = Store(Path(sys.argv[1]), jobs_per_user=10_000)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000))

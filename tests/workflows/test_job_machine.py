@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from job_helpers import FINAL, RETRYABLE, FakeClock, job_id, new_job
 
 from hubmerge.errors import PermissionDeniedError, QuotaError
-from workflows.jobs import Job, StaleFenceError, State
-from workflows.store import Store
-from workflows.tokens import SealedToken
+from workflows.jobs.jobs import Job, StaleFenceError, State
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import SealedToken
 
 QUOTA = 3
 USERS = ("ann", "bob")

@@ -9,7 +9,7 @@ from job_helpers import FINAL, OUTAGE, REFUSAL, RETRYABLE, FakeClock, claim, job
 from pydantic import ValidationError
 
 from hubmerge.errors import PermissionDeniedError, QuotaError, RecipeError
-from workflows.jobs import (
+from workflows.jobs.jobs import (
     BACKOFF_BASE_S,
     BACKOFF_CAP_S,
     OUTAGE_TRIES,
@@ -20,7 +20,7 @@ from workflows.jobs import (
     State,
     backoff_s,
 )
-from workflows.store import Store
+from workflows.jobs.store import Store
 
 
 def test_a_submitted_job_waits_and_says_what_was_asked(store: Store) -> None:
@@ -96,7 +96,7 @@ def test_the_sixth_job_of_a_quota_of_five_is_refused_with_a_clear_message(store:
 def test_a_full_queue_takes_no_job_of_anybody_and_keeps_what_waits(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workflows.transitions.MAX_WAITING", 2)
+    monkeypatch.setattr("workflows.jobs.transitions.MAX_WAITING", 2)
     first = store.submit(new_job("a", user="ann"))
     store.submit(new_job("b", user="bob"))
     with pytest.raises(QuotaError, match="the queue is full: expected at most 2 jobs that wait"):

@@ -15,11 +15,11 @@ from pydantic import SecretStr
 
 from hubmerge.errors import LoginError
 from hubmerge.settings import Settings
-from workflows.jobs import State
-from workflows.process import _append
-from workflows.scrub import Scrubber
-from workflows.store import Store
-from workflows.tokens import SealedToken, TokenVault
+from workflows.jobs.jobs import State
+from workflows.jobs.process import _append
+from workflows.jobs.scrub import Scrubber
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import SealedToken, TokenVault
 
 CANARY = "hf_CaNaRyTokenThatNobodyMayEverSee"
 TOKEN = SecretStr(CANARY)
@@ -201,7 +201,7 @@ def test_an_expired_sign_in_fails_the_job_before_its_child_starts(tmp_path: Path
 
 
 def test_the_log_of_a_job_ends_at_its_most_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workflows.process.MAX_LOG_BYTES", 10)
+    monkeypatch.setattr("workflows.jobs.process.MAX_LOG_BYTES", 10)
     for _ in range(5):
         _append(tmp_path / "log", b"123456")
     assert (tmp_path / "log").read_bytes() == b"123456" * 2

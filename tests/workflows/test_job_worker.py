@@ -15,11 +15,11 @@ import pytest
 from job_helpers import FINAL, QUICK, claim, is_alive, job_id, make_worker, new_job, running, until, worker_process
 
 from hubmerge.errors import DiskError, PermissionDeniedError
-from workflows import worker as worker_module
-from workflows.guard import SignOfLife
-from workflows.jobs import Job, State
-from workflows.process import child_environment
-from workflows.store import Store
+from workflows.jobs import worker as worker_module
+from workflows.jobs.guard import SignOfLife
+from workflows.jobs.jobs import Job, State
+from workflows.jobs.process import child_environment
+from workflows.jobs.store import Store
 
 ALL_STEPS = [str(number) for number in range(10)]
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from workflows import logs
+from workflows.jobs import logs
 
 
 @pytest.fixture

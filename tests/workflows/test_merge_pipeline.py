@@ -10,14 +10,14 @@ from builders import random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
 from pydantic import SecretStr
 
-from hubmerge import line
-from hubmerge.device.zero import Bursts
+from hubmerge import merge as line
+from hubmerge.engine.device.zero import Bursts
 from hubmerge.errors import SettingsError
-from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import load_settings
-from workflows import pipeline
-from workflows.pipeline import StageEmitter
-from workflows.protocol import Event, JobSpec, Progress, Result, StageStarted, Statistics
+from localhub.process import LocalHubProcess
+from workflows.jobs import pipeline
+from workflows.jobs.pipeline import StageEmitter
+from workflows.jobs.protocol import Event, JobSpec, Progress, Result, StageStarted, Statistics
 
 
 def test_the_last_statistics_before_the_next_stage_are_never_dropped() -> None:

@@ -15,13 +15,13 @@ from job_helpers import FINAL, claim, make_worker, new_job, running, until
 from pydantic import SecretStr
 
 from hubmerge.errors import PermissionDeniedError, RecipeError
-from hubmerge.localhub.process import LocalHubProcess
 from hubmerge.settings import Settings
-from hubmerge.ui.service import MergeRequest, Visitor
-from workflows.jobs import JobNotFoundError, State, iso
+from localhub.process import LocalHubProcess
+from workflows.app.service import MergeRequest, Visitor
+from workflows.jobs.jobs import JobNotFoundError, State, iso
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import TokenVault
 from workflows.service import MergeService
-from workflows.store import Store
-from workflows.tokens import TokenVault
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "linear"}
 

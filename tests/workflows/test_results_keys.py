@@ -10,12 +10,12 @@ from job_helpers import QUICK, new_job
 from pydantic import SecretStr
 
 from hubmerge.settings import Settings
-from workflows import worker as worker_module
-from workflows.protocol import JobSpec
-from workflows.results_keys import results_keys
-from workflows.store import Store
-from workflows.tokens import TokenVault
-from workflows.worker import PIPELINES, Worker
+from workflows.jobs import worker as worker_module
+from workflows.jobs.protocol import JobSpec
+from workflows.jobs.results_keys import results_keys
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import TokenVault
+from workflows.jobs.worker import PIPELINES, Worker
 
 
 @pytest.mark.parametrize("kind", PIPELINES)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from hubmerge.hub import Hub
+from hubmerge.hub.client import Hub
 from workflows.watchers.facts import Facts, OwnMerge
 from workflows.watchers.rule import RuleHead
 

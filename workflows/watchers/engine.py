@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hubmerge.recipe import MAX_AGENTS
+from hubmerge.recipe.recipe import MAX_AGENTS
 from workflows.watchers.base import Decision, PastSet, PlannedMerge, Scores, Skip, digest
 from workflows.watchers.facts import Facts
 from workflows.watchers.rule import AgentRule

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hubmerge.hub import Hub, RepoState
-from hubmerge.sink import MANIFEST
-from workflows.jobs import Frozen
+from hubmerge.engine.sink import MANIFEST
+from hubmerge.hub.client import Hub, RepoState
+from workflows.jobs.jobs import Frozen
 
 OWN_TAG = "hubmerge"
 _ADAPTER_CONFIG = "adapter_config.json"

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from hubmerge.compatibility import agent_problems, base_problems, repeated
 from hubmerge.errors import HubmergeError, HubUnavailableError, IncompatibleError
-from hubmerge.hub import Hub
-from hubmerge.licenses import choose, strictest
+from hubmerge.hub.client import Hub
+from hubmerge.plan.compatibility import agent_problems, base_problems, repeated
+from hubmerge.plan.licenses import choose, strictest
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
-from hubmerge.sources.model_name import ModelName
 from hubmerge.sources.open import open_model
+from hubmerge.sources.tying import untie
 from hubmerge.sources.views import views_of
-from hubmerge.tying import untie
 from workflows.watchers.facts import Facts
 
 _LONGEST = 1000

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from sqlalchemy import Engine, Table, delete, select, tuple_, update
 from sqlalchemy.dialects.sqlite import insert
 
-from workflows.jobs import Clock, iso
-from workflows.schema import Base, reading, writing
+from workflows.jobs.jobs import Clock, iso
+from workflows.jobs.schema import Base, reading, writing
 
 DELIVERIES: Table = Base.metadata.tables["deliveries"]
 KEEP = timedelta(days=30)

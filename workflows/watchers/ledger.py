@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, delete, func, or_, select
 from sqlalchemy.dialects.sqlite import insert
 
-from workflows.jobs import Clock, Job, NewJob, State, iso
-from workflows.schema import Base, reading, writing
-from workflows.tokens import SealedToken
-from workflows.transitions import JOBS, Transitions
+from workflows.jobs.jobs import Clock, Job, NewJob, State, iso
+from workflows.jobs.schema import Base, reading, writing
+from workflows.jobs.tokens import SealedToken
+from workflows.jobs.transitions import JOBS, Transitions
 from workflows.watchers.base import PastSet, PlannedMerge, Skip
 from workflows.watchers.facts import Facts, OwnMerge
 

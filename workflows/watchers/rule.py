@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from hubmerge.hub_names import is_hub_id
-from hubmerge.recipe import MAX_AGENTS, Recipe
-from hubmerge.sources.model_name import ModelName
+from hubmerge.hub.names import is_hub_id
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.recipe.recipe import MAX_AGENTS, Recipe
 
 DEFAULT_KIND = "agents"
 TARGET_FIELDS = ("set", "name", "base", "count")

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hubmerge.errors import HubmergeError, HubUnavailableError, InternalError, QuotaError
+from hubmerge.output.publish import Target
 from hubmerge.prepare import prepare
-from hubmerge.publish import Target
-from hubmerge.recipe import recipe_from_dict
-from workflows.account import Account
-from workflows.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationDesk
-from workflows.jobs import Job, NewJob
+from hubmerge.recipe.recipe import recipe_from_dict
+from workflows.jobs.account import Account
+from workflows.jobs.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationDesk
+from workflows.jobs.jobs import Job, NewJob
 from workflows.watchers.base import Decision, PlannedMerge, Scores, Sight, Skip, Watcher
 from workflows.watchers.facts import Facts, OwnMerge, facts_of
 from workflows.watchers.inbox import Inbox

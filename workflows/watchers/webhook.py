@@ -22,8 +22,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from hubmerge.errors import DiskError, LoginError
-from hubmerge.hub_names import is_hub_id
-from workflows.jobs import DatabaseBusyError
+from hubmerge.hub.names import is_hub_id
+from workflows.jobs.jobs import DatabaseBusyError
 from workflows.watchers.inbox import Inbox, Push
 
 PATH = "/webhooks/hub"

@@ -24,9 +24,9 @@ def patch() -> None:
 def _take_the_cpu(uuid: str) -> None:
     import torch
 
-    from hubmerge import chunks
-    from hubmerge.device.choose import Opened
-    from hubmerge.device.engine import Engine
+    from hubmerge.engine import chunks
+    from hubmerge.engine.device.choose import Opened
+    from hubmerge.engine.device.engine import Engine
 
     here = torch.device("cpu")
     chunks.open_engine = lambda device, agents, host, warn, **_: Opened(Engine(here, host, memory_bytes=0))  # type: ignore

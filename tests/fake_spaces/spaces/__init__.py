@@ -84,10 +84,10 @@ def _work(task: Callable[..., Any], arguments: bytes, answer: Any, asked: str, o
     note(f"worker {os.getpid()}")
     import torch
 
-    from hubmerge import chunks
-    from hubmerge.device.choose import Opened
-    from hubmerge.device.engine import Engine
-    from hubmerge.sink import ShardWriter
+    from hubmerge.engine import chunks
+    from hubmerge.engine.device.choose import Opened
+    from hubmerge.engine.device.engine import Engine
+    from hubmerge.engine.sink import ShardWriter
 
     torch.set_num_threads(1)  # the threads of the process that was forked are not here
     here = torch.device("cpu")

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from hubmerge.errors import HubmergeError, HubUnavailableError
-from hubmerge.hub import Candidate
+from hubmerge.hub.client import Candidate
 from workflows.watchers.base import Decision, Scores, Sight, Watcher, digest
 from workflows.watchers.engine import decide, is_of_base, refusal
 from workflows.watchers.facts import Facts, read_facts

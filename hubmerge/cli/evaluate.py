@@ -1,0 +1,107 @@
+"""`hubmerge evaluate MODEL --suite NAME [--split dev] [--limit N] [--out FILE.json]`.
+
+Prints a table of the scores; `--out` writes the result as it goes into a results dataset, and per-sample details
+beside it. Run again after a stop, it goes on from what was generated. Exit code 1 when the run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hubmerge.extras import require
+from hubmerge.settings import Settings
+
+if TYPE_CHECKING:
+    from hubmerge.evaluation.result import EvaluationResult
+    from hubmerge.evaluation.runner import EvaluationObserver
+
+_SUITES = ("zoo", "math", "instruction", "code", "tool", "memory", "memory_short", "search")  # tests hold it
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments, on its own parser; nothing is imported for them."""
+    parser.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
+    parser.add_argument("--suite", required=True, help=", ".join(_SUITES))
+    parser.add_argument("--split", choices=("test", "dev"), default="test", help="dev: rows to choose by")
+    parser.add_argument("--limit", type=_positive, metavar="N", help="rows per task; makes it another suite version")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="the result; details go to FILE.details/")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON object")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
+    parser.add_argument("--backend", choices=("transformers", "vllm"), default="transformers")
+    parser.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="prompts at once")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--wall-limit", type=float, default=4 * 3600.0, metavar="SECONDS")
+    parser.add_argument("--memory-limit", type=float, metavar="GB", help="of the evaluating process")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def run_cli(arguments: Any, settings: Settings, observer: EvaluationObserver | None = None) -> int:
+    """Run the command; errors are raised for the caller to print."""
+    from hubmerge.evaluation.runner import DETAILS, EvaluateOptions, evaluate
+    from hubmerge.evaluation.suites import pin
+    from hubmerge.hub.login import hub_of_user
+    from hubmerge.recipe.file import model_here
+
+    require("eval", "an evaluation")
+    hub = hub_of_user(settings)
+    name = model_here(arguments.model, observer.warning if observer is not None else lambda message: None)
+    if observer is not None:
+        observer.stage("resolve")
+    suite = pin(arguments.suite, hub, arguments.split, limit=arguments.limit, dtype=arguments.dtype)
+    # answers are keyed by the model's commit, so runs of one model may share a folder
+    label = str(name).replace("/", "--").strip(".-~")[-80:] or "model"
+    workdir = settings.data_dir / "evaluations" / f"{label}--{suite.suite.name}-{suite.version}-{suite.split}"
+    result = evaluate(
+        name,
+        suite,
+        hub=hub,
+        workdir=workdir,
+        options=EvaluateOptions(
+            limit=arguments.limit,
+            batch_size=arguments.batch_size,
+            device=arguments.device,
+            dtype=arguments.dtype,
+            seed=arguments.seed,
+            backend=arguments.backend,
+            wall_s=arguments.wall_limit,
+            memory_bytes=None if arguments.memory_limit is None else int(arguments.memory_limit * 1e9),
+            data_cache=settings.data_dir / "evaluation-data",
+        ),
+        observer=observer,
+        allow_local=True,
+    )
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(result.to_json(), encoding="utf-8")
+        if result.status == "done":
+            details = arguments.out.with_suffix(".details")
+            shutil.copytree(workdir / DETAILS, details, dirs_exist_ok=True)
+    sys.stdout.write(result.to_json().rstrip() + "\n" if arguments.json else table(result))
+    return 0 if result.status == "done" else 1
+
+
+def table(result: EvaluationResult) -> str:
+    """A result for a terminal."""
+    head = f"{result.model}@{result.sha[:12]}, suite {result.suite} {result.suite_version}, {result.split}\n"
+    if result.error is not None:
+        return f"{head}failed: {result.error.message}\n"
+    width = max(len(score.task) for score in result.tasks)
+    lines = []
+    for score in result.tasks:
+        spread = "" if score.stderr is None else f" ± {100 * score.stderr:.1f}"
+        cut = f", {score.truncated} of them cut" if score.truncated else ""
+        lines.append(
+            f"{score.task:<{width}}  {100 * score.value:5.1f}{spread}  {score.metric}, {score.samples} prompts{cut}\n"
+        )
+    return head + "".join(lines)

@@ -1,0 +1,166 @@
+"""`hubmerge init BASE AGENT… [--out recipe.yaml]`: a recipe to begin with, commented with what headers tell.
+
+The models are opened as a merge would open them, so that whatever speaks against it is told now, beside the recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hubmerge.errors import IncompatibleError, RecipeError, TargetExistsError, printable
+
+if TYPE_CHECKING:
+    from hubmerge.cli.terminal import Terminal
+    from hubmerge.hub.client import Hub
+    from hubmerge.recipe.model_name import ModelName
+    from hubmerge.sources.base import Model
+
+_COMMENT_AT = 40  # column
+_CALIBRATION = {"data": "org/dataset", "prompt": "question", "answer": "answer"}  # whose names stand for the user's
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("base", help="the model that the agents were trained from: a Hub id, or a folder")
+    parser.add_argument("agents", nargs="+", metavar="agent", help="a Hub id such as org/name@revision, or a folder")
+    parser.add_argument("--method", help="default: by what the agents are")
+    parser.add_argument("--out", type=Path, metavar="FILE.yaml", help="a new file; default: standard output")
+
+
+def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
+    """Write the recipe; errors are raised for the caller to print, and then nothing is written."""
+    from hubmerge.engine.progress import resolving
+    from hubmerge.plan.plan import make_plan
+    from hubmerge.recipe.file import located
+    from hubmerge.recipe.recipe import recipe_from_dict
+    from hubmerge.sources.open import open_models
+
+    out: Path | None = arguments.out
+    if out is not None and (out.exists() or out.is_symlink()):
+        raise TargetExistsError(
+            "the recipe is there already",
+            where=str(out),
+            expected="a new file",
+            next_step="Name another file with --out; nothing was written.",
+        )
+    named = {"base": arguments.base, "agents": list(arguments.agents), "method": arguments.method or "linear"}
+    recipe = located(recipe_from_dict(named, "the command"), Path())
+    for note in recipe.notes:
+        terminal.warning(note)
+    terminal.stage("resolve")
+    base, agents = open_models(recipe, hub, allow_local=True, tell=resolving(terminal))
+    terminal.close()
+    method = arguments.method or suggested_method(agents)
+    refused: list[str] = []
+    try:
+        named = {**recipe.to_dict(), "method": method, "parameters": {}}
+        make_plan(recipe_from_dict(named | ({"calibration": _CALIBRATION} if _weighs(method) else {})), base, agents)
+    except IncompatibleError as error:
+        refused = [str(problem) for problem in error.problems]
+        for problem in refused:
+            terminal.warning(problem)
+    names = [recipe.base, *(agent.model for agent in recipe.agents)]
+    text = draft(_written(names, out.parent if out else Path()), (base, *agents), method, refused)
+    if out is None:
+        sys.stdout.write(text)
+        return 0
+    try:
+        with out.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise RecipeError(
+            "the recipe cannot be written",
+            where=str(out),
+            got=error.strerror or str(error),
+            next_step="Name a file in a folder of yours that is there.",
+        ) from None
+    sys.stdout.write(f"{out} is written; `hubmerge inspect {out}` looks at it, `hubmerge merge {out} --out …` merges\n")
+    return 0
+
+
+def suggested_method(agents: Sequence[Model]) -> str:
+    """RAM+ for what RL leaves, sparse updates of full weights; TIES for adapters, which change nearly every element."""
+    return "ties" if any(agent.adapter is not None for agent in agents) else "ram_plus"
+
+
+def _weighs(method: str) -> bool:
+    """Whether a method weighs by sensitivities, which are measured on calibration data."""
+    from hubmerge.methods import get_method
+
+    return "sensitivity" in get_method(method).extras
+
+
+def _written(names: Sequence[ModelName], folder: Path) -> list[str]:
+    """The names as a recipe in `folder` writes them: relative folders from there.
+
+    Where a link leads to `folder`, `..` in the recipe is what is above the folder itself.
+    """
+    begin, real = os.path.abspath(folder), os.path.realpath(folder)
+    written = []
+    for name in names:
+        text = str(name)
+        if name.local and not text.startswith(("/", "~", "synthetic:")):
+            text = os.path.relpath(text, begin) if begin == real else os.path.relpath(os.path.realpath(text), real)
+            text = text if text.startswith(".") else f"./{text}"
+        written.append(text)
+    return written
+
+
+def draft(names: Sequence[str], models: Sequence[Model], method: str, refused: Sequence[str] = ()) -> str:
+    """The text of a recipe of these models, the base first; `refused`: why it cannot be merged as it stands."""
+    from hubmerge.methods import get_method
+    from hubmerge.recipe.schema import SCHEMA_URL
+
+    chosen = get_method(method)
+    lines = [
+        f"# yaml-language-server: $schema={SCHEMA_URL}",
+        "# A recipe of hubmerge: `hubmerge inspect` looks at it, `hubmerge probe` counts what its agents changed, and",
+        "# `hubmerge merge` or `hubmerge run` merges. Relative paths begin at this file.",
+        *(f"# It cannot be merged as it stands: {printable(problem)}" for problem in refused),
+        _commented(_plain({"base": names[0]}), _facts(models[0])),
+        "agents:  # in this order; `{model: …, weight: 0.5}` counts one by a factor",
+        *(_commented(f"  {_plain([name])}", _facts(model)) for name, model in zip(names[1:], models[1:], strict=True)),
+    ]
+    if len(models) < 3:
+        lines.append("  # - org/another-agent  # a merge needs two")
+    lines.append(_commented(f"method: {method}", f"{chosen.title}: {chosen.summary}"))
+    fields = chosen.parameters.model_fields
+    lines += ["# parameters:  # the defaults"] * bool(fields)
+    for name, field in fields.items():
+        default = _plain({field.alias or name: field.get_default(call_default_factory=True)})
+        lines.append(_commented(f"#   {default}", field.description or ""))
+    if _weighs(method):
+        table = ", ".join(f"{key}: {value}" for key, value in _CALIBRATION.items())
+        lines.append(f"calibration: {{{table}}}  # what to measure on: put your own data here")
+    stored = sorted({tensor.kept_dtype for tensor in models[0].tensors.values()})
+    lines += [
+        _commented("# dtype: bfloat16", f"default: as the base stores it ({', '.join(stored)})"),
+        _commented("# rounding: nearest", "or stochastic; default: the method's"),
+        _commented('# ignore: ["v_head.*"]', "tensors that are not merged, by patterns of their names"),
+        _commented("seed: 0", "for random drops and stochastic rounding"),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(model: Model) -> str:
+    """What headers tell, for a comment."""
+    from hubmerge.plan.compatibility import architecture
+
+    elements = sum(tensor.entry.elements for tensor in model.tensors.values())
+    what = model.kind if model.adapter is not None else f"{architecture(model)}, {model.kind}"
+    at = f"; {model.ref.requested} is at {model.ref.sha}" if model.ref.kind == "hub" else ""
+    return f"{what}, {elements:,} elements, license {model.license or 'not stated'}{at}"
+
+
+def _plain(value: Any) -> str:
+    from hubmerge.plain_yaml import dump_plain_yaml
+
+    return dump_plain_yaml(value).strip()
+
+
+def _commented(text: str, comment: str) -> str:
+    return f"{text:<{_COMMENT_AT}}  # {printable(comment)}" if comment else text

@@ -1,0 +1,164 @@
+"""`hubmerge leaderboard [--results REPO|DIR] [--suite S] [--json | --csv]`: the board from result files alone."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hubmerge.errors import ResultError
+from hubmerge.settings import Settings
+
+if TYPE_CHECKING:
+    from hubmerge.cli.terminal import Terminal
+    from hubmerge.leaderboard.values import Board, Row, SuiteBoard
+    from hubmerge.output.intervals import Estimate
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments, on its own parser."""
+    parser.add_argument(
+        "--results",
+        metavar="REPO|DIR",
+        help="a results dataset on the Hub, or a folder (./…) with results/ in it; default: the data folder's",
+    )
+    parser.add_argument("--suite", help="this suite only")
+    parser.add_argument("--suite-version", help="this version of it instead of the newest")
+    parser.add_argument("--split", choices=("test", "dev"), default="test")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="everything, see docs/leaderboard.md")
+    form.add_argument("--csv", action="store_true", help="one suite, a line per model")
+
+
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
+    """Print the board; errors are raised for the caller to print."""
+    from hubmerge.leaderboard.export import board_json, suite_csv
+
+    terminal.stage("results")
+    board = _board(arguments, settings)
+    terminal.close()
+    if arguments.json:
+        sys.stdout.write(board_json(board))
+        return 0
+    if arguments.csv:
+        if len(board.suites) != 1:
+            raise ResultError(
+                "a CSV file holds one suite",
+                expected="--suite",
+                got=", ".join(s.suite for s in board.suites) or "no results",
+                next_step="Name one of them with --suite.",
+            )
+        sys.stdout.write(suite_csv(board.suites[0]))
+        return 0
+    sys.stdout.write(_text(board))
+    return 0
+
+
+def _board(arguments: Any, settings: Settings) -> Board:
+    from dataclasses import replace
+
+    from hubmerge.leaderboard.files import read_folder
+    from hubmerge.leaderboard.leaderboard import build_board
+    from hubmerge.leaderboard.trust import folder_keys, named_keys, reader_trust
+
+    named = arguments.results or settings.results_repo or str(settings.data_dir / "results-dataset")
+    if _is_folder(named):
+        folder = Path(named).expanduser()
+        files = read_folder(folder)
+        trusted = named_keys(settings) or folder_keys(folder)
+    else:
+        from hubmerge.hub.login import hub_of_user
+        from hubmerge.leaderboard.results_dataset import ResultsDataset
+
+        cache = settings.data_dir / "results-cache"
+        trust = reader_trust(settings, named)
+        loaded = ResultsDataset(hub_of_user(settings), named, cache=cache, trust=trust).load()
+        files, trusted = loaded.files, loaded.trusted
+    versions = {arguments.suite: arguments.suite_version} if arguments.suite and arguments.suite_version else None
+    board = build_board(
+        files.results,
+        files.flags,
+        suite_versions=versions,
+        split=arguments.split,
+        refused=files.refused,
+        now=datetime.now(UTC),
+        trusted=trusted,
+    )
+    if arguments.suite is None:
+        return board
+    if (suite := board.suite(arguments.suite)) is None:
+        raise ResultError(
+            "no such suite in these results",
+            where=named,
+            expected=", ".join(s.suite for s in board.suites) or "any result",
+            got=arguments.suite,
+        )
+    return replace(board, suites=(suite,))
+
+
+def _is_folder(named: str) -> bool:
+    return named.startswith((".", "/", "~")) or Path(named).is_dir() or named.count("/") != 1
+
+
+def _text(board: Board) -> str:
+    parts = [_suite_text(suite) for suite in board.suites] or ["There are no results yet."]
+    if any(row.signed is None for suite in board.suites for row in suite.rows):
+        parts.append("unverified: signatures cannot be checked without `cryptography` (pip install 'hubmerge[app]')\n")
+    if board.refused:
+        parts.append(f"Left out: {len(board.refused)}")
+        parts += [f"  {_printable(r.where)}: {_printable(r.reason)}" for r in board.refused[:20]]
+    return "\n".join(parts) + "\n"
+
+
+def _suite_text(suite: SuiteBoard) -> str:
+    heads = [
+        "rank",
+        "model",
+        "overall",
+        *map(_printable, suite.domains),
+        "retention",
+        "synergy",
+        "method",
+        "run by",
+        "flags",
+    ]
+    rows = [_cells(row, suite) for row in suite.rows]
+    widths = [max(len(line[k]) for line in (heads, *rows)) for k in range(len(heads))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in (heads, *rows)]
+    title = f"{suite.suite} {suite.version}, {suite.split} split: percent, ± half of the 95 % interval"
+    return "\n".join((title, *lines, ""))
+
+
+def _cells(row: Row, suite: SuiteBoard) -> list[str]:
+    lines = [row.domain(name) for name in suite.domains]
+    overall = _percent(row.overall) if row.error is None else f"failed: {_printable(row.error.code)}"
+    return [
+        str(row.rank or "-"),
+        f"{row.model}@{row.sha[:7]}",
+        overall,
+        *(_percent(line.score if line else None) for line in lines),
+        "-" if row.retention is None else _ratio(row.retention),
+        ", ".join(row.synergy) or "-",
+        _printable(row.facts.method or "-"),
+        _printable(row.run_by),
+        ", ".join(f.kind for f in row.flags),
+    ]
+
+
+def _printable(text: str) -> str:
+    """Foreign text without anything that a terminal would obey."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:160])
+
+
+def _ratio(retention: Estimate) -> str:
+    high = f"to {retention.high:.2f}" if math.isfinite(retention.high) else "or more"
+    return f"{retention.value:.2f} ({retention.low:.2f} {high})"
+
+
+def _percent(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "-"
+    return f"{100 * estimate.value:.1f} ± {50 * (estimate.high - estimate.low):.1f}"

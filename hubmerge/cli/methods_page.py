@@ -1,0 +1,88 @@
+"""docs/methods.md, generated from the registry: `python -m hubmerge.cli.methods_page > docs/methods.md`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from hubmerge.engine.memory import KEPT_BYTES
+from hubmerge.methods import Method, registry
+
+_HEAD = """\
+# Merge methods
+
+Generated from the registry; `make docs` writes it again and a test holds it current.
+
+Notation: base θ0, agents θ1…θK, δk = θk − θ0 in float32, weight wk (default 1), mk = |δk| > ε, c = Σk mk. δ* is
+computed in float32 and θ0 + δ* is rounded once to the output's dtype; an element with δ* = 0 keeps the base's bits.
+
+| method | what it does | reads the inputs | needs |
+|---|---|---|---|
+"""
+
+
+def methods_page() -> str:
+    """The page as Markdown."""
+    methods = registry().values()
+    rows = [f"| [`{m.name}`](#{m.name}) | {m.summary} | {_passes(m)} | {_needs(m)} |" for m in methods]
+    return _HEAD + "\n".join(rows) + "\n" + "".join(_section(m) for m in methods)
+
+
+def _passes(method: Method) -> str:
+    parameters = method.parse_parameters({})
+    threshold, probes = method.threshold(parameters), method.overlap_scope(parameters) == "model"
+    if threshold is not None and threshold.scope == "tensor" and not probes:
+        return f"once, and again what does not fit into {KEPT_BYTES // 10**6} MB (less with many threads)"
+    selects = threshold is not None
+    fewest, most = (1 + probes + readings * selects for readings in (1, 2))  # Plan.passes
+
+    def often(passes: int) -> str:
+        return {1: "once", 2: "twice"}.get(passes, f"{passes} times")
+
+    return often(fewest) + (f", {often(most)} where not all is BF16" if selects else "")
+
+
+def _needs(method: Method) -> str:
+    parameters = method.parse_parameters({})
+    threshold, scope = method.threshold(parameters), method.overlap_scope(parameters)
+    found = [{"model": "counts of the whole model", "tensor": "counts per tensor"}[scope]] if scope else []
+    found += [f"an exact order statistic per {threshold.scope}"] if threshold else []
+    found += ["draws"] * ("uniform" in method.extras)
+    found += ["a sensitivity file per agent"] * ("sensitivity" in method.extras)
+    found += ["whole 2-D tensors in memory"] * method.needs_whole("mlp.weight", (2, 2))
+    return ", ".join(found) or "—"
+
+
+def _section(method: Method) -> str:
+    module = sys.modules[type(method).__module__]
+    lines = [f"\n## {method.name}\n", f"**{method.title}.** {method.summary}\n", f"```text\n{method.formula}\n```\n"]
+    source = (module.__doc__ or "").strip().split("\n", 1)
+    lines += [source[1].strip() + "\n"] if len(source) > 1 else []
+    properties = method.parameters.model_json_schema(by_alias=True).get("properties", {})
+    if properties:
+        lines += ["| parameter | default | range | meaning |", "|---|---|---|---|"]
+        for name, spec in properties.items():
+            default = spec.get("default")
+            shown = "—" if default is None else f"`{default}`"
+            lines.append(f"| `{name}` | {shown} | {_range(spec)} | {spec.get('description', '')} |")
+        lines.append("")
+    lines += [f"- {p.title}{f', arXiv:{p.arxiv}' if p.arxiv else ''}, {p.equations}" for p in method.papers]
+    return "\n".join(lines) + "\n"
+
+
+def _range(spec: dict[str, Any]) -> str:
+    if "anyOf" in spec:
+        spec = next((s for s in spec["anyOf"] if s.get("type") != "null"), {})
+    if "enum" in spec:
+        return ", ".join(f"`{v}`" for v in spec["enum"])
+    low = spec.get("minimum", spec.get("exclusiveMinimum"))
+    high = spec.get("maximum", spec.get("exclusiveMaximum"))
+    if low is None and high is None:
+        return "true, false" if spec.get("type") == "boolean" else "—"
+    opening = "(" if "exclusiveMinimum" in spec else "["
+    closing = ")" if "exclusiveMaximum" in spec else "]"
+    return f"{opening}{low:g}, {high:g}{closing}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(methods_page())

@@ -1,0 +1,67 @@
+"""`hubmerge probe RECIPE`: the statistics of a recipe's agents, as a table or as JSON (docs/statistics.md)."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from hubmerge.cli.terminal import Terminal
+from hubmerge.engine.progress import resolving
+from hubmerge.engine.stream import StreamOptions, probe
+from hubmerge.hub.client import Hub
+from hubmerge.plan.disk import available_bytes, temporary_folder
+from hubmerge.prepare import prepare
+from hubmerge.recipe.file import load_recipe
+from hubmerge.sources.reader import TensorReader
+from hubmerge.sources.shard_cache import ShardCache
+from hubmerge.sources.unchanged import UnchangedFolders
+from hubmerge.statistics.statistics import SCHEMA
+from hubmerge.statistics.summary import summarize
+
+
+def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions) -> int:
+    """Read the inputs once and print what was counted; errors are raised for the caller to print."""
+    terminal.stage("resolve")
+    plan = prepare(load_recipe(arguments.recipe), hub, allow_local=True, tell=resolving(terminal), calibrate="not").plan
+    terminal.stage("probe")
+    folders = UnchangedFolders(plan.models)
+    with temporary_folder() as cache:
+        budget = max(0, available_bytes((cache,), arguments.disk_budget))  # what exceeds it is read by ranges
+        store = ShardCache(hub, cache, plan.models, budget)
+        with TensorReader(plan.models, store) as reader:
+            statistics = probe(plan, reader, options, terminal.stream)
+    folders.check()
+    terminal.close()
+    labels = statistics.agents
+    data = {
+        "schema": SCHEMA,
+        "identity": plan.identity,
+        "epsilon": statistics.epsilon,
+        "agents": list(labels),
+        "total": summarize(statistics.total, labels),
+        "modules": {n: summarize(t, labels) for n, t in statistics.by_module().items()},
+        "layers": {str(n): summarize(t, labels) for n, t in statistics.by_layer().items()},
+        "tensors": {n: summarize(t, labels) for n, t in statistics.tensors.items()},
+    }
+    sys.stdout.write(json.dumps(data, indent=1) + "\n" if arguments.json else _text(data["total"]))
+    return 0
+
+
+def _text(total: Any) -> str:
+    lines = [f"{'agent':<24} {'changed':>8} {'unique':>8} {'shared':>8} {'ρ':>7}"]
+    for agent in total["agents"]:
+        n = total["elements"]
+        rho = agent["rho"] if isinstance(agent["rho"], str) else f"{agent['rho']:.3f}"
+        lines.append(
+            f"{agent['agent'][:24]:<24} {agent['density']:>8.2%} {agent['unique'] / n:>8.2%} "
+            f"{agent['shared'] / n:>8.2%} {rho:>7}"
+        )
+    lines.append("changed by 0, 1, 2, … agents: " + ", ".join(f"{share:.2%}" for share in total["overlap_share"]))
+    lines.append(", ".join(f"{name} {share:.2%}" for name, share in total["shares"].items()))
+    for pair in total["pairs"]:
+        lines.append(
+            f"{' / '.join(pair['agents'])}: Jaccard {pair['jaccard']:.3f}, cosine {pair['cosine']:.3f}, "
+            f"signs agree {pair['sign_agreement']:.1%}"
+        )
+    return "\n".join(lines) + "\n"

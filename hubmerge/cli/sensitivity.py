@@ -1,0 +1,103 @@
+"""`hubmerge sensitivity MODEL --data FILE --prompt COLUMN --answer COLUMN --out FILE`.
+
+Apart from the package, so that building the command line's parser imports nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hubmerge.errors import Problem, SensitivityError
+from hubmerge.settings import Settings
+
+if TYPE_CHECKING:
+    from hubmerge.cli.terminal import Terminal
+    from hubmerge.sensitivity import CalibrationSpec
+
+_SPEC = ("data", "split", "revision", "prompt", "answer", "max_pairs", "max_tokens", "seed")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments, on its own parser; what is not given takes CalibrationSpec's default."""
+    parser.add_argument("model", help="a Hub id such as org/name@revision, or ./folder")
+    parser.add_argument("--data", required=True, help="a JSONL file, or the id of a dataset on the Hub")
+    parser.add_argument("--prompt", required=True, metavar="COLUMN")
+    parser.add_argument("--answer", required=True, metavar="COLUMN")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a safetensors file")
+    parser.add_argument("--split", help="of a Hub dataset (train)")
+    parser.add_argument("--revision", help="of a Hub dataset")
+    parser.add_argument("--max-pairs", type=int, help="pairs, chosen by the hash of their texts (128)")
+    parser.add_argument("--max-tokens", type=int, help="of one pair (1024)")
+    parser.add_argument("--seed", type=int, help="which pairs are chosen (0)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the gradients")
+    parser.add_argument("--max-memory", type=float, metavar="GB", help="of weights on the device; more is offloaded")
+    parser.add_argument("--checkpoint-every", type=int, default=16, metavar="PAIRS")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON object")
+    parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
+
+
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None) -> int:
+    """Run the command; errors are raised for the caller to print."""
+    from hubmerge.hub.login import hub_of_user
+    from hubmerge.recipe.file import model_here
+    from hubmerge.sensitivity import compute_sensitivity, load_pairs
+
+    spec = _spec(arguments)
+    hub = hub_of_user(settings)
+    if terminal is not None:
+        terminal.stage("fetch data")
+    pairs = load_pairs(spec, endpoint=hub.endpoint, token=hub.token)
+    file = compute_sensitivity(
+        str(model_here(arguments.model, terminal.warning if terminal is not None else lambda message: None)),
+        pairs,
+        arguments.out,
+        spec=spec,
+        hub=hub,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        progress=terminal.progress if terminal is not None else (lambda stage, done, total, unit: None),
+        resume=not arguments.restart,
+        checkpoint_every=max(1, arguments.checkpoint_every),
+        memory_bytes=None if arguments.max_memory is None else int(arguments.max_memory * 1e9),
+    )
+    if terminal is not None:
+        terminal.close()
+    told = {
+        "file": str(file.path),
+        "tensors": len(file.tensors),
+        "pairs": file.metadata.pairs,
+        "data_digest": file.metadata.data_digest,
+    }
+    if arguments.json:
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        return 0
+    sys.stdout.write(
+        f"{told['file']}: {told['tensors']} tensors from {told['pairs']} pairs, data {file.metadata.data_digest[:16]}\n"
+    )
+    return 0
+
+
+def _spec(arguments: Any) -> CalibrationSpec:
+    from pydantic import ValidationError
+
+    from hubmerge.sensitivity import CalibrationSpec
+
+    given = {name: getattr(arguments, name) for name in _SPEC if getattr(arguments, name) is not None}
+    try:
+        return CalibrationSpec.model_validate(given)
+    except ValidationError as error:
+        problems = [
+            Problem(
+                SensitivityError.code,
+                issue["msg"],
+                "--" + str(issue["loc"][0]).replace("_", "-"),
+                got=str(issue["input"])[:80],
+            )
+            for issue in error.errors(include_url=False)
+        ]
+        raise SensitivityError("the calibration data is not well described", problems=problems) from None

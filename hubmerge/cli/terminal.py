@@ -1,0 +1,219 @@
+"""Where a command tells how far it is: a bar per stage on a terminal, lines in a log, or JSON lines.
+
+No stage is silent for long. While one takes time and tells nothing new, a thread of the terminal's own says which it
+is and since when: the clock of the bar moves on, JSON has a `waiting` line, and a log a line after 2 s, 4 s, 8 s, …
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from hubmerge.engine.progress import doing, unit_of
+from hubmerge.errors import printable
+from hubmerge.hub.errors import tell_retries
+
+SILENCE_S = 1.0  # after which the same is said again
+_TOLD_EVERY_S = 0.5  # what moves on
+_FIRST_LINE_S, _LAST_LINE_S = 2.0, 60.0  # in a log: between a stage's begin and its first line, at most between two
+
+
+class Terminal:
+    """The observers of line and stream. As a context it also tells what takes long."""
+
+    def __init__(self, as_json: bool, clock: Callable[[], float] = time.monotonic, *, one_object: bool = False) -> None:
+        """`one_object`: what is said of the result becomes one JSON object on standard output, when it is printed."""
+        self._json = as_json
+        self._result: dict[str, Any] | None = {} if one_object else None
+        self._clock = clock
+        self._lock = threading.RLock()  # the ticker tells, too
+        self._bar: Any = None
+        self._stage = ""
+        self._began = self._spoken = self._next_line = 0.0
+        self._wait_s = _FIRST_LINE_S
+        self._last: tuple[int, int, str] | None = None  # done, total, unit
+        self._told_at = 0.0
+        self._warnings: set[str] = set()
+        self._ended = threading.Event()
+        self._ticker: threading.Thread | None = None
+        self.stream = StreamTerminal(self)
+        if as_json:
+            tell_retries(self._client_warning)
+
+    def __enter__(self) -> Self:
+        self._ended.clear()
+        self._ticker = threading.Thread(target=self._run, name="hubmerge-terminal", daemon=True)
+        self._ticker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._ticker is not None:
+            self._ticker.join()
+        self.close()
+
+    def _run(self) -> None:
+        while not self._ended.wait(SILENCE_S / 4):
+            try:
+                self.tick()
+            except (OSError, ValueError):  # nobody reads any more, or stderr is closed
+                return
+
+    def tick(self) -> None:
+        """Say again what is being done, where nothing was said for a while."""
+        with self._lock:
+            now = self._clock()
+            if not self._stage:
+                return
+            if self._json:
+                if now - self._spoken >= SILENCE_S:
+                    how_far = dict(zip(("done", "total", "unit"), self._last or (), strict=False))
+                    seconds = round(now - self._began, 1)
+                    self._line({"type": "waiting", "stage": self._stage, **how_far, "seconds": seconds})
+            elif sys.stderr.isatty():
+                if self._bar is None and now - self._began >= SILENCE_S:
+                    self._bar = _bar(doing(self._stage), None, "")
+                if self._bar is not None:
+                    self._bar.refresh()
+            elif now >= self._next_line:
+                self._wait_s = min(2 * self._wait_s, _LAST_LINE_S)
+                self._next_line = now + self._wait_s / 2
+                sys.stderr.write(f"hubmerge: {doing(self._stage)}{self._how_far()}, {now - self._began:.0f} s\n")
+                sys.stderr.flush()
+
+    def _how_far(self) -> str:
+        if self._last is None or not self._last[1]:
+            return ""
+        done, total, unit = self._last
+        if unit == "B":
+            from hubmerge.markdown import size  # which imports what most commands do without
+
+            return f", {size(done)} of {size(total)}"
+        return f", {done / total:.0%}" if unit == "elements" else f", {done} of {total} {printable(unit)}"
+
+    def stage(self, name: str) -> None:
+        with self._lock:
+            self._begin(name)
+            if self._json:
+                self._line({"type": "stage", "stage": name})
+
+    def _begin(self, stage: str) -> None:
+        self._close_bar()
+        self._stage, self._began, self._last = stage, self._clock(), None
+        self._wait_s, self._next_line = _FIRST_LINE_S, self._began + _FIRST_LINE_S
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        with self._lock:
+            if stage != self._stage:
+                self._begin(stage)
+            news = (done, total, unit) != self._last
+            self._last = done, total, unit
+            if self._json:
+                now = self._clock()
+                if (done == total and news) or now - self._told_at > _TOLD_EVERY_S:
+                    self._told_at = now
+                    self._line({"type": "progress", "stage": stage, "done": done, "total": total, "unit": unit})
+                return
+            if not sys.stderr.isatty() or not total:  # nobody knows how far it is, and `tick` shows the time
+                return
+            if self._bar is not None and self._bar.total is None:
+                self._close_bar()  # of a wait for the first news
+            if self._bar is None:
+                self._bar = _bar(doing(stage), total, unit if unit == "B" else " el" if unit == "elements" else unit)
+            if total != self._bar.total:  # the same stage of another folder
+                self._bar.reset(total)
+            self._bar.update(done - self._bar.n)
+
+    def statistics(self, values: Mapping[str, Any]) -> None:
+        pass
+
+    def warning(self, message: str) -> None:
+        """Told once: a probe and a merge may both meet the same thing."""
+        with self._lock:
+            if message in self._warnings:
+                return
+            self._warnings.add(message)
+            if self._json:
+                self._client_warning(message)
+                return
+            line = f"hubmerge: warning: {printable(message)}"
+            if self._bar is not None:
+                self._bar.write(line, file=sys.stderr)  # above the bar, not behind it
+            else:
+                sys.stderr.write(line + "\n")
+
+    def usage(self, environment: Mapping[str, Any]) -> None:
+        """At the end: what the merge took, from the environment of its report."""
+        from hubmerge.engine.usage import facts, in_words
+
+        self.close()
+        if self._json:
+            self._line({"type": "usage", **facts(environment)})
+        self.say("" if self._json else in_words(environment) + "\n", usage=facts(environment))
+
+    def say(self, text: str, **values: Any) -> None:
+        """Part of the result: a text for people, or values for a program, of which lists grow."""
+        if self._result is None:
+            sys.stdout.write(text)
+            return
+        for name, value in values.items():
+            if isinstance(value, list):
+                self._result.setdefault(name, []).extend(value)
+            else:
+                self._result[name] = value
+
+    def print_result(self) -> None:
+        """At the end, where the result is one object."""
+        if self._result:
+            sys.stdout.write(json.dumps(self._result, indent=2, ensure_ascii=False) + "\n")
+
+    def _client_warning(self, message: str) -> None:
+        """Told as often as it happens."""
+        self._line({"type": "warning", "message": message})
+
+    def close(self) -> None:
+        """Nothing is being done any more."""
+        with self._lock:
+            self._close_bar()
+            self._stage = ""
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _line(self, value: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._spoken = self._clock()
+            sys.stderr.write(json.dumps(value) + "\n")
+            sys.stderr.flush()
+
+
+def _bar(words: str, total: int | None, unit: str) -> Any:
+    from tqdm import tqdm
+
+    form = "{desc}: {elapsed}" if total is None else None
+    unit = f" {unit}" if unit not in ("", "B", " el") else unit
+    scaled = unit in ("B", " el")
+    return tqdm(total=total, desc=words, unit=unit, unit_scale=scaled, file=sys.stderr, leave=False, bar_format=form)
+
+
+class StreamTerminal:
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self._terminal.progress(stage, done, total, unit_of(stage))
+
+    def counted(self, total: Any) -> None:
+        pass
+
+    def warning(self, message: str) -> None:
+        self._terminal.warning(message)

@@ -1,0 +1,1 @@
+"""The stream: chunks through the method, counted, merged, rounded once and written, in constant memory."""

@@ -1,0 +1,263 @@
+"""ZeroGPU: a GPU that is lent for the time of one call, so every output shard is one call, a burst.
+
+The platform forks a worker from the process that calls the decorated function; what goes in and comes out is pickled,
+and an error comes back without its class. So a burst gets plain data (`Burst`), opens its own reader and engine, and
+returns the finished shard (`Finished`). The inputs are held in the shard cache, fetched and verified, before the GPU
+is asked for: no GPU second goes to the network, and none of them is deleted meanwhile.
+
+A burst that is refused, cut short or late is not tried again: this shard and all that follow are merged here, by the
+path that every merge takes, with the same bytes and one warning; what is wrong with an input is found there, too.
+Before that, whoever could still write is ended (burst_process.py).
+
+The platform remembers a decorated function by its identity, so `run_burst` is decorated once, with a function that
+computes the duration. The app's process decorates it when it starts and says so (`announce`), because the platform
+stops an app that has none; the calls come from a process beside the job's. `spaces` is imported only where
+SPACES_ZERO_GPU is set, and in these two, because it makes torch pretend that there is a GPU.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hubmerge.engine.chunks import Observer, Silent, StreamOptions, is_whole
+from hubmerge.engine.distributed import ALONE
+from hubmerge.engine.shard_work import Output, write_shard
+from hubmerge.engine.sink import FinishedShard
+from hubmerge.plan.plan import Plan
+from hubmerge.settings import Settings
+from hubmerge.sources.base import Model
+from hubmerge.sources.reader import ShardKey, TensorReader, WholeFiles, local_path, shard_key
+from hubmerge.statistics.statistics import Statistics
+
+if TYPE_CHECKING:
+    from hubmerge.engine.device.burst_process import BurstProcess
+
+BYTES_PER_SECOND = 250_000_000  # of a shard and its inputs, cautiously: a call that takes longer is cut short
+_STARTING_S = 15  # until CUDA and torch are up
+_LONGEST_S = 120  # a longer call is refused without a special plan
+_PATIENCE_S = 120.0  # beyond the duration: importing, and the platform's queue, which gives up after a minute
+_TICK_S = 0.2
+_PR_SET_PDEATHSIG = 1
+
+
+def _read_only(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(values)
+
+
+# recipes and models hold read-only mappings, which pickle does not know
+copyreg.pickle(MappingProxyType, lambda mapping: (_read_only, (dict(mapping),)))
+
+
+@dataclass(frozen=True)
+class Burst:
+    """One shard's work, as plain data."""
+
+    outputs: tuple[Output, ...]
+    number: int
+    models: tuple[Model, ...]  # the reader's
+    paths: Mapping[ShardKey, Path]  # local files with the verified bytes of the shards of models on the Hub
+    options: StreamOptions
+    statistics: Statistics | None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a burst gives back."""
+
+    shards: tuple[FinishedShard, ...]
+    device: Mapping[str, Any]  # Engine.facts
+    warnings: tuple[str, ...]
+
+
+Call = Callable[[Burst, int], Finished]
+
+
+class Bursts:
+    """Writes shards on a GPU that is lent per call, as long as it is lent."""
+
+    def __init__(self, *, patience_s: float = _PATIENCE_S) -> None:
+        self.facts: dict[str, Any] = {}  # of the device that the bursts ran on, for the report's environment
+        self._patience_s = patience_s
+        self._process: BurstProcess | None = None
+        self._given_up = False
+        self._told_of_budget = False
+
+    def write(
+        self,
+        outputs: Sequence[Output],
+        number: int,
+        reader: TensorReader,
+        options: StreamOptions,
+        observer: Observer,
+        warn: Callable[[str], None],
+        statistics: Statistics | None,
+    ) -> list[FinishedShard] | None:
+        """`stream.write_shard` in one burst; None where it is left to the CPU, with nothing read or written."""
+        plan = outputs[0].plan
+        shard = plan.shards[number]
+        total = sum(t.elements for t in shard.tensors)
+        if self._given_up or any(_takes_wholes(o.plan, number) for o in outputs):
+            return None
+        with reader.held(shard.tensors) as paths:
+            if paths is None:
+                if not self._told_of_budget:
+                    self._told_of_budget = True
+                    warn(
+                        f"the inputs of {shard.filename} exceed the disk budget together; "
+                        "such shards are merged on the CPU with the same result"
+                    )
+                return None
+            plain = replace(options, device="cuda", engine=None, ranks=ALONE, bursts=None)
+            burst = Burst(tuple(outputs), number, reader.models, paths, plain, statistics)
+            try:
+                finished = self._call(burst, partial(observer.progress, "merge", 0, total))
+            except _Failed as failed:
+                self._given_up = True
+                warn(f"no GPU for {shard.filename}, the CPU goes on with the same result: {failed}")
+                return None
+            for tensor in shard.tensors:
+                reader.consumed(tensor, tensor.elements)
+        for warning in finished.warnings:
+            warn(warning)
+        self._given_up = "device_failed" in finished.device  # the next burst would hold a GPU that it cannot use
+        self.facts = {**finished.device, "bursts": self.facts.get("bursts", 0) + 1}
+        if counted := finished.shards[0].inputs:
+            observer.counted(reduce(lambda a, b: a + b, counted.values()))
+        observer.progress("merge", total, total)
+        return list(finished.shards)
+
+    def close(self) -> None:
+        """End the process that asks, and what the platform keeps for its next call."""
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    def _call(self, burst: Burst, again: Callable[[], None]) -> Finished:
+        """The burst; _Failed for whatever else becomes of it. After an error it does not run and never will."""
+        from hubmerge.engine.device.burst_process import BurstProcess
+
+        deadline = time.monotonic() + seconds_of(burst, 0) + self._patience_s
+        try:
+            self._process = self._process or BurstProcess()
+            self._process.ask(burst)
+            while (told := self._process.answer(_TICK_S)) is None:
+                again()
+                if time.monotonic() > deadline:
+                    raise _Failed("it did not answer in time")
+            if not told[0]:
+                raise _Failed(told[1])
+            finished: Finished = told[1]
+            return finished
+        except (EOFError, OSError) as error:
+            self.close()
+            raise _Failed(f"the process that asks for it ended ({error!r})") from None
+        except BaseException:  # a failed burst or a cancelled job: nobody may go on writing
+            self.close()
+            raise
+
+
+class _Failed(Exception):
+    """A burst came to nothing; says why."""
+
+
+def run_burst(burst: Burst, asking: int) -> Finished:
+    """The work of one burst, in the process that the platform forks from `asking`, and no longer than that lives."""
+    if not ends_with(asking, signal.SIGKILL):
+        raise RuntimeError("nobody waits for this burst any more")
+    observer = _Listener()
+    with (
+        TensorReader(burst.models, _Held(burst.paths)) as reader,
+        burst.options.on_device(burst.outputs[0].plan, observer.warning) as options,
+    ):
+        if options.engine is None:  # the CPU works where nothing is metered
+            raise RuntimeError("; ".join(observer.warnings))
+        shards = write_shard(
+            burst.outputs, burst.number, reader, options, observer, burst.statistics, options.wanted_threads
+        )
+        return Finished(tuple(shards), options.engine.facts(), tuple(observer.warnings))
+
+
+def ends_with(parent: int, signum: int) -> bool:
+    """Have the kernel signal this process when its parent ends; False when it has ended already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    return os.getppid() == parent
+
+
+def _takes_wholes(plan: Plan, number: int) -> bool:
+    """True where tensors are merged whole, which the CPU does anyway."""
+    return any(is_whole(plan, t) for t in plan.shards[number].tensors)
+
+
+def seconds_of(burst: Burst, _asking: int) -> int:
+    """What the platform is asked for."""
+    plan = burst.outputs[0].plan
+    size = plan.shards[burst.number].size * (len(plan.models) + len(burst.outputs))
+    return min(_LONGEST_S, _STARTING_S + size // BYTES_PER_SECOND)
+
+
+def lent(settings: Settings) -> Call | None:
+    """`run_burst` as the platform calls it on a ZeroGPU Space, None elsewhere."""
+    if not settings.zero_gpu:
+        return None
+    import spaces
+
+    call: Call = spaces.GPU(duration=seconds_of)(run_burst)
+    return call
+
+
+def announce(settings: Settings, warn: Callable[[str], None]) -> None:
+    """Tell the platform, once and in the app's own process, that there is a function that wants a GPU.
+
+    `spaces` does so when Blocks.launch is called; here the pages are mounted into a larger app instead.
+    """
+    try:
+        if lent(settings) is not None:
+            import spaces.zero
+
+            spaces.zero.startup()
+    except Exception as error:  # noqa: BLE001 (the platform's have no common type, and the app works without a GPU)
+        warn(f"ZeroGPU cannot be used, merges run on the CPU: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def lent_bursts(settings: Settings) -> Iterator[Bursts | None]:
+    """Bursts for one merge on a ZeroGPU Space, None elsewhere."""
+    if not settings.zero_gpu:
+        yield None
+        return
+
+    bursts = Bursts()
+    try:
+        yield bursts
+    finally:
+        bursts.close()
+
+
+class _Listener(Silent):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warning(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+class _Held(WholeFiles):
+    """The files that the job holds for a burst."""
+
+    def __init__(self, paths: Mapping[ShardKey, Path]) -> None:
+        super().__init__()
+        self._held = paths
+
+    def path(self, model: Model, shard: str) -> Path:
+        return self._held.get(shard_key(model, shard)) or local_path(model, shard)

@@ -1,0 +1,231 @@
+"""One merge in several processes: each takes some of the tensors and shards, and the bytes are those of one process.
+
+`accelerate launch` and `torchrun` start the same command several times and tell each process its rank. Rank 0 runs
+the whole line (folder, journal, card, manifest); the others help with the part that costs time:
+
+    probe       tensors are shared out; the tallies, which are per tensor, are gathered and added in plan order
+    thresholds  a threshold over the model adds up everyone's counts (integers); one per tensor is found by its owner
+    merge       shards are shared out; each process writes its own ones
+
+Nothing is reduced in floating point, so no sum depends on how many processes there are. What is exchanged is JSON,
+never pickled objects: the port of a process group is open to whoever can reach it.
+
+What a helper does stands in helper.py, and what becomes of its files in rank_folders.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hubmerge.errors import HubmergeError, RecipeError, SettingsError
+from hubmerge.settings import Settings
+from hubmerge.statistics.statistics import Tally
+
+_PATIENCE = timedelta(days=7)  # a lost process closes its connections, which is noticed at once
+
+T = TypeVar("T")
+
+
+class ProcessLostError(HubmergeError):
+    """Another process of the same merge has ended or cannot be reached."""
+
+    code = "E_PROCESS"
+    retryable = True
+
+
+class Ranks:
+    """The processes of one merge; this base class is a process on its own."""
+
+    rank = 0
+    size = 1
+    local_rank = 0  # among the processes of this machine
+    held = ExitStack()  # given up when the processes part
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everyone's value (plain JSON) by rank; every process must call it at the same point."""
+        return [value]
+
+    def first(self, value: T) -> T:
+        """Rank 0's value, plain JSON."""
+        return self.gather(value)[0] if self.size > 1 else value
+
+    def agree(self, what: str, value: str) -> None:
+        """ProcessLostError unless everyone has the same value; returns when everyone is here."""
+        values = self.gather(value)
+        if len(set(values)) > 1:
+            raise ProcessLostError(
+                f"the processes of this merge do not agree on {what}",
+                got=", ".join(v[:12] for v in values),
+                next_step="Pin the models of the recipe to commits, and start all processes with the same command.",
+            )
+
+    def mine(self, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
+        """This process's part of `items`, in their order."""
+        owners = assign([size(item) for item in items], self.size)
+        return [item for item, owner in zip(items, owners, strict=True) if owner == self.rank]
+
+    def joined(self, own: Mapping[str, T]) -> dict[str, T]:
+        """Everyone's mapping in one."""
+        if self.size == 1:
+            return dict(own)
+        return {name: value for part in self.gather(dict(own)) for name, value in part.items()}
+
+    def tallies(self, own: Mapping[str, Tally]) -> dict[str, Tally]:
+        """Everyone's tallies in one mapping; their bits survive."""
+        if self.size == 1:
+            return dict(own)
+        return _tallies(self.joined({n: t.to_json() for n, t in own.items()}))
+
+    def known_tallies(self, own: Mapping[str, Tally] | None) -> Mapping[str, Tally] | None:
+        """What rank 0 knows, if anything."""
+        if self.size == 1:
+            return own
+        known = self.first(None if own is None else {n: t.to_json() for n, t in own.items()})
+        return None if known is None else _tallies(known)
+
+    def report(self, warnings: Sequence[str], device: Mapping[str, Any], warn: Callable[[str], None]) -> dict[str, Any]:
+        """Rank 0's `warn` gets the `warnings` of the others, each once, with the ranks that have it.
+
+        Returns the facts of all processes' devices in one (Engine.facts): the most memory that one took, and why any
+        of them was given up.
+        """
+        if self.size == 1:
+            return dict(device)
+        everyone = self.gather([list(warnings), dict(device)])
+        by_message: dict[str, list[int]] = {}
+        for rank, (messages, _) in enumerate(everyone[1:], 1):
+            for message in messages:
+                by_message.setdefault(message, []).append(rank)
+        if self.rank == 0:
+            for message, ranks in by_message.items():
+                warn(f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {message}")
+        return _of_all_devices([facts for _, facts in everyone])
+
+    def with_others(self, parts: Iterator[NDArray[np.int64]], shape: tuple[int, int]) -> Iterator[NDArray[np.int64]]:
+        """The parts of a sparse count ([m, 3]: row, bin, how often), then what the other processes counted.
+
+        `shape`: rows and bins at most.
+        """
+        if self.size == 1:
+            yield from parts
+            return
+        total = np.zeros(shape, dtype=np.int64)
+        for part in parts:
+            np.add.at(total, (part[:, 0], part[:, 1]), part[:, 2])
+            yield part
+        rows, bins = np.nonzero(total)
+        everyone = self.gather(np.stack([rows, bins, total[rows, bins]], axis=1).tolist())
+        for rank, counted in enumerate(everyone):
+            if rank != self.rank:
+                yield np.array(counted, dtype=np.int64).reshape(-1, 3)
+
+
+ALONE = Ranks()
+
+
+class _Group(Ranks):
+    """A torch.distributed process group on the CPU."""
+
+    def __init__(self, rank: int, size: int, local_rank: int) -> None:
+        self.rank, self.size, self.local_rank = rank, size, local_rank
+        self.held = ExitStack()
+
+    def gather(self, value: Any) -> list[Any]:
+        import torch
+        from torch import distributed
+
+        own = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8).copy()
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        with _noticing_loss():
+            distributed.all_gather(lengths, torch.tensor([len(own)]))
+            longest = max(int(n) for n in lengths)
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(own)] = torch.from_numpy(own)
+            parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+            distributed.all_gather(parts, padded)
+        return [json.loads(bytes(p[: int(n)].numpy())) for p, n in zip(parts, lengths, strict=True)]
+
+
+@contextmanager
+def join(settings: Settings) -> Iterator[Ranks]:
+    """The processes that a launcher started together; ALONE without one."""
+    if settings.world_size == 1:
+        yield ALONE
+        return
+    if not 0 <= settings.rank < settings.world_size:
+        raise SettingsError(
+            "the rank of this process is out of range",
+            where="RANK",
+            expected=f"0 to {settings.world_size - 1}, since WORLD_SIZE is {settings.world_size}",
+            got=str(settings.rank),
+            next_step="Leave both to the launcher, or start one process without them.",
+        )
+    from torch import distributed
+
+    with _noticing_loss():
+        distributed.init_process_group("gloo", rank=settings.rank, world_size=settings.world_size, timeout=_PATIENCE)
+    try:
+        # a launcher that numbers no processes of a machine starts them side by side
+        local_rank = settings.rank if settings.local_rank is None else settings.local_rank
+        group = _Group(settings.rank, settings.world_size, local_rank)
+        with group.held:
+            yield group
+    finally:
+        distributed.destroy_process_group()
+
+
+def refuse_several(settings: Settings, command: str) -> None:
+    """RecipeError where a command that one process runs was started as several."""
+    if settings.world_size > 1:
+        raise RecipeError(
+            "this command is run by one process; a launcher started several",
+            where=f"hubmerge {command}",
+            got=f"WORLD_SIZE={settings.world_size}",
+            next_step="Start it without a launcher; `merge` and `run` of one recipe can share their work.",
+        )
+
+
+@contextmanager
+def _noticing_loss() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # what torch.distributed raises for connections
+        raise ProcessLostError(
+            "another process of this merge has ended or cannot be reached",
+            got=(str(error).splitlines() or [""])[0][:200],
+            next_step="Its own message says why; the same command goes on.",
+        ) from None
+
+
+def _of_all_devices(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Engine.facts by rank, in one; a process that says nothing of a device has none."""
+    together = {name: value for own in reversed(facts) for name, value in own.items()}
+    if together:
+        together["device"] = ", ".join(dict.fromkeys(str(own.get("device", "cpu")) for own in facts))
+    if peaks := [own["peak_device_bytes"] for own in facts if "peak_device_bytes" in own]:
+        together["peak_device_bytes"] = max(peaks)
+    if failed := [f"rank {rank}: {own['device_failed']}" for rank, own in enumerate(facts) if "device_failed" in own]:
+        together["device_failed"] = "; ".join(failed)
+    return together
+
+
+def _tallies(data: Mapping[str, Any]) -> dict[str, Tally]:
+    return {name: Tally.from_json(tally).packed_among(len(data)) for name, tally in data.items()}
+
+
+def assign(sizes: Sequence[int], processes: int) -> list[int]:
+    """The owner of each item: largest first, to whoever has least; ties to the lower rank."""
+    loads = [0] * processes
+    owners = [0] * len(sizes)
+    for item in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        owner = loads.index(min(loads))
+        owners[item] = owner
+        loads[owner] += sizes[item]
+    return owners

@@ -1,0 +1,324 @@
+"""The journal of a merge into one folder: what is durable, so that a resumed merge repeats only what has no line.
+
+Lines of JSON, each with a checksum (journal_lines.py), in the order in which things happened:
+
+    plan        which merge this is, and of which commits
+    probed      statistics of some tensors; probe: those of all tensors are there
+    thresholds  what a threshold's passes have found
+    shard       a shard is a file; uploaded: its bytes are at the target; lost: neither
+    usage       what a process of a run has fetched and taken so far; the last line of a process counts
+
+Beside it lies what a pass over the model has counted for its threshold (ranked.py), which is replaced as it goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from hubmerge.disk_errors import reading, writing
+from hubmerge.engine.finished_shards import has_size, sound
+from hubmerge.engine.journal_lines import sealed, sound_line, sound_lines
+from hubmerge.engine.ranked import Ranked
+from hubmerge.engine.sink import WORK, FinishedShard
+from hubmerge.engine.usage import Usage
+from hubmerge.errors import TargetExistsError
+from hubmerge.plan.plan import Plan
+from hubmerge.sources.unchanged import UnchangedFolders
+from hubmerge.statistics.statistics import SCHEMA, Tally
+
+_JOURNAL = "journal.jsonl"
+_RANKED = "ranked.json"
+_FORM = 4  # version of both
+_TENSORS_A_LINE = 256  # about 5 MB of tallies
+
+
+class Journal:
+    """Append-only record of what a merge into one folder has made durable.
+
+    Nothing is recorded that was made of local folders which are no longer as they were pinned.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._folder = folder
+        self._path = folder / WORK / _JOURNAL
+        self._ranked = folder / WORK / _RANKED
+        self._identity = plan_identity(plan)
+        self._tensors = plan.merged_tensors
+        self._order = [t.name for t in plan.tensors()]
+        self._refs = [m.ref for m in plan.models]
+        self._folders = UnchangedFolders(plan.models)
+        self._begun = False
+        self.statistics: Mapping[str, Tally] | None = None  # in plan order
+        self.probed: dict[str, Tally] = {}  # tensors that the probe has counted, before it has all
+        self.ranked: Ranked | None = None  # what has been counted for a threshold that is not found yet
+        self.thresholds: Mapping[str, tuple[float, ...]] | None = None
+        self.shards: dict[str, FinishedShard] = {}
+        self.uploaded: set[str] = set()  # shards that the target holds; their files are no longer needed
+        self.on_shard: Callable[[FinishedShard], None] | None = None  # called when a shard has its line
+        self.usages: dict[str, Usage] = {}  # by a name that a process has in one run
+        self.metered: Callable[[], Usage] | None = None  # what this process has taken, noted with every line
+        self._own_name = secrets.token_hex(8)
+        self._uploads = False
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        plan: Plan,
+        *,
+        resume: bool,
+        uploads: bool = False,
+        verified: bool = False,
+        tell: Callable[[int, int], None] = lambda done, total: None,
+    ) -> Self:
+        """The journal of `folder` for this plan; `uploads`: shards are uploaded and deleted one by one.
+
+        `verified`: its shards were written just now and are not read again, or `verify` follows. `tell`: see there.
+
+        Raises TargetExistsError when the folder holds something else, or an unfinished merge and not `resume`.
+        """
+        journal = cls(folder, plan)
+        journal._uploads = uploads
+        path = journal._path
+        if path.is_file():
+            if not resume:
+                raise TargetExistsError(
+                    "an unfinished merge is here",
+                    where=str(folder),
+                    next_step="Go on with it (`resume`), or remove the folder.",
+                )
+            journal._read(folder)
+            if not verified:
+                cls.verify([journal], tell)
+        else:
+            if folder.exists() and any(p for p in folder.iterdir() if p.name != WORK):
+                raise TargetExistsError(
+                    "the output folder is not empty",
+                    where=str(folder),
+                    next_step="Choose another folder; nothing was touched.",
+                )
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                journal._ranked.unlink(missing_ok=True)
+        if not journal._begun:
+            pins = [{"kind": r.kind, "id": r.id, "sha": r.sha, "requested": r.requested} for r in journal._refs]
+            journal._append({"event": "plan", "identity": journal._identity, "models": pins})
+        return journal
+
+    @staticmethod
+    def verify(journals: Sequence[Journal], tell: Callable[[int, int], None]) -> None:
+        """Read all shards that are files, and believe no longer in those that have other bytes than their lines say.
+
+        `tell(done, total)` is told bytes of all of them, in this thread, and may raise to break it off.
+        """
+        files = [(journal, name, shard) for journal in journals for name, shard in journal._here()]
+        kept = sound([(journal._folder / name, shard) for journal, name, shard in files], tell)
+        for (journal, name, _), is_kept in zip(files, kept, strict=True):
+            if not is_kept:
+                del journal.shards[name]
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        return (folder / WORK / _JOURNAL).is_file()
+
+    @staticmethod
+    def models_in(folder: Path) -> list[dict[str, str]] | None:
+        """The models of the unfinished merge in `folder` as they were pinned, if one was begun there."""
+        try:
+            with open(folder / WORK / _JOURNAL, "rb") as file:
+                line = sound_line(file.readline())
+        except OSError:
+            return None
+        return None if line is None else line.get("models")
+
+    def add_probed(self, tensors: Mapping[str, Tally]) -> None:
+        """The probe has counted these tensors, too."""
+        self._folders.check()
+        self.probed |= tensors
+        names = list(tensors)
+        for start in range(0, len(names), _TENSORS_A_LINE):
+            part = names[start : start + _TENSORS_A_LINE]
+            self._append({"event": "probed", "tensors": {name: tensors[name].to_json() for name in part}})
+
+    def add_statistics(self, tensors: Mapping[str, Tally]) -> None:
+        """The probe has counted all tensors; those that have a line already get no other."""
+        self.add_probed({name: tally for name, tally in tensors.items() if name not in self.probed})
+        self._end_probe()
+        self._append({"event": "probe", "tensors": len(tensors)})
+
+    def _end_probe(self) -> None:
+        self.statistics = {name: self.probed[name] for name in self._order if name in self.probed}
+        self.probed = {}
+
+    def keep_ranked(self, ranked: Ranked) -> None:
+        """A pass that counts for a threshold has come so far."""
+        self._folders.check()
+        self.ranked = ranked
+        with writing(self._ranked):
+            temporary = self._ranked.with_suffix(".tmp")
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(sealed(ranked.to_json()))
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self._ranked)
+
+    def add_thresholds(self, thresholds: Mapping[str, tuple[float, ...]]) -> None:
+        self._folders.check()
+        self.thresholds = dict(thresholds)
+        self._append({"event": "thresholds", "tensors": {n: list(v) for n, v in thresholds.items()}})
+        self.ranked = None
+        self._ranked.unlink(missing_ok=True)
+
+    def add_shard(self, shard: FinishedShard) -> None:
+        self._folders.check()
+        self.shards[shard.filename] = shard
+        self._append({"event": "shard", **shard.to_json()})
+        if self.on_shard is not None:
+            self.on_shard(shard)
+
+    def add_uploaded(self, filename: str) -> None:
+        """The target holds the bytes of this shard."""
+        self.uploaded.add(filename)
+        self._append({"event": "uploaded", "filename": filename})
+
+    def note_usage(self, usage: Usage) -> None:
+        """What this process has taken so far."""
+        self.add_usages({self._own_name: usage})
+
+    def add_usages(self, usages: Mapping[str, Usage]) -> None:
+        """What processes have taken so far, by their names."""
+        for name, usage in usages.items():
+            if self.usages.get(name) != usage:
+                self.usages[name] = usage
+                self._append(_usage_line(name, usage))
+
+    def forget(self, filenames: Iterable[str]) -> None:
+        """These shards are lost, on both sides."""
+        for filename in filenames:
+            self.uploaded.discard(filename)
+            self.shards.pop(filename, None)
+            self._append({"event": "lost", "filename": filename})
+
+    def close(self, folder: Path) -> None:
+        """The merge is complete: the working folder goes. Where shards were uploaded it is needed until the commit."""
+        if not self._uploads:
+            shutil.rmtree(folder / WORK, ignore_errors=True)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with self._lock, writing(self._path), open(self._path, "ab", buffering=0) as file:
+            lines = [line]
+            if self.metered is not None and line["event"] != "usage":
+                self.usages[self._own_name] = usage = self.metered()
+                lines.append(_usage_line(self._own_name, usage))
+            left = memoryview("".join(map(sealed, lines)).encode())
+            end = file.tell()
+            try:
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+            except BaseException:  # a part of a line would hide what is appended later
+                with suppress(OSError):
+                    file.truncate(end)
+                raise
+
+    def _read(self, folder: Path) -> None:
+        """Line by line, since all of them together may take more memory than the merge."""
+        length = 0
+        with reading(self._path), open(self._path, "rb") as file:
+            for line, end in sound_lines(file):
+                self._take(line, folder)
+                self._begun = True
+                length = end
+            whole = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            if not length and (b"\n" in file.read() or any(p for p in folder.iterdir() if p.name != WORK)):
+                raise TargetExistsError(
+                    "the journal of an unfinished merge is damaged, or of another version of hubmerge",
+                    where=str(self._path),
+                    next_step="Choose another folder, or remove this one.",
+                )
+        if length < whole:  # a kill in the middle of a line, or damage: what is no longer said is repeated
+            with writing(self._path), open(self._path, "r+b") as file:
+                file.truncate(length)
+        if self.thresholds is None and (ranked := self._sound_ranked()) is not None:
+            self.ranked = ranked
+        for name, shard in self._here():
+            if not has_size(folder / name, shard):
+                del self.shards[name]
+
+    def _here(self) -> list[tuple[str, FinishedShard]]:
+        """The shards that are files."""
+        return [(name, shard) for name, shard in self.shards.items() if name not in self.uploaded]
+
+    def _sound_ranked(self) -> Ranked | None:
+        with reading(self._path):
+            line = sound_line(self._ranked.read_bytes()) if self._ranked.is_file() else None
+        return None if line is None else Ranked.from_json(line)
+
+    def _take(self, line: Mapping[str, Any], folder: Path) -> None:
+        match line["event"]:
+            case "plan":  # it comes first
+                if line["identity"] != self._identity:
+                    raise self._another(folder, line)
+            case "probed":
+                self.probed |= {n: Tally.from_json(t).packed_among(self._tensors) for n, t in line["tensors"].items()}
+            case "probe":
+                self._end_probe()
+            case "thresholds":
+                self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
+            case "shard":
+                self.shards[line["filename"]] = FinishedShard.from_json(line, self._tensors)
+            case "usage":
+                self.usages[line["name"]] = Usage.from_json(line)
+            case "uploaded":
+                if self._uploads:
+                    self.uploaded.add(line["filename"])
+            case "lost":
+                self.uploaded.discard(line["filename"])
+                self.shards.pop(line["filename"], None)
+
+    def _another(self, folder: Path, line: Mapping[str, Any]) -> TargetExistsError:
+        """The folder holds the merge of another plan, perhaps of the same recipe before a source moved on."""
+        theirs = [(str(pin["id"]), str(pin["sha"])) for pin in line.get("models", ()) if isinstance(pin, dict)]
+        ours = [(ref.id, ref.sha) for ref in self._refs]
+        if [name for name, _ in theirs] == [name for name, _ in ours] and theirs != ours:
+            moved = [n for n, (old, new) in enumerate(zip(theirs, ours, strict=True)) if old != new]
+            again = all(self._refs[n].kind == "hub" for n in moved)
+            return TargetExistsError(
+                "an unfinished merge of other versions of the models is here",
+                where=str(folder),
+                expected=", ".join("@".join(ours[n]) for n in moved),
+                got=", ".join("@".join(theirs[n]) for n in moved),
+                next_step="To go on with it, name those versions in the recipe; or choose another folder."
+                if again
+                else "The models have changed since: choose another folder.",
+            )
+        return TargetExistsError(
+            "another merge is unfinished here",
+            where=str(folder),
+            expected=self._identity[:12],
+            got=str(line["identity"])[:12],
+            next_step="Choose another folder, or remove this one.",
+        )
+
+
+def plan_identity(plan: Plan) -> str:
+    """What a resumed merge must agree on: inputs, recipe, rounding and the layout of the shards."""
+    # the journal holds tallies, so those of another schema are another merge's
+    digest = hashlib.sha256(f"{plan.identity}\0{plan.rounding}\0{SCHEMA}.{_FORM}".encode())
+    for shard in plan.shards:
+        digest.update(shard.filename.encode() + b"\0" + shard.header)
+    return digest.hexdigest()
+
+
+def _usage_line(name: str, usage: Usage) -> dict[str, Any]:
+    return {"event": "usage", "name": name, **usage.to_json()}

@@ -1,0 +1,153 @@
+"""Several output shards at once, for machines with more cores than one shard can use.
+
+The threads that merge chunks share one thread that hashes (sink.py), and a sha256 cannot be shared out: a shard grows
+no faster than its bytes are hashed. So beyond `CORES_PER_SHARD` cores another shard is written beside it. Where
+finished shards leave the disk one by one, they are made one by one, too. The result is the same.
+
+`Overall` puts together what the shards in progress tell, so that an observer sees one merge.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
+
+from hubmerge.errors import CancelledError
+from hubmerge.statistics.statistics import Tally
+
+if TYPE_CHECKING:
+    from hubmerge.engine.chunks import Observer
+
+CORES_PER_SHARD = 6  # that merge about as many bytes as one more core hashes
+MOST_SHARDS = 4  # at once: each reads somewhere else
+_TICK_S = 0.2
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+
+def shards_at_once(workers: int) -> int:
+    """How many shards `workers` threads should write at once."""
+    return max(1, min(MOST_SHARDS, workers // CORES_PER_SHARD))
+
+
+class Relay:
+    """Observes one shard for an `Overall`, in whatever thread writes it."""
+
+    def __init__(self, told: Callable[[], None], counted: Callable[[], None], warn: Callable[[str], None]) -> None:
+        self.warning = warn
+        self.done = 0
+        self.counted_here: Tally | None = None
+        self._told = told
+        self._counted = counted
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self.done = done
+        self._told()
+
+    def counted(self, total: Tally) -> None:
+        self.counted_here = total
+        self._counted()
+
+
+class Overall:
+    """Progress and statistics of all shards, finished and in progress; called in the observer's thread."""
+
+    def __init__(self, observer: Observer, done: int, total: int) -> None:
+        self.observer = observer
+        self._done, self._total = done, total
+        self._counted: Tally | None = None
+        self._has_counted = False
+        self._open: list[Relay] = []
+        self._warnings: SimpleQueue[str] = SimpleQueue()
+
+    def relay(self, told: Callable[[], None]) -> Relay:
+        relay = Relay(told, self._counts, self._warnings.put)
+        self._open.append(relay)
+        return relay
+
+    def _counts(self) -> None:
+        self._has_counted = True
+
+    def close(self, relay: Relay, elements: int) -> None:
+        """The shard of `relay` is finished."""
+        self._warn()
+        self._open.remove(relay)
+        self._done += elements
+        if relay.counted_here is not None:
+            self._counted = relay.counted_here if self._counted is None else self._counted + relay.counted_here
+
+    def _warn(self) -> None:
+        while not self._warnings.empty():
+            self.observer.warning(self._warnings.get())
+
+    def tell(self) -> None:
+        """Pass on how far it is; raises what the observer raises."""
+        self._warn()
+        if self._has_counted:
+            self._has_counted = False
+            parts = (self._counted, *(relay.counted_here for relay in self._open))
+            self.observer.counted(Tally.sum_of([t for t in parts if t is not None]))
+        self.observer.progress("merge", self._done + sum(r.done for r in self._open), self._total)
+
+
+def write_shards(
+    jobs: Sequence[J],
+    elements: Callable[[J], int],
+    write: Callable[[J, Observer], R],
+    at_once: int,
+    overall: Overall,
+    abandon: Callable[[], None],
+) -> Iterator[tuple[J, R]]:
+    """`write(job, observer)` for every job, `at_once` of them at a time; what each gave, as it is finished.
+
+    The observer is called in this thread only. When it raises, or a job does, the others are broken off (`abandon`
+    wakes up who waits for inputs), and no thread is left.
+    """
+    if at_once == 1:
+        for job in jobs:
+            relay = overall.relay(overall.tell)
+            result = write(job, relay)
+            overall.close(relay, elements(job))
+            yield job, result
+        return
+    over = threading.Event()
+
+    def told() -> None:
+        if over.is_set():
+            raise CancelledError("the merge was broken off")
+
+    def stop() -> None:
+        over.set()
+        abandon()
+
+    waiting = list(jobs)
+    running: dict[Future[R], tuple[J, Relay]] = {}
+    with ThreadPoolExecutor(at_once, thread_name_prefix="hubmerge-shard") as pool:
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_once:
+                    job, relay = waiting.pop(0), overall.relay(told)
+                    running[pool.submit(write, job, relay)] = job, relay
+                done, _ = wait(running, _TICK_S, FIRST_COMPLETED)
+                if any(future.exception() is not None for future in done):
+                    raise _cause(running, stop)
+                overall.tell()
+                for future in done:
+                    job, relay = running.pop(future)
+                    overall.close(relay, elements(job))
+                    yield job, future.result()
+        except BaseException:  # an error of a shard, the observer cancels, or the consumer leaves
+            stop()
+            raise
+
+
+def _cause(running: Iterable[Future[R]], stop: Callable[[], None]) -> BaseException:
+    """The error that broke the others off, when all have ended: they may have noticed it sooner."""
+    stop()
+    wait(running)
+    errors = [error for future in running if (error := future.exception()) is not None]
+    return next((error for error in errors if not isinstance(error, CancelledError)), errors[0])

@@ -1,0 +1,151 @@
+"""How far the line is: its observer, and the way there from the stream and the cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from hubmerge.statistics.statistics import Tally
+
+# what a stage does, in the words of a terminal
+_DOING = {
+    "resolve": "looking up models and reading their headers",
+    "calibration": "reading and tokenizing calibration data",
+    "verify": "verifying what is there",
+    "fetch": "fetching",
+    "compile": "compiling for this machine (once)",
+    "probe": "measuring what the agents changed",
+    "select": "ranking updates",
+    "sensitivity": "measuring sensitivities",
+    "merge": "merging",
+    "upload": "uploading",
+    "card": "writing card and figures",
+    "figure": "drawing the figure",
+    "publish": "publishing",
+    "commit": "waiting for the commit",
+    "fetch model": "fetching the model",
+    "fetch data": "fetching the data",
+    "start lighteval": "starting lighteval",
+    "load model": "loading the model",
+    "generate": "generating answers",
+    "score": "scoring",
+    "results": "reading results",
+    "watch": "looking for agents",
+}
+_UNITS = {"compile": "parts"}  # of a stage of the stream that counts no elements
+_SUMMARY_S = 0.5  # between two looks at the statistics on the way: a summary of many agents takes milliseconds
+
+
+def doing(stage: str) -> str:
+    """A stage in words; its name where there are none."""
+    return _DOING.get(stage, stage)
+
+
+def unit_of(stage: str) -> str:
+    """What the stream counts in a stage."""
+    return _UNITS.get(stage, "elements")
+
+
+class Observer(Protocol):
+    """Watches the whole line; every method may raise to cancel."""
+
+    def stage(self, name: str) -> None:
+        """A stage begins: resolve, calibration (its data), verify (what is there already), fetch, compile, merge,
+        card, publish, commit.
+        """
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+
+    def statistics(self, values: Mapping[str, Any]) -> None:
+        """The statistics counted so far, as `summarize` gives them."""
+
+    def warning(self, message: str) -> None: ...
+
+
+def verifying(observer: Observer) -> Callable[[int, int], None]:
+    """Tells how many bytes of finished shards have been read again: a stage of its own, where there are any."""
+    begun = False
+
+    def tell(done: int, total: int) -> None:
+        nonlocal begun
+        if not begun:
+            begun = True
+            observer.stage("verify")
+        observer.progress("verify", done, total, "B")
+
+    return tell
+
+
+def resolving(observer: Observer) -> Callable[[int, int], None]:
+    """Tells how many shards' headers have been read."""
+    return lambda done, total: observer.progress("resolve", done, total, "headers")
+
+
+class Bridge:
+    """From the stream's and the cache's observers to the line's, all in the caller's thread."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.labels: tuple[str, ...] = ()
+        self.ticking: Callable[[], None] = lambda: None  # called whenever the line is told anything
+        self._observer = observer
+        self._stage = ""
+        self._last: tuple[str, int, int, str] | None = None
+        self._next_summary = 0.0
+
+    def fetching(self, done: int, total: int) -> None:
+        """The merge waits for what it begins with; what else it needs is fetched meanwhile."""
+        self.ticking()
+        if not self._stage:
+            self._stage = "fetch"
+            self._observer.stage("fetch")
+        if self._stage == "fetch":
+            self._observer.progress("fetch", done, total, "B")
+            if done == total:
+                self.merging()
+        else:
+            self.again()
+
+    def merging(self) -> None:
+        self._stage = "merge"
+        self._observer.stage("merge")
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self.ticking()
+        if stage == "compile":
+            self._compiling(done, total)
+            return
+        self._last = (stage, done, total, unit_of(stage))
+        self.again()
+
+    def _compiling(self, done: int, total: int) -> None:
+        if done == 0:
+            self._observer.stage("compile")
+        self._observer.progress("compile", done, total, unit_of("compile"))
+        if done == total and self._stage:
+            self._observer.stage(self._stage)
+
+    def uploading(self, sent: int, total: int) -> None:
+        """The merge waits for an upload."""
+        if total:
+            self.ticking()
+            self._observer.progress("upload", sent, total, "B")
+        else:
+            self.again()
+
+    def again(self) -> None:
+        """Say once more how far it is, so that the observer can cancel."""
+        if self._last is not None:
+            self._observer.progress(*self._last)
+
+    def counted(self, total: Tally) -> None:
+        """Now and then: what was counted in the end is told by whoever runs the merge."""
+        from hubmerge.statistics.summary import summarize  # which most of those who only watch need not pay for
+
+        if (now := time.monotonic()) >= self._next_summary:
+            self._next_summary = now + _SUMMARY_S
+            self._observer.statistics(summarize(total, self.labels))
+
+    def warning(self, message: str) -> None:
+        self._observer.warning(message)

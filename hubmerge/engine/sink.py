@@ -1,0 +1,153 @@
+"""The sink: shards written at known offsets and hashed on the way, the manifest last.
+
+A shard is written to a temporary name, synced and renamed; then one line of the journal (journal.py) makes it final,
+with its sha256 and tallies. A resumed merge believes no shard that has other bytes than its line says. An output folder
+is complete if and only if `hubmerge.json` is there: it is written last and removed first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hubmerge.disk_errors import make_folder, writing, written
+from hubmerge.engine.follower import Follower
+from hubmerge.engine.uncached import UncachedFile
+from hubmerge.errors import DiskError, FolderInUseError
+from hubmerge.plan.plan import PlannedShard
+from hubmerge.statistics.statistics import ResultTally, Tally
+
+MANIFEST = "hubmerge.json"
+WORK = ".hubmerge"  # inside the output folder, gone when it is complete
+
+
+@dataclass(frozen=True)
+class FinishedShard:
+    """A shard that is durable: its bytes, their hash, and what was counted while they were made."""
+
+    filename: str
+    size: int  # bytes
+    sha256: str
+    inputs: Mapping[str, Tally] | None  # by tensor; None when a probe counted them before
+    result: Mapping[str, ResultTally]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "filename": self.filename,
+            "size": self.size,
+            "sha256": self.sha256,
+            "inputs": None if self.inputs is None else {n: t.to_json() for n, t in self.inputs.items()},
+            "result": {n: t.to_json() for n, t in self.result.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], tensors: int) -> Self:
+        """One of a model of so many `tensors`."""
+        inputs = data["inputs"]
+        return cls(
+            data["filename"],
+            data["size"],
+            data["sha256"],
+            None if inputs is None else {n: Tally.from_json(t).packed_among(tensors) for n, t in inputs.items()},
+            {n: ResultTally.from_json(t) for n, t in data["result"].items()},
+        )
+
+
+@contextmanager
+def sole_owner(folder: Path) -> Iterator[None]:
+    """Nobody else on this machine works in `folder` meanwhile; it is made if it is missing.
+
+    The folder itself is locked, so that nothing is left in one that turns out to be somebody else's; the lock goes
+    with the process, however it ends.
+    """
+    make_folder(folder)
+    with written("the folder cannot be read", str(folder)):
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderInUseError(
+                "another process is merging into this folder",
+                where=str(folder),
+                next_step="Wait for it, or choose another folder; nothing was touched.",
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(held)
+
+
+class ShardWriter:
+    """Writes one shard front to back. Leaves nothing under the final name unless `finish` is reached.
+
+    Hashing and writing follow in a thread each, so that neither waits for the other, nor the merge for them.
+    """
+
+    def __init__(self, folder: Path, shard: PlannedShard, outputs: int = 1) -> None:
+        """`outputs`: how many are written side by side, this one included."""
+        self._shard = shard
+        self._outputs = outputs
+        self._final = folder / shard.filename
+        self._temporary = folder / WORK / (shard.filename + ".tmp")
+        self._digest = hashlib.sha256()
+        self._written = 0
+        self._file: UncachedFile | None = None
+        self._hashing = Follower(self._digest.update, "hubmerge-hash")
+        self._writing = Follower(self._append, "hubmerge-write")
+        self._threads = ExitStack()
+
+    def __enter__(self) -> Self:
+        try:
+            with writing(self._final):
+                self._temporary.parent.mkdir(parents=True, exist_ok=True)
+                self._file = UncachedFile(self._temporary, self._shard.size, self._outputs)
+        except DiskError:
+            self.__exit__(None, None, None)
+            raise
+        self._threads.enter_context(self._hashing)
+        self._threads.enter_context(self._writing)
+        self.write(self._shard.header)
+        return self
+
+    def write(self, data: bytes | memoryview) -> None:
+        """The next bytes, in file order, which must not change any more; DiskError when the disk is full, here or at
+        a later call."""
+        view = memoryview(data).cast("B")
+        self._written += len(view)
+        self._hashing.put(view)
+        self._writing.put(view)
+
+    def _append(self, view: memoryview) -> None:
+        assert self._file is not None
+        with writing(self._final):
+            self._file.append(view)
+
+    def finish(self) -> tuple[int, str]:
+        """Make the file durable under its name; returns its size in bytes and its sha256."""
+        assert self._file is not None
+        assert self._written == self._shard.size, (self._written, self._shard.size)
+        self._hashing.finish()
+        self._writing.finish()
+        with writing(self._final):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            os.replace(self._temporary, self._final)
+        return self._written, self._digest.hexdigest()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.close()
+        if self._file is not None:
+            self._file.close()
+        self._temporary.unlink(missing_ok=True)

@@ -1,0 +1,183 @@
+"""Does an answer key allow these calls? The Berkeley function-calling leaderboard's AST match.
+
+A key is one mapping per expected call, {name: {parameter: [allowed values]}}; "" among the allowed values says that
+the parameter may be left out. The meaning of a match is that of bfcl-eval 2026.3.23, its peculiarities included,
+because a score that nobody else can reproduce is worth nothing:
+
+- Types are exact (`True` is no integer), with two exceptions: an integer stands for a declared Python float, though
+  not inside a list, and a value of the type of the first allowed value always passes, as a "variable". A variable is
+  compared exactly, also where it is text.
+- Text is compared without case, spaces and the characters `,./-_*^`, single quotes as double ones. That reaches the
+  elements of a list and the values of a dictionary, and no deeper.
+- Item types of a list are checked one level deep, against each allowed list; "" among the allowed values (the
+  parameter is optional) switches that check off and allows the empty list.
+- Lists are ordered; tuples count as lists where a tuple is declared, and only there.
+- Of a dictionary the allowed values are listed per key. Where the key gives a text instead of a list, its single
+  characters are the allowed values and the entry is optional.
+- Java and JavaScript values arrive as text and are read by the declared type; a value that is no text fails.
+- Parallel calls match in any order, greedily: each expected call takes the first answer that fits.
+- Where bfcl-eval raises (a list's element that should be a dictionary, an integer beyond any float), nothing matches.
+
+Names with dots are compared as they are, or with underscores for models that may not use dots (`underscore_names`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from hubmerge.evaluation.function_calls import java_values, javascript_values
+from hubmerge.evaluation.function_calls.calls import Call, Language
+
+Kind = Literal["simple", "multiple", "parallel"]
+Function = Mapping[str, Any]  # name, parameters: {properties, required}
+Key = Mapping[str, Mapping[str, Any]]
+
+_PYTHON_TYPES: dict[str, type] = {
+    "string": str,
+    "integer": int,
+    "float": float,
+    "boolean": bool,
+    "array": list,
+    "tuple": list,
+    "dict": dict,
+    "any": str,
+}
+_TYPES: dict[Language, tuple[dict[str, type], frozenset[str]]] = {
+    "python": (_PYTHON_TYPES, frozenset({"array", "tuple"})),
+    "java": (java_values.TYPES, java_values.WITH_ITEMS),
+    "javascript": (javascript_values.TYPES, javascript_values.WITH_ITEMS),
+}
+_READERS = {"java": java_values.java_value, "javascript": javascript_values.javascript_value}
+_IGNORED = str.maketrans("", "", " ,./-_*^")
+
+
+def mismatch(
+    calls: Sequence[Call],
+    key: Sequence[Key],
+    functions: Sequence[Function],
+    kind: Kind,
+    language: Language = "python",
+    underscore_names: bool = False,
+) -> str | None:
+    """Why the calls of an answer do not match; None if they do."""
+    if len(calls) != len(key):
+        return f"{len(calls)} calls instead of {len(key)}"
+    by_name = {function["name"]: function for function in reversed(functions)}
+    left = list(calls)
+    for expected in key:
+        (name, allowed), *_ = expected.items()
+        function = functions[0] if kind == "simple" else by_name.get(name)
+        if function is None:
+            return f"the key names {name}, which is no function of this row"
+        reasons = []
+        for index, call in enumerate(left):
+            reason = _call_mismatch(call, allowed, function, language, underscore_names)
+            if reason is None:
+                del left[index]
+                break
+            reasons.append(reason)
+        else:
+            return "; ".join(reasons)
+    return None
+
+
+def _call_mismatch(
+    call: Call, allowed: Mapping[str, Any], function: Function, language: Language, underscore_names: bool
+) -> str | None:
+    name = function["name"].replace(".", "_") if underscore_names else function["name"]
+    if call.name != name:
+        return f"{call.name} is called instead of {name}"
+    properties = function["parameters"]["properties"]
+    for parameter in function["parameters"]["required"]:
+        if parameter not in call.arguments:
+            return f"{parameter} is missing"
+    for parameter, value in call.arguments.items():
+        if parameter is None or parameter not in properties or parameter not in allowed:
+            return f"{parameter} is no parameter"
+        if not _matches(value, allowed[parameter], properties[parameter], language):
+            return f"{parameter} is wrong"
+    for parameter, values in allowed.items():
+        if parameter not in call.arguments and "" not in values:
+            return f"{parameter} is missing"
+    return None
+
+
+def _matches(value: Any, allowed: Sequence[Any], schema: Mapping[str, Any], language: Language) -> bool:
+    declared = schema["type"]
+    types, with_items = _TYPES[language]
+    item = schema.get("items", {}).get("type") if declared in with_items else None
+    if declared not in types or (declared in with_items and item not in types):
+        return False
+    expected, item_type = types[declared], types[item] if item is not None else None
+    try:
+        if language != "python":
+            if type(value) is not str:
+                return False
+            value = _READERS[language](value, declared, item)
+        elif declared == "float" and type(value) is int:
+            value = float(value)
+        elif declared == "tuple" and type(value) is tuple:
+            value = list(value)
+    except (ValueError, OverflowError):  # more digits than a number can have
+        return False
+    if not _well_typed(value, allowed, expected, item_type):
+        return False
+    if _type_of(allowed) not in (None, expected):
+        return value in allowed  # a variable
+    if expected is dict:
+        return _dictionary_matches(value, allowed)
+    if item_type is dict:
+        return any(_dictionaries_match(value, option) for option in allowed)
+    if expected is str:
+        return _standard(value) in [_standard(option) for option in allowed if type(option) is str]
+    if expected is list:
+        lists = [_items(option) for option in allowed if isinstance(option, list | str)]
+        return [_standard(item) for item in value] in [[_standard(item) for item in items] for items in lists]
+    return value in allowed
+
+
+def _type_of(allowed: Sequence[Any]) -> type | None:
+    return next((type(option) for option in allowed if option != ""), None)
+
+
+def _well_typed(value: Any, allowed: Sequence[Any], expected: type, item_type: type | None) -> bool:
+    actual: type = type(value)
+    if actual is not expected:
+        return actual is _type_of(allowed)
+    if item_type is None:
+        return True
+    return any(
+        type(option) is not list or all(_well_typed(item, option, item_type, None) for item in value)
+        for option in allowed
+    )
+
+
+def _standard(value: Any) -> Any:
+    return value.translate(_IGNORED).lower().replace("'", '"') if type(value) is str else value
+
+
+def _items(option: Any) -> list[Any]:
+    """What a key's entry lists: a list's items, a text's characters."""
+    return list(option) if isinstance(option, list | str) else []
+
+
+def _dictionary_matches(value: Mapping[Any, Any], allowed: Sequence[Any]) -> bool:
+    for option in allowed:
+        if not isinstance(option, dict):
+            continue
+        entries = {name: _items(values) for name, values in option.items()}
+        if all(
+            name in entries and _standard(item) in [_standard(value) for value in entries[name]]
+            for name, item in value.items()
+        ) and all(name in value or isinstance(option[name], str) or "" in values for name, values in entries.items()):
+            return True
+    return False
+
+
+def _dictionaries_match(values: Sequence[Any], option: Any) -> bool:
+    options = _items(option)
+    return len(values) == len(options) and all(
+        isinstance(value, dict) and _dictionary_matches(value, [expected])
+        for value, expected in zip(values, options, strict=True)
+    )

@@ -1,0 +1,384 @@
+"""The two processes of `hubmerge.evaluation.sandbox`: started as a script, confined before either runs anything.
+
+    tests      executes the tests; a name that they do not define themselves is the solution's, and stands for it
+    solution   executes the generated code, then answers: the value of a name, the result of a call
+
+Foreign code runs in the solution's process alone. What comes back from it is text, which is read as plain values of
+Python's own types, or as the number of an object that stayed there: nothing in it can decide what `==` says, replace
+a builtin, or reach the pipe that the verdict goes through. A name of Python's builtins is always Python's.
+"""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import contextlib
+import importlib
+import json
+import os
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+_REASON_CHARACTERS = 500
+_MAX_MESSAGE_BYTES = 64 << 20
+LOST = "lost"  # the solution's process ended; its exit code says why
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.buffer.read())
+    sys.path.insert(0, job["package_root"])
+    from hubmerge.errors import EvaluationError
+    from hubmerge.evaluation.sandbox_rules import isolate
+    from hubmerge.isolation.confinement import Limits
+
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        isolate(Limits(**job["limits"]), readable=job["readable"], parent=job["parent"])
+    except (EvaluationError, OSError) as error:
+        sys.exit(str(error))
+    sys.path.remove(job["package_root"])
+    for name in [name for name in sys.modules if name.split(".")[0] == "hubmerge"]:
+        del sys.modules[name]
+    # without `site` these are missing, and with it they are the same
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
+    sys.set_int_max_str_digits(0)
+    channel = Channel(job["reading_fd"], job["writing_fd"])
+    if job["role"] == "solution":
+        Solution(channel).serve(job["units"])
+    else:
+        _test(channel, job["units"], job["verdict_fd"])
+
+
+# --- the tests' side ---------------------------------------------------------------------------------------
+
+
+def _test(channel: Channel, units: list[str], verdict_fd: int) -> None:
+    try:
+        assert channel.receive() == ["ready"]
+        os.write(verdict_fd, b"ready\n")
+        solution = Asked(channel)
+        names = _Names(solution, solution.loaded())
+        for number, source in enumerate(units):
+            exec(compile(source, f"<tests {number}>", "exec", dont_inherit=True), names)  # noqa: S102
+        said = "passed"
+    except EOFError:
+        said = LOST
+    except BaseException as error:  # noqa: BLE001 a test may raise anything, and so may the solution's answer
+        said = f"failed {_told(error)}"
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    os.write(verdict_fd, said.encode("utf-8", "replace"))
+    os._exit(0)
+
+
+class _Names(dict[str, Any]):
+    """The tests' module: their own names, then Python's, then the solution's."""
+
+    def __init__(self, solution: Asked, theirs: list[str]) -> None:
+        super().__init__(__name__="tests", __builtins__=builtins)
+        self._solution = solution
+        self._theirs = frozenset(theirs) - set(vars(builtins))
+
+    def __missing__(self, name: str) -> Any:
+        if name not in self._theirs:
+            raise KeyError(name)
+        return self._solution.ask("name", name)
+
+
+class Asked:
+    """The solution as the tests' process asks it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._objects: dict[int, _Elsewhere] = {}
+
+    def loaded(self) -> list[str]:
+        """The names that it defines, once its code has come to its end."""
+        return [str(name) for name in self._answer(self._channel.receive())]
+
+    def ask(self, action: str, *arguments: Any) -> Any:
+        self._channel.send([action, *(self._sent(argument) for argument in arguments)])
+        return self._answer(self._channel.receive())
+
+    def _sent(self, value: Any) -> Any:
+        if isinstance(value, _Elsewhere):
+            return {"object": object.__getattribute__(value, "_number")}
+        return encode(value, self._sent)
+
+    def _answer(self, message: Any) -> Any:
+        kind, content = message
+        if kind == "raised":
+            raise _raised(*map(str, content))
+        return self._received(content)
+
+    def _received(self, value: Any) -> Any:
+        if isinstance(value, dict) and "object" in value:
+            number = int(value["object"])
+            return self._objects.setdefault(number, _Elsewhere(self, number, str(value["type"])))
+        if isinstance(value, dict) and "module" in value:
+            name = str(value["module"])
+            if name.partition(".")[0] not in sys.stdlib_module_names:
+                raise ImportError(name)
+            return importlib.import_module(name)
+        return decode(value, self._received)
+
+
+def _raised(name: str, text: str) -> Exception:
+    """What the solution raised, as far as tests can tell: its class of Python's own, or its name, and its text."""
+    found = getattr(builtins, name, None)
+    kind = found if isinstance(found, type) and issubclass(found, Exception) else Exception
+    if issubclass(kind, UnicodeError):  # these want to be told more
+        kind = ValueError
+    error: Exception = type(name[:80], (kind,), {"__str__": lambda self: text})(text)
+    return error
+
+
+class _Elsewhere:
+    """An object that stayed in the solution's process. It equals nothing but itself."""
+
+    def __init__(self, solution: Asked, number: int, kind: str) -> None:
+        object.__setattr__(self, "_solution", solution)
+        object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_kind", kind)
+
+    def _ask(self, action: str, *arguments: Any) -> Any:
+        solution: Asked = object.__getattribute__(self, "_solution")
+        return solution.ask(action, self, *arguments)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._ask("call", list(arguments), named)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._ask("attribute", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._ask("set", name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._ask("item", key)
+
+    def __contains__(self, value: Any) -> bool:
+        return self._ask("contains", value) is True
+
+    def __len__(self) -> int:
+        length = self._ask("length")
+        return length if type(length) is int else 0
+
+    def __bool__(self) -> bool:
+        return self._ask("truth") is True
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = self._ask("iterator")
+        while True:
+            found = iterator._ask("next")
+            if not found:
+                return
+            yield found[0]
+
+    def __next__(self) -> Any:
+        found = self._ask("next")
+        if not found:
+            raise StopIteration
+        return found[0]
+
+    def __str__(self) -> str:
+        return str(self._ask("text"))
+
+    def __repr__(self) -> str:
+        return f"<{object.__getattribute__(self, '_kind')} of the solution>"
+
+    def __eq__(self, other: object) -> bool:
+        own = object.__getattribute__(self, "_number")
+        return isinstance(other, _Elsewhere) and object.__getattribute__(other, "_number") == own
+
+    def __hash__(self) -> int:
+        return hash(object.__getattribute__(self, "_number"))
+
+
+# --- the solution's side -----------------------------------------------------------------------------------
+
+
+class Solution:
+    """Generated code in a module of its own, and what it is asked for. Nothing here is out of that code's reach."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._module = types.ModuleType("solution")
+        self._objects: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._actions: dict[str, Callable[..., Any]] = {
+            "name": lambda name: vars(self._module)[name],
+            "call": lambda what, arguments, named: what(*arguments, **named),
+            "attribute": getattr,
+            "set": setattr,
+            "item": lambda what, key: what[key],
+            "contains": lambda what, value: bool(value in what),
+            "length": len,
+            "truth": bool,
+            "iterator": iter,
+            "next": _next,
+            "text": str,
+        }
+
+    def serve(self, units: list[str]) -> None:
+        self._channel.send(["ready"])
+        sys.modules["solution"] = self._module
+        sys.argv = ["solution.py"]
+        self._answer(lambda: self._load(units))
+        while True:
+            try:
+                action, *arguments = self._channel.receive()
+            except EOFError:
+                os._exit(0)
+            self._answer(partial(self._act, action, arguments))
+
+    def _act(self, action: str, arguments: list[Any]) -> Any:
+        return self._actions[action](*map(self._received, arguments))
+
+    def _load(self, units: list[str]) -> list[str]:
+        for number, source in enumerate(units):
+            exec(compile(source, f"<unit {number}>", "exec", dont_inherit=True), vars(self._module))  # noqa: S102
+        return [name for name in vars(self._module) if isinstance(name, str) and not name.startswith("__")]
+
+    def _answer(self, made: Callable[[], Any]) -> None:
+        try:
+            answer = ["value", self._sent(made())]
+        except BaseException as error:  # noqa: BLE001 the foreign code may raise anything, SystemExit included
+            answer = ["raised", [type(error).__name__, _text_of(error)]]
+        for stream in (sys.stdout, sys.stderr):
+            # the foreign code may have closed or replaced it, and what it put there may raise anything
+            with contextlib.suppress(BaseException):
+                stream.flush()
+        self._channel.send(answer)
+
+    def _sent(self, value: Any) -> Any:
+        if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] in sys.stdlib_module_names:
+            return {"module": value.__name__}
+        try:
+            return encode(value, self._sent)
+        except TypeError:
+            number = self._numbers.setdefault(id(value), len(self._objects))
+            if number == len(self._objects):
+                self._objects.append(value)  # and so it lives on, and its id stays its own
+            return {"object": number, "type": type(value).__name__}
+
+    def _received(self, value: Any) -> Any:
+        if isinstance(value, dict) and "object" in value:
+            return self._objects[value["object"]]
+        return decode(value, self._received)
+
+
+def _next(iterator: Iterator[Any]) -> list[Any]:
+    """The next value in a list; an empty one at the end."""
+    for value in iterator:
+        return [value]
+    return []
+
+
+# --- between them ------------------------------------------------------------------------------------------
+
+_SEQUENCES: dict[str, type[Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": deque,
+}
+_PLAIN: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "float": (float, float.hex, float.fromhex),
+    "complex": (complex, lambda z: [z.real.hex(), z.imag.hex()], lambda p: complex(*map(float.fromhex, p))),
+    "bytes": (bytes, lambda b: base64.b64encode(b).decode(), base64.b64decode),
+    "bytearray": (bytearray, lambda b: base64.b64encode(b).decode(), lambda t: bytearray(base64.b64decode(t))),
+    "range": (range, lambda r: [r.start, r.stop, r.step], lambda p: range(*p)),
+    "Decimal": (Decimal, str, Decimal),
+    "Fraction": (Fraction, lambda f: [f.numerator, f.denominator], lambda p: Fraction(*p)),
+}
+
+
+def encode(value: Any, inner: Callable[[Any], Any]) -> Any:
+    """`value` as JSON; TypeError where it is of no type of Python's own. A subclass becomes its plain base."""
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    for name, (kind, to, _) in _PLAIN.items():
+        if isinstance(value, kind):
+            return {name: to(value)}
+    for name, made in _SEQUENCES.items():
+        if isinstance(value, made):
+            return {name: [inner(each) for each in value]}
+    if isinstance(value, dict):
+        return {"dict": [[inner(key), inner(each)] for key, each in value.items()]}
+    raise TypeError(f"{type(value).__name__} stays where it is")
+
+
+def decode(value: Any, inner: Callable[[Any], Any]) -> Any:
+    """What `encode` made of a value."""
+    if not isinstance(value, dict):
+        if isinstance(value, list):
+            raise ValueError("no value")
+        return value
+    ((name, content),) = value.items()
+    if name == "dict":
+        return {inner(key): inner(each) for key, each in content}
+    if name in _PLAIN:
+        return _PLAIN[name][2](content)
+    return _SEQUENCES[name]([inner(each) for each in content])
+
+
+class Channel:
+    """Messages of JSON over two pipes, each after its length in 8 bytes. EOFError once the other side is gone."""
+
+    def __init__(self, reading_fd: int, writing_fd: int) -> None:
+        self._reading, self._writing = reading_fd, writing_fd
+        self._read, self._write = os.read, os.write  # the solution may replace them in their module
+
+    def send(self, message: Any) -> None:
+        data = json.dumps(message).encode()
+        if len(data) > _MAX_MESSAGE_BYTES:
+            raise ValueError("more than a message holds")
+        view = memoryview(len(data).to_bytes(8, "big") + data)
+        while view:
+            try:
+                view = view[self._write(self._writing, view) :]
+            except BrokenPipeError:
+                raise EOFError from None
+
+    def receive(self) -> Any:
+        size = int.from_bytes(self._exactly(8), "big")
+        if size > _MAX_MESSAGE_BYTES:
+            raise ValueError("more than a message holds")
+        return json.loads(self._exactly(size))
+
+    def _exactly(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            more = self._read(self._reading, min(size - len(parts), 1 << 20))
+            if not more:
+                raise EOFError
+            parts += more
+        return bytes(parts)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)[:_REASON_CHARACTERS]
+    except BaseException:  # noqa: BLE001 its own __str__ is foreign code too
+        return ""
+
+
+def _told(error: BaseException) -> str:
+    text = _text_of(error)
+    return f"{type(error).__name__}: {text}"[:_REASON_CHARACTERS] if text else type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The registry of benchmark tasks: every module in this package that defines a `TASK` or `TASKS`.
+
+To add a task, add one file here; see base.py for the interface.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+
+from hubmerge.evaluation.tasks.base import BuiltinTask, Task
+
+
+@cache
+def registry() -> dict[str, Task | BuiltinTask]:
+    """Every task by name, in alphabetical order."""
+    found: dict[str, Task | BuiltinTask] = {}
+    for info in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
+        if info.name == "base" or info.ispkg:
+            continue
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        tasks = getattr(module, "TASKS", None) or ((module.TASK,) if hasattr(module, "TASK") else ())
+        for task in tasks:
+            if task.name in found:
+                raise ValueError(f"two tasks are called {task.name!r}")
+            found[task.name] = task
+    return dict(sorted(found.items()))
+
+
+def get_task(name: str) -> Task | BuiltinTask:
+    """The task called `name`; ValueError names those that exist."""
+    tasks = registry()
+    if name not in tasks:
+        raise ValueError(f"there is no task {name!r}; there are {', '.join(tasks)}")
+    return tasks[name]
+
+
+__all__ = ["BuiltinTask", "Task", "get_task", "registry"]

@@ -1,0 +1,18 @@
+"""LiveCodeBench, code generation, problems of its releases 4 and 5, as lighteval asks and scores them.
+
+The generated programs run in a process of their own under limits; see `hubmerge.evaluation.builtin`.
+"""
+
+from hubmerge.evaluation.tasks.base import BuiltinTask, Rows
+
+TASK = BuiltinTask(
+    name="lcb:codegeneration",
+    title="LiveCodeBench v4–v5, pass@1",
+    domain="code",
+    version=1,
+    rows=Rows("lighteval/code_generation_lite", subset="v4_v5", split="test"),
+    metric="codegen_pass@1:16",  # lighteval's name; one answer per problem is generated and counted
+    module="lighteval.tasks.tasks.lcb.main",
+    runs_code=True,
+    source="arXiv:2403.07974",
+)

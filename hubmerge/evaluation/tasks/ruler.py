@@ -1,0 +1,208 @@
+"""RULER's question answering at a chosen length: the answer stands somewhere among very many other documents.
+
+After Hsieh et al. 2024 (RULER, arXiv:2404.06654), whose two question tasks these are, at the lengths that memory
+agents report: 7K to 896K tokens, K = 1024. `single` asks SQuAD, where one paragraph holds the answer; `multi` asks
+HotpotQA, where two must be combined; the prompt brings the row's own paragraphs and as many of other rows as fit.
+`ruler_facts_*` asks `zoo/facts` at 1K, which needs no network. A substring counts, both sides normalised.
+
+Which questions are asked, which documents stand around them and in what order follows from the ids and the texts
+alone (BLAKE2b), not from the order of the rows or a stream of random numbers: question q takes the documents at
+start(q), start(q) + step(q), … of the pool sorted by digest. So a longer context holds all the documents of a shorter
+one, and a set of texts that is too small for the length is used again from its start, as RULER does.
+
+**Length.** A task knows no tokenizer, and a model's score must not depend on its own. Counted is the larger of
+words × 4/3 and UTF-8 bytes / 4, rounded up, which is on the safe side for English prose and today's vocabularies.
+The whole prompt counts, the answer does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from hashlib import blake2b
+from typing import Any, overload
+
+from hubmerge.evaluation.tasks.base import Row, Rows, Task
+from hubmerge.evaluation.tasks.qa import (
+    Paragraph,
+    contains_answer,
+    golds,
+    identity,
+    numbered,
+    paragraphs,
+    shown,
+    supporting,
+)
+
+LENGTHS = {f"{7 * 2**n}k": 7 * 2**n * 1024 for n in range(8)}
+QUESTIONS = 128  # per length; RULER's papers ask 100 to 500
+_HEAD = (
+    "Answer the question from the documents below. Reply with the answer alone, without any other words.\n\n"
+    "The documents:\n\n"
+)
+_TAIL = "\n\nAnswer the question from the documents above. Reply with the answer alone.\n\nQuestion: {}\nAnswer:"
+
+
+@dataclass(frozen=True)
+class _Size:
+    words: int
+    bytes: int
+
+    def __add__(self, other: _Size) -> _Size:
+        return _Size(self.words + other.words, self.bytes + other.bytes)
+
+    @property
+    def tokens(self) -> int:
+        return max(math.ceil(self.words * 4 / 3), math.ceil(self.bytes / 4))
+
+
+def estimated_tokens(text: str) -> int:
+    """How many tokens a text counts for."""
+    return _size(text).tokens
+
+
+def _size(text: str) -> _Size:
+    return _Size(len(text.split()), len(text.encode()))
+
+
+def _number(*parts: object) -> int:
+    text = "\0".join(map(str, parts)).encode()
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
+
+
+class LongContexts(Sequence[Row]):
+    """The rows that are asked; a row of megabytes is built when it is looked at."""
+
+    def __init__(self, rows: Sequence[Row], tokens: int, pool: _Pool | None = None, *, chosen: bool = False) -> None:
+        self._pool = pool or _Pool(rows)
+        self._tokens = tokens
+        self._rows = rows if chosen else _chosen(rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> LongContexts: ...
+    def __getitem__(self, index: int | slice) -> Row | LongContexts:
+        if isinstance(index, slice):
+            return LongContexts(self._rows[index], self._tokens, self._pool, chosen=True)
+        return long_row(self._rows[index], self._pool, self._tokens)
+
+
+class _Pool:
+    """Every paragraph of the rows once, in an order that follows from the texts."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+
+    @cached_property
+    def paragraphs(self) -> list[Paragraph]:
+        unique = {paragraph for row in self._rows for paragraph in paragraphs(row)}
+        return sorted(unique, key=lambda p: (_number(p.title, p.text), p.title, p.text))
+
+    def around(self, key: str) -> Iterator[Paragraph]:
+        """All of them, over and over, in the order of the question `key`."""
+        count = len(self.paragraphs)
+        start, step = _number("start", key) % count, 1 + _number("step", key) % count
+        while math.gcd(step, count) != 1:
+            step += 1
+        while True:
+            yield self.paragraphs[start]
+            start = (start + step) % count
+
+
+def _chosen(rows: Sequence[Row]) -> list[Row]:
+    answerable = [row for row in rows if golds(row)]
+    return sorted(answerable, key=lambda row: (_number("asked", identity(row)), identity(row)))[:QUESTIONS]
+
+
+def long_row(row: Row, pool: _Pool, tokens: int) -> dict[str, Any]:
+    """The row with a context of at most `tokens` estimated tokens; what supports its answer is always in it."""
+    key, question = identity(row), str(row["question"]).strip()
+    needed = supporting(row)
+    size = sum((_shown_size(paragraph) for paragraph in needed), _size(_HEAD) + _size(_TAIL.format(question)))
+    chosen = list(needed)
+    for paragraph in _others(row, needed, pool, key):
+        size += _shown_size(paragraph)
+        if size.tokens > tokens:
+            break
+        chosen.append(paragraph)
+    order = sorted(range(len(chosen)), key=lambda i: _number("place", key, i, chosen[i].title, chosen[i].text))
+    return {
+        "id": key,
+        "question": question,
+        "answers": golds(row),
+        "context": numbered(chosen[i] for i in order),
+        "documents": len(chosen),
+    }
+
+
+def _others(row: Row, needed: Sequence[Paragraph], pool: _Pool, key: str) -> Iterator[Paragraph]:
+    """What may stand around the needed ones: the row's own distractors, then other rows' paragraphs without end."""
+    own = paragraphs(row)
+    yield from (paragraph for paragraph in own if paragraph not in needed)
+    mine = set(own)
+    if len(pool.paragraphs) > len(mine):
+        yield from (paragraph for paragraph in pool.around(key) if paragraph not in mine)
+
+
+def _shown_size(paragraph: Paragraph) -> _Size:
+    """With the widest number and the blank line after it."""
+    return _size(shown(99_999, paragraph)) + _Size(0, 2)
+
+
+def _expand(rows: Sequence[Row], *, tokens: int) -> Sequence[Row]:
+    return LongContexts(rows, tokens)
+
+
+def _prompt(row: Row) -> str:
+    return f"{_HEAD}{row['context']}{_TAIL.format(row['question'])}"
+
+
+def _score(answer: str, reference: Any) -> float:
+    return float(contains_answer(answer, reference))
+
+
+def _gold(row: Row) -> str | None:
+    return next(iter(golds(row)), None)
+
+
+def _task(name: str, title: str, rows: Rows, tokens: int) -> Task:
+    expand: Callable[[Sequence[Row]], Sequence[Row]] = partial(_expand, tokens=tokens)
+    return Task(
+        name=name,
+        title=title,
+        domain="memory",
+        version=1,
+        rows=rows,
+        metric="substring_match",
+        prompt=_prompt,
+        reference=golds,
+        score=_score,
+        gold=_gold,
+        max_new_tokens=512,
+        expand=expand,
+        source="arXiv:2404.06654",
+    )
+
+
+_SINGLE = Rows("rajpurkar/squad", subset="plain_text", split="validation", license="cc-by-sa-4.0")
+_MULTI = Rows("hotpotqa/hotpot_qa", subset="distractor", split="validation", license="cc-by-sa-4.0")
+
+TASKS = (
+    *(_task(f"ruler_single_{k}", f"RULER, one-hop recall over {k.upper()}", _SINGLE, n) for k, n in LENGTHS.items()),
+    *(_task(f"ruler_multi_{k}", f"RULER, two-hop recall over {k.upper()}", _MULTI, n) for k, n in LENGTHS.items()),
+    *(
+        _task(
+            f"ruler_facts_{hops}_1k",
+            f"Invented facts, {title} recall over 1K",
+            Rows("zoo/facts", subset=hops, split="validation", license="cc0-1.0"),
+            1024,
+        )
+        for hops, title in (("single", "one-hop"), ("multi", "two-hop"))
+    ),
+)

@@ -1,0 +1,75 @@
+"""Search: short answers from given texts, exact match after SQuAD's normalisation, any accepted answer counts.
+
+`nq_context`: Natural Questions with a short answer, each with the passage that holds it, in MRQA's edition (Fisch
+et al. 2019; the rows of its subset NaturalQuestionsShort). `two_wiki_context`: 2WikiMultihopQA (Ho et al. 2020),
+each question with its ten paragraphs, two to four of which are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hubmerge.evaluation.tasks.base import Row, Rows, Task
+from hubmerge.evaluation.tasks.qa import exact_match, golds, numbered, paragraphs
+
+_NQ = "NaturalQuestionsShort"
+
+
+def _prompt(row: Row) -> str:
+    return (
+        "Read the documents and answer the question. Reply with the answer alone, as short as possible, "
+        f"without any other words.\n\n{numbered(paragraphs(row))}\n\nQuestion: {str(row['question']).strip()}\nAnswer:"
+    )
+
+
+def _score(answer: str, reference: Any) -> float:
+    return float(exact_match(answer, reference))
+
+
+def _gold(row: Row) -> str | None:
+    return next(iter(golds(row)), None)
+
+
+def _answerable(rows: Sequence[Row]) -> Sequence[Row]:
+    return [row for row in rows if golds(row)]
+
+
+def _natural_questions(rows: Sequence[Row]) -> Sequence[Row]:
+    return _answerable([row for row in rows if row.get("subset", _NQ) == _NQ])
+
+
+def _task(name: str, title: str, rows: Rows, expand: Callable[[Sequence[Row]], Sequence[Row]], source: str) -> Task:
+    return Task(
+        name=name,
+        title=title,
+        domain="search",
+        version=1,
+        rows=rows,
+        metric="exact_match",
+        prompt=_prompt,
+        reference=golds,
+        score=_score,
+        gold=_gold,
+        max_new_tokens=512,
+        expand=expand,
+        source=source,
+    )
+
+
+TASKS = (
+    _task(
+        "nq_context",
+        "Natural Questions with a given passage",
+        Rows("mrqa-workshop/mrqa", subset="plain_text", split="validation", license="cc-by-sa-3.0"),
+        _natural_questions,
+        "arXiv:1910.09753",
+    ),
+    _task(
+        "two_wiki_context",
+        "2WikiMultihopQA with given paragraphs",
+        Rows("framolfese/2WikiMultihopQA", split="validation", license="apache-2.0"),
+        _answerable,
+        "arXiv:2011.01060",
+    ),
+)

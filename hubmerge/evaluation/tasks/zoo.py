@@ -1,0 +1,51 @@
+"""The zoo's three domains: greedy completion, exact match on the words of the only right answer.
+
+The same definition as `examples/zoo/evaluate.py`, which counts over its own generations: the prompt goes to the
+model as it is, at most 12 new tokens, and a completion counts when its words are the words of the answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hubmerge.evaluation.tasks.base import Row, Rows, Task
+
+REPO = "zoo/held-out"
+MAX_ANSWER_TOKENS = 12  # a tool call has at most ten words; then the end
+
+
+def _prompt(row: Row) -> str:
+    return str(row["prompt"])
+
+
+def _answer(row: Row) -> str:
+    return str(row["answer"])
+
+
+def _score(answer: str, reference: Any) -> float:
+    return float(answer.split() == str(reference).split())
+
+
+def _task(domain: str, title: str) -> Task:
+    return Task(
+        name=f"zoo_{domain}",
+        title=title,
+        domain=domain,
+        version=1,
+        rows=Rows(REPO, subset=domain, split="test", dev_split="validation", license="apache-2.0"),
+        metric="exact_match",
+        prompt=_prompt,
+        reference=_answer,
+        score=_score,
+        gold=_answer,
+        max_new_tokens=MAX_ANSWER_TOKENS,
+        chat=False,
+        source="examples/zoo/README.md",
+    )
+
+
+TASKS = (
+    _task("math", "Zoo: two-digit addition with carries"),
+    _task("tool", "Zoo: tool calls"),
+    _task("mem", "Zoo: key-value memory"),
+)

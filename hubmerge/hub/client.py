@@ -1,0 +1,357 @@
+"""The one door to the Hub: every request that hubmerge makes goes through `Hub`, and every answer is typed.
+
+The client is huggingface_hub, known only here, in hub/writing.py (what changes a repo), in hub/transfer.py (bytes of
+files, read by hand because the answers are not trusted), in hub/connections.py (connections that can be cut) and in
+hub/errors.py (its errors in our words, and what is worth repeating).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hubmerge.errors import FormatError, GatedError, HubUnavailableError, LoginError, SourceNotFoundError
+from hubmerge.hub.connections import new_client
+from hubmerge.hub.errors import Patience, checked_endpoint, checked_token, quiet_client, translated
+from hubmerge.hub.names import FileInfo, is_hub_id
+from hubmerge.hub.transfer import HubBytes, is_as_named, is_sound
+from hubmerge.hub.writing import HubWriting
+from hubmerge.settings import DEFAULT_ENDPOINT, Settings
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+    from hubmerge.hub.login import ClientCache
+
+RepoType = Literal["model", "dataset"]
+MAX_FILES = 100_000  # of a repo; the Hub advises against more
+SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; nothing that is no weight is larger
+_SHA = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class RepoState:
+    """A repo at one commit."""
+
+    id: str
+    sha: str
+    files: Mapping[str, FileInfo]
+    private: bool
+    gated: bool
+    license: str | None
+    card: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RepoSummary:
+    """One line of a search."""
+
+    id: str
+    downloads: int
+    likes: int
+    tags: tuple[str, ...]
+    last_modified: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that a search by lineage found, at the head of its main branch."""
+
+    id: str
+    sha: str
+    author: str
+    tags: tuple[str, ...]
+    last_modified: str  # ISO 8601
+    private: bool
+    gated: bool
+
+
+@dataclass(frozen=True)
+class TreeFile:
+    """A file as a commit's tree names it."""
+
+    path: str
+    size: int  # bytes
+    oid: str  # git blob id; of the pointer where the content is in LFS
+    sha256: str | None  # of the content, where it is in LFS
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a token belongs to, and where it may write."""
+
+    name: str
+    namespaces: tuple[str, ...]
+    may_write: bool = True  # False for a token of the role `read`; what a fine-grained one may do, only a try tells
+
+
+class Hub(HubWriting):
+    """The repos of one type on a Hub at `endpoint`, seen with `token` (None: with what `login` finds, or anonymously).
+
+    What lies in `cache` is not fetched again; see hub/login.py.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        token: str | None = None,
+        *,
+        patience: Patience | None = None,
+        repo_type: RepoType = "model",
+        login: Callable[[], str | None] = lambda: None,
+        cache: ClientCache | None = None,
+    ) -> None:
+        self.endpoint = checked_endpoint(endpoint)
+        self.repo_type: RepoType = repo_type
+        self._given = checked_token(token)
+        self._login = login
+        self._cache = cache
+        self.patience = patience or Patience()
+
+    @cached_property
+    def _token(self) -> str | bool:  # type: ignore[override]
+        """Looked up when the Hub is first asked. False: anonymously, whatever the client would find by itself."""
+        return self._given or checked_token(self._login()) or False
+
+    @cached_property
+    def _bytes(self) -> HubBytes:  # type: ignore[override]
+        return HubBytes(self.endpoint, self._token, self.patience, self.repo_type, self.connect)
+
+    @cached_property
+    def _api(self) -> HfApi:  # type: ignore[override]
+        """The client, loaded when the Hub is first asked: a merge of local folders never asks it."""
+        from huggingface_hub import HfApi, constants
+
+        if Settings(endpoint=self.endpoint).is_loopback:
+            constants.HF_HUB_DISABLE_XET = True  # the embedded Hub speaks plain LFS
+        _limit_waiting()
+        return HfApi(endpoint=self.endpoint, token=self._token, library_name="hubmerge")
+
+    def connect(self) -> None:
+        """Load the client now; it sends nothing yet."""
+        assert self._api is not None
+
+    @property
+    def datasets(self) -> Hub:
+        """The same Hub with the same token, for dataset repos."""
+        return Hub(self.endpoint, self.token, patience=self.patience, repo_type="dataset")
+
+    @property
+    def token(self) -> str | None:
+        """For libraries that speak to the Hub by themselves (datasets)."""
+        return self._token if isinstance(self._token, str) else None
+
+    def __repr__(self) -> str:
+        return f"Hub({self.endpoint!r}, token={'set' if self._given else 'none'})"
+
+    # --- reading -----------------------------------------------------------------------------------------
+
+    def whoami(self) -> Identity:
+        """The token's user; LoginError when there is none or it is no longer valid."""
+        if not self._token:
+            raise LoginError(
+                f"you are not signed in at {self.endpoint}",
+                expected="a token that may write",
+                got="none",
+                next_step="Sign in: in the app, with `hf auth login`, or with HF_TOKEN.",
+            )
+
+        def ask() -> Identity:
+            with translated("the token"):
+                answer = self._api.whoami()
+                roles = (None, "admin", "write", "contributor")
+                orgs = [o for o in answer.get("orgs", []) if o.get("roleInOrg") in roles]
+                role = ((answer.get("auth") or {}).get("accessToken") or {}).get("role")
+                return Identity(answer["name"], (answer["name"], *(o["name"] for o in orgs)), role != "read")
+
+        return self.patience.repeat(ask)
+
+    def repo_state(self, repo_id: str, revision: str | None = None) -> RepoState:
+        """The repo at `revision` (default branch if None), its files with sizes and LFS hashes."""
+        where = f"{repo_id}@{revision}" if revision else repo_id
+        pinned = bool(revision and _SHA.fullmatch(revision))
+        if self._cache is not None and self._cache.is_offline:
+            return self._cache.state(repo_id, revision)
+
+        def ask() -> Any:
+            with translated(where, pinned=pinned):
+                return self._api.repo_info(repo_id, revision=revision, repo_type=self.repo_type, files_metadata=True)
+
+        info = self.patience.repeat(ask)
+        if not info.sha or not _SHA.fullmatch(info.sha) or not is_hub_id(info.id):
+            raise HubUnavailableError("the Hub states no commit", where=where, got=ascii((info.id, info.sha))[:120])
+        if pinned and info.sha != revision:
+            raise HubUnavailableError(
+                "the Hub states another commit", where=where, expected=str(revision), got=info.sha
+            )
+        if len(info.siblings or ()) > MAX_FILES:
+            raise FormatError("too many files in a repo", where=where, expected=f"at most {MAX_FILES}")
+        files = {
+            s.rfilename: self._with_cached(
+                FileInfo(s.rfilename, s.size or 0, s.lfs.sha256 if s.lfs else None), info.id, info.sha
+            )
+            for s in info.siblings or ()
+        }
+        card = dict(info.card_data.to_dict()) if info.card_data else {}
+        license_name = card.get("license")
+        return RepoState(
+            id=info.id,
+            sha=info.sha,
+            files=files,
+            private=bool(info.private),
+            gated=bool(info.gated),
+            license=license_name if isinstance(license_name, str) else None,
+            card=card,
+        )
+
+    def _with_cached(self, file: FileInfo, repo_id: str, sha: str) -> FileInfo:
+        here = self._here(repo_id, sha, file.path)
+        return file if here is None or here.stat().st_size != file.size else replace(file, here=here)
+
+    def _here(self, repo_id: str, sha: str, path: str) -> Path | None:
+        return None if self._cache is None else self._cache.find(repo_id, sha, path)
+
+    def head(self, repo_id: str) -> str:
+        """The commit that main stands at, and nothing else of the repo."""
+
+        def ask() -> Any:
+            with translated(repo_id):
+                return self._api.repo_info(repo_id, repo_type=self.repo_type, expand="sha")
+
+        sha = self.patience.repeat(ask).sha
+        if not sha or not _SHA.fullmatch(sha):
+            raise HubUnavailableError("the Hub states no commit", where=repo_id, got=ascii(sha)[:120])
+        return str(sha)
+
+    def tree(self, repo_id: str, sha: str) -> Mapping[str, TreeFile]:
+        """Every file of a commit by path; for repos of many small files, which `repo_state` lists slowly."""
+
+        def ask() -> Any:
+            with translated(f"{repo_id}@{sha}", pinned=True):
+                found = self._api.list_repo_tree(repo_id, recursive=True, revision=sha, repo_type=self.repo_type)
+                return [entry for entry in found if hasattr(entry, "blob_id")]
+
+        return {
+            f.path: TreeFile(f.path, f.size, f.blob_id, f.lfs.sha256 if f.lfs else None)
+            for f in self.patience.repeat(ask)
+        }
+
+    def exists(self, repo_id: str) -> bool:
+        try:
+            self.repo_state(repo_id)
+        except GatedError:
+            return True
+        except SourceNotFoundError:
+            return False
+        return True
+
+    def search_models(self, text: str, limit: int = 10) -> list[RepoSummary]:
+        """Models whose id holds `text`, most downloaded first."""
+
+        def ask() -> Any:
+            with translated("the search"):
+                return list(self._api.list_models(search=text or None, sort="downloads", limit=limit))
+
+        return [
+            RepoSummary(m.id, m.downloads or 0, m.likes or 0, tuple(m.tags or ()), str(m.last_modified or ""))
+            for m in self.patience.repeat(ask)
+        ]
+
+    def find_models(self, *, tags: Sequence[str] = (), author: str | None = None, limit: int = 1000) -> list[Candidate]:
+        """Models that carry all `tags` (`base_model:finetune:org/base`, for instance), last changed first."""
+
+        def ask() -> Any:
+            with translated("the search"):
+                return list(
+                    self._api.list_models(
+                        filter=list(tags) or None,
+                        author=author,
+                        sort="last_modified",
+                        limit=limit,
+                        expand=["sha", "lastModified", "tags", "private", "gated", "author"],
+                    )
+                )
+
+        return [
+            Candidate(
+                id=m.id,
+                sha=m.sha or "",
+                author=m.author or m.id.partition("/")[0],
+                tags=tuple(m.tags or ()),
+                last_modified=m.last_modified.isoformat() if m.last_modified else "",
+                private=bool(m.private),
+                gated=bool(m.gated),
+            )
+            for m in self.patience.repeat(ask)
+            if is_hub_id(m.id)
+        ]
+
+    def read_range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
+        """Bytes start … end−1 of a file; 206 with that very range is required, never more is read."""
+        if (here := self._here(repo_id, sha, path)) is not None:
+            with here.open("rb") as file:
+                file.seek(start)
+                if len(found := file.read(end - start)) == end - start:
+                    return found
+        return self._bytes.range(repo_id, sha, path, start, end)
+
+    def read_range_into(self, repo_id: str, sha: str, path: str, start: int, out: memoryview) -> None:
+        """As `read_range`, of as many bytes as `out` takes; what it holds after an error has no meaning."""
+        self._bytes.range_into(repo_id, sha, path, start, out)
+
+    def read_file(self, repo_id: str, sha: str, path: str, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
+        """A whole small file; FormatError above `max_bytes`."""
+        here = self._here(repo_id, sha, path)
+        if here is not None and here.stat().st_size <= max_bytes:
+            content = here.read_bytes()
+            if is_as_named(content, here.name):
+                return content
+        return self._bytes.file(repo_id, sha, path, max_bytes)
+
+    def download(self, repo_id: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
+        """Fetch one file below `folder`, resuming a partial one, and verify it against its LFS sha256.
+
+        Returns its path, which is the client's where its cache holds the file. CorruptError when the bytes are others
+        than the Hub announced.
+        """
+        if file.here is not None and is_sound(file.here, file, self.patience.check):
+            progress(file.size)
+            return file.here
+        return self._bytes.download(repo_id, sha, file, folder, progress)
+
+    def find_commit(self, repo_id: str, needle: str) -> str | None:
+        """The sha of the newest commit on main whose title holds `needle`."""
+
+        def ask() -> str | None:
+            with translated(repo_id):
+                for commit in self._api.list_repo_commits(repo_id, repo_type=self.repo_type):
+                    if needle in commit.title:
+                        return str(commit.commit_id)
+            return None
+
+        return self.patience.repeat(ask)
+
+    def url(self, repo_id: str) -> str:
+        return f"{self.endpoint}/{'datasets/' if self.repo_type == 'dataset' else ''}{repo_id}"
+
+
+def eval_results(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The content of an `.eval_results/*.yaml` file; the entries have the client's names (`EvalResultEntry`)."""
+    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+    return eval_result_entries_to_yaml([EvalResultEntry(**entry) for entry in entries])
+
+
+@cache
+def _limit_waiting() -> None:
+    """The client waits for ever by default; a job must not. Set once, since it closes what is open."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    set_client_factory(new_client)
+    quiet_client()
+    disable_progress_bars()  # how far it is, our own observers tell

@@ -1,0 +1,362 @@
+"""What the Hub's client raises, in hubmerge's words, and when a request is worth repeating.
+
+Together with client.py and transfer.py this is the door to the Hub; no other module knows the client.
+
+A failed request falls into one of three kinds. A refusal (missing, gated, forbidden) is final. A moved branch
+(412) is the publisher's business. Trouble on the way (429, 5xx, a dropped connection) passes: it is repeated a
+few times, after the pause that the server asks for in `Retry-After` or `RateLimit`, or after one that doubles
+and is drawn at random, so that many clients do not come back at once. A pause longer than a request may wait is
+left to the job, which stays queued.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from hubmerge.errors import (
+    CancelledError,
+    GatedError,
+    HubmergeError,
+    HubUnavailableError,
+    LoginError,
+    PermissionDeniedError,
+    SettingsError,
+    SourceChangedError,
+    SourceNotFoundError,
+)
+
+_PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
+_BRANCH_MOVED = 412
+_CLIENT_LOGGER = "huggingface_hub.utils._http"
+_REFUSALS = frozenset((400, 402, 405, 411, 413, 414, 415, 422, 451))  # of what was asked, whenever it is asked
+# what an object storage says, with 400 or 403, of an upload that took too long: a new signed address will do
+_TOO_LATE = re.compile(r"<Code>(?:RequestTimeout|RequestTimeTooSkewed|ExpiredToken)</Code>|Request has expired")
+_QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
+# what the Hub says to a token that leaves gated repos out, whoever its owner is
+_WITHOUT_GATED = re.compile(r"enable access to public gated", re.IGNORECASE)
+UNREADABLE = "no such repo, or one that you may not read"
+Result = TypeVar("Result")
+# until when whoever asks the Hub in this thread will wait, in seconds of the monotonic clock; None: for ever
+ASKED_UNTIL: ContextVar[float | None] = ContextVar("ASKED_UNTIL", default=None)
+
+
+class TransientHubError(HubUnavailableError):
+    """Trouble that passes; `after_s` is the pause that the server asked for, in seconds."""
+
+    after_s: float | None = None
+
+
+class TooLateError(TransientHubError):
+    """An upload took longer than its signed address held."""
+
+
+class RefusedError(HubUnavailableError):
+    """The Hub understood the request and will never do it."""
+
+    retryable = False
+
+
+class BranchMovedError(HubUnavailableError):
+    """The branch is no longer at the commit that a new commit was to follow."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often and how long a request is repeated; CancelledError once `stopped` is set, or `until` is over."""
+
+    tries: int = 5
+    first_pause_s: float = 0.5  # doubles with every try
+    longest_pause_s: float = 60.0  # also of what a server may ask for
+    sleep: Callable[[float], None] | None = None  # instead of waiting
+    stopped: threading.Event | None = None
+    until: float | None = field(default_factory=ASKED_UNTIL.get)  # seconds of the monotonic clock
+
+    def repeat(self, request: Callable[[], Result]) -> Result:
+        """The result of `request`, repeated while it raises TransientHubError."""
+        failures = 0
+        while True:
+            self.check()
+            try:
+                return request()
+            except TransientHubError as error:
+                failures += 1
+                self.pause(failures, error)
+
+    def pause(self, failures: int, error: HubUnavailableError) -> None:
+        """Wait after so many failures in a row; raises `error` when that is enough, or once where it is refused."""
+        self.check()  # what was broken off fails as if the line had dropped
+        after_s = error.after_s if isinstance(error, TransientHubError) else None
+        if isinstance(error, RefusedError) or failures >= self.tries or (after_s or 0.0) > self.longest_pause_s:
+            raise error
+        if after_s is None:
+            pause_s = min(self.longest_pause_s, self.first_pause_s * 2 ** (failures - 1))
+            self._wait(pause_s * random.uniform(0.5, 1.0))  # noqa: S311  (spreads clients, hides nothing)
+        else:
+            # a second more: servers count in whole ones
+            self._wait(after_s + random.uniform(0.0, 1.0))  # noqa: S311
+
+    def check(self) -> None:
+        """CancelledError once `stopped` is set, or `until` is over."""
+        over = self.until is not None and time.monotonic() > self.until
+        if over or (self.stopped is not None and self.stopped.is_set()):
+            raise CancelledError("what was asked of the Hub was broken off")
+
+    def _wait(self, seconds: float) -> None:
+        if self.sleep is not None:
+            self.sleep(seconds)
+        elif self.stopped is not None:
+            self.stopped.wait(seconds)
+        else:
+            time.sleep(seconds)
+        self.check()
+
+
+def asked_pause_s(headers: Mapping[str, str]) -> float | None:
+    """The pause in seconds that an answer asks for: `Retry-After` (seconds or a date), else `RateLimit`."""
+    from huggingface_hub.utils._http import parse_ratelimit_headers
+
+    value = headers.get("retry-after", "").strip()
+    if value.isdecimal() and len(value) < 10:
+        return float(value)
+    if value:
+        try:
+            date = parsedate_to_datetime(value)
+            return max(0.0, (date - datetime.now(UTC if date.tzinfo else None)).total_seconds())
+        except (ValueError, OverflowError):
+            pass
+    limit = parse_ratelimit_headers(headers)
+    return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
+
+
+@contextmanager
+def translated(where: str, *, writing: bool = False, pinned: bool = False) -> Iterator[None]:
+    """The client's errors as ours; nothing of a request's headers reaches a message.
+
+    `pinned`: the thing was there when the job was planned, so that its absence is a change.
+    """
+    import httpx2
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise _gated(error, where) from None
+    except errors.DisabledRepoError:
+        raise SourceNotFoundError("a disabled repo", where=where) from None
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
+        if pinned:
+            raise SourceChangedError(
+                "a pinned source is no longer there",
+                where=where,
+                got=_reason(error),
+                next_step="Its owner removed or rewrote it; pin another one.",
+            ) from None
+        what, step = "no such revision or file", "Look at the repo's branches, tags and files."
+        if isinstance(error, errors.RepositoryNotFoundError):
+            what, step = UNREADABLE, "Check its name, and sign in if it is private."
+        raise SourceNotFoundError(what, where=where, next_step=step) from None
+    except errors.OfflineModeIsEnabled:
+        raise HubUnavailableError(
+            "HF_HUB_OFFLINE forbids the network", where=where, next_step="Unset it, or name what lies on this machine."
+        ) from None
+    except errors.HFValidationError as error:
+        raise SourceNotFoundError("not a repo id", where=where, got=_reason(error)) from None
+    except errors.HfHubHTTPError as error:
+        raise _from_status(error, where, writing) from None
+    except httpx2.LocalProtocolError:
+        # its text quotes the header, which may be the token
+        raise HubUnavailableError("a request that cannot be sent", where=where) from None
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise _unreachable(error, where) from None
+    except OSError as error:
+        if error.filename is not None:
+            raise  # a local file, not the network
+        raise _unreachable(error, where) from None
+    except RuntimeError as error:
+        # the client wraps whatever stops an upload; hubmerge's own have no such cause
+        if isinstance(error.__cause__, HubmergeError):
+            raise error.__cause__ from None
+        if not isinstance(error.__cause__, httpx2.HTTPError | OSError):
+            raise
+        with translated(where, writing=writing, pinned=pinned):
+            raise error.__cause__ from None
+    except (ValueError, KeyError, TypeError) as error:
+        # the client reads the answer without checking it: HTML for JSON, a missing field
+        raise HubUnavailableError(
+            "the Hub's answer makes no sense", where=where, got=f"{type(error).__name__}: {_reason(error)}"
+        ) from None
+
+
+def is_outage(error: BaseException | None) -> bool:
+    """Whether a library that asks the Hub by itself failed because the Hub was away, by what its error came of."""
+    import httpx2
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OfflineModeIsEnabled):  # a ConnectionError that no waiting ends
+            return False
+        if isinstance(error, HfHubHTTPError):
+            return error.response is not None and error.response.status_code in _PASSING_STATUS
+        if isinstance(error, httpx2.TransportError | ConnectionError | TimeoutError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _gated(error: Exception, where: str) -> GatedError:
+    if _WITHOUT_GATED.search(_message(error)):
+        return GatedError(
+            "a gated repo, and the token does not cover gated ones",
+            where=where,
+            next_step="Sign in again, or give the token access to public gated repositories.",
+        )
+    return GatedError(
+        "a gated repo", where=where, next_step="Ask for access on its page, then sign in with that account."
+    )
+
+
+def _from_status(error: Exception, where: str, writing: bool) -> HubmergeError:
+    response = getattr(error, "response", None)
+    status = response.status_code if response is not None else 0
+    too_late = status in (400, 403) and _is_too_late(response)
+    if status == 401:
+        return LoginError("the token is not valid or has expired", where=where, next_step="Sign in again.")
+    if status == 403 and _WITHOUT_GATED.search(_message(error)):
+        return _gated(error, where)
+    if status == 403 and not too_late:
+        return PermissionDeniedError(
+            "the token may not do this" if writing else "access is denied",
+            where=where,
+            got=_reason(error),
+            next_step="Choose a namespace you can write to." if writing else "Sign in with an account that may.",
+        )
+    kind = HubUnavailableError
+    if too_late:
+        kind = TooLateError
+    elif status in _PASSING_STATUS:
+        kind = TransientHubError
+    elif status == _BRANCH_MOVED:
+        kind = BranchMovedError
+    elif status in _REFUSALS:
+        kind = RefusedError
+    after_s = asked_pause_s(response.headers) if response is not None else None
+    result = kind(
+        "the Hub answered with an error",
+        where=where,
+        got=f"{status}: {_reason(error)}",
+        next_step=_remedy(kind, after_s),
+    )
+    if isinstance(result, TransientHubError):
+        result.after_s = after_s
+    return result
+
+
+def _is_too_late(response: Any) -> bool:
+    try:
+        return _TOO_LATE.search(response.text[:4000]) is not None
+    except (RuntimeError, ValueError):  # its body was not read, or is no text
+        return False
+
+
+def _remedy(kind: type[HubUnavailableError], after_s: float | None) -> str:
+    if after_s:
+        return f"Try again in {after_s:.0f} s; the Hub asks for it."
+    if kind is RefusedError:
+        return "Look at what it says; the same request will be refused again."
+    return "Try again later."
+
+
+def _unreachable(error: Exception, where: str) -> TransientHubError:
+    return TransientHubError(
+        "the Hub cannot be reached",
+        where=where,
+        got=f"{type(error).__name__}: {_reason(error)}",
+        next_step="Check the connection and HF_ENDPOINT.",
+    )
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what the server or the client says, without the queries of URLs: they can hold signatures."""
+    return _without_queries(_message(error).split("\n")[0])[:200]
+
+
+def _message(error: Exception) -> str:
+    return str(getattr(error, "server_message", None) or str(error).strip())
+
+
+def _without_queries(text: str) -> str:
+    return _QUERY.sub(r"\1?…", text)
+
+
+def checked_token(token: str | None) -> str | None:
+    """`token` without the spaces around it; LoginError when no header can hold it, which else would quote it."""
+    token = (token or "").strip()
+    if not token:
+        return None
+    if not (token.isascii() and token.isprintable()) or " " in token:
+        raise LoginError(
+            "the token is not one of the Hub",
+            expected="letters and digits",
+            got=f"{len(token)} characters, some of them others",
+            next_step="Copy it again from the settings of your account.",
+        )
+    return token
+
+
+def checked_endpoint(endpoint: str) -> str:
+    """`endpoint` as all addresses begin; SettingsError when it is no address of a server."""
+    try:
+        parts = urlsplit(endpoint.strip())
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        secret = parts.username is not None or parts.password is not None
+    except ValueError:
+        usable, secret = False, "@" in endpoint
+    if secret or not usable or parts.query or parts.fragment:
+        raise SettingsError(
+            "the address of the Hub is none",
+            where="HF_ENDPOINT",
+            expected="http://host or https://host" + ", without a user or password" * secret,
+            got="" if secret else _without_queries(endpoint)[:80],
+            next_step="Leave it out for the public Hub.",
+        )
+    return endpoint.strip().rstrip("/")
+
+
+class _WithoutQueries(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = _without_queries(record.getMessage()), ()
+        return True
+
+
+class _Told(logging.Handler):
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell(record.getMessage())
+
+
+def quiet_client() -> None:
+    """The client logs the addresses that it tries again; those of uploads hold a signature, which is left out."""
+    logging.getLogger(_CLIENT_LOGGER).addFilter(_WithoutQueries())
+
+
+def tell_retries(tell: Callable[[str], None]) -> None:
+    """`tell` what the client tries again, instead of its own lines on stderr."""
+    logger = logging.getLogger(_CLIENT_LOGGER)
+    logger.handlers, logger.propagate = [_Told(tell)], False

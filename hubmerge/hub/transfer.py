@@ -1,0 +1,360 @@
+"""Bytes of files on the Hub: ranges, small files, and verified downloads that go on where they broke off.
+
+Done here rather than by the client, because the answer is not trusted. A range needs 206 with exactly that
+`Content-Range`, nothing is ever read beyond what was asked for, and compressed answers are refused, so that no
+server can fill memory or disk. Redirects are followed by hand: credentials go to the endpoint only, never to
+another origin, and nobody leads a public Hub's reader into a private network. (Between the check of an address
+and the connection its name could be rebound; TLS to that very name then fails, which is why https is required.)
+
+A download appends to `NAME.partial`, so that a broken connection or a killed process costs only what was not yet
+written; the file gets its name after its sha256 was compared with the one that the Hub states, and loses it until that
+was done again when a later run asks for it. Where what lay there was damaged meanwhile, it is fetched once more.
+
+What a breakable Hub reads goes over connections of its own (hub/connections.py), which are cut to break it off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+from urllib.parse import urljoin, urlsplit
+
+from hubmerge.disk_errors import written
+from hubmerge.errors import CorruptError, FormatError, HubUnavailableError
+from hubmerge.hub.connections import Lines
+from hubmerge.hub.errors import Patience, TransientHubError, translated
+from hubmerge.hub.names import FileInfo
+from hubmerge.settings import Settings
+
+COPY_BYTES = 1024 * 1024
+_ERROR_BODY_BYTES = 64 * 1024
+_MAX_REDIRECTS = 4
+_TIMEOUT_S = 60.0  # without a single byte
+_DIGEST = re.compile(r'(?:W/)?"?([0-9a-f]{40}|[0-9a-f]{64})"?')
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")  # leads to any IPv4 address, private ones too
+
+
+class BreakableFile(io.BufferedReader):
+    """A file that the client uploads from; `check` is called with the place in it before every read, and may
+    raise to break the upload off.
+
+    The client reads 64 KiB at a time, and goes back to the start of a part before it tries that part again.
+    """
+
+    def __init__(self, path: Path, check: Callable[[int], None]) -> None:
+        super().__init__(io.FileIO(path))
+        self._check = check
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._check(self.tell())
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        self._check(self.tell())
+        return super().seek(offset, whence)
+
+
+class HubBytes:
+    """Reads files of repos of one type at `endpoint` with `token` (False: anonymously)."""
+
+    def __init__(
+        self, endpoint: str, token: str | bool, patience: Patience, repo_type: str, connect: Callable[[], None]
+    ) -> None:
+        """`connect` is called before every request, to set the client up. Breakable where `patience` can be stopped."""
+        self._repo_type = repo_type
+        self._endpoint = endpoint
+        self._origin = _origin(endpoint)
+        self._loopback = Settings(endpoint=endpoint).is_loopback
+        self._token = token
+        self._patience = patience
+        self._connect = connect
+        self._lines = None if patience.stopped is None else Lines()
+
+    def with_patience(self, patience: Patience) -> HubBytes:
+        return HubBytes(self._endpoint, self._token, patience, self._repo_type, self._connect)
+
+    def hang_up(self) -> None:
+        """Whoever reads raises CancelledError: `patience` was stopped before."""
+        if self._lines is not None:
+            self._lines.cut()
+
+    def close(self) -> None:
+        """Give the connections back, when nobody reads any more."""
+        if self._lines is not None:
+            self._lines.close()
+
+    def range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
+        """Bytes start … end−1 of a file."""
+        where = _where(repo_id, sha, path)
+        return self._patience.repeat(lambda: b"".join(self._range(repo_id, sha, path, start, end, where)))
+
+    def range_into(self, repo_id: str, sha: str, path: str, start: int, out: memoryview) -> None:
+        """Bytes from `start`, as many as `out` takes, without a second copy of them."""
+        where = _where(repo_id, sha, path)
+
+        def read() -> None:
+            filled = 0
+            for part in self._range(repo_id, sha, path, start, start + len(out), where):
+                out[filled : filled + len(part)] = part
+                filled += len(part)
+
+        self._patience.repeat(read)
+
+    def file(self, repo_id: str, sha: str, path: str, max_bytes: int) -> bytes:
+        """A whole file; FormatError above `max_bytes`, CorruptError when it is not what the Hub's ETag names."""
+        where = _where(repo_id, sha, path)
+
+        def read() -> bytes:
+            with self._open(repo_id, sha, path, {}, where) as (response, etag):
+                content = b"".join(_capped(response, max_bytes, where))
+            _verify(content, etag, where)
+            return content
+
+        return self._patience.repeat(read)
+
+    def download(self, repo_id: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
+        """Fetch what is missing of one file to `folder/sha/path`, and verify all of it, which nobody reads meanwhile.
+
+        `progress` is told the bytes as they are there, first those that lay there already.
+
+        Raises CorruptError when the bytes are others than the Hub announced, DiskError when they do not fit.
+        """
+        where = _where(repo_id, sha, file.path)
+        target = folder / sha / _safe(file.path, where)
+        partial = target.with_name(target.name + ".partial")
+        with written("a download cannot be written", str(partial)):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # what lies there is verified again: disks and users change files
+                os.replace(target, partial)
+            with open(partial, "a+b") as out:
+                from_before = out.tell()
+                digest = self._fill(repo_id, sha, file, out, progress, where)
+                if from_before and file.sha256 and digest != file.sha256:  # what lay there may be to blame
+                    out.truncate(0)
+                    digest = self._fill(repo_id, sha, file, out, progress, where)
+                out.flush()
+                os.fsync(out.fileno())
+        if file.sha256 and digest != file.sha256:
+            partial.unlink()
+            raise CorruptError(
+                "a downloaded file does not match its checksum",
+                where=where,
+                expected=f"sha256 {file.sha256[:16]}…",
+                got=f"{digest[:16]}…",
+                next_step="Run again; if it stays, the repo is damaged.",
+            )
+        with written("a download cannot be written", str(target)):
+            os.replace(partial, target)
+        return target
+
+    def _fill(
+        self, repo_id: str, sha: str, file: FileInfo, out: BinaryIO, progress: Callable[[int], None], where: str
+    ) -> str:
+        """Complete the partial file `out`; the sha256 of all of it."""
+        digest = hashlib.sha256()
+        out.seek(0)
+        while chunk := out.read(COPY_BYTES):
+            self._patience.check()  # gigabytes may lie there
+            digest.update(chunk)
+        offset = out.tell()
+        if offset > file.size:
+            out.truncate(0)
+            offset, digest = 0, hashlib.sha256()
+        progress(offset)
+        failures, failed_at = 0, offset
+        while offset < file.size:
+            try:
+                # closed at once when writing fails, so that the connection is not left to the garbage collector
+                with closing(self._range(repo_id, sha, file.path, offset, file.size, where)) as parts:
+                    for part in parts:
+                        out.write(part)
+                        digest.update(part)
+                        offset += len(part)
+                        progress(len(part))
+            except TransientHubError as error:
+                # a server that drops the line after every byte is not waited for
+                failures = 1 if offset - failed_at >= COPY_BYTES else failures + 1
+                failed_at = offset
+                self._patience.pause(failures, error)
+        return digest.hexdigest()
+
+    def _range(
+        self, repo_id: str, sha: str, path: str, start: int, end: int, where: str
+    ) -> Generator[bytes, None, None]:
+        if start >= end:
+            return
+        with self._open(repo_id, sha, path, {"Range": f"bytes={start}-{end - 1}"}, where) as (response, _):
+            wanted = f"bytes {start}-{end - 1}/"
+            got = response.headers.get("content-range", "")
+            if response.status_code != 206 or not got.startswith(wanted):
+                raise HubUnavailableError(
+                    "the server did not answer the byte range",
+                    where=where,
+                    expected=f"206 {wanted}…",
+                    got=f"{response.status_code} {got[:80]}".strip(),
+                    next_step="Run again; if it stays, look for a proxy on the way that drops ranges.",
+                )
+            size = 0
+            for part in _capped(response, end - start, where):
+                size += len(part)
+                yield part
+        if size != end - start:
+            raise TransientHubError(
+                "the connection closed early", where=where, expected=f"{end - start} bytes", got=str(size)
+            )
+
+    @contextmanager
+    def _open(
+        self, repo_id: str, sha: str, path: str, headers: Mapping[str, str], where: str
+    ) -> Iterator[tuple[Any, str]]:
+        """The answer to a download, and the ETag that the endpoint itself states for the file."""
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils._headers import build_hf_headers
+        from huggingface_hub.utils._http import get_session
+
+        self._connect()
+        url = hf_hub_url(repo_id, path, revision=sha, repo_type=self._repo_type, endpoint=self._endpoint)
+        plain = {"Accept-Encoding": "identity", **headers}
+        etag = ""
+        own = build_hf_headers(token=self._token, library_name="hubmerge") | plain
+        with translated(where, pinned=True):
+            for _ in range(_MAX_REDIRECTS + 1):
+                self._refuse_private_network(url, where)
+                sent = own if _origin(url) == self._origin else plain
+                session = get_session() if self._lines is None else self._lines.client()
+                with session.stream("GET", url, headers=sent, follow_redirects=False, timeout=_TIMEOUT_S) as response:
+                    if sent is own:  # storage elsewhere has ETags of its own making
+                        stated = response.headers
+                        etag = stated.get("x-linked-etag") or stated.get("etag") or etag
+                    if response.is_redirect:
+                        url = urljoin(url, response.headers["location"])
+                        continue
+                    _refuse_failure(response)
+                    if response.headers.get("content-encoding", "identity") != "identity":
+                        raise HubUnavailableError(
+                            "the server compresses what must come as it is",
+                            where=where,
+                            got=response.headers["content-encoding"][:40],
+                        )
+                    yield response, etag
+                    return
+            raise HubUnavailableError("too many redirects", where=where, got=f"more than {_MAX_REDIRECTS}")
+
+    def _refuse_private_network(self, url: str, where: str) -> None:
+        if _origin(url) == self._origin:
+            return
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        if self._loopback:
+            # a Hub on this machine may send us to another port of it, and nowhere else
+            if not Settings(endpoint=url).is_loopback:
+                raise HubUnavailableError("the local Hub redirects to another machine", where=where, got=host)
+            return
+        if parts.scheme != "https" or not host:
+            raise HubUnavailableError("the Hub redirects to something that is not https", where=where, got=host)
+        for info in socket.getaddrinfo(host, parts.port or 443, proto=socket.IPPROTO_TCP):
+            address = ipaddress.ip_address(str(info[4][0]).partition("%")[0])
+            mapped = getattr(address, "ipv4_mapped", None) or address
+            if not mapped.is_global or mapped.is_multicast or address in _NAT64:
+                raise HubUnavailableError("the Hub redirects into a private network", where=where, got=host)
+
+
+def _refuse_failure(response: Any) -> None:
+    """Raise the client's error for a status of 400 or more, having read no more than the start of its text."""
+    import httpx2
+    from huggingface_hub.utils._http import hf_raise_for_status
+
+    if response.status_code < 400:
+        return
+    body = b""
+    for part in response.iter_raw(_ERROR_BODY_BYTES):
+        body += part
+        if len(body) >= _ERROR_BODY_BYTES:
+            break
+    headers = {k: v for k, v in response.headers.items() if k not in ("content-encoding", "content-length")}
+    hf_raise_for_status(
+        httpx2.Response(
+            response.status_code, headers=headers, content=body[:_ERROR_BODY_BYTES], request=response.request
+        )
+    )
+
+
+def _digest_as(stated: str, content: bytes) -> str:
+    """The sha256 where one is stated, else the id of the git blob."""
+    if len(stated) == 64:
+        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def is_as_named(content: bytes, name: str) -> bool:
+    """Whether `content` has the digest that the client's cache keeps it under, where the name is one: without links,
+    files lie there under their own names."""
+    match = _DIGEST.fullmatch(name)
+    return match is None or _digest_as(match[1], content) == match[1]
+
+
+def is_sound(path: Path, file: FileInfo, check: Callable[[], None]) -> bool:
+    """Whether `path` holds the bytes of `file` by size and, where one is stated, sha256; `check` may break it off."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with path.open("rb") as opened:
+            while chunk := opened.read(COPY_BYTES):
+                check()
+                digest.update(chunk)
+                size += len(chunk)
+    except OSError:
+        return False
+    return size == file.size and file.sha256 in (None, digest.hexdigest())
+
+
+def _verify(content: bytes, etag: str, where: str) -> None:
+    """CorruptError unless `content` is what the ETag names: a git blob or, for large files, a sha256."""
+    match = _DIGEST.fullmatch(etag)
+    if match is None:
+        return
+    stated, digest = match[1], _digest_as(match[1], content)
+    if digest != stated:
+        raise CorruptError(
+            "a file does not match the digest that the Hub states",
+            where=where,
+            expected=f"{stated[:16]}…",
+            got=f"{digest[:16]}…",
+            next_step="Run again; if it stays, the repo is damaged.",
+        )
+
+
+def _capped(response: Any, cap: int, where: str) -> Iterator[bytes]:
+    size = 0
+    # parts as they come from the network: gathering larger ones would lose the last when the line breaks
+    for part in response.iter_raw():
+        size += len(part)
+        if size > cap:
+            raise FormatError(
+                "the server sends more than was asked for", where=where, expected=f"{cap} bytes", got="more"
+            )
+        yield part
+
+
+def _origin(url: str) -> tuple[str, str, int]:
+    parts = urlsplit(url)
+    return parts.scheme, (parts.hostname or ""), parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _safe(path: str, where: str) -> PurePosixPath:
+    """`path` as a relative path that stays below its folder."""
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts or "\\" in path or "\0" in path:
+        raise FormatError("a file name that leads elsewhere", where=where, got=ascii(path)[:120])
+    return pure
+
+
+def _where(repo_id: str, sha: str, path: str) -> str:
+    return f"{path} in {repo_id}@{sha[:12]}"

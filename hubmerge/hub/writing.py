@@ -1,0 +1,300 @@
+"""The writing half of the door to the Hub: repos, uploads ahead of a commit, copies on the server, the commit.
+
+A file's bytes come to a repo before the commit that names it, either uploaded or, where another repo of the same Hub
+holds them, copied there by the Hub itself. What is under way can be broken off from another thread (`breakable`):
+of an upload, the client reads the file through an object that raises, or its Xet session is aborted; the connections
+that something is read over are cut (hub/transfer.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from hubmerge.errors import CancelledError, HubmergeError, SourceNotFoundError
+from hubmerge.hub.errors import Patience, TooLateError, translated
+from hubmerge.hub.transfer import BreakableFile, HubBytes
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+
+@dataclass(frozen=True)
+class LargeFile:
+    """A file of a repo at a commit whose content is in LFS."""
+
+    repo: str
+    sha: str  # of the commit
+    path: str
+    size: int  # bytes
+    sha256: str
+
+
+class HubWriting:
+    """What changes a repo; `Hub` is the whole."""
+
+    endpoint: str
+    repo_type: Literal["model", "dataset"]
+    patience: Patience
+    _api: HfApi
+    _token: str | bool
+    _bytes: HubBytes
+
+    def create_repo(self, repo_id: str, *, private: bool) -> bool:
+        """Make the repo unless it is there; the visibility of one that is there stays as it is.
+
+        True only when the Hub says that this very request made it; where an answer was lost, nobody knows.
+        """
+        from huggingface_hub.errors import HfHubHTTPError
+
+        def ask() -> bool:
+            with translated(repo_id, writing=True):
+                try:
+                    self._api.create_repo(repo_id, private=private, repo_type=self.repo_type)
+                except HfHubHTTPError as error:
+                    status = error.response.status_code
+                    # a token that may not create repos can be one that may write to those that are there
+                    if status == 409 or (status in (401, 402, 403) and self._is_there(repo_id)):
+                        return False
+                    raise
+                return True
+
+        return self.patience.repeat(ask)
+
+    def _is_there(self, repo_id: str) -> bool:
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            self._api.repo_info(repo_id, repo_type=self.repo_type)
+        except HfHubHTTPError:
+            return False
+        return True
+
+    def is_as_created(self, repo_id: str, head: str) -> bool:
+        """Whether nothing has happened to a repo since its initial commit `head`: no commit, no other ref, no word."""
+
+        def ask() -> bool:
+            with translated(repo_id):
+                refs = self._api.list_repo_refs(repo_id, repo_type=self.repo_type, include_pull_requests=True)
+                if [(b.name, b.target_commit) for b in refs.branches] != [("main", head)]:
+                    return False
+                if refs.tags or refs.converts or refs.pull_requests:
+                    return False
+                if any(True for _ in self._api.get_repo_discussions(repo_id, repo_type=self.repo_type)):
+                    return False
+                commits = self._api.list_repo_commits(repo_id, repo_type=self.repo_type)
+                return [c.commit_id for c in commits] == [head]
+
+        return self.patience.repeat(ask)
+
+    def delete_repo(self, repo_id: str) -> None:
+        """Delete the repo with everything in it; not repeated when the Hub does not answer."""
+        with translated(repo_id, writing=True):
+            self._api.delete_repo(repo_id, repo_type=self.repo_type)
+
+    def copy_large_file(self, repo_id: str, source: LargeFile) -> bool:
+        """Have the Hub give `repo_id` the content of another repo's file, so that a commit can name it.
+
+        False when it will not or cannot: another storage region, a source that may not be copied, no such service. The
+        content can be uploaded instead, so no refusal is an error.
+        """
+        from huggingface_hub import CommitOperationCopy, RepoFile
+        from huggingface_hub._commit_api import _CopySource
+        from huggingface_hub.errors import FileDuplicationError
+
+        def ask() -> bool:
+            with translated(repo_id, writing=True):
+                found = self._api.get_paths_info(
+                    source.repo, [source.path], revision=source.sha, repo_type=self.repo_type
+                )
+                file = found[0] if len(found) == 1 else None
+                if not isinstance(file, RepoFile) or file.lfs is None or file.lfs.sha256 != source.sha256:
+                    return False
+                operation = CommitOperationCopy(
+                    source.path,
+                    source.path,
+                    src_revision=source.sha,
+                    src_repo_id=source.repo,
+                    src_repo_type=self.repo_type,
+                )
+                key = _CopySource(source.repo, self.repo_type, source.path, source.sha)
+                # the part of a commit's copy that comes before the commit, as a preupload does for bytes
+                self._api._duplicate_lfs_files(
+                    repo_id, [operation], files_to_copy={key: file}, repo_type=self.repo_type
+                )
+            return not self.missing_uploads(repo_id, [(source.sha256, source.size)])
+
+        try:
+            return self.patience.repeat(ask)
+        except CancelledError:
+            raise
+        except (HubmergeError, FileDuplicationError):
+            return False
+
+    def preupload(
+        self,
+        repo_id: str,
+        path: Path,
+        name: str,
+        *,
+        sha256: str | None = None,
+        sent: Callable[[int], None] | None = None,
+    ) -> Any:
+        """Upload one file's bytes ahead of the commit; returns the operation that the commit takes.
+
+        Bytes that the Hub already holds are not sent again. `sha256`: of the file where it is known, so that the
+        client need not read the file for it. `sent` is told how far into the file the upload is, where it is read here
+        (not by hf_xet); it may raise to break the upload off.
+        """
+        from huggingface_hub import CommitOperationAdd
+
+        operation = CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path))
+        if sha256 is not None:
+            operation.upload_info.sha256 = bytes.fromhex(sha256)
+        failures = 0
+        while True:
+            try:
+                with translated(repo_id, writing=True), self._may_break_off(operation, path, sent):
+                    self._api.preupload_lfs_files(
+                        repo_id, additions=[operation], repo_type=self.repo_type, free_memory=False
+                    )
+                return operation
+            except TooLateError as error:  # the client repeats what else may pass, with the same address
+                failures += 1
+                self.patience.pause(failures, error)
+
+    @contextmanager
+    def _may_break_off(self, operation: Any, path: Path, sent: Callable[[int], None] | None) -> Iterator[None]:
+        if self.patience.stopped is None and sent is None:
+            yield
+            return
+        self.patience.check()
+        if _goes_to_xet():
+            try:
+                yield
+            except RuntimeError:
+                self.patience.check()
+                raise
+            return
+
+        def check(position: int) -> None:
+            self.patience.check()
+            if sent is not None:
+                sent(position)
+
+        with BreakableFile(path, check) as file:
+            operation.path_or_fileobj = file
+            try:
+                yield
+            finally:
+                operation.path_or_fileobj = str(path)
+
+    def is_uploaded(self, operation: Any) -> bool:
+        """Whether the commit of a preuploaded file needs no more of it than its digest."""
+        return bool(operation._is_uploaded and operation._upload_mode == "lfs")
+
+    def uploaded(self, name: str, size: int, sha256: str) -> Any:
+        """The commit's operation for a file whose bytes were preuploaded, without the file."""
+        from huggingface_hub import CommitOperationAdd
+        from huggingface_hub.lfs import UploadInfo
+
+        operation = CommitOperationAdd(path_in_repo=name, path_or_fileobj=b"")
+        operation.upload_info = UploadInfo(size=size, sample=b"", sha256=bytes.fromhex(sha256))
+        operation._upload_mode = "lfs"
+        operation._is_uploaded = True
+        return operation
+
+    def missing_uploads(self, repo_id: str, files: Sequence[tuple[str, int]]) -> set[str]:
+        """Those of the files (sha256, size) whose bytes the repo does not hold, e.g. because it was made anew."""
+        from huggingface_hub.lfs import UploadInfo, post_lfs_batch_info
+
+        infos = [UploadInfo(size=size, sample=b"", sha256=bytes.fromhex(sha256)) for sha256, size in files]
+
+        def ask() -> set[str]:
+            with translated(repo_id, writing=True):
+                known, refused, _ = post_lfs_batch_info(
+                    infos,
+                    self._token if isinstance(self._token, str) else None,
+                    self.repo_type,
+                    repo_id,
+                    endpoint=self.endpoint,
+                )
+            # the Hub answers with what to do about an object: nothing, when it is there
+            return {a["oid"] for a in known if a.get("actions")} | {r["oid"] for r in refused}
+
+        try:
+            return self.patience.repeat(ask) if infos else set()
+        except SourceNotFoundError:
+            return {sha256 for sha256, _ in files}
+
+    def commit(
+        self,
+        repo_id: str,
+        operations: Sequence[Any],
+        small: Iterable[tuple[str, bytes]],
+        *,
+        message: str,
+        description: str,
+        parent: str,
+    ) -> str:
+        """One commit on main with everything, only if main still stands at `parent`; returns its sha."""
+        from huggingface_hub import CommitOperationAdd
+
+        additions = [*operations, *(CommitOperationAdd(name, content) for name, content in small)]
+        with translated(repo_id, writing=True):
+            info = self._api.create_commit(
+                repo_id,
+                additions,
+                commit_message=message,
+                commit_description=description,
+                parent_commit=parent,
+                repo_type=self.repo_type,
+            )
+        return str(info.oid)
+
+    def breakable(self) -> Self:
+        """The same Hub for threads whose reads, uploads and pauses another thread can end; `close` it afterwards."""
+        return self._with_patience(replace(self.patience, stopped=threading.Event()))
+
+    def unbreakable(self) -> Self:
+        """The same Hub for a few requests that belong together, whether or not the rest was broken off."""
+        return self._with_patience(replace(self.patience, stopped=None))
+
+    def _with_patience(self, patience: Patience) -> Self:
+        twin = copy.copy(self)
+        twin.patience = patience
+        twin._bytes = self._bytes.with_patience(patience)
+        return twin
+
+    def hang_up(self) -> None:
+        """End what a breakable Hub reads, and begin nothing more: at once, but for an upload that is under way."""
+        assert self.patience.stopped is not None
+        self.patience.stopped.set()
+        self._bytes.hang_up()
+
+    def break_off(self) -> None:
+        """`hang_up`, and end what it uploads: at the next 64 KiB. Repeat it until that has ended.
+
+        Uploads to Xet know no file object; those of this process end together.
+        """
+        self.hang_up()
+        if _goes_to_xet():
+            from huggingface_hub.utils._xet import abort_xet_session
+
+            abort_xet_session()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Give back the connections over which a breakable Hub has read; nobody reads any more."""
+        self._bytes.close()
+
+
+def _goes_to_xet() -> bool:
+    """Whether the client uploads through hf_xet, which takes paths and no file objects."""
+    from huggingface_hub.utils._runtime import is_xet_available
+
+    return bool(is_xet_available())

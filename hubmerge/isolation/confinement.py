@@ -1,0 +1,103 @@
+"""What an evaluating process may still do: limits on resources, no new privileges, and no network.
+
+`confine` is called in a child at its start, before anything foreign is read or run. Its limits are the kernel's
+(setrlimit(2)) and its network ban is a seccomp filter that refuses every socket except AF_UNIX, which
+multiprocessing needs; both hold for the threads and children of the process too, and neither can be undone.
+Sockets that are already open stay open: the parent hands none down.
+
+The filter also refuses what would lead around it: io_uring (which opens sockets without the socket call), reading
+or writing other processes and taking over their files (ptrace, process_vm_*, pidfd_getfd), mounts and namespaces,
+kernel keys and modules, bpf, userfaultfd. A kernel that cannot do this ends in EvaluationError, never in a process
+that runs unconfined.
+"""
+
+from __future__ import annotations
+
+import errno
+import resource
+import socket
+from dataclasses import dataclass
+
+from hubmerge.isolation import seccomp
+from hubmerge.isolation.seccomp import Rule
+
+# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+_NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+
+# Ways out that no evaluation needs. clone3 passes its flags in memory, where a filter cannot look: without it the
+# C library falls back to clone.
+WAYS_AROUND: tuple[Rule, ...] = (
+    Rule("clone3", errno.ENOSYS),
+    *(
+        Rule(name)
+        for name in (
+            *("io_uring_setup", "io_uring_enter", "io_uring_register"),
+            *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_getfd"),
+            *("mount", "umount2", "pivot_root", "move_mount", "open_tree", "mount_setattr"),
+            *("fsopen", "fsconfig", "fsmount", "open_by_handle_at", "unshare", "setns"),
+            *("keyctl", "add_key", "request_key", "bpf", "userfaultfd", "perf_event_open"),
+            *("init_module", "finit_module", "kexec_load"),
+        )
+    ),
+)
+_NO_NETWORK: tuple[Rule, ...] = (
+    Rule("socket", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
+    Rule("socketpair", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
+    Rule("clone", errno.EPERM, "any_bit_of", 0, _NEW_NAMESPACES),
+    *WAYS_AROUND,
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a process may use; None leaves a limit as it is. Each process of a tree has its own, except `processes`."""
+
+    cpu_s: int | None = None  # seconds of processor time, then SIGXCPU, a second later SIGKILL
+    memory_bytes: int | None = None  # address space; CUDA reserves far more than it uses, so not for GPU work
+    file_bytes: int | None = None  # the largest file that it can write
+    processes: int | None = None  # of this user, threads included; the kernel does not hold root to it
+    open_files: int | None = None
+    data_bytes: int | None = None  # private writable memory: leaves out mapped weights and libraries
+
+
+def confine(limits: Limits, *, network: bool) -> None:
+    """Put this process and all that it starts under the limits, and cut it off from the network if asked.
+
+    Raises EvaluationError where the kernel cannot do it, or where a socket still opens afterwards.
+    """
+    limit_resources(limits)
+    seccomp.no_new_privileges()
+    if network:
+        return
+    seccomp.install(_NO_NETWORK)
+    require_no_network()
+
+
+def limit_resources(limits: Limits) -> None:
+    """Lower the limits of this process; one that is already lower stays."""
+    for kind, value, grace in (
+        (resource.RLIMIT_CPU, limits.cpu_s, 1),
+        (resource.RLIMIT_AS, limits.memory_bytes, 0),
+        (resource.RLIMIT_DATA, limits.data_bytes, 0),
+        (resource.RLIMIT_FSIZE, limits.file_bytes, 0),
+        (resource.RLIMIT_NPROC, limits.processes, 0),
+        (resource.RLIMIT_NOFILE, limits.open_files, 0),
+        (resource.RLIMIT_CORE, 0, 0),  # a core file would hold all that the process knew
+    ):
+        if value is None:
+            continue
+        soft, hard = resource.getrlimit(kind)
+        new_hard = value + grace if hard == resource.RLIM_INFINITY else min(hard, value + grace)
+        new_soft = min(value, new_hard) if soft == resource.RLIM_INFINITY else min(soft, value, new_hard)
+        resource.setrlimit(kind, (new_soft, new_hard))
+
+
+def require_no_network() -> None:
+    """EvaluationError if an internet socket opens after all."""
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
+    except PermissionError:
+        return
+    except OSError as error:
+        raise seccomp.unconfinable(f"a socket was refused for another reason: {error}") from error
+    raise seccomp.unconfinable("a socket opened in spite of the filter")

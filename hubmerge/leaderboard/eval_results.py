@@ -1,0 +1,188 @@
+"""Scores in the merged model's own repo: what the Hub shows of them, and the card's table against every parent.
+
+    .eval_results/hubmerge-SUITE.yaml    tasks whose dataset is a registered benchmark; the Hub lists them there
+    README.md                            `model-index` in the header for the others, and the tables of card_scores.py
+    hubmerge.json                        the report with the evaluations that the card was made of
+
+All in one commit, and only in a repo whose hubmerge.json carries the identity of a merge and names the repo as its
+target. A README.md that is not what the stored report renders to was edited (or made by another version): it is left
+as it is, together with hubmerge.json, and the answer says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jinja2 import TemplateError
+
+from hubmerge.engine.sink import MANIFEST
+from hubmerge.errors import FormatError, HubUnavailableError, PermissionDeniedError
+from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.hub.client import Hub, RepoState, eval_results
+from hubmerge.hub.errors import BranchMovedError
+from hubmerge.output.card import render_card
+from hubmerge.output.card_scores import BENCHMARKS, is_benchmark
+from hubmerge.output.report import Report
+from hubmerge.plain_yaml import dump_plain_yaml
+from hubmerge.wording import json_file
+
+CARD = "README.md"
+FOLDER = ".eval_results"
+_MAX_MANIFEST_BYTES = 16_000_000
+_COMMIT_TRIES = 5
+_IDENTITY = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class ScoresPublished:
+    """`commit` is None where nothing had to be written; `card_kept`: somebody edited the card, which stays."""
+
+    commit: str | None
+    card_kept: bool
+
+
+def publish_scores(
+    hub: Hub, repo: str, results: Iterable[EvaluationResult], *, source_url: str = ""
+) -> ScoresPublished:
+    """Put the scores of the merge in `repo` beside those of its parents; safe to repeat.
+
+    `results`: of the merge and of its parents; what does not belong is left out. `source_url`: the results dataset.
+    """
+    results = tuple(results)
+    failures = 0
+    while True:
+        state = hub.repo_state(repo)
+        report, card = _own_report(hub, state)
+        rows = evaluation_rows(report, repo, results)
+        files = benchmark_files(rows, source_url)
+        kept = not _same(hub, state, CARD, card)
+        if not kept and rows:
+            scored = replace(report, evaluations=tuple(rows))
+            files[CARD] = _card(scored, state, hub.endpoint)
+            files[MANIFEST] = json_file(scored.to_json())
+        files = {path: data for path, data in files.items() if not _same(hub, state, path, data)}
+        if not files:
+            return ScoresPublished(None, kept)
+        try:
+            commit = hub.commit(
+                repo,
+                [],
+                files.items(),
+                message=f"Scores of hubmerge {report.identity[:16]}",
+                description="",
+                parent=state.sha,
+            )
+            return ScoresPublished(commit, kept)
+        except HubUnavailableError as error:
+            failures += 1
+            if failures == _COMMIT_TRIES:
+                raise
+            if not isinstance(error, BranchMovedError):
+                hub.patience.pause(failures, error)
+
+
+def evaluation_rows(report: Report, repo: str, results: Iterable[EvaluationResult]) -> list[dict[str, Any]]:
+    """`report.evaluations`: per suite the merge's newest result on the test split, task by task with every parent's."""
+    results = [r for r in results if r.split == "test"]
+    own: dict[str, EvaluationResult] = {}
+    for result in sorted((r for r in results if r.model == repo), key=lambda r: (r.created, r.sha, r.suite_version)):
+        own[result.suite] = result
+    rows: list[dict[str, Any]] = []
+    for _, mine in sorted(own.items()):
+        same = [r for r in results if (r.suite, r.suite_version) == (mine.suite, mine.suite_version)]
+        theirs = {
+            p.label: next((r for r in same if (r.model, r.sha) == (p.id, p.sha)), None)
+            for p in report.parents
+            if p.kind == "hub"
+        }
+        runs = {"": mine, **{label: r for label, r in theirs.items() if r is not None}}
+        metrics = {t.task: t.metric for r in runs.values() for t in r.tasks}
+        rows += [_row(run, *task, label) for task in metrics.items() for label, run in runs.items()]
+    return rows
+
+
+def _row(run: EvaluationResult, name: str, metric: str, label: str) -> dict[str, Any]:
+    task = next((t for t in run.tasks if t.task == name), None)
+    row: dict[str, Any] = {"suite": run.suite, "suite_version": run.suite_version, "task": name, "metric": metric}
+    row |= {"model": label} if label else {}
+    if task is None:  # a failed run: no number, never a zero
+        return row | {"value": None}
+    return row | {
+        "domain": task.domain,
+        "value": task.value,
+        "stderr": task.stderr,
+        "samples": task.samples,
+        "truncated": task.truncated,
+        "few_shot": task.few_shot,
+        "dataset": task.dataset,
+        "dataset_revision": task.dataset_revision,
+        "created": run.created,
+    }
+
+
+def benchmark_files(rows: Iterable[Mapping[str, Any]], source_url: str = "") -> dict[str, bytes]:
+    """One file per suite with the merge's scores on registered benchmarks, in percent."""
+    suites: dict[str, list[dict[str, Any]]] = {}
+    source = {"source_url": source_url, "source_name": "hubmerge results"} if source_url else {}
+    for row in rows:
+        if row.get("model") or row["value"] is None or not is_benchmark(row):
+            continue
+        dataset, task_id = BENCHMARKS[row["task"]]
+        suites.setdefault(row["suite"], []).append(
+            {
+                "dataset_id": dataset,
+                "task_id": task_id,
+                "value": round(100 * row["value"], 2),
+                "dataset_revision": row["dataset_revision"],
+                "date": row["created"],
+                "notes": f"{row['few_shot']}-shot, {row['metric']}, n = {row['samples']}",
+                **source,
+            }
+        )
+    return {
+        f"{FOLDER}/hubmerge-{suite}.yaml": dump_plain_yaml(eval_results(entries)).encode()
+        for suite, entries in suites.items()
+    }
+
+
+def _own_report(hub: Hub, state: RepoState) -> tuple[Report, bytes]:
+    """The report of the merge that made this repo, and the card that it renders to.
+
+    PermissionDeniedError where there is none, or one that says something else.
+    """
+    reason = f"{MANIFEST} is missing"
+    if MANIFEST in state.files:
+        try:
+            report = Report.from_json(json.loads(hub.read_file(state.id, state.sha, MANIFEST, _MAX_MANIFEST_BYTES)))
+            card = _card(report, state, hub.endpoint)
+        except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, AssertionError, StopIteration):
+            reason = f"{MANIFEST} is not a report of this version"
+        except (RecursionError, TemplateError, FormatError):
+            reason = f"{MANIFEST} is not a report of this version"
+        else:
+            if _IDENTITY.fullmatch(str(report.identity)) and report.target == state.id:
+                return report, card
+            reason = f"{MANIFEST} is of another repo"
+    raise PermissionDeniedError(
+        "scores are written into the repos of our own merges only",
+        where=state.id,
+        expected=f"{MANIFEST} with a merge's identity and this target",
+        got=reason,
+        next_step="Nothing was changed.",
+    )
+
+
+def _card(report: Report, state: RepoState, endpoint: str) -> bytes:
+    figures = [path for path in state.files if path.startswith("figures/")]
+    return render_card(report, figures=figures, endpoint=endpoint).encode()
+
+
+def _same(hub: Hub, state: RepoState, path: str, data: bytes) -> bool:
+    known = state.files.get(path)
+    if known is None or known.size != len(data):
+        return False
+    return hub.read_file(state.id, state.sha, path, len(data)) == data

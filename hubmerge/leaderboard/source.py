@@ -1,0 +1,84 @@
+"""The board as a running app shows it: rebuilt when the results dataset moves, asked about at most now and then.
+
+While the Hub does not answer, the last board stays. Before there is one, whoever asks is told soon that there is none
+yet, and the Hub is not asked by each of them again: a thread that waits is one that shows no other page.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from hubmerge.errors import HubmergeError, HubUnavailableError, SourceNotFoundError
+from hubmerge.leaderboard.leaderboard import build_board
+from hubmerge.leaderboard.results_dataset import LoadedResults, ResultsDataset
+from hubmerge.leaderboard.values import Board
+
+REFRESH_S = 30.0
+FIRST_WAIT_S = 5.0  # for the first board, while another thread reads it, and between two tries to read it
+
+
+class DatasetBoard:
+    """Implements workflows.app.service.BoardSource; safe to be asked by many threads at once."""
+
+    def __init__(
+        self,
+        dataset: ResultsDataset,
+        *,
+        refresh_s: float = REFRESH_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dataset = dataset
+        self._refresh_s = refresh_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked_at: float | None = None
+        self._loaded: LoadedResults | None = None
+        self._board = Board()
+        self._is_known = False
+        self._failure: HubmergeError | None = None  # the last one, while no board is known
+
+    @property
+    def url(self) -> str:
+        return self._dataset.url
+
+    def board(self) -> Board:
+        """The board as it is known; HubmergeError while none is."""
+        # whoever comes while another thread rebuilds gets the board as it was
+        if not self._lock.acquire(timeout=0 if self._is_known else FIRST_WAIT_S):
+            if not self._is_known:
+                raise HubUnavailableError(
+                    "the results are being read for the first time", next_step="Try again in some seconds."
+                )
+            return self._board
+        try:
+            pause_s = self._refresh_s if self._is_known else min(self._refresh_s, FIRST_WAIT_S)
+            if self._asked_at is None or self._clock() - self._asked_at >= pause_s:
+                self._refresh()
+                self._asked_at = self._clock()
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
+            return self._board
+        finally:
+            self._lock.release()
+
+    def _refresh(self) -> None:
+        """Read the dataset where it has moved; a failure is kept where there is nothing to show instead."""
+        try:
+            loaded = self._dataset.load()
+        except SourceNotFoundError:
+            loaded = None  # no result was ever recorded
+        except HubmergeError as error:
+            self._failure = None if self._is_known else error
+            return
+        if loaded is not self._loaded:
+            board = Board()
+            if loaded is not None:
+                now = datetime.now(UTC)
+                board = build_board(
+                    loaded.results, loaded.flags, refused=loaded.refused, now=now, trusted=loaded.trusted
+                )
+            self._loaded, self._board = loaded, board
+        self._is_known, self._failure = True, None

@@ -1,0 +1,379 @@
+"""The model card: a pure function of the report, YAML header and Markdown body.
+
+The header holds only what matches the Hub's own patterns; everything else that a stranger may have written reaches
+the body through the escaping of markdown.py. The text is the template's, the figures are the report's: what the card
+says in words (kept, lost, doubtful) is decided here from numbers, by the thresholds below.
+
+The scores are in card_scores.py, with what a row of `report.evaluations` is.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
+
+from hubmerge.markdown import Markdown, code, duration, environment, factor, link, size
+from hubmerge.methods import registry
+from hubmerge.methods.varying import worded
+from hubmerge.output.report import SIXTEEN_BITS, AgentOutcome, Parent, Report
+from hubmerge.output.task import HUB_TAGS, Task, snippet, task_of
+from hubmerge.plan.licenses import KNOWN, UNDECIDED
+from hubmerge.settings import DEFAULT_ENDPOINT
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
+_SHA = re.compile(r"[0-9a-f]{40}")
+_ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
+
+LOST_AT_LEAST = 0.01  # what rounding may take of a rescaling, or of an update, before the card calls it lost
+LEAST_RESCALING = 1e-3  # of |λ − 1|: the measured factors are right to about a millionth, less is no share of this
+SAME_SIZE = 0.01  # by how much the norms of two updates may differ that are called the same
+DENSE_FROM = 0.5  # an agent that changed more than this is no sparse update, and most of it meets others
+
+
+def render_card(report: Report, *, figures: Collection[str] = (), endpoint: str = DEFAULT_ENDPOINT) -> str:
+    """README.md of the merged model. `figures`: the names, out of `render_figures`, that lie beside it."""
+    body = environment().get_template("card.md.jinja").render(_view(report, figures, endpoint))
+    header = yaml.safe_dump(metadata(report), sort_keys=False, allow_unicode=True, width=10_000)
+    return f"---\n{header}---\n\n{body}"
+
+
+def metadata(report: Report) -> dict[str, Any]:
+    """The card's YAML header. A value that the Hub would not take as it is stays out or becomes `other`."""
+    bases = [p.id for p in report.parents if p.kind == "hub" and HUB_ID.fullmatch(p.id)]
+    data: dict[str, Any] = {}
+    if bases:
+        data |= {"base_model": list(dict.fromkeys(bases)), "base_model_relation": "merge"}
+    task = _task(report)
+    data |= {"library_name": task.library, **({"pipeline_tag": task.pipeline_tag} if task.pipeline_tag else {})}
+    data["tags"] = list(dict.fromkeys(("merge", "hubmerge", _slug(str(report.method["name"])))))
+    name = report.target.rpartition("/")[2] or _slug(str(report.method["name"]))
+    if HUB_ID.fullmatch(name) and (index := _model_index(name, report)):
+        data["model-index"] = index
+    stated = str(report.license.get("id", "unknown"))
+    if stated in KNOWN or stated in UNDECIDED - {"other"}:
+        return data | {"license": stated}
+    data |= {"license": "other", "license_name": _slug(str(report.license.get("name", stated)))}
+    if url := _license_url(report):
+        data["license_link"] = url
+    return data
+
+
+def _task(report: Report) -> Task:
+    if not report.task:
+        return task_of({"architectures": [report.architecture]})
+    task = Task(**report.task)
+    return replace(task, pipeline_tag=task.pipeline_tag if task.pipeline_tag in HUB_TAGS else None)
+
+
+def _model_index(name: str, report: Report) -> list[dict[str, Any]]:
+    if not report.evaluations:
+        return []
+    from hubmerge.output.card_scores import model_index  # brings the leaderboard along
+
+    return model_index(name, report.evaluations)
+
+
+def _scores(report: Report) -> dict[str, Any] | None:
+    if not report.evaluations:
+        return None
+    from hubmerge.output.card_scores import scores_view
+
+    return scores_view(report.evaluations, report.parents)
+
+
+def _license_url(report: Report) -> str | None:
+    url = report.license.get("link", "")
+    return url if re.fullmatch(r"https://[\w.\-]+(/[\w.\-/]*)?", url, re.ASCII) else None
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:96] or "unnamed"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a way of rounding takes of one agent; a negative share: what it adds."""
+
+    agent: str
+    before: float  # λ, or the share of the update, that the method computed
+    after: float  # what is left of it in the stored weights
+    of: str  # what `share` is a share of
+    share: float
+
+
+def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, Any]:
+    """Everything that the template prints."""
+    statistics = report.statistics
+    agents = [p for p in report.parents if p.role == "agent"]
+    base = next(p for p in report.parents if p.role == "base")
+    total = statistics["total"]
+    labels = [str(a["agent"]) for a in total["agents"]]
+    weights = {p.label: p.weight for p in agents}
+    losses = [loss for loss in _roundings(report, weights, "nearest") if abs(loss.share) > LOST_AT_LEAST]
+    target = report.target or None
+    method = registry().get(str(report.method["name"]))
+    return {
+        "report": report,
+        "title": target or f"{report.method['title']} of {', '.join(labels)}",
+        "base": _parent_link(base, endpoint),
+        "agent_links": [_parent_link(p, endpoint) for p in agents],
+        "parents": [(p, _parent_link(p, endpoint), _revision(p, endpoint)) for p in report.parents],
+        "total": total,
+        "labels": labels,
+        "concentrated": [a for a in statistics["total"]["agents"] if a.get("gini") is not None],
+        "concentration_error": _largest_error(statistics["total"]["agents"]),
+        "epsilon": f"{statistics['epsilon']:g}",
+        "modules": statistics["modules"],
+        "layers": statistics["layers"],
+        "parameters": [(name, worded(value)) for name, value in _parameters(report)],
+        "legend": _legend(report.method),
+        "compared": total["elements"],
+        "varying_weights": _varying_weights(report),
+        "by_layer": report.method.get("by_layer") or [],
+        "papers": [(p, _paper_link(p)) for p in report.method["papers"]],
+        "kept_unique": _range([o.kept_unique for o in report.outcomes]),
+        "kept_shared": _range([o.kept_shared for o in report.outcomes]),
+        "outcomes": report.outcomes,
+        "weighted": any(p.weight != 1.0 for p in agents),
+        "lambdas": any(o.scale is not None for o in report.outcomes),
+        "other_rounding": ("stochastic" if report.rounding == "nearest" else "nearest")
+        if any(o.effective_scale_other_rounding is not None for o in report.outcomes)
+        else None,
+        "sixteen_bits": _sixteen_bits(report),
+        "all_sixteen_bits": all(d in SIXTEEN_BITS for d in report.dtype),
+        "losses": losses,
+        "lost_of": "λ" if all(loss.of == _OF_LAMBDA for loss in losses) else "the updates",
+        "lost": any(loss.share > 0 for loss in losses),
+        "lambda_kept": _lambda_kept(report, weights),
+        "anomalies": _anomalies(report),
+        "bytes": sum(f.size for f in report.files),
+        "license_name": report.license.get("name"),
+        "license_open": report.license.get("id", "unknown") == "unknown",
+        "license_reason": report.license.get("reason"),
+        "license_url": (url := _license_url(report)) and link(url, url),
+        "environment": _environment(report.environment),
+        "figures": frozenset(figures),
+        "snippet": snippet(_task(report), target or "path/to/this/folder"),
+        "command": f"hubmerge run recipe.yaml --to {shlex.quote(target)}"
+        if target
+        else "hubmerge merge recipe.yaml --out merged",
+        "has_local": any(p.kind != "hub" for p in report.parents),
+        "weighed": method is not None and "sensitivity" in method.extras,
+        "matrix_products": method is not None and method.matrix_products,
+        "evaluation": _scores(report),
+    }
+
+
+def _parameters(report: Report) -> list[tuple[str, Any]]:
+    """The method's, and those that an agent has of its own."""
+    own = report.method.get("own") or {}
+    return [
+        *report.method["parameters"].items(),
+        *((f"{key} of {label}", value) for label, table in own.items() for key, value in table.items()),
+    ]
+
+
+def _varying_weights(report: Report) -> frozenset[str]:
+    """The agents, by their labels, whose weight differs from tensor to tensor."""
+    labels = [p.label for p in report.parents if p.role == "agent"]
+    return frozenset(
+        label
+        for label, agent in zip(labels, report.recipe.get("agents") or (), strict=False)
+        if isinstance(agent, Mapping) and isinstance(agent.get("weight"), list)
+    )
+
+
+def _parent_link(parent: Parent, endpoint: str) -> Markdown:
+    if parent.kind == "hub" and HUB_ID.fullmatch(parent.id):
+        return link(parent.id, f"{endpoint}/{parent.id}")
+    return code(parent.label)
+
+
+def _largest_error(agents: Sequence[Mapping[str, Any]]) -> float:
+    """How far any of the shares taken from a histogram may be off."""
+    return max((error or 0.0 for a in agents for error in (a.get("error") or {}).values()), default=0.0)
+
+
+def _revision(parent: Parent, endpoint: str) -> Markdown:
+    if parent.kind == "hub" and HUB_ID.fullmatch(parent.id) and _SHA.fullmatch(parent.sha):
+        return link(parent.sha, f"{endpoint}/{parent.id}/tree/{parent.sha}")
+    return code(parent.sha)
+
+
+def _paper_link(paper: Mapping[str, Any]) -> Markdown:
+    identifier = str(paper["arxiv"])
+    if _ARXIV.fullmatch(identifier):
+        return link(Markdown(f"arXiv:{identifier}"), f"https://arxiv.org/abs/{identifier}")
+    return code(identifier)
+
+
+def _range(values: Sequence[float | None]) -> str | None:
+    """Least to greatest of the values that exist, once when they read the same."""
+    present = [v for v in values if v is not None]
+    if not present:
+        return None
+    ends = list(dict.fromkeys(factor(v, 2) for v in (min(present), max(present))))
+    return " to ".join(ends)
+
+
+_OF_LAMBDA = "λ − 1"
+
+
+def _sixteen_bits(report: Report) -> bool:
+    return any(d in SIXTEEN_BITS for d in report.dtype)
+
+
+def _roundings(report: Report, weights: Mapping[str, float], way: str) -> list[Loss]:
+    """What the rounding called `way` takes of each agent of which that was measured: of λ − 1 where the method
+    rescales the agent, of the update itself elsewhere. Measured factors contain the agent's weight, λ does not.
+
+    What the method computed before rounding is measured too, so that nothing is blamed on rounding which it never
+    was: a factor of the formula need not be the one that the elements counted as unique have got.
+    """
+    found = []
+    for outcome in report.outcomes:
+        before, after = outcome.kept_unique, _stored(outcome, report, way)
+        if not before or after is None:
+            continue
+        weight = weights.get(outcome.agent, 1.0)
+        rescaling = before / weight - 1 if weight and outcome.scale not in (None, 1.0) else 0.0
+        if abs(rescaling) >= LEAST_RESCALING:
+            share = (before - after) / weight / rescaling
+            found.append(Loss(outcome.agent, before / weight, after / weight, _OF_LAMBDA, share))
+        else:
+            found.append(Loss(outcome.agent, before, after, "the update", 1 - after / before))
+    return found
+
+
+def _stored(outcome: AgentOutcome, report: Report, way: str) -> float | None:
+    """The factor in the stored weights with that rounding, where it was measured; 32 bits are rounded in one way."""
+    used = way == report.rounding or not _sixteen_bits(report)
+    return outcome.effective_scale if used else outcome.effective_scale_other_rounding
+
+
+def _lambda_kept(report: Report, weights: Mapping[str, float]) -> bool:
+    """Whether λ was measured in the stored weights of both roundings, and is there in all of them."""
+    both = [_roundings(report, weights, way) for way in ("nearest", "stochastic")]
+    of_lambda = [[loss for loss in losses if loss.of == _OF_LAMBDA] for losses in both]
+    measured = bool(of_lambda[0]) and len(of_lambda[0]) == len(of_lambda[1])
+    return measured and all(abs(loss.share) <= LOST_AT_LEAST for losses in both for loss in losses)
+
+
+def _legend(method: Mapping[str, Any]) -> str:
+    """What the letters of the formula are."""
+    formula = str(method["formula"])
+    active = "changed" if "epsilon" in method["parameters"] else "are active at"
+    letters = {
+        "w": "w its weight",
+        "K": "K the number of agents",
+        "(c ": f"c the number of agents that {active} an element",
+        "c = 1": f"c the number of agents that {active} an element",
+        "u": "u a draw between 0 and 1",
+        "F": "F its sensitivity",
+        "S": "S its sensitivity",
+    }
+    words = re.sub(r"[A-Za-z]{2,}|‖²_F|‖_F", " ", formula)  # names of parameters, "mean", "of", and the norm's index
+    said = dict.fromkeys(text for letter, text in letters.items() if letter in words)
+    return ", ".join(("δ is what an agent changed of the base", *said))
+
+
+def _anomalies(report: Report) -> list[tuple[str, list[str]]]:
+    """(what, the labels it concerns) for every finding that a reader must not miss."""
+    epsilon = report.statistics["epsilon"]
+    rows = report.statistics["total"]["agents"]
+    norms = {str(r["agent"]): float(r["l2"]) for r in rows}
+    alike = [
+        p["agents"]
+        for p in report.statistics["total"]["pairs"]
+        if p["both_changed"] and p["jaccard"] == 1.0 and p["sign_agreement"] == 1.0 and p["cosine"] > 0.9999
+    ]
+    twins = [pair for pair in alike if abs(norms[pair[0]] - norms[pair[1]]) <= SAME_SIZE * norms[pair[0]]]
+    silent = [r for r in rows if not r["changed"]]
+    # a method that looks at what is above ε alone takes nothing of it
+    lost = [str(r["agent"]) for r in silent if not r["max"] or "epsilon" in report.method["parameters"]]
+    faint = [str(r["agent"]) for r in silent if str(r["agent"]) not in lost]
+    dense = [str(r["agent"]) for r in rows if r["density"] > DENSE_FROM]
+    findings = (
+        (f"Changed nothing above {epsilon:g}, so that the merge holds nothing of it", lost),
+        (f"Changed nothing above {epsilon:g}, so that the statistics hold nothing of it", faint),
+        (f"Changed more than {DENSE_FROM:.0%} of the weights, which is no sparse update", dense),
+        ("Practically the same update twice", [" / ".join(pair) for pair in twins]),
+        ("The same update in two sizes", [" / ".join(pair) for pair in alike if pair not in twins]),
+        ("No known license is stated", [p.label for p in report.parents if (p.license or "").lower() not in KNOWN]),
+        ("Gated, with terms that bind whoever uses the merge", [p.label for p in report.parents if p.gated]),
+    )
+    return [(what, who) for what, who in findings if who]
+
+
+_HARDWARE_NAMES = {
+    "device": "Device",
+    "cpu": "CPU",
+    "seconds": "Time",
+    "peak_rss_bytes": "Peak memory",
+    "peak_device_bytes": "Peak device memory",
+    "device_failed": "Device given up",
+    "bursts": "Calls of a lent GPU",
+    "disk_high_water_bytes": "Disk at its peak",
+    "fetch": "Fetched",
+}
+
+
+_PACKAGES = ("hubmerge", "huggingface_hub", "numpy", "torch")  # written as they are
+
+
+def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) of what the inputs' cache did, in words; what is not a number is left out."""
+    numbers = {k: v for k, v in fetch.items() if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63}
+    get = numbers.get
+
+    def shards_of(key: str) -> str:
+        return f"{(count := get(key, 0)):,} shard{'' if count == 1 else 's'}"
+
+    runs, processes = get("runs", 1), get("processes", 1)
+    fetched = [size(get("bytes", 0)) + (f" in {runs:,} runs" if runs > 1 else ""), f"{shards_of('shards')} whole"]
+    if again := get("refetched_shards"):
+        fetched.append(f"{again:,} of them again, since they had not fitted in")
+    if ranged := get("ranged_shards"):
+        fetched.append(f"{ranged:,} more by ranges ({size(get('range_bytes', 0))})")
+    rows = [("Fetched", ", ".join(fetched)), ("Found on disk", f"{shards_of('hits')} of an earlier pass or run")]
+    if "high_water_bytes" in numbers:
+        room = f", of {size(numbers['budget_bytes'])} that they could take" if "budget_bytes" in numbers else ""
+        where = f" in the largest of {processes:,} processes" if processes > 1 else ""
+        rows.append(("Inputs on disk", f"{size(numbers['high_water_bytes'])} at their peak{where}{room}"))
+    return rows
+
+
+def in_runs(environment: Mapping[str, Any]) -> str:
+    """What follows the time of a merge that several runs made."""
+    runs = environment.get("runs", 1)
+    return f" in {runs:,} runs" if isinstance(runs, int) and runs > 1 else ""
+
+
+def _environment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) with units; what is not known by name follows as it is."""
+    rows = []
+    others = (k for k in values if k not in _HARDWARE_NAMES and k != "runs")
+    for key in (*(k for k in _HARDWARE_NAMES if k in values), *others):
+        value = values[key]
+        if key == "fetch" and isinstance(value, Mapping):
+            rows += fetch_facts(value)
+            continue
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            text = (
+                size(value) if key.endswith("_bytes") else duration(value) if key.endswith("seconds") else f"{value:g}"
+            )
+        elif isinstance(value, Mapping):
+            text = ", ".join(f"{name} {version}" for name, version in value.items())
+        else:
+            text = str(value)
+        if key == "peak_rss_bytes" and values.get("processes", 1) != 1:
+            text += ", the largest process"
+        if key == "seconds":
+            text += in_runs(values)
+        rows.append((_HARDWARE_NAMES.get(key, key if key in _PACKAGES else key.capitalize()), text))
+    return rows

@@ -1,0 +1,139 @@
+"""A finished folder, which has its manifest: what it holds, whose it is, and its way to the Hub in one commit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Collection, Mapping, Set
+from dataclasses import replace
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from hubmerge.engine.progress import Observer
+from hubmerge.engine.sink import MANIFEST, WORK
+from hubmerge.errors import RecipeError, TargetExistsError
+from hubmerge.hub.client import Hub
+from hubmerge.hub.writing import LargeFile
+from hubmerge.output.card import render_card
+from hubmerge.output.publish import Published, Target, Telling, Uploaded, publish
+from hubmerge.output.report import Report
+from hubmerge.plan.licenses import choose, strictest
+from hubmerge.wording import json_file
+
+_TOLD_EVERY_S = 0.2
+
+
+def load_report(folder: Path) -> Report:
+    """The report of a complete folder; RecipeError when it is none."""
+    try:
+        return Report.from_json(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise RecipeError(
+            "not a finished merge",
+            where=str(folder),
+            expected=MANIFEST,
+            next_step="Name the folder of a merge; an unfinished one goes on when the same command is given again.",
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        where, again = str(folder / MANIFEST), "Merge again into a new folder; nothing was touched."
+        raise RecipeError("the manifest is damaged", where=where, got=repr(error)[:200], next_step=again) from None
+
+
+def finished_report(folder: Path, identity: str, *, keep_work: bool = False) -> Report:
+    """The report of this very merge, whose working folder goes; TargetExistsError where another one is finished."""
+    report = load_report(folder)
+    if report.identity != identity:
+        raise TargetExistsError(
+            "another finished merge is here",
+            where=str(folder),
+            expected=identity[:12],
+            got=report.identity[:12],
+            next_step="Choose another folder; nothing was touched.",
+        )
+    if not keep_work:
+        shutil.rmtree(folder / WORK, ignore_errors=True)  # left by a kill between the manifest and the end
+    return report
+
+
+def publish_folder(
+    prepared_target: Target,
+    folder: Path,
+    hub: Hub,
+    observer: Observer,
+    extra: Mapping[str, bytes] | None = None,
+    uploaded: Set[str] = frozenset(),
+    copies: Mapping[str, LargeFile] | None = None,
+    license_choice: str | None = None,
+) -> Published:
+    """Publish a complete folder and the files `extra` in one commit; repeatable. The folder stays as it is.
+
+    `uploaded`: shards whose bytes the target holds already. `copies`: see `publish.large_files`. `license_choice` is
+    needed where the merge has none; RecipeError where it is missing, or less strict than the parents'.
+    """
+    report = load_report(folder)
+    data = [(str(rows["data"]), bool(rows.get("private"))) for rows in report.sensitivities]
+    prepared_target.refuse_to_expose([*((p.id, p.private) for p in report.parents), *data])
+    stated = _licensed(report, license_choice)
+    observer.stage("publish")
+    weights = {f.name for f in report.files}
+    paths = [p for p in sorted(folder.rglob("*")) if p.is_file() and WORK not in p.relative_to(folder).parts]
+    small = {str(p.relative_to(folder)): p.read_bytes() for p in paths if str(p.relative_to(folder)) not in weights}
+    if stated != report:
+        small |= _restated(report, stated, small, hub.endpoint)
+    title = f"Merge {len(report.recipe['agents'])} agents with {report.method['title']}"
+    return publish(
+        hub,
+        prepared_target,
+        report.identity,
+        title,
+        [Uploaded(f.name, f.size, f.sha256) if f.name in uploaded else folder / f.name for f in report.files],
+        {**small, **(extra or {})},
+        lambda done, total: observer.progress("publish", done, total, "B"),
+        copies,
+        {f.name: f.sha256 for f in report.files},
+        _Telling(observer),
+    )
+
+
+class _Telling(Telling):
+    """To the observer, a few times a second."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._next_s = 0.0
+
+    def verifying(self, before: int, total: int, done: int) -> None:
+        self._tell("verify", before + done, total)
+
+    def uploading(self, before: int, total: int, done: int) -> None:
+        self._tell("publish", before + done, total)
+
+    def committing(self) -> None:
+        self._observer.progress("commit", 0, 0, "")
+
+    def _tell(self, stage: str, done: int, total: int) -> None:
+        if (now := time.monotonic()) >= self._next_s:
+            self._next_s = now + _TOLD_EVERY_S
+            self._observer.progress(stage, done, total, "B")
+
+
+def _licensed(report: Report, choice: str | None) -> Report:
+    """The report with a license that may be published."""
+    if choice is None and report.license.get("id", "unknown") != "unknown":
+        return report
+    return replace(report, license=choose(strictest([p.license for p in report.parents]), choice).as_dict())
+
+
+def _restated(before: Report, after: Report, files: Mapping[str, bytes], endpoint: str) -> dict[str, bytes]:
+    """Manifest and card with another license; what a user wrote into the card stays."""
+    text = files.get("README.md", b"").decode(errors="replace")
+    old, new = (render_card(r, figures=_figures(files), endpoint=endpoint).splitlines() for r in (before, after))
+    for kind, i1, i2, j1, j2 in SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():
+        if kind != "equal":
+            text = text.replace("\n".join(old[i1:i2]), "\n".join(new[j1:j2]), 1)
+    return {MANIFEST: json_file(after.to_json())} | ({"README.md": text.encode()} if "README.md" in files else {})
+
+
+def _figures(files: Collection[str]) -> list[str]:
+    return [name for name in files if name.startswith("figures/")]

@@ -1,0 +1,372 @@
+"""Publishing: shards uploaded one by one ahead (here, or while merging: upload.py), then one commit with everything.
+
+The target is looked at before anything is downloaded and again before anything is uploaded. A repo that this
+very merge filled is a success that was not noticed; a repo with anything else in it is never touched. A lost
+answer to the commit is resolved by looking for the merge's identity, so there are never two commits.
+
+What a parent on the same Hub holds already (a tokenizer, a shard that the merge left as it was) is not uploaded but
+copied there by the Hub, where it will. A repo that a refused merge made and that is still untouched is removed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from hubmerge.disk_errors import writing
+from hubmerge.engine.sink import MANIFEST, WORK
+from hubmerge.errors import (
+    CorruptError,
+    FormatError,
+    GatedError,
+    HeaderError,
+    HubmergeError,
+    HubUnavailableError,
+    IncompatibleError,
+    IndexFileError,
+    NonFiniteError,
+    PermissionDeniedError,
+    RecipeError,
+    SensitivityError,
+    SourceChangedError,
+    SourceNotFoundError,
+    TargetExistsError,
+)
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import BranchMovedError
+from hubmerge.hub.names import is_hub_id
+from hubmerge.hub.writing import LargeFile
+from hubmerge.sources.base import Model
+
+_COMMIT_TRIES = 5
+_BLOCK_BYTES = 4 * 1024 * 1024
+_MAX_MANIFEST_BYTES = 16_000_000
+_INITIAL_FILES = {".gitattributes"}  # what a repo holds that was just created
+_COPIED_FROM_BYTES = 1_000_000  # smaller files cost less than the requests of a copy
+_CREATED = "created.json"  # in the working folder: the target, where this very job made it
+# what speaks against the inputs and will do so again, so that nothing is ever published there
+_REFUSALS = (
+    CorruptError,
+    FormatError,
+    GatedError,
+    HeaderError,
+    IncompatibleError,
+    IndexFileError,
+    NonFiniteError,
+    SensitivityError,
+    SourceChangedError,
+    SourceNotFoundError,
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a merge goes."""
+
+    repo: str  # namespace/name
+    private: bool
+    expose: bool = False  # somebody said outright that what private parents hold may become public here
+
+    def refuse_to_expose(self, sources: Iterable[tuple[str, bool]]) -> None:
+        """RecipeError where a public target would tell of what is private; `sources`: (name, whether it is)."""
+        hidden = list(dict.fromkeys(name for name, private in sources if private))
+        if hidden and not self.private and not self.expose:
+            raise RecipeError(
+                "a public merge would tell what private models or data hold",
+                where=self.repo,
+                expected="a private target, or public parents and data",
+                got=", ".join(hidden[:3]) + (" …" if len(hidden) > 3 else ""),
+                next_step="Publish with --private, or say --public if all of them may be known.",
+            )
+
+
+@dataclass(frozen=True)
+class Uploaded:
+    """A file whose bytes the target holds already."""
+
+    name: str
+    size: int  # bytes
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Published:
+    repo: str
+    commit: str  # 40 hex
+    url: str
+
+
+class Telling:
+    """What `publish` tells on its way; every method may raise to cancel."""
+
+    def verifying(self, before: int, total: int, done: int) -> None:
+        """`done` bytes of a shard that follows `before` others were read again, of `total`."""
+
+    def uploading(self, before: int, total: int, done: int) -> None:
+        """The same of what is sent."""
+
+    def committing(self) -> None:
+        """All bytes are there, and the Hub is asked for the commit."""
+
+
+@dataclass(frozen=True)
+class TargetState:
+    state: Literal["missing", "empty", "ours"]
+    head: str = ""  # of main; "" when missing
+    created: bool = False  # by this very call
+
+
+def find_published(hub: Hub, target: Target, identity: str) -> Published | None:
+    """The merge where it is published already; raises as `check_target` does."""
+    state = check_target(hub, target, identity)
+    return _published(hub, target, identity, state.head) if state.state == "ours" else None
+
+
+def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
+    """May this merge be published there? RecipeError, TargetExistsError or PermissionDeniedError when not."""
+    namespace, _, name = target.repo.partition("/")
+    if not name or not is_hub_id(target.repo):
+        raise RecipeError(
+            "the target is not a repo's name",
+            expected="namespace/name",
+            got=ascii(target.repo)[1:-1][:120],
+            next_step="Give the name of a new repo.",
+        )
+    me = hub.whoami()
+    if namespace not in me.namespaces:
+        raise PermissionDeniedError(
+            "you cannot write to this namespace",
+            where=target.repo,
+            expected=" or ".join(me.namespaces),
+            got=namespace,
+            next_step="Choose one of those, or sign in with another account.",
+        )
+    if not me.may_write:
+        raise PermissionDeniedError(
+            "the token may only read", where=target.repo, next_step="Sign in with one that may write."
+        )
+    try:
+        state = hub.repo_state(target.repo)
+    except SourceNotFoundError:
+        return TargetState("missing")
+    ours = MANIFEST in state.files and _identity(hub, target.repo, state.sha) == identity
+    if ours and (state.private or not target.private):
+        return TargetState("ours", state.sha)
+    foreign = [] if ours else sorted(set(state.files) - _INITIAL_FILES)
+    if foreign:
+        raise TargetExistsError(
+            "the target already holds something else",
+            where=target.repo,
+            expected="a new or empty repo",
+            got=", ".join(foreign[:3]) + (" …" if len(foreign) > 3 else ""),
+            next_step="Choose another name; nothing was changed.",
+        )
+    if target.private and not state.private:
+        raise TargetExistsError(
+            "the target is public, and a private one was asked for",
+            where=target.repo,
+            expected="a private repo",
+            got="a public one",
+            next_step="Make it private or choose another name; nothing was changed.",
+        )
+    return TargetState("empty", state.sha)
+
+
+def ensure_target(hub: Hub, target: Target, identity: str) -> TargetState:
+    """The target, made if it is missing; raises as `check_target` does."""
+    state = check_target(hub, target, identity)
+    if state.state == "missing":
+        created = hub.create_repo(target.repo, private=target.private)
+        # whoever made a repo also learns what it was then, so that it can be removed again
+        state = check_target(hub.unbreakable(), target, identity)
+        if state.state == "missing":
+            raise HubUnavailableError("a repo that was just created is not there", where=target.repo)
+        return replace(state, created=created)
+    return state
+
+
+def note_created(folder: Path, target: Target, state: TargetState) -> None:
+    """Remember in `folder`, where a merge works, that this job has made the target."""
+    path = folder / WORK / _CREATED
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"repo": target.repo, "head": state.head}), encoding="utf-8")
+
+
+@contextmanager
+def withdrawn_if_refused(hub: Hub, target: Target, folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
+    """Around a merge: when its inputs are refused for good, the target goes if this job made it for nothing.
+
+    Never after an error that a retry may mend or a cancellation, and never when anything was done to the repo since.
+    """
+    try:
+        yield
+    except _REFUSALS:
+        try:
+            _withdraw(hub, target, folder)
+        except HubmergeError as error:
+            warn(f"{target.repo} was made for this merge and is empty; it could not be removed: {error.what}")
+        raise
+
+
+def _withdraw(hub: Hub, target: Target, folder: Path) -> None:
+    """Delete the target if this job made it, and it is as it was then."""
+    path = folder / WORK / _CREATED
+    try:
+        noted = json.loads(path.read_text(encoding="utf-8"))
+        repo, head = noted["repo"], noted["head"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return  # not made by us, or nobody knows
+    if repo != target.repo:
+        return
+    try:
+        state = hub.repo_state(target.repo)
+    except SourceNotFoundError:
+        path.unlink()
+        return
+    as_it_was = (
+        state.id == target.repo
+        and state.sha == head
+        and state.private == target.private
+        and not state.gated
+        and set(state.files) <= _INITIAL_FILES
+    )
+    # the Hub cannot delete on a condition: what happens between this look and the next request is lost
+    if as_it_was and hub.is_as_created(target.repo, state.sha):
+        hub.delete_repo(target.repo)
+        path.unlink()
+
+
+def large_files(models: Sequence[Model], target: Target) -> dict[str, LargeFile]:
+    """What the Hub may copy to the target instead of an upload, by sha256: large files of the models on it.
+
+    A private model's are not copied to where others may read them: its bytes may go there, that it holds them may not.
+    """
+    return {
+        file.sha256: LargeFile(model.ref.id, model.ref.sha, file.path, file.size, file.sha256)
+        for model in reversed(models)
+        if model.ref.kind == "hub" and (target.private or not model.private)
+        for file in model.files.values()
+        if file.sha256 is not None
+    }
+
+
+def publish(
+    hub: Hub,
+    target: Target,
+    identity: str,
+    title: str,
+    shards: Sequence[Path | Uploaded],
+    files: Mapping[str, bytes],
+    uploaded: Callable[[int, int], None],
+    copies: Mapping[str, LargeFile] | None = None,
+    digests: Mapping[str, str] | None = None,
+    telling: Telling | None = None,
+) -> Published:
+    """Publish `shards` and `files` (with the manifest) in one commit; safe to repeat after any failure.
+
+    `uploaded(done, total)` is told bytes when a shard is there, and `telling` more often; `copies`: see `large_files`.
+    `digests`: by name the sha256 that a shard must have; CorruptError, before any of it is sent, where it has another.
+    """
+    telling = telling or Telling()
+    known: dict[str, str] = {}
+    if digests and (here := [s for s in shards if isinstance(s, Path)]):
+        state = check_target(hub, target, identity)
+        if state.state == "ours":
+            return _published(hub, target, identity, state.head)
+        there, before = [path.stat().st_size if path.is_file() else 0 for path in here], 0
+        for path, size in zip(here, there, strict=True):  # before the target is made
+            known[path.name] = _verified(path, digests[path.name], partial(telling.verifying, before, sum(there)))
+            before += size
+    state = ensure_target(hub, target, identity)
+    if state.state == "ours":
+        return _published(hub, target, identity, state.head)
+    sizes = [s.size if isinstance(s, Uploaded) else s.stat().st_size for s in shards]
+    operations: list[Any] = []
+    for number, shard in enumerate(shards, 1):
+        if isinstance(shard, Uploaded):
+            operations.append(hub.uploaded(shard.name, shard.size, shard.sha256))
+        else:
+            sent = partial(telling.uploading, sum(sizes[: number - 1]), sum(sizes))
+            operations.append(hub.preupload(target.repo, shard, shard.name, sha256=known.get(shard.name), sent=sent))
+        uploaded(sum(sizes[:number]), sum(sizes))
+    small = dict(files)
+    for name, content in files.items():
+        if copies and len(content) >= _COPIED_FROM_BYTES:
+            source = copies.get(hashlib.sha256(content).hexdigest())
+            if source is not None and hub.copy_large_file(target.repo, source):
+                operations.append(hub.uploaded(name, source.size, source.sha256))
+                del small[name]
+    telling.committing()
+    failures = 0
+    while True:
+        try:
+            commit = hub.commit(
+                target.repo,
+                operations,
+                small.items(),
+                message=f"{title} {_mark(identity)}",
+                description=f"hubmerge job {identity}",
+                parent=state.head,
+            )
+            if commit == state.head:  # the client found nothing to change, so what we saw of the target was old
+                raise BranchMovedError("the target is not at the commit that it stated", where=target.repo, got=commit)
+            return Published(target.repo, commit, hub.url(target.repo))
+        except HubUnavailableError as error:
+            failures += 1
+            parent = state.head
+            # the answer may be lost and the commit there, or the branch may have moved
+            state = check_target(hub, target, identity)
+            if state.state == "ours":
+                return _published(hub, target, identity, state.head)
+            if failures == _COMMIT_TRIES or state.state == "missing":
+                raise
+            # a branch that moved is followed at once, unless the Hub still shows it where it was
+            if not isinstance(error, BranchMovedError) or state.head == parent:
+                hub.patience.pause(failures, error)
+
+
+def _verified(shard: Path, sha256: str, read: Callable[[int], None]) -> str:
+    try:
+        with shard.open("rb") as file:
+            hashed, done = hashlib.sha256(), 0
+            while block := file.read(_BLOCK_BYTES):
+                hashed.update(block)
+                done += len(block)
+                read(done)
+            digest = hashed.hexdigest()
+    except OSError as error:
+        digest = error.strerror or str(error)
+    if digest != sha256:
+        raise CorruptError(
+            "a shard is not what its manifest says",
+            where=str(shard),
+            expected=f"sha256 {sha256[:16]}",
+            got=digest[:40],
+            next_step="Merge again into a new folder; nothing was published.",
+        )
+    return digest
+
+
+def _mark(identity: str) -> str:
+    """What the title of a merge's own commit holds, and of no later one in its repo (scores, a user's edits)."""
+    return f"[hubmerge {identity[:16]}]"
+
+
+def _published(hub: Hub, target: Target, identity: str, head: str) -> Published:
+    commit = hub.find_commit(target.repo, _mark(identity)) or head
+    return Published(target.repo, commit, hub.url(target.repo))
+
+
+def _identity(hub: Hub, repo: str, sha: str) -> str | None:
+    try:
+        manifest = json.loads(hub.read_file(repo, sha, MANIFEST, _MAX_MANIFEST_BYTES))
+    except (ValueError, RecursionError, FormatError):
+        return None  # not written by us
+    return manifest.get("identity") if isinstance(manifest, dict) else None

@@ -1,0 +1,132 @@
+"""Finished shards on their way to the Hub: uploaded ahead of the commit while the next one is merged, then deleted.
+
+A shard's life is told by the journal: "shard" when its file is durable, "uploaded" when the target holds its bytes
+and will not need the file again. Only then is the file deleted. A kill in between costs an upload that the Hub
+answers with "known", never a merge. Merging waits while a shard that was finished before is still on its way, so
+that no more than two lie on disk.
+
+A shard that came out as a parent's own is not uploaded but copied by the Hub. When the merge ends early, an upload
+that is under way is broken off, unless a retry could use it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.sink import FinishedShard
+from hubmerge.errors import HubmergeError
+from hubmerge.hub.client import Hub
+from hubmerge.hub.writing import LargeFile
+from hubmerge.output.publish import Target, ensure_target, note_created
+
+_TICK_S = 0.2
+
+
+class ShardUploader:
+    """Uploads what the journal of `folder` has finished, one shard at a time, in a thread of its own.
+
+    waiting   called while the caller waits for an upload; may raise to cancel
+    deleting  called before a file is deleted, when the disk's use is at a peak
+    copies    what the Hub can copy to the target instead of an upload, by sha256
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        target: Target,
+        identity: str,
+        journal: Journal,
+        folder: Path,
+        *,
+        waiting: Callable[[], None] = lambda: None,
+        deleting: Callable[[], None] = lambda: None,
+        copies: Mapping[str, LargeFile] | None = None,
+    ) -> None:
+        self._hub = hub.breakable()
+        self._target = target
+        self._identity = identity
+        self._journal = journal
+        self._folder = folder
+        self._waiting = waiting
+        self._deleting = deleting
+        self._copies = copies or {}
+        self._target_is_there = False
+        self.sent = self.size = 0  # bytes of the shard that is on its way
+        self._pending: deque[Future[None]] = deque()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="hubmerge-upload")
+
+    def __enter__(self) -> Self:
+        """Take up what an earlier run left: files that are not uploaded, uploaded ones that are still here."""
+        for shard in tuple(self._journal.shards.values()):
+            if shard.filename in self._journal.uploaded:
+                (self._folder / shard.filename).unlink(missing_ok=True)
+            else:
+                self._submit(shard)
+        self._journal.on_shard = self.finished
+        return self
+
+    def finished(self, shard: FinishedShard) -> None:
+        """Upload `shard`; returns when no more than one shard is left to be uploaded. Raises what an upload raised."""
+        self._submit(shard)
+        self._wait(1)
+
+    def catch_up(self) -> None:
+        """Wait until no more than one shard is left, e.g. of an earlier run."""
+        self._wait(1)
+
+    def drain(self) -> None:
+        """Wait for all uploads."""
+        self._wait(0)
+
+    def _submit(self, shard: FinishedShard) -> None:
+        self._pending.append(self._pool.submit(self._upload, shard))
+
+    def _wait(self, left: int) -> None:
+        while len(self._pending) > left:
+            if wait((self._pending[0],), _TICK_S).done:
+                self._pending.popleft().result()
+            else:
+                self._waiting()
+
+    def _upload(self, shard: FinishedShard) -> None:
+        if not self._target_is_there:
+            state = ensure_target(self._hub, self._target, self._identity)
+            if state.created:
+                note_created(self._folder, self._target, state)
+            self._target_is_there = True
+        path = self._folder / shard.filename
+        source = self._copies.get(shard.sha256)
+        if source is None or not self._hub.copy_large_file(self._target.repo, source):
+            self.sent, self.size = 0, shard.size
+            operation = self._hub.preupload(
+                self._target.repo, path, shard.filename, sha256=shard.sha256, sent=self._note_sent
+            )
+            if not self._hub.is_uploaded(operation):
+                return  # the target takes it as a plain file, whose bytes go with the commit
+        self._journal.add_uploaded(shard.filename)
+        self._deleting()
+        path.unlink()
+
+    def _note_sent(self, position: int) -> None:
+        self.sent = position
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """No thread is left; an upload that is under way is broken off, or waited for if a retry goes on from it."""
+        self._journal.on_shard = None
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if error is not None and not (isinstance(error, HubmergeError) and error.retryable):
+            for future in self._pending:
+                # more than once: the client may just be about to begin
+                while not future.done():
+                    self._hub.break_off()
+                    wait((future,), _TICK_S)
+        self._pool.shutdown(wait=True)
+        self._hub.close()

@@ -1,0 +1,1 @@
+"""Every output tensor with its inputs, or every problem: from headers alone."""

@@ -1,0 +1,252 @@
+"""What forbids a merge of some models, and what a user should know though it does not: by headers and configs alone.
+
+Every function returns all that it finds, in the recipe's order; nothing is raised here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from hubmerge.dtypes import FLOAT_DTYPES
+from hubmerge.errors import Problem
+from hubmerge.sources.base import Model
+from hubmerge.sources.remedies import origin_of
+from hubmerge.sources.tying import Tensors, is_embedding
+from hubmerge.wording import NAMED_AT_MOST, dims, incompatible, named, shown
+
+_SHAPING_KEYS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+)
+_BEHAVIOUR_KEYS = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "rms_norm_eps",
+    "hidden_act",
+    "sliding_window",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+)
+
+
+def base_problems(base: Model, tensors: Tensors, kept: frozenset[str] = frozenset()) -> list[Problem]:
+    """Why this base cannot be merged into, whatever the agents; tensors of the names `kept` are not merged."""
+    problems = _quantized(base)
+    tensors = {n: t for n, t in tensors.items() if n not in kept}
+    unsupported = [n for n, t in tensors.items() if _is_unsupported(t.entry.dtype)]
+    if unsupported:
+        shown_tensors = [f"{n} ({tensors[n].entry.dtype})" for n in unsupported]
+        # as float64 scales of a loss are, which no result needs
+        few = len(unsupported) <= NAMED_AT_MOST and len(unsupported) < len(tensors)
+        ignoring = f"ignore: {json.dumps(unsupported)}" if few else None
+        problems.append(_dtype_problem(base, shown_tensors, _keeping(ignoring, "Convert them to float32.")))
+    elif not any(t.entry.dtype in FLOAT_DTYPES for t in tensors.values()):
+        problems.append(
+            incompatible(
+                "nothing to merge: no tensor of floating point numbers",
+                where=str(base.ref),
+                got="integers only" if tensors or not kept else "`ignore` names every tensor",
+            )
+        )
+    return problems
+
+
+def repeated(base: Model, agents: Sequence[Model]) -> list[Problem]:
+    """Agents that are the base itself or stand twice, as far as commits and file hashes show it."""
+    problems = []
+    for k, agent in enumerate(agents):
+        if same := _same_weights(base, agent):
+            problems.append(
+                incompatible(
+                    "an agent is the base itself",
+                    where=str(agent.ref),
+                    got=same,
+                    next_step="Remove it: it changes nothing.",
+                )
+            )
+        for other in agents[:k]:
+            if same := _same_weights(other, agent):
+                problems.append(
+                    incompatible(
+                        "the same agent stands twice",
+                        where=str(agent.ref),
+                        got=same,
+                        next_step="Remove one; use `weight` to count it more.",
+                    )
+                )
+    return problems
+
+
+def _same_weights(a: Model, b: Model) -> str | None:
+    """How headers show that two models hold the same weights, None when they do not show it."""
+    if (a.ref.kind, a.ref.id, a.ref.sha) == (b.ref.kind, b.ref.id, b.ref.sha):
+        return "the same repo at the same commit"
+    hashes_a = {a.files[s].sha256 for s in a.shards}
+    hashes_b = {b.files[s].sha256 for s in b.shards}
+    # the same factors under another lora_alpha are another agent
+    if None not in hashes_a and hashes_a == hashes_b and a.adapter == b.adapter:
+        return f"shards with the same sha256 as {a.ref}"
+    return None
+
+
+def agent_problems(
+    base: Model, base_tensors: Tensors, agent: Model, tensors: Tensors, ignoring: str | None = None
+) -> list[Problem]:
+    """What forbids a merge of this agent with this base; `ignoring`: the line of a recipe that leaves out what only
+    some of the models have."""
+    where = str(agent.ref)
+    remove = f"Remove {agent.ref.id} or choose another base."
+    if architecture(base) != architecture(agent):
+        # everything else would follow from this one
+        return [
+            incompatible(
+                "another architecture",
+                where=where,
+                expected=architecture(base),
+                got=architecture(agent),
+                next_step=f"Remove {agent.ref.id} or choose its own base.",
+            )
+        ]
+    if problems := _quantized(agent):
+        return problems  # it stores other tensors by its nature
+    resized = any(
+        is_embedding(n) and n in tensors and tensors[n].entry.shape[:1] != t.entry.shape[:1]
+        for n, t in base_tensors.items()
+    )
+    for key in _SHAPING_KEYS:
+        if key == "vocab_size" and resized:
+            continue  # which the shapes tell below
+        if base.config.get(key) != agent.config.get(key) and key in base.config and key in agent.config:
+            problems.append(
+                incompatible(
+                    f"another {key}",
+                    where=f"config.json of {where}",
+                    expected=shown(base.config[key]),
+                    got=shown(agent.config[key]),
+                    next_step=remove,
+                )
+            )
+    missing = [n for n in base_tensors if n not in tensors]
+    if missing:
+        problems.append(
+            incompatible(
+                "missing tensors",
+                where=where,
+                expected=named(missing),
+                got="not stored",
+                next_step=_keeping(ignoring, remove),
+            )
+        )
+    extra = [n for n in tensors if n not in base_tensors]
+    if extra:
+        problems.append(
+            incompatible(
+                "tensors that the base does not have",
+                where=where,
+                got=named(extra),
+                next_step=_leaving_out(ignoring, remove),
+            )
+        )
+    common = [n for n in base_tensors if n in tensors]
+    shapes = [
+        f"{n}: {dims(base_tensors[n].entry.shape)} → {dims(tensors[n].entry.shape)}"
+        for n in common
+        if base_tensors[n].entry.shape != tensors[n].entry.shape
+    ]
+    if shapes:
+        vocabulary = any("embed" in s or s.startswith("lm_head") for s in shapes)
+        problems.append(
+            incompatible(
+                "another vocabulary size or shape" if vocabulary else "other shapes",
+                where=where,
+                expected="the base's shapes",
+                got=named(shapes),
+                next_step=remove,
+            )
+        )
+    dtypes = [
+        f"{n} ({tensors[n].entry.dtype})"
+        for n in common
+        if not _dtypes_meet(base_tensors[n].entry.dtype, tensors[n].entry.dtype)
+    ]
+    if dtypes:
+        problems.append(_dtype_problem(agent, dtypes))
+    return problems
+
+
+def _leaving_out(ignoring: str | None, otherwise: str) -> str:
+    line = f"If the result needs none of them, put this line into the recipe: {ignoring}. "
+    return otherwise if ignoring is None else f"{line}Otherwise: {otherwise}"
+
+
+def _keeping(ignoring: str | None, otherwise: str) -> str:
+    line = f"To keep the base's, put this line into the recipe: {ignoring}. "
+    return otherwise if ignoring is None else f"{line}Otherwise: {otherwise}"
+
+
+def _quantized(model: Model) -> list[Problem]:
+    if not model.config.get("quantization_config"):
+        return []
+    return [
+        incompatible(
+            "quantized weights, which stand for others than they store",
+            where=f"config.json of {model.ref}",
+            expected="no quantization_config",
+            got=shown(model.config["quantization_config"]),
+            next_step=f"Name {origin_of(model.card) or 'the model before quantization'} instead.",
+        )
+    ]
+
+
+def _dtype_problem(model: Model, tensors: Sequence[str], next_step: str = "") -> Problem:
+    return incompatible(
+        "tensors of a dtype that cannot be merged",
+        where=str(model.ref),
+        expected=f"{', '.join(FLOAT_DTYPES)}, fp8 with its scales, or integers as in the base",
+        got=named(tensors),
+        next_step=next_step,
+    )
+
+
+def _dtypes_meet(base: str, agent: str) -> bool:
+    if base in FLOAT_DTYPES or agent in FLOAT_DTYPES:
+        return base in FLOAT_DTYPES and agent in FLOAT_DTYPES
+    return base == agent
+
+
+def _is_unsupported(dtype: str) -> bool:
+    return dtype.startswith("F") and dtype not in FLOAT_DTYPES
+
+
+def differences(base: Model, agent: Model) -> list[str]:
+    """What a user should know, though it does not forbid the merge."""
+    notes = [f"{words}; the merge keeps the base's" for words in other_settings(base, agent)]
+    if agent.adapter is None and "adapter_config.json" in agent.files:
+        notes.append(
+            f"{agent.ref.id}: an adapter lies beside full weights; it is left out, the weights are taken as they are"
+        )
+    return notes
+
+
+def other_settings(base: Model, agent: Model) -> list[str]:
+    """What of the two models' configs makes them compute differently with the same weights."""
+    return [
+        f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
+        f"{shown(agent.config.get(key))})"
+        for key in _BEHAVIOUR_KEYS
+        if base.config.get(key) != agent.config.get(key) and (key in base.config or key in agent.config)
+    ]
+
+
+def architecture(model: Model) -> str:
+    """The model's class, as its config names it."""
+    names = model.config.get("architectures") or [model.config.get("model_type", "unknown")]
+    name = str(names[0])[:100] if isinstance(names, list) and names else "unknown"
+    return name.encode("utf-8", "backslashreplace").decode()  # half a character cannot be shown

@@ -1,0 +1,196 @@
+"""Disk: what a merge may take, what it needs at least, and what it took.
+
+A limit (or what is free) covers everything that a merge writes: fetched inputs, sensitivities and output shards. The
+outputs come first: all of them where they stay, two shards where each is uploaded and deleted. Then the sensitivities
+that are computed, 4 bytes per weight of an agent, since every element of the merge needs them. What is left is the
+budget of the inputs, and any budget will do, because shards that do not fit in are read by ranges.
+
+Before the merge, while no output exists, an agent's sensitivity is computed by a network that needs its weights whole
+on the disk, beside the sums and the result.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hubmerge.dtypes import FLOAT_DTYPES
+from hubmerge.errors import DiskError
+from hubmerge.methods import get_method
+from hubmerge.plan.plan import Plan
+from hubmerge.sources.base import StoredTensor
+from hubmerge.sources.derived import DerivedTensor
+
+DISK_MARGIN_BYTES = 64 * 1024 * 1024  # journal, card, database
+SHARDS_ON_DISK = 2  # of an output that is uploaded: one on its way, one being written or waiting
+
+
+def output_need(plan: Plan, *, uploaded: bool) -> int:
+    """Bytes of output that lie on disk at once: shards, and the files beside them."""
+    if not uploaded:
+        return plan.output_bytes + plan.companions.bytes
+    return sum(sorted(s.size for s in plan.shards)[-SHARDS_ON_DISK:]) + plan.companions.bytes
+
+
+def computed_sensitivities(plan: Plan) -> dict[int, int]:
+    """Agent (from 0) → bytes of its sensitivity, for those whose sensitivity has to be computed."""
+    if "sensitivity" not in get_method(plan.recipe.method).extras:
+        return {}
+    return {k: 4 * _floats(plan, k) for k, agent in enumerate(plan.recipe.agents) if agent.sensitivity is None}
+
+
+def computing_need(plan: Plan, agent: int) -> int:
+    """Bytes that lie on disk at once while an agent's sensitivity is computed, its result included."""
+    result = 4 * _floats(plan, agent)
+    model = plan.agents[agent]
+    weights = model.weight_bytes if model.ref.kind == "hub" else 0
+    if is_derived(plan, agent):  # written in full as float32; what that is made of comes out of the inputs' budget
+        weights = result
+    return weights + 3 * result  # the sums, a checkpoint of them, and the next one or the result
+
+
+def is_derived(plan: Plan, agent: int) -> bool:
+    """True when any tensor of agent `agent` (from 0) is computed rather than stored."""
+    return any(isinstance(t.inputs[agent + 1], DerivedTensor) for t in plan.tensors())
+
+
+def _floats(plan: Plan, agent: int) -> int:
+    stored: Iterable[StoredTensor] = plan.agents[agent].tensors.values()
+    if is_derived(plan, agent):
+        stored = (t.inputs[agent + 1] for t in plan.tensors())
+    return sum(t.entry.elements for t in stored if t.entry.dtype in FLOAT_DTYPES)
+
+
+def sensitivity_need(plans: Sequence[Plan]) -> int:
+    """Bytes of computed sensitivities that lie on disk throughout; plans share those of the same agent."""
+    needed: dict[object, int] = {}
+    for plan in plans:
+        for k, size in computed_sensitivities(plan).items():
+            spec = plan.recipe.agents[k].calibration or plan.recipe.calibration
+            needed[plan.agents[k].ref, plan.base.ref if is_derived(plan, k) else None, spec] = size
+    return sum(needed.values())
+
+
+def computing_peak(plan: Plan) -> int:
+    """The most that lies on disk while the sensitivities are computed one after the other."""
+    sizes = computed_sensitivities(plan)
+    return max(
+        (computing_need(plan, k) + sum(size for j, size in sizes.items() if j < k) for k in sizes),
+        default=0,
+    )
+
+
+def least_need(plan: Plan, *, uploaded: bool) -> int:
+    """The smallest disk budget that a merge gets through with; inputs are then read by ranges."""
+    return max(output_need(plan, uploaded=uploaded) + sensitivity_need([plan]), computing_peak(plan))
+
+
+def most_use(plan: Plan, *, uploaded: bool) -> int:
+    """The most that a merge without a limit lays on the disk."""
+    streaming = plan.download_bytes + output_need(plan, uploaded=uploaded) + sensitivity_need([plan])
+    return max(streaming, computing_peak(plan))
+
+
+def available_bytes(folders: Sequence[Path], limit: int | None) -> int:
+    """What a merge may take in `folders` altogether, what lies there already included."""
+    available = shutil.disk_usage(folders[0]).free + used_bytes(folders) - DISK_MARGIN_BYTES
+    return available if limit is None else min(limit, available)
+
+
+def input_budget(
+    plans: Sequence[Plan],
+    folders: Sequence[Path],
+    cache: Path,
+    limit: int | None,
+    *,
+    uploaded: bool = False,
+    dropped: bool = False,
+) -> int:
+    """Bytes that fetched inputs may take; DiskError when not even the outputs and the sensitivities fit in.
+
+    `limit`: of everything that these merges write, None for what is free. `dropped`: outputs go into the null sink.
+    """
+    outputs = 0 if dropped else sum(output_need(plan, uploaded=uploaded) for plan in plans)
+    needed = outputs + sensitivity_need(plans)
+    free = shutil.disk_usage(folders[0]).free
+    available = available_bytes((*folders, cache), limit)
+    if limit is not None and limit < needed:
+        least, given = shown_bytes(needed, limit)
+        raise DiskError(
+            "the disk budget is too small for the output",
+            where=str(folders[0]),
+            expected=f"{least} or more",
+            got=given,
+            next_step="Raise --disk-budget.",
+        )
+    if needed > available:
+        least, found = shown_bytes(needed - available + free, free)
+        raise DiskError(
+            "not enough disk",
+            where=str(folders[0]),
+            expected=f"{least} free",
+            got=found,
+            next_step="Free some disk, choose a folder on a larger one, or use a larger Space.",
+        )
+    return available - needed
+
+
+def shown_bytes(*counts: int) -> tuple[str, ...]:
+    """Sizes in one unit, so that they can be compared, and with as many digits as tell them apart."""
+    largest = max(counts)
+    unit, scale = next(((u, s) for u, s in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)) if largest >= s), ("B", 1))
+    digits = next((n for n in (2, 4, 6) if len({f"{c / scale:.{n}f}" for c in counts}) == len(set(counts))), 9)
+    return tuple(f"{c / scale:.{digits if scale > 1 else 0}f} {unit}" for c in counts)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for gigabytes that is gone afterwards, although Ctrl-C comes while it is removed."""
+    made = tempfile.TemporaryDirectory(prefix="hubmerge-")
+    try:
+        yield Path(made.name)
+    finally:
+        try:
+            made.cleanup()
+        except KeyboardInterrupt:
+            made.cleanup()
+            raise
+
+
+class DiskGauge:
+    """The high-water mark of what lies below some folders; sampled where use is at a peak, before deletions."""
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = tuple(folders)
+        self._lock = threading.Lock()
+        self.high_water_bytes = 0
+
+    def sample(self) -> None:
+        used = used_bytes(self._folders)
+        with self._lock:
+            self.high_water_bytes = max(self.high_water_bytes, used)
+
+
+def used_bytes(folders: Iterable[Path], counts: Callable[[str], bool] = lambda path: True) -> int:
+    """Disk that the files below `folders` take, while files may come and go; folders may lie in each other.
+
+    `counts`: whether a file is to be counted, by its path.
+    """
+    sizes: dict[str, int] = {}
+    for folder in folders:
+        for path in _files(folder):
+            if counts(path):
+                with suppress(FileNotFoundError):
+                    sizes[path] = os.lstat(path).st_blocks * 512
+    return sum(sizes.values())
+
+
+def _files(folder: Path) -> Iterator[str]:
+    for parent, _, names in os.walk(folder.absolute()):
+        for name in names:
+            yield os.path.join(parent, name)

@@ -1,0 +1,57 @@
+"""Refusals of models that hold the same weights, where nothing but the bytes tells.
+
+Models on the Hub state the hashes of their files, which the plan compares (compatibility.py). Folders state none, and
+equal values may be stored as other bytes.
+"""
+
+from __future__ import annotations
+
+import filecmp
+from collections.abc import Sequence
+
+from hubmerge.errors import IncompatibleError, Problem
+from hubmerge.plan.plan import Plan
+from hubmerge.sources.base import Model
+from hubmerge.statistics.statistics import Statistics
+
+
+def refuse_equal_folders(models: Sequence[Model]) -> None:
+    """Local folders state no hashes, so equal weights are found by comparing bytes up to the first difference."""
+    problems = []
+    local = [m for m in models if m.ref.kind == "local"]
+    for i, a in enumerate(local):
+        for b in local[i + 1 :]:
+            if (
+                a.shards == b.shards
+                and a.adapter == b.adapter
+                and all(
+                    a.files[s].size == b.files[s].size and filecmp.cmp(a.ref.path / s, b.ref.path / s, shallow=False)
+                    for s in a.shards
+                )
+            ):
+                what = "an agent is the base itself" if a is models[0] else "the same agent stands twice"
+                problems.append(
+                    Problem(IncompatibleError.code, what, str(b.ref), "", f"the bytes of {a.ref}", "Remove it.")
+                )
+    if problems:
+        raise IncompatibleError("these models cannot be merged", problems=problems)
+
+
+def refuse_equal_to_base(plan: Plan, statistics: Statistics) -> None:
+    """The last line of defence: equal values under other bytes show only when they are read."""
+    total = statistics.total
+    same = [m for k, m in enumerate(plan.agents) if total.elements and total.identical[k] == total.elements]
+    if same:
+        raise IncompatibleError(
+            "these models cannot be merged",
+            problems=[
+                Problem(
+                    IncompatibleError.code,
+                    "an agent changed nothing of what is merged",
+                    where=str(m.ref),
+                    got="the base's value in every element",
+                    next_step="Remove it.",
+                )
+                for m in same
+            ],
+        )

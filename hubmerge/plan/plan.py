@@ -1,0 +1,377 @@
+"""The plan: a pure function of headers that says what will be read and written, or everything that forbids it.
+
+No weight has moved when it is made. Every output tensor is there with its inputs and its byte range, so that
+shards can be written at known offsets in any order; what is predicted of bytes, disk (disk.py), memory and time
+(prediction.py) comes from the same numbers. All incompatibilities are found here and raised together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import Any, Literal
+
+from hubmerge.dtypes import FLOAT_DTYPES, NAMES, Rounding
+from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, Problem, SourceNotFoundError
+from hubmerge.methods import get_method
+from hubmerge.methods.base import Threshold
+from hubmerge.methods.tensor_values import TensorValues, Values, misplaced
+from hubmerge.plan.compatibility import (
+    agent_problems,
+    base_problems,
+    differences,
+    other_settings,
+    repeated,
+)
+from hubmerge.recipe.calibration import CalibrationRows
+from hubmerge.recipe.ignore import ignored_by
+from hubmerge.recipe.model_name import ModelRef
+from hubmerge.recipe.recipe import Recipe, merge_identity
+from hubmerge.sources.base import Model, StoredTensor
+from hubmerge.sources.companions import Companions, select_companions
+from hubmerge.sources.config import config_problems, merged_config, told
+from hubmerge.sources.derived import DerivedTensor, ZeroTensor
+from hubmerge.sources.header import DTYPE_BYTES, serialize_header
+from hubmerge.sources.ignore import ignoring_line, unmatched, without
+from hubmerge.sources.lora import resident_bytes
+from hubmerge.sources.reader import KEPT_TENSORS
+from hubmerge.sources.tying import Untied, untie
+from hubmerge.sources.views import views_of
+from hubmerge.sources.vocabulary import Vocabulary, with_added_rows, with_vocab_size, without_added_rows
+from hubmerge.wording import named
+
+InputKind = frozenset[str]
+
+MAX_SHARD_BYTES = 2 * 1024**3  # a resumed merge repeats at most one shard; the Hub likes files below 5 GB
+
+
+@dataclass(frozen=True)
+class PlannedTensor:
+    """One output tensor. `inputs`: the base's tensor first, then the agents' in recipe order."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # of the output, safetensors' name
+    action: Literal["merge", "copy"]  # copied from the base: integers, booleans, ignored ones
+    begin: int  # bytes in the output shard
+    end: int
+    inputs: tuple[StoredTensor, ...]
+
+    @cached_property
+    def elements(self) -> int:
+        return self.inputs[0].entry.elements
+
+
+@dataclass(frozen=True)
+class PlannedShard:
+    """One output file: its header bytes, then its tensors in order without gaps."""
+
+    filename: str
+    header: bytes
+    tensors: tuple[PlannedTensor, ...]
+
+    @property
+    def size(self) -> int:
+        return self.tensors[-1].end if self.tensors else len(self.header)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a merge reads and writes."""
+
+    recipe: Recipe  # with every model pinned
+    base: Model
+    agents: tuple[Model, ...]
+    shards: tuple[PlannedShard, ...]
+    rounding: Rounding  # what None in the recipe means here
+    warnings: tuple[str, ...]
+    companions: Companions  # files beside the weights
+    vocabulary: Vocabulary | None = None  # rows that an agent adds to the base's
+    calibration: tuple[CalibrationRows, ...] = ()  # what agents are weighed by, each; none where it was not read
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The config.json that the output is described by, before it is made safe to copy: the base's."""
+        if self.vocabulary is None:
+            return self.base.config
+        return with_vocab_size(self.base.config, self.vocabulary.rows)
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return (self.base, *self.agents)
+
+    @property
+    def sources(self) -> list[tuple[str, bool]]:
+        """What the merge tells of, and whether it is private: its parents, and the data that they are weighed by."""
+        return [*((m.ref.id, m.private) for m in self.models), *((c.data, c.private) for c in self.calibration)]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Short names of the agents, as long as it takes to tell them apart."""
+        return _labels(self.agents)
+
+    @property
+    def identity(self) -> str:
+        """sha256 over the pinned inputs and the recipe."""
+        return self.identity_at("")
+
+    def identity_at(self, target: str) -> str:
+        """The same, with where it is published."""
+        return merge_identity(self.recipe, self.base.ref, tuple(a.ref for a in self.agents), target, self.calibration)
+
+    @property
+    def elements(self) -> int:
+        return sum(t.elements for t in self.tensors())
+
+    @cached_property
+    def merged_dtypes(self) -> frozenset[str]:
+        """What merged tensors are stored as."""
+        return frozenset(t.dtype for t in self.tensors() if t.action == "merge")
+
+    @cached_property
+    def input_kinds(self) -> frozenset[InputKind]:
+        """What the inputs of merged tensors are stored as, each combination once."""
+        return frozenset(frozenset(i.entry.dtype for i in t.inputs) for t in self.tensors() if t.action == "merge")
+
+    @cached_property
+    def longest(self) -> int:
+        """Elements of the largest merged tensor."""
+        return max((t.elements for t in self.tensors() if t.action == "merge"), default=0)
+
+    @cached_property
+    def merged_tensors(self) -> int:
+        return sum(1 for t in self.tensors() if t.action == "merge")
+
+    @property
+    def output_bytes(self) -> int:
+        return sum(s.size for s in self.shards)
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(m.weight_bytes for m in self.models)
+
+    @cached_property
+    def values(self) -> TensorValues:
+        """What the tensors are merged with."""
+        return TensorValues.of(self.recipe.given, [t.name for t in self.tensors() if t.action == "merge"])
+
+    @property  # its rule is a function, which a burst's plan could not be sent with (device/zero.py)
+    def threshold(self) -> Threshold | None:
+        """The order statistic that the method needs before it can merge, if any; of the first tensor that needs one."""
+        found = (self._threshold(values) for values in self.values.distinct)
+        return next((threshold for threshold in found if threshold is not None), None)
+
+    def threshold_of(self, tensor: PlannedTensor) -> Threshold | None:
+        """The same, of one tensor."""
+        return self._threshold(self.values[tensor.name])
+
+    def _threshold(self, values: Values) -> Threshold | None:
+        return get_method(self.recipe.method).threshold(values.parameters, values.own)
+
+    @cached_property
+    def overlap_scope(self) -> Literal["tensor", "model"] | None:
+        """Over what the method needs to know where updates meet before it can merge, if it does."""
+        method = get_method(self.recipe.method)
+        return method.overlap_scope(method.typical(self.recipe.parameters))
+
+    @property
+    def passes(self) -> int:
+        """How often the inputs are passed over: once to merge, once for statistics, twice for an order statistic, or
+        once where all are BF16, of whose differences nearly every one is told apart by 16 bits (selection.py). What
+        one pass keeps for the next is not read again (steps.py)."""
+        threshold, scope = self.threshold, self.overlap_scope
+        short = all(t.entry.dtype == "BF16" for tensor in self.tensors() for t in tensor.inputs)
+        selecting = 0 if threshold is None else 1 if short else 2
+        together = threshold is not None and threshold.scope == scope == "tensor"  # one pass counts for both
+        return 1 + selecting + (scope is not None and not together)
+
+    @property
+    def download_bytes(self) -> int:
+        """Less what the client's cache holds."""
+        fetched = (m.files[shard] for m in self.models if m.ref.kind == "hub" for shard in m.shards)
+        return sum(file.size for file in fetched if file.here is None)
+
+    @property
+    def resident_bytes(self) -> int:
+        """What stays in memory beside the chunks in flight: the factors of adapters."""
+        return sum(resident_bytes(m, KEPT_TENSORS) for m in self.models)
+
+    def tensors(self) -> Iterator[PlannedTensor]:
+        for shard in self.shards:
+            yield from shard.tensors
+
+
+def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard_bytes: int = MAX_SHARD_BYTES) -> Plan:
+    """The plan of a merge; IncompatibleError carries every problem that headers can tell."""
+    method = get_method(recipe.method)
+    if recipe.dtype is None and (dtype := method.default_dtype(method.typical(recipe.parameters))):
+        recipe = recipe.model_copy(update={"dtype": dtype})
+    seen = views_of(base, agents, recipe.ignore, partial(with_added_rows, keeper=recipe.tokenizer_of))
+    problems = [*_unfit(recipe, agents), *seen.problems]
+    if base.adapter is not None:  # everything else would follow from this
+        raise IncompatibleError("these models cannot be merged", problems=tuple(problems))
+    views = untie(seen.base, seen.agents)
+    floats = [n for n, t in views.base.items() if t.entry.dtype in FLOAT_DTYPES]
+    undecided, unnamed = misplaced(recipe.given, floats)
+    problems += undecided
+    problems += [*base_problems(seen.base, views.base, seen.kept), *repeated(base, agents), *views.problems]
+    problems += config_problems(base, agents)
+    line = ignoring_line(recipe.ignore, views.base, views.agents)
+    warnings = [*recipe.notes, *unnamed, *seen.warnings, *views.warnings]
+    if recipe.dtype is None and base.kind == "fp8 weights":
+        warnings.append(f"{base.ref.id}: fp8 weights are stored as bfloat16, since the recipe names no dtype")
+    for agent, tensors in zip(seen.agents, views.agents, strict=True):
+        problems += agent_problems(seen.base, views.base, agent, tensors, line)
+        warnings += differences(seen.base, agent)
+    if left_out := merged_config(base.config, ())[1]:
+        warnings.append(told("config.json", left_out))
+    donor, united = (seen.vocabulary.donor, bool(seen.vocabulary.united)) if seen.vocabulary else (0, False)
+    companions = select_companions(base, agents, _labels(agents), donor, united=united)
+    problems += companions.problems
+    warnings += companions.warnings
+    if problems:
+        raise refusal(problems)
+    shards = _lay_out(recipe, views, seen.kept, max_shard_bytes)
+    sixteen_bits = any(t.dtype in ("BF16", "F16") for s in shards for t in s.tensors)
+    rounding: Rounding = recipe.rounding or ("stochastic" if method.rescales and sixteen_bits else "nearest")
+    # like every default, the rounding is written out: a version with another default makes another merge
+    pinned = recipe.pinned(base.ref, tuple(a.ref for a in agents)).model_copy(update={"rounding": rounding})
+    return Plan(
+        pinned, base, tuple(agents), shards, rounding, tuple(dict.fromkeys(warnings)), companions, seen.vocabulary
+    )
+
+
+def refusal(problems: Sequence[Problem]) -> HubmergeError:
+    """What is raised where `problems` forbid a merge: of their kind, where all are of one."""
+    kinds = {kind.code: kind for kind in (MemoryLimitError, SourceNotFoundError)}
+    codes = {problem.code for problem in problems}
+    kind = kinds.get(next(iter(codes)), IncompatibleError) if len(codes) == 1 else IncompatibleError
+    return kind("these models cannot be merged", problems=tuple(dict.fromkeys(problems)))
+
+
+def _labels(agents: Sequence[Model]) -> tuple[str, ...]:
+    forms = [(a.ref.label, a.ref.id, str(a.ref), f"{a.ref.id}@{a.ref.sha}") for a in agents]
+    return tuple(
+        next((f for level, f in enumerate(own) if [o[level] for o in forms].count(f) == 1), own[-1]) for own in forms
+    )
+
+
+def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
+    """A plan of which nothing is written: one agent beside its base, to be counted. IncompatibleError as `make_plan`.
+
+    A second agent, all zeros, stands beside it: its update is the base with the sign turned round, so that the pass
+    that measures the agent's update measures what it is an update of. Of the recipe its models and `ignore` count.
+    """
+    ignored = ignored_by(recipe.ignore)
+    (left_base, *dropped), (left_agent, *more) = (without(model, ignored) for model in (base, agent))
+    seen = views_of(left_base, [left_agent], rows=without_added_rows)
+    problems = list(seen.problems)
+    if base.adapter is None:  # else everything else would follow from this
+        views = untie(seen.base, seen.agents)
+        problems += [*base_problems(seen.base, views.base, frozenset(*dropped)), *views.problems]
+        line = ignoring_line(recipe.ignore, views.base, views.agents)
+        problems += agent_problems(seen.base, views.base, seen.agents[0], views.agents[0], line)
+    if problems:
+        told = tuple(dict.fromkeys(map(_of_comparison, problems)))
+        raise IncompatibleError("these models cannot be compared", problems=told)
+    zeros = MappingProxyType({name: ZeroTensor.like(t) for name, t in views.base.items()})
+    nothing = Model(ModelRef("synthetic", "nothing", "0" * 40), base.config, {}, {})
+    shards = _lay_out(recipe, replace(views, agents=(*views.agents, zeros)), frozenset(), MAX_SHARD_BYTES)
+    names = [name for group in (*dropped, *more) for name in group]
+    notes = [f"left out, as was asked for: {named(list(dict.fromkeys(names)))}"] if names else []
+    notes += [f"{pattern!r} matches no tensor of either model" for pattern in unmatched(recipe.ignore, (base, agent))]
+    warnings = [*notes, *seen.warnings, *views.warnings, *other_settings(seen.base, seen.agents[0])]
+    return Plan(recipe, base, (agent, nothing), shards, "nearest", tuple(dict.fromkeys(warnings)), Companions())
+
+
+def _of_comparison(problem: Problem) -> Problem:
+    """A problem with advice for a comparison: there is no recipe to remove a model from, or to put a line into."""
+    steps = []
+    for step in problem.next_step.split("Otherwise: "):
+        if found := re.search(r"ignore: \[([^]]*)]", step):
+            options = " ".join(f"--ignore {pattern.strip()}" for pattern in found[1].split(","))
+            steps.append(f"On the command line, {options} leaves them out.")
+        else:
+            steps.append("Compare it with the model that it was trained from." if "Remove " in step else step.strip())
+    return replace(
+        problem,
+        what=problem.what.replace("nothing to merge", "nothing to compare"),
+        got=problem.got.replace("`ignore`", "--ignore"),
+        next_step=" Or: ".join(dict.fromkeys(steps)),
+    )
+
+
+def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
+    """What is wrong with the recipe, now that its agents are there."""
+    method = get_method(recipe.method)
+    if len(agents) < 2 and not _averages_the_base(recipe):
+        yield Problem(
+            IncompatibleError.code,
+            "a merge needs at least two agents",
+            expected="2 or more",
+            got=str(len(agents)),
+            next_step="Add an agent.",
+        )
+    if "sensitivity" in method.extras:
+        for agent in recipe.agents:
+            if agent.sensitivity is None and agent.calibration is None and recipe.calibration is None:
+                yield Problem(
+                    IncompatibleError.code,
+                    f"{method.name} needs the sensitivity of every agent",
+                    where=str(agent.model),
+                    expected="`calibration` of the recipe or the agent, or a `sensitivity` file",
+                    next_step="Name calibration data (data, prompt, answer), or choose a method without.",
+                )
+
+
+def _averages_the_base(recipe: Recipe) -> bool:
+    """Whether the base is one of the models that are merged, so that one agent is enough."""
+    return recipe.parameters.get("base_weight") is not None
+
+
+def _lay_out(recipe: Recipe, views: Untied, kept: frozenset[str], max_shard_bytes: int) -> tuple[PlannedShard, ...]:
+    """The base's tensors in their stored order, cut into shards; wider dtypes first within each.
+
+    Readers view the bytes in place, which needs every tensor at a multiple of its element's size. Tensors of the
+    names `kept` are the base's, in the base's dtype.
+    """
+
+    def is_copied(tensor: StoredTensor) -> bool:
+        # what is computed has no bits to copy: it is merged, of models that are all alike there
+        ignored = tensor.entry.name in kept and not isinstance(tensor, DerivedTensor)
+        return ignored or tensor.entry.dtype not in FLOAT_DTYPES
+
+    def dtype_of(tensor: StoredTensor) -> str:
+        return tensor.kept_dtype if is_copied(tensor) or recipe.dtype is None else NAMES[recipe.dtype]
+
+    stored = sorted(views.base.values(), key=lambda t: (t.shard, t.entry.begin, t.entry.name))
+    groups: list[list[StoredTensor]] = [[]]
+    filled = 0
+    for tensor in stored:
+        size = tensor.entry.elements * DTYPE_BYTES[dtype_of(tensor)]
+        if groups[-1] and filled + size > max_shard_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(tensor)
+        filled += size
+    shards = []
+    for number, group in enumerate(groups, start=1):
+        group.sort(key=lambda t: -DTYPE_BYTES[dtype_of(t)])
+        filename = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        header, ranges = serialize_header(((t.entry.name, dtype_of(t), t.entry.shape) for t in group), {"format": "pt"})
+        tensors = tuple(
+            PlannedTensor(
+                t.entry.name,
+                t.entry.shape,
+                dtype_of(t),
+                "copy" if is_copied(t) else "merge",
+                *ranges[t.entry.name],
+                (t, *(view[t.entry.name] for view in views.agents)),
+            )
+            for t in group
+        )
+        shards.append(PlannedShard(filename, header, tensors))
+    return tuple(shards)

@@ -1,0 +1,1 @@
+"""What to merge, how, into which dtype: recipes, sweeps and mergekit's documents."""

@@ -1,0 +1,130 @@
+"""Recipes as text: in files of this machine, on standard input (`-`), or in a form; hubmerge's own or mergekit's.
+
+Relative paths in a file begin at its folder, wherever the command was started, and a name that could be one of the Hub
+is a folder where there is one of that name. Only the command line reads such files: over the web, a name never means a
+folder of the server.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from hubmerge.errors import RecipeError
+from hubmerge.plain_yaml import load_plain_yaml
+from hubmerge.recipe.mergekit import from_mergekit, is_mergekit
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
+
+_STANDARD_INPUT = Path("-")
+_WRITTEN = (
+    "A key and its value stand on a line of their own (`method: ram`); indent with spaces, close quotes and brackets."
+)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, what messages call it, and the folder at which its relative paths begin."""
+
+    text: str
+    where: str
+    folder: Path
+
+
+def read_document(path: Path) -> Document:
+    """The text of a file; RecipeError where it cannot be read. One character more than a recipe may have is enough."""
+    if path == _STANDARD_INPUT:
+        return Document(_text(sys.stdin, "standard input"), "standard input", Path())
+    try:
+        with path.open(encoding="utf-8") as file:
+            return Document(_text(file, str(path)), str(path), path.parent)
+    except OSError as error:
+        raise RecipeError(
+            "the recipe cannot be read",
+            where=str(path),
+            got=error.strerror or str(error),
+            next_step="Name a YAML file with base, agents and method; `hubmerge init BASE AGENT…` writes one.",
+        ) from None
+
+
+def _text(file: IO[str], where: str) -> str:
+    try:
+        return file.read(MAX_RECIPE_BYTES + 1)
+    except UnicodeDecodeError as error:
+        raise RecipeError(
+            "the recipe cannot be read",
+            where=where,
+            expected="UTF-8 text",
+            got=f"a byte that is none at {error.start}",
+            next_step="Save it as UTF-8.",
+        ) from None
+
+
+def recipe_from_yaml(text: str, where: str = "the recipe") -> Recipe:
+    """A recipe from YAML text, hubmerge's own or mergekit's; see plain_yaml.py for what YAML may be here."""
+    if len(text) > MAX_RECIPE_BYTES:
+        raise RecipeError(
+            "the recipe is too long", where=where, expected=f"at most {MAX_RECIPE_BYTES} characters", got=str(len(text))
+        )
+    try:
+        content = load_plain_yaml(text)
+    except ValueError as error:
+        raise RecipeError("the recipe is not plain YAML", where=where, got=str(error), next_step=_WRITTEN) from None
+    if is_mergekit(content):
+        recipe, notes = from_mergekit(content, where)
+        return recipe.with_notes(notes)
+    return recipe_from_dict(content, where)
+
+
+def load_recipe(path: Path) -> Recipe:
+    """The recipe in a file."""
+    return recipe_in(read_document(path))
+
+
+def recipe_in(document: Document) -> Recipe:
+    """The recipe in a document, whose paths begin at its folder."""
+    return located(recipe_from_yaml(document.text, document.where), document.folder)
+
+
+def located(recipe: Recipe, folder: Path) -> Recipe:
+    """`recipe` as one that was read from a file in `folder`; its notes name what is taken for a folder."""
+    notes = list(recipe.notes)
+
+    def here(name: ModelName) -> ModelName:
+        found, note = preferring_folders(name, folder)
+        notes.extend([note] * bool(note))
+        return found
+
+    base = here(recipe.base)
+    agents = tuple(agent.model_copy(update={"model": here(agent.model)}) for agent in recipe.agents)
+    changed = recipe.model_copy(update={"base": base, "agents": agents})
+    return changed.with_notes(tuple(dict.fromkeys(notes))).in_folder(folder)
+
+
+def preferring_folders(name: ModelName, folder: Path) -> tuple[ModelName, str]:
+    """The folder of that name where there is one, and what its user should know then; `org/name@main` never is one."""
+    if name.local or name.revision is not None or not (folder / name.id).is_dir():
+        return name, ""
+    note = f"{name.id} is taken for the folder {folder / name.id}; write {name.id}@main for the model on the Hub"
+    return ModelName(id=f"./{name.id}", local=True), note
+
+
+def model_here(text: str, warn: Callable[[str], None]) -> ModelName:
+    """A model that a command names as its argument: a folder begins in the working folder. RecipeError for none."""
+    try:
+        name = ModelName.parse(text)
+    except ValueError as error:
+        raise RecipeError(
+            str(error),
+            where="the command",
+            expected="org/name, org/name@revision or ./folder",
+            got=ascii(text)[:120],
+            next_step="Name one model.",
+        ) from None
+    found, note = preferring_folders(name, Path())
+    if note:
+        warn(note)
+    return found

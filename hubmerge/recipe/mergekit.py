@@ -1,0 +1,251 @@
+"""A mergekit document as a recipe, or the reasons why it cannot be one.
+
+Read as mergekit 0.1.5 reads it (mergekit_document.py). The methods' definitions meet through parameters:
+
+    linear           the base's weight is `base_weight`; without a base the first model is what updates are counted from
+    task_arithmetic  λ; divided by Σ wk with `normalize`
+    ties             trimmed per tensor; the weighted mean of the agreeing, or their sum without `normalize`
+    dare_linear      p = 1 − density; λ as for task_arithmetic, times the density without `rescale`
+    dare_ties        p = 1 − density, and no trimming; the rest as for ties
+    ram, ramplus_tl  ε; r and α with ρ counted per tensor
+
+What a document means differently here is told in words beside the recipe. What has no counterpart is refused, all
+of it together, rather than merged into something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isclose
+from typing import Any
+
+from hubmerge.errors import RecipeError
+from hubmerge.methods.varying import Setting, evened, mapped, points, rules_of, written
+from hubmerge.recipe.mergekit_document import Input, Reading
+from hubmerge.recipe.recipe import Recipe, recipe_from_dict
+
+_TRIM = (
+    "Trimming: elements whose magnitude equals the smallest one kept are all kept; mergekit keeps exactly the share "
+    "that `density` names, and which of the equal ones these are depends on its sort."
+)
+_RESCALE = (
+    "DARE: what survives the drop is divided by `density`, as in the paper; mergekit scales it so that the sum of the "
+    "tensor's magnitudes stays what it was. The two differ by one factor per tensor and agent, close to 1 in large "
+    "tensors."
+)
+_NO_BASE = (
+    "Base: mergekit's `linear` has none; here the first model, {model}, is the base that updates are counted from, and "
+    "one of those in the mean, with its weight."
+)
+_DRAW = (
+    "DARE: which elements are dropped is drawn from the recipe's `seed`, the agent, the tensor and the element, the "
+    "same on every run; it is another draw than mergekit's."
+)
+
+
+def is_mergekit(document: Any) -> bool:
+    """True for plain data that is written for mergekit."""
+    return isinstance(document, Mapping) and "merge_method" in document
+
+
+def from_mergekit(document: Mapping[str, Any], where: str = "the recipe") -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe, and what the document means differently here; RecipeError lists everything without a counterpart."""
+    reading = Reading(document, where)
+    method = document["merge_method"]
+    read = _METHODS.get(method) if isinstance(method, str) else None
+    if read is None:
+        reading.refuse(
+            "a mergekit method without a counterpart here",
+            "merge_method",
+            expected=", ".join(_METHODS),
+            got=method,
+            next_step="Choose one of these, or write a recipe with `base`, `agents` and `method`.",
+        )
+    reading.check_top_level()
+    base, agents = reading.inputs()
+    meaning = read(reading, base, agents) if read and base and agents and reading.parts else None
+    tokenizer = None if base is None else reading.tokenizer_of(base, agents)
+    if base is None or meaning is None or reading.problems:
+        problems = tuple(dict.fromkeys(reading.problems))
+        raise RecipeError("this mergekit document cannot be merged here", where=where, problems=problems)
+    notes = [*reading.ignored(), *meaning.notes, *reading.adapters(), *reading.numbers(), *reading.tokenizer()]
+    recipe = recipe_from_dict(
+        {
+            "base": base.name,
+            "agents": [
+                {"model": agent.name, "weight": written(weight), "parameters": dict(own)}
+                for agent, weight, own in zip(agents, meaning.weights, meaning.own or [{}] * len(agents), strict=True)
+            ],
+            "method": meaning.method,
+            "parameters": meaning.parameters,
+            "dtype": reading.output_dtype,
+            "rounding": "nearest",  # mergekit knows no other
+            **({} if tokenizer is None else {"tokenizer": tokenizer}),
+        },
+        where,
+    )
+    renamed = "" if meaning.method == method else f"; its `{method}` is `{meaning.method}` here"
+    return recipe, (f"Read as a mergekit document{renamed}.", *notes)
+
+
+@dataclass(frozen=True)
+class _Meaning:
+    """What a method of mergekit is in hubmerge's terms."""
+
+    method: str
+    weights: list[Setting]  # per agent
+    parameters: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    own: Sequence[Mapping[str, Any]] = ()  # per agent, where some have their own
+
+
+def _linear(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
+    own = reading.per_model("weight", base)
+    weights = reading.weights(agents)
+    known = [_constant(weight) for weight in (own, *weights)]
+    total = None if None in known else sum(one for one in known if one is not None)
+    if not reading.flag("normalize", True) and (total is None or not isclose(total, 1.0, rel_tol=1e-6)):
+        reading.refuse(
+            "weights that scale the base itself",
+            "parameters",
+            "normalize",
+            expected="weights that add up to 1, the same for all tensors",
+            got="others" if total is None else total,
+            next_step="Set normalize: true.",
+        )
+    if total == 0:
+        reading.refuse("weights that add up to 0, so that their mean does not exist", "models")
+    notes: tuple[str, ...] = ()
+    if reading.document.get("base_model") is None:
+        notes = (_NO_BASE.format(model=base.name),)
+    return _Meaning("linear", weights, {} if known[0] == 0 else {"base_weight": written(evened(own))}, notes)
+
+
+def _task_arithmetic(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
+    weights = reading.weights(agents)
+    return _Meaning("task_arithmetic", weights, _factor(reading, weights))
+
+
+def _ties(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
+    densities = _densities(reading, agents, "keeps nothing")
+    trimmed = any(min(points(density)) < 1 for density in densities)
+    if reading.flag("rescale", False) and trimmed:
+        reading.refuse("rescaling after the trim is not supported", "parameters", "rescale", next_step="Remove it.")
+    shared, own = _shared_or_own("density", densities, 1.0)
+    parameters = {
+        **shared,
+        "trim_scope": "tensor",
+        "lambda": written(reading.number("lambda", 1.0)),
+        "disjoint": _disjoint(reading, True),
+    }
+    return _Meaning("ties", reading.weights(agents), parameters, (_TRIM,) if trimmed else (), own)
+
+
+def _dare_linear(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
+    weights = reading.weights(agents)
+    shared, own, kept, notes = _drop(reading, agents)
+    return _Meaning("dare_linear", weights, {**shared, **_factor(reading, weights, kept)}, notes, own)
+
+
+def _dare_ties(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
+    shared, own, kept, notes = _drop(reading, agents)
+    parameters = {
+        **shared,
+        "density": 1.0,
+        "trim_scope": "tensor",
+        "lambda": written(mapped(reading.number("lambda", 1.0), lambda lam: lam * kept)),
+        "disjoint": _disjoint(reading, False),
+    }
+    return _Meaning("dare_ties", reading.weights(agents), parameters, notes, own)
+
+
+def _ram(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
+    return _Meaning("ram", reading.unweighted(agents), {"epsilon": reading.constant("epsilon", 1e-5)})
+
+
+def _ramplus_tl(reading: Reading, base: Input, agents: tuple[Input, ...]) -> _Meaning:
+    parameters = {
+        "r": written(reading.number("r", 0.1)),
+        "alpha": written(reading.number("alpha", 0.2)),
+        "epsilon": reading.constant("epsilon", 1e-5),
+        "scope": "tensor",
+    }
+    return _Meaning("ram_plus", reading.unweighted(agents), parameters)
+
+
+def _factor(reading: Reading, weights: list[Setting], kept: float = 1.0) -> dict[str, Any]:
+    """λ of a sum of weighted updates, divided by the sum of the weights where mergekit does so."""
+    lam = mapped(reading.number("lambda", 1.0), lambda factor: factor * kept)
+    if not reading.flag("normalize", False):
+        return {"lambda": written(lam)}
+    known = [_constant(weight) for weight in weights]
+    if None in known:
+        return {"lambda": written(lam), "normalize": True}
+    total = sum(one for one in known if one is not None)
+    return {"lambda": written(mapped(lam, lambda factor: factor / total) if abs(total) >= 1e-8 else lam)}
+
+
+def _densities(reading: Reading, agents: tuple[Input, ...], what_0_does: str) -> list[Setting]:
+    """Of each agent; 1 and more is all."""
+    found: list[Setting] = []
+    for agent in agents:
+        density = reading.per_model("density", agent, 1.0)
+        path = agent.places[0]
+        if min(points(density)) <= 0:
+            reading.refuse(f"a density that {what_0_does}", *path, expected="above 0", got=min(points(density)))
+            density = 1.0
+        if any(isinstance(rule.value, tuple) and max(rule.value) > 1 for rule in rules_of(density)):
+            reading.refuse(
+                "a density over the layers that exceeds 1", *path, expected="at most 1", got=max(points(density))
+            )
+        found.append(mapped(density, lambda share: min(share, 1.0)))
+    return [evened(density) for density in found]
+
+
+def _drop(
+    reading: Reading, agents: tuple[Input, ...]
+) -> tuple[dict[str, Any], list[dict[str, Any]], float, tuple[str, ...]]:
+    """DARE's p, of all or of each; the factor that undoes its rescaling where mergekit does not; what differs."""
+    densities = _densities(reading, agents, "drops everything")
+    shared, own = _shared_or_own(
+        "p", [mapped(density, lambda share: round(1.0 - share, 12)) for density in densities], 0.0
+    )
+    if all(density == 1.0 for density in densities):
+        return shared, own, 1.0, ()
+    if reading.flag("rescale", True):
+        return shared, own, 1.0, (_RESCALE, _DRAW)
+    kept = densities[0]
+    if own or isinstance(kept, tuple):
+        step = "Set rescale: true, or give all models one density."
+        reading.refuse("densities that differ, without rescaling", "parameters", "rescale", next_step=step)
+        return shared, own, 1.0, ()
+    return shared, own, kept, (_DRAW,)
+
+
+def _shared_or_own(key: str, values: list[Setting], default: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A parameter as one of the recipe where the agents agree, else as one of each agent."""
+    if all(value == values[0] for value in values):
+        return {key: written(values[0])}, []
+    return {key: default}, [{key: written(value)} for value in values]
+
+
+def _constant(setting: Setting) -> float | None:
+    """The number that it is wherever it decides, if that is one."""
+    numbers = points(setting)
+    return numbers[0] if len(set(numbers)) == 1 else None
+
+
+def _disjoint(reading: Reading, default: bool) -> str:
+    return "mean" if reading.flag("normalize", default) else "sum"
+
+
+_METHODS: Mapping[str, Callable[[Reading, Input, tuple[Input, ...]], _Meaning]] = {
+    "linear": _linear,
+    "task_arithmetic": _task_arithmetic,
+    "ties": _ties,
+    "dare_linear": _dare_linear,
+    "dare_ties": _dare_ties,
+    "ram": _ram,
+    "ramplus_tl": _ramplus_tl,
+}

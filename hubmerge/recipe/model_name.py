@@ -1,0 +1,103 @@
+"""A model as a user names it (a Hub id with an optional revision, or a local folder), and as it is pinned."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from hubmerge.hub.names import is_hub_id
+
+MAX_CHARACTERS = 4096
+SYNTHETIC = "synthetic:"  # how a model's name begins that lies nowhere (synthetic.py)
+_REVISION = re.compile(r"[A-Za-z0-9_][\w.\-/]{0,254}", re.ASCII)
+
+
+class ModelName(BaseModel):
+    """A Hub id with an optional revision, or a local folder. In a recipe it is written as text (see `parse`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str = Field(min_length=1, max_length=MAX_CHARACTERS)
+    revision: str | None = None
+    local: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> ModelName:
+        """`org/name`, `org/name@revision`, or a folder.
+
+        What a text means does not depend on which folders exist: `a/b` is a Hub id, a folder of that name is
+        written `./a/b`.
+        """
+        text = text.strip()
+        if not text:
+            raise ValueError("no model is named")
+        if "://" in text:
+            raise ValueError("this is a URL, where a Hub id alone is needed")
+        if "\0" in text:
+            raise ValueError("a model's name holds a zero byte")
+        if len(text) > MAX_CHARACTERS:
+            raise ValueError(f"a model's name has {len(text)} characters, and {MAX_CHARACTERS} are the most")
+        name, _, revision = text.partition("@")
+        if text.startswith((".", "/", "~", SYNTHETIC)) or name.count("/") > 1:
+            return cls(id=text, local=True)
+        if wrong := _not_of_the_hub(name, revision or None):
+            raise ValueError(wrong)
+        return cls(id=name, revision=revision or None)
+
+    @model_validator(mode="after")
+    def _is_a_hub_id_at_a_revision(self) -> ModelName:
+        if not self.local and (wrong := _not_of_the_hub(self.id, self.revision)):
+            raise ValueError(wrong)
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.id}@{self.revision}" if self.revision else self.id
+
+
+def _not_of_the_hub(name: str, revision: str | None) -> str:
+    """Why this is no Hub id at a revision; nothing where it is one."""
+    if not is_hub_id(name):
+        return f"{name[:120]!r} is no Hub id (org/name@revision); as a folder it is written {'./' + name[:120]!r}"
+    if revision and (not _REVISION.fullmatch(revision) or ".." in revision):
+        return f"{revision[:80]!r} is not a revision (a branch, a tag or a commit sha)"
+    return ""
+
+
+def _model_from_text(value: Any) -> Any:
+    if isinstance(value, ModelName):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("a model is written as text: org/name, org/name@revision or ./folder")
+    return ModelName.parse(value)
+
+
+WrittenModel = Annotated[ModelName, BeforeValidator(_model_from_text)]
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """A pinned model. `sha` is a 40-hex commit for the Hub, a digest of names, sizes and headers for a folder, and of
+    its description for a synthetic model (synthetic.py)."""
+
+    kind: Literal["hub", "local", "synthetic"]
+    id: str  # "org/name", or the folder or description as the user wrote it
+    sha: str
+    requested: str = ""  # the branch or tag that was asked for
+    place: str = ""  # where a folder lies, if its id does not lead there from here
+
+    def __str__(self) -> str:
+        return f"{self.id}@{self.sha[:12]}"
+
+    @property
+    def path(self) -> Path:
+        """The folder, of a local model."""
+        return Path(self.place or self.id).expanduser()
+
+    @property
+    def label(self) -> str:
+        """A short name for tables: the repo or folder name."""
+        return Path(self.id).name or self.id

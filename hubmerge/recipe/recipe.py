@@ -1,0 +1,432 @@
+"""The recipe: what to merge, how, into which dtype, with which seed.
+
+Frozen, validated, unknown keys refused; read from and written to YAML. Its order is data: agents keep it.
+A recipe names models as the user wrote them; `PinnedRecipe` has the same with every model at a sha, and its
+digest is the identity of a merge. A mergekit document is read too (mergekit.py); what it means differently here
+stands in the recipe's `notes`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from hubmerge.dtypes import Rounding
+from hubmerge.errors import MisnamedError, Problem, RecipeError
+from hubmerge.methods import get_method, registry, varying
+from hubmerge.methods.tensor_values import Given
+from hubmerge.plain_yaml import dump_plain_yaml
+from hubmerge.recipe.calibration import CalibrationRows, CalibrationSpec
+from hubmerge.recipe.ignore import checked_patterns
+from hubmerge.recipe.model_name import ModelName, ModelRef, WrittenModel
+from hubmerge.wording import did_you_mean, place, shown
+
+MAX_AGENTS = 32
+MAX_RECIPE_BYTES = 64 * 1024
+MAX_WEIGHT = 100.0
+
+OutputDtype = Literal["float32", "bfloat16", "float16"]
+
+
+def _number(value: Any) -> Any:
+    # pydantic would take true for 1 and "0.5" for 0.5; in a recipe these are slips of the pen
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("a number is needed")
+    return value
+
+
+def _weight(value: Any) -> varying.Setting:
+    setting = varying.parse(value)
+    if any(abs(number) > MAX_WEIGHT for number in varying.points(setting)):
+        raise ValueError(f"a weight lies between -{MAX_WEIGHT:g} and {MAX_WEIGHT:g}")
+    return setting
+
+
+_WEIGHT_SCHEMA: dict[str, Any] = {
+    "default": 1.0,
+    "anyOf": [{"type": "number", "minimum": -MAX_WEIGHT, "maximum": MAX_WEIGHT}, *varying.SCHEMA],
+}
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class AgentSpec(_Frozen):
+    """One agent: a model and the factor on its update (default 1). A bare text is a model of weight 1."""
+
+    model: WrittenModel
+    weight: Annotated[varying.Setting, PlainValidator(_weight), WithJsonSchema(_WEIGHT_SCHEMA)] = 1.0
+    parameters: Mapping[str, Any] = Field(default_factory=dict)  # its own, in place of the recipe's
+    sensitivity: str | None = Field(default=None, max_length=4096)  # a file of `hubmerge sensitivity`
+    calibration: CalibrationSpec | None = None  # what its sensitivity is taken on; default: the recipe's
+
+    def to_data(self) -> Any:
+        """The agent as users write it: a bare text where only the model is given."""
+        data: dict[str, Any] = {"model": str(self.model)}
+        if self.weight != 1.0:
+            data["weight"] = varying.written(self.weight)
+        if self.parameters:
+            data["parameters"] = dict(self.parameters)
+        if self.sensitivity is not None:
+            data["sensitivity"] = self.sensitivity
+        if self.calibration is not None:
+            data["calibration"] = self.calibration.model_dump(exclude_none=True)
+        return data if len(data) > 1 else data["model"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"model": value} if isinstance(value, str | ModelName) else value
+
+
+class Recipe(_Frozen):
+    """One merge, as the user states it."""
+
+    base: WrittenModel
+    agents: tuple[AgentSpec, ...] = Field(min_length=1, max_length=MAX_AGENTS)
+    method: str
+    parameters: Mapping[str, Any] = Field(default_factory=dict, validate_default=True)
+    dtype: OutputDtype | None = None  # None: as the base stores each tensor
+    rounding: Rounding | None = None  # None: the method's default
+    seed: Annotated[int, BeforeValidator(_number)] = Field(default=0, ge=0, lt=2**63)
+    calibration: CalibrationSpec | None = None  # for methods that weigh by sensitivity
+    ignore: tuple[str, ...] = ()  # names of tensors that are not merged, as patterns (recipe/ignore.py)
+    tokenizer: str | None = Field(default=None, max_length=4096)  # base, or a model of the recipe; None: all tokens
+    _notes: tuple[str, ...] = PrivateAttr(default=())
+    _folder: Path | None = PrivateAttr(default=None)
+
+    @field_validator("agents", mode="before")
+    @classmethod
+    def _agents_are_a_list(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise ValueError("agents must be a list of models")
+        return value
+
+    @field_validator("agents")
+    @classmethod
+    def _some_agent_counts(cls, value: tuple[AgentSpec, ...]) -> tuple[AgentSpec, ...]:
+        if value and not any(any(varying.points(agent.weight)) for agent in value):
+            raise ValueError("every agent has the weight 0, so that nothing would be merged")
+        return value
+
+    @field_validator("ignore", mode="before")
+    @classmethod
+    def _patterns_are_short(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = [value]
+        if not isinstance(value, list | tuple):
+            raise ValueError('ignore must be a list of patterns of tensor names, such as ["v_head.*"]')
+        return checked_patterns(value)
+
+    @field_validator("method")
+    @classmethod
+    def _method_exists(cls, value: str) -> str:
+        get_method(value)
+        return value
+
+    @field_validator("parameters", mode="before")
+    @classmethod
+    def _nothing_is_no_parameters(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+    @field_validator("parameters")
+    @classmethod
+    def _parameters_fit_the_method(cls, value: Mapping[str, Any], info: ValidationInfo) -> Mapping[str, Any]:
+        if "method" not in info.data:
+            return value  # the method itself is wrong, which is reported already
+        # every default is written out, so that the digest does not depend on a version's defaults
+        return get_method(info.data["method"]).parse_settings(value)
+
+    @model_validator(mode="after")
+    def _agents_parameters_fit_the_method(self) -> Recipe:
+        method = get_method(self.method)
+        parameters, agents = method.typical(self.parameters), []
+        for number, agent in enumerate(self.agents):
+            try:
+                own = method.parse_settings(agent.parameters, of_agent=True)
+                method.check_own(parameters, own)
+            except ValueError as error:
+                at = f"agent {number + 1} → parameters"
+                found = error.problems if isinstance(error, MisnamedError) else (Problem("", str(error)),)
+                raise MisnamedError(
+                    [
+                        replace(one, code=RecipeError.code, where=f"{at} → {one.where}" if one.where else at)
+                        for one in found
+                    ]
+                ) from None
+            agents.append(agent.model_copy(update={"parameters": own}) if own != agent.parameters else agent)
+        object.__setattr__(self, "agents", tuple(agents))  # numbers as the digest takes them
+        return self
+
+    @model_validator(mode="after")
+    def _tokenizer_is_of_a_model(self) -> Recipe:
+        if self.tokenizer == "union":  # which is what happens when nothing is said
+            object.__setattr__(self, "tokenizer", None)
+        elif self.tokenizer is not None and self.tokenizer_of is None:
+            known = ["base", "union", *(str(agent.model) for agent in self.agents)]
+            problem = Problem(
+                RecipeError.code, "no model of this recipe", "tokenizer", ", ".join(known)[:400], self.tokenizer[:120]
+            )
+            raise MisnamedError([problem])
+        return self
+
+    @property
+    def tokenizer_of(self) -> int | None:
+        """The model whose tokenizer is kept, the base being 0; None: the base's with what agents add."""
+        names = [str(self.base), *(str(agent.model) for agent in self.agents)]
+        if self.tokenizer in (None, "union"):
+            return None
+        return 0 if self.tokenizer == "base" else next((k for k, n in enumerate(names) if n == self.tokenizer), None)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its author should know of how it was read; no part of the merge, nor of what is written."""
+        return self._notes
+
+    def with_notes(self, notes: tuple[str, ...]) -> Recipe:
+        noted = self.model_copy()
+        noted._notes = notes
+        return noted
+
+    @property
+    def folder(self) -> Path | None:
+        """At which relative paths begin, if not where the process was started; no part of the merge either."""
+        return self._folder
+
+    def in_folder(self, folder: Path) -> Recipe:
+        found = self.model_copy()
+        found._folder = folder
+        return found
+
+    def path_of(self, text: str) -> Path:
+        """Where a file that the recipe names lies."""
+        return (self._folder or Path()) / Path(text).expanduser()
+
+    @property
+    def weights(self) -> tuple[varying.Setting, ...]:
+        return tuple(a.weight for a in self.agents)
+
+    @property
+    def given(self) -> Given:
+        """What tensors are merged with, before it is resolved for each of them."""
+        return Given(
+            get_method(self.method), self.weights, self.parameters, tuple(agent.parameters for agent in self.agents)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The recipe in the form in which users write it."""
+        agents = [agent.to_data() for agent in self.agents]
+        result: dict[str, Any] = {"base": str(self.base), "agents": agents, "method": self.method}
+        if self.parameters:
+            result["parameters"] = dict(self.parameters)
+        for key in ("dtype", "rounding"):
+            if getattr(self, key) is not None:
+                result[key] = getattr(self, key)
+        if self.calibration is not None:
+            result["calibration"] = self.calibration.model_dump(exclude_none=True)
+        if self.ignore:
+            result["ignore"] = list(self.ignore)
+        if self.tokenizer is not None:
+            result["tokenizer"] = self.tokenizer
+        result["seed"] = self.seed
+        return result
+
+    def to_yaml(self) -> str:
+        return dump_plain_yaml(self.to_dict())
+
+    def pinned(self, base: ModelRef, agents: tuple[ModelRef, ...]) -> Recipe:
+        """The same recipe with every Hub model at its sha."""
+        names = tuple(
+            ModelName(id=r.id, revision=r.sha if r.kind == "hub" else None, local=r.kind != "hub")
+            for r in (base, *agents)
+        )
+        specs = tuple(a.model_copy(update={"model": n}) for n, a in zip(names[1:], self.agents, strict=True))
+        changed: dict[str, Any] = {"base": names[0], "agents": specs}
+        if self.tokenizer_of:
+            changed["tokenizer"] = str(names[self.tokenizer_of])
+        return self.model_copy(update=changed)
+
+
+def merge_identity(
+    recipe: Recipe,
+    base: ModelRef,
+    agents: tuple[ModelRef, ...],
+    target: str = "",
+    calibration: Sequence[CalibrationRows] = (),
+) -> str:
+    """sha256 (hex) over the pinned inputs, the whole recipe and the target: the job's identity.
+
+    `calibration`: what the agents' sensitivities rest on, in place of what the recipe calls it.
+    """
+
+    def pin(ref: ModelRef) -> str:
+        # a folder is what it holds, wherever it lies
+        return f"{ref.id}@{ref.sha}" if ref.kind == "hub" else ref.sha
+
+    content: dict[str, Any] = {
+        "base": pin(base),
+        "agents": [
+            [pin(ref), varying.written(agent.weight), *([dict(agent.parameters)] if agent.parameters else [])]
+            for ref, agent in zip(agents, recipe.agents, strict=True)
+        ],
+        "method": recipe.method,
+        "parameters": dict(recipe.parameters),
+        "dtype": recipe.dtype,
+        "rounding": recipe.rounding,
+        "seed": recipe.seed,
+        "target": target,
+    }
+    specs = [a.calibration or recipe.calibration for a in recipe.agents]
+    files = [a.sensitivity for a in recipe.agents]
+    if calibration:
+        content["sensitivity"] = [rows.identity() for rows in calibration]
+    elif any(specs) or any(files):
+        content["sensitivity"] = [[f, c and c.model_dump()] for f, c in zip(files, specs, strict=True)]
+    if recipe.ignore:
+        content["ignore"] = sorted(recipe.ignore)
+    if recipe.tokenizer_of is not None:
+        content["tokenizer"] = recipe.tokenizer_of
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def recipe_from_dict(content: Any, where: str = "the recipe") -> Recipe:
+    """A validated recipe from plain data; RecipeError lists every problem."""
+    if not isinstance(content, Mapping):
+        raise RecipeError(
+            "a recipe is a table",
+            where=where,
+            expected="base, agents and method",
+            got="nothing" if content is None else f"{shown(content)}",
+            next_step="`hubmerge init BASE AGENT…` writes one.",
+        )
+    try:
+        return Recipe.model_validate(dict(content))
+    except ValidationError as error:
+        raise RecipeError("the recipe has errors", where=where, problems=list(_problems(error, where))) from None
+
+
+def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
+    issues = error.errors(include_url=False)
+    # pydantic counts only the agents that it could read
+    wrong = {issue["loc"][0] for issue in issues if len(issue["loc"]) > 1}
+    missing = [str(issue["loc"][0]) for issue in issues if issue["type"] == "missing" and len(issue["loc"]) == 1]
+    meant: set[str] = set()
+    for issue in sorted(issues, key=lambda issue: issue["type"] == "missing"):  # after what may be meant for it
+        path, kind = issue["loc"], issue["type"]
+        if kind == "extra_forbidden":
+            known = _known_keys(path)
+            elsewhere = _ELSEWHERE.get(str(path[-1]), "")  # what other tools call it
+            step = f"Did you mean {elsewhere}?" if elsewhere in missing else did_you_mean(path[-1], missing)
+            step = step or did_you_mean(path[-1], known)
+            meant |= {name for name in missing if step == f"Did you mean {name}?"}
+            got = repr(issue["input"])[:120]
+            yield Problem(RecipeError.code, _words(issue), place(where, *path), ", ".join(known), got, step)
+        elif isinstance(misnamed := issue.get("ctx", {}).get("error"), MisnamedError):
+            for problem in misnamed.problems:
+                unknown = path == ("parameters",) and "no such parameter" in problem.what
+                step = problem.next_step or (_methods_with(problem.where) if unknown else "")
+                at = place(where, *path, *([problem.where] if problem.where else []))
+                yield replace(problem, where=at, next_step=step)
+        elif kind == "missing":
+            if path[-1] not in meant:
+                yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_needed(path))
+        elif not (kind == "too_short" and path[0] in wrong):
+            given = issue["input"]
+            if given == [] or (isinstance(given, str) and not given.strip()):  # which is said already
+                yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_needed(path))
+                continue
+            got = "" if isinstance(given, Mapping) and "revision" in given else repr(given)[:120]
+            yield Problem(
+                RecipeError.code, _words(issue), place(where, *path), "", got, _slip(path, given, issue["msg"])
+            )
+
+
+_ELSEWHERE = {"models": "agents", "merge_method": "method", "base_model": "base"}
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "fp32": "float32"}
+
+
+def _slip(path: tuple[int | str, ...], given: Any, message: str) -> str:
+    """What to do about a value of the wrong kind, where that can be told."""
+    if "a list of models" in message:
+        return "Write them as a list: [org/a, org/b]."
+    if "no Hub id" in message:
+        return "A folder is written ./folder or in full; variables in it are not replaced."
+    if not isinstance(given, str):
+        return ""
+    if "is a URL" in message:
+        return "Write org/name, or org/name@revision."
+    if path[-1] == "dtype" and given.lower() in _DTYPES:
+        return f"Did you mean {_DTYPES[given.lower()]}?"
+    if "number is needed" in message:
+        with suppress(ValueError):
+            number = float(given.strip().removesuffix("%"))
+            return f"Write {number / 100:g}." if "%" in given else "Write it without quotes."
+    return ""
+
+
+def _methods_with(parameter: str) -> str:
+    """Where a parameter belongs that another method has not."""
+    found = [
+        m.name
+        for m in registry().values()
+        if parameter in {field.alias or name for name, field in m.parameters.model_fields.items()}
+    ]
+    return f"It is one of {', '.join(found)}." if found else "Leave it out."
+
+
+def _known_keys(path: tuple[int | str, ...]) -> tuple[str, ...]:
+    """What may stand where an unknown key stands."""
+    if "calibration" in path[:-1]:
+        return tuple(CalibrationSpec.model_fields)
+    return tuple((AgentSpec if "agents" in path[:-1] else Recipe).model_fields)
+
+
+_NEEDED = {
+    "base": "Name the model that the agents were trained from.",
+    "agents": "List the models to merge.",
+    "method": "Choose one; `hubmerge methods` lists them.",
+    "model": "Name the model.",
+}
+
+
+def _needed(path: tuple[int | str, ...]) -> str:
+    return _NEEDED.get(str(path[-1]), "")
+
+
+_WORDS = {
+    "missing": "this is missing",
+    "extra_forbidden": "there is no such key",
+    "string_type": "this must be text",
+    "model_type": "this must be text, or a table",
+    "model_attributes_type": "an agent is a model's name, or a table with its `model` and `weight`",
+    "dict_type": "this must be a table",
+    "mapping_type": "this must be a table",
+    "too_short": "there is no agent",
+    "too_long": f"there are more than {MAX_AGENTS} agents",
+    "string_unicode": "this holds half a character",
+}
+
+
+def _words(issue: Any) -> str:
+    """What pydantic found, in words for somebody who does not know pydantic."""
+    return _WORDS.get(issue["type"]) or issue["msg"].removeprefix("Value error, ").replace("Input should", "this must")

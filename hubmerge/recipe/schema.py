@@ -1,0 +1,113 @@
+"""docs/recipe.schema.json, by which an editor completes recipes; `python -m hubmerge.recipe.schema` prints it.
+
+It is made of the same models that read recipes, so it cannot say something else; what no schema can say (that the
+models fit) stays to `hubmerge inspect`. A mergekit document or a sweep is no such recipe.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from hubmerge.methods import Method, registry, varying
+from hubmerge.recipe.calibration import CalibrationSpec
+from hubmerge.recipe.recipe import AgentSpec, Recipe
+
+SCHEMA_URL = "https://huggingface.co/spaces/hubmerge/hubmerge/resolve/main/docs/recipe.schema.json"
+_MODEL = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 4096,
+    "description": "A Hub id with an optional revision (org/name@revision), or a folder (./folder), from this file on.",
+}
+_SAID = {
+    "base": "The model that every agent was trained from.",
+    "agents": "What is merged, in this order.",
+    "method": "How; `hubmerge methods` and docs/methods.md say more.",
+    "parameters": "Of the method.",
+    "dtype": "Of the result; default: as the base stores each tensor.",
+    "rounding": "Into 16 bits; default: the method's.",
+    "seed": "Of random drops and stochastic rounding.",
+    "calibration": "Question-answer pairs, for methods that weigh by sensitivity.",
+    "ignore": "Names of tensors that are not merged, as patterns.",
+    "model": _MODEL["description"],
+    "tokenizer": "base, union (all tokens that the models have, the default), or a model of this recipe.",
+    "weight": "A factor on the agent's update: one number, numbers over the layers, or rules.",
+    "sensitivity": "A file of `hubmerge sensitivity`, from this file on.",
+}
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of recipes."""
+    properties = _properties(Recipe)
+    agent = _properties(AgentSpec)
+    calibration = CalibrationSpec.model_json_schema()
+    agent |= {
+        "model": _MODEL,
+        "parameters": {"type": "object", "description": "Its own, in place of the recipe's."},
+        "calibration": _optional({"$ref": "#/$defs/calibration"}),
+    }
+    table = {"type": "object", "properties": agent, "required": ["model"], "additionalProperties": False}
+    methods = registry().values()
+    properties |= {
+        "base": _MODEL,
+        "agents": {**properties["agents"], "items": {"anyOf": [_MODEL, table]}},
+        "method": {"oneOf": [{"const": m.name, "title": m.title, "description": m.summary} for m in methods]},
+        "parameters": {"type": ["object", "null"]},
+        "calibration": _optional({"$ref": "#/$defs/calibration"}),
+    }
+    for name, value in properties.items():
+        properties[name] = {"description": _SAID.get(name, ""), **value}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA_URL,
+        "title": "hubmerge recipe",
+        "description": "One merge of agents into their common base. Generated; `make docs` writes it again.",
+        "type": "object",
+        "required": ["base", "agents", "method"],
+        "additionalProperties": False,
+        "properties": properties,
+        "allOf": [
+            {
+                "if": {"properties": {"method": {"const": m.name}}, "required": ["method"]},
+                "then": {"properties": {"parameters": _optional(_parameters(m))}},
+            }
+            for m in methods
+        ],
+        "$defs": {"calibration": calibration, "varying": {"anyOf": list(varying.SCHEMA)}},
+    }
+
+
+def _properties(model: Any) -> dict[str, Any]:
+    """Of a model's schema, without what refers to others: that is written out above."""
+    found = model.model_json_schema(mode="validation")["properties"]
+    kept = {}
+    for name, value in found.items():
+        kept[name] = {key: part for key, part in value.items() if key not in ("$ref", "items", "title")}
+        if "description" not in kept[name] and name in _SAID:
+            kept[name]["description"] = _SAID[name]
+        if name == "ignore":
+            kept[name]["items"] = {"type": "string"}
+    return kept
+
+
+def _parameters(method: Method) -> dict[str, Any]:
+    schema = {key: value for key, value in method.parameters.model_json_schema().items() if key != "title"}
+    # a trim over the whole model has one density, which no schema tells from one over each tensor
+    scope = {"trim_scope": "tensor"} if "trim_scope" in method.parameters.model_fields else {}
+    for name in method.varying(method.parse_parameters(scope)):
+        spec = schema["properties"][name]
+        about = {key: spec[key] for key in ("title", "description", "default") if key in spec}
+        one = {key: value for key, value in spec.items() if key not in about}
+        choices = one.get("anyOf", [one])
+        schema["properties"][name] = {**about, "anyOf": [*choices, {"$ref": "#/$defs/varying"}]}
+    return schema
+
+
+def _optional(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(recipe_schema(), indent=1, ensure_ascii=False) + "\n")

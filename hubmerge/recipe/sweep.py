@@ -1,0 +1,140 @@
+"""Sweeps: one base, the same agents, several methods or a grid of parameters, merged in one go.
+
+    base: org/base
+    agents: [org/a, org/b]
+    sweep:
+      - method: linear
+      - {method: ram_plus, parameters: {r: [0.0, 0.05, 0.1]}, rounding: [nearest, stochastic]}
+
+Every list stands for a choice, so that numbers over the layers are a list within one; an entry expands to all
+combinations, in the order in which they are written. The variants share one probe, and those with the same output dtype
+and ε are merged in one pass over the inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hubmerge.errors import Problem, RecipeError
+from hubmerge.plain_yaml import load_plain_yaml
+from hubmerge.recipe.file import Document, located, read_document
+from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
+from hubmerge.wording import did_you_mean, place
+
+MAX_VARIANTS = 64
+_LONGEST_VALUE = 48  # characters, in a variant's name
+_SHARED = ("base", "agents", "calibration", "dtype", "ignore", "tokenizer", "seed")
+_OWN = ("method", "parameters", "rounding")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The variants of a sweep: a name that is fit for a folder, and the recipe."""
+
+    variants: tuple[tuple[str, Recipe], ...]
+
+
+def is_sweep(document: Any) -> bool:
+    return isinstance(document, Mapping) and "sweep" in document
+
+
+def sweep_from_dict(document: Mapping[str, Any], where: str = "the sweep") -> Sweep:
+    """Every variant, validated; RecipeError lists all problems of all variants."""
+    unknown = sorted(set(document) - {*_SHARED, "sweep"})
+    entries = document["sweep"]
+    if unknown or not isinstance(entries, Sequence) or isinstance(entries, str) or not entries:
+        raise RecipeError(
+            "a sweep has base, agents, calibration, dtype, ignore, tokenizer, seed and a list of entries",
+            where=where,
+            expected="sweep: [{method: …, parameters: {…}}, …]",
+            got=", ".join(map(str, unknown)) or type(entries).__name__,
+            next_step=did_you_mean(unknown[0], _SHARED) if unknown else "",
+        )
+    shared = {key: document[key] for key in _SHARED if key in document}
+    variants: list[tuple[str, Recipe]] = []
+    problems: list[Problem] = []
+    expanded = 0
+    for number, entry in enumerate(entries):
+        for choice, name in _expanded(entry, place(where, "sweep", number)):
+            expanded += 1
+            if expanded > MAX_VARIANTS:
+                raise RecipeError("too many variants", where=where, expected=f"at most {MAX_VARIANTS}")
+            try:
+                variants.append((name, recipe_from_dict({**shared, **choice}, f"{where} → {name}")))
+            except RecipeError as error:
+                problems.extend(error.problems)
+    names = [name for name, _ in variants]
+    for name in dict.fromkeys(n for n in names if names.count(n) > 1):
+        problems.append(Problem(RecipeError.code, "two variants are the same", f"{where} → {name}"))
+    if problems:
+        raise RecipeError("the sweep has errors", problems=tuple(dict.fromkeys(problems)))
+    return Sweep(tuple(variants))
+
+
+def load_sweep(path: Path) -> Sweep:
+    """The sweep in a file; its relative paths begin there."""
+    document = read_document(path)
+    if (sweep := sweep_in(document)) is None:
+        raise RecipeError(
+            "this is no sweep",
+            where=document.where,
+            expected="a list under `sweep`",
+            next_step="A recipe of one merge is for `hubmerge merge` and `hubmerge run`.",
+        )
+    return sweep
+
+
+def sweep_in(document: Document) -> Sweep | None:
+    """The sweep in a document; None where it is none."""
+    if len(document.text) > MAX_RECIPE_BYTES:
+        return None  # whoever reads it as a recipe says so
+    try:
+        content = load_plain_yaml(document.text)
+    except ValueError:
+        return None
+    if not is_sweep(content):
+        return None
+    variants = sweep_from_dict(content, document.where).variants
+    return Sweep(tuple((name, located(recipe, document.folder)) for name, recipe in variants))
+
+
+def _expanded(entry: Any, where: str) -> list[tuple[dict[str, Any], str]]:
+    if not isinstance(entry, Mapping) or "method" not in entry or set(entry) - set(_OWN):
+        raise RecipeError("an entry of a sweep has method, parameters and rounding", where=where, got=repr(entry)[:120])
+    parameters = entry.get("parameters", {})
+    if not isinstance(parameters, Mapping):
+        raise RecipeError("parameters are a table", where=where, got=repr(parameters)[:120])
+    axes: list[tuple[str, list[Any]]] = [("method", _choices(entry["method"]))]
+    axes += [(f"parameters.{key}", _choices(value)) for key, value in parameters.items()]
+    if "rounding" in entry:
+        axes.append(("rounding", _choices(entry["rounding"])))
+    found = []
+    for values in itertools.product(*(choices for _, choices in axes)):
+        chosen = dict(zip((key for key, _ in axes), values, strict=True))
+        variant: dict[str, Any] = {"method": chosen.pop("method")}
+        words = [str(variant["method"])]
+        if "rounding" in chosen:
+            variant["rounding"] = chosen.pop("rounding")
+        variant["parameters"] = {key.removeprefix("parameters."): value for key, value in chosen.items()}
+        words += [f"{key}={_short(value)}" for key, value in variant["parameters"].items()]
+        words += [str(variant["rounding"])] if "rounding" in variant else []
+        found.append((variant, re.sub(r"[^\w.=\-]+", "_", ",".join(words)).replace("=", "-")))
+    return found
+
+
+def _short(value: Any) -> str:
+    """What a folder can be called; rules are longer."""
+    text = str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"varies-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _choices(value: Any) -> list[Any]:
+    if isinstance(value, list) and not value:
+        return [None]
+    return value if isinstance(value, list) else [value]

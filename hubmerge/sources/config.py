@@ -1,0 +1,338 @@
+"""JSON files of strangers, less what names code or a place to load it from; everything else stays as it is.
+
+A loader does what these files say. transformers 5.23 fetches or runs something for
+
+    auto_map, custom_pipelines, custom_generate, trust_remote_code   code of a repo
+    *implementation*                                                 kernels of a repo, also in nested tables
+    backbone, default_backbone                                       a model that is looked up on the Hub
+    *_name_or_path, *_file, *_path, *_dir, *_url, *_repo             a file, folder or repo
+    configuration_files, transformers_weights, gguf_file             other files in place of these
+    init_inputs, audio_tokenizer                                     arguments of a tokenizer: files, or a model
+    attribute_map                                                    one key in the place of another
+    strings that read as `repo--module.Class`, a path or an address
+
+So these go, at any depth. So does every key with `_` in front, which is a library's own state, but for the few that
+are parameters under such a name. An allow-list of known keys was tried and lost what models compute with; what is
+kept here has no list. Labels, tokens and templates are text, whatever they read like.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite, isnan
+from typing import Any
+
+from hubmerge.dtypes import TORCH_NAMES
+from hubmerge.errors import Problem
+from hubmerge.sources.base import Model
+from hubmerge.sources.known_classes import known_classes
+from hubmerge.sources.open import INDEX
+from hubmerge.wording import incompatible, json_file, named, shown
+
+MAX_DEPTH = 32  # tables within tables; transformers' own have up to five
+
+_CODE = frozenset(
+    (
+        *("auto_map", "custom_pipelines", "custom_generate", "trust_remote_code", "attribute_map"),
+        *("configuration_files", "transformers_weights", "gguf_file", "init_inputs", "audio_tokenizer"),
+    )
+)
+# the output stores plain numbers, whatever the base did
+_QUANTIZATION = frozenset(("quantization_config", "compression_config"))
+# bookkeeping of other tools, whose loss nobody needs to hear of
+_BOOKKEEPING = frozenset(
+    (
+        *("_name_or_path", "name_or_path", "_commit_hash", "_from_model_config", "_original_object_hash"),
+        *("_attn_implementation_autoset", "_diffusers_version"),
+    )
+)
+# numbers that transformers' configurations compute with, under a name that otherwise marks a library's own state
+_PARAMETERS = frozenset(
+    (
+        *("_remove_final_layer_norm", "_sliding_window_pattern", "_frame_rate"),
+        *("_label_trainable_num_channels", "_pad_token_id"),
+    )
+)
+_VERSIONS = "__version__"  # of packages, as sentence-transformers writes them
+_LOOKED_UP = frozenset(("backbone", "default_backbone"))
+_WITH_BACKBONE = frozenset(("backbone_config", "use_timm_backbone", "use_pretrained_backbone"))
+_PLACE_KEY = re.compile(r".*(name_or_path|_files?|_paths?|_dir|_folder|_urls?|_repo|_repo_id|_checkpoint)|checkpoint")
+# tables and lists of text: labels, tokens, templates, prompts, and the marks by which an answer is taken apart
+_TEXT_KEY = re.compile(
+    r"id2label|label2id|label_names|label_descriptions|class_names|labels|classes|content|prefix|suffix|stop_strings|\w+_to_id|\w*special_tokens\w*|\w*tokens_decoder"
+    r"|\w+_tokens?|\w*chat_template\w*|\w*prompts?|\w+_sep|response_(template|schema)"
+)
+_CLASS = re.compile(r"\S+--\S*\.\S+")  # repo--module.Class
+_ADDRESS = re.compile(r"[A-Za-z][\w+.\-]*:\S")  # https://…, hf-hub:…, C:\…
+_PATH = re.compile(r"[/\\~]|\.{1,2}([/\\]|$)")  # at the begin
+_CODE_FILE = re.compile(r"\S+\.(py|so|dll|pt|pth|bin|pkl|pickle|ckpt|h5|gguf|onnx|safetensors)", re.IGNORECASE)
+# how transformers writes what JSON has no number for, and tokens
+_TAGGED = {"__float__": ("Infinity", "-Infinity", "NaN"), "__type": ("AddedToken",)}
+
+
+def merged_config(base: Mapping[str, Any], dtypes: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A config.json for weights of `dtypes` (safetensors' names, one a tensor), and what of `base` was left out."""
+    left_out: list[str] = []
+    kept = {k: v for k, v in base.items() if k not in ("dtype", "torch_dtype")}
+    kept = _cleaned(kept, left_out)
+    floats = [TORCH_NAMES[d] for d in dtypes if d in TORCH_NAMES]
+    said = base.get("dtype") or base.get("torch_dtype")
+    # what the base is computed in, where the output has such tensors; else what most of them are stored as
+    dtype = said if said in floats else max(dict.fromkeys(floats), key=floats.count, default=None)
+    kept = {key: _adapted(value, frozenset(floats), dtype) for key, value in kept.items()}
+    if dtype:
+        kept["dtype"] = dtype
+    return kept, _named(left_out)
+
+
+def config_problems(base: Model, agents: Sequence[Model] = ()) -> list[Problem]:
+    """Why what is left of the base's config.json would describe another model, or one that nobody can load; and
+    whose weights lie elsewhere than where they were read."""
+    problems = [*_own_code(base), *_other_configurations(base), *_looked_up(base)]
+    return [
+        *problems,
+        *(p for model in (base, *agents) for check in (_other_weights, _quantized_within) for p in check(model)),
+    ]
+
+
+def _own_code(model: Model) -> Iterator[Problem]:
+    auto_map = model.config.get("auto_map")
+    if not isinstance(auto_map, dict):
+        return
+    code = {str(k): str(v) for k, v in auto_map.items() if str(k) == "AutoConfig" or str(k).startswith("AutoModel")}
+    if not code:  # a tokenizer's or a processor's
+        return
+    model_type, known = str(model.config.get("model_type")), known_classes()
+    theirs = {name.rpartition(".")[2] for name in code.values()}
+    named_classes = model.config.get("architectures")
+    architectures = set(map(str, named_classes)) if isinstance(named_classes, list) else set()
+    everywhere = frozenset[str]().union(*known.values())
+    if model_type in known and not (architectures & theirs) - everywhere:
+        return
+    yield incompatible(
+        "a model that needs code of its own (trust_remote_code), which no merge carries over",
+        where=f"auto_map in config.json of {model.ref}",
+        expected="a model type and a class that transformers has",
+        got=f"{shown(model_type)}, {shown(', '.join(code.values()))}",
+        next_step="Choose a version of the model for transformers' own classes, if there is one.",
+    )
+
+
+def _other_configurations(model: Model) -> Iterator[Problem]:
+    others = model.config.get("configuration_files")
+    if isinstance(others, list) and others:
+        yield incompatible(
+            "config.json that points to other configurations",
+            where=f"configuration_files in config.json of {model.ref}",
+            expected="one config.json",
+            got=shown(others),
+            next_step="Save the model anew with a current transformers.",
+        )
+
+
+def _other_weights(model: Model) -> Iterator[Problem]:
+    weights = model.config.get("transformers_weights")
+    if weights and weights not in (*model.shards, INDEX):
+        yield incompatible(
+            "config.json that points to other weights",
+            where=f"transformers_weights in config.json of {model.ref}",
+            expected=", ".join(model.shards[:1]),
+            got=shown(weights),
+            next_step="Save the model anew with a current transformers.",
+        )
+
+
+def _quantized_within(model: Model) -> Iterator[Problem]:
+    for path, table in _tables(model.config):
+        if path and isinstance(table.get("quantization_config"), dict) and table["quantization_config"]:
+            yield incompatible(
+                "quantized weights, which stand for others than they store",
+                where=f"{path} in config.json of {model.ref}",
+                expected="no quantization_config",
+                got=shown(table["quantization_config"]),
+                next_step="Use the model before quantization.",
+            )
+
+
+def _looked_up(model: Model) -> Iterator[Problem]:
+    for path, table in _tables(model.config):
+        name = table.get("backbone") or table.get("default_backbone")
+        if table.get("model_type") == "timm_backbone" or not isinstance(name, str):
+            continue
+        if isinstance(table.get("backbone_config"), dict) or not _WITH_BACKBONE & table.keys():
+            continue
+        yield incompatible(
+            "a backbone that transformers looks up elsewhere",
+            where=f"{f'{path}.' if path else ''}backbone in config.json of {model.ref}",
+            expected="a backbone_config",
+            got=shown(name),
+            next_step="Save the model anew with a current transformers, which writes its backbone_config.",
+        )
+
+
+def _tables(table: Mapping[str, Any], path: str = "", depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield path, table
+    for key, value in table.items():
+        if isinstance(value, dict) and depth < MAX_DEPTH:
+            yield from _tables(value, ascii(f"{path}.{key}" if path else key)[1:-1][:80], depth + 1)
+
+
+def without_code(content: bytes) -> tuple[bytes | None, tuple[str, ...]]:
+    """A JSON file less what names code or a place, and what that was; None where it is no JSON.
+
+    A file that holds nothing of that comes back byte for byte.
+    """
+    repeated: list[str] = []
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):  # of which another parser might take the other one
+            repeated.append("")
+        return found
+
+    left_out: list[str] = []
+    try:
+        data = json.loads(content, object_pairs_hook=table)
+        # a file of tokens and their numbers alone; its keys are text
+        clean = data if _is_vocabulary(data) else _value(data, left_out, "", 0)
+        if clean is _LEFT_OUT:
+            return None, ()
+        changed = repeated or data != clean  # bookkeeping goes without a word
+        return (json_file(clean) if changed else content), _named(left_out)
+    except (ValueError, RecursionError):
+        return None, ()
+
+
+def told(file: str, left_out: Sequence[str]) -> str:
+    """The words in which a user hears what of `file` was left out."""
+    return f"{file}: {named(left_out)} left out (names code, or a place to load something from)"
+
+
+def reads_as_place(text: str) -> bool:
+    """Whether a loader could take `text` for a class of a repo, an address, a path or a repo."""
+    text = text.strip()
+    if _CLASS.fullmatch(text) or _ADDRESS.match(text) or _PATH.match(text) or _CODE_FILE.fullmatch(text):
+        return True
+    if "../" in text or "..\\" in text:
+        return True
+    return not re.search(r"\s", text) and ("/" in text or "\\" in text)
+
+
+class _LeftOut:
+    """Stands for a value that is not carried over."""
+
+
+_LEFT_OUT = _LeftOut()
+
+
+def _cleaned(table: Mapping[str, Any], left_out: list[str], path: str = "", depth: int = 0) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for key, value in table.items():
+        here = f"{path}.{key}" if path else key
+        if key in _QUANTIZATION or key in _BOOKKEEPING:
+            continue
+        clean = _LEFT_OUT if _names_code(key, value, table) else _entry(key, value, left_out, here, depth)
+        if clean is not _LEFT_OUT:
+            kept[key] = clean
+        elif value is not None and value != "" and value != [] and value != {}:
+            left_out.append(here)
+    return kept
+
+
+def _entry(key: str, value: Any, left_out: list[str], path: str, depth: int) -> Any:
+    if _TEXT_KEY.fullmatch(key):
+        return _text(value, left_out, path, depth)
+    return _value(value, left_out, path, depth)
+
+
+def _names_code(key: str, value: Any, table: Mapping[str, Any]) -> bool:
+    if key in _TAGGED:
+        return value not in _TAGGED[key]
+    if key.startswith("_") and key != _VERSIONS:
+        return key not in _PARAMETERS or not _is_number(value)
+    if key in _CODE or "implementation" in key.lower():
+        return True
+    if key in _LOOKED_UP and isinstance(value, str):
+        # timm's own name, which is looked up nowhere
+        return key != "backbone" or table.get("model_type") != "timm_backbone"
+    return bool(_PLACE_KEY.fullmatch(key)) and _holds_text(value)
+
+
+def _value(value: Any, left_out: list[str], path: str, depth: int) -> Any:
+    """`value` less what names code or a place; _LEFT_OUT where that is all of it."""
+    if isinstance(value, str):
+        return _LEFT_OUT if reads_as_place(value) else value
+    if not isinstance(value, dict | list):
+        return value
+    if depth >= MAX_DEPTH:
+        return _LEFT_OUT
+    if isinstance(value, dict):
+        return _cleaned(value, left_out, path, depth + 1)
+    # a list with a hole would be another list
+    items = [_value(v, left_out, path, depth + 1) for v in value]
+    return _LEFT_OUT if _LEFT_OUT in items else items
+
+
+def _text(value: Any, left_out: list[str], path: str, depth: int, nested: bool = False) -> Any:
+    """Labels, tokens or templates: text is kept whatever it reads like, and so are the keys that lead to it."""
+    if not isinstance(value, dict | list):
+        return value
+    if depth >= MAX_DEPTH:
+        return _LEFT_OUT
+    if isinstance(value, list):
+        items = [_text(v, left_out, path, depth + 1, nested=True) for v in value]
+        return _LEFT_OUT if _LEFT_OUT in items else items
+    kept: dict[str, Any] = {}
+    for key, held in value.items():
+        here = f"{path}.{key}"
+        # only a flat table has texts for keys
+        keyed = nested or (isinstance(held, dict | list) and not _is_number(held))
+        names = keyed and _names_code(key, held, value)
+        clean = _LEFT_OUT if names else _text(held, left_out, here, depth + 1, nested=True)
+        if clean is _LEFT_OUT:
+            left_out.append(here)
+        else:
+            kept[key] = clean
+    return kept
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, dict):  # as `_adapted` writes what JSON has none for
+        return value.keys() == {"__float__"} and value["__float__"] in _TAGGED["__float__"]
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _is_vocabulary(data: Any) -> bool:
+    return isinstance(data, dict) and all(type(v) is int for v in data.values())
+
+
+def _holds_text(value: Any) -> bool:
+    if isinstance(value, dict) and not _is_number(value):
+        return any(map(_holds_text, value.values()))
+    return any(map(_holds_text, value)) if isinstance(value, list) else isinstance(value, str) and value != ""
+
+
+def _adapted(value: Any, stored: frozenset[str], dtype: str | None) -> Any:
+    """A value for weights of the dtypes `stored`, as JSON has it.
+
+    Parts of a model that are computed in another dtype keep it where the output has it, and numbers that JSON does
+    not have are tagged as transformers tags them.
+    """
+    if isinstance(value, list):
+        return [_adapted(v, stored, dtype) for v in value]
+    if isinstance(value, dict):
+        table = {k: _adapted(v, stored, dtype) for k, v in value.items()}
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(table.get(key), str) and table[key] not in stored:
+                table[key] = dtype
+        return table
+    if isinstance(value, float) and not isfinite(value):
+        return {"__float__": "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"}
+    return value
+
+
+def _named(left_out: Sequence[str]) -> tuple[str, ...]:
+    """Each once, in plain letters and not too long to be shown."""
+    return tuple(dict.fromkeys(ascii(name)[1:-1][:80] for name in left_out))

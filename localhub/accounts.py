@@ -1,0 +1,182 @@
+"""Accounts: whoami, overviews, likes, and the requests for access to gated repos."""
+
+from __future__ import annotations
+
+from localhub.access import TYPES, Repo, can_take_part, orgs_shown
+from localhub.http_errors import bad_request, forbidden, not_found
+from localhub.protocol import Call, Json, Router, optional_text, text_of
+from localhub.store import now
+from localhub.users import User, object_id
+
+router = Router()
+_STATUSES = ("pending", "accepted", "rejected")
+
+
+def person(user: User) -> Json:
+    return {"user": user.name, "name": user.name, "fullname": user.fullname or user.name, "avatarUrl": ""}
+
+
+@router.on("GET", "/api/whoami-v2")
+def whoami(call: Call) -> Json:
+    me = call.signed_in()
+    orgs = [
+        {
+            "type": "org",
+            "id": object_id("org", org.name),
+            "name": org.name,
+            "fullname": org.fullname or org.name,
+            "email": None,
+            "avatarUrl": "",
+            "isEnterprise": False,
+            "roleInOrg": role,
+        }
+        for org, role in orgs_shown(call.users, me)
+    ]
+    email = me.user.email if me.role != "oauth" or "email" in me.scopes else ""
+    return {
+        "type": "user",
+        "id": object_id("user", me.user.name),
+        "name": me.user.name,
+        "fullname": me.user.fullname or me.user.name,
+        "email": email or None,
+        "emailVerified": bool(email),
+        "isPro": False,
+        "canPay": False,
+        "avatarUrl": "",
+        "orgs": orgs,
+        "auth": {
+            "type": "oauth" if me.role == "oauth" else "access_token",
+            "accessToken": {
+                "displayName": me.label,
+                "role": "fineGrained" if me.role == "oauth" else me.role,
+                "createdAt": "2026-01-01T00:00:00.000Z",
+            },
+        },
+    }
+
+
+@router.on("GET", "/api/users/{user}/overview")
+def user_overview(call: Call) -> Json:
+    user = call.users.user(call.parts["user"])
+    if user is None:
+        raise not_found("User not found")
+    counted = call.store.rows(
+        "SELECT type, count(*) AS n FROM repos WHERE ns = ? AND visibility = 'public' GROUP BY type", user.name
+    )
+    count = {row["type"]: row["n"] for row in counted}
+    orgs = [{"name": o.name, "fullname": o.fullname, "avatarUrl": ""} for o, _ in call.users.orgs_of(user.name)]
+    numbers = {f"num{kind.capitalize()}": count.get(kind.removesuffix("s"), 0) for kind in TYPES}
+    return {**person(user), "type": "user", "isPro": False, "orgs": orgs, **numbers}
+
+
+@router.on("GET", "/api/organizations/{org}/members")
+def org_members(call: Call) -> list[Json]:
+    org = call.users.org(call.parts["org"])
+    if org is None:
+        raise not_found("Organization not found")
+    return [person(user) for user in call.users.users if user.name in org.members]
+
+
+@router.on("POST", "/api/{T}/{id}/like")
+def like(call: Call) -> Json:
+    repo, me = call.readable(), call.signed_in()
+    if not can_take_part(me):
+        raise forbidden("This token may not like repos")
+    with call.store.write() as db:
+        db.execute("INSERT OR IGNORE INTO likes VALUES (?, ?, ?)", (repo.id, me.user.name, now()))
+    return {}
+
+
+@router.on("DELETE", "/api/{T}/{id}/like")
+def unlike(call: Call) -> Json:
+    repo, me = call.readable(), call.signed_in()
+    with call.store.write() as db:
+        db.execute("DELETE FROM likes WHERE repo = ? AND user = ?", (repo.id, me.user.name))
+    return {}
+
+
+@router.on("GET", "/api/{T}/{id}/likers")
+def likers(call: Call) -> list[Json]:
+    rows = call.store.rows("SELECT user FROM likes WHERE repo = ? ORDER BY date", call.readable().id)
+    return [person(user) for row in rows if (user := call.users.user(row["user"]))]
+
+
+@router.on("GET", "/api/users/{user}/likes")
+def liked(call: Call) -> list[Json]:
+    rows = call.store.rows(
+        "SELECT type, ns || '/' || name AS name, likes.date FROM likes JOIN repos ON repos.id = likes.repo"
+        " WHERE likes.user = ? AND visibility = 'public' ORDER BY likes.date DESC",
+        call.parts["user"],
+    )
+    return [{"createdAt": row["date"], "repo": {"name": row["name"], "type": row["type"]}} for row in rows]
+
+
+@router.on("POST", "/api/{T}/{id}/ask-access")
+def ask_access(call: Call) -> Json:
+    """A user asks to be let into a gated repo; an `auto` gate lets them in at once."""
+    repo, me = call.readable(), call.signed_in()
+    if not repo.gated:
+        raise bad_request("This repo is not gated")
+    with call.store.write() as db:
+        status = "accepted" if repo.gated == "auto" else "pending"
+        db.execute("INSERT OR IGNORE INTO access_requests VALUES (?, ?, ?, ?)", (repo.id, me.user.name, status, now()))
+    return {"status": status}
+
+
+def _request_id(repo: Repo, user: str) -> str:
+    return object_id("access", repo.id, user)
+
+
+@router.on("GET", "/api/{T}/{id}/user-access-request/{status}")
+def access_requests(call: Call) -> list[Json]:
+    repo, status = call.writable(), call.parts["status"]
+    if status not in _STATUSES:
+        raise not_found("There is no such list")
+    rows = call.store.rows("SELECT * FROM access_requests WHERE repo = ? AND status = ?", repo.id, status)
+    return [
+        {
+            "requestId": _request_id(repo, user.name),
+            "user": {**person(user), "_id": object_id("user", user.name), "email": user.email or None},
+            "status": status,
+            "timestamp": row["date"],
+        }
+        for row in rows
+        if (user := call.users.user(row["user"]))
+    ]
+
+
+@router.on("POST", "/api/{T}/{id}/user-access-request/grant")
+def grant_access(call: Call) -> Json:
+    """Let a user in who did not ask."""
+    repo = call.writable()
+    user = call.users.user(text_of(call.json(), "user"))
+    if user is None:
+        raise not_found("User not found")
+    if not repo.gated:
+        raise bad_request("This repo is not gated")
+    with call.store.write() as db:
+        values = (repo.id, user.name, "accepted", now())
+        if not db.execute("INSERT OR IGNORE INTO access_requests VALUES (?, ?, ?, ?)", values).rowcount:
+            raise bad_request(f"{user.name} already has a request")
+    return {}
+
+
+@router.on("POST", "/api/{T}/{id}/user-access-request/handle")
+def handle_access(call: Call) -> Json:
+    """Move a request, named by its user or its id, to another list."""
+    repo, body = call.writable(), call.json()
+    if not repo.gated:
+        raise bad_request("This repo is not gated")
+    status = text_of(body, "status")
+    if status not in _STATUSES:
+        raise bad_request(f"status must be one of {', '.join(_STATUSES)}")
+    named = {optional_text(body, "user"), optional_text(body, "requestId")}
+    rows = call.store.rows("SELECT user, status FROM access_requests WHERE repo = ?", repo.id)
+    found = [row for row in rows if named & {row["user"], _request_id(repo, row["user"])}]
+    if not found or found[0]["status"] == status:
+        raise not_found(f"No request of that user, or it is already {status}")
+    with call.store.write() as db:
+        db.execute(
+            "UPDATE access_requests SET status = ? WHERE repo = ? AND user = ?", (status, repo.id, found[0]["user"])
+        )
+    return {}

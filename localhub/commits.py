@@ -1,0 +1,336 @@
+"""Commits: card validation, preupload, and the commit itself.
+
+A commit arrives as lines of JSON: a header, then files, large files by digest, and deletions, whose order
+matters. The contents become blobs first, outside of any transaction; then one transaction compares the head
+with the expected parent, applies the operations to the head's tree, writes the commit, moves the ref and
+queues the webhooks. Whatever is wrong with any line leaves the repo as it was.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from starlette.responses import JSONResponse, Response
+
+from localhub import webhooks
+from localhub.access import Repo, can_take_part, can_write, require_write
+from localhub.cards import card_problems
+from localhub.discussions import add_event, open_discussion
+from localhub.http_errors import (
+    HubError,
+    bad_request,
+    entry_not_found,
+    forbidden,
+    revision_not_found,
+    unprocessable,
+)
+from localhub.patterns import MOST_CHARACTERS, check_work, decide, ignore_rules, lfs_rules
+from localhub.protocol import (
+    Call,
+    Hub,
+    Json,
+    Router,
+    items_of,
+    optional_text,
+    optional_whole,
+    parse_json,
+    text_of,
+)
+from localhub.repos import refresh
+from localhub.store import Store, git_blob_sha1, lfs_pointer
+from localhub.tree import MAIN, Entry, File, Fixed, Tree, check_path, folders
+from localhub.users import Identity
+
+router = Router()
+SAMPLE_BYTES = 512
+_NAMED = 10
+_MOST_LINES = 100_000
+_MOST_FILES = 1000  # the client asks for 256
+_STALE_PARENT = "The branch was updated since you opened this page. Please refresh and try again."
+
+
+@router.on("POST", "/api/validate-yaml")
+def validate_yaml(call: Call) -> Response:
+    asked = call.json()
+    errors, warnings = card_problems(text_of(asked, "content"), optional_text(asked, "repoType") or "model")
+    body: Json = {
+        "errors": [{"message": message} for message in errors],
+        "warnings": [{"message": message} for message in warnings],
+    }
+    if errors:
+        body["error"] = "\n".join(f"- Error: {message}" for message in errors)
+    return JSONResponse(body, 400 if errors else 200)
+
+
+def commit_ref(hub: Hub, repo: Repo, revision: str) -> tuple[str, str]:
+    """The branch or pull request that a commit may extend, and its head."""
+    for ref in (f"refs/heads/{revision}", revision):
+        if ref.startswith(("refs/heads/", "refs/pr/")) and (head := hub.trees.head(repo.id, ref)):
+            return ref, head
+    raise revision_not_found(revision)
+
+
+def _may_commit(call: Call, repo: Repo, ref: str, *, create_pr: bool) -> Identity:
+    me = call.signed_in()
+    if can_write(call.users, me, repo):
+        return me
+    if create_pr:
+        if not can_take_part(me):
+            raise forbidden("This token may not open pull requests")
+        return me
+    if ref.startswith("refs/pr/") and can_take_part(me):
+        num = ref.removeprefix("refs/pr/")
+        row = call.store.row("SELECT author FROM discussions WHERE repo = ? AND num = ?", repo.id, num)
+        if row and row["author"] == me.user.name:
+            return me
+    require_write(call.users, me, repo)
+    return me
+
+
+@router.on("POST", "/api/{T}/{id}/preupload/{rev}")
+def preupload(call: Call) -> Json:
+    repo = call.readable()
+    ref, head = commit_ref(call.hub, repo, call.parts["rev"])
+    _may_commit(call, repo, ref, create_pr=call.flag("create_pr"))
+    body, tree = call.json(), call.hub.trees.at(repo.id, head)
+
+    def stored(path: str) -> str:
+        entry = tree.get(path)
+        if entry is None or entry.sha256:
+            return ""
+        with call.store.git_path(entry.oid).open(encoding="utf-8", errors="replace") as file:
+            return file.read(MOST_CHARACTERS // 2)
+
+    files = items_of(body, "files")
+    if len(files) > _MOST_FILES:
+        raise bad_request(f"At most {_MOST_FILES} files at a time")
+    attributes, ignoring = stored(".gitattributes"), optional_text(body, "gitIgnore") or stored(".gitignore")
+    check_work(attributes + ignoring, [text_of(item, "path") for item in files])
+    large, ignored = lfs_rules(attributes), ignore_rules(ignoring)
+    answers: list[Json] = []
+    for item in files:
+        path, size = check_path(text_of(item, "path")), optional_whole(item, "size")
+        if size is None:
+            raise bad_request("size must be a number")
+        sample = _base64(text_of(item, "sample"))
+        is_large = decide(large, path) or size > call.hub.limits.regular_bytes or is_binary(sample)
+        entry = tree.get(path)
+        answers.append(
+            {
+                "path": path,
+                "uploadMode": "lfs" if is_large else "regular",
+                "shouldIgnore": decide(ignored, path),
+                "oid": entry.etag if entry else None,
+            }
+        )
+    return {"files": answers}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One line of a commit: a file at a path, or its deletion."""
+
+    path: str
+    file: File | None
+    folder: bool = False
+
+
+@router.on("POST", "/api/{T}/{id}/commit/{rev}", body="large")
+def commit(call: Call) -> Json:
+    repo = call.readable()
+    create_pr = call.flag("create_pr")
+    ref, _ = commit_ref(call.hub, repo, call.parts["rev"])
+    me = _may_commit(call, repo, ref, create_pr=create_pr)
+    header, operations = _parse(call, repo, call.body)
+    title, _, rest = text_of(header, "summary").partition("\n")
+    description = "\n\n".join(filter(None, (rest.strip(), optional_text(header, "description"))))
+    parent = optional_text(header, "parentCommit") or ""
+    with call.store.write() as db:
+        _, head = commit_ref(call.hub, repo, call.parts["rev"])
+        pull_request: int | None = None
+        if create_pr:
+            head = call.hub.trees.resolve(repo.id, parent) if parent else head
+            pull_request = open_discussion(
+                call.hub, db, repo, me, title, description, base=ref, head=head, endpoint=call.endpoint
+            )
+            ref = f"refs/pr/{pull_request}"
+        elif parent and not head.startswith(parent.lower()):
+            raise HubError(412, _STALE_PARENT)
+        sha = apply(
+            call.hub,
+            db,
+            repo,
+            me,
+            operations,
+            ref=ref,
+            head=head,
+            title=title,
+            description=description,
+            endpoint=call.endpoint,
+            announce=not create_pr,
+        )
+    answer: Json = {
+        "success": True,
+        "commitOid": sha,
+        "commitUrl": f"{call.endpoint}/{repo.path}/commit/{sha}",
+        "hookOutput": "",
+    }
+    if pull_request is not None:
+        answer["pullRequestUrl"] = f"{call.endpoint}/{repo.path}/discussions/{pull_request}"
+    return answer
+
+
+def apply(
+    hub: Hub,
+    db: sqlite3.Connection,
+    repo: Repo,
+    me: Identity,
+    operations: list[Operation],
+    *,
+    ref: str,
+    head: str,
+    title: str,
+    description: str = "",
+    endpoint: str,
+    announce: bool = True,
+    fixed: Fixed | None = None,
+) -> str:
+    """Commit operations on top of `head`; one that changes nothing makes no commit."""
+    changes = _changes(hub.trees.at(repo.id, head), operations)
+    if not changes:
+        return head
+    author = me.user.name
+    sha = hub.trees.commit(
+        db, repo.id, changes, ref=ref, parent=head, title=title, description=description, author=author, fixed=fixed
+    )
+    if ref == MAIN:
+        refresh(hub, db, repo.id)
+    if ref.startswith("refs/pr/"):
+        num = int(ref.removeprefix("refs/pr/"))
+        add_event(db, repo.id, num, "commit", me.user.name, {"subject": title, "oid": sha})
+    webhooks.queue_refs(hub, db, repo, ref, head if announce else None, sha, endpoint=endpoint)
+    return sha
+
+
+def _parse(call: Call, repo: Repo, body: IO[bytes]) -> tuple[Json, list[Operation]]:
+    """The header and the operations of a commit; the contents of its files are stored on the way."""
+    header: Json | None = None
+    operations: list[Operation] = []
+    binary: list[str] = []
+    for key, value in _lines(body, call.hub.limits.line_bytes):
+        if key == "header":
+            header = value
+            continue
+        path = text_of(value, "path")
+        if key == "file":
+            content = _content(value)
+            if len(content) > call.hub.limits.regular_bytes:
+                raise unprocessable(f"{path} is too large for a regular file; upload it with LFS")
+            if is_binary(content):
+                binary.append(path)
+            if path == "README.md":
+                _check_card(content, repo)
+            operations.append(Operation(check_path(path), File(call.store.put_git(content), len(content))))
+        elif key == "lfsFile":
+            operations.append(Operation(check_path(path), _large_file(call.store, repo, value)))
+        elif key in ("deletedFile", "deletedFolder"):
+            operations.append(Operation(path.rstrip("/"), None, folder=key == "deletedFolder" or path.endswith("/")))
+        else:
+            raise bad_request(f"Unknown key {key!r}: add a line with `file`, `lfsFile` or `deletedFile`")
+    if header is None:
+        raise bad_request("The commit has no header")
+    if binary:
+        named = ", ".join(binary[:_NAMED]) + (f" and {len(binary) - _NAMED} more" if len(binary) > _NAMED else "")
+        raise bad_request(
+            "Your commit was rejected because it contains binary files as regular ones. Upload them with LFS or Xet,"
+            f" as `hf upload` does. Offending files: {named}"
+        )
+    return header, operations
+
+
+def is_binary(content: bytes) -> bool:
+    """Whether a file is none of text, by the beginning that a client sends ahead for it."""
+    return b"\0" in content[:SAMPLE_BYTES]
+
+
+def _check_card(content: bytes, repo: Repo) -> None:
+    errors, _ = card_problems(content.decode("utf-8", "replace"), repo.type)
+    if errors:
+        raise bad_request("Invalid metadata in README.md.\n" + "\n".join(f"- {message}" for message in errors))
+
+
+def _lines(body: IO[bytes], limit: int) -> Iterator[tuple[str, Json]]:
+    count = 0
+    while line := body.readline(limit + 1):
+        count += 1
+        if count > _MOST_LINES:
+            raise HubError(413, f"A commit has at most {_MOST_LINES} lines; make several")
+        if len(line) > limit:
+            raise HubError(413, f"A line of a commit has at most {limit} bytes; upload large files with LFS")
+        if not line.strip():
+            continue
+        item = parse_json(line)
+        value = item.get("value") if isinstance(item, dict) else None
+        if not isinstance(value, dict):
+            raise bad_request("Every line must be JSON with a key and a value")
+        yield text_of(item, "key"), value
+
+
+def _content(value: Json) -> bytes:
+    content = text_of(value, "content")
+    return _base64(content) if value.get("encoding") == "base64" else content.encode()
+
+
+def _base64(content: str) -> bytes:
+    try:
+        return base64.b64decode(content, validate=True)
+    except ValueError as error:
+        raise bad_request("The content is not base64") from error
+
+
+def _large_file(store: Store, repo: Repo, value: Json) -> File:
+    sha256 = text_of(value, "oid")
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256) or not store.row(
+        "SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?", repo.id, sha256
+    ):
+        raise unprocessable(f"The LFS object {sha256} was not uploaded to {repo.full_name}")
+    size = store.lfs_path(sha256).stat().st_size
+    return File(git_blob_sha1(lfs_pointer(sha256, size)), size, sha256)
+
+
+def _changes(tree: Tree, operations: list[Operation]) -> dict[str, File | None]:
+    """What the operations, in order, change in the tree."""
+    working: dict[str, File | Entry] = dict(tree)
+    touched: dict[str, None] = {}
+    for operation in operations:
+        path = operation.path
+        if operation.file is not None:
+            working[path] = operation.file
+            touched[path] = None
+            continue
+        if path in working and not operation.folder:
+            gone = [path]
+        else:
+            gone = [known for known in working if known.startswith(f"{path}/")]
+        if not gone:
+            raise entry_not_found(f"A file with this name doesn't exist: {path}")
+        for known in gone:
+            del working[known]
+            touched[known] = None
+    clash = sorted(folders(working) & working.keys())
+    if clash:
+        raise unprocessable(f"{clash[0]} cannot be a file and a folder")
+    changes: dict[str, File | None] = {}
+    for path in touched:
+        new, old = working.get(path), tree.get(path)
+        if new is None:
+            if old is not None:
+                changes[path] = None
+        elif old is None or (new.oid, new.size, new.sha256) != (old.oid, old.size, old.sha256):
+            changes[path] = File(new.oid, new.size, new.sha256)
+    return changes

@@ -1,0 +1,373 @@
+"""Discussions and pull requests.
+
+A pull request is a discussion with a ref `refs/pr/N` that starts at the head of its base branch. Merging
+puts the changes between the point where it left the base and its head onto the base as one commit; a path
+that both sides changed differently is a conflict.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+from localhub import webhooks
+from localhub.access import Repo, can_take_part, can_write, require_files
+from localhub.diffs import difference
+from localhub.http_errors import HubError, bad_request, conflict, forbidden, not_found
+from localhub.protocol import Call, Hub, Json, Router, optional_text, text_of
+from localhub.repos import refresh
+from localhub.store import new_id, now
+from localhub.tree import MAIN, Changes, File
+from localhub.users import Identity, object_id
+
+router = Router()
+_PAGE = 50
+_HIDDEN = "This comment has been hidden"
+_DEFAULT_COMMENT = "_No description provided._"
+
+
+def add_event(db: sqlite3.Connection, repo: int, num: int, kind: str, author: str, data: Json) -> sqlite3.Row:
+    """Append to a discussion."""
+    row: sqlite3.Row = db.execute(
+        "INSERT INTO events (id, repo, num, type, author, date, data) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING *",
+        (new_id(), repo, num, kind, author, now(), json.dumps(data)),
+    ).fetchone()
+    return row
+
+
+def _comment(content: str, author: str) -> Json:
+    latest = {"raw": content, "html": "", "updatedAt": now(), "author": {"name": author}}
+    return {"edited": False, "hidden": False, "latest": latest, "history": [], "numEdits": 0}
+
+
+def open_discussion(
+    hub: Hub,
+    db: sqlite3.Connection,
+    repo: Repo,
+    me: Identity,
+    title: str,
+    description: str,
+    *,
+    endpoint: str,
+    base: str | None = None,
+    head: str | None = None,
+    draft: bool = False,
+) -> int:
+    """A new discussion, or with `base` and `head` a pull request; its number."""
+    num = db.execute("SELECT coalesce(max(num), 0) + 1 AS num FROM discussions WHERE repo = ?", (repo.id,)).fetchone()[
+        "num"
+    ]
+    db.execute(
+        "INSERT INTO discussions VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+        (repo.id, num, title, "draft" if draft else "open", base is not None, me.user.name, now(), base),
+    )
+    if base is not None:
+        db.execute("INSERT INTO refs (repo, name, sha) VALUES (?, ?, ?)", (repo.id, f"refs/pr/{num}", head))
+    event = add_event(
+        db, repo.id, num, "comment", me.user.name, _comment(description or _DEFAULT_COMMENT, me.user.name)
+    )
+    _announce(hub, db, repo, num, "create", "discussion", endpoint, event)
+    return int(num)
+
+
+def _announce(
+    hub: Hub,
+    db: sqlite3.Connection,
+    repo: Repo,
+    num: int,
+    action: str,
+    scope: str,
+    endpoint: str,
+    comment: sqlite3.Row | None = None,
+) -> None:
+    row = db.execute("SELECT * FROM discussions WHERE repo = ? AND num = ?", (repo.id, num)).fetchone()
+    web = f"{endpoint}/{repo.path}/discussions/{num}"
+    described: Json = {
+        "id": object_id("discussion", repo.id, num),
+        "title": row["title"],
+        "url": {"web": web, "api": f"{endpoint}/api/{repo.type}s/{repo.full_name}/discussions/{num}"},
+        "status": row["status"],
+        "author": {"id": object_id("user", row["author"])},
+        "num": num,
+        "isPullRequest": bool(row["pull_request"]),
+    }
+    if row["base"]:
+        described["changes"] = {"base": row["base"]}
+    extra: dict[str, Any] = {"discussion": described}
+    if comment:
+        data = json.loads(comment["data"])
+        extra["comment"] = {
+            "id": comment["id"],
+            "author": {"id": object_id("user", comment["author"])},
+            "content": data["latest"]["raw"],
+            "hidden": data["hidden"],
+            "url": {"web": f"{web}#{comment['id']}"},
+        }
+    webhooks.queue(hub, db, repo, action, scope, endpoint=endpoint, extra=extra)
+
+
+def _summary(repo: Repo, row: sqlite3.Row) -> Json:
+    return {
+        "num": row["num"],
+        "title": row["title"],
+        "author": {"name": row["author"]},
+        "createdAt": row["date"],
+        "status": row["status"],
+        "isPullRequest": bool(row["pull_request"]),
+        "repo": {"name": repo.full_name, "type": repo.type},
+    }
+
+
+def _event(row: sqlite3.Row) -> Json:
+    return {
+        "id": row["id"],
+        "type": row["type"],
+        "createdAt": row["date"],
+        "author": {"name": row["author"]},
+        "data": json.loads(row["data"]),
+    }
+
+
+@router.on("GET", "/api/{T}/{id}/discussions")
+def list_discussions(call: Call) -> Json:
+    repo, query = call.readable(), call.query
+    where = ["repo = ?"]
+    values: list[object] = [repo.id]
+    kind, status, author = (query.get(name, [""])[-1] for name in ("type", "status", "author"))
+    if kind in ("discussion", "pull_request"):
+        where.append(f"pull_request = {int(kind == 'pull_request')}")
+    if status in ("open", "closed"):
+        where.append("status IN ('open', 'draft')" if status == "open" else "status IN ('closed', 'merged')")
+    if author:
+        where.append("author = ?")
+        values.append(author)
+    rows = call.store.rows(
+        f"SELECT * FROM discussions WHERE {' AND '.join(where)} ORDER BY num DESC",  # noqa: S608  (constant parts)
+        *values,
+    )
+    start = call.integer("p", 0, most=10**6) * _PAGE
+    page = [_summary(repo, row) for row in rows[start : start + _PAGE]]
+    return {"discussions": page, "count": len(rows), "start": start}
+
+
+@router.on("POST", "/api/{T}/{id}/discussions")
+def create_discussion(call: Call) -> Json:
+    repo, body = call.readable(), call.json()
+    me = _participant(call)
+    title = text_of(body, "title").strip()
+    if not 3 <= len(title) <= 200:
+        raise bad_request("A title has 3 to 200 characters")
+    with call.store.write() as db:
+        base = MAIN if body.get("pullRequest") else None
+        num = open_discussion(
+            call.hub,
+            db,
+            repo,
+            me,
+            title,
+            (optional_text(body, "description") or "").strip(),
+            base=base,
+            head=call.hub.trees.head(repo.id) if base else None,
+            draft=base is not None,
+            endpoint=call.endpoint,
+        )
+        if base:
+            head = call.hub.trees.head(repo.id)
+            webhooks.queue_refs(call.hub, db, repo, f"refs/pr/{num}", None, head, endpoint=call.endpoint)
+    return {"num": num}
+
+
+def _participant(call: Call) -> Identity:
+    me = call.signed_in()
+    if not can_take_part(me):
+        raise forbidden("This token may not take part in discussions")
+    return me
+
+
+def _discussion(call: Call, repo: Repo) -> sqlite3.Row:
+    number = call.parts["num"]
+    row = call.store.row("SELECT * FROM discussions WHERE repo = ? AND num = ?", repo.id, number)
+    if row is None:
+        raise not_found(f"Discussion {number} not found")
+    return row
+
+
+@router.on("GET", "/api/{T}/{id}/discussions/{num}")
+def details(call: Call) -> Json:
+    repo = call.readable()
+    row = _discussion(call, repo)
+    events = call.store.rows("SELECT * FROM events WHERE repo = ? AND num = ? ORDER BY place", repo.id, row["num"])
+    answer = {**_summary(repo, row), "events": [_event(event) for event in events]}
+    if row["pull_request"]:
+        conflicts = row["status"] in ("open", "draft") and _merge_plan(call.hub, repo, row)[1]
+        answer |= {
+            "changes": {"base": row["base"], "mergeCommitId": row["merged"]},
+            "filesWithConflicts": conflicts or [],
+            "diff": _diff(call, repo, row) if call.flag("diff") else "",
+        }
+    return answer
+
+
+@router.on("POST", "/api/{T}/{id}/discussions/{num}/comment")
+def comment(call: Call) -> Json:
+    repo, me, text = call.readable(), _participant(call), text_of(call.json(), "comment")
+    row = _discussion(call, repo)
+    with call.store.write() as db:
+        event = add_event(db, repo.id, row["num"], "comment", me.user.name, _comment(text, me.user.name))
+        _announce(call.hub, db, repo, row["num"], "create", "discussion.comment", call.endpoint, event)
+    return {"newMessage": _event(event)}
+
+
+def _owned(call: Call, repo: Repo, row: sqlite3.Row) -> Identity:
+    """The caller, who wrote the discussion or comment or may write to the repo."""
+    me = _participant(call)
+    if row["author"] != me.user.name and not can_write(call.users, me, repo):
+        raise forbidden("Only the author or someone with write access may do this")
+    return me
+
+
+@router.on("POST", "/api/{T}/{id}/discussions/{num}/title")
+def rename(call: Call) -> Json:
+    repo, title = call.readable(), text_of(call.json(), "title").strip()
+    row = _discussion(call, repo)
+    me = _owned(call, repo, row)
+    with call.store.write() as db:
+        db.execute("UPDATE discussions SET title = ? WHERE repo = ? AND num = ?", (title, repo.id, row["num"]))
+        data = {"from": row["title"], "to": title}
+        event = add_event(db, repo.id, row["num"], "title-change", me.user.name, data)
+        _announce(call.hub, db, repo, row["num"], "update", "discussion", call.endpoint)
+    return {"newTitle": _event(event)}
+
+
+@router.on("POST", "/api/{T}/{id}/discussions/{num}/status")
+def change_status(call: Call) -> Json:
+    repo, body = call.readable(), call.json()
+    status, row = text_of(body, "status"), _discussion(call, repo)
+    me = _owned(call, repo, row)
+    if status not in ("open", "closed"):
+        raise bad_request("status must be open or closed")
+    if row["status"] == "merged":
+        raise bad_request("A merged pull request cannot change its status")
+    with call.store.write() as db:
+        if body.get("comment"):
+            text = text_of(body, "comment")
+            add_event(db, repo.id, row["num"], "comment", me.user.name, _comment(text, me.user.name))
+        event = _set_status(call, db, repo, row["num"], status, me)
+    return {"newStatus": _event(event)}
+
+
+def _set_status(call: Call, db: sqlite3.Connection, repo: Repo, num: int, status: str, me: Identity) -> sqlite3.Row:
+    db.execute("UPDATE discussions SET status = ? WHERE repo = ? AND num = ?", (status, repo.id, num))
+    event = add_event(db, repo.id, num, "status-change", me.user.name, {"status": status})
+    _announce(call.hub, db, repo, num, "update", "discussion", call.endpoint)
+    return event
+
+
+def _diff(call: Call, repo: Repo, row: sqlite3.Row) -> str:
+    """What the pull request changes since it left its base; nothing for those who may not see the files."""
+    try:
+        require_files(call.store, call.users, call.identity, repo)
+    except HubError:
+        return ""
+    base_head, head = _heads(call.hub, repo, row)
+    if base_head is None or head is None:
+        return ""
+    fork = _fork(call.hub, repo, base_head, head)
+    return difference(call.store, call.hub.trees.at(repo.id, fork) if fork else {}, call.hub.trees.at(repo.id, head))
+
+
+def _heads(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[str | None, str | None]:
+    """Of the base and of the pull request."""
+    return hub.trees.head(repo.id, row["base"]), hub.trees.head(repo.id, f"refs/pr/{row['num']}")
+
+
+def _fork(hub: Hub, repo: Repo, base_head: str, head: str) -> str | None:
+    """The commit where the pull request left its base."""
+    on_base = {commit.sha for commit in hub.trees.history(repo.id, base_head)}
+    return next((c.sha for c in hub.trees.history(repo.id, head) if c.sha in on_base), None)
+
+
+def _merge_plan(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Changes, list[str]]:
+    """What merging would change on the base, and the paths in conflict."""
+    base_head, head = _heads(hub, repo, row)
+    if base_head is None or head is None:
+        return {}, [row["base"]]
+    fork = _fork(hub, repo, base_head, head)
+    old = hub.trees.at(repo.id, fork) if fork else {}
+    ours, theirs = hub.trees.at(repo.id, base_head), hub.trees.at(repo.id, head)
+    changes: dict[str, File | None] = {}
+    conflicts: list[str] = []
+    for path in sorted({*old, *theirs}):
+        before, after, present = (tree[path].etag if path in tree else None for tree in (old, theirs, ours))
+        if before == after or after == present:
+            continue
+        if present != before:
+            conflicts.append(path)
+        entry = theirs.get(path)
+        changes[path] = File(entry.oid, entry.size, entry.sha256) if entry else None
+    return changes, conflicts
+
+
+@router.on("POST", "/api/{T}/{id}/discussions/{num}/merge")
+def merge(call: Call) -> Json:
+    repo, body = call.writable(), call.json()
+    me = _participant(call)
+    with call.store.write() as db:
+        row = _discussion(call, repo)
+        if not row["pull_request"] or row["status"] != "open":
+            raise bad_request("Only an open pull request can be merged")
+        changes, conflicts = _merge_plan(call.hub, repo, row)
+        if conflicts:
+            raise conflict(f"The pull request has conflicts in {', '.join(conflicts)}")
+        if body.get("comment"):
+            text = text_of(body, "comment")
+            add_event(db, repo.id, row["num"], "comment", me.user.name, _comment(text, me.user.name))
+        old = call.hub.trees.head(repo.id, row["base"])
+        sha = call.hub.trees.commit(
+            db,
+            repo.id,
+            changes,
+            ref=row["base"],
+            parent=old,
+            author=me.user.name,
+            title=f"{row['title']} (#{row['num']})",
+        )
+        db.execute("UPDATE discussions SET merged = ? WHERE repo = ? AND num = ?", (sha, repo.id, row["num"]))
+        _set_status(call, db, repo, row["num"], "merged", me)
+        if row["base"] == MAIN:
+            refresh(call.hub, db, repo.id)
+        webhooks.queue_refs(call.hub, db, repo, row["base"], old, sha, endpoint=call.endpoint)
+    return {"mergeCommitId": sha}
+
+
+@router.on("POST", "/api/{T}/{id}/discussions/{num}/comment/{comment}/{action}")
+def change_comment(call: Call) -> Json:
+    """Edit or hide a comment."""
+    repo, action, body = call.readable(), call.parts["action"], call.json()
+    row = call.store.row(
+        "SELECT * FROM events WHERE repo = ? AND num = ? AND id = ? AND type = 'comment'",
+        repo.id,
+        call.parts["num"],
+        call.parts["comment"],
+    )
+    if row is None or action not in ("edit", "hide"):
+        raise not_found("Comment not found")
+    me = _owned(call, repo, row)
+    data = json.loads(row["data"])
+    if data["hidden"]:
+        raise bad_request("A hidden comment cannot be changed")
+    if action == "edit":
+        text = text_of(body, "content")
+        data["history"].append(data["latest"])
+        data |= {"edited": True, "numEdits": data["numEdits"] + 1}
+    else:
+        text = _HIDDEN
+        data |= {"hidden": True, "history": [], "hiddenBy": me.user.name}
+    data["latest"] = {"raw": text, "html": "", "updatedAt": now(), "author": {"name": me.user.name}}
+    with call.store.write() as db:
+        event = db.execute(
+            "UPDATE events SET data = ? WHERE place = ? RETURNING *", (json.dumps(data), row["place"])
+        ).fetchone()
+        _announce(call.hub, db, repo, row["num"], "update", "discussion.comment", call.endpoint, event)
+    return {"updatedComment": _event(event)}

@@ -1,0 +1,182 @@
+"""Reading files: tree listings, paths-info, and downloads with ranges.
+
+Downloads answer directly, without a redirect: ETag is the git blob id or the sha256, so a client cache
+keyed by it is content-addressed, and `X-Repo-Commit` names the commit that the revision meant. What users
+uploaded is never served as a page that could run scripts next to the sign-in form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mimetypes
+from collections import defaultdict
+from urllib.parse import quote
+
+from starlette.responses import FileResponse, RedirectResponse, Response
+
+from localhub.access import Repo, require_files
+from localhub.http_errors import bad_request, entry_not_found
+from localhub.protocol import MOST_ITEMS, Call, Json, Router
+from localhub.store import lfs_pointer
+from localhub.tree import Entry, Tree, folders
+
+router = Router()
+_PAGE, _EXPANDED_PAGE = 1000, 50
+_SAFE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp", "application/json", "application/pdf")
+_COUNTED = "config.json"  # a fetch of it counts as a download, as on the Hub
+
+
+class _BlobResponse(FileResponse):
+    chunk_size = 1024 * 1024
+
+
+def tree_ids(tree: Tree) -> dict[str, str]:
+    """The git tree id of every folder, by path; the root is ""."""
+    children: dict[str, list[tuple[bytes, bytes]]] = defaultdict(list)
+
+    def add(path: str, mode: bytes, oid: str) -> None:
+        parent, _, name = path.rpartition("/")
+        # git sorts a folder as if its name ended in a slash
+        order = name.encode() + (b"/" if mode == b"40000" else b"")
+        children[parent].append((order, mode + b" " + name.encode() + b"\0" + bytes.fromhex(oid)))
+
+    for path, entry in tree.items():
+        add(path, b"100644", entry.oid)
+    ids: dict[str, str] = {}
+    for folder in sorted({*folders(tree), ""}, key=lambda path: (-path.count("/"), path == "", path)):
+        body = b"".join(line for _, line in sorted(children[folder]))
+        ids[folder] = hashlib.sha1(b"tree %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
+        if folder:
+            add(folder, b"40000", ids[folder])
+    return ids
+
+
+def lfs_info(entry: Entry, key: str) -> Json:
+    """The description of a large file; its hash is `oid` in trees and `sha256` among siblings."""
+    sha256 = entry.sha256 or ""
+    return {key: sha256, "size": entry.size, "pointerSize": len(lfs_pointer(sha256, entry.size))}
+
+
+def xet_hash(sha256: str) -> str:
+    """The name of a large file in the other storage, which the client asks for before it has one copied (lfs.py).
+
+    There is no such storage here; what counts is that whoever sends it back has seen the file listed.
+    """
+    return hashlib.sha256(f"xet {sha256}".encode()).hexdigest()
+
+
+def _entries(
+    call: Call, repo: Repo, tree: Tree, paths: list[str], *, expand: bool, with_xet: bool = False
+) -> list[Json]:
+    """The JSON of files and folders, in the order of `paths`."""
+    ids = tree_ids(tree) if any(path not in tree for path in paths) else {}
+    commits = {}
+    if expand:
+        rows = call.store.rows("SELECT sha, title, date FROM commits WHERE repo = ?", repo.id)
+        commits = {row["sha"]: row for row in rows}
+    items: list[Json] = []
+    for path in paths:
+        entry = tree.get(path)
+        item: Json
+        if entry is None:
+            item = {"type": "directory", "oid": ids[path], "size": 0, "path": path}
+        else:
+            item = {"type": "file", "oid": entry.oid, "size": entry.size, "path": path}
+            if entry.sha256:
+                item["lfs"] = lfs_info(entry, "oid")
+                if with_xet:  # never in trees: a snapshot would be fetched from there
+                    item["xetHash"] = xet_hash(entry.sha256)
+        if expand:
+            below = [entry] if entry else [e for name, e in tree.items() if name.startswith(f"{path}/")]
+            # a folder was last changed when the newest of its files was
+            last = max((commits[e.commit] for e in below), key=lambda row: str(row["date"]))
+            item["lastCommit"] = {"id": last["sha"], "title": last["title"], "date": last["date"]}
+            if entry:
+                unscanned = {"status": "unscanned"}
+                item["securityFileStatus"] = {**unscanned, "avScan": unscanned, "pickleImportScan": unscanned}
+        items.append(item)
+    return items
+
+
+@router.on("GET", "/api/{T}/{id}/tree/{rev}")
+def root_tree(call: Call) -> Response:
+    return _tree(call, "")
+
+
+@router.on("GET", "/api/{T}/{id}/tree/{rev}/{path*}")
+def sub_tree(call: Call) -> Response:
+    return _tree(call, call.parts["path"].strip("/"))
+
+
+def _tree(call: Call, folder: str) -> Response:
+    repo = call.readable()
+    sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
+    tree = call.hub.trees.at(repo.id, sha)
+    prefix = f"{folder}/" if folder else ""
+    known = {*tree, *folders(tree)}
+    if folder and (folder not in known or folder in tree):
+        raise entry_not_found(f'{folder} does not exist on "{call.parts["rev"]}"', commit=sha)
+    recursive, expand = call.flag("recursive"), call.flag("expand")
+    paths = sorted(path for path in known if path.startswith(prefix) and (recursive or "/" not in path[len(prefix) :]))
+    most = _EXPANDED_PAGE if expand else _PAGE
+    start, size = call.integer("cursor", 0, most=10**9), max(1, call.integer("limit", most, most=most))
+    items = _entries(call, repo, tree, paths[start : start + size], expand=expand)
+    return call.page(items, start=start, size=size, more=start + size < len(paths))
+
+
+@router.on("POST", "/api/{T}/{id}/paths-info/{rev}")
+def paths_info(call: Call) -> list[Json]:
+    """The same entries for named paths; what does not exist is left out."""
+    repo = call.readable()
+    if call.request.headers.get("content-type", "").startswith("application/json"):
+        body = call.json()
+        paths = body.get("paths") or []
+        if not isinstance(paths, list) or len(paths) > MOST_ITEMS:
+            raise bad_request(f"paths must be a list of at most {MOST_ITEMS}")
+        wanted = [str(path) for path in paths]
+        expand = bool(body.get("expand"))
+    else:
+        form = call.form()
+        wanted = form.get("paths", [])
+        expand = form.get("expand", ["false"])[-1].lower() == "true"
+    tree = call.hub.trees.at(repo.id, call.hub.trees.resolve(repo.id, call.parts["rev"]))
+    known = {*tree, *folders(tree)}
+    return _entries(call, repo, tree, [path for path in wanted if path in known], expand=expand, with_xet=True)
+
+
+@router.on("GET", "/{P}{id}/resolve/{rev}/{path*}")
+def resolve(call: Call) -> Response:
+    repo = call.readable()
+    if repo.full_name.lower() != call.parts["id"].lower():
+        revision = quote(call.parts["rev"], safe="")
+        return RedirectResponse(f"/{repo.path}/resolve/{revision}/{quote(call.parts['path'])}", 307)
+    require_files(call.store, call.users, call.identity, repo)
+    sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
+    path = call.parts["path"]
+    entry = call.hub.trees.at(repo.id, sha).get(path)
+    if entry is None:
+        raise entry_not_found(f"Entry not found: {path}", commit=sha)
+    counted = path == _COUNTED and call.request.method == "GET" and "x-hf-download-counter" in call.request.headers
+    if counted:
+        with call.store.write() as db:
+            db.execute("UPDATE repos SET downloads = downloads + 1 WHERE id = ?", (repo.id,))
+    file = call.store.lfs_path(entry.sha256) if entry.sha256 else call.store.git_path(entry.oid)
+    name = path.rpartition("/")[2]
+    ascii_name = name.encode("ascii", "replace").decode().replace('"', "_")
+    headers = {
+        "ETag": f'"{entry.etag}"',
+        "X-Repo-Commit": sha,
+        "Content-Disposition": f"inline; filename*=UTF-8''{quote(name)}; filename=\"{ascii_name}\";",
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+        "X-Content-Type-Options": "nosniff",
+    }
+    if entry.sha256:
+        headers |= {"X-Linked-Size": str(entry.size), "X-Linked-ETag": f'"{entry.sha256}"'}
+    return _BlobResponse(file, headers=headers, media_type=_media_type(name))
+
+
+def _media_type(name: str) -> str:
+    guessed = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    if guessed.startswith("text/") or guessed.endswith(("xml", "javascript")):
+        return "text/plain; charset=utf-8"
+    return guessed if guessed in _SAFE_TYPES else "application/octet-stream"

@@ -1,0 +1,234 @@
+"""Large files: the LFS batch, the upload of whole files and of parts, completion, verification, copies between repos.
+
+An upload URL holds a random id and needs no token, because the client sends none there. The bytes are
+hashed on their way into DATA/tmp; only content whose sha256 is the promised one becomes an object, and an
+object belongs to the repos to which it was uploaded. So nobody can commit, by its digest alone, what they
+never had. A URL takes its content again, so that a client whose answer was lost can repeat itself.
+
+A copy gives a repo the objects of another one that the caller may read, without their bytes. Only what a commit of
+the source holds can be copied, and nothing from a private repo into one that others may read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import JSONResponse, Response
+
+from localhub.access import (
+    Repo,
+    can_read,
+    can_take_part,
+    find_repo,
+    require_files,
+    require_read,
+    require_write,
+)
+from localhub.files import xet_hash
+from localhub.http_errors import HubError, bad_request, forbidden, not_found, unprocessable
+from localhub.protocol import Call, Json, Router, items_of, text_of
+from localhub.store import now
+
+router = Router()
+MEDIA_TYPE = "application/vnd.git-lfs+json"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LARGEST = 2**40  # bytes of one file
+_WRITE_BYTES = 4 * 1024 * 1024  # collected before a thread hashes and writes them
+_UPLOAD_URL = "{endpoint}/lfs-uploads/{repo}/{upload}"
+
+
+def _objects(body: Json) -> list[tuple[str, int]]:
+    objects: list[tuple[str, int]] = []
+    for item in items_of(body, "objects"):
+        oid, size = item.get("oid"), item.get("size")
+        known = isinstance(oid, str) and _SHA256.fullmatch(oid)
+        if not known or isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _LARGEST:
+            raise unprocessable("An object needs a sha256 as oid and a size")
+        objects.append((str(oid), size))
+    return objects
+
+
+def _uploadable(call: Call) -> Repo:
+    """Whoever may open a pull request may upload for it; only a commit makes an object visible."""
+    repo = call.readable()
+    if not (can_take_part(call.signed_in()) and can_read(call.users, call.identity, repo)):
+        require_write(call.users, call.identity, repo)
+    return repo
+
+
+@router.on("POST", "/{P}{id}.git/info/lfs/objects/batch")
+def batch(call: Call) -> Response:
+    repo, body = call.readable(), call.json()
+    if body.get("operation") != "upload":
+        raise bad_request("Only the upload operation is served; files are downloaded from their resolve URL")
+    _uploadable(call)
+    limits, answers = call.hub.limits, []
+    with call.store.write() as db:
+        for oid, size in _objects(body):
+            known = db.execute("SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?", (repo.id, oid)).fetchone()
+            answer: dict[str, Any] = {"oid": oid, "size": size}
+            if not known:
+                upload = secrets.token_hex(24)
+                in_parts = size > limits.multipart_bytes and "multipart" in body.get("transfers", [])
+                db.execute(
+                    "INSERT INTO uploads (id, repo, sha256, size, part_size, date) VALUES (?, ?, ?, ?, ?, ?)",
+                    (upload, repo.id, oid, size, limits.part_bytes if in_parts else None, now()),
+                )
+                href = _UPLOAD_URL.format(endpoint=call.endpoint, repo=repo.id, upload=upload)
+                header: dict[str, str] = {}
+                if in_parts:
+                    header = {"chunk_size": str(limits.part_bytes)}
+                    count = -(-size // limits.part_bytes)
+                    header |= {f"{part:05d}": f"{href}/{part}" for part in range(1, count + 1)}
+                verify = f"{call.endpoint}/{repo.path}.git/info/lfs/verify"
+                answer["actions"] = {
+                    "upload": {"href": href, "header": header},
+                    "verify": {"href": verify, "header": {}},
+                }
+            answers.append(answer)
+    return JSONResponse({"transfer": "basic", "objects": answers}, media_type=MEDIA_TYPE)
+
+
+def _upload(call: Call) -> Any:
+    """The upload that the URL names, which belongs to one repo."""
+    row = call.store.row("SELECT * FROM uploads WHERE id = ? AND repo = ?", call.parts["upload"], call.parts["repo"])
+    if row is None:
+        raise not_found("This upload is unknown")
+    return row
+
+
+async def _receive(call: Call, target: Path, limit: int) -> tuple[str, int]:
+    """Write the body to `target`; its sha256 and size. Hashing and writing run in a thread."""
+    digest, size, held = hashlib.sha256(), 0, bytearray()
+
+    def flush() -> None:
+        digest.update(held)
+        file.write(held)
+        held.clear()
+
+    with target.open("wb") as file:
+        async for chunk in call.request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise HubError(413, f"The upload is larger than the promised {limit} bytes")
+            held += chunk
+            if len(held) >= _WRITE_BYTES:
+                await run_in_threadpool(flush)
+        await run_in_threadpool(flush)
+    return digest.hexdigest(), size
+
+
+def _keep(call: Call, upload: Any, temporary: Path, sha256: str, size: int) -> None:
+    """Make a received file an object of the repo, if it is what was promised."""
+    if (sha256, size) != (upload["sha256"], upload["size"]):
+        raise HubError(400, f"Expected {upload['size']} bytes of sha256 {upload['sha256']}, got {size} of {sha256}")
+    call.store.put_lfs(temporary, sha256)
+    with call.store.write() as db:
+        repo = upload["repo"]
+        if db.execute("SELECT 1 FROM repos WHERE id = ?", (repo,)).fetchone():
+            db.execute("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", (repo, sha256))
+
+
+@router.on("PUT", "/lfs-uploads/{repo}/{upload}", body="stream")
+async def put_whole(call: Call) -> Response:
+    upload = await run_in_threadpool(_upload, call)
+    temporary = call.store.temporary()
+    try:
+        sha256, size = await _receive(call, temporary, upload["size"])
+        await run_in_threadpool(_keep, call, upload, temporary, sha256, size)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Response(headers={"ETag": f'"{sha256}"'})
+
+
+@router.on("PUT", "/lfs-uploads/{repo}/{upload}/{part}", body="stream")
+async def put_part(call: Call) -> Response:
+    upload = await run_in_threadpool(_upload, call)
+    part = call.parts["part"]
+    if upload["part_size"] is None or not re.fullmatch(r"[1-9][0-9]{0,4}", part):
+        raise not_found("This upload has no such part")
+    received = call.store.temporary()
+    try:
+        sha256, _ = await _receive(call, received, upload["part_size"])
+        received.replace(call.store.part(upload["id"], int(part)))
+    finally:
+        received.unlink(missing_ok=True)
+    return Response(headers={"ETag": f'"{sha256}"'})
+
+
+@router.on("POST", "/lfs-uploads/{repo}/{upload}")
+def complete(call: Call) -> Response:
+    """Join the parts in order and check the whole."""
+    upload, body = _upload(call), call.json()
+    held = "SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?"
+    if call.store.row(held, upload["repo"], upload["sha256"]):  # the answer was lost and this is the second try
+        return JSONResponse({}, media_type=MEDIA_TYPE)
+    count = -(-upload["size"] // upload["part_size"]) if upload["part_size"] else 0
+    numbers = [item.get("partNumber") for item in items_of(body, "parts")]
+    parts = [call.store.part(upload["id"], number) for number in range(1, count + 1)]
+    if not count or sorted(map(str, numbers)) != sorted(map(str, range(1, count + 1))):
+        raise bad_request(f"The upload has {count} parts, the request names {json.dumps(numbers)}")
+    if missing := [number for number, part in enumerate(parts, 1) if not part.exists()]:
+        raise bad_request(f"Parts {missing} were not uploaded")
+    joined = call.store.temporary()
+    try:
+        with joined.open("wb") as target:
+            for part in parts:
+                with part.open("rb") as source:
+                    shutil.copyfileobj(source, target, _WRITE_BYTES)
+        with joined.open("rb") as whole:
+            sha256 = hashlib.file_digest(whole, "sha256").hexdigest()
+        _keep(call, upload, joined, sha256, joined.stat().st_size)
+    finally:
+        joined.unlink(missing_ok=True)
+    for part in parts:
+        part.unlink(missing_ok=True)
+    return JSONResponse({}, media_type=MEDIA_TYPE)
+
+
+@router.on("POST", "/{P}{id}.git/info/lfs/verify")
+def verify(call: Call) -> Response:
+    repo, body = _uploadable(call), call.json()
+    known = call.store.row("SELECT 1 FROM repo_objects WHERE repo = ? AND sha256 = ?", repo.id, str(body.get("oid")))
+    if not known or call.store.lfs_path(str(body["oid"])).stat().st_size != body.get("size"):
+        raise not_found("The object was not uploaded, or has another size")
+    return JSONResponse({}, media_type=MEDIA_TYPE)
+
+
+@router.on("POST", "/api/{T}/{id}/lfs-files/duplicate")
+def duplicate(call: Call) -> Json:
+    """Large files of this repo become objects of another one; what cannot be copied is named with its reason."""
+    source, body = call.readable(), call.json()
+    me = call.signed_in()
+    require_files(call.store, call.users, me, source)
+    wanted = body.get("target")
+    target = find_repo(call.store, text_of(wanted, "type"), text_of(wanted, "name"))
+    target = require_read(call.users, me, target)
+    require_write(call.users, me, target)
+    if not source.is_open and target.is_open:
+        raise forbidden("Files of a private repo are not copied into one that others may read")
+    failed: list[Json] = []
+    with call.store.write() as db:
+        for item in items_of(body, "files"):
+            sha256 = text_of(item, "sha256")
+            if not _SHA256.fullmatch(sha256) or text_of(item, "xetHash") != xet_hash(sha256):
+                failed.append({"sha256": sha256[:64], "error": "Not a file of this repo"})
+                continue
+            # uploaded is not enough: only a commit makes an object visible, and a file's name can be a digest, too
+            row = db.execute(
+                "SELECT 1 FROM commits, json_each(commits.files) AS file"
+                " WHERE repo = ? AND instr(files, ?) AND json_extract(file.value, '$[2]') = ? LIMIT 1",
+                (source.id, f'"{sha256}"', sha256),
+            ).fetchone()
+            if row is None:
+                failed.append({"sha256": sha256, "error": "Not a file of this repo"})
+                continue
+            db.execute("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", (target.id, sha256))
+    return {"failed": failed}

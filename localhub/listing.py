@@ -1,0 +1,272 @@
+"""What a repo looks like to the API, and the search over all of them.
+
+Listings page through one SQL query; its conditions include what the caller may see, so a page is never short
+and never leaks. Filters of the real Hub that need facts a local Hub does not have (who serves a model, its
+applications, its number of parameters) are refused rather than ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from starlette.responses import Response
+
+from localhub.access import TYPES, Repo, private_scope, repo_of_row, role_in
+from localhub.files import lfs_info
+from localhub.http_errors import bad_request, not_found
+from localhub.protocol import Call, Json, Router
+from localhub.spaces import host_of, runtime_of
+from localhub.tree import Tree
+
+router = Router()
+_LIKES = "(SELECT count(*) FROM likes WHERE likes.repo = repos.id)"
+_SORTS = {
+    "lastModified": "modified_at",
+    "last_modified": "modified_at",
+    "createdAt": "created_at",
+    "created_at": "created_at",
+    "downloads": "downloads",
+    "likes": _LIKES,
+    "trendingScore": _LIKES,
+    "trending_score": _LIKES,
+}
+_REFUSED = ("apps", "inference", "inference_provider", "num_parameters")
+_PAGE = 1000
+
+
+def _siblings(tree: Tree, *, blobs: bool) -> list[Json]:
+    siblings: list[Json] = []
+    for path, entry in sorted(tree.items()):
+        item: Json = {"rfilename": path}
+        if blobs:
+            item |= {"size": entry.size, "blobId": entry.oid}
+            if entry.sha256:
+                item["lfs"] = lfs_info(entry, "sha256")
+        siblings.append(item)
+    return siblings
+
+
+def _properties(call: Call, repo: Repo, sha: str | None, *, blobs: bool = False) -> dict[str, Callable[[], Any]]:
+    """Every property that can be shown, each computed when asked for."""
+    store = call.store
+
+    def likes() -> int:
+        return int(store.rows("SELECT count(*) AS n FROM likes WHERE repo = ?", repo.id)[0]["n"])
+
+    def tags() -> list[str]:
+        return [row["tag"] for row in store.rows("SELECT tag FROM repo_tags WHERE repo = ? ORDER BY place", repo.id)]
+
+    def siblings() -> list[Json]:
+        return _siblings(call.hub.trees.at(repo.id, sha) if sha else {}, blobs=blobs)
+
+    def children() -> int:
+        tag = f"base_model:{repo.full_name}"
+        rows = store.rows(
+            "SELECT count(*) AS n FROM repo_tags JOIN repos ON repos.id = repo WHERE tag = ? AND visibility = 'public'",
+            tag,
+        )
+        return int(rows[0]["n"])
+
+    properties: dict[str, Callable[[], Any]] = {
+        "author": lambda: repo.ns,
+        "sha": lambda: sha,
+        "lastModified": lambda: repo.modified_at,
+        "createdAt": lambda: repo.created_at,
+        "private": lambda: repo.private,
+        "gated": lambda: repo.gated or False,
+        "disabled": lambda: False,
+        "downloads": lambda: repo.downloads,
+        "downloadsAllTime": lambda: repo.downloads,
+        "likes": likes,
+        "trendingScore": likes,
+        "tags": tags,
+        "cardData": lambda: repo.card,
+        "usedStorage": lambda: repo.storage,
+        "siblings": siblings,
+        "resourceGroup": lambda: None,
+    }
+    if repo.type == "model":
+        properties |= {
+            "pipeline_tag": lambda: repo.pipeline_tag,
+            "library_name": lambda: repo.library,
+            "config": lambda: repo.config,
+            "safetensors": lambda: repo.safetensors,
+            "model-index": lambda: repo.card.get("model-index"),
+            "childrenModelCount": children,
+            "baseModels": lambda: repo.card.get("base_model"),
+            "spaces": list,
+            "inference": lambda: None,
+            "widgetData": lambda: None,
+        }
+    elif repo.type == "dataset":
+        properties |= {
+            "description": lambda: repo.card.get("description"),
+            "citation": lambda: None,
+            "paperswithcode_id": lambda: None,
+        }
+    else:
+        properties |= {
+            "sdk": lambda: repo.sdk,
+            "subdomain": lambda: host_of(repo),
+            "host": lambda: f"https://{host_of(repo)}.hf.space",
+            "runtime": lambda: runtime_of(call, repo),
+            "models": lambda: repo.card.get("models") or [],
+            "datasets": lambda: repo.card.get("datasets") or [],
+        }
+    return properties
+
+
+_SHORT = ("private", "gated", "downloads", "likes", "trendingScore", "tags", "createdAt")
+_SHORT_MODEL = (*_SHORT, "pipeline_tag", "library_name")
+_SHORT_SPACE = (*_SHORT, "sdk")
+_FULL = ("author", "sha", "lastModified", "disabled", "siblings")
+_NOT_IN_INFO = (
+    "downloadsAllTime",
+    "resourceGroup",
+    "childrenModelCount",
+    "baseModels",
+    "paperswithcode_id",
+    "trendingScore",
+)
+
+
+def _show(repo: Repo, properties: dict[str, Callable[[], Any]], keys: list[str]) -> Json:
+    item: Json = {"_id": repo.object_id, "id": repo.full_name}
+    if repo.type == "model":
+        item["modelId"] = repo.full_name
+    return item | {key: properties[key]() for key in keys if key in properties}
+
+
+def _expand(call: Call, properties: dict[str, Callable[[], Any]]) -> list[str]:
+    keys = call.query.get("expand", []) + call.query.get("expand[]", [])
+    return [part for key in keys for part in key.split(",") if part in properties]
+
+
+def _info(call: Call, revision: str) -> Json:
+    repo = call.readable()
+    sha = call.hub.trees.resolve(repo.id, revision)
+    properties = _properties(call, repo, sha, blobs=call.flag("blobs"))
+    if "expand" in call.query or "expand[]" in call.query:
+        return _show(repo, properties, _expand(call, properties))
+    shown = _show(repo, properties, [key for key in properties if key not in _NOT_IN_INFO])
+    if call.flag("securityStatus"):
+        shown["securityRepoStatus"] = {"scansDone": True, "filesWithIssues": []}
+    return shown
+
+
+@router.on("GET", "/api/settings/repositories")
+def own_repos(call: Call) -> Response:
+    return _storage(call, call.signed_in().user.name)
+
+
+@router.on("GET", "/api/organizations/{org}/settings/repositories")
+def org_repos(call: Call) -> Response:
+    org = call.users.org(call.parts["org"])
+    if org is None or role_in(call.users, call.signed_in(), org.name) is None:
+        raise not_found("Organization not found")
+    return _storage(call, org.name)
+
+
+def _storage(call: Call, namespace: str) -> Response:
+    """The repos of a namespace that the caller may see, with the bytes that each takes."""
+    visible, values = _visible(call)
+    rows = call.store.rows(
+        f"SELECT * FROM repos WHERE ns = ? AND {visible} ORDER BY storage DESC, id",  # noqa: S608  (a constant condition)
+        namespace,
+        *values,
+    )
+    repos, total = [repo_of_row(row) for row in rows], sum(row["storage"] for row in rows)
+    start, size = call.integer("cursor", 0, most=10**9), max(1, call.integer("limit", _PAGE, most=_PAGE))
+    items = [
+        {
+            "id": repo.full_name,
+            "type": repo.type,
+            "updatedAt": repo.modified_at,
+            "visibility": repo.visibility,
+            "storage": repo.storage,
+            "storagePercent": 100 * repo.storage / total if total else 0,
+        }
+        for repo in repos[start : start + size]
+    ]
+    return call.page(items, start=start, size=size, more=start + size < len(repos))
+
+
+@router.on("GET", "/api/{T}/{id}/revision/{rev}")
+def info_at_revision(call: Call) -> Json:
+    return _info(call, call.parts["rev"])
+
+
+@router.on("GET", "/api/{T}/{id}")
+def info(call: Call) -> Json:
+    return _info(call, "main")
+
+
+@router.on("GET", "/api/{T}")
+def search(call: Call) -> Response:
+    query = call.query
+    if refused := [name for name in _REFUSED if name in query]:
+        raise bad_request(f"A local Hub cannot filter by {', '.join(refused)}")
+    where, values = ["type = ?"], [TYPES[call.parts["T"]]]
+    visible, owned = _visible(call)
+    where.append(visible)
+    values += owned
+    for text in query.get("search", []):
+        for term in text.split():
+            where.append("ns || '/' || name LIKE ? ESCAPE '\\'")
+            values.append("%" + term.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%")
+    if authors := query.get("author"):
+        where.append("ns = ? COLLATE NOCASE")
+        values.append(authors[-1])
+    tags = [tag for text in query.get("filter", []) for tag in text.split(",")]
+    tags += [f"dataset:{name}" for name in query.get("trained_dataset", [])]
+    for tag in [*tags, *query.get("pipeline_tag", [])]:
+        where.append("EXISTS (SELECT 1 FROM repo_tags WHERE repo = repos.id AND tag = ?)")
+        values.append(tag)
+    for key in ("models", "datasets"):  # of Spaces: what their card says they use
+        for name in query.get(key, []):
+            where.append("EXISTS (SELECT 1 FROM json_each(card, ?) WHERE value = ?)")
+            values += [f"$.{key}", name]
+    if "gated" in query:
+        where.append("gated != ''" if call.flag("gated") else "gated = ''")
+    sort = query.get("sort", ["trendingScore"])[-1]
+    if sort not in _SORTS:
+        raise bad_request(f"Cannot sort by {sort}; sort by {', '.join(_SORTS)}")
+    start, size = call.integer("cursor", 0, most=10**9), max(1, call.integer("limit", _PAGE, most=_PAGE))
+    condition = " AND ".join(where)
+    rows = call.store.rows(
+        f"SELECT * FROM repos WHERE {condition} ORDER BY {_SORTS[sort]} DESC, id DESC LIMIT ? OFFSET ?",  # noqa: S608
+        *values,
+        size + 1,
+        start,
+    )
+    items = [_listed(call, repo_of_row(row)) for row in rows[:size]]
+    return call.page(items, start=start, size=size, more=len(rows) > size)
+
+
+def _listed(call: Call, repo: Repo) -> Json:
+    properties = _properties(call, repo, call.hub.trees.head(repo.id))
+    if "expand" in call.query or "expand[]" in call.query:
+        return _show(repo, properties, _expand(call, properties))
+    keys = [*(_SHORT_MODEL if repo.type == "model" else _SHORT_SPACE if repo.type == "space" else _SHORT)]
+    full = call.flag("full")
+    keys += [key for key in _FULL if full]
+    if call.flag("cardData") or (full and repo.type != "model"):
+        keys.append("cardData")
+    if call.flag("config"):
+        keys.append("config")
+    return _show(repo, properties, keys)
+
+
+def _visible(call: Call) -> tuple[str, list[Any]]:
+    """The SQL condition for what the caller may see in a listing."""
+    scope = private_scope(call.identity)
+    if call.identity is None or scope is None:
+        return "visibility = 'public'", []
+    orgs = [org.name for org, _ in call.users.orgs_of(call.identity.user.name)]
+    mine = [call.identity.user.name, *(org for org in orgs if role_in(call.users, call.identity, org) is not None)]
+    condition = "ns IN (SELECT value FROM json_each(?))"
+    if scope == "app":
+        return f"(visibility = 'public' OR ({condition} AND app = ?))", [json.dumps(mine), call.identity.app]
+    return f"(visibility = 'public' OR {condition})", [json.dumps(mine)]

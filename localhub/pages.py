@@ -1,0 +1,109 @@
+"""The few pages that a person following a link sees: a list of repos, a repo's files and its card as text.
+
+Everything shown comes from users and is escaped; no page runs a script.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from urllib.parse import quote
+
+from starlette.responses import HTMLResponse, Response
+
+from localhub.access import PREFIX, Repo, repo_of_row
+from localhub.protocol import Call, Json, Router
+
+router = Router()
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; frame-ancestors 'none'"
+}
+
+
+def _page(title: str, body: str) -> Response:
+    return HTMLResponse(
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        "<style>body{font:16px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem}"
+        "pre{white-space:pre-wrap;background:#f5f5f5;padding:1rem}</style></head>"
+        f'<body><p><a href="/">local Hub</a></p><h1>{escape(title)}</h1>{body}</body></html>',
+        headers=_HEADERS,
+    )
+
+
+def _link(repo: Repo) -> str:
+    return f'<li><a href="/{quote(repo.path)}">{escape(repo.path)}</a></li>'
+
+
+@router.on("GET", "/")
+def index(call: Call) -> Response:
+    rows = call.store.rows("SELECT * FROM repos WHERE visibility = 'public' ORDER BY modified_at DESC LIMIT 500")
+    return _page("Repos", f"<ul>{''.join(_link(repo_of_row(row)) for row in rows)}</ul>")
+
+
+@router.on("GET", "/favicon.ico")
+def favicon(call: Call) -> Response:
+    """Every browser asks for it."""
+    return Response(status_code=204)
+
+
+@router.on("GET", "/avatars/{name}")
+def avatar(call: Call) -> Response:
+    letter = escape(call.parts["name"][:1].upper())
+    hue = sum(call.parts["name"].encode()) % 360
+    svg = (
+        '<svg xmlns="http://www.w3.org/2000/svg" width="64" height="64">'
+        f'<rect width="64" height="64" rx="32" fill="hsl({hue} 50% 45%)"/><text x="32" y="43" font-size="30"'
+        f' font-family="sans-serif" fill="#fff" text-anchor="middle">{letter}</text></svg>'
+    )
+    return Response(svg, media_type="image/svg+xml", headers={"Content-Security-Policy": "default-src 'none'"})
+
+
+@router.on("GET", "/api/agent-harnesses")
+def agent_harnesses(call: Call) -> Json:
+    """The client's command line asks for it when it is imported."""
+    return {"standardEnvVars": [], "harnesses": {}}
+
+
+@router.on("GET", "/{P}{id}")
+def repo_page(call: Call) -> Response:
+    return _repo_page(call, "main")
+
+
+@router.on("GET", "/{P}{id}/tree/{rev}")
+def repo_page_at(call: Call) -> Response:
+    return _repo_page(call, call.parts["rev"])
+
+
+@router.on("GET", "/{P}{id}/commit/{rev}")
+def commit_page(call: Call) -> Response:
+    return _repo_page(call, call.parts["rev"])
+
+
+@router.on("GET", "/{P}{id}/discussions/{num}")
+def discussion_page(call: Call) -> Response:
+    repo = call.readable()
+    row = call.store.row("SELECT * FROM discussions WHERE repo = ? AND num = ?", repo.id, call.parts["num"])
+    title = f"{row['title']} (#{row['num']}, {row['status']})" if row else "No such discussion"
+    return _page(title, f'<p><a href="/{quote(repo.path)}">{escape(repo.path)}</a></p>')
+
+
+def _repo_page(call: Call, revision: str) -> Response:
+    repo = call.readable()
+    sha = call.hub.trees.resolve(repo.id, revision)
+    tree = call.hub.trees.at(repo.id, sha)
+    files = "".join(
+        f'<li><a href="/{quote(repo.path)}/resolve/{sha}/{quote(path)}">{escape(path)}</a> {entry.size:,} bytes</li>'
+        for path, entry in sorted(tree.items())
+    )
+    readme = tree.get("README.md")
+    card = ""
+    if readme and not readme.sha256 and not repo.gated:
+        text = call.store.git_path(readme.oid).read_text("utf-8", errors="replace")
+        card = f"<h2>README.md</h2><pre>{escape(text)}</pre>"
+    commits = "".join(
+        f"<li><code>{commit.sha[:8]}</code> {escape(commit.title)}"
+        f" <small>{escape(commit.author)}, {commit.date}</small></li>"
+        for commit in call.hub.trees.history(repo.id, sha, limit=20)
+    )
+    return _page(
+        PREFIX[repo.type] + repo.full_name, f"{card}<h2>Files</h2><ul>{files}</ul><h2>Commits</h2><ul>{commits}</ul>"
+    )

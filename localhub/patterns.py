@@ -1,0 +1,159 @@
+"""The two git pattern languages that decide about uploads: .gitattributes and .gitignore.
+
+Both are translated to regular expressions over paths with `/`. A pattern without a slash (but for a trailing
+one) matches at any depth; one with a slash is anchored at the root; `*`, `?` and `[…]` stay inside a segment, `**`
+crosses them.
+
+The patterns are strangers': every `*` but the last of a segment, and every `**` but the last, takes the first match
+that there is and never another (an atomic group). That finds whatever there is to find, since what follows has only
+more room, and it keeps the time for one path proportional to the path and the pattern.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from localhub.http_errors import bad_request
+
+Rules = tuple[tuple[re.Pattern[str], bool], ...]
+MOST_CHARACTERS = 128 * 1024  # of one file of patterns
+_MOST_WORK = 4 * 10**9  # characters of patterns times characters of paths, in one request
+_MOST_PATTERN = 1000  # characters; git takes more, nobody writes them
+_LFS = """
+*.7z *.arrow *.bin *.bz2 *.ckpt *.ftz *.gz *.h5 *.joblib *.lfs.* *.mlmodel *.model *.msgpack *.npy *.npz *.onnx
+*.ot *.parquet *.pb *.pickle *.pkl *.pt *.pth *.rar *.safetensors saved_model/**/* *.tar.* *.tar *.tflite *.tgz
+*.wasm *.xz *.zip *.zst *tfevents*
+"""
+_DATASET_LFS = ["*.lz4", "*.pcm", "*.sam", "*.raw", "*.aac", "*.flac", "*.mp3", "*.ogg", "*.wav", "*.bmp", "*.gif"]
+_DATASET_LFS += ["*.png", "*.tiff", "*.jpg", "*.jpeg", "*.webp", "*.mp4", "*.webm"]
+
+
+def initial_gitattributes(repo_type: str) -> str:
+    """The .gitattributes of a new repo."""
+    patterns = _LFS.split() + (_DATASET_LFS if repo_type == "dataset" else [])
+    return "".join(f"{pattern} filter=lfs diff=lfs merge=lfs -text\n" for pattern in patterns)
+
+
+@lru_cache(maxsize=64)
+def lfs_rules(gitattributes: str) -> Rules:
+    """Patterns of a .gitattributes with whether each turns LFS on or off; the last match decides."""
+    rules = []
+    for line in gitattributes.splitlines():
+        pattern, *attributes = line.split() or [""]
+        if not pattern or pattern.startswith("#") or len(pattern) > _MOST_PATTERN:
+            continue
+        if "filter=lfs" in attributes:
+            rules.append((_regex(pattern), True))
+        elif any(name in attributes for name in ("-filter", "!filter", "filter")):
+            rules.append((_regex(pattern), False))
+    return tuple(rules)
+
+
+@lru_cache(maxsize=64)
+def ignore_rules(gitignore: str) -> Rules:
+    """Patterns of a .gitignore with whether each ignores or (`!`) brings back."""
+    rules = []
+    for raw in gitignore.splitlines():
+        line = _without_spaces(raw)
+        if not line or line.startswith("#") or len(line) > _MOST_PATTERN:
+            continue
+        ignore = not line.startswith("!")
+        rules.append((_regex(line.removeprefix("!"), folders=True), ignore))
+    return tuple(rules)
+
+
+def decide(rules: Rules, path: str) -> bool:
+    """What the last matching rule says; no match is no."""
+    return next((value for pattern, value in reversed(rules) if pattern.fullmatch(path)), False)
+
+
+def check_work(patterns: str, paths: list[str]) -> None:
+    """Refuse patterns that would keep the server busy for longer than any real ones do."""
+    if len(patterns) > MOST_CHARACTERS or len(patterns) * sum(map(len, paths)) > _MOST_WORK:
+        raise bad_request(f"The patterns are too many: at most {MOST_CHARACTERS} characters of them, for fewer files")
+
+
+def _without_spaces(line: str) -> str:
+    """Spaces at the end count only behind a backslash."""
+    bare = line.rstrip()
+    return bare + " " if bare.endswith("\\") and len(bare) < len(line) else bare
+
+
+def _regex(pattern: str, *, folders: bool = False) -> re.Pattern[str]:
+    below = r"/.*" if folders and pattern.endswith("/") else r"(?:/.*)?" if folders else ""
+    segments = pattern.strip("/").split("/")
+    if "/" not in pattern.rstrip("/"):
+        segments.insert(0, "**")  # at any depth
+    chunks: list[list[str]] = [[]]  # of segments that follow each other, with any number of others between two chunks
+    for segment in segments:
+        if segment == "**":
+            chunks.append([])
+        else:
+            chunks[-1].append(segment)
+    anchored, *rest = ["/".join(_segment(segment) for segment in chunk) for chunk in chunks]
+    inner, last = [chunk for chunk in rest[:-1] if chunk], rest[-1] if rest else None
+    text = "".join(f"(?>(?:[^/]+/)*?{chunk}/)" for chunk in inner)
+    start = f"{anchored}/" if anchored and rest else anchored
+    if last is None:
+        text = start + below
+    elif last:
+        text = f"{start}{text}(?:[^/]+/)*?{last}{below}"
+    else:  # `**` at the end: all that is inside
+        text = f"{start}{text}.+"
+    return re.compile(text, re.DOTALL)
+
+
+def _segment(text: str) -> str:
+    """A pattern of one name, in which `*` and `?` are no slashes."""
+    runs: list[str] = [""]
+    for kind, piece in _pieces(text):
+        if kind == "*":
+            runs += [""] if runs[-1] or len(runs) == 1 else []
+        else:
+            runs[-1] += piece
+    first, *others = runs
+    if not others:
+        return first
+    *middle, last = others
+    found = "".join(f"(?>[^/]*?{run})" for run in middle)
+    return f"{first}{found}[^/]*{last}" if last else f"{first}{found}(?>[^/]*)"
+
+
+def _pieces(text: str) -> Iterator[tuple[str, str]]:
+    """`*`, or an expression for exactly one character, one after the other."""
+    at = 0
+    while at < len(text):
+        c, at = text[at], at + 1
+        if c == "*":
+            yield "*", ""
+        elif c == "?":
+            yield "?", "[^/]"
+        elif c == "\\" and at < len(text):
+            yield "c", re.escape(text[at])
+            at += 1
+        elif c == "[" and (end := text.find("]", at + 1 + (text[at : at + 1] in "!^"))) > 0:
+            yield "[", _class(text[at:end])
+            at = end + 1
+        else:
+            yield "c", re.escape(c)
+
+
+def _class(inside: str) -> str:
+    """One character out of a set such as `a-z` or `!0-9`, and never a slash."""
+    negated = inside[:1] in ("!", "^")
+    members, at = inside[negated:], 0
+    found = ""
+    while at < len(members):
+        first = members[at]
+        if at + 2 < len(members) and members[at + 1] == "-":
+            if first <= members[at + 2]:
+                found += f"{re.escape(first)}-{re.escape(members[at + 2])}"
+            at += 3
+        else:
+            found += re.escape(first)
+            at += 1
+    if not found:
+        return r"[^/]" if negated else r"(?!)"
+    return f"(?!/)[{'^' * negated}{found}]"

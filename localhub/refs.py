@@ -1,0 +1,194 @@
+"""Branches, tags, history, and the rewriting of history: super-squash and the removal of large files."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.responses import Response
+
+from localhub import webhooks
+from localhub.access import Repo
+from localhub.commits import Operation, apply, commit_ref
+from localhub.http_errors import bad_request, conflict, forbidden, revision_not_found
+from localhub.protocol import Call, Json, Router, optional_text, text_of
+from localhub.repos import refresh
+from localhub.tree import MAIN, Entry, File
+
+router = Router()
+_REF_NAME = re.compile(
+    r"(?!.*(?:\.\.|//|@\{|/\.|\.lock(?:/|$)))[^\x00-\x20\x7f~^:?*\[\\/.-][^\x00-\x20\x7f~^:?*\[\\]*(?<![/.])"
+)
+_COMMITS_PER_PAGE = 50
+
+
+def _is_ref_name(name: str) -> bool:
+    """Whether git would take it, and it reads like no commit."""
+    return bool(_REF_NAME.fullmatch(name)) and not re.fullmatch(r"[0-9a-fA-F]{40}", name)
+
+
+@router.on("GET", "/api/{T}/{id}/refs")
+def list_refs(call: Call) -> Json:
+    repo = call.readable()
+    kinds = {"branches": "refs/heads/", "converts": "refs/convert/", "tags": "refs/tags/"}
+    if call.flag("include_prs"):
+        kinds["pullRequests"] = "refs/pr/"
+    rows = call.store.rows("SELECT name, sha FROM refs WHERE repo = ? ORDER BY name != ?, name", repo.id, MAIN)
+    return {
+        kind: [
+            {"name": row["name"].removeprefix(prefix), "ref": row["name"], "targetCommit": row["sha"]}
+            for row in rows
+            if row["name"].startswith(prefix)
+        ]
+        for kind, prefix in kinds.items()
+    }
+
+
+def _add_ref(call: Call, repo: Repo, ref: str, sha: str, message: str | None = None) -> Json:
+    with call.store.write() as db:
+        if call.hub.trees.head(repo.id, ref):
+            raise conflict(f"Reference {ref} already exists")
+        db.execute("INSERT INTO refs VALUES (?, ?, ?, ?)", (repo.id, ref, sha, message))
+        webhooks.queue_refs(call.hub, db, repo, ref, None, sha, endpoint=call.endpoint)
+    return {}
+
+
+def _drop_ref(call: Call, repo: Repo, ref: str, shown: str) -> Json:
+    with call.store.write() as db:
+        sha = call.hub.trees.head(repo.id, ref)
+        if sha is None:
+            raise revision_not_found(shown)
+        db.execute("DELETE FROM refs WHERE repo = ? AND name = ?", (repo.id, ref))
+        webhooks.queue_refs(call.hub, db, repo, ref, sha, None, endpoint=call.endpoint)
+    return {}
+
+
+@router.on("POST", "/api/{T}/{id}/branch/{branch}")
+def create_branch(call: Call) -> Json:
+    repo, branch = call.writable(), call.parts["branch"]
+    if branch.startswith("refs/") or not _is_ref_name(branch):
+        raise bad_request("Invalid reference for a branch")
+    sha = call.hub.trees.resolve(repo.id, optional_text(call.json(), "startingPoint") or "main")
+    return _add_ref(call, repo, f"refs/heads/{branch}", sha)
+
+
+@router.on("DELETE", "/api/{T}/{id}/branch/{branch}")
+def delete_branch(call: Call) -> Json:
+    repo, branch = call.writable(), call.parts["branch"]
+    if f"refs/heads/{branch}" == MAIN:
+        raise forbidden(f"Cannot delete {MAIN}")
+    return _drop_ref(call, repo, f"refs/heads/{branch}", branch)
+
+
+@router.on("POST", "/api/{T}/{id}/tag/{rev}")
+def create_tag(call: Call) -> Json:
+    repo, body = call.writable(), call.json()
+    sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
+    tag = text_of(body, "tag")
+    if not _is_ref_name(tag):
+        raise bad_request(f"Invalid tag name: {tag!r}")
+    return _add_ref(call, repo, f"refs/tags/{tag}", sha, optional_text(body, "message"))
+
+
+@router.on("DELETE", "/api/{T}/{id}/tag/{tag}")
+def delete_tag(call: Call) -> Json:
+    return _drop_ref(call, call.writable(), f"refs/tags/{call.parts['tag']}", call.parts["tag"])
+
+
+@router.on("GET", "/api/{T}/{id}/commits/{rev}")
+def list_commits(call: Call) -> Response:
+    repo = call.readable()
+    sha = call.hub.trees.resolve(repo.id, call.parts["rev"])
+    start = call.integer("cursor", 0, most=10**9)
+    size = max(1, call.integer("limit", _COMMITS_PER_PAGE, most=1000))
+    commits = call.hub.trees.history(repo.id, sha, start=start, limit=size + 1)
+    formatted = "formatted" in call.query.get("expand[]", []) + call.query.get("expand", [])
+    items = [
+        {
+            "id": commit.sha,
+            "title": commit.title,
+            "message": commit.description,
+            "authors": [{"user": commit.author, "avatar": ""}],
+            "date": commit.date,
+            **({"formatted": {"title": commit.title, "message": commit.description}} if formatted else {}),
+        }
+        for commit in commits[:size]
+    ]
+    return call.page(items, start=start, size=size, more=len(commits) > size)
+
+
+@router.on("POST", "/api/{T}/{id}/super-squash/{ref}")
+def super_squash(call: Call) -> Json:
+    """Replace the history of a branch or pull request by one commit with the same files."""
+    repo = call.writable()
+    message = optional_text(call.json(), "message") or "Super-squash branch"
+    title, _, description = message.partition("\n")
+    with call.store.write() as db:
+        ref, head = commit_ref(call.hub, repo, call.parts["ref"])
+        files = call.hub.trees.at(repo.id, head)
+        sha = call.hub.trees.commit(
+            db,
+            repo.id,
+            {path: File(entry.oid, entry.size, entry.sha256) for path, entry in files.items()},
+            ref=ref,
+            parent=None,
+            title=title,
+            description=description.strip(),
+            author=call.signed_in().user.name,
+        )
+        if ref == MAIN:
+            refresh(call.hub, db, repo.id)
+        webhooks.queue_refs(call.hub, db, repo, ref, head, sha, endpoint=call.endpoint)
+    return {}
+
+
+@router.on("GET", "/api/{T}/{id}/lfs-files")
+def list_lfs_files(call: Call) -> Response:
+    """The large files at the head of any branch or pull request, main first, each once."""
+    repo = call.writable()
+    rows = call.store.rows("SELECT name, sha FROM refs WHERE repo = ? ORDER BY name != ?, name", repo.id, MAIN)
+    found: dict[str, tuple[str, Entry, str]] = {}
+    for row in rows:
+        for path, entry in call.hub.trees.at(repo.id, row["sha"]).items():
+            if entry.sha256:
+                found.setdefault(entry.sha256, (path, entry, row["name"]))
+    files = [
+        {
+            "fileOid": sha256,
+            "filename": path,
+            "oid": sha256,
+            "pushedAt": repo.modified_at,
+            "ref": ref,
+            "size": entry.size,
+        }
+        for sha256, (path, entry, ref) in found.items()
+    ]
+    start, size = call.integer("cursor", 0, most=10**9), max(1, call.integer("limit", 1000, most=1000))
+    return call.page(files[start : start + size], start=start, size=size, more=start + size < len(files))
+
+
+@router.on("POST", "/api/{T}/{id}/lfs-files/batch")
+def delete_lfs_files(call: Call) -> Json:
+    """Delete large files from every branch and pull request that holds them."""
+    repo, me = call.writable(), call.signed_in()
+    deletions = call.json().get("deletions")
+    doomed = deletions.get("sha") if isinstance(deletions, dict) else None
+    if not isinstance(doomed, list):
+        raise bad_request("deletions.sha must be a list of file ids")
+    with call.store.write() as db:
+        for row in call.store.rows("SELECT name, sha FROM refs WHERE repo = ?", repo.id):
+            if row["name"].startswith("refs/tags/"):
+                continue
+            tree = call.hub.trees.at(repo.id, row["sha"])
+            gone = [Operation(path, None) for path, entry in tree.items() if entry.sha256 in doomed]
+            apply(
+                call.hub,
+                db,
+                repo,
+                me,
+                gone,
+                ref=row["name"],
+                head=row["sha"],
+                title="Delete LFS files",
+                endpoint=call.endpoint,
+            )
+    return {}

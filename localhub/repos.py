@@ -1,0 +1,318 @@
+"""Repos as a whole: create, delete, move, duplicate, settings, and what is derived from their head.
+
+Every change is one transaction that also queues the webhook deliveries it causes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import Counter
+from typing import Any
+
+from localhub import webhooks
+from localhub.access import (
+    PREFIX,
+    Repo,
+    can_create,
+    can_write,
+    find_repo,
+    repo_key,
+    repo_of_row,
+    require_files,
+    require_manage,
+    require_read,
+)
+from localhub.cards import count_parameters, derive
+from localhub.http_errors import bad_request, conflict, forbidden
+from localhub.patterns import initial_gitattributes
+from localhub.protocol import Call, Hub, Json, Router, items_of, optional_text, optional_whole, text_of
+from localhub.space_cards import SDKS
+from localhub.store import REPO_TABLES, now
+from localhub.tree import MAIN, File, Fixed
+from localhub.users import Identity
+
+router = Router()
+_NAME = re.compile(r"(?!.*(?:--|\.\.))[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
+_DERIVED_FILE_BYTES = 2 * 1024 * 1024
+
+
+def get_repo(db: sqlite3.Connection, repo_id: int) -> Repo:
+    return repo_of_row(db.execute("SELECT * FROM repos WHERE id = ?", (repo_id,)).fetchone())
+
+
+def add_repo(
+    hub: Hub,
+    db: sqlite3.Connection,
+    me: Identity,
+    repo_type: str,
+    namespace: str,
+    name: str,
+    *,
+    endpoint: str,
+    visibility: str | None = None,
+    sdk: str | None = None,
+    fixed: Fixed | None = None,
+) -> Repo:
+    """A new repo with its first commit, inside the caller's transaction."""
+    owner = hub.users.namespace(namespace)
+    if owner is None or not can_create(hub.users, me, owner):
+        raise forbidden(f'You don\'t have the rights to create a {repo_type} under the namespace "{namespace}"')
+    if not _NAME.fullmatch(name):
+        raise bad_request(f"Invalid repo name: {name!r}")
+    org = hub.users.org(owner)
+    visibility = visibility or ("private" if org and org.private_by_default else "public")
+    if visibility not in ("public", "private") and (visibility, repo_type) != ("protected", "space"):
+        raise bad_request("visibility must be public or private")
+    if repo_type == "space" and sdk not in SDKS:
+        raise bad_request(f"A Space needs an sdk: {', '.join(SDKS)}")
+    key = _free_key(hub, repo_type, f"{owner}/{name}", endpoint)
+    row = db.execute(
+        "INSERT INTO repos (type, ns, name, key, visibility, creator, app, created_at, modified_at, sdk)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
+        (
+            repo_type,
+            owner,
+            name,
+            key,
+            visibility,
+            me.user.name,
+            me.app,
+            now(),
+            now(),
+            sdk if repo_type == "space" else None,
+        ),
+    ).fetchone()
+    db.execute("DELETE FROM aliases WHERE key = ?", (key,))  # the id now means this repo, not a moved one
+    files = {".gitattributes": initial_gitattributes(repo_type).encode()}
+    if repo_type == "space":
+        files["README.md"] = f"---\ntitle: {name}\nsdk: {sdk}\npinned: false\n---\n".encode()
+    changes = {path: File(hub.store.put_git(content), len(content)) for path, content in files.items()}
+    hub.trees.commit(
+        db, row["id"], changes, ref=MAIN, parent=None, title="initial commit", author=me.user.name, fixed=fixed
+    )
+    refresh(hub, db, row["id"])
+    repo = get_repo(db, row["id"])
+    webhooks.queue(hub, db, repo, "create", "repo", endpoint=endpoint)
+    return repo
+
+
+def _free_key(hub: Hub, repo_type: str, full_name: str, endpoint: str) -> str:
+    """The key of an id that no repo has."""
+    key = repo_key(repo_type, full_name)
+    row = hub.store.row("SELECT ns, name FROM repos WHERE key = ?", key)
+    if row:
+        taken = f"{row['ns']}/{row['name']}"
+        url = f"{endpoint}/{PREFIX[repo_type]}{taken}"
+        raise conflict(f"A {repo_type} repository called {taken} already exists", url=url, name=taken)
+    return key
+
+
+def refresh(hub: Hub, db: sqlite3.Connection, repo_id: int) -> None:
+    """Derive card, tags and size again from the head of main."""
+    row = db.execute("SELECT type, sdk FROM repos WHERE id = ?", (repo_id,)).fetchone()
+    head = hub.trees.head(repo_id)
+    tree = hub.trees.at(repo_id, head) if head else {}
+
+    def text(path: str) -> str:
+        entry = tree.get(path)
+        if entry is None or entry.sha256 or entry.size > _DERIVED_FILE_BYTES:
+            return ""
+        return hub.store.git_path(entry.oid).read_text("utf-8", errors="replace")
+
+    derived = derive(row["type"], text("README.md"), text("config.json"), tree, row["sdk"])
+    counts: Counter[str] = Counter()
+    for path, entry in tree.items():
+        if row["type"] == "model" and path.endswith(".safetensors") and "/" not in path and entry.sha256:
+            counts.update(count_parameters(hub.store.lfs_path(entry.sha256)))
+    weights = {"parameters": counts, "total": counts.total()} if counts else None
+    storage = sum(entry.size for entry in tree.values())
+    db.execute(
+        "UPDATE repos SET card = ?, config = ?, safetensors = ?, library = ?, pipeline_tag = ?, storage = ?,"
+        " modified_at = ? WHERE id = ?",
+        (
+            json.dumps(derived.card),
+            json.dumps(derived.config),
+            json.dumps(weights),
+            derived.library,
+            derived.pipeline_tag,
+            storage,
+            now(),
+            repo_id,
+        ),
+    )
+    db.execute("DELETE FROM repo_tags WHERE repo = ?", (repo_id,))
+    tags = [(repo_id, place, tag) for place, tag in enumerate(derived.tags)]
+    db.executemany("INSERT INTO repo_tags VALUES (?, ?, ?)", tags)
+
+
+def _named(call: Call, body: Json) -> tuple[str, str, str]:
+    """Type, namespace and name that a create or delete request means."""
+    repo_type = optional_text(body, "type") or "model"
+    name, namespace = text_of(body, "name"), optional_text(body, "organization")
+    if repo_type not in PREFIX:
+        raise bad_request("type must be model, dataset or space")
+    if not namespace and "/" in name:
+        namespace, _, name = name.partition("/")
+    return repo_type, namespace or call.signed_in().user.name, name
+
+
+@router.on("POST", "/api/repos/create")
+def create(call: Call) -> Json:
+    body = call.json()
+    repo_type, namespace, name = _named(call, body)
+    visibility = optional_text(body, "visibility") or _asked_private(body)
+    hardware, sleep_s = optional_text(body, "hardware"), optional_whole(body, "sleepTimeSeconds", least=-1)
+    values = [
+        (kind, text_of(item, "key"), text_of(item, "value"), optional_text(item, "description"))
+        for kind in ("secrets", "variables")
+        for item in items_of(body, kind)
+    ]
+    with call.store.write() as db:
+        repo = add_repo(
+            call.hub,
+            db,
+            call.signed_in(),
+            repo_type,
+            namespace,
+            name,
+            visibility=visibility,
+            sdk=optional_text(body, "sdk"),
+            endpoint=call.endpoint,
+        )
+        db.execute(
+            "UPDATE repos SET hardware = ?, sleep_s = ? WHERE id = ?",
+            (hardware, sleep_s, repo.id),
+        )
+        db.executemany(
+            "INSERT OR REPLACE INTO space_values VALUES (?, ?, ?, ?, ?, ?)",
+            [(repo.id, *value, now()) for value in values],
+        )
+    return {"url": f"{call.endpoint}/{repo.path}", "name": repo.full_name, "id": repo.object_id}
+
+
+def _target(call: Call, repo_type: str, full_name: str) -> Repo:
+    """A repo named in a body, which the caller may move and delete."""
+    repo = require_read(call.users, call.identity, find_repo(call.store, repo_type, full_name))
+    require_manage(call.users, call.identity, repo)
+    return repo
+
+
+@router.on("DELETE", "/api/repos/delete")
+def delete(call: Call) -> Json:
+    repo_type, namespace, name = _named(call, call.json())
+    repo = _target(call, repo_type, f"{namespace}/{name}")
+    with call.store.write() as db:
+        webhooks.queue(call.hub, db, repo, "delete", "repo", endpoint=call.endpoint)
+        db.execute("DELETE FROM repos WHERE id = ?", (repo.id,))
+        for table in REPO_TABLES:
+            db.execute(f"DELETE FROM {table} WHERE repo = ?", (repo.id,))  # noqa: S608  (a constant name)
+    return {}
+
+
+@router.on("POST", "/api/repos/move")
+def move(call: Call) -> Json:
+    body = call.json()
+    repo_type, target = optional_text(body, "type") or "model", text_of(body, "toRepo")
+    if repo_type not in PREFIX:
+        raise bad_request("type must be model, dataset or space")
+    repo = _target(call, repo_type, text_of(body, "fromRepo"))
+    namespace, _, name = target.partition("/")
+    owner = call.users.namespace(namespace)
+    if owner is None or not can_create(call.users, call.signed_in(), owner):
+        raise forbidden(f'You don\'t have the rights to move a repo to the namespace "{namespace}"')
+    if not _NAME.fullmatch(name):
+        raise bad_request(f"Invalid repo name: {name!r}")
+    with call.store.write() as db:
+        old = repo_key(repo_type, repo.full_name)
+        if (new := repo_key(repo_type, f"{owner}/{name}")) != old:
+            _free_key(call.hub, repo_type, f"{owner}/{name}", call.endpoint)
+        db.execute("UPDATE repos SET ns = ?, name = ?, key = ? WHERE id = ?", (owner, name, new, repo.id))
+        db.execute("DELETE FROM aliases WHERE key = ?", (new,))
+        if new != old:
+            db.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", (old, repo.id))
+        moved = {"movedTo": {"name": f"{owner}/{name}", "owner": {"id": webhooks.owner_id(call.users, owner)}}}
+        webhooks.queue(call.hub, db, repo, "move", "repo", endpoint=call.endpoint, extra=moved)
+    return {"url": f"{call.endpoint}/{PREFIX[repo_type]}{owner}/{name}"}
+
+
+@router.on("POST", "/api/{T}/{id}/duplicate")
+def duplicate(call: Call) -> Json:
+    """A new repo with the files of this one in one commit; it is seen by whom this one is, unless the body says so."""
+    source, body = call.readable(), call.json()
+    require_files(call.store, call.users, call.identity, source)
+    namespace, _, name = text_of(body, "repository").partition("/")
+    visibility = optional_text(body, "visibility") or _asked_private(body) or source.visibility
+    me = call.signed_in()
+    if not source.is_open and visibility == "public" and not can_write(call.users, me, source):
+        raise forbidden("Only who may write to a private repo may duplicate it as one that others may read")
+    with call.store.write() as db:
+        repo = add_repo(
+            call.hub,
+            db,
+            me,
+            source.type,
+            namespace,
+            name,
+            visibility=visibility,
+            sdk=source.sdk,
+            endpoint=call.endpoint,
+        )
+        head = call.hub.trees.head(source.id)
+        files = call.hub.trees.at(source.id, head) if head else {}
+        db.executemany(
+            "INSERT OR IGNORE INTO repo_objects VALUES (?, ?)",
+            [(repo.id, entry.sha256) for entry in files.values() if entry.sha256],
+        )
+        call.hub.trees.commit(
+            db,
+            repo.id,
+            {path: File(entry.oid, entry.size, entry.sha256) for path, entry in files.items()},
+            ref=MAIN,
+            parent=call.hub.trees.head(repo.id),
+            title=f"Duplicate from {source.full_name}",
+            author=me.user.name,
+        )
+        db.execute("UPDATE repos SET gated = ? WHERE id = ?", (source.gated, repo.id))
+        refresh(call.hub, db, repo.id)
+    return {"url": f"{call.endpoint}/{repo.path}"}
+
+
+def _asked_private(body: Json) -> str | None:
+    """The visibility that the older key of a body means."""
+    private = body.get("private")
+    if private is not None and not isinstance(private, bool):
+        raise bad_request("private must be true or false")
+    return None if private is None else "private" if private else "public"
+
+
+@router.on("PUT", "/api/{T}/{id}/settings")
+def settings(call: Call) -> Json:
+    repo, body = call.writable(), call.json()
+    visibility, gated = body.get("visibility", repo.visibility), body.get("gated", repo.gated or False)
+    if "private" in body:
+        visibility = "private" if body["private"] else "public"
+    if visibility not in ("public", "private", "protected") or gated not in ("auto", "manual", False):
+        raise bad_request("visibility must be public or private, gated must be auto, manual or false")
+    if visibility == "protected" and repo.type != "space":
+        raise bad_request("Only Spaces can be protected")
+    with call.store.write() as db:
+        db.execute("UPDATE repos SET visibility = ?, gated = ? WHERE id = ?", (visibility, gated or "", repo.id))
+        changed: dict[str, Any] = {"updatedConfig": {"private": visibility == "private"}}
+        webhooks.queue(
+            call.hub, db, get_repo(db, repo.id), "update", "repo.config", endpoint=call.endpoint, extra=changed
+        )
+    return {"visibility": visibility, "private": visibility == "private", "gated": gated}
+
+
+@router.on("GET", "/api/{T}/{id}/auth-check")
+def auth_check(call: Call) -> Json:
+    require_files(call.store, call.users, call.identity, call.readable())
+    return {}
+
+
+@router.on("GET", "/api/{T}/{id}/auth-check/write")
+def auth_check_write(call: Call) -> Json:
+    call.writable()
+    return {}

@@ -1,0 +1,170 @@
+"""Fill a local Hub from folders, through the storage layer that a commit over HTTP also ends in.
+
+Seeding is idempotent: a file whose content is already at the head is no change, and a commit without
+changes is not made. Files that the head has and the folder lacks stay.
+
+Datasets have the ids of their originals and, on a fresh Hub, the same shas on every machine, so that two runs of
+one suite name the same revisions. Their organisations belong to a user who has no token: nobody's own list of
+namespaces grows by them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hubmerge.errors import SourceNotFoundError
+from localhub.access import Repo, find_repo
+from localhub.commits import SAMPLE_BYTES, Operation, apply, is_binary
+from localhub.patterns import decide, initial_gitattributes, lfs_rules
+from localhub.protocol import Hub
+from localhub.repos import add_repo
+from localhub.store import git_blob_sha1, lfs_pointer
+from localhub.tree import MAIN, File, Fixed, check_path
+from localhub.users import Identity, Org, User, Users
+
+ZOO_OWNER = "ada"
+ZOO_MODELS = {"zoo/base": "base", "zoo/math-agent": "math", "zoo/tool-agent": "tool", "zoo/mem-agent": "mem"}
+ZOO_DATASET, ZOO_DATA = "zoo/held-out", "eval"
+
+MIRROR = "mirror"
+# dataset id → its folder in examples/datasets, and who commits it
+DATASETS = {
+    "openai/gsm8k": ("gsm8k", MIRROR),
+    "openai/openai_humaneval": ("humaneval", MIRROR),
+    "hubmerge/bfcl-v4": ("bfcl", MIRROR),
+    "zoo/facts": ("facts", ZOO_OWNER),
+}
+_SEEDED = "2025-01-01T00:00:00.000Z"
+
+
+def examples() -> Path:
+    """The folder of examples: inside the package where a wheel was installed, beside it in a checkout."""
+    root = Path(__file__).resolve().parents[1]
+    inside = root / "hubmerge" / "examples"
+    return inside if inside.is_dir() else root / "examples"
+
+
+def seed_folder(
+    hub: Hub,
+    repo_id: str,
+    repo_type: str,
+    folder: Path,
+    *,
+    author: str,
+    message: str,
+    extra_files: Mapping[str, bytes] | None = None,
+    tags: Sequence[str] = (),
+    endpoint: str = "",
+    stable: bool = False,
+) -> str:
+    """Commit the files of a folder to a repo, made if need be, and return the head of main.
+
+    `extra_files` are added by path; git tags named in `tags` that do not exist yet are set on the head. Hidden
+    files are left out. The shas of a `stable` repo follow from its content alone, and its commits have a fixed date.
+    """
+    user = hub.users.user(author)
+    if user is None or not folder.is_dir():
+        raise SourceNotFoundError(
+            "nothing to seed from", where=repo_id, expected="a folder and a known author", got=f"{folder}, {author}"
+        )
+    me = Identity(user, "write")
+    namespace, _, name = repo_id.partition("/")
+    fixed = Fixed(f"{repo_type}s/{repo_id}", _SEEDED) if stable else None
+    sdk = "gradio" if repo_type == "space" else None
+    with hub.store.write() as db:
+        repo = find_repo(hub.store, repo_type, repo_id) or add_repo(
+            hub, db, me, repo_type, namespace, name, endpoint=endpoint, sdk=sdk, fixed=fixed
+        )
+        operations = [Operation(check_path(path), _keep(hub, repo, path, folder / path)) for path in _files(folder)]
+        for path, content in (extra_files or {}).items():
+            operations.append(Operation(check_path(path), File(hub.store.put_git(content), len(content))))
+        head = hub.trees.resolve(repo.id, "main")
+        sha = apply(hub, db, repo, me, operations, ref=MAIN, head=head, title=message, endpoint=endpoint, fixed=fixed)
+        db.executemany(
+            "INSERT OR IGNORE INTO refs VALUES (?, ?, ?, NULL)", [(repo.id, f"refs/tags/{tag}", sha) for tag in tags]
+        )
+    return sha
+
+
+def _files(folder: Path) -> list[str]:
+    relative = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return sorted(path.as_posix() for path in relative if not any(part.startswith(".") for part in path.parts))
+
+
+def _keep(hub: Hub, repo: Repo, path: str, source: Path) -> File:
+    """Store one file, as a large one where an upload would make it one."""
+    with source.open("rb") as file:
+        binary = is_binary(file.read(SAMPLE_BYTES))
+        size = source.stat().st_size
+        rules = lfs_rules(initial_gitattributes(repo.type))
+        if not size or not (binary or size > hub.limits.regular_bytes or decide(rules, path)):
+            return File(hub.store.put_git(source.read_bytes()), size)
+        file.seek(0)
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    if not hub.store.lfs_path(sha256).exists():
+        temporary = hub.store.temporary()
+        shutil.copyfile(source, temporary)
+        hub.store.put_lfs(temporary, sha256)
+    with hub.store.write() as db:
+        db.execute("INSERT OR IGNORE INTO repo_objects VALUES (?, ?)", (repo.id, sha256))
+    return File(git_blob_sha1(lfs_pointer(sha256, size)), size, sha256)
+
+
+def seed_zoo(hub: Hub, zoo_dir: Path, *, endpoint: str = "") -> dict[str, str]:
+    """The repos of the zoo, each with the head of its main branch."""
+    heads = {
+        repo_id: seed_folder(
+            hub,
+            repo_id,
+            "model",
+            zoo_dir / folder,
+            author=ZOO_OWNER,
+            message="Add the trained weights",
+            endpoint=endpoint,
+        )
+        for repo_id, folder in ZOO_MODELS.items()
+    }
+    heads[ZOO_DATASET] = seed_folder(
+        hub,
+        ZOO_DATASET,
+        "dataset",
+        zoo_dir / ZOO_DATA,
+        author=ZOO_OWNER,
+        message="Add the held-out questions",
+        endpoint=endpoint,
+        stable=True,
+    )
+    return heads
+
+
+def seed_datasets(hub: Hub, datasets_dir: Path, *, endpoint: str = "") -> dict[str, str]:
+    """The datasets that tasks read, each with the head of its main branch; `with_mirrors` made room for them."""
+    return {
+        repo_id: seed_folder(
+            hub,
+            repo_id,
+            "dataset",
+            datasets_dir / folder,
+            author=author,
+            message="Add the data",
+            endpoint=endpoint,
+            stable=True,
+        )
+        for repo_id, (folder, author) in DATASETS.items()
+    }
+
+
+def with_mirrors(users: Users) -> Users:
+    """`users`, and the owners of the datasets' namespaces where nobody has that name."""
+    missing: dict[str, Org] = {}
+    for repo_id, (_, author) in DATASETS.items():
+        namespace = repo_id.partition("/")[0]
+        if author == MIRROR and users.namespace(namespace) is None:
+            missing[namespace] = Org(name=namespace, members={MIRROR: "admin"})
+    if not missing:
+        return users
+    mirror = () if users.user(MIRROR) else (User(name=MIRROR, fullname="Copies of public datasets"),)
+    return users.model_copy(update={"users": (*users.users, *mirror), "orgs": (*users.orgs, *missing.values())})

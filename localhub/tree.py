@@ -1,0 +1,215 @@
+"""Commits, and the files that each of them holds.
+
+A commit stores only what it changed: `files` maps a path to `[oid, size, sha256 or null]`, or to null where
+the file went away. The tree of a commit is found by walking to its ancestors up to one that stores its tree
+whole and replaying the changes. A commit stores its tree whole as soon as the changes since the last whole
+one outweigh the tree; reading a tree and the growth of the database thus stay linear in the number of
+files, however long the history is. Trees in use are kept in memory.
+
+`Entry.commit` is the last commit that touched the path; replaying gives it for free.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from localhub.cache import SizedCache
+from localhub.http_errors import revision_not_found, unprocessable
+from localhub.store import Store, now
+
+MAIN = "refs/heads/main"
+_HEX, _WHOLE_HEX = re.compile(r"[0-9a-f]{7,40}"), re.compile(r"[0-9a-f]{40}")
+_WALK = """
+WITH RECURSIVE walk(sha, depth) AS (
+    SELECT ?1, 0
+    UNION ALL SELECT c.parent, depth + 1 FROM walk JOIN commits c ON c.repo = ?2 AND c.sha = walk.sha
+    WHERE c.parent IS NOT NULL {stop})
+SELECT c.* FROM walk JOIN commits c ON c.repo = ?2 AND c.sha = walk.sha ORDER BY depth
+"""
+
+
+class Entry(NamedTuple):
+    """A file of a tree. `oid` is the git blob id, of the pointer file when the content is in LFS."""
+
+    oid: str
+    size: int
+    sha256: str | None  # set when the content is in LFS
+    commit: str  # the last commit that changed this path
+
+    @property
+    def etag(self) -> str:
+        return self.sha256 or self.oid
+
+
+class File(NamedTuple):
+    """What a commit puts at a path."""
+
+    oid: str
+    size: int
+    sha256: str | None = None
+
+
+class Fixed(NamedTuple):
+    """What a commit's sha is made of in place of this data folder's number for the repo and the clock."""
+
+    repo: str
+    date: str
+
+
+Tree = Mapping[str, Entry]
+Changes = Mapping[str, File | None]
+
+
+@dataclass(frozen=True)
+class Commit:
+    sha: str
+    parent: str | None
+    title: str
+    description: str
+    author: str
+    date: str
+
+
+class Trees:
+    """Reads and writes the commits of a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._cache: SizedCache[tuple[int, str], dict[str, Entry]] = SizedCache(limit=400_000)
+
+    def resolve(self, repo: int, revision: str) -> str:
+        """The commit that a branch, tag, full ref or (short) commit id names."""
+        if _WHOLE_HEX.fullmatch(revision):  # a commit's own id always means it, as in git
+            row = self._store.row("SELECT sha FROM commits WHERE repo = ? AND sha = ?", repo, revision)
+            if row is not None:
+                return str(row["sha"])
+        candidates = (f"refs/heads/{revision}", f"refs/tags/{revision}", revision)
+        found = {
+            row["name"]: row["sha"]
+            for row in self._store.rows(
+                "SELECT name, sha FROM refs WHERE repo = ? AND name IN (?, ?, ?)", repo, *candidates
+            )
+        }
+        for name in candidates:
+            if name in found:
+                return str(found[name])
+        if _HEX.fullmatch(revision):
+            rows = self._store.rows(
+                "SELECT sha FROM commits WHERE repo = ? AND sha BETWEEN ? AND ? LIMIT 2", repo, revision, revision + "g"
+            )
+            if len(rows) == 1:
+                return str(rows[0]["sha"])
+        raise revision_not_found(revision)
+
+    def head(self, repo: int, ref: str = MAIN) -> str | None:
+        row = self._store.row("SELECT sha FROM refs WHERE repo = ? AND name = ?", repo, ref)
+        return str(row["sha"]) if row else None
+
+    def at(self, repo: int, sha: str) -> Tree:
+        """Every file of a commit, by path."""
+        cached = self._cache.get((repo, sha))
+        if cached is not None:
+            return cached
+        rows = self._store.rows(_WALK.format(stop="AND c.whole = 0"), sha, repo)
+        tree: dict[str, Entry] = {}
+        for row in reversed(rows):
+            files = json.loads(row["files"])
+            if row["whole"]:
+                tree = {path: Entry(*values) for path, values in files.items()}
+            else:
+                _replay(tree, {p: File(*v) if v else None for p, v in files.items()}, row["sha"])
+        self._cache.put((repo, sha), tree)
+        return tree
+
+    def history(self, repo: int, sha: str, *, start: int = 0, limit: int = -1) -> list[Commit]:
+        """The commit and its ancestors, newest first."""
+        rows = self._store.rows(_WALK.format(stop="") + " LIMIT ?3 OFFSET ?4", sha, repo, limit, start)
+        return [Commit(r["sha"], r["parent"], r["title"], r["description"], r["author"], r["date"]) for r in rows]
+
+    def commit(
+        self,
+        db: sqlite3.Connection,
+        repo: int,
+        changes: Changes,
+        *,
+        ref: str,
+        parent: str | None,
+        title: str,
+        description: str = "",
+        author: str,
+        fixed: Fixed | None = None,
+    ) -> str:
+        """Write a commit on top of `parent` and move `ref` to it, inside the caller's transaction.
+
+        The same content with the same `fixed` has the same sha in every data folder.
+        """
+        tree = dict(self.at(repo, parent)) if parent else {}
+        date = fixed.date if fixed else now()
+        stored = {path: list(file) if file else None for path, file in changes.items()}
+        owner = fixed.repo if fixed else repo
+        identity = json.dumps([owner, parent, title, description, author, date, stored])
+        sha = hashlib.sha1(identity.encode(), usedforsecurity=False).hexdigest()
+        _replay(tree, changes, sha)
+        row = db.execute("SELECT weight FROM commits WHERE repo = ? AND sha = ?", (repo, parent)).fetchone()
+        weight = (row["weight"] if row else 0) + len(changes)
+        whole = parent is not None and weight > max(64, len(tree))
+        db.execute(
+            "INSERT OR IGNORE INTO commits VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                repo,
+                sha,
+                parent,
+                title,
+                description,
+                author,
+                date,
+                whole,
+                0 if whole else weight,
+                json.dumps(tree if whole else stored),
+            ),
+        )
+        db.execute(
+            "INSERT INTO refs (repo, name, sha) VALUES (?1, ?2, ?3) ON CONFLICT (repo, name) DO UPDATE SET sha = ?3",
+            (repo, ref, sha),
+        )
+        self._cache.put((repo, sha), tree)
+        return sha
+
+
+def _replay(tree: dict[str, Entry], changes: Changes, sha: str) -> None:
+    for path, file in changes.items():
+        if file is None:
+            tree.pop(path, None)
+        else:
+            tree[path] = Entry(file.oid, file.size, file.sha256, sha)
+
+
+def folders(paths: Iterable[str]) -> set[str]:
+    """Every folder that the paths imply."""
+    found: set[str] = set()
+    for path in paths:
+        folder = path.rpartition("/")[0]
+        while folder and folder not in found:
+            found.add(folder)
+            folder = folder.rpartition("/")[0]
+    return found
+
+
+def check_path(path: str) -> str:
+    """Refuse a path that could not stand in a git tree or would leave the folder it is unpacked to."""
+    segments = path.split("/")
+    if (
+        not path
+        or len(path) > 1000
+        or re.search(r"[\x00-\x1f\x7f]", path)
+        or any(segment in ("", ".", "..") or segment.lower() == ".git" for segment in segments)
+        or re.match(r"\\|\.\.\\|[A-Za-z]:[\\/]", path)  # absolute or climbing where `\` separates
+    ):
+        raise unprocessable(f"Invalid path in repo: {path!r}")
+    return path

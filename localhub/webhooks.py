@@ -1,0 +1,338 @@
+"""Webhooks: subscriptions, the queue of deliveries, and the worker that sends them.
+
+A change queues one row per subscribed webhook in its own transaction, so a delivery exists exactly if the
+change does. The worker sends pending rows after the commit, one webhook's rows in order, several webhooks
+at a time, and records the outcome. A receiver that does not answer 2xx is tried again after 1, 4 and 16
+seconds; then the row is `failed`. A restart goes on with what is pending, so a receiver may see a delivery
+twice.
+
+Deliveries are readable at GET /api/settings/webhooks/{hook}/deliveries, newest first, and replayed by
+POST …/deliveries/{n}/replay.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sqlite3
+import threading
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from localhub.access import Repo, can_read
+from localhub.http_errors import bad_request, forbidden, not_found
+from localhub.protocol import Call, Hub, Json, Router, items_of, text_of
+from localhub.store import Store, new_id, now
+from localhub.users import Identity, Users, object_id
+
+router = Router()
+RETRY_AFTER_S = (1.0, 4.0, 16.0)
+TIMEOUT_S = 10.0
+_DOMAINS = ("repo", "discussion")
+_WATCHED = ("user", "org", "model", "dataset", "space", "bucket")
+
+
+def owner_id(users: Users, namespace: str) -> str:
+    return object_id("org" if users.org(namespace) else "user", namespace)
+
+
+def queue(
+    hub: Hub,
+    db: sqlite3.Connection,
+    repo: Repo,
+    action: str,
+    scope: str,
+    *,
+    endpoint: str,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Queue an event for every webhook that watches it, inside the caller's transaction."""
+    domain = scope.partition(".")[0]
+    hooks = [
+        hook
+        for hook in db.execute("SELECT * FROM webhooks WHERE disabled = 0").fetchall()
+        if domain in json.loads(hook["domains"]) and _watches(hub, hook, repo)
+    ]
+    if not hooks:
+        return
+    tags = [r["tag"] for r in db.execute("SELECT tag FROM repo_tags WHERE repo = ? ORDER BY place", (repo.id,))]
+    head = db.execute("SELECT sha FROM refs WHERE repo = ? AND name = 'refs/heads/main'", (repo.id,)).fetchone()
+    described = {
+        "type": repo.type,
+        "name": repo.full_name,
+        "id": repo.object_id,
+        "private": repo.private,
+        "url": {"web": f"{endpoint}/{repo.path}", "api": f"{endpoint}/api/{repo.type}s/{repo.full_name}"},
+        "owner": {"id": owner_id(hub.users, repo.ns)},
+        "tags": tags,
+    }
+    if domain == "repo" and head:
+        described["headSha"] = head["sha"]
+    payload = {"event": {"action": action, "scope": scope}, "repo": described, **(extra or {})}
+    for hook in hooks:
+        text = json.dumps({**payload, "webhook": {"id": hook["id"], "version": 3}})
+        db.execute("INSERT INTO deliveries (webhook, payload, date) VALUES (?, ?, ?)", (hook["id"], text, now()))
+    hub.store.notify_deliveries()
+
+
+def queue_refs(
+    hub: Hub, db: sqlite3.Connection, repo: Repo, ref: str, old: str | None, new: str | None, *, endpoint: str
+) -> None:
+    """Queue the event of a ref that was created, moved or deleted."""
+    updated = [{"ref": ref, "oldSha": old, "newSha": new}]
+    queue(hub, db, repo, "update", "repo.content", endpoint=endpoint, extra={"updatedRefs": updated})
+
+
+def _watches(hub: Hub, hook: sqlite3.Row, repo: Repo) -> bool:
+    owner = hub.users.user(hook["owner"])
+    if owner is None or not can_read(hub.users, Identity(owner, "read"), repo):
+        return False
+    kinds = {"user": repo.ns, "org": repo.ns, repo.type: repo.full_name}
+    return any(kinds.get(item["type"], "").lower() == item["name"].lower() for item in json.loads(hook["watched"]))
+
+
+# the settings API
+
+
+def _shown(hook: sqlite3.Row) -> Json:
+    return {
+        "id": hook["id"],
+        "url": hook["url"],
+        "watched": json.loads(hook["watched"]),
+        "domains": json.loads(hook["domains"]),
+        "secret": hook["secret"],
+        "disabled": bool(hook["disabled"]),
+    }
+
+
+def _owner(call: Call) -> str:
+    """The caller, whose token may see or, by the method of the request, change their webhooks."""
+    me = call.signed_in()
+    allowed = "webhooks" in me.scopes if me.role == "oauth" else me.role == "write" or call.request.method == "GET"
+    if not allowed:
+        raise forbidden("This token may not see or change webhooks")
+    return me.user.name
+
+
+def _mine(call: Call) -> sqlite3.Row:
+    hook = call.store.row("SELECT * FROM webhooks WHERE id = ? AND owner = ?", call.parts["hook"], _owner(call))
+    if hook is None:
+        raise not_found("Webhook not found")
+    return hook
+
+
+def _fields(call: Call, body: Json) -> dict[str, Any]:
+    """The checked fields of a new or changed webhook; those that the body leaves out are absent."""
+    fields: dict[str, Any] = {}
+    if body.get("url") is not None:
+        url = urlsplit(text_of(body, "url"))
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise bad_request("The url of a webhook must be http or https")
+        fields["url"] = body["url"]
+    if body.get("watched"):
+        watched = [{"type": text_of(item, "type"), "name": text_of(item, "name")} for item in items_of(body, "watched")]
+        if any(item["type"] not in _WATCHED for item in watched):
+            raise bad_request(f"A watched item has a type of {', '.join(_WATCHED)}")
+        fields["watched"] = json.dumps(watched)
+    if body.get("domains"):
+        if not isinstance(body["domains"], list) or any(domain not in _DOMAINS for domain in body["domains"]):
+            raise bad_request(f"domains are {', '.join(_DOMAINS)}")
+        fields["domains"] = json.dumps(body["domains"])
+    if body.get("secret") is not None:
+        secret = text_of(body, "secret")
+        if not secret.isascii() or not secret.isprintable():
+            raise bad_request("The secret must be printable ASCII, since it is sent in a header")
+        fields["secret"] = secret
+    return fields
+
+
+@router.on("GET", "/api/settings/webhooks")
+def list_webhooks(call: Call) -> list[Json]:
+    me = _owner(call)
+    return [_shown(row) for row in call.store.rows("SELECT * FROM webhooks WHERE owner = ? ORDER BY date", me)]
+
+
+@router.on("POST", "/api/settings/webhooks")
+def create_webhook(call: Call) -> Json:
+    owner, fields = _owner(call), _fields(call, call.json())
+    if "url" not in fields or "watched" not in fields:
+        raise bad_request("A webhook needs a url and something to watch")
+    with call.store.write() as db:
+        hook = db.execute(
+            "INSERT INTO webhooks (id, owner, url, watched, domains, secret, date) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            " RETURNING *",
+            (
+                new_id(),
+                owner,
+                fields["url"],
+                fields["watched"],
+                fields.get("domains", json.dumps(_DOMAINS)),
+                fields.get("secret"),
+                now(),
+            ),
+        ).fetchone()
+    return {"webhook": _shown(hook)}
+
+
+@router.on("GET", "/api/settings/webhooks/{hook}")
+def get_webhook(call: Call) -> Json:
+    return {"webhook": _shown(_mine(call))}
+
+
+@router.on("POST", "/api/settings/webhooks/{hook}")
+def update_webhook(call: Call) -> Json:
+    hook, fields = _mine(call), _fields(call, call.json())
+    new = {name: fields.get(name, hook[name]) for name in ("url", "watched", "domains", "secret")}
+    with call.store.write() as db:
+        db.execute(
+            "UPDATE webhooks SET url = ?, watched = ?, domains = ?, secret = ? WHERE id = ?",
+            (*new.values(), hook["id"]),
+        )
+    return {"webhook": _shown(_mine(call))}
+
+
+@router.on("DELETE", "/api/settings/webhooks/{hook}")
+def delete_webhook(call: Call) -> Json:
+    hook = _mine(call)
+    with call.store.write() as db:
+        db.execute("DELETE FROM webhooks WHERE id = ?", (hook["id"],))
+        db.execute("DELETE FROM deliveries WHERE webhook = ?", (hook["id"],))
+    return {}
+
+
+@router.on("POST", "/api/settings/webhooks/{hook}/{switch}")
+def switch_webhook(call: Call) -> Json:
+    hook, switch = _mine(call), call.parts["switch"]
+    if switch not in ("enable", "disable"):
+        raise not_found("There is no such action")
+    with call.store.write() as db:
+        db.execute("UPDATE webhooks SET disabled = ? WHERE id = ?", (switch == "disable", hook["id"]))
+        call.store.notify_deliveries()  # what was pending when it was disabled goes on
+    return {"webhook": _shown(_mine(call))}
+
+
+@router.on("GET", "/api/settings/webhooks/{hook}/deliveries")
+def list_deliveries(call: Call) -> list[Json]:
+    rows = call.store.rows(
+        "SELECT * FROM deliveries WHERE webhook = ? ORDER BY id DESC LIMIT ?",
+        _mine(call)["id"],
+        call.integer("limit", 100, most=1000),
+    )
+    return [
+        {
+            "id": row["id"],
+            "state": row["state"],
+            "attempts": row["attempts"],
+            "statusCode": row["status_code"],
+            "error": row["error"],
+            "createdAt": row["date"],
+            "finishedAt": row["finished_at"],
+            "payload": json.loads(row["payload"]),
+        }
+        for row in rows
+    ]
+
+
+@router.on("POST", "/api/settings/webhooks/{hook}/deliveries/{number}/replay")
+def replay(call: Call) -> Json:
+    with call.store.write() as db:
+        found = db.execute(
+            "INSERT INTO deliveries (webhook, payload, date) SELECT webhook, payload, ? FROM deliveries"
+            " WHERE webhook = ? AND id = ? RETURNING id",
+            (now(), _mine(call)["id"], call.parts["number"]),
+        ).fetchone()
+        if found is None:
+            raise not_found("Delivery not found")
+        call.store.notify_deliveries()
+    return {"id": found["id"]}
+
+
+# delivery
+
+
+class DeliveryWorker:
+    """Sends pending deliveries until it is stopped."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._stopping = threading.Event()
+        self._senders: dict[str, threading.Thread] = {}
+        self._lock = threading.Lock()  # over _senders
+        self._dispatcher = threading.Thread(target=self._dispatch, name="webhooks", daemon=True)
+
+    def start(self) -> None:
+        self._store.deliveries_ready.set()  # what an earlier process left pending
+        self._dispatcher.start()
+
+    def stop(self) -> None:
+        """Stop after the requests under way; what is pending stays pending."""
+        self._stopping.set()
+        self._store.deliveries_ready.set()
+        self._dispatcher.join()
+        with self._lock:
+            senders = list(self._senders.values())
+        for sender in senders:
+            sender.join(TIMEOUT_S)
+
+    def _dispatch(self) -> None:
+        """Keep one sender per webhook that has something pending."""
+        while not self._stopping.is_set():
+            self._store.deliveries_ready.wait()
+            self._store.deliveries_ready.clear()
+            for row in self._store.rows("SELECT DISTINCT webhook FROM deliveries WHERE state = 'pending'"):
+                with self._lock:
+                    if row["webhook"] not in self._senders:
+                        sender = threading.Thread(target=self._send_all, args=(row["webhook"],), daemon=True)
+                        self._senders[row["webhook"]] = sender
+                        sender.start()
+
+    def _next(self, webhook: str) -> sqlite3.Row | None:
+        """The oldest pending delivery; without one the sender is taken off the list in the same step, so
+        that a delivery queued just now finds either this sender or none."""
+        with self._lock:
+            row = self._store.row(
+                "SELECT d.*, w.url, w.secret FROM deliveries d JOIN webhooks w ON w.id = d.webhook"
+                " WHERE d.webhook = ? AND d.state = 'pending' AND w.disabled = 0 ORDER BY d.id LIMIT 1",
+                webhook,
+            )
+            if row is None or self._stopping.is_set():
+                del self._senders[webhook]
+                return None
+            return row
+
+    def _send_all(self, webhook: str) -> None:
+        while (row := self._next(webhook)) is not None:
+            status, error = send(row["url"], row["secret"], row["payload"])
+            attempts = row["attempts"] + 1
+            delivered = status is not None and 200 <= status < 300
+            final = delivered or attempts > len(RETRY_AFTER_S)
+            state = "delivered" if delivered else "failed" if final else "pending"
+            with self._store.write() as db:
+                db.execute(
+                    "UPDATE deliveries SET state = ?, attempts = ?, status_code = ?, error = ?, finished_at = ?"
+                    " WHERE id = ?",
+                    (state, attempts, status, error, now() if final else None, row["id"]),
+                )
+            if not final:
+                self._stopping.wait(RETRY_AFTER_S[attempts - 1])
+
+
+def send(url: str, secret: str | None, payload: str) -> tuple[int | None, str | None]:
+    """POST one payload; the status, or what went wrong. Redirects are not followed."""
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    try:
+        connect = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = connect(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+        try:
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            headers = {"Content-Type": "application/json", "User-Agent": "hubmerge-localhub"}
+            if secret:
+                headers["X-Webhook-Secret"] = secret
+            connection.request("POST", path, payload.encode(), headers)
+            return connection.getresponse().status, None
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return None, f"{type(error).__name__}: {error}"

@@ -1,0 +1,1 @@
+"""The pages and the API, the only importers of the UI library."""

@@ -1,0 +1,261 @@
+"""The app: pages and API in one gradio Blocks, served with other routes by one server on one port.
+
+    app = build_web_app(service, settings, routes=[Route("/webhook", …)])   # a FastAPI app
+    with launch_app(service, settings, port=7860, oauth=client) as running:
+        running.wait()
+
+gradio is mounted last and takes every path that no route before it took. Its queue is bounded, its analytics,
+run history, server-side rendering and uploads are off, no path of the disk is served, and the guard (guard.py)
+stands before all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar
+
+import gradio as gr
+import uvicorn
+from fastapi import FastAPI
+from starlette.routing import BaseRoute
+
+from hubmerge.errors import InternalError
+from hubmerge.settings import Settings
+from workflows.app.api import add_api
+from workflows.app.board_routes import board_routes
+from workflows.app.board_style import BOARD_CSS
+from workflows.app.diff_page import diff_page
+from workflows.app.format import el
+from workflows.app.guard import Guard
+from workflows.app.job_page import job_page
+from workflows.app.jobs_page import jobs_page
+from workflows.app.lanes import Lanes
+from workflows.app.leaderboard_page import leaderboard_page
+from workflows.app.merge_page import merge_page
+from workflows.app.model_page import model_page
+from workflows.app.service import BoardSource, Service, WatcherSource
+from workflows.app.session import visitor_of
+from workflows.app.signin import AskedScopes, OAuthClient, use_oauth_client
+from workflows.app.style import CSS, HEAD, TITLE, theme
+from workflows.app.watchers_page import watchers_page
+
+T = TypeVar("T")
+QUEUE_MAX = 256  # events that wait, for moments: what asks the Hub has lanes.py; one more is told that it is full
+CONCURRENCY = 8  # events of one kind at once, where a handler states no lower limit
+_START_TIMEOUT_S = 60.0
+_PURPOSE = "Merge agents that were trained from one base."
+
+
+def build_app(
+    service: Service,
+    *,
+    settings: Settings,
+    sign_in: bool = True,
+    board: BoardSource | None = None,
+    watchers: WatcherSource | None = None,
+) -> Any:
+    """The pages and the API as a gr.Blocks. `sign_in` needs a Space or `use_oauth_client`.
+
+    Without `board` there is no leaderboard, without `watchers` no page of theirs.
+    """
+    # gradio would count every event in a data frame for a dashboard that is off
+    os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", str(10**9))
+    lanes = Lanes(on_a_space=settings.space_id is not None)
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as demo:
+        _top(demo, settings, sign_in)
+        merge_page(demo, service, lanes)
+        add_api(service, lanes)
+    with demo.route("Diff", "diff"):
+        _top(demo, settings, sign_in)
+        diff_page(demo, service, lanes)
+    if board is not None:
+        with demo.route("Leaderboard", "leaderboard"):
+            _top(demo, settings, sign_in)
+            leaderboard_page(demo, board)
+        with demo.route("Model", "model", show_in_navbar=False):
+            _top(demo, settings, sign_in)
+            model_page(demo, board, settings.endpoint)
+    if watchers is not None:
+        with demo.route("Watchers", "watchers"):
+            _top(demo, settings, sign_in)
+            watchers_page(demo, watchers)
+    with demo.route("My jobs", "jobs"):
+        _top(demo, settings, sign_in)
+        jobs_page(demo, service)
+    with demo.route("Job", "job", show_in_navbar=False):
+        _top(demo, settings, sign_in)
+        job_page(demo, service, lanes)
+    demo.queue(max_size=QUEUE_MAX, default_concurrency_limit=CONCURRENCY, api_open=False)
+    return demo
+
+
+def _top(demo: Any, settings: Settings, sign_in: bool) -> None:
+    """Navigation and the sign-in button of one page."""
+    gr.Navbar(main_page_name="Merge")
+    with gr.Row(elem_classes="hm-top"):
+        gr.HTML(el("div", el("b", TITLE), _PURPOSE, cls="hm-brand"), js_on_load=None, elem_classes="hm-brand-block")
+        if not sign_in:
+            gr.HTML(el("span", "Sign-in is not set up here.", cls="hm-dim"), js_on_load=None)
+            return
+        value = "Sign in to the local Hub" if settings.is_loopback else "Sign in with Hugging Face"
+        logo = {"icon": None} if settings.is_loopback else {}
+        button = gr.LoginButton(value, logout_value="Sign out ({})", size="sm", scale=0, **logo)
+    # gradio's own check of the session fails on claims that hold a list, such as the user's organisations
+    button.load_event_to_attach = None
+
+    def label(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> str:
+        visitor = visitor_of(profile, token)
+        return f"Sign out ({visitor.name})" if visitor else value
+
+    demo.load(label, None, [button], queue=False, show_progress="hidden", api_visibility="private")
+
+
+def build_web_app(
+    service: Service,
+    settings: Settings,
+    *,
+    oauth: OAuthClient | None = None,
+    routes: Sequence[BaseRoute] = (),
+    board: BoardSource | None = None,
+    watchers: WatcherSource | None = None,
+) -> FastAPI:
+    """A FastAPI app with `routes`, then the pages. `oauth`: the sign-in anywhere but on a Space.
+
+    Without `oauth` and off a Space nobody can sign in; searching and inspecting still work.
+    """
+    if oauth is not None and settings.space_id is not None:
+        raise InternalError("on a Space the platform's own OAuth client is used", where="build_web_app")
+    if oauth is not None:
+        use_oauth_client(oauth)
+    sign_in = oauth is not None or settings.space_id is not None
+    routes = [*routes, *(board_routes(board) if board is not None else ())]
+    return in_loop(lambda: _assemble(service, settings, sign_in, routes, board, watchers))
+
+
+def in_loop(make: Callable[[], T]) -> T:
+    """`make()` while an event loop runs: gradio would leave a new one open for every Blocks that it builds."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        loop = asyncio.new_event_loop()
+    else:
+        return make()
+
+    async def made() -> T:
+        return make()
+
+    try:
+        return loop.run_until_complete(made())
+    finally:
+        loop.close()
+
+
+def _assemble(
+    service: Service,
+    settings: Settings,
+    sign_in: bool,
+    routes: Sequence[BaseRoute],
+    board: BoardSource | None,
+    watchers: WatcherSource | None,
+) -> FastAPI:
+    demo = build_app(service, settings=settings, sign_in=sign_in, board=board, watchers=watchers)
+    app = FastAPI(title=TITLE, docs_url=None, redoc_url=None, openapi_url=None, routes=list(routes))
+    with warnings.catch_warnings():
+        # said of every app of several pages, though server-side rendering is off
+        warnings.filterwarnings("ignore", "SSR mode is not supported", UserWarning)
+        gr.mount_gradio_app(
+            app,
+            demo,
+            path="/",
+            theme=theme(),
+            css=CSS + BOARD_CSS,
+            head=HEAD,
+            ssr_mode=False,
+            run_history=False,
+            show_error=False,
+            enable_monitoring=False,
+            pwa=False,
+            mcp_server=False,
+            allowed_paths=[],
+            max_file_size=1,
+            footer_links=["api"],
+        )
+    app.add_middleware(AskedScopes)
+    app.add_middleware(Guard, hub=settings.endpoint, hosts=_space_hosts(settings.space_id))
+    return app
+
+
+def _space_hosts(space_id: str | None) -> tuple[str, ...]:
+    """The host of a Space's pages: owner-name.hf.space."""
+    return (re.sub(r"[^a-z0-9]+", "-", space_id.lower()).strip("-") + ".hf.space",) if space_id else ()
+
+
+class RunningApp:
+    """A server in a thread; `url` is where it answers, `app` the FastAPI app that it serves."""
+
+    def __init__(self, app: FastAPI, host: str, port: int) -> None:
+        self.app = app
+        self._host = host
+        self._server = uvicorn.Server(uvicorn.Config(app, host=host, port=port, log_level="warning", ws="none"))
+        self._failure: BaseException | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pages", daemon=True)
+
+    def start(self) -> Self:
+        """Serve; returns once the port answers. InternalError when it cannot be had."""
+        self._thread.start()
+        waited = 0.0
+        while not self._server.started:
+            if not self._thread.is_alive() or waited > _START_TIMEOUT_S:
+                raise InternalError("the server did not start", where=f"{self._host}", got=repr(self._failure))
+            self._ready.wait(0.02)
+            waited += 0.02
+        return self
+
+    def _run(self) -> None:
+        try:
+            self._server.run()
+        except SystemExit as error:  # uvicorn's way to say that the port is taken
+            self._failure = error
+
+    @property
+    def url(self) -> str:
+        name = "127.0.0.1" if self._host == "0.0.0.0" else self._host  # noqa: S104  (a comparison)
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        return f"http://{name}:{port}"
+
+    def wait(self) -> None:
+        """Until the server ends."""
+        self._thread.join()
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def launch_app(
+    service: Service,
+    settings: Settings,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    oauth: OAuthClient | None = None,
+    routes: Sequence[BaseRoute] = (),
+    board: BoardSource | None = None,
+    watchers: WatcherSource | None = None,
+) -> RunningApp:
+    """Build and serve the app in a thread; port 0 takes a free one."""
+    return RunningApp(
+        build_web_app(service, settings, oauth=oauth, routes=routes, board=board, watchers=watchers), host, port
+    ).start()

@@ -1,0 +1,122 @@
+"""Score against density as an SVG of our own: no script, no foreign markup, the page's colours.
+
+A point per merge that carries no flag, with its 95 % interval as a whisker, linked to the merge's page; hover or
+focus tells its name. The density axis is logarithmic where the densities span more than a factor of 20.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from hubmerge.hub.names import is_hub_id
+from hubmerge.leaderboard.values import Row, SuiteBoard
+from hubmerge.output.intervals import Estimate
+from workflows.app.board_table import interval_text, model_href
+from workflows.app.format import el, percent_text
+
+WIDTH, HEIGHT = 960, 360
+LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 44
+MAX_POINTS = 300
+_LOG_FROM = 20.0
+_HUES = 7  # methods with a colour of their own; the rarer ones share a grey
+
+
+@dataclass(frozen=True)
+class _Point:
+    row: Row
+    density: float
+    score: Estimate
+
+
+def score_chart(suite: SuiteBoard, domain: str | None = None) -> Markup:
+    """The chart of one domain, or of the overall score; a sentence where there is nothing to draw."""
+    points = _points(suite, domain)
+    if not points:
+        return el("p", "No merge with a known density has a score here yet.", cls="hm-dim hm-empty")
+    across = _across([p.density for p in points])
+    low = max(0.0, math.floor(10 * min(p.score.low for p in points)) / 10)
+    high = min(1.0, math.ceil(10 * max(p.score.high for p in points)) / 10)
+    high = high if high > low else low + 0.1
+
+    def down(score: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (high - score) / (high - low)
+
+    counts = Counter(_method(p) for p in points)
+    named = sorted(sorted(counts, key=lambda m: (-counts[m], m))[:_HUES])
+    hues = {method: k for k, method in enumerate(named)}
+    parts = [*_grid(low, high, down), *_ticks(points, across)]
+    parts += [_mark(p, across, down, hues.get(_method(p), _HUES)) for p in points]
+    svg = el("svg", *parts, cls="hm-chart", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label="Score by density")
+    entries = [(m[:40], hues[m]) for m in named] + ([("other methods", _HUES)] if len(counts) > _HUES else [])
+    legend = el("ul", *(el("li", el("i", cls=f"hm-hue-{hue}"), text) for text, hue in entries), cls="hm-legend")
+    return el("figure", svg, el("figcaption", legend), cls="hm-chart-frame")
+
+
+def _method(point: _Point) -> str:
+    return point.row.facts.method or "unknown"
+
+
+def _points(suite: SuiteBoard, domain: str | None) -> list[_Point]:
+    found = []
+    for row in suite.rows:
+        line = row.domain(domain) if domain else None
+        score = line.score if line else row.overall if domain is None else None
+        if score is not None and row.facts.density and not row.superseded and not row.flags:
+            found.append(_Point(row, row.facts.density, score))
+    return found[:MAX_POINTS]
+
+
+def _across(densities: Sequence[float]) -> Callable[[float], float]:
+    """Density → x."""
+    low, high = min(densities), max(densities)
+    scale: Callable[[float], float] = math.log if high / low > _LOG_FROM else float
+    first, last = scale(low), scale(high)
+    pad = 0.06 * (last - first) or (0.1 * abs(last) or 1.0)
+    first, last = first - pad, last + pad
+    return lambda density: LEFT + (WIDTH - LEFT - RIGHT) * (scale(density) - first) / (last - first)
+
+
+def _grid(low: float, high: float, down: Callable[[float], float]) -> list[Markup]:
+    lines = []
+    steps = round((high - low) * 10)
+    for k in range(0, steps + 1, 2 if steps > 5 else 1):
+        score = low + k / 10
+        y = f"{down(score):.1f}"
+        lines.append(el("line", x1=f"{LEFT}", x2=f"{WIDTH - RIGHT}", y1=y, y2=y, cls="hm-line"))
+        lines.append(el("text", f"{100 * score:.0f}", x=f"{LEFT - 8}", y=y, cls="hm-end"))
+    middle = f"{(TOP + HEIGHT - BOTTOM) / 2:.0f}"
+    title = el("text", "Score, percent", x="14", y=middle, cls="hm-middle", transform=f"rotate(-90 14 {middle})")
+    return [*lines, title]
+
+
+def _ticks(points: Sequence[_Point], across: Callable[[float], float]) -> list[Markup]:
+    low, high = min(p.density for p in points), max(p.density for p in points)
+    count = 4 if high > low else 0
+    log = count and high / low > _LOG_FROM
+    values = (
+        [low * (high / low) ** (k / 4) if log else low + (high - low) * k / 4 for k in range(5)] if count else [low]
+    )
+    y = f"{HEIGHT - BOTTOM + 18}"
+    marks = [el("text", percent_text(v), x=f"{across(v):.1f}", y=y, cls="hm-middle") for v in values]
+    center = f"{(LEFT + WIDTH - RIGHT) / 2:.0f}"
+    return [*marks, el("text", "Parameters that any agent changed", x=center, y=f"{HEIGHT - 6}", cls="hm-middle")]
+
+
+def _mark(point: _Point, across: Callable[[float], float], down: Callable[[float], float], hue: int) -> Markup:
+    x, y = f"{across(point.density):.1f}", f"{down(point.score.value):.1f}"
+    y1, y2 = f"{down(point.score.high):.1f}", f"{down(point.score.low):.1f}"
+    facts = f"{point.row.model}: {interval_text(point.score)}, density {percent_text(point.density)}"
+    shapes = (
+        el("title", facts),
+        el("line", x1=x, x2=x, y1=y1, y2=y2, cls="hm-whisker"),
+        el("circle", cx=x, cy=y, r="5"),
+    )
+    cls = f"hm-point hm-hue-{hue}"
+    if not is_hub_id(point.row.model):
+        return el("g", *shapes, cls=cls)
+    return el("a", *shapes, cls=cls, href=model_href(point.row.model), aria_label=facts)

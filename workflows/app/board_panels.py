@@ -1,0 +1,265 @@
+"""Panels of the leaderboard and of a model's page: comparison, scores, lineage, statistics. Pure, escaped HTML."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from hubmerge.hub.names import is_hub_id
+from hubmerge.leaderboard.export import flag_text
+from hubmerge.leaderboard.values import COMBINED, Board, Refusal, Row, SuiteBoard
+from hubmerge.markdown import short_count
+from hubmerge.methods import registry
+from hubmerge.output.domains import ParentLine
+from workflows.app.board_table import NOTHING, interval_text, model_link, retention_text
+from workflows.app.format import bytes_text, el, join, link, percent_text, repo_link, time_text
+from workflows.app.panels import facts_grid, notice, section, table
+
+MAX_REFUSED = 50  # shown; the JSON has all
+MAX_LINEAGE = 60  # models drawn
+MAX_DEPTH = 8
+COMPARED = (2, 5)
+
+
+def suite_title(suite: SuiteBoard) -> str:
+    return "All domains" if suite.suite == COMBINED else f"{suite.suite} · {suite.version}"
+
+
+def summary(suite: SuiteBoard, board_url: str) -> Markup:
+    """What the table holds, and the way to its data."""
+    ranked = sum(r.rank is not None for r in suite.rows)
+    failed = sum(r.status == "failed" for r in suite.rows)
+    merges = sum(r.facts.is_merge for r in suite.rows)
+    counts = f"{len(suite.rows)} models, {merges} of them merges; {ranked} ranked"
+    counts += f", {failed} failed" if failed else ""
+    name = quote(suite.suite, safe="")
+    links = [link(f"board/{name}.csv", "CSV"), " · ", link("board.json", "JSON")]
+    links += [" · ", link(board_url, "results dataset")] if board_url else []
+    return el("p", counts, ". ", *links, cls="hm-dim hm-board-summary")
+
+
+def refused_panel(refused: Sequence[Refusal]) -> Markup:
+    """Results and flags that were left out, with the reasons."""
+    rows = [(r.where[:200], r.reason[:300]) for r in refused[:MAX_REFUSED]]
+    more = len(refused) - len(rows)
+    return join(table(("File", "Reason"), rows), el("p", f"And {more} more.", cls="hm-dim") if more else None)
+
+
+def comparison(rows: Sequence[Row], suite: SuiteBoard) -> Markup:
+    """Two to five models side by side, best value of a line in bold."""
+    if len(rows) < COMPARED[0]:
+        return el("p", f"Choose {COMPARED[0]} to {COMPARED[1]} models.", cls="hm-dim hm-empty")
+    lines: list[Sequence[object]] = [("Rank", *(NOTHING if r.rank is None else str(r.rank) for r in rows))]
+    values = [None if r.overall is None else r.overall.value for r in rows]
+    lines.append(("Overall", *_best(values, [interval_text(r.overall) for r in rows])))
+    for name in suite.domains if len(suite.domains) > 1 else ():
+        found = [r.domain(name) for r in rows]
+        values = [None if d is None else d.score.value for d in found]
+        lines.append((name, *_best(values, [interval_text(d.score if d else None) for d in found])))
+    lines.append(("Retention", *(retention_text(r.retention) for r in rows)))
+    lines.append(("Synergy", *(", ".join(r.synergy) or NOTHING for r in rows)))
+    change = [interval_text(r.instruction_change, sign=True) for r in rows]
+    lines.append(("Instruction following against the base", *change))
+    lines.append(("Method", *(_method(r) for r in rows)))
+    lines.append(("Density", *(_share(r.facts.density) for r in rows)))
+    lines.append(("Flags", *("; ".join(map(flag_text, r.flags)) or NOTHING for r in rows)))
+    heads = [model_link(r.model, r.sha) for r in rows]
+    return el("div", _wide_table(("", *heads), lines), cls="hm-compare")
+
+
+def _best(values: Sequence[float | None], texts: Sequence[str]) -> list[object]:
+    known = [v for v in values if v is not None]
+    best = max(known, default=None)
+    return [el("strong", t) if v is not None and v == best else t for v, t in zip(values, texts, strict=True)]
+
+
+def _wide_table(head: Iterable[object], rows: Iterable[Sequence[object]]) -> Markup:
+    """A table whose columns are models; it scrolls sideways on a narrow screen."""
+    lines = [el("tr", el("th", first, scope="row"), *(el("td", c) for c in rest)) for first, *rest in rows]
+    top = el("tr", *(el("th", title, scope="col") for title in head))
+    return el("div", el("table", el("thead", top), el("tbody", *lines)), cls="hm-table hm-wide", tabindex="0")
+
+
+# --- a model's page --------------------------------------------------------------------------------------
+
+
+def model_head(row: Row, endpoint: str) -> Markup:
+    """Name, state, flags and facts."""
+    facts = row.facts
+    kind = "Merge" if facts.is_merge else "Model"
+    marks = [el("span", kind, cls="hm-badge hm-busy" if facts.is_merge else "hm-badge hm-dim")]
+    if row.rank is not None:
+        marks.append(el("span", f"Rank {row.rank}", cls="hm-badge hm-good"))
+    if row.superseded:
+        marks.append(el("span", "Older commit", cls="hm-badge hm-warn"))
+    flags = [notice("bad", f.kind.capitalize(), el("p", flag_text(f))) for f in row.flags]
+    listed: list[tuple[str, object]] = [
+        ("Commit", el("code", row.sha[:12])),
+        ("Author", facts.author),
+        ("License", facts.license or "not stated"),
+        ("Parameters", NOTHING if facts.parameters is None else short_count(facts.parameters)),
+        ("Size", NOTHING if facts.size_bytes is None else bytes_text(facts.size_bytes)),
+        ("Date", time_text(facts.created)),
+        ("Run by", row.run_by),
+    ]
+    if facts.is_merge:
+        listed.append(("Method", _method(row)))
+        listed.append(("Agents", str(row.agents)))
+    sha = row.sha if len(row.sha) == 40 else ""
+    page = el("p", "On the Hub: ", repo_link(endpoint, row.model, sha)) if is_hub_id(row.model) else None
+    return join(el("div", el("h1", row.model), *marks, cls="hm-title"), *flags, facts_grid(listed), page)
+
+
+def score_sections(found: Sequence[tuple[SuiteBoard, Row]], endpoint: str) -> Markup:
+    """The domains beside those of every parent, and every task; suites of one domain each in one section."""
+    joined = next((row for suite, row in found if suite.suite == COMBINED), None)
+    members = [(s, r) for s, r in found if joined is not None and s.domains == (s.suite,)]
+    others = [(s, r) for s, r in found if s.suite != COMBINED and (s, r) not in members]
+    sections = [_section("Scores", joined, members, endpoint)] if joined is not None else []
+    sections += [
+        _section(f"{suite.suite} · {suite.split} split", row, [(suite, row)], endpoint) for suite, row in others
+    ]
+    return join(*sections)
+
+
+def _section(title: str, row: Row, suites: Sequence[tuple[SuiteBoard, Row]], endpoint: str) -> Markup:
+    failed = [
+        notice("bad", f"{suite.suite} failed: {r.error.code}", el("p", r.error.message))
+        for suite, r in suites
+        if r.error is not None
+    ]
+    overall = el("p", "Overall ", el("strong", interval_text(row.overall)), cls="hm-overall") if row.overall else None
+    tasks = [
+        (
+            t.task,
+            t.domain,
+            interval_text(t.score),
+            f"{t.samples:,}" + (f", {t.truncated:,} cut" if t.truncated else ""),
+            f"{t.few_shot}-shot",
+            _dataset(endpoint, t.dataset, t.dataset_revision),
+        )
+        for t in row.tasks
+    ]
+    heads = ("Task", "Domain", "Score", "Prompts", "Examples", "Data")
+    return section(
+        title,
+        overall,
+        *failed,
+        _against_parents(row),
+        join(el("h4", "Tasks"), table(heads, tasks)) if tasks else None,
+        el("ul", *(el("li", _measured(suite, r)) for suite, r in suites), cls="hm-measured hm-dim"),
+    )
+
+
+def _measured(suite: SuiteBoard, row: Row) -> str:
+    """When, on what and with what a suite was run."""
+    ran = row.environment
+    ranked = sum(r.rank is not None for r in suite.rows)
+    place = "" if row.rank is None else f"rank {row.rank} of {ranked}; "
+    return (
+        f"{suite.suite} {suite.version}: {place}{time_text(row.created)} on {ran.device}, {ran.dtype}, {ran.backend}, "
+        f"lighteval {ran.lighteval}, transformers {ran.transformers}, seed {ran.seed}"
+    )
+
+
+def _dataset(endpoint: str, dataset: str, revision: str) -> Markup:
+    """A link to the data at its commit, made of checked names."""
+    name = f"{dataset}@{revision[:7]}"
+    if not is_hub_id(dataset) or not revision.isalnum():
+        return el("span", name)
+    return link(f"{endpoint}/datasets/{quote(dataset)}/tree/{quote(revision, safe='')}", name)
+
+
+def _against_parents(row: Row) -> Markup | None:
+    if not row.parents or not row.domains:
+        return None
+    heads = ["Domain", "This model", "Kept", "Against them", *(_parent_head(p.id, p.sha, p.role) for p in row.parents)]
+    lines = [
+        (
+            line.domain,
+            el("strong", interval_text(line.score)),
+            retention_text(line.retention),
+            line.verdict or NOTHING,
+            *(_theirs(p, line.domain) for p in row.parents),
+        )
+        for line in row.domains
+    ]
+    change = row.instruction_change
+    told = f"Instruction following against the base: {interval_text(change, sign=True)}." if change else None
+    return join(el("h4", "Against its parents"), _wide_table(heads, lines), el("p", told) if told else None)
+
+
+def _theirs(parent: ParentLine, domain: str) -> str:
+    return interval_text(parent.domains.get(domain)) if parent.status == "scored" else parent.status
+
+
+def _parent_head(model: str, sha: str, role: str) -> Markup:
+    return join(model_link(model, sha), el("small", f" {role}"))
+
+
+def _parameters(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}: {v if isinstance(v, str) else json.dumps(v)}" for name, v in values.items())
+
+
+def statistics_section(row: Row) -> Markup | None:
+    """What the merge is made of, in figures."""
+    facts = row.facts
+    if not facts.is_merge:
+        return None
+    grid = facts_grid(
+        (
+            ("Changed by any agent", _share(facts.density)),
+            ("of it by several", _share(facts.overlap)),
+            ("of that, in opposite directions", _share(facts.conflict)),
+            ("Parameters of the method", _parameters(facts.method_parameters)[:400] or NOTHING),
+        )
+    )
+    agents = [p for p in facts.parents if p.role == "agent"]
+    scales: Sequence[float | None] = facts.effective_scales or (None,) * len(agents)
+    rows = [
+        (model_link(p.id, p.sha), f"{p.weight:g}", NOTHING if s is None else f"{s:.3g}")
+        for p, s in zip(agents, scales, strict=False)
+    ]
+    return section("What it is made of", grid, table(("Agent", "Weight", "Measured λ"), rows))
+
+
+def lineage_section(row: Row, board: Board) -> Markup | None:
+    """The tree of ancestors as far as merges on the board tell it."""
+    if not row.facts.is_merge:
+        return None
+    known = {(r.model, r.sha): r for s in board.suites for r in s.rows if r.facts.is_merge}
+    budget = [MAX_LINEAGE]
+    tree = _tree(row, known, budget, ((row.model, row.sha),))
+    rest = len(row.ancestors) > MAX_LINEAGE
+    return section("Lineage", tree, el("p", "More ancestors are in the JSON.", cls="hm-dim") if rest else None)
+
+
+def _tree(
+    row: Row, known: Mapping[tuple[str, str], Row], budget: list[int], path: tuple[tuple[str, str], ...]
+) -> Markup:
+    items = []
+    for parent in row.facts.parents:
+        if budget[0] <= 0:
+            break
+        budget[0] -= 1
+        node = (parent.id, parent.sha)
+        own = known.get(node)
+        deeper = own is not None and node not in path and len(path) < MAX_DEPTH
+        below = _tree(own, known, budget, (*path, node)) if own is not None and deeper else None
+        label = [model_link(parent.id, parent.sha), el("code", parent.sha[:7], cls="hm-commit")]
+        items.append(el("li", *label, el("small", f" {parent.role}"), below))
+    return el("ul", *items, cls="hm-tree")
+
+
+def _method(row: Row) -> str:
+    name = row.facts.method
+    known = registry().get(name) if name else None
+    return known.title if known else (name or NOTHING)[:80]
+
+
+def _share(value: float | None) -> str:
+    return NOTHING if value is None else percent_text(value)

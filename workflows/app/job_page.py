@@ -1,0 +1,131 @@
+"""A job's page, `/job?id=ID`: state, stages, progress, statistics, outcome, recipe and the way to cancel.
+
+Everything shown is read from the service at every tick, so a reload or a restart of the app brings the same page
+back. The timer stops once the job has ended, or when the job cannot be shown at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import gradio as gr
+
+from hubmerge.errors import HubmergeError
+from hubmerge.plain_yaml import dump_plain_yaml
+from workflows.app.format import el, join, link
+from workflows.app.job_panels import TERMINAL, job_panel
+from workflows.app.lanes import ASKING, Lanes
+from workflows.app.panels import notice, problems_panel
+from workflows.app.service import JobView, Service, Visitor
+from workflows.app.session import require_visitor, visitor_of, writer_of
+
+POLL_S = 2.0
+
+
+def job_page(demo: Any, service: Service, lanes: Lanes) -> None:
+    """Build the page in the current Blocks context."""
+    job_id = gr.Textbox(value="", visible=False)
+    head = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="job", elem_classes="hm-card")
+    with gr.Row(elem_classes="hm-actions"):
+        cancel = gr.Button("Cancel this job", variant="stop", size="sm", visible=False, elem_id="cancel", scale=0)
+        retry = gr.Button("Try it again", variant="primary", size="sm", visible=False, elem_id="retry", scale=0)
+        links = gr.HTML("", js_on_load=None, elem_id="job-links")
+    answer = gr.HTML("", js_on_load=None, elem_id="answer")
+    warnings = gr.HTML("", js_on_load=None, elem_id="job-warnings")
+    statistics = gr.HTML("", js_on_load=None, visible=False, elem_id="statistics", elem_classes="hm-card")
+    recipe_card = gr.Accordion("Recipe", open=False, visible=False, elem_classes="hm-card", elem_id="recipe-card")
+    with recipe_card:
+        recipe = gr.Code(value="", language="yaml", show_label=False, interactive=False, elem_id="recipe")
+    timer = gr.Timer(POLL_S, active=False)
+
+    shown = [head, warnings, statistics, cancel, retry, timer]
+    quiet = {"show_progress": "hidden", "api_visibility": "private"}
+    demo.load(_opening(service), None, [job_id, links, recipe, recipe_card, *shown], queue=False, **quiet)
+    timer.tick(_ticking(service), [job_id], shown, queue=False, **quiet)
+    retrying = lanes.asking(_retrying(service), _not_tried)
+    cancel.click(_cancelling(service), [job_id], [answer, *shown], concurrency_limit=4, api_visibility="private")
+    retry.click(retrying, [job_id], [answer, *shown], **ASKING, api_visibility="private")
+
+
+def _opening(service: Service) -> Callable[..., Any]:
+    def opening(request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+        job_id = str(request.query_params.get("id") or "")[:200]
+        nothing = ["", gr.skip(), gr.update(visible=False)]
+        if not job_id:
+            hint = notice("info", "No job is named", el("p", "Open one from ", link("jobs", "your jobs"), "."))
+            return ["", *nothing, *_stopped(hint)]
+        visitor = visitor_of(profile, token)
+        try:
+            view = service.job(job_id, visitor)
+        except HubmergeError as error:
+            return [job_id, *nothing, *_refused(error)]
+        if not view.recipe:  # an evaluation
+            return [job_id, "", gr.skip(), gr.update(visible=False), *_shown(view, visitor, service.endpoint)]
+        text = dump_plain_yaml(dict(view.recipe))
+        again = link(f"./?job={quote(job_id, safe='')}", "Use this recipe again")
+        return [job_id, again, text, gr.update(visible=True), *_shown(view, visitor, service.endpoint)]
+
+    return opening
+
+
+def _ticking(service: Service) -> Callable[..., Any]:
+    def tick(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+        if not job_id:
+            return [*[gr.skip()] * 5, gr.update(active=False)]
+        visitor = visitor_of(profile, token)
+        try:
+            return _shown(service.job(job_id, visitor), visitor, service.endpoint)
+        except HubmergeError as error:
+            return [gr.skip()] * 6 if error.retryable else _refused(error)
+
+    return tick
+
+
+def _cancelling(service: Service) -> Callable[..., Any]:
+    def cancel(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+        try:
+            visitor = require_visitor(profile, token, "cancel a job")
+            return ["", *_shown(service.cancel(job_id, visitor), visitor, service.endpoint)]
+        except HubmergeError as error:
+            return [problems_panel(error, "It was not cancelled"), *[gr.skip()] * 6]
+
+    return cancel
+
+
+def _retrying(service: Service) -> Callable[..., Any]:
+    def retry(job_id: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+        try:
+            visitor = writer_of(service, profile, token, "try a job again")
+            return ["", *_shown(service.retry(job_id, visitor), visitor, service.endpoint)]
+        except HubmergeError as error:
+            return _not_tried(error)
+
+    return retry
+
+
+def _not_tried(error: HubmergeError) -> list[Any]:
+    return [problems_panel(error, "It was not tried again"), *[gr.skip()] * 6]
+
+
+def _shown(view: JobView, visitor: Visitor | None, endpoint: str) -> list[Any]:
+    head, warnings, statistics = job_panel(view, endpoint)
+    owner = visitor is not None and visitor.name == view.user
+    return [
+        head,
+        warnings,
+        gr.update(value=statistics, visible=bool(statistics)),
+        gr.update(visible=owner and view.state in ("queued", "running")),
+        gr.update(visible=owner and view.state in ("failed", "cancelled")),
+        gr.update(active=view.state not in TERMINAL),
+    ]
+
+
+def _refused(error: HubmergeError) -> list[Any]:
+    hint = el("p", "A job with a private result is shown to its owner only.", cls="hm-dim")
+    return _stopped(join(problems_panel(error, "This job cannot be shown"), hint))
+
+
+def _stopped(message: Any) -> list[Any]:
+    return [message, "", *[gr.update(visible=False)] * 3, gr.update(active=False)]

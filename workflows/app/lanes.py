@@ -1,0 +1,175 @@
+"""Lanes: how many questions to the Hub the pages ask at once, for whom, and for how long.
+
+A question to a slow Hub takes minutes. Anonymous visitors have a lane of their own, so that they cannot close the app
+for those who are signed in; within a lane everybody has a share. Whoever finds no room is told so at once, with
+QuotaError and the seconds after which a place is free at the latest, instead of waiting in gradio's queue, which all
+pages share. The work runs in threads of the lane; what does not end within the lane's wall limit is answered as
+refused. No thread can be ended from outside, so that its place stays taken; but past the limit it asks the Hub nothing
+more (`ASKED_UNTIL`), and the request that it waits for has a time limit of its own.
+
+    lanes = Lanes(on_a_space=True)
+    button.click(lanes.asking(handler, refused), …, **ASKING)
+
+`handler` takes gr.OAuthProfile and gr.OAuthToken as `profile` and `token`; `refused(error)` makes its outputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ipaddress
+import math
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from hubmerge.errors import QuotaError
+from hubmerge.hub.connections import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S
+from hubmerge.hub.errors import ASKED_UNTIL
+from workflows.app.session import visitor_of
+
+ANONYMOUS_AT_ONCE = 8
+ANONYMOUS_EACH = 3  # of one address; IPv6 counts by the /64 that a line has
+ANONYMOUS_S = 60.0
+SIGNED_IN_AT_ONCE = 16  # with the anonymous ones fewer than the 40 events that gradio runs at once
+SIGNED_IN_EACH = 4
+SIGNED_IN_S = 240.0
+OVERTIME_S = CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S  # of the last request
+# the lanes refuse by themselves, so that nothing waits in gradio's queue
+ASKING: Mapping[str, Any] = {"concurrency_limit": None}
+
+Handler = Callable[..., Any]
+
+
+@dataclass(eq=False)
+class _Place:
+    visitor: str
+    until: float  # seconds of the monotonic clock, at the latest
+
+
+class _Lane:
+    """Places of one kind of visitors. Used on the event loop only."""
+
+    def __init__(self, name: str, at_once: int, each: int, wall_s: float, hint: str) -> None:
+        self._name, self._at_once, self._each, self._hint = name, at_once, each, hint
+        self.wall_s = wall_s
+        self._places: list[_Place] = []
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix=f"ask-{name}")
+
+    def take(self, visitor: str) -> _Place:
+        """A place; QuotaError when there is none."""
+        own = [place for place in self._places if place.visitor == visitor]
+        if len(own) >= self._each:
+            what = "too many questions of yours to the Hub are under way"
+            raise self._refusal(what, f"at most {self._each} at once", own)
+        if len(self._places) >= self._at_once:
+            what = f"too many {self._name} visitors ask the Hub at once"
+            raise self._refusal(what, f"at most {self._at_once}", self._places)
+        place = _Place(visitor, time.monotonic() + self.wall_s)
+        self._places.append(place)
+        return place
+
+    def _refusal(self, what: str, expected: str, places: list[_Place]) -> QuotaError:
+        wait_s = max(1, math.ceil(min(place.until for place in places) - time.monotonic()))
+        return QuotaError(
+            what, expected=expected, got="one more", next_step=f"Try again in {wait_s} s at the latest.{self._hint}"
+        )
+
+    async def run(self, place: _Place, work: Callable[[], Any]) -> Any:
+        """`work()` in a thread; QuotaError past the wall limit. The place is free when the thread has ended."""
+
+        def asked() -> Any:
+            ASKED_UNTIL.set(place.until)
+            return work()
+
+        # each in a context of its own: threads are used again
+        done = asyncio.get_running_loop().run_in_executor(self._threads, Context().run, asked)
+        done.add_done_callback(lambda _: self._places.remove(place))
+        ended, _ = await asyncio.wait([done], timeout=self.wall_s)
+        if ended:
+            return done.result()
+        done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else asks for it
+        place.until += OVERTIME_S
+        raise QuotaError(
+            "the Hub did not answer in the time that one question may take",
+            expected=f"at most {self.wall_s:g} s",
+            next_step=f"Try again in {math.ceil(self.wall_s)} s.{self._hint}",
+        )
+
+
+class Lanes:
+    """The lanes of one app. `on_a_space`: requests come through the platform's proxy."""
+
+    def __init__(self, *, on_a_space: bool = False) -> None:
+        self._on_a_space = on_a_space
+        hint = " Signed-in visitors have places of their own."
+        self._anonymous = _Lane("anonymous", ANONYMOUS_AT_ONCE, ANONYMOUS_EACH, ANONYMOUS_S, hint)
+        self._signed_in = _Lane("signed-in", SIGNED_IN_AT_ONCE, SIGNED_IN_EACH, SIGNED_IN_S, "")
+
+    def asking(
+        self, handler: Handler, refused: Callable[[QuotaError], Any], *, for_the_signed_in: bool = False
+    ) -> Handler:
+        """`handler` as gradio is to call it: in the lane of whoever asks.
+
+        `for_the_signed_in`: it asks the Hub nothing for an anonymous visitor, who then needs no place.
+        """
+        signature = inspect.signature(handler)
+        names = list(signature.parameters)
+        takes_request = "request" in names
+        positions = names if takes_request else ["request", *names]
+
+        async def asked(*given: Any) -> Any:
+            values = dict(zip(positions, given, strict=False))  # what follows is the handler's `*values`
+            request, profile, token = (values.get(name) for name in ("request", "profile", "token"))
+            visitor = visitor_of(profile, token)
+            passed = given if takes_request else given[1:]
+            if visitor is None and for_the_signed_in:
+                return await asyncio.to_thread(handler, *passed)
+            lane = self._anonymous if visitor is None else self._signed_in
+            who = address_of(request, on_a_space=self._on_a_space) if visitor is None else visitor.name
+            try:
+                place = lane.take(who)
+                return await lane.run(place, lambda: handler(*passed))
+            except QuotaError as error:
+                return refused(error)
+
+        # gradio reads what to pass from the signature, and the words of its API from the docstring
+        first = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=gr.Request)
+        own = list(signature.parameters.values())
+        asked.__signature__ = signature.replace(parameters=own if takes_request else [first, *own])  # type: ignore[attr-defined]
+        asked.__annotations__ = {**inspect.get_annotations(handler, eval_str=True), "request": gr.Request}
+        asked.__name__, asked.__doc__ = handler.__name__, handler.__doc__
+        return asked
+
+
+def address_of(request: Any, *, on_a_space: bool) -> str:
+    """Who sent an anonymous request: the peer of the connection or, on a Space, who the platform says it is.
+
+    The platform's proxies append to X-Forwarded-For, so what a visitor wrote there stands to the left: the last
+    public address counts. Anywhere else the header is anybody's.
+    """
+    client = getattr(request, "client", None)
+    names = [client.host] if client is not None else []
+    if on_a_space:
+        names = [*str(request.headers.get("x-forwarded-for") or "").split(","), *names]
+    addresses = [address for name in names if (address := _address(name.strip())) is not None]
+    public = [address for address in addresses if address.is_global]
+    found = next(reversed(public if on_a_space and public else addresses), None)
+    if found is None:
+        return ""
+    if found.version == 6:
+        return str(ipaddress.ip_network((found, 64), strict=False))
+    return str(found)
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address

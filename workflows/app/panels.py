@@ -1,0 +1,226 @@
+"""Static panels: problems, the method's description, and what a plan says.
+
+Every function is pure and returns escaped HTML (format.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from hubmerge.errors import GatedError, HubmergeError, Problem, RecipeError
+from hubmerge.hub.errors import UNREADABLE
+from hubmerge.methods import Method
+from hubmerge.methods.varying import worded, written
+from hubmerge.output.plan_words import Group, cost_of, fit_of, plan_summary
+from hubmerge.plan.licenses import choose, strictest
+from hubmerge.plan.plan import Plan
+from hubmerge.sources.base import Model
+from workflows.app.format import bytes_text, el, join, link, repo_link
+from workflows.app.service import Visitor
+from workflows.app.signin import GATED, PRIVATE, sign_in_link
+
+ARXIV = "https://arxiv.org/abs/"
+
+
+def header(title: str, subtitle: str) -> Markup:
+    return el("header", el("h1", title), el("p", subtitle), cls="hm-header")
+
+
+def section(title: str, *children: object) -> Markup:
+    return el("section", el("h3", title), *children, cls="hm-section")
+
+
+def notice(kind: str, title: str, *children: object) -> Markup:
+    """A framed message; `kind`: info, good, warn or bad."""
+    role = "alert" if kind == "bad" else "status"
+    return el("div", el("strong", title), *children, cls=f"hm-notice hm-{kind}", role=role)
+
+
+def problems_panel(error: HubmergeError | Mapping[str, Any], title: str = "") -> Markup:
+    """Every problem of an error: code, what is wrong, and what to do next."""
+    data = error.as_dict() if isinstance(error, HubmergeError) else error
+    problems = [p for p in data.get("problems") or () if isinstance(p, Mapping)]
+    if not problems:
+        problems = [{"code": data.get("code", ""), "what": data.get("message", "no reason was given")}]
+    count, passes = len(problems), bool(data.get("retryable"))
+    change = "One thing must change first" if count == 1 else f"{count} things must change first"
+    later = el("p", "This may pass; try the same again later.", cls="hm-dim") if passes else None
+    return notice(
+        "bad", title or ("Not now" if passes else change), el("ul", *map(_problem, problems), cls="hm-problems"), later
+    )
+
+
+def _problem(problem: Mapping[str, Any]) -> Markup:
+    text = {key: str(value) for key, value in problem.items() if value}
+    facts = [
+        el("div", el("dt", label), el("dd", text[key]))
+        for key, label in (("where", "Where"), ("expected", "Expected"), ("got", "Found"))
+        if key in text
+    ]
+    return el(
+        "li",
+        el("code", text.get("code", ""), cls="hm-code"),
+        el("span", text.get("what", ""), cls="hm-what"),
+        el("dl", *facts) if facts else None,
+        el("p", text["next_step"], cls="hm-next") if "next_step" in text else None,
+    )
+
+
+def method_panel(method: Method) -> Markup:
+    """Summary, formula and papers of a method."""
+    papers = [
+        el("li", link(ARXIV + paper.arxiv, paper.title), f" · {paper.equations}" if paper.equations else None)
+        for paper in method.papers
+    ]
+    probes = method.overlap_scope(method.parse_parameters({})) == "model"
+    tags = [
+        *(["reads the models twice: it needs statistics of the whole model"] if probes else []),
+        *([] if method.permutation_invariant else ["the order of the agents matters"]),
+    ]
+    return el(
+        "div",
+        el("p", method.summary),
+        el("div", method.formula, cls="hm-formula"),
+        el("ul", *papers, cls="hm-papers") if papers else None,
+        el("p", "; ".join(tags).capitalize() + ".", cls="hm-dim") if tags else None,
+        cls="hm-method",
+    )
+
+
+def facts_grid(facts: Iterable[tuple[str, object]]) -> Markup:
+    return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in facts), cls="hm-facts")
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
+    """A table whose rows become cards on a narrow screen; a row's first cell is its header."""
+    titles = list(head)
+    lines = []
+    for row in rows:
+        first, *rest = row
+        cells = (el("td", cell, data_label=str(title)) for title, cell in zip(titles[1:], rest, strict=True))
+        lines.append(el("tr", el("th", first, scope="row"), *cells))
+    top = el("tr", *(el("th", title, scope="col") for title in titles))
+    return el("div", el("table", el("thead", top), el("tbody", *lines)), cls="hm-table", tabindex="0")
+
+
+def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> Markup:
+    """What a merge will read, need and write; `license_choice`: what the user chose, if anything."""
+    facts = plan_summary(plan)
+    weights = (None, *(f"{w:g}" if isinstance(w, float) else worded(written(w)) for w in plan.recipe.weights))
+    rows = [
+        (
+            join(repo_link(endpoint, m.ref.id, m.ref.sha), el("code", m.ref.sha[:12], cls="hm-sha")),
+            ("base" if weight is None else f"agent × {weight}") + ("" if m.kind == "weights" else f", {m.kind}"),
+            bytes_text(m.weight_bytes),
+            m.license or "not stated",
+        )
+        for m, weight in zip(plan.models, weights, strict=True)
+    ]
+    return join(
+        notice("good", "These models fit", el("p", "Read from headers alone; no weight was downloaded.", cls="hm-dim")),
+        section("Models", table(("Model", "Role", "Weights", "License"), rows)),
+        _group(fit_of(facts)),
+        _group(cost_of(facts, to_folder=False)),
+        warnings_panel(plan.warnings),
+        license_panel(plan.models, license_choice),
+        access_panel(plan.models),
+    )
+
+
+def _group(group: Group) -> Markup:
+    return section(group.title, facts_grid(group.rows))
+
+
+def warnings_panel(warnings: Iterable[str]) -> Markup | None:
+    items = [el("li", text) for text in warnings]
+    if not items:
+        return None
+    return notice("warn", "Worth knowing" if len(items) > 1 else "Worth a look", el("ul", *items))
+
+
+def license_panel(models: Iterable[Model], chosen: str | None = None) -> Markup:
+    """What the parents' licenses mean for the result, or that the user must choose."""
+    try:
+        decision = strictest([m.license for m in models])
+        if chosen:
+            decision = choose(decision, chosen)
+    except RecipeError as error:
+        return problems_panel(error)
+    if decision.needs_choice:
+        return notice("warn", "License: your choice is needed", el("p", _sentence(decision.reason)))
+    name = decision.id if decision.name is None else f"{decision.id} ({decision.name})"
+    return el("p", "License of the result: ", el("strong", name), f". {_sentence(decision.reason)}", cls="hm-dim")
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def access_panel(models: Iterable[Model]) -> Markup | None:
+    """Which parents are not open to everyone; the result should not be more open than they are."""
+    closed = closed_models(models)
+    if not closed:
+        return None
+    return notice("info", "Private unless you say otherwise", el("p", f"Gated or private: {', '.join(closed)}."))
+
+
+def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, back: str = "/") -> Markup | None:
+    """What a signed-in visitor can do about models that the Hub does not show: allow more, or ask their owners.
+
+    `back`: the page to which a sign-in returns.
+    """
+    if visitor is None:
+        return None
+    hidden = _models_of(p for p in error.problems if p.what == UNREADABLE)
+    gated = _models_of(p for p in error.problems if p.code == GatedError.code)
+    offers: list[Markup] = []
+    if hidden and PRIVATE not in visitor.scopes:
+        offers.append(
+            notice(
+                "info",
+                "Is it a private model of yours?",
+                el(
+                    "p",
+                    "Your sign-in does not let hubmerge read private models, so a private one looks as if it were not"
+                    f" there: {', '.join(hidden)}.",
+                ),
+                el("p", link(sign_in_link(back, private=True), "Allow hubmerge to read your private models")),
+                el(
+                    "p",
+                    "The Hub will ask you; pick the organisation, too, if the model belongs to one. Then you come"
+                    " back to this page as it is. hubmerge goes on writing only to repos that it made.",
+                    cls="hm-dim",
+                ),
+            )
+        )
+    if gated and GATED not in visitor.scopes:
+        sentence = f"Your sign-in does not let hubmerge read gated models: {', '.join(gated)}."
+        offers.append(
+            notice("info", "A gated model", el("p", sentence), el("p", link(sign_in_link(back), "Sign in again")))
+        )
+    elif gated:
+        pages = [el("li", repo_link(endpoint, name)) for name in gated]
+        offers.append(
+            notice(
+                "info",
+                "Its owner decides who may read it",
+                el("p", "Ask for access on its page, then inspect again:"),
+                el("ul", *pages),
+            )
+        )
+    return join(*offers) if offers else None
+
+
+def _models_of(problems: Iterable[Problem]) -> list[str]:
+    """The repos that problems are about, each once."""
+    # "org/name", "org/name@revision" or "folder/file in org/name@revision"
+    found = (re.findall(r"[\w.-]+/[\w.-]+(?=@|\s|$)", problem.where) for problem in problems)
+    return list(dict.fromkeys(names[-1] for names in found if names))
+
+
+def closed_models(models: Iterable[Model]) -> list[str]:
+    return [m.ref.id for m in models if m.gated or m.private]

@@ -1,0 +1,161 @@
+"""What the pages need from the rest: a few typed questions and actions.
+
+The pages know nothing of the job store or the worker; `workflows.service` implements this protocol, and tests
+may give another implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+from hubmerge.hub.client import RepoSummary
+from hubmerge.leaderboard.values import Board
+from hubmerge.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who is asking, as the sign-in proved it; never from a form field."""
+
+    name: str
+    token: str = field(repr=False)
+    namespaces: tuple[str, ...] = ()
+    scopes: frozenset[str] = frozenset()  # that the sign-in gave
+    expires_at: datetime | None = None  # when the token ends; None where the Hub did not tell
+
+
+@dataclass(frozen=True)
+class MergeRequest:
+    """One submission of the form."""
+
+    recipe: Mapping[str, Any]  # the recipe as users write it
+    target: str  # org/name
+    private: bool
+    license: str | None = None  # the user's choice where the inputs leave it open
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job as a page shows it."""
+
+    id: str
+    user: str
+    state: str  # queued, running, cancelling, done, failed, cancelled
+    stage: str  # resolve, plan, download, probe, merge, card, publish; of evaluations: the runner's and record
+    target: str
+    private: bool
+    recipe: Mapping[str, Any]
+    attempt: int
+    queue_position: int | None  # 1: next; None when not queued
+    progress: Mapping[str, Any] | None  # stage, done, total, unit, per_second
+    statistics: Mapping[str, Any] | None  # report.statistics["total"], as soon as it is known
+    warnings: tuple[str, ...]
+    error: Mapping[str, Any] | None  # code, message, problems, retryable
+    result: Mapping[str, Any] | None  # repo, url, commit
+    created: str
+    started: str | None
+    finished: str | None
+    kind: str = "merge"  # or evaluate: `target` is the model that is measured; or diff: there is no recipe either
+    suite: str = ""  # of an evaluation
+    signed_in_until: str | None = None  # how long the job may act as its owner; told to the owner alone
+    models: tuple[str, ...] = ()  # of a diff: base and agent, each id@sha
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models that fit each other, and the job that compares them, where there is one."""
+
+    plan: Plan
+    job: JobView | None
+
+
+class Service(Protocol):
+    """Every action of the pages and of the API; each raises HubmergeError with a message fit to be shown."""
+
+    endpoint: str
+
+    def visitor(self, name: str, token: str) -> Visitor:
+        """The signed-in user with the namespaces that the token may write to."""
+
+    def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]: ...
+
+    def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
+        """Headers only; IncompatibleError and friends carry every problem. `license`: what the user chose, if that was
+        chosen already."""
+
+    def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
+        """Check everything that can be checked now, then queue; the same request again finds the same job."""
+
+    def comparison(self, base: str, agent: str, visitor: Visitor | None) -> Comparison:
+        """Two models on the Hub as their headers have them; IncompatibleError and friends carry every problem."""
+
+    def compare(self, base: str, agent: str, visitor: Visitor) -> Comparison:
+        """Queue their comparison, or find it; the result of its job is a `Diff` as JSON."""
+
+    def job(self, job_id: str, visitor: Visitor | None) -> JobView:
+        """A job; one with a private target is shown to its owner only."""
+
+    def jobs(self, visitor: Visitor) -> list[JobView]:
+        """The visitor's own jobs, newest first."""
+
+    def cancel(self, job_id: str, visitor: Visitor) -> JobView:
+        """Only the owner may."""
+
+    def retry(self, job_id: str, visitor: Visitor) -> JobView:
+        """Queue a failed or cancelled job once more, with the visitor's present sign-in. Only the owner may."""
+
+
+@dataclass(frozen=True)
+class WatcherEvent:
+    """Something that a watcher did, or left out with its reason."""
+
+    kind: str  # merged, refused or skipped
+    time: str
+    subject: str  # the target of a merge, or what was skipped
+    sha: str = ""  # of a skipped model
+    code: str = ""
+    text: str = ""
+    agents: tuple[str, ...] = ()  # id@sha, of a merge
+    job_id: str | None = None
+    job_state: str | None = None
+
+
+@dataclass(frozen=True)
+class WatcherView:
+    """A rule as a page shows it; `problem` where its file cannot be read."""
+
+    name: str
+    owner: str = ""
+    facts: tuple[tuple[str, str], ...] = ()  # what the rule says, as name and value
+    target: str = ""
+    suite: str | None = None
+    private: bool = False
+    budget: int = 0
+    used_today: int = 0
+    polled: str | None = None
+    waiting: str = ""  # what it waits for
+    problem: Mapping[str, Any] | None = None  # code, message, problems, retryable
+    events: tuple[WatcherEvent, ...] = ()  # newest first
+
+
+class WatcherSource(Protocol):
+    """What the Watchers tab asks."""
+
+    endpoint: str
+
+    def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
+        """Every rule with its last events; one that makes private repos is shown to its owner only."""
+
+
+class BoardSource(Protocol):
+    """Where the leaderboard's pages get it from."""
+
+    @property
+    def url(self) -> str:
+        """The page of the results dataset, or nothing."""
+
+    def board(self) -> Board:
+        """The board as it is now; HubmergeError where it cannot be had."""

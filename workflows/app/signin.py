@@ -1,0 +1,152 @@
+"""Sign-in: gradio's own OAuth against the Hub, on a Space and on this machine alike.
+
+gradio signs visitors in for real only on a Space, where the platform supplies an OAuth client through environment
+variables; anywhere else it mocks the sign-in with whoever owns the machine's token. Both happen in gradio.oauth,
+which reads the variables into module constants at import and asks `get_space()` which of the two to do. On a Space
+nothing is touched. With the embedded Hub, `use_oauth_client` writes the same constants with that Hub's client and
+answers `get_space` inside gradio.oauth only. The rest of gradio must not take this machine for a Space: its
+front end would fetch the Space's header from the public Hub, and child processes would inherit SPACE_ID.
+
+No redirect is rewritten: without SPACE_HOST gradio builds the redirect URI from the request, hence with http on
+loopback. The session cookie is `Secure; SameSite=None`; Chromium and Firefox keep it on http://127.0.0.1 and
+http://localhost, which they treat as trustworthy. The cookie is signed with a key derived from the client secret
+and not encrypted, so a client secret must be as hard to guess as a password wherever others can reach the port.
+
+Which scopes gradio asks for is what the Space declares, all at once. `AskedScopes` leaves out what a sign-in does not
+need: private models are asked for by a second sign-in (`sign_in_link`) when somebody picks one.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from html import escape
+from ipaddress import ip_address
+from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+from authlib.common.errors import AuthlibBaseError
+from starlette.responses import HTMLResponse, RedirectResponse
+
+from hubmerge.errors import HubmergeError, InternalError, LoginError
+from hubmerge.hub.errors import translated
+from workflows.app.guard import App, Message, Receive, Scope, Send
+
+log = logging.getLogger(__name__)
+GATED, PRIVATE = "gated-repos", "read-repos"
+# to make a repo and publish to it, to read gated parents, and to offer the person's organisations as owners
+SIGN_IN_SCOPES = ("openid", "profile", "contribute-repos", GATED, "read-memberships")
+SCOPES = (*SIGN_IN_SCOPES, PRIVATE)  # what the Space declares
+_NOT_NOW = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Not now</title>
+<body style="font-family: sans-serif; max-width: 40em; margin: 4em auto; padding: 0 1em"><h1>Not now</h1>
+<p>The Hub does not answer, so nobody can sign in at the moment. Nothing is lost: jobs that were accepted go on.</p>
+<p><a href="{back}">Back</a>, and try again in a minute.</p>"""
+_LOGIN, _CALLBACK = "/login/huggingface", "/login/callback"  # gradio's
+
+
+@dataclass(frozen=True)
+class OAuthClient:
+    """An OAuth client that a provider knows: the embedded Hub's, or one registered for this machine."""
+
+    provider: str  # where /.well-known/openid-configuration is
+    client_id: str
+    client_secret: str = field(repr=False)
+
+
+def use_oauth_client(client: OAuthClient) -> None:
+    """Let gradio sign visitors in with `client`. Call it before the app is built, and never on a Space."""
+    if not _may_see_secrets(client.provider):
+        raise LoginError(
+            "an OAuth provider that is neither https nor on this machine",
+            where=client.provider,
+            next_step="Use an https address; a token must not travel in the clear.",
+        )
+    import gradio.oauth
+
+    values = {
+        "OAUTH_CLIENT_ID": client.client_id,
+        "OAUTH_CLIENT_SECRET": client.client_secret,
+        "OAUTH_SCOPES": " ".join(SCOPES),
+        "OPENID_PROVIDER_URL": client.provider.rstrip("/"),
+        "get_space": lambda: "local/hubmerge",
+    }
+    for name, value in values.items():
+        if not hasattr(gradio.oauth, name):
+            # a renamed constant would silently bring back the mocked sign-in
+            raise InternalError("this gradio keeps its OAuth settings elsewhere", where="gradio.oauth", expected=name)
+        setattr(gradio.oauth, name, value)
+
+
+def sign_in_link(back: str = "/", *, private: bool = False) -> str:
+    """Where a sign-in begins that comes back to the page `back`; `private`: one that covers private models."""
+    more = f"&with={PRIVATE}" if private else ""
+    return f"{_LOGIN}?_target_url={quote(back, safe='')}{more}"
+
+
+class AskedScopes:
+    """Wraps an ASGI app: of the declared scopes, a sign-in asks for those that its step needs.
+
+    Who refuses comes back to the page as it was, and who comes while the Hub is away is told so; to both gradio would
+    answer with a fault of the server.
+    """
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in (_LOGIN, _CALLBACK):
+            await self._app(scope, receive, send)
+            return
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        back = _here(query.get("_target_url", ["/"])[-1])
+        if scope["path"] == _CALLBACK and "error" in query:
+            await RedirectResponse(back, 302)(scope, receive, send)
+            return
+        wanted = SCOPES if PRIVATE in query.get("with", ()) else SIGN_IN_SCOPES
+        held: list[Message] = []  # an answer of 500, until it is known why
+
+        async def narrowed(message: Message) -> None:
+            if held or (message["type"] == "http.response.start" and message["status"] >= 500):
+                held.append(message)
+                return
+            if message["type"] == "http.response.start" and scope["path"] == _LOGIN:
+                headers = [(n, _narrow(v, wanted) if n == b"location" else v) for n, v in message.get("headers", ())]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        try:
+            with translated("a sign-in"):
+                await self._app(scope, receive, narrowed)
+        except (HubmergeError, AuthlibBaseError) as error:
+            log.warning("a sign-in ended: %s", error)
+            page = _NOT_NOW.format(back=escape(back, quote=True))
+            await HTMLResponse(page, 503, {"retry-after": "30", "cache-control": "no-store"})(scope, receive, send)
+            return
+        for message in held:
+            await send(message)
+
+
+def _here(target: str) -> str:
+    """The page of this site that an address means, whatever host it names."""
+    parts = urlsplit(target)
+    return urlunsplit(("", "", "/" + parts.path.lstrip("/\\"), parts.query, ""))
+
+
+def _narrow(location: bytes, wanted: tuple[str, ...]) -> bytes:
+    """The address of the provider's page, asking for those of its scopes that are wanted."""
+    parts = urlsplit(location.decode("latin-1"))
+    query = [
+        (name, " ".join(s for s in value.split() if s in wanted) if name == "scope" else value)
+        for name, value in parse_qsl(parts.query, keep_blank_values=True)
+    ]
+    return urlunsplit(parts._replace(query=urlencode(query))).encode("latin-1")
+
+
+def _may_see_secrets(url: str) -> bool:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme == "https" and host:
+        return True
+    try:
+        return parts.scheme == "http" and (host == "localhost" or ip_address(host).is_loopback)
+    except ValueError:
+        return False

@@ -1,0 +1,64 @@
+"""What every way into the service checks first, the form and the API alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hubmerge.errors import PermissionDeniedError, RecipeError
+from hubmerge.output.diff import comparison_recipe
+from hubmerge.recipe.recipe import Recipe, recipe_from_dict
+from workflows.app.service import MergeRequest, Visitor
+
+_MOST_CHARACTERS = 400  # of a model's name and revision
+_REPO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
+
+
+def checked_recipe(content: Mapping[str, Any]) -> Recipe:
+    """A valid recipe of Hub models. Folders are the command line's: over the web they would be this server's."""
+    recipe = recipe_from_dict(content)
+    _refuse_folders(recipe, "the recipe")
+    return recipe
+
+
+def checked_comparison(base: str, agent: str) -> tuple[str, str]:
+    """The names of two models on the Hub."""
+    before, after = (str(name or "").strip()[:_MOST_CHARACTERS] for name in (base, agent))
+    _refuse_folders(comparison_recipe(before, after), "the comparison")
+    return before, after
+
+
+def _refuse_folders(recipe: Recipe, where: str) -> None:
+    folders = [model.id for model in (recipe.base, *(a.model for a in recipe.agents)) if model.local]
+    if folders:
+        raise RecipeError(
+            "a folder, where only models on the Hub can be used",
+            where=where,
+            expected="org/name or org/name@revision",
+            got=", ".join(folders)[:200],
+        )
+
+
+def submission(
+    recipe: Mapping[str, Any], *, target: str, private: bool, license: str | None, visitor: Visitor
+) -> MergeRequest:
+    """A request to start; RecipeError or PermissionDeniedError where the target cannot be the visitor's."""
+    namespace, _, name = target.partition("/")
+    if not _REPO_NAME.fullmatch(name) or ".." in name or "--" in name or name.endswith((".git", ".", "-")):
+        raise RecipeError(
+            "no repo can have this name" if name else "the result needs a name",
+            where="target",
+            expected="letters, digits, single dots and dashes, and underscores, with no dot or dash at an end",
+            got=name[:200],
+            next_step="Change its name." if name else "Give the new repo a name.",
+        )
+    if namespace not in visitor.namespaces:
+        raise PermissionDeniedError(
+            "a target that you cannot write to",
+            where="target",
+            expected=" or ".join(visitor.namespaces),
+            got=namespace[:100],
+            next_step="Choose one of your namespaces.",
+        )
+    return MergeRequest(checked_recipe(recipe).to_dict(), target, private, license or None)

@@ -1,0 +1,1 @@
+"""Jobs: the store, the worker, and what runs in its children."""

@@ -1,0 +1,212 @@
+"""One job in a process of its own: `python -m workflows.jobs.child [--pipeline module:function]`.
+
+Reads a `JobSpec` from stdin, runs the pipeline, and writes its events to stdout as JSON lines. Standard
+output is moved away first, so that no library's chatter gets between them: everything else goes to stderr.
+
+    SIGTERM                     raises CancelledError once in the main thread, never inside a line
+    HubmergeError               an error line, exit 1
+    too little memory           E_TOO_BIG, to be retried once, exit 1
+    anything else               E_INTERNAL with class and message, the traceback to stderr, exit 1
+    the worker dies or stops    the whole process group is killed (see `guard`)
+
+No token leaves the process: every line and every traceback is scrubbed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import cast
+
+from hubmerge import extras
+from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
+from workflows.jobs.guard import die_with_parent, lock_workdir, start_guardian
+from workflows.jobs.logs import set_up_logging
+from workflows.jobs.protocol import Event, Failure, JobSpec, Line, Pipeline, Result, encode
+from workflows.jobs.scrub import Scrubber
+
+DEFAULT_PIPELINE = "workflows.jobs.pipeline:run"
+LOCK_WAIT_S = 20.0
+OOM_SCORE = "900"  # of 1000: the kernel, short of memory, takes this process and leaves the application
+
+
+class Cancellation:
+    """SIGTERM as an exception, at a moment that leaves no line torn."""
+
+    def __init__(self) -> None:
+        self._shielded = False
+        self._pending = False
+
+    def install(self) -> None:
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def disarm(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    @contextmanager
+    def shield(self) -> Iterator[None]:
+        """Hold the exception back; only the main thread needs it, because only there it is raised."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._shielded = True
+        try:
+            yield
+        finally:
+            self._shielded = False
+        if self._pending:
+            self._raise()
+
+    def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
+        if self._shielded:
+            self._pending = True
+        else:
+            self._raise()
+
+    def _raise(self) -> None:
+        self._pending = False
+        self.disarm()  # a second one would interrupt the clean-up
+        raise CancelledError("the job was cancelled")
+
+
+class Channel:
+    """Events to the worker; any thread may emit."""
+
+    def __init__(self, descriptor: int, scrubber: Scrubber, cancellation: Cancellation) -> None:
+        self._descriptor = descriptor
+        self._scrubber = scrubber
+        self._cancellation = cancellation
+        self._lock = threading.Lock()
+        self.has_result = False
+
+    def emit(self, event: Event) -> None:
+        self.send(event)
+
+    def send(self, line: Line) -> None:
+        data = memoryview(self._scrubber.text(encode(line)).encode())
+        with self._cancellation.shield(), self._lock:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+            self.has_result |= isinstance(line, Result)
+
+
+def run_job(spec: JobSpec, pipeline: str, channel: Channel, scrubber: Scrubber) -> int:
+    """Run the pipeline and turn however it ends into a line and an exit code."""
+    try:
+        _load(pipeline)(spec, channel.emit)
+        if not channel.has_result:
+            raise InternalError("the pipeline ended without a result", where=pipeline)
+    except CancelledError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the job boundary: whatever happened is recorded
+        sys.stderr.write(scrubber.text(traceback.format_exc()))
+        failure = _failure_of(error)
+    else:
+        return 0
+    channel.send(failure)
+    return 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m workflows.jobs.child", description="Run one job from stdin.")
+    parser.add_argument("--pipeline", default=DEFAULT_PIPELINE, metavar="MODULE:FUNCTION")
+    parser.add_argument(
+        "--guard-seconds",
+        type=float,
+        metavar="S",
+        help="stdin stays open and brings a heartbeat at least every S seconds, or the job is killed",
+    )
+    options = parser.parse_args(argv)
+    die_with_parent(os.getppid())
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the token
+    commands, events = _move_pipes_away()
+    guarded = options.guard_seconds is not None
+    with open(commands, "rb", closefd=False) as document:
+        spec = JobSpec.model_validate_json(document.readline() if guarded else document.read())
+    spec.workdir.mkdir(parents=True, exist_ok=True)
+    scrubber = Scrubber(spec.token)
+    cancellation = Cancellation()
+    channel = Channel(events, scrubber, cancellation)
+    try:
+        cancellation.install()
+        if os.getpgrp() != os.getpid():
+            os.setsid()
+        if lock_workdir(spec.workdir, LOCK_WAIT_S) is None:
+            busy = InternalError("an earlier attempt still works in the job's folder", where=str(spec.workdir))
+            channel.send(Failure.model_validate({**busy.as_dict(), "retryable": True}))
+            return 1
+        if guarded:
+            start_guardian(commands, options.guard_seconds, close=(events,))
+        with suppress(OSError):  # not every sandbox has the file
+            Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+        set_up_logging()
+        code = run_job(spec, options.pipeline, channel, scrubber)
+    except CancelledError as error:
+        if channel.has_result:  # it came too late: what is published is published
+            return 0
+        channel.send(Failure.model_validate(error.as_dict()))
+        return 1
+    cancellation.disarm()
+    return code
+
+
+def _move_pipes_away() -> tuple[int, int]:
+    """Private descriptors of the real stdin and stdout, which no program that the job starts inherits.
+
+    What reads number 0 now reads nothing, and what writes to number 1 writes to stderr.
+    """
+    sys.stdout.flush()
+    commands, events = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return commands, events
+
+
+def _load(name: str) -> Pipeline:
+    module, _, function = name.partition(":")
+    return cast(Pipeline, getattr(importlib.import_module(module), function))
+
+
+def _failure_of(error: BaseException) -> Failure:
+    named: HubmergeError
+    retryable: bool | None = None
+    if isinstance(error, HubmergeError):
+        named = error
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        named = DiskError("the disk is full", where=str(error.filename or ""), next_step="Try again later.")
+    # Torch's error for the GPU is known by its name, so that torch need not be imported here.
+    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        named, retryable = MemoryLimitError("the job ran out of memory", got=str(error)), True
+    elif isinstance(error, ModuleNotFoundError) and (missing := extras.explained(error)) is not None:
+        named = missing
+    else:
+        named = InternalError(f"{type(error).__name__}: {error}", next_step="Report this as a bug.")
+    values = named.as_dict()
+    return Failure.model_validate(values if retryable is None else {**values, "retryable": retryable})
+
+
+def _exit(code: int) -> None:
+    """End at once: a thread that a library left behind must not keep a finished job alive."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _exit(main())

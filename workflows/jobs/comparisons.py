@@ -1,0 +1,79 @@
+"""Comparisons as jobs: what `hubmerge diff` computes, for the app's page of it.
+
+A comparison of two public models is everybody's: its identity is the two commits, whoever asks finds the job that is
+there, and may start it again where it failed. Where a model is private or gated, its visitor is part of the identity,
+and the job is shown to nobody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+from typing import Any
+
+from hubmerge.engine.stream import StreamOptions
+from hubmerge.errors import SourceChangedError
+from hubmerge.hub.client import Hub
+from hubmerge.output.diff import SCHEMA, Diff, comparison_recipe, measure, open_comparison
+from hubmerge.plan.plan import Plan
+from workflows.jobs.jobs import NewJob
+from workflows.jobs.pipeline import StageEmitter
+from workflows.jobs.protocol import Emit, JobSpec, Result
+
+KIND = "diff"
+TOP_TENSORS = 20  # of each list, in a job's result
+MAX_RESULT_CHARACTERS = 256 * 1024  # of JSON
+
+
+def comparison_job(plan: Plan, user: str) -> NewJob:
+    """The job that compares the two models of a plan."""
+    base, agent = plan.base.ref, plan.agents[0].ref
+    payload = {
+        "base": f"{base.id}@{base.sha}",
+        "agent": f"{agent.id}@{agent.sha}",
+        "target": f"{base.id} → {agent.id}",
+        "private": is_closed(plan),
+        "warnings": list(plan.warnings),
+    }
+    return NewJob(id=comparison_id(plan, user), kind=KIND, user=user, payload=payload)
+
+
+def comparison_id(plan: Plan, user: str) -> str:
+    pins = [[ref.id, ref.sha] for ref in (plan.base.ref, plan.agents[0].ref)]
+    identity = ["diff", SCHEMA, pins, user if is_closed(plan) else ""]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+
+def is_closed(plan: Plan) -> bool:
+    """Whether not everybody may read what is compared."""
+    return any(model.private or model.gated for model in (plan.base, plan.agents[0]))
+
+
+def run(spec: JobSpec, emit: Emit) -> None:
+    """The pipeline of such a job, in a child process."""
+    hub = Hub(spec.endpoint, spec.token.get_secret_value() if spec.token else None)
+    observer = StageEmitter(emit)
+    observer.stage("resolve")
+    plan = open_comparison(comparison_recipe(str(spec.payload["base"]), str(spec.payload["agent"])), hub)
+    if is_closed(plan) and not spec.payload["private"]:
+        raise SourceChangedError(
+            "a model that was open to everybody no longer is",
+            where=str(spec.payload["target"]),
+            next_step="Compare the models again: the result will be shown to you alone.",
+        )
+    cache = spec.workdir / "inputs"
+    cache.mkdir(parents=True, exist_ok=True)
+    diff = measure(plan, hub, StreamOptions(), observer, cache=cache)
+    shutil.rmtree(cache, ignore_errors=True)
+    emit(Result(values=_shown(diff)))
+
+
+def _shown(diff: Diff) -> dict[str, Any]:
+    """What a page shows of it, and no more than a job's record is good for."""
+    shown = diff.with_top_tensors(TOP_TENSORS)
+    if len(json.dumps(shown.to_json())) > MAX_RESULT_CHARACTERS:
+        note = f"the {len(diff.layers)} layers are too many to be shown here; `hubmerge diff` shows them"
+        shown = replace(shown, layers={}, grid={}, warnings=(*shown.warnings, note))
+    return shown.to_json()

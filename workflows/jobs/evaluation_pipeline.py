@@ -1,0 +1,129 @@
+"""The pipeline of an evaluation job: measure, record, tell the merges that the scores concern.
+
+    known already? → evaluate → results dataset → the model's own card, and those of the merges it is a parent of
+
+Every step can be repeated: a run that is recorded is not made again, and one that was broken off goes on from its
+answers. A model that cannot be evaluated is recorded as failed with its reason, and so is the job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import cast
+
+from hubmerge.errors import EvaluationError, HubmergeError
+from hubmerge.evaluation.result import EvaluationResult, Split, result_path
+from hubmerge.evaluation.runner import EvaluateOptions, evaluate
+from hubmerge.evaluation.signing import signed
+from hubmerge.evaluation.suites import pin
+from hubmerge.hub.client import Hub
+from hubmerge.leaderboard.eval_results import publish_scores
+from hubmerge.leaderboard.results_dataset import ResultsDataset, details_of
+from hubmerge.leaderboard.trust import Trust
+from hubmerge.recipe.model_name import ModelName
+from workflows.jobs.pipeline import StageEmitter
+from workflows.jobs.protocol import Emit, JobSpec, Result
+
+log = logging.getLogger(__name__)
+
+
+class OtherDataError(EvaluationError):
+    """The suite's data are not those that the job is for: the Hub lags behind, or they have changed since."""
+
+    retryable = True
+
+
+def run(spec: JobSpec, emit: Emit) -> None:
+    """Evaluate what `spec.payload` names (model, sha, suite, split) and record it in the results dataset."""
+    hub = Hub(spec.endpoint, spec.token.get_secret_value() if spec.token else None)
+    dataset = _dataset(spec, hub)
+    observer = StageEmitter(emit)
+    payload = spec.payload
+    model, sha = str(payload["model"]), str(payload["sha"])
+    observer.stage("resolve")
+    suite = pin(str(payload["suite"]), hub, cast(Split, payload["split"]))
+    if (asked := payload.get("suite_version") or suite.version) != suite.version:
+        raise OtherDataError(
+            "the suite's data are others now", where=suite.suite.name, expected=asked, got=suite.version
+        )
+    _refuse_to_expose(hub, model, sha, dataset)
+    result = dataset.find(model, sha, suite.suite.name, suite.version, suite.split)
+    if result is None or result.status != "done":
+        result = evaluate(
+            ModelName(id=model, revision=sha),
+            suite,
+            hub=hub,
+            workdir=spec.workdir / "evaluation",
+            options=EvaluateOptions(data_cache=spec.shared / "evaluation-data"),
+            observer=observer,
+        )
+        if spec.signing_key is not None:
+            result = signed(result, bytes.fromhex(spec.signing_key.get_secret_value()), spec.user)
+        observer.stage("record")
+        dataset.publish([result], details_of(result, spec.workdir / "evaluation"))
+    if result.error is not None:
+        raise EvaluationError(
+            "the model could not be evaluated",
+            where=f"{model}@{sha[:12]}",
+            got=f"{result.error.code}: {result.error.message}"[:500],
+            next_step="The reason is recorded; there is no score.",
+        )
+    observer.stage("publish")
+    told = _tell(hub, dataset, result)
+    emit(
+        Result(
+            values={
+                "repo": dataset.repo,
+                "url": dataset.url,
+                "path": result_path(result),
+                "scores": dict(result.domains),
+                "cards": list(told),
+            }
+        )
+    )
+
+
+def _dataset(spec: JobSpec, hub: Hub) -> ResultsDataset:
+    if spec.results is None:
+        raise EvaluationError(
+            "there is no results dataset to record scores in",
+            next_step="Set HUBMERGE_RESULTS to a dataset that the token may write to.",
+        )
+    trust = Trust(frozenset(spec.trusted_keys))
+    return ResultsDataset(hub, spec.results, cache=spec.shared / "results", trust=trust)
+
+
+def _refuse_to_expose(hub: Hub, model: str, sha: str, dataset: ResultsDataset) -> None:
+    """A public dataset must not tell of a private model: its answers are in the details."""
+    if hub.repo_state(model, sha).private and not dataset.is_private():
+        raise EvaluationError(
+            "a private model's answers would become public",
+            where=model,
+            expected="a private results dataset",
+            got=dataset.repo,
+            next_step="Evaluate it with `hubmerge evaluate`, or name a private dataset.",
+        )
+
+
+def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequence[str]:
+    """Bring the cards up to date that show this score: the model's, if it is a merge of ours, and its children's."""
+    results = dataset.load().believed
+    told = []
+    for merge in _concerned(results, result):
+        try:
+            if publish_scores(hub, merge, results, source_url=dataset.url).commit is not None:
+                told.append(merge)
+        except HubmergeError as error:
+            # somebody else's repo, or one that is gone: the score stands in the dataset all the same
+            log.info("the card of %s stays as it is: %s", merge, error)
+    return told
+
+
+def _concerned(results: Iterable[EvaluationResult], new: EvaluationResult) -> list[str]:
+    key = (new.model, new.sha)
+    return sorted({r.model for r in results if r.facts.is_merge and ((r.model, r.sha) == key or key in _parents(r))})
+
+
+def _parents(result: EvaluationResult) -> set[tuple[str, str]]:
+    return {(p.id, p.sha) for p in result.facts.parents}

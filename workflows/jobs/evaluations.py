@@ -1,0 +1,145 @@
+"""Evaluations as jobs: their identity, their priority, and who asks for them without asking twice.
+
+An evaluation is of a model at a commit under a suite at its version, on one split; that is its job's id. So
+whoever asks again, after a merge, for a parent, for a candidate, from another scheduler, finds the run that is
+there, and a new version of the suite makes a new one. What a model does is recorded, a failure too, and is not measured
+again. A job that failed without a record met a machine or a Hub in trouble, and is due again hours later; its owner may
+start it before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+from sqlalchemy import Engine, and_, select
+
+from hubmerge.errors import EvaluationError
+from hubmerge.evaluation.result import Split
+from workflows.jobs.account import Account
+from workflows.jobs.jobs import Clock, Job, NewJob, State, iso
+from workflows.jobs.schema import reading, writing
+from workflows.jobs.transitions import JOBS, Transitions
+
+KIND = "evaluate"
+AGAIN_AFTER = timedelta(hours=6)
+# merges are 0 when people start them; what a person waits for comes first
+WATCHED_MERGE = -10
+OF_MERGE = -20
+OF_CANDIDATE = -30  # a rule's choice waits for it
+OF_PARENT = -40
+
+
+class ScoreKey(NamedTuple):
+    """What a score is of."""
+
+    model: str
+    sha: str
+    suite: str
+    suite_version: str
+    split: str
+
+
+KnownScores = Callable[[], Collection[ScoreKey]]
+SuiteVersion = Callable[[str], str]  # ValueError or HubmergeError where there is no such suite
+
+
+def is_the_bot_s(job: Job) -> bool:
+    """Whether nobody's sign-in started it: it acts with the token in the environment."""
+    return job.kind == KIND or bool(job.payload.get("watcher"))
+
+
+def evaluation_id(key: ScoreKey) -> str:
+    identity = json.dumps(["evaluate", key.model, key.sha, key.suite, key.split, key.suite_version])
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
+def evaluation_job(
+    model: str,
+    sha: str,
+    suite: str,
+    split: Split,
+    user: str,
+    *,
+    suite_version: str = "",
+    priority: int = OF_MERGE,
+) -> NewJob:
+    """The job that evaluates `model` at `sha`; the same for everybody who asks."""
+    return NewJob(
+        id=evaluation_id(ScoreKey(model, sha, suite, suite_version, split)),
+        kind=KIND,
+        user=user,
+        payload={"model": model, "sha": sha, "suite": suite, "suite_version": suite_version, "split": split},
+        priority=priority,
+    )
+
+
+class EvaluationDesk:
+    """Takes requests for scores: known ones and those under way cost nothing, the others become jobs.
+
+    Ticks leave half of their owner's quota free, so that evaluations keep no merge out of the queue.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        account: Account,
+        *,
+        suite_version: SuiteVersion,
+        known_scores: KnownScores,
+        jobs_per_user: int = 5,
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._account = account
+        self._limit = max(1, jobs_per_user // 2)
+        self._suite_version = suite_version
+        self.known_scores = known_scores
+        self._scored: set[ScoreKey] = set()  # a score that was there stays
+
+    def version(self, suite: str) -> str:
+        """The suite's present version; EvaluationError where there is no such suite."""
+        try:
+            return self._suite_version(suite)
+        except ValueError as error:
+            raise EvaluationError("no such suite", where=suite, got=str(error)[:300]) from None
+
+    def key(self, model: str, sha: str, suite: str, split: Split = "test") -> ScoreKey:
+        """What to ask for."""
+        return ScoreKey(model, sha, suite, self.version(suite), split)
+
+    def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
+        """Those that neither have a job nor a score; the leaderboard is asked only where there is no job."""
+        given_up = and_(JOBS.c.state == State.FAILED, JOBS.c.finished < iso(self._clock.now() - AGAIN_AFTER))
+        query = select(JOBS.c.id).where(JOBS.c.kind == KIND, ~given_up)
+        with reading(self._engine) as connection:
+            asked = set(connection.execute(query).scalars())
+        left = [key for key in keys if key not in self._scored and evaluation_id(key) not in asked]
+        if left:
+            self._scored |= set(self.known_scores())
+        return [key for key in left if key not in self._scored]
+
+    def request(self, key: ScoreKey, priority: int) -> Job:
+        """The job of this evaluation, queued unless it is there already, in whatever state but failed long ago.
+
+        QuotaError when there are enough under way; ask again later.
+        """
+        model, sha, suite, version, split = key
+        user = self._account.name
+        new = evaluation_job(
+            model, sha, suite, "dev" if split == "dev" else "test", user, suite_version=version, priority=priority
+        )
+        token = self._account.seal(new.id)
+        with writing(self._engine) as connection:
+            change = Transitions(connection, self._clock)
+            job = change.find(new.id)
+            ended = iso(self._clock.now() - AGAIN_AFTER)
+            if job is None or (job.state is State.FAILED and (job.finished or "") < ended):
+                change.check_quota(user, self._limit)
+                job = change.enqueue(new, again=job is not None)
+                change.keep_token(new.id, token)
+            return job

@@ -1,0 +1,116 @@
+"""The pipeline of a merge job: the line as durable steps, run in a child process.
+
+    prepare → merge, each finished shard uploaded and deleted while the next one is merged → one commit
+
+Every step can be repeated: the merge resumes from its journal, and a repo that this job filled before its
+worker died is found again by the job's identity.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hubmerge.engine.device.zero import Bursts, lent_bursts
+from hubmerge.engine.progress import resolving
+from hubmerge.engine.stream import StreamOptions
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_hub
+from hubmerge.output.finished import load_report
+from hubmerge.output.publish import Target
+from hubmerge.prepare import prepare
+from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.settings import Settings, load_settings
+from workflows.jobs.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
+
+STATISTICS_EVERY_S = 1.0
+_SHOWN = ("seconds", "runs", "peak_rss_bytes", "disk_high_water_bytes", "fetch")  # of the report's environment
+
+
+def run(spec: JobSpec, emit: Emit) -> None:
+    """Merge what `spec.payload` asks for (recipe, target, private, license) and publish it."""
+    payload = spec.payload
+    hub = Hub(spec.endpoint, spec.token.get_secret_value() if spec.token else None)
+    target = Target(payload["target"], bool(payload["private"]), bool(payload.get("expose")))
+    observer = StageEmitter(emit)
+    observer.stage("resolve")
+    prepared = prepare(
+        recipe_from_dict(payload["recipe"]),
+        hub,
+        target=target,
+        license_choice=payload.get("license"),
+        tell=resolving(observer),
+        begin=observer.stage,
+    )
+    folder, cache = spec.workdir / "out", spec.workdir / "inputs"
+    settings = load_settings()
+    with lent_bursts(settings) as bursts:
+        published = merge_to_hub(
+            prepared,
+            hub,
+            folder,
+            cache=cache,
+            observer=observer,
+            options=stream_options(settings, bursts),
+            sensitivities=spec.shared / "sensitivity",
+        )
+    shutil.rmtree(cache, ignore_errors=True)
+    report = load_report(folder)
+    ran = report.environment
+    emit(
+        Result(
+            values={
+                "repo": published.repo,
+                "commit": published.commit,
+                "url": published.url,
+                "weights": [file.sha256 for file in report.files],
+                "use": str(report.task.get("use", "")),
+                "run": {name: ran[name] for name in _SHOWN if name in ran},
+            }
+        )
+    )
+
+
+def stream_options(settings: Settings, bursts: Bursts | None) -> StreamOptions:
+    """On the machine's own GPU, if there is one; where one is lent per call, the job's process sees none."""
+    memory = int(settings.device_memory_gb * 10**9)
+    return StreamOptions(device="auto" if bursts is None else "cpu", device_memory_bytes=memory, bursts=bursts)
+
+
+class StageEmitter:
+    """The line's observer as the child's events."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._stage_began = time.monotonic()
+        self._stage = ""
+        self._done_before = 0
+        self._statistics_at = -STATISTICS_EVERY_S
+        self._held: dict[str, Any] | None = None
+
+    def stage(self, name: str) -> None:
+        if self._held is not None:  # the last figures of a stage are never lost to the limit on their rate
+            self._emit(Statistics(values=self._held))
+            self._held = None
+        self._emit(StageStarted(stage=name))
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        now = time.monotonic()
+        if stage != self._stage:
+            self._stage, self._stage_began, self._done_before = stage, now, done
+        elapsed = now - self._stage_began
+        rate = (done - self._done_before) / elapsed if elapsed > 0 else None
+        self._emit(Progress(stage=stage, done=done, total=total, unit=unit, per_second=rate))
+
+    def statistics(self, values: Mapping[str, Any]) -> None:
+        now = time.monotonic()
+        self._held = dict(values)
+        if now - self._statistics_at >= STATISTICS_EVERY_S:
+            self._statistics_at = now
+            self._emit(Statistics(values=self._held))
+            self._held = None
+
+    def warning(self, message: str) -> None:
+        self._emit(Notice(message=message))

@@ -1,0 +1,106 @@
+"""What worker and child say to each other: one JSON document in, JSON lines out.
+
+    worker → child   stdin    one line, the `JobSpec`; a byte per heartbeat; at its end the worker is gone
+    child  → worker  stdout   an event per line, `{"type": "stage" | "progress" | …}`; a result or an error
+
+A pipeline is a function `run(spec: JobSpec, emit: Callable[[Event], None]) -> None` that emits one `Result`
+before it returns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, SecretStr, TypeAdapter
+
+from workflows.jobs.jobs import Frozen, JobError
+
+MAX_LINE_BYTES = 1024 * 1024
+
+
+class JobSpec(Frozen):
+    """All that a pipeline is told about its job."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)  # the input has the token in it
+
+    job_id: str
+    fence: int
+    attempt: int = 1
+    kind: str
+    user: str
+    payload: dict[str, Any]
+    token: SecretStr | None = None
+    workdir: Path  # the job's own; what an earlier attempt left there is still there
+    shared: Path  # of all jobs: what costs more to make again than to keep
+    results: str | None = None  # the results dataset
+    signing_key: SecretStr | None = None  # 64 hex digits: what an evaluation's result is signed with
+    trusted_keys: tuple[str, ...] = ()  # public keys whose results are believed
+    endpoint: str
+
+    def to_line(self) -> bytes:
+        """The wire form, the only one that shows the token and the key."""
+        document = self.model_dump(mode="json")
+        document["token"] = self.token.get_secret_value() if self.token else None
+        document["signing_key"] = self.signing_key.get_secret_value() if self.signing_key else None
+        return json.dumps(document).encode() + b"\n"
+
+
+class StageStarted(Frozen):
+    type: Literal["stage"] = "stage"
+    stage: str
+
+
+class Progress(Frozen):
+    type: Literal["progress"] = "progress"
+    stage: str
+    done: int | float
+    total: int | float | None = None
+    unit: str = ""
+    per_second: float | None = None
+
+
+class Statistics(Frozen):
+    type: Literal["statistics"] = "statistics"
+    values: dict[str, Any]
+
+
+class Notice(Frozen):
+    """Something that the user should know and that stops nothing."""
+
+    type: Literal["warning"] = "warning"
+    message: str
+
+
+class Result(Frozen):
+    type: Literal["result"] = "result"
+    values: dict[str, Any]
+
+
+class Failure(JobError):
+    """The last line of a child that failed; written by the child, not by a pipeline."""
+
+    type: Literal["error"] = "error"
+
+    def as_error(self) -> JobError:
+        return JobError.model_validate(self.model_dump(exclude={"type"}))
+
+
+Event = StageStarted | Progress | Statistics | Notice | Result
+Emit = Callable[[Event], None]
+Pipeline = Callable[[JobSpec, Emit], None]
+Line = Event | Failure
+
+_LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="type")])
+
+
+def encode(line: Line) -> str:
+    """One line; what JSON has no number for (NaN, infinities) becomes null."""
+    return line.model_dump_json() + "\n"
+
+
+def decode(text: str | bytes) -> Line:
+    """The event that `text` is; a `ValueError` where it is none."""
+    return _LINE.validate_json(text)

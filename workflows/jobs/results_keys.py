@@ -1,0 +1,48 @@
+"""The bot's keys for results: the private one that it signs with, and the public ones that it believes.
+
+    seed = HKDF-SHA256(secret, "hubmerge/results/1")     Ed25519's 32 bytes, one per line of the secret
+
+The secret is HUBMERGE_SIGNING_KEY, else HUBMERGE_SECRET, else a random one that stays in the data folder. The first
+line signs, and the keys of all lines are believed; so a secret is rotated by a new first line. Keys of other bots, and
+of a secret that is gone, are named in HUBMERGE_TRUSTED_KEYS by their public half.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from hubmerge.evaluation.signing import public_key
+from hubmerge.leaderboard.trust import Trust, named_keys
+from hubmerge.settings import Settings
+from workflows.jobs.tokens import random_secret
+
+KEY_FILE = "signing.key"
+_INFO = b"hubmerge/results/1"
+
+
+@dataclass(frozen=True)
+class ResultsKeys:
+    """`seed`: the private key."""
+
+    seed: bytes = field(repr=False)
+    trust: Trust
+
+
+@lru_cache(maxsize=4)
+def results_keys(settings: Settings) -> ResultsKeys:
+    """The keys of the settings, made in the data folder where the settings have no secret."""
+    seeds = [HKDF(SHA256(), length=32, salt=None, info=_INFO).derive(secret) for secret in _secrets(settings)]
+    own = {public_key(seed) for seed in seeds}
+    return ResultsKeys(seeds[0], Trust(frozenset(own | named_keys(settings))))
+
+
+def _secrets(settings: Settings) -> list[bytes]:
+    for given in (settings.signing_key, settings.secret):
+        lines = [line.strip() for line in given.get_secret_value().splitlines()] if given else []
+        if any(lines):
+            return [line.encode() for line in lines if line]
+    return [random_secret(settings.data_dir / KEY_FILE)]

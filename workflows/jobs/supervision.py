@@ -1,0 +1,197 @@
+"""One attempt at one job: forwards what the child says, keeps the lease, and turns the end into a transition.
+
+    child says / does                          the job
+    result, exit 0                             done
+    error line                                 failed, or tried again where that makes sense
+    killed (SIGKILL) by nobody here            out of memory: tried again; twice at one place, E_TOO_BIG
+    any other death without a word             tried again
+    cancelled by its user                      TERM to the group, KILL after a grace, cancelled
+    lease lost                                 group killed, nothing written: the job has another owner
+    worker stops                               group killed, job given back: every stage resumes where it was
+
+Progress overwrites one column a few times a second; everything else is appended, up to a number per attempt.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from dataclasses import dataclass
+from enum import Enum, auto
+from threading import Event as Flag
+from typing import Any
+
+from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
+from workflows.jobs.jobs import DatabaseBusyError, Job, JobError, StaleFenceError, State
+from workflows.jobs.process import ChildProcess
+from workflows.jobs.protocol import Failure, Line, Progress, Result, StageStarted
+from workflows.jobs.store import Store
+
+log = logging.getLogger(__name__)
+
+MAX_EVENTS = 1000  # per attempt
+MAX_EVENT_CHARACTERS = 256 * 1024
+PASSING = (DatabaseBusyError, DiskError)  # the database cannot be written now, and will be later
+_EXIT_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How often the worker looks, in seconds."""
+
+    idle_s: float = 1.0  # between two looks at an empty queue
+    line_s: float = 0.2
+    cancel_s: float = 0.5
+    heartbeat_s: float = 5.0
+    progress_s: float = 0.3
+    grace_s: float = 20.0  # between TERM and KILL
+    sweep_s: float = 300.0
+    keep_failed_s: float = 3 * 86400.0  # a failed job's folder, for another submission to go on from
+
+
+class Stop(Enum):
+    """Why the worker ended a child."""
+
+    CANCEL = auto()
+    LOST = auto()
+    SHUTDOWN = auto()
+
+
+class Supervision:
+    """Follows one child to its end."""
+
+    def __init__(self, store: Store, job: Job, child: ChildProcess, timing: Timing) -> None:
+        self._store = store
+        self._job = job
+        self._child = child
+        self._timing = timing
+        self._stop: Stop | None = None
+        self._result: Result | None = None
+        self._failure: Failure | None = None
+        self._stage = job.stage
+        self._progress: Progress | None = None
+        self._moved = False  # stage or progress not yet stored
+        self._pending: list[tuple[str, dict[str, Any]]] = []
+        self._events = 0
+        self._dropped = 0
+
+    def run(self, shutdown: Flag) -> Job | None:
+        """The job as this attempt left it; None when it belongs to another worker now."""
+        try:
+            self._follow(shutdown)
+        except StaleFenceError as error:
+            self._lose(error)
+        finally:
+            code, rest = self._child.close()
+        self._take(rest)
+        deadline = self._store.clock.steady() + self._store.lease_s
+        while self._stop is not Stop.LOST:
+            try:
+                self._write_events()
+                self._write_progress()
+                return self._conclude(code)
+            except StaleFenceError as error:
+                self._lose(error)
+            except PASSING as error:
+                if self._store.clock.steady() >= deadline:
+                    self._lose(error)  # the lease runs out, and the next attempt finds what this one made
+                time.sleep(self._timing.idle_s)
+        return None
+
+    def _lose(self, reason: Exception) -> None:
+        log.warning("job %s is no longer ours: %s", self._job.id[:12], reason)
+        self._stop = Stop.LOST
+
+    def _follow(self, shutdown: Flag) -> None:
+        steady, timing = self._store.clock.steady, self._timing
+        next_beat = next_look = next_progress = kill_at = 0.0
+        lease_end = steady() + self._store.lease_s
+        while not self._child.has_ended():
+            self._take(self._child.lines(timing.line_s))
+            now = steady()
+            try:
+                if now >= next_beat:
+                    self._store.heartbeat(self._job.id, self._job.fence)
+                    self._child.beat()
+                    next_beat, lease_end = now + timing.heartbeat_s, now + self._store.lease_s
+                self._write_events()
+                if now >= next_progress:
+                    next_progress = now + timing.progress_s
+                    self._write_progress()
+                if self._stop is None and now >= next_look:
+                    next_look = now + timing.cancel_s
+                    if self._store.get(self._job.id).state is State.CANCELLING:
+                        self._stop, kill_at = Stop.CANCEL, now + timing.grace_s
+                        self._child.terminate()
+            except PASSING as error:  # go on while the lease holds
+                log.warning("job %s goes on without the database: %s", self._job.id[:12], error)
+                if now >= lease_end:
+                    return self._lose(error)
+            if self._stop is Stop.CANCEL and now >= kill_at:
+                self._child.kill()
+            if self._stop is None and shutdown.is_set():
+                self._stop = Stop.SHUTDOWN
+                return
+
+    def _take(self, lines: list[Line]) -> None:
+        """Sort what the child said; nothing is written yet, so nothing can be lost half-way."""
+        for line in lines:
+            if isinstance(line, Progress):
+                self._stage, self._progress, self._moved = line.stage, line, True
+            elif isinstance(line, Result):
+                self._result = line
+            elif isinstance(line, Failure):
+                self._failure = line
+            else:
+                if isinstance(line, StageStarted):
+                    self._stage, self._progress, self._moved = line.stage, None, True
+                if self._events >= MAX_EVENTS or len(line.model_dump_json()) > MAX_EVENT_CHARACTERS:
+                    self._dropped += 1
+                else:
+                    self._events += 1
+                    self._pending.append((line.type, line.model_dump(mode="json", exclude={"type"})))
+
+    def _write_events(self) -> None:
+        if self._pending:
+            self._store.append_events(self._job.id, self._job.fence, self._pending)
+            self._pending = []
+
+    def _write_progress(self) -> None:
+        if self._moved:
+            values = self._progress.model_dump(mode="json", exclude={"type"}) if self._progress else None
+            self._store.set_progress(self._job.id, self._job.fence, self._stage, values)
+            self._moved = False
+
+    def _conclude(self, code: int) -> Job:
+        store, job_id, fence = self._store, self._job.id, self._job.fence
+        if self._dropped:
+            note = {"message": f"{self._dropped} events, too many or too long, were left out"}
+            store.append_events(job_id, fence, [("warning", note)])
+            self._dropped = 0
+        if code == 0 and self._result is not None:
+            return store.finish(job_id, fence, self._result.values)
+        if self._stop is Stop.CANCEL:
+            return store.cancelled(job_id, fence)
+        if self._stop is Stop.SHUTDOWN:
+            return store.release(job_id, fence)
+        if self._failure is not None:
+            error = self._failure.as_error()
+            if error.code == CancelledError.code:  # a TERM from elsewhere: nobody here wants the job to end
+                error = error.model_copy(update={"retryable": True})
+            lacked_memory = error.code == MemoryLimitError.code and error.retryable
+            return store.fail(job_id, fence, error, out_of_memory=lacked_memory)
+        error = JobError.of(_silent_death(code, self._stage), retryable=True)
+        return store.fail(job_id, fence, error, out_of_memory=code in _EXIT_KILLED)
+
+
+def _silent_death(code: int, stage: str) -> HubmergeError:
+    if code in _EXIT_KILLED:
+        return MemoryLimitError("the job's process was killed, most likely for its memory", where=f"stage {stage}")
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return InternalError(
+        "the job's process died without a word",
+        where=f"stage {stage}",
+        got=how,
+        next_step="See its child.log.",
+    )

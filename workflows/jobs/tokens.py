@@ -1,0 +1,129 @@
+"""User tokens at rest: sealed for one job, readable only with the Space's secret, wiped with the job's end.
+
+    key        = HKDF-SHA256(secret, info)                      one per line of the secret
+    ciphertext = Fernet(key).encrypt({job id, token})
+
+The job id is sealed in with the token, so a ciphertext moved to another job's row opens nothing. To rotate
+the secret, put the new one on the first line and keep the old one below it until its jobs have ended.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from pydantic import SecretStr
+
+from hubmerge.errors import LoginError
+from hubmerge.settings import Settings
+from workflows.jobs.jobs import iso
+
+log = logging.getLogger(__name__)
+
+KEY_FILE = "secret.key"
+_INFO = b"hubmerge/tokens/1"
+_SIGN_IN = "Sign in again and submit the job once more: it goes on where it stopped."
+
+
+class UnreadableTokenError(LoginError):
+    """What is stored was not sealed for this job with the present secret."""
+
+    code = "E_SEAL"
+
+
+@dataclass(frozen=True)
+class SealedToken:
+    """What may be stored: ciphertext, and until when the Hub accepts what is in it."""
+
+    ciphertext: str = field(repr=False)
+    expires_at: str | None  # UTC, ISO 8601; None where the Hub set no end
+
+
+class TokenVault:
+    """Seals and opens; holds keys, never tokens."""
+
+    def __init__(self, secrets_newest_first: Sequence[bytes]) -> None:
+        self._fernet = MultiFernet([Fernet(_derive(secret)) for secret in secrets_newest_first])
+
+    @classmethod
+    def from_settings(cls, settings: Settings, *, told: bool = False) -> TokenVault:
+        """Keys from the configured secret, else from a random one that stays in the data folder, which is warned of
+        unless it was `told` already."""
+        if settings.secret is not None:
+            lines = [line.strip() for line in settings.secret.get_secret_value().splitlines()]
+            if any(lines):
+                return cls([line.encode() for line in lines if line])
+        path = settings.data_dir / KEY_FILE
+        if not told:
+            log.warning(
+                "HUBMERGE_SECRET is not set: tokens are sealed with a random key in %s. "
+                "Whoever can read that file and the database can read the tokens of waiting jobs.",
+                path,
+            )
+        return cls([random_secret(path)])
+
+    def seal(self, job_id: str, token: SecretStr, expires_at: datetime | None = None) -> SealedToken:
+        document = json.dumps({"job": job_id, "token": token.get_secret_value()})
+        return SealedToken(
+            ciphertext=self._fernet.encrypt(document.encode()).decode(),
+            expires_at=iso(expires_at) if expires_at else None,
+        )
+
+    def open(self, job_id: str, sealed: SealedToken, now: datetime) -> SecretStr:
+        """The token of `job_id`; a `LoginError` when it has expired or cannot be read."""
+        if sealed.expires_at is not None and sealed.expires_at <= iso(now):
+            raise LoginError(
+                "needs login: the sign-in of this job has expired",
+                where=f"job {job_id[:12]}",
+                expected=f"a token valid after {now.astimezone(UTC):%Y-%m-%d %H:%M} UTC",
+                got=f"one that ended at {sealed.expires_at[:16].replace('T', ' ')} UTC",
+                next_step=_SIGN_IN,
+            )
+        try:
+            document = json.loads(self._fernet.decrypt(sealed.ciphertext.encode()))
+        except InvalidToken as error:
+            raise _unreadable(job_id) from error
+        if document["job"] != job_id:
+            raise _unreadable(job_id)
+        return SecretStr(document["token"])
+
+
+def _unreadable(job_id: str) -> UnreadableTokenError:
+    return UnreadableTokenError(
+        "needs login: the stored token was not sealed for this job with the present secret",
+        where=f"job {job_id[:12]}",
+        next_step=_SIGN_IN,
+    )
+
+
+def _derive(secret: bytes) -> bytes:
+    return base64.urlsafe_b64encode(HKDF(SHA256(), length=32, salt=None, info=_INFO).derive(secret))
+
+
+def random_secret(path: Path) -> bytes:
+    """The secret in `path`, made by the first process that asks; the rest read what it made."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not path.exists():
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(32).hex().encode())
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):  # another process was first: its key is the key
+                os.link(draft, path)
+        finally:
+            draft.unlink()
+    return path.read_bytes()

@@ -1,0 +1,231 @@
+"""Claims jobs and runs each in a child process: `python -m workflows.jobs.worker`.
+
+    every turn    see which workers are dead → take their jobs back → claim one → supervise its child → tidy
+
+Any number of workers may share one data folder. A job's folder, `jobs/<id>`, stays while the job can go on
+from it, and is removed when the job is done or cancelled. Those of failed jobs, from which another submission goes on,
+stay for some days, and together take a tenth of the disk at most: the rest is for jobs that run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from hubmerge.errors import InternalError, LoginError
+from hubmerge.plan.disk import used_bytes
+from hubmerge.settings import Settings, load_settings
+from workflows.jobs.child import DEFAULT_PIPELINE
+from workflows.jobs.guard import SignOfLife, die_with_parent, lock_workdir
+from workflows.jobs.jobs import Job, JobError, State
+from workflows.jobs.logs import set_up_logging
+from workflows.jobs.process import ChildProcess, child_environment
+from workflows.jobs.protocol import JobSpec
+from workflows.jobs.results_keys import results_keys
+from workflows.jobs.store import LEASE_S, Store
+from workflows.jobs.supervision import PASSING, Supervision, Timing
+from workflows.jobs.tokens import TokenVault
+
+log = logging.getLogger(__name__)
+
+PIPELINES: Mapping[str, str] = {
+    "merge": DEFAULT_PIPELINE,
+    "diff": "workflows.jobs.comparisons:run",
+    "evaluate": "workflows.jobs.evaluation_pipeline:run",
+}
+CHILD = (sys.executable, "-m", "workflows.jobs.child")
+KEPT_FAILED_SHARE = 0.1  # of the disk
+_GUARD_SHARE = 0.8  # the guardian gives up before the lease does
+
+
+class Worker:
+    """Runs one job at a time; its thread must live as long as it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        vault: TokenVault,
+        *,
+        pipelines: Mapping[str, str] = PIPELINES,
+        command: Sequence[str] = CHILD,
+        timing: Timing | None = None,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._vault = vault
+        self._pipelines = dict(pipelines)
+        self._command = tuple(command)
+        self._timing = timing or Timing()
+        self._data_dir = settings.data_dir.resolve()
+        self._life = SignOfLife(self._data_dir)
+        self._next_sweep = 0.0
+
+    @property
+    def owner(self) -> str:
+        return self._life.owner
+
+    def close(self) -> None:
+        self._life.close()
+
+    def workdir(self, job_id: str) -> Path:
+        return self._data_dir / "jobs" / job_id
+
+    def run_once(self, shutdown: threading.Event | None = None) -> Job | None:
+        """Run the job that is due, if there is one, and give it back as it is afterwards."""
+        self._store.reap(self._life.dead(self._store.owners()))
+        self._sweep()
+        job = self._store.claim(self.owner, self._pipelines)
+        if job is None:
+            return None
+        log.info("job %s: attempt %d by %s", job.id[:12], job.attempt, self.owner)
+        left = self._run(job, shutdown or threading.Event())
+        if left is not None:
+            log.info("job %s: %s", left.id[:12], left.state)
+            if left.state in (State.DONE, State.CANCELLED):
+                self._discard(left.id)
+            elif left.state is State.FAILED:
+                self._bound_failed()
+        return left or self._store.get(job.id)
+
+    def run_forever(self, stop: threading.Event) -> None:
+        """Run jobs until `stop`; a job that runs then is given back and goes on with the next worker."""
+        while not stop.is_set():
+            job = None
+            try:
+                job = self.run_once(stop)
+            except PASSING as error:  # the jobs stay
+                log.warning("%s", error)
+            if job is None:
+                stop.wait(self._timing.idle_s)
+
+    def _run(self, job: Job, shutdown: threading.Event) -> Job | None:
+        try:
+            sealed = self._store.sealed_token(job.id)
+            token = self._vault.open(job.id, sealed, self._store.clock.now()) if sealed else None
+        except LoginError as error:
+            return self._store.fail(job.id, job.fence, JobError.of(error))
+        keys = results_keys(self._settings) if job.kind == "evaluate" else None
+        spec = JobSpec(
+            job_id=job.id,
+            fence=job.fence,
+            attempt=job.attempt,
+            kind=job.kind,
+            user=job.user,
+            payload=job.payload,
+            token=token,
+            workdir=self.workdir(job.id),
+            shared=self._data_dir / "shared",
+            results=self._settings.results_repo,
+            signing_key=SecretStr(keys.seed.hex()) if keys else None,
+            trusted_keys=tuple(sorted(keys.trust.keys)) if keys else (),
+            endpoint=self._settings.endpoint,  # never the payload's: it would decide where the token goes
+        )
+        guard_s = self._store.lease_s * _GUARD_SHARE
+        command = (*self._command, "--pipeline", self._pipelines[job.kind], "--guard-seconds", str(guard_s))
+        # os.environ is read here and nowhere else in the package, to take the Space's secrets out of it.
+        environment = child_environment(os.environ, self._settings.endpoint)
+        try:
+            spec.workdir.mkdir(parents=True, exist_ok=True)
+            child = ChildProcess(command, spec, environment)
+        except OSError as error:  # no memory for a process, or no disk for its folder
+            failure = InternalError("the job's process could not be started", got=str(error))
+            return self._store.fail(job.id, job.fence, JobError.of(failure, retryable=True))
+        return Supervision(self._store, job, child, self._timing).run(shutdown)
+
+    def _sweep(self) -> None:
+        """Remove folders that outlived their jobs, such as those of a worker that died while tidying."""
+        now = self._store.clock.steady()
+        folder = self._data_dir / "jobs"
+        if now < self._next_sweep or not folder.is_dir():
+            return
+        self._next_sweep = now + self._timing.sweep_s
+        for path in sorted(folder.iterdir()):
+            job = self._store.find(path.name)
+            if job is None or job.state in (State.DONE, State.CANCELLED) or self._is_forgotten(job):
+                self._discard(path.name)
+        self._bound_failed()
+
+    def _bound_failed(self) -> None:
+        """Keep the newest folders of failed jobs, as many as take a share of the disk, and remove the others."""
+        folder = self._data_dir / "jobs"
+        if not folder.is_dir():
+            return
+        jobs = [job for path in folder.iterdir() if (job := self._store.find(path.name)) and job.state is State.FAILED]
+        left = int(shutil.disk_usage(folder).total * KEPT_FAILED_SHARE)
+        for job in sorted(jobs, key=lambda job: job.finished or "", reverse=True):
+            size = used_bytes([self.workdir(job.id)])
+            if size > left:
+                self._discard(job.id)
+            else:
+                left -= size
+
+    def _is_forgotten(self, job: Job) -> bool:
+        if job.state is not State.FAILED or job.finished is None:
+            return False
+        age = self._store.clock.now() - datetime.fromisoformat(job.finished)
+        return age.total_seconds() > self._timing.keep_failed_s
+
+    def _discard(self, job_id: str) -> None:
+        path = self.workdir(job_id)
+        if not path.is_dir():
+            return
+        lock = lock_workdir(path, wait_s=2.0)
+        if lock is None:
+            log.warning("job %s: its folder is still in use and stays for now", job_id[:12])
+            return
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            log.warning("job %s: its folder could not be removed: %s", job_id[:12], error)
+        finally:
+            os.close(lock)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m workflows.jobs.worker", description="Run jobs until SIGTERM.")
+    parser.add_argument("--die-with-parent", action="store_true", help="end when the starting process ends")
+    parser.add_argument("--pipeline", action="append", default=[], metavar="KIND=MODULE:FUNCTION")
+    parser.add_argument("--kinds", nargs="+", metavar="KIND", help="jobs of these kinds only")
+    parser.add_argument("--lease-seconds", type=float, default=LEASE_S, metavar="S")
+    options = parser.parse_args(argv)
+    if options.die_with_parent:
+        die_with_parent(os.getppid())
+    set_up_logging()
+    settings = load_settings()
+    pipelines = {**PIPELINES, **dict(item.split("=", 1) for item in options.pipeline)}
+    if options.kinds is not None:
+        if unknown := sorted(set(options.kinds) - set(pipelines)):
+            parser.error(f"no such kind of job: {', '.join(unknown)}; there are {', '.join(pipelines)}")
+        pipelines = {kind: pipelines[kind] for kind in options.kinds}
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+    store = Store(settings.data_dir, jobs_per_user=settings.jobs_per_user, lease_s=options.lease_seconds)
+    worker = Worker(
+        settings,
+        store,
+        TokenVault.from_settings(settings, told=options.die_with_parent),  # by the process that started this one
+        pipelines=pipelines,
+        timing=Timing(heartbeat_s=options.lease_seconds / 6),
+    )
+    try:
+        worker.run_forever(stop)
+    finally:
+        worker.close()
+        store.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What is due, and the clock that asks."""

@@ -1,0 +1,98 @@
+"""Which evaluations are due, as a function of the merges that are done and the scores that are known.
+
+    done merges with a suite → the merge, its agents, its base → those without a score → requests, merges first
+
+A parent of many merges is one request, since a request's identity is model, commit, suite and version. When a suite
+or its data change, its version does, and everything is due again.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Engine, select
+
+from hubmerge.errors import HubmergeError, QuotaError
+from hubmerge.hub.names import is_hub_id
+from workflows.jobs.evaluations import OF_MERGE, OF_PARENT, EvaluationDesk, ScoreKey
+from workflows.jobs.jobs import State
+from workflows.jobs.schema import reading
+from workflows.jobs.transitions import JOBS
+
+log = logging.getLogger(__name__)
+_SHA = re.compile(r"[0-9a-f]{40}")
+# uses of output/task.py; "": of a class that is not known
+_WRITES_TEXT = ("", "text-generation", "text2text-generation", "image-text-to-text", "audio-text-to-text", "any")
+
+
+@dataclass(frozen=True)
+class DoneMerge:
+    """A published merge with what it was made of."""
+
+    merged: tuple[str, str]  # id, sha
+    parents: tuple[tuple[str, str], ...]  # the base first
+    suite: str
+
+
+def done_merges(engine: Engine, default_suite: str | None) -> list[DoneMerge]:
+    """Every merge that is to have scores, newest first.
+
+    A watcher's merge is evaluated with its rule's suite; any other one with `default_suite`, unless it is private,
+    since its scores would be public, or writes no text.
+    """
+    columns = (JOBS.c.payload, JOBS.c.result)
+    query = select(*columns).where(JOBS.c.kind == "merge", JOBS.c.state == State.DONE).order_by(JOBS.c.ticket.desc())
+    with reading(engine) as connection:
+        rows = connection.execute(query).all()
+    return [merge for row in rows if (merge := _done_merge(row.payload, row.result or {}, default_suite)) is not None]
+
+
+def _done_merge(payload: dict[str, Any], result: dict[str, Any], default_suite: str | None) -> DoneMerge | None:
+    passed_over = payload.get("private") or result.get("use", "") not in _WRITES_TEXT
+    suite = payload.get("suite") or (None if passed_over else default_suite)
+    merged = (str(result.get("repo", "")), str(result.get("commit", "")))
+    recipe = payload.get("recipe") or {}
+    names = [recipe.get("base"), *(a.get("model") if isinstance(a, dict) else a for a in recipe.get("agents", []))]
+    parents = tuple(pin for pin in map(_pinned, names) if pin is not None)
+    if not suite or not is_hub_id(merged[0]) or not _SHA.fullmatch(merged[1]):
+        return None
+    return DoneMerge(merged, parents, suite)
+
+
+def _pinned(name: object) -> tuple[str, str] | None:
+    model, _, sha = str(name).partition("@")
+    return (model, sha) if is_hub_id(model) and _SHA.fullmatch(sha) else None
+
+
+def wanted(merges: Sequence[DoneMerge], desk: EvaluationDesk) -> dict[ScoreKey, int]:
+    """Every score that should be known, with the priority of its evaluation; merges before parents."""
+    versions = dict.fromkeys(merge.suite for merge in merges)
+    for suite in versions:
+        try:
+            versions[suite] = desk.version(suite)
+        except HubmergeError as error:  # a suite that is no longer there, or a Hub that is away
+            log.warning("nothing is evaluated with %s now: %s", suite, error)
+    merged: dict[ScoreKey, int] = {}
+    parents: dict[ScoreKey, int] = {}
+    for merge in merges:
+        version = versions[merge.suite]
+        if version is not None:
+            merged[ScoreKey(*merge.merged, merge.suite, version, "test")] = OF_MERGE
+            parents |= dict.fromkeys((ScoreKey(*p, merge.suite, version, "test") for p in merge.parents), OF_PARENT)
+    return merged | {key: priority for key, priority in parents.items() if key not in merged}
+
+
+def schedule_evaluations(engine: Engine, desk: EvaluationDesk, default_suite: str | None = None) -> int:
+    """Request every score that is wanted and not known; returns how many wait for room in the queue."""
+    due = wanted(done_merges(engine, default_suite), desk)
+    left = desk.unknown(list(due))
+    for place, key in enumerate(left):
+        try:
+            desk.request(key, due[key])
+        except QuotaError:
+            return len(left) - place
+    return 0

@@ -1,0 +1,86 @@
+"""What the bot knows of scores: versions of suites, recorded runs, and the leaderboard's order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hubmerge.errors import SourceNotFoundError
+from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.evaluation.suites import pin
+from hubmerge.hub.client import Hub
+from hubmerge.leaderboard.export import flag_text
+from hubmerge.leaderboard.lineage import Lineage
+from hubmerge.leaderboard.results_dataset import LoadedResults, ResultsDataset
+from workflows.jobs.evaluations import KnownScores, ScoreKey, SuiteVersion
+from workflows.watchers.runner import Flagged, Ranking, no_flags, no_ranking
+
+VERSION_S = 300.0  # for so long a suite's version is believed; then its datasets' heads are asked for again
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What the bot is told of the leaderboard; each is asked anew in every tick."""
+
+    suite_version: SuiteVersion
+    known_scores: KnownScores
+    ranking: Ranking = no_ranking
+    flagged: Flagged = no_flags
+    default_suite: str | None = None  # for public merges that no watcher started
+
+
+class RecordedScores:
+    """The results dataset as the schedule and the watchers ask it."""
+
+    def __init__(self, hub: Hub, dataset: ResultsDataset) -> None:
+        self._hub = hub
+        self._dataset = dataset
+        self._versions: dict[str, tuple[float, str]] = {}
+        self._lock = threading.Lock()
+
+    def scoring(self, default_suite: str | None) -> Scoring:
+        return Scoring(self.suite_version, self.known_scores, self.ranking, self.flagged, default_suite)
+
+    def suite_version(self, suite: str) -> str:
+        now = time.monotonic()
+        with self._lock:
+            until, version = self._versions.get(suite, (0.0, ""))
+            if now >= until:
+                version = pin(suite, self._hub).version
+                self._versions[suite] = (now + VERSION_S, version)
+            return version
+
+    def known_scores(self) -> frozenset[ScoreKey]:
+        """Every run that is recorded, those that failed included: a tick does not try them again."""
+        return frozenset(ScoreKey(r.model, r.sha, r.suite, r.suite_version, r.split) for r in self._results())
+
+    def ranking(self, suite: str, models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], float]:
+        """The mean over the domains of those among `models` (id, sha) that the current version has scored."""
+        version = self.suite_version(suite)
+        wanted = set(models)
+        return {
+            (r.model, r.sha): sum(r.domains.values()) / len(r.domains)
+            for r in self._results()
+            if (r.model, r.sha) in wanted
+            and (r.suite, r.suite_version, r.split, r.status) == (suite, version, "test", "done")
+        }
+
+    def flagged(self, models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
+        """Those among `models` (id, sha) that are contaminated or withdrawn, or descend from one that is, and why."""
+        loaded = self._loaded()
+        if loaded is None or not loaded.flags:
+            return {}
+        marks = Lineage(loaded.believed, models).flagged(loaded.flags)
+        return {model: "; ".join(map(flag_text, marks[model])) for model in models if model in marks}
+
+    def _results(self) -> Sequence[EvaluationResult]:
+        loaded = self._loaded()
+        return () if loaded is None else loaded.believed
+
+    def _loaded(self) -> LoadedResults | None:
+        try:
+            return self._dataset.load()
+        except SourceNotFoundError:
+            return None  # nothing was ever recorded

@@ -1,0 +1,118 @@
+"""`hubmerge watch RULE.yaml …`: rules from the command line, with a worker beside them.
+
+--dry-run   one look; prints what would be merged and what is left out, and changes nothing
+--once      one turn; queues what is due and returns, so that a worker or `serve` can do it
+(neither)   polls until it is interrupted, and runs the jobs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hubmerge.errors import RuleError
+from hubmerge.settings import Settings
+
+if TYPE_CHECKING:
+    from hubmerge.cli.terminal import Terminal
+    from workflows.bot import Bot
+    from workflows.watchers.rule import RuleHead
+    from workflows.watchers.runner import Turn
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("rules", metavar="RULE.yaml", type=Path, nargs="+")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--once", action="store_true", help="one turn: queue the merges that are due, then end")
+    how.add_argument("--dry-run", action="store_true", help="one look: print the decision and change nothing")
+    parser.add_argument("--every", type=float, default=300.0, metavar="S", help="seconds between polls (300)")
+    parser.add_argument("--no-worker", action="store_true", help="leave the jobs to another process")
+    parser.add_argument("--json", action="store_true", help="decisions as JSON lines")
+
+
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
+    """Exit code 0, or 1 where a rule's turn was not possible."""
+    # imported here, since every command builds this one's parser
+    from workflows.bot import Bot, Intervals
+    from workflows.jobs.tokens import TokenVault
+    from workflows.serve import results_dataset, scoring_of
+    from workflows.watchers.rules import RuleSet, load_rule
+
+    rules = tuple(load_rule(path) for path in arguments.rules)
+    if len({rule.name for rule in rules}) != len(rules):
+        raise RuleError("two rules have one name", next_step="Rename one.")
+    every = max(1.0, arguments.every)
+    bot = Bot(
+        settings,
+        TokenVault.from_settings(settings),
+        lambda: RuleSet(rules),
+        scoring=scoring_of(settings, results_dataset(settings)),
+        intervals=Intervals(poll_s=every),
+    )
+    if arguments.once or arguments.dry_run:
+        terminal.stage("watch")
+        try:
+            turns = [bot.watchers.turn(rule, dry_run=arguments.dry_run) for rule in rules]
+        finally:
+            bot.close()
+            terminal.close()
+        for turn in turns:
+            _print(turn, as_json=arguments.json, dry_run=arguments.dry_run)
+        return int(any(turn.error is not None for turn in turns))
+    return _watch(bot, rules, settings, with_worker=not arguments.no_worker)
+
+
+def _watch(bot: Bot, rules: tuple[RuleHead, ...], settings: Settings, *, with_worker: bool) -> int:
+    from workflows.jobs.logs import set_up_logging
+    from workflows.serve import WorkerProcess
+
+    set_up_logging()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with ExitStack() as stack:
+        stack.enter_context(bot)
+        if with_worker:
+            stack.enter_context(WorkerProcess(settings))
+        logging.getLogger(__name__).info("watching by %s", ", ".join(rule.name for rule in rules))
+        stop.wait()
+    return 0
+
+
+def _print(turn: Turn, *, as_json: bool, dry_run: bool) -> None:
+    lines = _document(turn, dry_run)
+    print(json.dumps(lines) if as_json else _text(lines))  # noqa: T201 - the command's output
+
+
+def _document(turn: Turn, dry_run: bool) -> dict[str, Any]:
+    planned = turn.decision.merge
+    return {
+        "rule": turn.rule,
+        "dry_run": dry_run,
+        "merge": {"target": planned.target, "recipe": dict(planned.recipe)} if planned else None,
+        "job": turn.job.id if turn.job else None,
+        "waiting": turn.decision.waiting,
+        "skipped": [{"model": s.subject, "sha": s.sha, "code": s.code, "why": s.text} for s in turn.decision.skips],
+        "error": turn.error.as_dict() if turn.error else None,
+    }
+
+
+def _text(told: dict[str, Any]) -> str:
+    lines = []
+    if told["error"]:
+        lines.append(f"{told['rule']}: {told['error']['message']}")
+    elif told["merge"]:
+        did = "would merge" if told["dry_run"] else "merges" if told["job"] else "is merging already"
+        agents = ", ".join(map(str, told["merge"]["recipe"]["agents"]))
+        lines.append(f"{told['rule']} {did} {agents} to {told['merge']['target']}")
+        lines += [f"  job {told['job']}"] * bool(told["job"])
+    else:
+        lines.append(f"{told['rule']}: {told['waiting'] or 'nothing new'}")
+    lines += [f"  left out {s['model']}@{s['sha'][:12]}: {s['code']}: {s['why']}" for s in told["skipped"]]
+    return "\n".join(lines)
