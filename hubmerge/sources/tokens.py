@@ -44,6 +44,8 @@ def tokens_of(content: Mapping[str, Any]) -> dict[str, int] | None:
     added = content.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(a, dict) for a in added):
         return None
+    if any(a.get("content") == "" for a in added):  # the library passes over it, and numbers those behind it otherwise
+        return None
     pairs += [(a.get("content"), a.get("id")) for a in added]
     if not all(isinstance(token, str) and type(i) is int and 0 <= i < _MAX_TOKEN_ID for token, i in pairs):
         return None
