@@ -69,6 +69,24 @@ def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
     assert [r["reason"] for r in data["refused"]] == ["its model is not a repo's name"]
 
 
+def test_every_column_of_the_parquet_holds_what_the_json_says() -> None:
+    results = [*family(), result("org/failed", "9")]
+    board = build_board(results, [Flag("withdrawn", "org/math")])
+    lines = pq.read_table(io.BytesIO(board_parquet(board))).to_pylist()
+    told = [
+        {"suite": s.suite, "suite_version": s.version, "split": s.split, **row_data(row)}
+        for s in board.suites
+        for row in s.rows
+    ]
+    assert len(lines) == len(told) > 4
+    for line, row in zip(lines, told, strict=True):
+        del row["failures"]  # of the joined board, which the table does not have
+        row["method_parameters"] = json.dumps(row["method_parameters"], sort_keys=True)
+        assert line == row
+    for column in ("flags", "domains", "tasks", "parents", "ancestors", "effective_scales"):
+        assert any(line[column] for line in lines), column
+
+
 def arguments(*words: str) -> object:
     import argparse
 
