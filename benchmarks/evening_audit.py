@@ -282,7 +282,7 @@ def _results(records: Records, api: HfApi, repo: str) -> tuple[int, list[str]]:
     folder = records.root / "results"
     try:
         api.snapshot_download(repo, repo_type="dataset", local_dir=folder)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - a dataset that cannot be read is a finding, not an end
         return 0, [f"the results dataset cannot be read: {type(error).__name__}"]
     found, wrong = Counter[str](), []
     for path in folder.rglob("*.json"):

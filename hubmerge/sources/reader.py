@@ -89,7 +89,7 @@ class _ThreadScratch(threading.local, Scratch):
 
 
 class WholeFiles:
-    """A ShardStore of local files that stay as they are, so that nobody needs to know what is read when."""
+    """Part of a ShardStore of local files that stay as they are; who inherits it says where they lie (`path`)."""
 
     def __init__(self) -> None:
         self._paths: dict[ShardKey, Path] = {}
