@@ -118,7 +118,9 @@ def _estimate(estimate: Estimate | None) -> dict[str, float] | None:
 
 
 def _skills(found: SkillsKept | None) -> dict[str, Any] | None:
-    return found and {
+    if found is None:
+        return None
+    return {
         "kept": found.kept,
         "mean": _estimate(found.mean),
         "skills": [

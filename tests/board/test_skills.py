@@ -137,7 +137,9 @@ def test_the_interval_covers_the_truth_about_95_times_in_100(own: float, best: f
 
 def test_the_card_says_the_same_as_the_board() -> None:
     roles = {"org/base": "base", "org/math": "agent", "org/code": "agent"}
-    parents = [Parent(role, name, "hub", name, "b" * 40, "main", "mit", False, False, 1.0) for name, role in roles.items()]
+    parents = [
+        Parent(role, name, "hub", name, "b" * 40, "main", "mit", False, False, 1.0) for name, role in roles.items()
+    ]
     rows = [
         {"task": t.task, "metric": t.metric, "value": t.value, "samples": t.samples, "domain": t.domain, "model": model}
         for r in family()

@@ -184,7 +184,9 @@ def test_text_of_strangers_stays_text_on_both_pages(url: str, source: FakeBoard,
     board = open_page(f"{url}/leaderboard")
     for view in VIEWS:
         board.get_by_label(view, exact=True).check()
-        wait_for(board, "#board [role=columnheader]", {"Skills kept": "Synergy", "Merges": "Author"}.get(view, "License"))
+        wait_for(
+            board, "#board [role=columnheader]", {"Skills kept": "Synergy", "Merges": "Author"}.get(view, "License")
+        )
         board.wait_for_function('document.querySelectorAll("#board [data-testid^=cell-]").length > 20')
     assert board.locator("#board").get_by_text(HOSTILE[:30]).count() > 0
     board.locator("#left-out button").first.click()
