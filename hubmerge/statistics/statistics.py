@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from hubmerge.statistics.histogram import Estimate, Histogram, Magnitudes, empty
 from hubmerge.statistics.tally_sums import Addable
 
 SCHEMA = 3  # version of the JSON form
-PACKED_TENSORS = 1_000  # a model of more keeps its tensors' tallies packed
 
 L0_FRACTION = 0.01  # of max|δ|; an element below it counts as near zero (70B paper, Eq. 2)
 _LEAST_SPREAD = 0.05  # variance per mean square below which raw moments no longer tell the fourth central one
@@ -88,10 +87,6 @@ class Tally(Addable):
     @property
     def agents(self) -> int:
         return len(self.changed)
-
-    def packed_among(self, tensors: int) -> Self:
-        """The same, in less memory where there are so many of them."""
-        return self if tensors <= PACKED_TENSORS else replace(self, histogram=self.histogram.packed())
 
     @property
     def overlaps(self) -> Overlaps:
