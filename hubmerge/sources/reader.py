@@ -69,7 +69,7 @@ class ShardStore(Protocol):
         """Report that so many more elements of the tensor have been read in this pass."""
 
     def held(self, shards: Sequence[tuple[Model, str]]) -> AbstractContextManager[Mapping[ShardKey, Path] | None]:
-        """Verified files of those `shards` that come from the Hub, there until the context ends; None: they do not fit."""
+        """Verified files of those `shards` that come from the Hub, until the context ends; None: they do not fit."""
 
     def abandon(self) -> None:
         """Break the pass off: threads that wait for bytes raise."""
