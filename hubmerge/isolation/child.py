@@ -1,4 +1,4 @@
-"""A child process seen by its parent: what it is given, what it says, and how it is made to end.
+"""Runs a child process: gives it a job, reads what it says, and ends it.
 
     parent                                        child
     the job as a line of JSON, by standard input  →     a module with `in_child.run`, or workflows.jobs.child
@@ -110,7 +110,7 @@ class ChildProcess:
         return found
 
     def has_ended(self) -> bool:
-        """True once the process is gone; it stays unreaped, so that its number is not given to another."""
+        """True once the child has ended. It stays unreaped, so that the kernel gives its group's number to no other."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def terminate(self) -> None:
@@ -249,7 +249,7 @@ def run_child(job: ChildJob, on_event: Callable[[Event], None], cancelled: Calla
 
 
 def fresh_environment(home: Path, endpoint: str, *, network: bool) -> dict[str, str]:
-    """What a child finds in its environment: never a token, and no cache of this user's."""
+    """The environment of a child, without tokens and without this user's caches."""
     home.mkdir(exist_ok=True)
     environment = {
         **evaluation_environment(network=network),
@@ -313,5 +313,5 @@ def _error(job: ChildJob, event: Event) -> HubmergeError:
 
 
 def plain(text: Any) -> str:
-    """Text of a stranger in one line of bounded length, fit for a message."""
+    """A stranger's text as one line of limited length, for a message."""
     return _CONTROL.sub(" ", text)[:MAX_MESSAGE].strip() if isinstance(text, str) else ""

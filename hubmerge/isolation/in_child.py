@@ -1,7 +1,7 @@
-"""The child's side of `child.py`: its job from standard input, its events to a pipe that nothing else writes to.
+"""The child's side of `child.py`: reads its job from standard input and writes events to a pipe of their own.
 
-Standard output is moved away first, so that no library's chatter gets between the events: what is printed goes to
-the log. The kernel kills the process when its parent goes.
+Standard output is moved away first, so that no library's chatter gets between the events; printed text goes to the log.
+The kernel kills the process when its parent ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_TEXT = 2000
 
 
 class WallLimitError(EvaluationError):
-    """It did not end in time, which a busy machine can cause as well."""
+    """A child did not end in time; a busy machine can cause this as well."""
 
 
 class Reporter:
@@ -52,7 +52,7 @@ class Reporter:
 
 
 def run(job: Callable[[Mapping[str, Any], Reporter], Mapping[str, Any]]) -> int:
-    """Run `job(spec, reporter)` and send what it returns as the last event, or why it failed; the exit code."""
+    """Run `job(spec, reporter)` and send its result, or its error, as the last event; returns the exit code."""
     commands, events = own_pipes()
     with os.fdopen(commands, "rb") as document:
         spec = json.loads(document.readline())
