@@ -213,7 +213,7 @@ class _Line:
         )
 
     def _begin(self, unfinished: RunPins, work: Path, prepared: Prepared) -> None:
-        """Begin the run and drop one of other versions of the models; FolderInUseError where a process works on that."""
+        """Begin the run and drop one of other versions of the models; FolderInUseError where that is still at work."""
         from hubmerge.engine.sink import sole_owner
 
         given_up = unfinished.given_up(work.name)
