@@ -2,8 +2,8 @@
 
     python -m hubmerge.evaluation.child
 
-It is confined before anything heavy or foreign is touched. lighteval turns gradients off for the whole process,
-takes SIGALRM for itself and costs more than ten seconds to import, which is why it lives here and nowhere else.
+The process is confined before it touches anything heavy or foreign. lighteval is imported only here, since it turns
+gradients off for the whole process, takes SIGALRM for itself and takes more than ten seconds to import.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m hubmerge.evaluation.fetch
 
-It alone has the token and the network. The rows go through `datasets`, as any reader of the Hub would load them,
-in one of the formats that are data and nothing else; they are kept as Arrow files, which the evaluating process
-opens without the network. A task whose folder is there is not fetched again: its name holds all that it depends on.
+Only this process has the token and the network. It loads the rows through `datasets`, as any reader of the Hub would,
+in one of the formats that are nothing but data, and keeps them as Arrow files, which the evaluating process opens
+without the network. A task whose folder exists is not fetched again: the folder's name holds all that it depends on.
 """
 
 from __future__ import annotations

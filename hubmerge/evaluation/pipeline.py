@@ -1,9 +1,8 @@
 """lighteval's pipeline in batches: journal, progress and resume around its own generation and scoring.
 
-lighteval generates everything in one call, tells nothing meanwhile and keeps nothing when it is stopped. Here each
-task's questions are sorted by the length of their prompts and cut into batches, always the same ones on a machine; a
-batch that the journal holds is not generated again. Generation is lighteval's `greedy_until`, scoring its
-`_compute_metrics`.
+lighteval generates everything in one call, reports no progress and keeps nothing when it is stopped. Here each task's
+questions are sorted by the length of their prompts and cut into batches, always the same ones on a machine; a batch in
+the journal is not generated again. Generation is lighteval's `greedy_until`, scoring its `_compute_metrics`.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Asked:
 
 
 def batches(asked: Asked, longest: int, most: int, budget: int | None) -> Iterator[list[Doc]]:
-    """The longest prompts first; a batch is at most `most` prompts and `budget` tokens, but one prompt at least.
+    """Batches of at most `most` prompts and `budget` tokens, but at least one prompt; the longest prompts come first.
 
     A prompt counts as many tokens as the longest of its batch, since it is padded to them, and the longest answer;
     together never more than the model's `longest`.
@@ -136,7 +135,8 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
             yield batch, [journal[key] for key in keys]
 
     def _refuse_what_is_cut(self, asked: Asked) -> None:
-        """lighteval cuts the start of a prompt that leaves no room for an answer, and says so in a log only."""
+        """Count the prompts whose start lighteval cuts to leave room for an answer, and refuse a task with too many.
+        lighteval itself only logs it."""
         longest, name, of = self.model.max_length, asked.definition.name, len(asked.docs)
         size = min(asked.docs[0].generation_size or 1, longest)
         # transformers cuts a prompt that fills the model; vLLM one that leaves too little for the longest answer
@@ -158,7 +158,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
             )
 
     def _rendered(self, definition: Task | BuiltinTask) -> RenderedPrompts:
-        """Chat template and system prompt are the model's in lighteval; here they are the task's."""
+        """The rendered prompts. The task decides on chat template and system prompt; in lighteval the model does."""
         has_template = getattr(self.model.tokenizer, "chat_template", None) is not None
         own = definition if isinstance(definition, Task) else None
         return RenderedPrompts(
@@ -217,7 +217,7 @@ def _file_name(task: str) -> str:
 
 
 def _cut(text: str, definition: Task | BuiltinTask) -> str:
-    """With a chat template lighteval ignores stop sequences."""
+    """An answer cut at its first stop sequence, since lighteval ignores these with a chat template."""
     for stop in definition.stop if isinstance(definition, Task) else ():
         text = text.split(stop)[0]
     return text

@@ -1,4 +1,4 @@
-"""What a process that runs generated code may do: compute, and read Python's own library. Nothing else.
+"""Rules for a process that runs generated code: it may compute and read Python's own library, and nothing else.
 
 No process or program can be started, so nothing outlives it or slips out of its group; no signal reaches another
 process; no socket opens, of any family (socketpair inside the process works, asyncio needs it); no file can be
@@ -43,7 +43,7 @@ _LASTING_MEMORY = tuple(Rule(name) for name in ("memfd_create", "shmget", "semge
 
 
 def _alone(pid: int) -> tuple[Rule, ...]:
-    """The process has no children and does nothing to another one."""
+    """Rules that refuse to start processes and to act on other ones."""
     return (
         *(Rule(name) for name in ("fork", "vfork", "execve", "execveat")),
         Rule("clone", errno.EPERM, "no_bit_of", 0, _CLONE_THREAD),
@@ -62,7 +62,7 @@ def _alone(pid: int) -> tuple[Rule, ...]:
 
 
 def rules(pid: int) -> tuple[Rule, ...]:
-    """All that the process `pid` may not do."""
+    """All rules for the process `pid`."""
     return (
         Rule("socket", errno.EACCES),
         Rule("socketpair", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
