@@ -26,7 +26,7 @@ from hubmerge.evaluation.lighteval_tasks import reference_of
 from hubmerge.evaluation.models import RenderedPrompts
 from hubmerge.evaluation.result import MAX_TRUNCATED
 from hubmerge.evaluation.tasks import BuiltinTask, Task, get_task
-from hubmerge.isolation.channel import Channel
+from hubmerge.isolation.in_child import Reporter
 
 MAX_TEXT = 16_000  # characters of a kept prompt or answer; its middle is left out above
 
@@ -71,7 +71,7 @@ def batches(asked: Asked, longest: int, most: int, budget: int | None) -> Iterat
 class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no types
     """A lighteval pipeline over the installed tasks."""
 
-    def __init__(self, names: str, model: Any, spec: Mapping[str, Any], channel: Channel) -> None:
+    def __init__(self, names: str, model: Any, spec: Mapping[str, Any], reporter: Reporter) -> None:
         super().__init__(
             tasks=names,
             pipeline_parameters=PipelineParameters(launcher_type=ParallelismManager.NONE, bootstrap_iters=0),
@@ -80,16 +80,16 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         )
         model._cache = None  # keyed by the model's name; the journal is keyed by its commit
         self._spec = spec
-        self._channel = channel
+        self._reporter = reporter
         self._prompts: dict[str, RenderedPrompts] = {}
         self.truncated: dict[str, int] = {}  # task → prompts that were cut
 
     def scored(self) -> dict[str, list[Sample]]:
         """Generate and score; the samples of every task in the order of its rows."""
-        self._channel.stage("generate")
+        self._reporter.stage("generate")
         outputs = self._run_model()
         self._refuse_silence(outputs[SamplingMethod.GENERATIVE])
-        self._channel.stage("score")
+        self._reporter.stage("score")
         self._post_process_outputs(outputs)
         self._compute_metrics(outputs)
         return {task["name"]: self._samples(task) for task in self._spec["tasks"]}
@@ -108,7 +108,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
             for batch, answers in self._answers(each):
                 texts |= {(d.task_name, d.id): answer for d, answer in zip(batch, answers, strict=True)}
                 done += len(batch)
-                self._channel.progress("generate", done, total, "prompts")
+                self._reporter.progress("generate", done, total, "prompts")
         return {SamplingMethod.GENERATIVE: [ModelResponse(text=texts[d.task_name, d.id]) for d in docs]}
 
     def _asked(self, task: Mapping[str, Any], docs: Sequence[Doc]) -> Asked:
@@ -152,7 +152,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
             )
         short = sum(longest - size < tokens for tokens in asked.tokens.values())
         if cut or short:
-            self._channel.warning(
+            self._reporter.warning(
                 f"{name}: of {of} prompts {cut} are cut at the start, and {short} leave less of the model's {longest} "
                 f"positions than an answer may have ({size} tokens)"
             )

@@ -14,8 +14,8 @@ from typing import Any
 from hubmerge.errors import MachineFaultError, MemoryLimitError
 from hubmerge.evaluation.suites import PinnedSuite, PinnedTask
 from hubmerge.evaluation.tasks import Task
-from hubmerge.isolation.channel import WallLimitError
-from hubmerge.isolation.process import ChildJob, Event, run_child
+from hubmerge.isolation.child import ChildJob, Event, run_child
+from hubmerge.isolation.in_child import WallLimitError
 
 FETCH_MODULE = "hubmerge.evaluation.fetch"
 MAX_WALL_S = 3600.0

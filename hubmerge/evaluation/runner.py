@@ -53,8 +53,8 @@ from hubmerge.evaluation.rows import fetch_rows, few_shot_split
 from hubmerge.evaluation.suites import PinnedSuite, Suite, pin
 from hubmerge.extras import require
 from hubmerge.hub.client import Hub
-from hubmerge.isolation.channel import WallLimitError
-from hubmerge.isolation.process import ChildJob, Event, fresh_environment, plain, run_child
+from hubmerge.isolation.child import ChildJob, Event, fresh_environment, plain, run_child
+from hubmerge.isolation.in_child import WallLimitError
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model

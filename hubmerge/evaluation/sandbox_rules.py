@@ -12,17 +12,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import signal
 import socket
 from collections.abc import Sequence
 
 from hubmerge.isolation import landlock, seccomp
-from hubmerge.isolation.confinement import WAYS_AROUND, Limits, limit_resources, require_no_network
+from hubmerge.isolation.confinement import WAYS_AROUND, Limits, die_with_parent, limit_resources, require_no_network
 from hubmerge.isolation.seccomp import Rule
 
 _CLONE_THREAD = 0x00010000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_PR_SET_PDEATHSIG = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _READ_ONLY_FILES: tuple[Rule, ...] = (
@@ -78,9 +76,7 @@ def rules(pid: int) -> tuple[Rule, ...]:
 def isolate(limits: Limits, *, readable: Sequence[str], parent: int) -> None:
     """Put this process under the rules, for good, and let it die with `parent`, which started it."""
     seccomp.machine()
-    seccomp.libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with_parent(parent)
     limit_resources(limits)
     seccomp.no_new_privileges()
     _drop_capabilities()

@@ -11,7 +11,6 @@ may be to blame, because it killed the process or hardly let it run, the error i
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
@@ -25,8 +24,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from hubmerge.errors import EvaluationError, MemoryLimitError
-from hubmerge.isolation.channel import WallLimitError
-from hubmerge.isolation.confinement import Limits, limit_resources
+from hubmerge.isolation.confinement import Limits, die_with_parent, limit_resources
+from hubmerge.isolation.in_child import WallLimitError
 
 Item = TypeVar("Item")
 
@@ -37,7 +36,6 @@ _IDLE_S = 1.0  # of processor time; a fork that got less in PROMPT_S was kept fr
 MEMORY_BYTES = 512 * 1024 * 1024  # beyond what the process had before
 MAX_PROMPT_CHARACTERS = 4_000_000  # a million tokens
 MAX_RENDERED_BYTES = 512 * 1024 * 1024  # of all prompts of a task, as JSON
-_PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 16
 _LINE_BYTES = 12 * MAX_PROMPT_CHARACTERS + 1000  # JSON escapes a character by at most twelve
 
@@ -85,13 +83,12 @@ def _render_all(
 ) -> NoReturn:
     """In the fork: write one line of JSON for each prompt, or one line with the reason for none."""
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent(parent)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGXCPU):
             signal.signal(number, signal.SIG_DFL)
         limit_resources(Limits(cpu_s=processor_s, data_bytes=_data_bytes() + MEMORY_BYTES, file_bytes=0))
-        if os.getppid() == parent:
-            for item in items:
-                _say(writing, _one(render, item))
+        for item in items:
+            _say(writing, _one(render, item))
     except BaseException:  # noqa: BLE001 - nothing of a fork may run on in the code around it
         os._exit(1)
     os._exit(0)
