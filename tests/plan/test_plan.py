@@ -1,0 +1,286 @@
+"""The plan finds everything that forbids a merge at once, and lays out files that the reference reader accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import f32, llama_shapes, random_base, sparse_agent, tensor, write_model
+from plan_helpers import BASE, CONFIG, NOWHERE, SHAPES, A, B, assert_laid_out, model, names_of, plan, problems
+
+from hubmerge.errors import IncompatibleError
+from hubmerge.hub.names import FileInfo
+from hubmerge.plan.plan import make_plan
+from hubmerge.recipe.model_name import ModelRef
+from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.sources.base import Model
+from hubmerge.sources.open import open_models
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+
+
+def without(name: str) -> dict[str, tuple[int, ...]]:
+    return {n: s for n, s in SHAPES.items() if n != name}
+
+
+# --- incompatibilities -------------------------------------------------------------------------------------------
+
+NORM = "model.norm.weight"
+BAD: dict[str, tuple[Callable[[], Model], str]] = {
+    "architecture": (
+        lambda: model("org/x", config={**CONFIG, "architectures": ["QwenForCausalLM"]}),
+        "another architecture in org/x@6f72672f7800: expected LlamaForCausalLM, got QwenForCausalLM",
+    ),
+    "config size": (
+        lambda: model("org/x", config={**CONFIG, "num_hidden_layers": 2}),
+        "another num_hidden_layers in config.json of org/x@6f72672f7800: expected 1, got 2",
+    ),
+    "vocabulary": (
+        lambda: model("org/x", {**SHAPES, "model.embed_tokens.weight": (9, 4)}),
+        "another vocabulary size, with rows of which nothing tells the tokens in org/x@6f72672f7800: expected 8 rows, "
+        "or a tokenizer.json of base and agent that names the added ones, got model.embed_tokens.weight of 9 rows",
+    ),
+    "shape": (
+        lambda: model("org/x", {**SHAPES, NORM: (5,)}),
+        "other shapes in org/x@6f72672f7800: expected the base's shapes, got model.norm.weight: 4 → 5",
+    ),
+    "transposed": (
+        lambda: model("org/x", {**SHAPES, "model.layers.0.mlp.up_proj.weight": (4, 6)}),
+        "got model.layers.0.mlp.up_proj.weight: 6×4 → 4×6",
+    ),
+    "missing": (lambda: model("org/x", without(NORM)), "missing tensors in org/x@6f72672f7800: expected model.norm"),
+    "extra": (
+        lambda: model("org/x", {**SHAPES, "model.extra": (2,)}),
+        "tensors that the base does not have in org/x@6f72672f7800: got model.extra",
+    ),
+    "dtype": (lambda: model("org/x", dtypes={NORM: "F64"}), "got model.norm.weight (F64)"),
+    "integers": (lambda: model("org/x", dtypes={NORM: "I32"}), "got model.norm.weight (I32)"),
+    "quantized": (
+        lambda: model("org/x", config={**CONFIG, "quantization_config": {"quant_method": "gptq"}}),
+        "quantized weights",
+    ),
+    "the base's commit": (lambda: BASE, "an agent is the base itself in org/base"),
+    "the base's bytes": (
+        lambda: model("org/x", sha256=BASE.files["model.safetensors"].sha256),
+        "an agent is the base itself in org/x@6f72672f7800: got shards with the same sha256",
+    ),
+    "another agent's bytes": (
+        lambda: model("org/x", sha256=A.files["model.safetensors"].sha256),
+        "the same agent stands twice in org/x",
+    ),
+    "another agent": (lambda: A, "the same agent stands twice in org/a"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_agent_that_does_not_fit_is_named_with_its_reason(name: str):
+    build, words = BAD[name]
+    (problem,) = problems(BASE, A, B, build())
+    assert words in problem
+    assert "Remove" in problem or "dtype" in problem or "quantization" in problem
+
+
+def test_all_problems_of_all_agents_are_listed_together():
+    bad = [build() for name, (build, _) in BAD.items() if name not in ("the base's commit", "another agent")]
+    for number, agent in enumerate(bad):
+        object.__setattr__(agent, "ref", ModelRef("hub", f"org/bad-{number}", f"{number:040x}"))
+    listed = problems(BASE, A, *bad)
+    for number in range(len(bad)):
+        assert any(f"org/bad-{number}@" in text for text in listed), (number, listed)
+
+
+def test_one_agent_can_have_several_problems():
+    shapes = {**without(NORM), "model.layers.0.mlp.up_proj.weight": (7, 4), "x": (1,)}
+    listed = problems(BASE, A, model("org/x", shapes, config={**CONFIG, "hidden_size": 5}))
+    assert [text.split(" in ")[0] for text in listed] == [
+        "E_INCOMPATIBLE: another hidden_size",
+        "E_INCOMPATIBLE: missing tensors",
+        "E_INCOMPATIBLE: tensors that the base does not have",
+        "E_INCOMPATIBLE: other shapes",
+    ]
+
+
+def test_a_vocabulary_size_is_compared_where_the_rows_are_alike():
+    larger = {**CONFIG, "vocab_size": 9}
+    assert any("another vocab_size" in problem for problem in problems(BASE, A, model("org/x", config=larger)))
+    resized = model("org/x", {**SHAPES, "model.embed_tokens.weight": (9, 4)}, config=larger)
+    assert len(problems(BASE, A, resized)) == 1  # of its rows
+
+
+def test_a_merge_needs_two_agents():
+    assert "at least two agents" in problems(BASE, A)[0]
+
+
+def test_the_method_may_refuse_the_weights():
+    agents = [{"model": "org/a", "weight": 1}, {"model": "org/b", "weight": -1}]
+    (problem,) = problems(BASE, A, B, method="linear", agents=agents)
+    assert "add up to 0" in problem
+
+
+def test_a_base_of_float64_is_refused_with_its_tensors():
+    dtypes = {NORM: "F64"}
+    agents = (model("org/a", dtypes=dtypes), model("org/b", dtypes=dtypes))
+    (problem,) = problems(model("org/base", dtypes=dtypes), *agents)
+    assert "model.norm.weight (F64)" in problem
+
+
+def test_a_base_of_integers_alone_is_refused():
+    dtypes = dict.fromkeys(SHAPES, "I32")
+    (problem,) = problems(*(model(n, dtypes=dtypes) for n in ("org/base", "org/a", "org/b")))
+    assert "nothing to merge" in problem
+
+
+def test_many_tensors_are_counted_rather_than_all_named():
+    shapes = {**SHAPES, **{f"extra.{i}": (1,) for i in range(12)}}
+    (problem,) = problems(BASE, A, model("org/x", shapes))
+    assert "extra.4 and 7 more" in problem
+    assert "extra.5" not in problem
+
+
+def test_a_hostile_config_does_not_flood_the_message():
+    (problem,) = problems(BASE, A, model("org/x", config={**CONFIG, "hidden_size": ["x" * 10_000]}))
+    assert len(problem) < 500
+
+
+def test_floats_of_several_dtypes_can_be_merged():
+    made = plan(BASE, model("org/a", dtypes=dict.fromkeys(SHAPES, "F32")), model("org/b", dtypes={NORM: "F16"}))
+    assert {t.dtype for t in made.tensors()} == {"BF16"}
+    assert [i.entry.dtype for t in made.tensors() if t.name == NORM for i in t.inputs] == ["BF16", "F32", "F16"]
+
+
+def test_what_does_not_forbid_a_merge_is_a_warning():
+    tokenizer = FileInfo("tokenizer.json", 10, "a" * 64)
+    base = model("org/base", files={"tokenizer.json": tokenizer})
+    same = model("org/a", files={"tokenizer.json": tokenizer})
+    other = model(
+        "org/b",
+        config={**CONFIG, "rope_theta": 1e6},
+        files={"tokenizer.json": FileInfo("tokenizer.json", 10, "b" * 64)},
+    )
+    warnings = plan(base, same, other).warnings
+    assert [w.split(" in config.json")[0].split(" differs")[0] for w in warnings] == [
+        "org/b: rope_theta",
+        "org/b: tokenizer.json",
+    ]
+
+
+# --- layout ------------------------------------------------------------------------------------------------------
+
+
+def test_one_shard_holds_every_tensor_of_the_base_in_its_order():
+    made = plan(BASE, A, B)
+    assert_laid_out(made)
+    (shard,) = made.shards
+    assert shard.filename == "model.safetensors"
+    assert [t.name for t in shard.tensors] == list(SHAPES)
+    assert made.elements == 32 + 24 + 4
+    assert made.output_bytes == len(shard.header) + 2 * 60
+    assert [i.entry.name for i in shard.tensors[0].inputs] == ["model.embed_tokens.weight"] * 3
+
+
+def test_shards_are_cut_by_size_and_a_tensor_above_it_stands_alone():
+    made = plan(BASE, A, B, max_shard_bytes=56)
+    assert_laid_out(made)
+    assert [[t.name for t in s.tensors] for s in made.shards] == [
+        ["model.embed_tokens.weight"],
+        ["model.layers.0.mlp.up_proj.weight", "model.norm.weight"],
+    ]
+    assert [s.filename for s in made.shards] == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    alone = plan(BASE, A, B, max_shard_bytes=1)
+    assert [len(s.tensors) for s in alone.shards] == [1, 1, 1]
+    assert_laid_out(alone)
+
+
+def test_mixed_dtypes_are_laid_out_so_that_every_tensor_is_aligned():
+    shapes = {"flags": (3,), "w": (3, 3), "scale": (1,), "n": (5,), "empty": (0, 4), "one": ()}
+    dtypes = {"flags": "BOOL", "w": "BF16", "scale": "F32", "n": "I64", "one": "F16"}
+    names = ("org/base", "org/a", "org/b")
+    made = plan(*(model(n, shapes, dtypes=dtypes) for n in names))
+    assert_laid_out(made)
+    assert [t.name for t in made.tensors()] == ["n", "scale", "w", "empty", "one", "flags"]
+
+
+@pytest.mark.parametrize(("name", "stored"), [("float32", "F32"), ("bfloat16", "BF16"), ("float16", "F16")])
+def test_the_recipe_decides_the_dtype_of_floats(name: str, stored: str):
+    dtypes = {NORM: "I64"}
+    models = [model(n, dtypes=dtypes) for n in ("org/base", "org/a", "org/b")]
+    made = plan(*models, dtype=name)
+    assert {t.name: (t.dtype, t.action) for t in made.tensors()} == {
+        "model.embed_tokens.weight": (stored, "merge"),
+        "model.layers.0.mlp.up_proj.weight": (stored, "merge"),
+        NORM: ("I64", "copy"),
+    }
+    assert_laid_out(made)
+
+
+def test_rounding_is_the_methods_default_and_written_out():
+    made = plan(BASE, A, B, method="ram_plus")
+    assert made.rounding == made.recipe.rounding == "stochastic"
+    assert plan(BASE, A, B, method="ram_plus", dtype="float16").rounding == "stochastic"
+    assert plan(BASE, A, B, method="ram_plus", dtype="float32").rounding == "nearest"
+    reference = plan(BASE, A, B, method="ram_plus", parameters={"preset": "reference"})
+    assert (reference.recipe.dtype, reference.rounding) == ("float32", "nearest")
+    assert plan(BASE, A, B, method="ram").rounding == "nearest"
+    assert plan(BASE, A, B, method="ram_plus", rounding="nearest").rounding == "nearest"
+    assert made.identity == plan(BASE, A, B, method="ram_plus", rounding="stochastic").identity
+    assert made.identity != plan(BASE, A, B, method="ram_plus", rounding="nearest").identity
+
+
+def test_every_model_is_pinned():
+    made = plan(BASE, A, B)
+    assert [str(m) for m in (made.recipe.base, *(a.model for a in made.recipe.agents))] == [
+        f"{m.ref.id}@{m.ref.sha}" for m in (BASE, A, B)
+    ]
+
+
+def test_agents_of_one_name_get_labels_that_differ():
+    first = model("org/agent")
+    second = model("lab/agent")
+    tagged = model("lab/agent", sha256="f" * 64)
+    object.__setattr__(tagged, "ref", ModelRef("hub", "lab/agent", "f" * 40))
+    assert plan(BASE, A, first).labels == ("a", "agent")
+    assert plan(BASE, first, second).labels == ("org/agent", "lab/agent")
+    labels = plan(BASE, first, second, tagged).labels
+    assert labels == ("org/agent", f"lab/agent@{second.ref.sha[:12]}", "lab/agent@ffffffffffff")
+
+
+def test_a_plan_of_real_files_agrees_with_them(tmp_path: Path):
+    base = {**random_base(0, sizes=llama_shapes(layers=1)), "rotary.steps": tensor([1, 2, 3], "I64")}
+    base["scalar"] = tensor(0.5, "F32")
+    base["empty"] = tensor(f32(tensor([])).reshape(0, 3))
+    agents = [sparse_agent(base, 0.2, seed) for seed in (1, 2)]
+    folders = [write_model(tmp_path / str(k), tensors, shards=k + 1) for k, tensors in enumerate((base, *agents))]
+    recipe = recipe_from_dict({"base": str(folders[0]), "agents": [str(f) for f in folders[1:]], "method": "linear"})
+    opened, models = open_models(recipe, NOWHERE, allow_local=True)
+    made = make_plan(recipe, opened, models, max_shard_bytes=1500)
+    assert len(made.shards) > 2
+    assert_laid_out(made)
+    assert sorted(names_of(made)) == sorted(base)
+    assert made.elements == sum(t.raw.size for t in base.values())
+    assert {t.name for t in made.tensors() if t.action == "copy"} == {"rotary.steps"}
+    with TensorReader(made.models, LocalOrFetched(NOWHERE, tmp_path)) as reader:
+        for planned in made.tensors():
+            for k, tensors in enumerate((base, *agents)):
+                raw = reader.raw(k, planned.inputs[k], 0, planned.elements)
+                assert raw.tobytes() == tensors[planned.name].raw.tobytes()
+            if planned.elements > 3:
+                part = reader.raw(1, planned.inputs[1], 2, planned.elements - 3)
+                assert part.tobytes() == agents[0][planned.name].raw.reshape(-1)[2:-1].tobytes()
+
+
+def test_tensors_of_float64_are_refused_with_the_line_that_keeps_them(tmp_path: Path):
+    """As OneFormer stores a scale of its loss."""
+    base = {**random_base(0), "criterion.logit_scale": tensor(1.5, "F64")}
+    agents = [{**sparse_agent(random_base(0), 0.1, k), "criterion.logit_scale": tensor(1.5 + k, "F64")} for k in (1, 2)]
+    folders = [write_model(tmp_path / str(k), tensors) for k, tensors in enumerate((base, *agents))]
+    document = {"base": str(folders[0]), "agents": list(map(str, folders[1:])), "method": "ram"}
+    recipe = recipe_from_dict(document)
+    opened = open_models(recipe, NOWHERE, allow_local=True)
+    with pytest.raises(IncompatibleError) as refused:
+        make_plan(recipe, *opened)
+    line = 'ignore: ["criterion.logit_scale"]'
+    assert line in refused.value.problems[0].next_step
+    recipe = recipe_from_dict({**document, "ignore": ["criterion.logit_scale"]})
+    made = make_plan(recipe, *opened)
+    [kept] = [t for t in made.tensors() if t.name == "criterion.logit_scale"]
+    assert (kept.action, kept.dtype) == ("copy", "F64")
