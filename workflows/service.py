@@ -44,10 +44,10 @@ class MergeService:
         self._identities: dict[bytes, tuple[float, Identity]] = {}
         self._lock = threading.Lock()
 
-    def visitor(self, name: str, token: str) -> Visitor:
+    def visitor(self, name: str | None, token: str) -> Visitor:
         """The visitor to whom the token belongs; a name that does not fit the token is refused."""
         identity = self._identity(token)
-        if identity.name != name:
+        if name is not None and identity.name != name:
             raise LoginError("the sign-in does not belong to its token", expected=identity.name, got=name)
         return Visitor(identity.name, token, identity.namespaces)
 

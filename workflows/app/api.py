@@ -1,14 +1,15 @@
-"""The named endpoints: the form's actions for programs, with the same checks and the same words.
+"""The named endpoints: the pages' actions for programs, with the same checks and the same words.
 
-The signed session alone says who the caller is; no endpoint takes a user or a token. Without a session, `start_merge`,
-`start_diff`, `cancel_job`, `retry_job` and `my_jobs` answer E_LOGIN; `cancel_job` and `retry_job` answer E_PERMISSION
-for a job of somebody else. Endpoints that ask the Hub answer E_QUOTA where lanes.py has no room. An error's text is the
-message of `gr.Error`.
+They answer over HTTP, to gradio's client, and as the tools of an MCP server at /gradio_api/mcp. Who calls comes from
+the signed session of a page or from a token of the Hub (session.py), which the Hub is asked about; no endpoint takes a
+user. Without either, what acts for somebody answers E_LOGIN, and E_PERMISSION for a job of somebody else. What asks the
+Hub answers E_QUOTA where lanes.py has no room. An error's text is the message of `gr.Error`.
 
 gradio reads return annotations as they stand, so this module does not postpone them.
 """
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -17,136 +18,196 @@ import gradio as gr
 
 from hubmerge.errors import HubmergeError
 from hubmerge.output.plan_words import plan_summary
+from hubmerge.recipe.sweep import Sweep
+from workflows.app.api_board import board_endpoints, watcher_endpoints
 from workflows.app.lanes import ASKING, Lanes
-from workflows.app.service import Comparison, JobView, Service
-from workflows.app.session import require_visitor, visitor_of, writer_of
-from workflows.app.submission import checked_comparison, checked_recipe, submission
+from workflows.app.service import BoardSource, Comparison, JobView, Service, Visitor, WatcherSource
+from workflows.app.session import caller_of, signed_in, with_namespaces
+from workflows.app.submission import checked_comparison, checked_recipe, checked_sweep, submission
 
 SEARCH_AT_MOST = 20
+Endpoint = Callable[..., Any]
 
 
-def add_api(service: Service, lanes: Lanes) -> None:
+def add_api(service: Service, lanes: Lanes, board: BoardSource | None, watchers: WatcherSource | None) -> None:
     """Register the endpoints in the current Blocks context."""
-    for function in (*_reading(service), *_acting(service)):
-        gr.api(lanes.asking(function, _refused), api_name=function.__name__, **ASKING)
-    for function in _of_the_store(service):
-        gr.api(function, api_name=function.__name__, concurrency_limit=4)
+    asking = (*_reading(service), *_acting(service))
+    stored = [*_of_the_store(service)]
+    stored += board_endpoints(board) if board is not None else ()
+    stored += watcher_endpoints(watchers) if watchers is not None else ()
+    for function in asking:
+        gr.api(lanes.asking(_called(service, function), _refused), api_name=function.__name__, **ASKING)
+    for function in stored:
+        called = lanes.asking(_called(service, function), _refused, for_tokens=True)
+        gr.api(called, api_name=function.__name__, concurrency_limit=4)
+
+
+def _called(service: Service, function: Endpoint) -> Endpoint:
+    """`function` as gradio calls it: with its request, profile and token, which become the `visitor`."""
+    own = [p for name, p in inspect.signature(function).parameters.items() if name != "visitor"]
+    told = {"request": gr.Request, "profile": gr.OAuthProfile | None, "token": gr.OAuthToken | None}
+
+    def called(*given: Any) -> Any:
+        *values, request, profile, token = given
+        with _in_words():
+            return function(*values, visitor=caller_of(service, profile, token, request))
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    added = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in told.items()]
+    called.__signature__ = inspect.signature(function).replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    called.__annotations__["return"] = inspect.signature(function).return_annotation
+    called.__name__, called.__doc__ = function.__name__, function.__doc__
+    return called
 
 
 def _refused(error: HubmergeError) -> Any:
     raise gr.Error(str(error), print_exception=False)
 
 
-def _reading(service: Service) -> tuple[Callable[..., Any], ...]:
-    def search_models(
-        text: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
-    ) -> list[dict[str, Any]]:
-        """Models on the Hub whose id holds the text, most downloaded first: id, downloads, likes, tags."""
-        with _told():
-            found = service.search(str(text)[:100], visitor_of(profile, token), SEARCH_AT_MOST)
-        return [asdict(summary) for summary in found]
-
-    def inspect_merge(
-        recipe: dict[str, Any],
-        license: str = "",
-        profile: gr.OAuthProfile | None = None,
-        token: gr.OAuthToken | None = None,
-    ) -> dict[str, Any]:
-        """Check a recipe from headers alone: architecture, sizes, predicted download and disk, warnings, identity.
-
-        The recipe has base, agents (names, or model with weight), method, parameters, dtype, rounding, seed and
-        ignore. A merge that cannot be is refused with every problem listed, as is a `license` that the parents do
-        not allow.
-        """
-        with _told():
-            return plan_summary(service.inspect(checked_recipe(recipe).to_dict(), visitor_of(profile, token), license))
-
-    def inspect_diff(
-        base: str, agent: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
-    ) -> dict[str, Any]:
-        """Two models on the Hub, pinned, and the job that compares them, if there is one: its `result` is what the
-        training from `base` to `agent` changed, as docs/diff.md has it. Models that do not fit are refused with every
-        problem listed.
-        """
-        with _told():
-            return _comparison(service.comparison(*checked_comparison(base, agent), visitor_of(profile, token)))
-
-    return search_models, inspect_merge, inspect_diff
-
-
-def _acting(service: Service) -> tuple[Callable[..., Any], ...]:
-    def start_merge(
-        recipe: dict[str, Any],
-        target: str,
-        private: bool = True,
-        license: str = "",
-        profile: gr.OAuthProfile | None = None,
-        token: gr.OAuthToken | None = None,
-    ) -> dict[str, Any]:
-        """Queue a merge into the new model repo `target` (owner/name) and return its job.
-
-        Needs a signed-in session. `license` may stay empty where the parents' licenses decide it. The same request
-        again returns the same job.
-        """
-        with _told():
-            visitor = writer_of(service, profile, token)
-            request = submission(recipe, target=str(target), private=bool(private), license=license, visitor=visitor)
-            return _job(service.submit(request, visitor))
-
-    def start_diff(
-        base: str, agent: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
-    ) -> dict[str, Any]:
-        """Queue a comparison of two models on the Hub, or find the one that is there; answers as `inspect_diff`.
-
-        Needs a signed-in session. `job_status` tells how far it is.
-        """
-        with _told():
-            visitor = require_visitor(profile, token, "compare models")
-            return _comparison(service.compare(*checked_comparison(base, agent), visitor))
-
-    def retry_job(
-        job_id: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
-    ) -> dict[str, Any]:
-        """Queue one of your own jobs that failed or was cancelled once more and return it. Needs a signed-in session.
-
-        It goes on from what it finished, with the token of this session.
-        """
-        with _told():
-            return _job(service.retry(str(job_id), writer_of(service, profile, token, "try a job again")))
-
-    return start_merge, start_diff, retry_job
-
-
-def _of_the_store(service: Service) -> tuple[Callable[..., Any], ...]:
-    def job_status(
-        job_id: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
-    ) -> dict[str, Any]:
-        """A job: state, stage, progress, statistics, warnings, error, result. A private one for its owner only."""
-        with _told():
-            return _job(service.job(str(job_id), visitor_of(profile, token)))
-
-    def cancel_job(
-        job_id: str, profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None
-    ) -> dict[str, Any]:
-        """Cancel one of your own jobs and return it. Needs a signed-in session."""
-        with _told():
-            return _job(service.cancel(str(job_id), require_visitor(profile, token, "cancel a job")))
-
-    def my_jobs(profile: gr.OAuthProfile | None = None, token: gr.OAuthToken | None = None) -> list[dict[str, Any]]:
-        """Your own jobs, newest first. Needs a signed-in session."""
-        with _told():
-            return [_job(view) for view in service.jobs(require_visitor(profile, token, "list your jobs"))]
-
-    return job_status, cancel_job, my_jobs
-
-
 @contextmanager
-def _told() -> Iterator[None]:
-    """Turn a HubmergeError into gradio's error, the only one that reaches the caller; its trace is not logged."""
+def _in_words() -> Iterator[None]:
+    """A HubmergeError becomes gradio's, which alone reaches the caller; its trace stays out of the log."""
     try:
         yield
     except HubmergeError as error:
         raise gr.Error(str(error), print_exception=False) from None
+
+
+def _reading(service: Service) -> tuple[Endpoint, ...]:
+    def search_models(text: str, visitor: Visitor | None) -> list[dict[str, Any]]:
+        """Models on the Hub whose id holds the text, most downloaded first: id, downloads, likes, tags.
+
+        Args:
+            text: part of an id, such as "qwen2.5-0.5b".
+        """
+        return [asdict(summary) for summary in service.search(str(text)[:100], visitor, SEARCH_AT_MOST)]
+
+    def inspect_merge(recipe: dict[str, Any], license: str = "", *, visitor: Visitor | None) -> dict[str, Any]:
+        """Check a recipe from headers alone: architecture, sizes, predicted download and disk, warnings, identity.
+
+        A merge that cannot be is refused with every problem listed, as is a license that the parents do not allow.
+
+        Args:
+            recipe: base, agents (names, or model with weight), method, parameters, calibration, dtype, seed, ignore, …
+            license: the license that was chosen; empty where the parents' decide it.
+        """
+        return plan_summary(service.inspect(checked_recipe(recipe).to_dict(), visitor, license))
+
+    def inspect_sweep(sweep: dict[str, Any], visitor: Visitor | None) -> list[dict[str, Any]]:
+        """The variants of a sweep, each with its recipe; the first is checked as by inspect_merge.
+
+        Args:
+            sweep: a recipe's keys, and under `sweep` a list of entries whose lists of parameters are choices.
+        """
+        variants = checked_sweep(sweep).variants
+        service.inspect(variants[0][1].to_dict(), visitor)
+        return [{"name": name, "recipe": recipe.to_dict()} for name, recipe in variants]
+
+    def inspect_diff(base: str, agent: str, visitor: Visitor | None) -> dict[str, Any]:
+        """Two models on the Hub, pinned, and the job that compares them, if there is one: its `result` is what the
+        training from base to agent changed, as docs/diff.md has it. Models that do not fit are refused with every
+        problem listed.
+
+        Args:
+            base: org/name or org/name@revision.
+            agent: the model that was trained from it.
+        """
+        return _comparison(service.comparison(*checked_comparison(base, agent), visitor))
+
+    return search_models, inspect_merge, inspect_sweep, inspect_diff
+
+
+def _acting(service: Service) -> tuple[Endpoint, ...]:
+    def start_merge(
+        recipe: dict[str, Any], target: str, private: bool = True, license: str = "", *, visitor: Visitor | None
+    ) -> dict[str, Any]:
+        """Queue a merge into a new model repo and return its job. Needs a sign-in or a token.
+
+        The same request again returns the same job.
+
+        Args:
+            recipe: as inspect_merge takes it.
+            target: owner/name of the new repo.
+            private: whether only its owner sees it.
+            license: may stay empty where the parents' licenses decide it.
+        """
+        writer = with_namespaces(service, signed_in(visitor, "start a merge"))
+        request = submission(recipe, target=str(target), private=bool(private), license=license, visitor=writer)
+        return _job(service.submit(request, writer))
+
+    def start_sweep(
+        sweep: dict[str, Any], target: str, private: bool = True, license: str = "", *, visitor: Visitor | None
+    ) -> list[dict[str, Any]]:
+        """Queue a merge for every variant of a sweep and return the jobs. Needs a sign-in or a token.
+
+        Every name is checked before the first is queued. Where there is no room for all, the answer is E_QUOTA; the
+        same request later finds those that were queued and adds the others.
+
+        Args:
+            sweep: as inspect_sweep takes it.
+            target: owner/name, to which each variant's name is added.
+            private: whether only their owner sees them.
+            license: may stay empty where the parents' licenses decide it.
+        """
+        writer = with_namespaces(service, signed_in(visitor, "start a sweep"))
+        requests = [
+            submission(recipe.to_dict(), target=to, private=bool(private), license=license, visitor=writer)
+            for to, recipe in _targets(checked_sweep(sweep), str(target))
+        ]
+        return [_job(service.submit(request, writer)) for request in requests]
+
+    def start_diff(base: str, agent: str, visitor: Visitor | None) -> dict[str, Any]:
+        """Queue a comparison of two models on the Hub, or find the one that is there; answers as inspect_diff.
+
+        Needs a sign-in or a token. job_status tells how far it is.
+
+        Args:
+            base: org/name or org/name@revision.
+            agent: the model that was trained from it.
+        """
+        return _comparison(service.compare(*checked_comparison(base, agent), signed_in(visitor, "compare models")))
+
+    def retry_job(job_id: str, visitor: Visitor | None) -> dict[str, Any]:
+        """Queue one of your own jobs that failed or was cancelled once more and return it. Needs a sign-in or a token.
+
+        It goes on from what it finished, with the token that you send now.
+
+        Args:
+            job_id: as start_merge returned it.
+        """
+        writer = with_namespaces(service, signed_in(visitor, "try a job again"))
+        return _job(service.retry(str(job_id), writer))
+
+    return start_merge, start_sweep, start_diff, retry_job
+
+
+def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
+    def job_status(job_id: str, visitor: Visitor | None) -> dict[str, Any]:
+        """A job: state, stage, progress, statistics, warnings, error, result. A private one for its owner only.
+
+        Args:
+            job_id: as start_merge, start_diff or my_jobs returned it.
+        """
+        return _job(service.job(str(job_id), visitor))
+
+    def cancel_job(job_id: str, visitor: Visitor | None) -> dict[str, Any]:
+        """Cancel one of your own jobs and return it. Needs a sign-in or a token.
+
+        Args:
+            job_id: as start_merge returned it.
+        """
+        return _job(service.cancel(str(job_id), signed_in(visitor, "cancel a job")))
+
+    def my_jobs(visitor: Visitor | None) -> list[dict[str, Any]]:
+        """Your own jobs, newest first. Needs a sign-in or a token."""
+        return [_job(view) for view in service.jobs(signed_in(visitor, "list your jobs"))]
+
+    return job_status, cancel_job, my_jobs
+
+
+def _targets(sweep: Sweep, target: str) -> Sequence[tuple[str, Any]]:
+    return [(f"{target}-{name}"[:193], recipe) for name, recipe in sweep.variants]
 
 
 def _comparison(found: Comparison) -> dict[str, Any]:

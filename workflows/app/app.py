@@ -35,6 +35,7 @@ from workflows.app.job_page import job_page
 from workflows.app.jobs_page import jobs_page
 from workflows.app.lanes import Lanes
 from workflows.app.leaderboard_page import leaderboard_page
+from workflows.app.mcp import answer_mcp_here
 from workflows.app.merge_page import merge_page
 from workflows.app.model_page import model_page
 from workflows.app.service import BoardSource, Service, WatcherSource
@@ -68,7 +69,7 @@ def build_app(
     with gr.Blocks(title=TITLE, analytics_enabled=False) as demo:
         _top(demo, settings, sign_in)
         merge_page(demo, service, lanes)
-        add_api(service, lanes)
+        add_api(service, lanes, board, watchers)
     with demo.route("Diff", "diff"):
         _top(demo, settings, sign_in)
         diff_page(demo, service, lanes)
@@ -179,11 +180,12 @@ def _assemble(
             show_error=False,
             enable_monitoring=False,
             pwa=False,
-            mcp_server=False,
+            mcp_server=True,
             allowed_paths=[],
             max_file_size=1,
             footer_links=["api"],
         )
+    answer_mcp_here(demo, app)
     app.add_middleware(AskedScopes)
     app.add_middleware(Guard, hub=settings.endpoint, hosts=_space_hosts(settings.space_id))
     return app
@@ -214,6 +216,7 @@ class RunningApp:
                 raise InternalError("the server did not start", where=f"{self._host}", got=repr(self._failure))
             self._ready.wait(0.02)
             waited += 0.02
+        self.app.state.own_url = self.url
         return self
 
     def _run(self) -> None:

@@ -31,7 +31,7 @@ import gradio as gr
 from hubmerge.errors import QuotaError
 from hubmerge.hub.connections import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S
 from hubmerge.hub.errors import ASKED_UNTIL
-from workflows.app.session import visitor_of
+from workflows.app.session import bearer_of, visitor_of
 
 ANONYMOUS_AT_ONCE = 8
 ANONYMOUS_EACH = 3  # of one address; IPv6 counts by the /64 that a line has
@@ -112,11 +112,17 @@ class Lanes:
         self._signed_in = _Lane("signed-in", SIGNED_IN_AT_ONCE, SIGNED_IN_EACH, SIGNED_IN_S, "")
 
     def asking(
-        self, handler: Handler, refused: Callable[[QuotaError], Any], *, for_the_signed_in: bool = False
+        self,
+        handler: Handler,
+        refused: Callable[[QuotaError], Any],
+        *,
+        for_the_signed_in: bool = False,
+        for_tokens: bool = False,
     ) -> Handler:
         """`handler`, wrapped so that it runs in the visitor's lane.
 
         `for_the_signed_in`: the handler asks the Hub nothing for anonymous visitors, who then need no place.
+        `for_tokens`: it asks the Hub only whose a token is, where a program sends one instead of a session.
         """
         signature = inspect.signature(handler)
         names = list(signature.parameters)
@@ -128,7 +134,8 @@ class Lanes:
             request, profile, token = (values.get(name) for name in ("request", "profile", "token"))
             visitor = visitor_of(profile, token)
             passed = given if takes_request else given[1:]
-            if visitor is None and for_the_signed_in:
+            asks_nothing = visitor is None and for_the_signed_in
+            if asks_nothing or (for_tokens and bearer_of(profile, token, request) is None):
                 return await asyncio.to_thread(handler, *passed)
             lane = self._anonymous if visitor is None else self._signed_in
             who = address_of(request, on_a_space=self._on_a_space) if visitor is None else visitor.name

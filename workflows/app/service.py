@@ -77,8 +77,8 @@ class Service(Protocol):
 
     endpoint: str
 
-    def visitor(self, name: str, token: str) -> Visitor:
-        """The signed-in user with the namespaces that the token may write to."""
+    def visitor(self, name: str | None, token: str) -> Visitor:
+        """The user with the namespaces that the token may write to; LoginError where it is not `name`'s, if given."""
 
     def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]: ...
 

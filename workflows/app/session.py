@@ -34,16 +34,46 @@ def _end(seconds: Any) -> datetime | None:
         return None
 
 
+def bearer_of(profile: Any, token: Any, request: Any) -> str | None:
+    """The token that a program sent instead of a session: gradio's `oauth_token`, or `Authorization: Bearer …`.
+
+    Not X-HF-Authorization: gradio's client sends its machine's own token there, also the one that answers for MCP.
+    """
+    if profile is not None:
+        return None
+    if token is not None:
+        return str(token.token) or None
+    scheme, _, value = str(getattr(request, "headers", {}).get("authorization") or "").partition(" ")
+    return value.strip() or None if scheme.lower() == "bearer" else None
+
+
+def caller_of(service: Service, profile: Any, token: Any, request: Any) -> Visitor | None:
+    """Who calls: the session's visitor, or whose the token is, which the Hub is asked."""
+    bearer = bearer_of(profile, token, request)
+    return visitor_of(profile, token) if bearer is None else service.visitor(None, bearer)
+
+
 def writer_of(service: Service, profile: Any, token: Any, purpose: str = "start a merge") -> Visitor:
     """The signed-in visitor as the Hub knows the token now, with namespaces; LoginError when anonymous."""
-    visitor = require_visitor(profile, token, purpose)
+    return with_namespaces(service, require_visitor(profile, token, purpose))
+
+
+def with_namespaces(service: Service, visitor: Visitor) -> Visitor:
+    """The visitor as the Hub knows the token now."""
     known = service.visitor(visitor.name, visitor.token)
     return replace(visitor, name=known.name, namespaces=known.namespaces)
 
 
 def require_visitor(profile: Any, token: Any, purpose: str) -> Visitor:
     """The signed-in visitor; LoginError when there is none."""
-    visitor = visitor_of(profile, token)
+    return signed_in(visitor_of(profile, token), purpose)
+
+
+def signed_in(visitor: Visitor | None, purpose: str) -> Visitor:
+    """The visitor; LoginError when there is none."""
     if visitor is None:
-        raise LoginError(f"you must be signed in to {purpose}", next_step="Sign in with the Hub and try again.")
+        raise LoginError(
+            f"you must be signed in to {purpose}",
+            next_step="Sign in with the Hub and try again; a program sends its token (Client(…, oauth_token=…)).",
+        )
     return visitor

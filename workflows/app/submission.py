@@ -9,6 +9,7 @@ from typing import Any
 from hubmerge.errors import PermissionDeniedError, RecipeError
 from hubmerge.output.diff import comparison_recipe
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
+from hubmerge.recipe.sweep import Sweep, is_sweep, sweep_from_dict
 from workflows.app.service import MergeRequest, Visitor
 
 _MOST_CHARACTERS = 400  # of a model's name and revision
@@ -18,6 +19,11 @@ _REPO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
 def checked_recipe(content: Mapping[str, Any]) -> Recipe:
     """A valid recipe of what lies on the Hub. A folder or file would be this server's, and is the command line's."""
     recipe = recipe_from_dict(content)
+    _refuse_local(recipe)
+    return recipe
+
+
+def _refuse_local(recipe: Recipe) -> None:
     _refuse_folders(recipe, "the recipe")
     specs = {"the recipe": recipe.calibration, **{str(a.model): a.calibration for a in recipe.agents}}
     files = [f"calibration data of {name}: {spec.data}" for name, spec in specs.items() if spec and spec.is_file]
@@ -29,7 +35,16 @@ def checked_recipe(content: Mapping[str, Any]) -> Recipe:
             expected="a dataset's id, such as openai/gsm8k",
             got=", ".join(files)[:200],
         )
-    return recipe
+
+
+def checked_sweep(content: Mapping[str, Any]) -> Sweep:
+    """A valid sweep of what lies on the Hub."""
+    if not is_sweep(content):
+        raise RecipeError("this is no sweep", where="the sweep", expected="a list under `sweep`")
+    sweep = sweep_from_dict(content)
+    for _, recipe in sweep.variants:
+        _refuse_local(recipe)
+    return sweep
 
 
 def checked_comparison(base: str, agent: str) -> tuple[str, str]:

@@ -114,7 +114,8 @@ class FakeService:
         self.searches: list[tuple[str, str | None]] = []
         self.failure: HubmergeError | None = None  # raised by the next questions while set
 
-    def visitor(self, name: str, token: str) -> Visitor:
+    def visitor(self, name: str | None, token: str) -> Visitor:
+        name = name or token.removeprefix("token-of-")
         if token != f"token-of-{name}" and not token.startswith("hf_"):
             raise LoginError("the token is not valid or has expired", next_step="Sign in again.")
         return Visitor(name, token, NAMESPACES.get(name, (name,)))

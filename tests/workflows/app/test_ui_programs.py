@@ -1,0 +1,214 @@
+"""Programs: tokens instead of sessions, the MCP server, and an endpoint for every action of the pages."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from board_helpers import family
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+from pages_fake import CATALOGUE, FakeService, job_view
+from pages_session import CLIENT
+
+from hubmerge.leaderboard.leaderboard import build_board
+from hubmerge.leaderboard.values import Board
+from hubmerge.settings import Settings
+from workflows.app.app import launch_app
+from workflows.app.service import BoardSource, Service, Visitor, WatcherSource, WatcherView
+
+RECIPE = {"base": CATALOGUE[0], "agents": list(CATALOGUE[1:3]), "method": "ram"}
+SWEEP = {
+    **{k: RECIPE[k] for k in ("base", "agents")},
+    "sweep": [{"method": "ties", "parameters": {"density": [0.2, 0.5]}}],
+}
+ENDPOINTS = {  # by what they do of Service, BoardSource and WatcherSource
+    "search_models": "search",
+    "inspect_merge": "inspect",
+    "inspect_sweep": "inspect",
+    "inspect_diff": "comparison",
+    "start_merge": "submit",
+    "start_sweep": "submit",
+    "start_diff": "compare",
+    "retry_job": "retry",
+    "cancel_job": "cancel",
+    "job_status": "job",
+    "my_jobs": "jobs",
+    "leaderboard": "board",
+    "model": "board",
+    "evaluation": "board",
+    "watchers": "watchers",
+}
+NEEDS_SOMEBODY = {"start_merge", "start_sweep", "start_diff", "retry_job", "cancel_job", "my_jobs"}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "search_models": {"text": "zoo"},
+    "inspect_merge": {"recipe": RECIPE},
+    "inspect_sweep": {"sweep": SWEEP},
+    "inspect_diff": {"base": CATALOGUE[0], "agent": CATALOGUE[1]},
+    "start_merge": {"recipe": RECIPE, "target": "ada/merged"},
+    "start_sweep": {"sweep": SWEEP, "target": "ada/swept"},
+    "start_diff": {"base": CATALOGUE[0], "agent": CATALOGUE[1]},
+    "retry_job": {"job_id": "f" * 64},
+    "cancel_job": {"job_id": "e" * 64},
+    "job_status": {"job_id": "e" * 64},
+    "my_jobs": {},
+    "leaderboard": {},
+    "model": {"id": "org/merge"},
+    "evaluation": {"id": "org/merge", "suite": "trio"},
+    "watchers": {},
+}
+
+
+class Boards:
+    url = ""
+
+    def board(self) -> Board:
+        return build_board(family())
+
+
+class Watchers:
+    endpoint = "http://127.0.0.1:9"
+
+    def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
+        return [WatcherView("open"), *([WatcherView("own", private=True)] if visitor and visitor.name == "ada" else [])]
+
+
+@pytest.fixture(scope="module")
+def served(gradio_oauth: None) -> Iterator[SimpleNamespace]:
+    """The app, and `client(…)`: a client of it that sends a token, headers or nothing."""
+    service = FakeService()
+    settings = Settings(endpoint=service.endpoint)
+    clients: dict[str, Client] = {}
+    with launch_app(service, settings, port=0, oauth=CLIENT, board=Boards(), watchers=Watchers()) as running:
+
+        def client(**how: Any) -> Client:
+            if repr(how) not in clients:
+                clients[repr(how)] = Client(running.url, verbose=False, analytics_enabled=False, **how)
+            return clients[repr(how)]
+
+        yield SimpleNamespace(service=service, url=running.url, client=client)
+        for each in clients.values():
+            each.close()
+
+
+@pytest.fixture
+def app(served: SimpleNamespace) -> SimpleNamespace:
+    served.service.__init__(served.service.endpoint)
+    served.service.put([job_view("e" * 64), job_view("f" * 64, state="failed")])
+    return served
+
+
+def tool(app: SimpleNamespace, method: str, headers: dict[str, str] | None = None, **parameters: Any) -> dict[str, Any]:
+    """An MCP request's result."""
+    sent = {"accept": "application/json, text/event-stream", **(headers or {})}
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": parameters}
+    answer = httpx.post(f"{app.url}/gradio_api/mcp/", headers=sent, json=request, timeout=120)
+    assert answer.status_code == 200
+    told = next(line for line in answer.text.splitlines() if line.startswith("data: {"))
+    result: dict[str, Any] = json.loads(told.removeprefix("data: "))["result"]
+    return result
+
+
+def test_every_action_of_the_pages_has_an_endpoint_and_a_tool(app: SimpleNamespace) -> None:
+    actions = {
+        name
+        for protocol in (Service, BoardSource, WatcherSource)
+        for name, value in vars(protocol).items()
+        if inspect.isfunction(value) and not name.startswith("_")
+    }
+    assert actions == {*ENDPOINTS.values(), "visitor"}  # `visitor` is who calls
+    endpoints = app.client().view_api(return_format="dict", print_info=False)["named_endpoints"]
+    assert {name.strip("/") for name in endpoints} == set(ENDPOINTS) == set(ARGUMENTS)
+    for name, told in endpoints.items():
+        assert told["description"], name
+        names = {p["parameter_name"] for p in told["parameters"]}
+        assert names.isdisjoint({"visitor", "user", "token", "profile", "request"}), name
+        assert all(p["type"]["type"] in ("string", "object", "boolean", "integer") for p in told["parameters"]), name
+    tools = {t["name"]: t for t in tool(app, "tools/list")["tools"]}
+    assert set(tools) == set(ENDPOINTS)
+    for name, told in tools.items():
+        properties = told["inputSchema"].get("properties", {})
+        assert told["description"], name
+        assert all(p.get("description") and p.get("type") for p in properties.values()), name
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_an_action_works_with_a_token_and_is_authorised_by_the_server(app: SimpleNamespace, name: str) -> None:
+    own = app.client(oauth_token="token-of-ada")
+    own.predict(**ARGUMENTS[name], api_name=f"/{name}")
+    for how in ({}, {"oauth_token": "stolen"}, {"token": "token-of-ada"}):  # the last one is no leave to act
+        other = app.client(**how)
+        if name in NEEDS_SOMEBODY or "oauth_token" in how:
+            with pytest.raises(AppError, match="E_LOGIN"):
+                other.predict(**ARGUMENTS[name], api_name=f"/{name}")
+        else:
+            other.predict(**ARGUMENTS[name], api_name=f"/{name}")
+
+
+@pytest.mark.parametrize("name", ENDPOINTS)
+def test_an_action_works_as_a_tool(app: SimpleNamespace, name: str) -> None:
+    own = tool(app, "tools/call", {"authorization": "Bearer token-of-ada"}, name=name, arguments=ARGUMENTS[name])
+    assert not own["isError"], own
+    anonymous = tool(app, "tools/call", name=name, arguments=ARGUMENTS[name])
+    assert anonymous["isError"] == (name in NEEDS_SOMEBODY)
+    if anonymous["isError"]:
+        assert "E_LOGIN" in anonymous["content"][0]["text"]
+
+
+def test_a_token_acts_for_whom_the_hub_says_it_is(app: SimpleNamespace) -> None:
+    bob = app.client(oauth_token="token-of-bob")
+    with pytest.raises(AppError, match="E_PERMISSION"):
+        bob.predict(RECIPE, "ada/merged", api_name="/start_merge")
+    with pytest.raises(AppError, match="E_PERMISSION"):
+        bob.predict("e" * 64, api_name="/cancel_job")
+    job = bob.predict(RECIPE, "bob/merged", api_name="/start_merge")
+    assert job["user"] == "bob"
+    [(_, visitor)] = app.service.requests
+    assert (visitor.name, visitor.token) == ("bob", "token-of-bob")
+    ada = app.client(headers={"Authorization": "Bearer token-of-ada"})
+    assert [view["name"] for view in ada.predict(api_name="/watchers")] == ["open", "own"]
+    nobody = app.client()
+    assert [view["name"] for view in nobody.predict(api_name="/watchers")] == ["open"]
+
+
+def test_a_tool_s_call_goes_to_this_server_whatever_host_is_named_and_without_its_own_token(
+    app: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "token-of-ada")  # of the machine
+    headers = {"host": "127.0.0.1:1", "x-forwarded-host": "127.0.0.1:1", "x-hf-authorization": "Bearer token-of-ada"}
+    answer = tool(app, "tools/call", headers, name="my_jobs", arguments={})
+    assert "E_LOGIN" in answer["content"][0]["text"]
+    assert not tool(app, "tools/call", headers, name="leaderboard", arguments={})["isError"]
+
+
+def test_a_sweep_becomes_a_job_a_variant(app: SimpleNamespace) -> None:
+    ada = app.client(oauth_token="token-of-ada")
+    names = [variant["name"] for variant in ada.predict(SWEEP, api_name="/inspect_sweep")]
+    jobs = ada.predict(SWEEP, "ada/swept", api_name="/start_sweep")
+    assert [job["target"] for job in jobs] == [f"ada/swept-{name}" for name in names]
+    with pytest.raises(AppError, match="E_RECIPE"):
+        ada.predict({**SWEEP, "base": "/etc"}, "ada/swept", api_name="/start_sweep")
+    with pytest.raises(AppError, match="this is no sweep"):
+        ada.predict(RECIPE, "ada/swept", api_name="/start_sweep")
+
+
+def test_the_board_is_told_by_pages_and_by_model(app: SimpleNamespace) -> None:
+    anybody = app.client()
+    every = anybody.predict(api_name="/leaderboard")
+    assert (every["suite"], every["total"], len(every["rows"])) == ("trio", 4, 4)
+    page = anybody.predict(offset=1, limit=2, api_name="/leaderboard")
+    assert page["rows"] == every["rows"][1:3]
+    merges = anybody.predict(merges_only=True, search="MERGE", api_name="/leaderboard")
+    assert [row["model"] for row in merges["rows"]] == ["org/merge"]
+    assert merges["rows"][0]["skills"]["kept"] == 2
+    [known] = anybody.predict("org/merge", api_name="/model")
+    assert known == anybody.predict("org/merge", "trio", api_name="/evaluation")
+    assert (known["suite"], known["overall"]["value"]) == ("trio", pytest.approx(0.61))
+    for arguments, endpoint in ((("org/none",), "/model"), (("org/merge", "none"), "/evaluation")):
+        with pytest.raises(AppError, match="E_RESULT"):
+            anybody.predict(*arguments, api_name=endpoint)

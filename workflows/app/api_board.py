@@ -1,0 +1,104 @@
+"""The named endpoints that only read: leaderboard, models, evaluations, watchers. See api.py.
+
+gradio reads return annotations as they stand, so this module does not postpone them.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from hubmerge.errors import ResultError
+from hubmerge.leaderboard.export import row_data
+from hubmerge.leaderboard.values import Row, SuiteBoard
+from workflows.app.service import BoardSource, Visitor, WatcherSource
+
+MAX_LINES = 500  # rows of the board in one answer
+
+
+def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
+    def leaderboard(
+        suite: str = "",
+        search: str = "",
+        merges_only: bool = False,
+        offset: int = 0,
+        limit: int = 50,
+        *,
+        visitor: Visitor | None,
+    ) -> dict[str, Any]:
+        """The leaderboard of a suite, best first: its version, its domains, how many rows match, and a page of them.
+
+        Rows are as in docs/leaderboard.md: rank, scores with intervals, skills kept, parents, method, license.
+
+        Args:
+            suite: its name; empty for the first.
+            search: part of a model's name.
+            merges_only: leave out models that are no merges.
+            offset: how many rows to skip.
+            limit: how many rows to return, at most 500.
+        """
+        found = _suite(source, suite)
+        rows = [r for r in found.rows if search.lower() in r.model.lower() and (r.facts.is_merge or not merges_only)]
+        start = max(int(offset), 0)
+        page = rows[start : start + min(max(int(limit), 0), MAX_LINES)]
+        return {
+            "suite": found.suite,
+            "version": found.version,
+            "split": found.split,
+            "suites": [s.suite for s in source.board().suites],
+            "domains": list(found.domains),
+            "total": len(rows),
+            "rows": [row_data(row) for row in page],
+        }
+
+    def model(id: str, sha: str = "", *, visitor: Visitor | None) -> list[dict[str, Any]]:
+        """What is known of a model: its row on every suite's leaderboard, with parents, lineage and recipe.
+
+        Args:
+            id: org/name.
+            sha: a commit; empty for the newest that has a result.
+        """
+        rows = [(s, r) for s in source.board().suites if (r := s.find(str(id), str(sha) or None)) is not None]
+        if not rows:
+            raise _not_found(id, sha)
+        return [_with_suite(suite, row) for suite, row in rows]
+
+    def evaluation(id: str, suite: str, sha: str = "", *, visitor: Visitor | None) -> dict[str, Any]:
+        """One evaluation: a model's scores in a suite, by domain and task with intervals, or why it failed.
+
+        Args:
+            id: org/name.
+            suite: its name.
+            sha: a commit; empty for the newest that has a result.
+        """
+        found = _suite(source, suite)
+        row = found.find(str(id), str(sha) or None)
+        if row is None:
+            raise _not_found(id, sha)
+        return _with_suite(found, row)
+
+    return leaderboard, model, evaluation
+
+
+def watcher_endpoints(source: WatcherSource) -> tuple[Callable[..., Any], ...]:
+    def watchers(visitor: Visitor | None) -> list[dict[str, Any]]:
+        """Every watcher: what it merges, what it did last, and why it left models out. Private ones for their owner."""
+        return [asdict(view) for view in source.watchers(visitor)]
+
+    return (watchers,)
+
+
+def _suite(source: BoardSource, name: str) -> SuiteBoard:
+    board = source.board()
+    found = board.suite(str(name)) if name else next(iter(board.suites), None)
+    if found is None:
+        known = ", ".join(s.suite for s in board.suites)
+        raise ResultError("no such suite on the leaderboard", expected=known or "any result", got=str(name)[:100])
+    return found
+
+
+def _with_suite(suite: SuiteBoard, row: Row) -> dict[str, Any]:
+    return {"suite": suite.suite, "version": suite.version, "split": suite.split, **row_data(row)}
+
+
+def _not_found(model: str, sha: str) -> ResultError:
+    return ResultError("no result of this model", where=f"{str(model)[:200]}{'@' * bool(sha)}{str(sha)[:40]}")
