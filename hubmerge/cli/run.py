@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hubmerge.cli.flags import add_visibility
-from hubmerge.engine.progress import resolving
 from hubmerge.errors import RecipeError
 from hubmerge.extras import require
 from hubmerge.settings import Settings
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
     from hubmerge.evaluation.pick import Pick
     from hubmerge.evaluation.result import EvaluationResult, Split
     from hubmerge.hub.client import Hub
+    from hubmerge.line import Prepared
     from hubmerge.output.publish import Published
-    from hubmerge.prepare import Prepared
     from hubmerge.recipe.recipe import Recipe
 
 T = TypeVar("T")
@@ -70,26 +69,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal, options: StreamOptions) -> int:
     """Exit code 0, or 1 where the merge was published but could not be evaluated."""
-    from hubmerge.cli.run_advice import advising
-
-    _check(arguments, settings)
-    with advising(settings.data_dir):
-        return _run(arguments, settings, terminal, options)
-
-
-def _run(arguments: Any, settings: Settings, terminal: Terminal, options: StreamOptions) -> int:
     from hubmerge.engine.distributed import join
     from hubmerge.hub.login import hub_of_user
     from hubmerge.recipe.file import load_recipe
 
+    _check(arguments, settings)
     hub = hub_of_user(settings)
-    if settings.world_size > 1:
+    if arguments.sweep is None:
         with join(settings) as ranks:
             line = _Line(arguments, settings, hub, terminal, replace(options, ranks=ranks))
             return line.run(load_recipe(arguments.recipe), arguments.to)
     line = _Line(arguments, settings, hub, terminal, options)
-    if arguments.sweep is None:
-        return line.run(load_recipe(arguments.recipe), arguments.to)
     from hubmerge.recipe.sweep import load_sweep
 
     variants = load_sweep(arguments.sweep).variants
@@ -126,8 +116,6 @@ class _Line:
         self._hub = hub
         self._terminal = terminal
         self._options = options
-        self._resolving = resolving(terminal)
-        self._sensitivities = settings.data_dir / "sensitivity"
 
     def run(self, recipe: Recipe, repo: str, extra: Mapping[str, bytes] | None = None, pins: Pins | None = None) -> int:
         """Merge to `repo` with the files `extra` beside the card; then evaluate, if that was asked for.
@@ -138,7 +126,7 @@ class _Line:
 
         unfinished = RunPins(self._settings.data_dir / "runs", [recipe], repo, newest=self._arguments.newest)
         published = self._publish(recipe, repo, extra or {}, unfinished, pins)
-        if published is None:
+        if self._options.ranks.rank:
             return 0
         self._terminal.say(f"{published.url} at {published.commit}\n", published=[asdict(published)])
         code = 0 if self._arguments.evaluate is None else self._evaluate(published)
@@ -148,55 +136,37 @@ class _Line:
 
     def _publish(
         self, recipe: Recipe, repo: str, extra: Mapping[str, bytes], unfinished: RunPins, pins: Pins | None
-    ) -> Published | None:
-        """None where another process publishes it."""
-        from hubmerge.merge import merge_to_hub
+    ) -> Published:
+        from hubmerge.line import Request, merge_to_hub, prepare
         from hubmerge.output.finished import load_report
         from hubmerge.output.publish import Target, find_published
-        from hubmerge.prepare import prepare
 
-        target = Target(repo, self._arguments.private, self._arguments.public)
+        target, ranks = Target(repo, self._arguments.private, self._arguments.public), self._options.ranks
+        request = Request(target, self._arguments.license, allow_local=True)
         self._terminal.stage("resolve")
         prepared = self._going_on(
             pins or unfinished.pins,
             recipe,
-            lambda commits: prepare(
-                recipe,
-                self._hub,
-                target=target,
-                license_choice=self._arguments.license,
-                allow_local=True,
-                commits=commits,
-                tell=self._resolving,
-                begin=self._terminal.stage,
-            ),
+            lambda commits: prepare(recipe, self._hub, replace(request, commits=commits), self._terminal),
         )
+        ranks.agree("the merge", prepared.identity)
         work = self._settings.data_dir / "runs" / prepared.identity
-        if self._options.ranks.rank:
-            self._help(prepared, work)
-            return None
-        self._options.ranks.agree("the merge", prepared.identity)
-        published = find_published(self._hub, target, prepared.identity)
-        self._options.ranks.first(published is not None)
-        _remove_left_over(work.parent)
-        if published is not None:  # by an earlier run that was killed before it could say so, or simply again
-            _remove(work)
-            return published
-        self._begin(unfinished, work, prepared)
-        published = merge_to_hub(
-            prepared,
-            self._hub,
-            work / "out",
-            cache=work / "inputs",
-            observer=self._terminal,
-            options=self._options,
-            sensitivities=self._sensitivities,
-            disk_budget=self._arguments.disk_budget,
-            extra=extra,
-        )
-        self._terminal.usage(load_report(work / "out").environment)
+        if ranks.rank:
+            self._terminal.close()
+        else:
+            _remove_left_over(work.parent)
+        published = None
+        if ranks.first(prepared.published):  # by an earlier run that was killed before it could say so, or simply again
+            published = find_published(self._hub, target, prepared.identity)
+        if published is None:
+            if not ranks.rank:
+                self._begin(unfinished, work, prepared)
+            options = replace(self._options, cache=work / "inputs")
+            published = merge_to_hub(prepared, self._hub, work / "out", options, self._terminal, extra)
+            if not ranks.rank:
+                self._terminal.usage(load_report(work / "out").environment)
+            ranks.gather("published")
         _remove(work)
-        self._options.ranks.gather("published")
         return published
 
     def _going_on(self, pins: Pins | None, recipe: Recipe, prepare: Callable[[Sequence[str | None]], T]) -> T:
@@ -225,18 +195,6 @@ class _Line:
             if given_up is not None:
                 self._terminal.warning("an unfinished run of other versions of the models is given up, and removed")
                 _remove(given_up)
-
-    def _help(self, prepared: Prepared, work: Path) -> None:
-        """Another process leads: the exchanges of `_publish`, and a share of the work between them."""
-        from hubmerge.output.helper import help_to_hub
-
-        ranks = self._options.ranks
-        self._terminal.close()
-        ranks.agree("the merge", prepared.identity)
-        if not ranks.first(False):
-            help_to_hub(prepared, self._hub, work / "out", work / "inputs", self._options, self._arguments.disk_budget)
-            ranks.gather("published")
-        shutil.rmtree(work, ignore_errors=True)  # of this machine's own disk, where rank 0 sees another one
 
     def _evaluate(self, published: Published) -> int:
         """The merge and every parent on the Hub under one version of the suite; the card shows them together."""
@@ -274,42 +232,27 @@ class _Line:
         from hubmerge.engine.pins import RunPins
         from hubmerge.evaluation.pick import pick, pick_table
         from hubmerge.evaluation.suites import pin
-        from hubmerge.merge import merge_to_folders
+        from hubmerge.line import Request, merge_to_folders, prepare_variants
         from hubmerge.output.report import sweep_table
-        from hubmerge.prepare import prepare_variants
         from hubmerge.recipe.model_name import ModelName
 
         self._terminal.stage("resolve")
         suite = pin(self._arguments.evaluate, self._hub, "dev")
         runs, recipes = self._settings.data_dir / "runs", [recipe for _, recipe in variants]
         unfinished = RunPins(runs, recipes, self._arguments.to, newest=self._arguments.newest)
+        request = Request(license=self._arguments.license, will_publish=True, allow_local=True)
         prepared = self._going_on(
             unfinished.pins,
             recipes[0],
-            lambda commits: prepare_variants(
-                recipes,
-                self._hub,
-                license_choice=self._arguments.license,
-                licensed=True,
-                allow_local=True,
-                commits=commits,
-                tell=self._resolving,
-                begin=self._terminal.stage,
-            ),
+            lambda commits: prepare_variants(recipes, self._hub, replace(request, commits=commits), self._terminal),
         )
         digest = hashlib.sha256("".join(p.identity for p in prepared).encode()).hexdigest()
         work = runs / f"sweep-{digest[:32]}"
         self._begin(unfinished, work, prepared[0])
         folders = {name: work / name for name, _ in variants}
+        options = replace(self._options, cache=work / ".inputs")
         reports = merge_to_folders(
-            list(zip(prepared, folders.values(), strict=True)),
-            self._hub,
-            cache=work / ".inputs",
-            observer=self._terminal,
-            options=self._options,
-            resume=True,
-            sensitivities=self._sensitivities,
-            disk_budget=self._arguments.disk_budget,
+            list(zip(prepared, folders.values(), strict=True)), self._hub, options, self._terminal
         )
         results = {
             name: self._measure(ModelName(id=str(folder.resolve()), local=True), suite)

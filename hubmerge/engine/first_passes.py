@@ -78,7 +78,7 @@ def _probe(
     epsilon = epsilon_of(plan)
     planned = [t for t in plan.tensors() if t.action == "merge"]
     everyones = {name for names in options.ranks.gather(sorted(known)) for name in names}
-    left = options.ranks.mine([t for t in planned if t.name not in everyones], lambda t: t.elements)
+    left = options.ranks.mine([t for t in planned if t.name not in everyones])
     nothing = zero_tally(len(plan.agents))
     mine = {t.name for t in left}.union(known)
     tallies = {t.name: known.get(t.name, nothing) for t in planned if t.name in mine}
@@ -162,7 +162,7 @@ def _of_each_tensor(
     observer: Observer,
 ) -> Thresholds:
     ranked = [t for t in merged if magnitudes_in(t) is not None]
-    merged = options.ranks.mine(ranked, lambda t: t.elements)
+    merged = options.ranks.mine(ranked)
     reader.expect([t for t in merged for _ in range(2)], again=True)
     done, total = 0, 2 * sum(t.elements for t in merged)
     found: dict[str, tuple[float, ...]] = {}
@@ -224,7 +224,7 @@ def _of_model(
 
     while selection.values is None:
         left = [t for t in tensors if t.action == "merge" and place_of[t.name] not in counted]
-        left = ranks.mine(left, lambda t: t.elements)
+        left = ranks.mine(left)
         reader.expect(left, again=True)
         for counts in ranks.with_others(own(left, known), (len(plan.agents), MAGNITUDE_BINS)):
             selection.add(counts)

@@ -12,7 +12,7 @@ import pytest
 from builders import recipe_dict, write_parents
 from merge_helpers import Job, Killed
 
-from hubmerge import merge as line
+from hubmerge import line
 from hubmerge.cli.main import main
 from hubmerge.engine import usage
 from hubmerge.engine.usage import Meter, Usage, facts, in_words, spent, together, total
@@ -99,7 +99,7 @@ def test_the_time_of_a_run_that_was_killed_counts_although_nothing_was_fetched(
     monkeypatch.setattr(Meter, "now", lambda meter: replace(now(meter), seconds=took[0]))
     with monkeypatch.context() as patch:
         patch.setattr(Meter, "note", lambda meter: None)  # what stands beside the last line of a shard counts
-        patch.setattr("hubmerge.merge.make_report", killed)
+        patch.setattr("hubmerge.line.make_report", killed)
         with pytest.raises(Killed):
             main(command)
     took[0] = 20.5
