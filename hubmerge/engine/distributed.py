@@ -234,7 +234,7 @@ def keep_own(ranks: Ranks, plan: Plan, journal: Journal) -> None:
     journal.shards = {name: shard for name, shard in journal.shards.items() if name in own}
 
 
-def share(ranks: Ranks, plan: Plan, journal: Journal, *, uploaded_only: bool = False) -> None:
+def share(ranks: Ranks, journal: Journal, *, uploaded_only: bool = False) -> None:
     """Everyone learns which shards the others have finished, or `uploaded_only`, and what that took."""
     if ranks.size == 1:
         return
@@ -245,7 +245,7 @@ def share(ranks: Ranks, plan: Plan, journal: Journal, *, uploaded_only: bool = F
         journal.usages |= {name: Usage.from_json(usage) for name, usage in theirs.items()}
         journal.uploaded |= set(uploaded)
         for shard in finished:
-            journal.shards.setdefault(shard["filename"], FinishedShard.from_json(shard, plan.merged_tensors))
+            journal.shards.setdefault(shard["filename"], FinishedShard.from_json(shard))
 
 
 def check_reachable(ranks: Ranks, folder: Path, plan: Plan, journal: Journal) -> None:
@@ -278,4 +278,4 @@ def of_all_devices(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _tallies(data: Mapping[str, Any]) -> dict[str, Tally]:
-    return {name: Tally.from_json(tally).packed_among(len(data)) for name, tally in data.items()}
+    return {name: Tally.from_json(tally) for name, tally in data.items()}

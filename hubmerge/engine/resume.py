@@ -47,7 +47,7 @@ def resumed(
                 (folder / shard.filename).unlink(missing_ok=True)
         if not uploads:
             see_alike(ranks, folder)
-        share(ranks, plan, journal, uploaded_only=True)
+        share(ranks, journal, uploaded_only=True)
     return journals
 
 

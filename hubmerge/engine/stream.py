@@ -36,7 +36,7 @@ from hubmerge.errors import InternalError
 from hubmerge.plan.plan import Plan
 from hubmerge.sources import buffers
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics.statistics import ResultTally, Statistics, Tally, zero_result
+from hubmerge.statistics.statistics import ResultTally, Statistics, zero_result
 
 __all__ = [
     "MergeResult",
@@ -176,7 +176,7 @@ def _write(
             variant.journal.add_shard(finished_shard)
     for variant in variants:
         variant.settle()
-        share(ranks, variant.plan, variant.journal)
+        share(ranks, variant.journal)
         if ranks.rank == 0:
             check_reachable(ranks, variant.folder, variant.plan, variant.journal)
 
@@ -216,18 +216,10 @@ def _statistics(
         return None
     unknowing = [v.journal for v in variants if v.journal.statistics is None]
 
-    def keep(tallies: Mapping[str, Tally]) -> None:
-        for journal in unknowing:
-            journal.add_probed(tallies)
-
     if known is None:
-        probed = {name: tally for journal in unknowing for name, tally in journal.probed.items()}
-        known = probe(plan, reader, options, observer, probed, keep).tensors
-    for journal in unknowing:
-        if options.ranks.rank:  # rank 0 keeps them for all
-            journal.probed.clear()
-        else:
-            journal.add_statistics(known)
+        known = probe(plan, reader, options, observer).tensors
+    for journal in unknowing if options.ranks.rank == 0 else ():  # which keeps them for all
+        journal.add_statistics(known)
     return Statistics(plan.labels, epsilon_of(plan), known)
 
 
@@ -236,10 +228,7 @@ def _thresholds(variant: Variant, reader: TensorReader, options: StreamOptions, 
         return {}
     known = options.ranks.first(variant.journal.thresholds)
     if known is None:
-        journal = variant.journal
-        alone = options.ranks.size == 1  # several processes begin such a pass anew
-        kept = (journal.ranked, journal.keep_ranked) if alone else ()
-        known = find_thresholds(variant.plan, reader, options, observer, *kept)
+        known = find_thresholds(variant.plan, reader, options, observer)
     if variant.journal.thresholds is None:
         variant.journal.add_thresholds({name: tuple(values) for name, values in known.items()})
     return variant.journal.thresholds or {}

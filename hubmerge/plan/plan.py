@@ -141,10 +141,6 @@ class Plan:
         """Elements of the largest merged tensor."""
         return max((t.elements for t in self.tensors() if t.action == "merge"), default=0)
 
-    @cached_property
-    def merged_tensors(self) -> int:
-        return sum(1 for t in self.tensors() if t.action == "merge")
-
     @property
     def output_bytes(self) -> int:
         return sum(s.size for s in self.shards)
