@@ -28,7 +28,7 @@ from hubmerge import __version__
 from hubmerge.engine import stream
 from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.progress import Bridge, Observer, OfRank, Unobserved, resolving, verifying
+from hubmerge.engine.progress import Bridge, Observer, Unobserved, resolving, verifying
 from hubmerge.engine.resume import own, own_cache, resumed
 from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, layout_of, merge_variants
@@ -165,8 +165,8 @@ def merge_to_folders(
     observer: Observer | None = None,
 ) -> list[Report]:
     """Merges of the same models, each into a folder of its own; inputs are read once for all that fit together."""
-    options = options or StreamOptions()
-    ranks, observer = options.ranks, _watched(observer, options.ranks)
+    options, observer = options or StreamOptions(), observer or Unobserved()
+    ranks = options.ranks
     with ExitStack() as held:
         own([folder for _, folder in merges], held, ranks)
         reports = _finished_before(merges, ranks)
@@ -207,10 +207,9 @@ def merge_to_hub(
     Each finished shard is uploaded and deleted while the next is merged. Run again after a kill, it goes on; what is
     left in `folder` and the cache afterwards may be deleted.
     """
-    options = options or StreamOptions()
+    options, observer = options or StreamOptions(), observer or Unobserved()
     assert prepared.target is not None and options.sink == "disk"  # noqa: PT018
     target, plan, ranks = prepared.target, prepared.plan, options.ranks
-    observer = _watched(observer, ranks)
     with ExitStack() as held:
         own([folder], held, ranks)
         if ranks.first((folder / MANIFEST).is_file() and not Journal.is_in(folder)):  # by `merge_to_folder`
@@ -365,12 +364,6 @@ def _environment(plan: Plan, merged: MergeResult, journal: Journal, work: _Work)
         **spent(usages),
         **total(usages, options.ranks.size, budget),
     }
-
-
-def _watched(observer: Observer | None, ranks: Ranks) -> Observer:
-    """Rank 0 tells how far the merge is; the others say their warnings alone."""
-    observer = observer or Unobserved()
-    return OfRank(observer, ranks.rank) if ranks.rank else observer
 
 
 def _cache(options: StreamOptions, folder: Path) -> Path:

@@ -85,7 +85,7 @@ def test_what_is_not_needed_is_not_loaded() -> None:
         "data = json.loads(Path('tests/data/report.json').read_text())\n"
         "report = Report.from_json(data | {'evaluations': []})\n"
         "assert render_card(report)\nHub('http://127.0.0.1:1')\n"
-        "board = 'hubmerge.leaderboard.leaderboard'\n"
+        "board = 'hubmerge.board.leaderboard'\n"
         "heavy = {'huggingface_hub', 'httpx2', 'matplotlib', board, 'numba', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )

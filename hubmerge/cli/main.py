@@ -354,12 +354,18 @@ def _sensitivity(arguments: Any, settings: Settings) -> int:
 
 
 def _publish(arguments: Any, settings: Settings) -> int:
-    from hubmerge.output.finished import publish_folder
-    from hubmerge.output.publish import Target
+    from hubmerge.library import publish
 
     with _telling(arguments) as terminal:
-        target = Target(arguments.repo, arguments.private, arguments.public)
-        published = publish_folder(target, arguments.folder, _hub(settings), terminal, license_choice=arguments.license)
+        published = publish(
+            arguments.folder,
+            arguments.repo,
+            private=arguments.private,
+            public=arguments.public,
+            license=arguments.license,
+            hub=_hub(settings),
+            observer=terminal,
+        )
         terminal.say(f"{published.url} at {published.commit}\n", **asdict(published))
     return 0
 

@@ -18,19 +18,20 @@ from typing import Any
 
 from hubmerge.cli.terminal import Terminal
 from hubmerge.engine.distributed import join, refuse_several
-from hubmerge.engine.pins import NEWEST_ELSEWHERE, going_on, pins_in
+from hubmerge.engine.pins import pins_in
+from hubmerge.engine.progress import of_rank
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.engine.stream import StreamOptions, layout_of
 from hubmerge.engine.usage import together
 from hubmerge.errors import RecipeError
 from hubmerge.hub.client import Hub
-from hubmerge.line import Prepared, Request, merge_to_folder, merge_to_folders, prepare, prepare_variants
+from hubmerge.library import merge, prepared_at
+from hubmerge.line import Prepared, Request, merge_to_folder, merge_to_folders, prepare
 from hubmerge.output.finished import publish_folder
 from hubmerge.output.publish import Target, check_target
 from hubmerge.output.report import Report, sweep_table
 from hubmerge.plan.disk import temporary_folder
 from hubmerge.recipe.file import load_recipe
-from hubmerge.recipe.recipe import Recipe
 from hubmerge.recipe.sweep import load_sweep
 from hubmerge.settings import Settings
 
@@ -42,13 +43,9 @@ def run_merge(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, 
     folder: Path = arguments.out
     with join(settings) as ranks:
         options = replace(options, ranks=ranks)
-        terminal.stage("resolve")
-        [prepared] = _prepared([load_recipe(arguments.recipe)], [folder], arguments, hub, terminal, options)
-        ranks.agree("the merge", prepared.identity)
         finished = ranks.first((folder / MANIFEST).is_file())
-        if ranks.rank:
-            terminal.close()
-        report = merge_to_folder(prepared, hub, folder, options, terminal)
+        observer = of_rank(terminal, ranks.rank)
+        report = merge(arguments.recipe, folder, license=arguments.license, hub=hub, options=options, observer=observer)
     if ranks.rank:
         return 0
     if not finished:
@@ -68,7 +65,9 @@ def run_sweep(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, 
     terminal.stage("resolve")
     variants = dict(load_sweep(arguments.sweep).variants)
     folders = {name: arguments.out / name for name in variants}
-    prepared = _prepared(list(variants.values()), list(folders.values()), arguments, hub, terminal, options)
+    request = Request(license=arguments.license, will_publish=arguments.to is not None, allow_local=True)
+    begun = next(filter(None, map(pins_in, folders.values())), None)
+    prepared = prepared_at(list(variants.values()), begun, request, hub, options, terminal)
     shown = (arguments.private, arguments.public)
     targets = {name: Target(f"{arguments.to}-{name}", *shown) for name in variants if arguments.to}
     for target, one in zip(targets.values(), prepared, strict=False):  # before anything is fetched
@@ -91,23 +90,6 @@ def run_sweep(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, 
     (arguments.out / "sweep.md").write_text(table, encoding="utf-8")
     terminal.say(table + "\n", folder=str(arguments.out), variants=[{"name": n, **facts} for n, facts in made.items()])
     return 0
-
-
-def _prepared(
-    recipes: Sequence[Recipe], folders: Sequence[Path], arguments: Any, hub: Hub, terminal: Terminal, options: Any
-) -> list[Prepared]:
-    """At the commits that an unfinished merge in one of the folders began with."""
-    publishing = getattr(arguments, "to", None) is not None
-    request = Request(license=arguments.license, will_publish=publishing, allow_local=True)
-    return going_on(
-        next(filter(None, map(pins_in, folders)), None),
-        recipes[0],
-        lambda commits: prepare_variants(recipes, hub, replace(request, commits=commits), terminal),
-        hub=hub,
-        ranks=options.ranks,
-        warn=terminal.warning,
-        newest=NEWEST_ELSEWHERE,
-    )
 
 
 def _usage_of(prepared: Sequence[Prepared], environments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

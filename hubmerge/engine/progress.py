@@ -91,6 +91,11 @@ class OfRank(Unobserved):
         self._observer.warning(f"rank {self._rank}: {message}")
 
 
+def of_rank(observer: Observer, rank: int) -> Observer:
+    """Who watches process `rank` of a merge."""
+    return OfRank(observer, rank) if rank else observer
+
+
 def verifying(observer: Observer) -> Callable[[int, int], None]:
     """Tells how many bytes of finished shards have been read again: a stage of its own, where there are any."""
     begun = False

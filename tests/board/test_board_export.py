@@ -14,13 +14,13 @@ import pytest
 from board_helpers import family, result, task
 
 from benchmarks.board import synthetic
+from hubmerge.board.export import board_data, board_json, row_data, suite_csv
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.parquet import board_parquet
+from hubmerge.board.values import Flag
 from hubmerge.cli.leaderboard import add_arguments, run_cli
 from hubmerge.cli.terminal import Terminal
 from hubmerge.evaluation.result import result_path
-from hubmerge.leaderboard.export import board_data, board_json, row_data, suite_csv
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.parquet import board_parquet
-from hubmerge.leaderboard.values import Flag
 from hubmerge.output.card_scores import scores_view
 from hubmerge.settings import Settings
 from workflows.app.board_panels import score_sections

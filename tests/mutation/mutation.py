@@ -75,7 +75,7 @@ GROUPS = {
         ),
     ),
     "board": Group(
-        ("hubmerge/leaderboard/*.py",),
+        ("hubmerge/board/*.py",),
         (
             *(f"tests/board/test_board_{name}.py" for name in ("export", "files", "intervals", "source")),
             "tests/board/test_leaderboard.py",
