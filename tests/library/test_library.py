@@ -105,8 +105,8 @@ def test_a_merge_goes_to_one_place(place: Path) -> None:
 
 def test_the_command_and_the_library_make_the_same_folder(place: Path) -> None:
     (place / "recipe.yaml").write_text(json.dumps(RECIPE))
-    assert main(["merge", "recipe.yaml", "--out", "by-command", "--license", "mit"]) == 0
-    hubmerge.merge(RECIPE, "by-library", license="mit")
+    assert main(["merge", "recipe.yaml", "--out", "by-command", "--license", "apache-2.0"]) == 0
+    hubmerge.merge(RECIPE, "by-library", license="apache-2.0")
     for name in ("model.safetensors", "config.json", "recipe.yaml", "tokenizer.json"):
         assert (place / "by-command" / name).read_bytes() == (place / "by-library" / name).read_bytes()
 
