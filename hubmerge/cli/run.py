@@ -87,7 +87,7 @@ def _check(arguments: Any, settings: Settings) -> None:
 
 
 class _Run:
-    """One command: what its merges and evaluations share."""
+    """One run, with all that its steps share."""
 
     def __init__(
         self, arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, options: StreamOptions
@@ -134,7 +134,7 @@ class _Run:
         return RunPins(self._settings.data_dir / "runs", recipes, repo, newest=self._arguments.newest)
 
     def _evaluate(self, published: Published) -> int:
-        """The merge and every parent on the Hub under one version of the suite; the card shows them together."""
+        """Evaluate the merge and every parent on the Hub under one version of the suite, for the card."""
         from hubmerge.board.eval_results import publish_scores
         from hubmerge.board.results_dataset import ResultsDataset, details_of
         from hubmerge.board.trust import reader_trust
@@ -218,7 +218,7 @@ def _scores(workdir: Path) -> dict[str, list[float]]:
 
 
 def _told(found: Pick, folder: Path) -> dict[str, bytes]:
-    """What is published of the choice: the table, and the same as data."""
+    """The files that are published about the choice: the table, and the same as data."""
     return {
         "pick.md": (folder / "pick.md").read_bytes(),
         "pick.json": (json.dumps(_as_data(found), indent=1) + "\n").encode(),

@@ -1,8 +1,7 @@
 """The form of the merge page: its components, the recipe that they hold, and how a recipe fills them.
 
-Every method's parameters are there at once, in groups of which one is shown; so are the weights of as many agents
-as a recipe may have. Values therefore survive a change of the method, and nothing is kept on the server between
-two events.
+The form holds every method's parameters at once, in groups of which it shows one, and the weights of as many agents as
+a recipe may have. So values survive a change of the method, and the server keeps nothing between two events.
 """
 
 from __future__ import annotations
@@ -208,7 +207,7 @@ def _agent(name: str, weight: Any) -> Any:
 
 
 def fillable(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The recipe; RecipeError where it says what the form has no fields for, and would therefore leave out."""
+    """The recipe; RecipeError where it has parts that the form has no fields for and would drop."""
     beyond = [
         f"weight of agent {k}"
         for k, agent in enumerate(recipe.get("agents") or (), 1)

@@ -1,8 +1,8 @@
 """The merge page: choose models and a method, see whether and how they fit, start the merge.
 
 `/` opens the form as it was left in this browser, `/?job=ID` with the recipe of a job, and
-`/?base=…&agent=…&agent=…&method=…` with what the address names. What is typed is kept in the browser, so that
-signing in, which leaves the page, loses nothing.
+`/?base=…&agent=…&agent=…&method=…` with the models and method of the address. Signing in leaves the page, so the
+browser keeps the form meanwhile.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _shut_out(error: HubmergeError, count: int) -> list[Any]:
 
 
 def _ready(namespace: str | None) -> list[Any]:
-    """Anyone may inspect; starting needs a namespace to write to, hence a visitor whom the Hub knows."""
+    """Updates of the two buttons: anyone may inspect; starting takes a namespace to write to."""
     return [gr.update(interactive=True), gr.update(interactive=bool(namespace))]
 
 

@@ -1,4 +1,4 @@
-"""What every way into the service checks first, the form and the API alike."""
+"""Checks that the form and the API both make before they call the service."""
 
 from __future__ import annotations
 
