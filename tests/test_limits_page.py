@@ -23,7 +23,7 @@ BOUND = re.compile(
 )
 NO_BOUND = {
     "how often something is looked at, told, written or asked": (
-        r"_(?:EVERY|AFTER)_S|\b_?(?:POLL|TICK|TELLING|SUMMARY|NOTING|SILENCE|LOCK_RETRY|BACKOFF_BASE)_S",
+        r"_(?:EVERY|AFTER)_S|\b_?(?:POLL|TICK|TELLING|SUMMARY|SILENCE|LOCK_RETRY|BACKOFF_BASE)_S",
         r"scoring\.py VERSION_S",
         r"kept_code\.py _DAY_S",
     ),

@@ -6,14 +6,12 @@ Lines of JSON, each with a checksum (journal_lines.py), in the order in which th
     probed      statistics of some tensors; they count once probe says that those of all tensors are there
     thresholds  what a threshold's passes have found
     shard       a shard is a file; uploaded: its bytes are at the target; lost: neither
-    usage       what a process of a run has fetched and taken so far; the last line of a process counts
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +23,6 @@ from hubmerge.disk_errors import reading, writing
 from hubmerge.engine.finished_shards import has_size, sound
 from hubmerge.engine.journal_lines import sealed, sound_line, sound_lines
 from hubmerge.engine.sink import WORK, FinishedShard
-from hubmerge.engine.usage import Usage
 from hubmerge.errors import TargetExistsError
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.unchanged import UnchangedFolders
@@ -55,9 +52,7 @@ class Journal:
         self.shards: dict[str, FinishedShard] = {}
         self.uploaded: set[str] = set()  # shards that the target holds; their files are no longer needed
         self.on_shard: Callable[[FinishedShard], None] | None = None  # called when a shard has its line
-        self.usages: dict[str, Usage] = {}  # by a name that a process has in one run
-        self.metered: Callable[[], Usage] | None = None  # what this process has taken, noted with every line
-        self._own_name = secrets.token_hex(8)
+        self.resumed = False  # an earlier run was cut short
         self._uploads = False
         self._lock = threading.Lock()
 
@@ -89,6 +84,7 @@ class Journal:
                     next_step="Go on with it (`resume`), or remove the folder.",
                 )
             journal._read(folder)
+            journal.resumed = journal._begun
             if not verified:
                 cls.verify([journal], tell)
         else:
@@ -158,17 +154,6 @@ class Journal:
         self.uploaded.add(filename)
         self._append({"event": "uploaded", "filename": filename})
 
-    def note_usage(self, usage: Usage) -> None:
-        """What this process has taken so far."""
-        self.add_usages({self._own_name: usage})
-
-    def add_usages(self, usages: Mapping[str, Usage]) -> None:
-        """What processes have taken so far, by their names."""
-        for name, usage in usages.items():
-            if self.usages.get(name) != usage:
-                self.usages[name] = usage
-                self._append(_usage_line(name, usage))
-
     def forget(self, filenames: Iterable[str]) -> None:
         """These shards are lost, on both sides."""
         for filename in filenames:
@@ -183,11 +168,7 @@ class Journal:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self._lock, writing(self._path), open(self._path, "ab", buffering=0) as file:
-            lines = [line]
-            if self.metered is not None and line["event"] != "usage":
-                self.usages[self._own_name] = usage = self.metered()
-                lines.append(_usage_line(self._own_name, usage))
-            left = memoryview("".join(map(sealed, lines)).encode())
+            left = memoryview(sealed(line).encode())
             end = file.tell()
             try:
                 while left:
@@ -239,8 +220,6 @@ class Journal:
                 self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
             case "shard":
                 self.shards[line["filename"]] = FinishedShard.from_json(line)
-            case "usage":
-                self.usages[line["name"]] = Usage.from_json(line)
             case "uploaded":
                 if self._uploads:
                     self.uploaded.add(line["filename"])
@@ -280,7 +259,3 @@ def plan_identity(plan: Plan) -> str:
     for shard in plan.shards:
         digest.update(shard.filename.encode() + b"\0" + shard.header)
     return digest.hexdigest()
-
-
-def _usage_line(name: str, usage: Usage) -> dict[str, Any]:
-    return {"event": "usage", "name": name, **usage.to_json()}
