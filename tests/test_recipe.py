@@ -314,6 +314,13 @@ def test_yaml_that_is_no_plain_data_is_refused(text: str, words: str):
     assert words in str(refused(text))
 
 
+@pytest.mark.parametrize("more", [{"\ud800": 1}, {"parameters": {"r\ud800": []}}])
+def test_half_a_character_in_a_key_is_refused(more: dict[str, object]):
+    refusal = str(refused({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram_plus", **more}))
+    assert "half a character" in refusal
+    assert refusal.isprintable()
+
+
 def test_numbers_are_read_as_people_write_them():
     text = "[010, 1e-5, 1_000, 1:30, 0x10, no, on, 2024-01-01, .5, -1.5E3, true, null, ~, 'true']"
     assert load_plain_yaml(text) == [

@@ -9,6 +9,7 @@ from typing import Literal
 from hubmerge.evaluation.result import ModelFacts, RunEnvironment, RunError, Split
 from hubmerge.output.domains import DomainLine, ParentLine
 from hubmerge.output.intervals import Estimate
+from hubmerge.output.skills import SkillsKept
 
 COMBINED = "domains"  # the board that joins the suites of one domain each
 
@@ -75,7 +76,8 @@ class Row:
     domains: tuple[DomainLine, ...] = ()
     overall: Estimate | None = None  # the mean over the domains
     rank: int | None = None
-    retention: Estimate | None = None  # the mean over the domains; None where one has none
+    skills: SkillsKept | None = None  # None: no merge, or a parent has no score
+    skills_rank: int | None = None  # among the merges, by the skills that they kept
     instruction_change: Estimate | None = None  # against the base
     parents: tuple[ParentLine, ...] = ()
     ancestors: tuple[str, ...] = ()  # id@sha, parents first, then theirs

@@ -323,6 +323,8 @@ def recipe_from_dict(content: Any, where: str = "the recipe") -> Recipe:
         return Recipe.model_validate(dict(content))
     except ValidationError as error:
         raise RecipeError("the recipe has errors", where=where, problems=list(_problems(error, where))) from None
+    except UnicodeEncodeError as error:  # pydantic takes no message with half a character, such as a parameter's name
+        raise RecipeError(_WORDS["string_unicode"], where=where, got=repr(error.object)[:120]) from None
 
 
 def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
@@ -375,7 +377,7 @@ def _slip(path: tuple[int | str, ...], given: Any, message: str) -> str:
         return ""
     if "is a URL" in message:
         return "Write org/name, or org/name@revision."
-    if path[-1] == "dtype" and given.lower() in _DTYPES:
+    if path[-1:] == ("dtype",) and given.lower() in _DTYPES:
         return f"Did you mean {_DTYPES[given.lower()]}?"
     if "number is needed" in message:
         with suppress(ValueError):

@@ -15,6 +15,7 @@ from typing import Any
 
 from hubmerge.errors import FormatError, MemoryLimitError, SensitivityError
 from hubmerge.hub.client import Hub
+from hubmerge.plan.disk import shown_bytes
 from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.base import Model
@@ -147,11 +148,12 @@ def require_memory(weight_bytes: int, where: str, device: str = "cpu") -> None:
 
         free, _ = torch.cuda.mem_get_info(torch.device(device))
     if weight_bytes > _WEIGHTS_SHARE * free:
+        wanted, found = shown_bytes(int(weight_bytes / _WEIGHTS_SHARE), free)
         raise MemoryLimitError(
             "the model is too large for its sensitivity to be computed here",
             where=where,
-            expected=f"{weight_bytes / _WEIGHTS_SHARE / 1e9:.2f} GB of free memory",
-            got=f"{free / 1e9:.2f} GB",
+            expected=f"{wanted} of free memory",
+            got=found,
             next_step=_SMALLER,
         )
 

@@ -47,9 +47,11 @@ def test_numbers_stay_numbers_and_nothing_stands_for_unknown() -> None:
     [merge] = [r for r in rows_of(suite_csv(build_board(family()).suites[0])) if r["model"] == "org/merge"]
     assert float(merge["instruction_change"]) == pytest.approx(-0.05)
     assert merge["instruction_change"].startswith("-")
-    assert (merge["math"], merge["math_retention"][:3], merge["density"]) == ("0.66", "1.1", "0.25")
+    assert (merge["math"], merge["skills_kept"], merge["skills_of_parents"]) == ("0.66", "2", "2")
+    assert float(merge["gain_kept"]) == pytest.approx(0.995)
+    assert merge["density"] == "0.25"
     [base] = [r for r in rows_of(suite_csv(build_board(family()).suites[0])) if r["model"] == "org/base"]
-    assert (base["retention"], base["method"], base["density"]) == ("", "", "")
+    assert (base["skills_kept"], base["method"], base["density"]) == ("", "", "")
 
 
 def test_a_failed_run_has_empty_scores_in_the_csv() -> None:
@@ -65,7 +67,8 @@ def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
     [suite] = data["suites"]
     merge = next(r for r in suite["rows"] if r["model"] == "org/merge")
     assert merge["flags"] == [{"kind": "withdrawn", "reason": "", "inherited_from": "org/math"}]
-    assert merge["domains"][0]["retention"] == pytest.approx(1.1)
+    assert (merge["skills"]["kept"], merge["skills_rank"]) == (2, None)  # flagged: it has no rank
+    assert merge["skills"]["skills"][0]["value"] == pytest.approx(1.15)
     assert [r["reason"] for r in data["refused"]] == ["its model is not a repo's name"]
 
 
@@ -109,6 +112,7 @@ def test_the_command_prints_the_board_of_a_folder(folder: Path, capsys: pytest.C
     text = capsys.readouterr().out
     assert "org/merge@eeeeeee" in text
     assert "61.0 ± " in text
+    assert "2 of 2 skills: 115 · 84 %" in text
     assert (
         run_cli(arguments("--results", str(folder), "--suite", "trio", "--csv"), Settings(), Terminal(as_json=False))
         == 0

@@ -86,7 +86,8 @@ def test_the_card_gets_every_parent_beside_the_merge(hub: Hub, api: HfApi, repo:
     assert line.endswith("| 0.800 (0.711 to 0.867, n = 100) | 0.200 (0.133 to 0.289, n = 100) | "
                          "0.700 (0.604 to 0.781, n = 100) | failed |")  # fmt: skip
     [domain] = [x for x in card.splitlines() if x.startswith("| math |")]
-    assert "100%" in domain  # (0.80 + 0.50) / 2 against (0.70 + 0.60) / 2
+    assert "Skills kept" not in card  # tool_use failed, so that the best parent may be missing
+    assert "no difference beyond chance" in domain  # (0.80 + 0.50) / 2 against (0.70 + 0.60) / 2
     assert domain.endswith("| no difference beyond chance |")
     assert "No evaluation has been run yet" not in card
 

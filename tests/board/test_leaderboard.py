@@ -38,14 +38,6 @@ def test_the_family_by_hand() -> None:
     math_line, instruction, code = merge.domains
     # math: parents 0.20, 0.60, 0.10; instruction: 0.50, 0.40, 0.30; code: 0.30, 0.25, 0.80
     assert (math_line.best_parent, instruction.best_parent, code.best_parent) == ("org/math", "org/base", "org/code")
-    assert math_line.retention
-    assert math_line.retention.value == pytest.approx(1.1)
-    assert instruction.retention
-    assert instruction.retention.value == pytest.approx(0.9)
-    assert code.retention
-    assert code.retention.value == pytest.approx(0.9)
-    assert merge.retention
-    assert merge.retention.value == pytest.approx((1.1 + 0.9 + 0.9) / 3)
     assert merge.synergy == ("math",)
     assert not math_line.synergy_certain  # 66 against 60 of 100 is within chance
     assert merge.instruction_change is not None
@@ -86,9 +78,8 @@ def test_a_rank_is_one_plus_the_number_wholly_above() -> None:
         assert own.rank == 1 + above
 
 
-def test_without_scored_parents_there_is_no_retention_and_no_synergy() -> None:
+def test_without_scored_parents_there_is_no_synergy() -> None:
     merge = row(build_board(family()[3:]), "org/merge")
-    assert merge.retention is None
     assert merge.synergy == ()
     assert merge.instruction_change is None
     assert [p.status for p in merge.parents] == ["not scored"] * 3
@@ -97,27 +88,8 @@ def test_without_scored_parents_there_is_no_retention_and_no_synergy() -> None:
 def test_synergy_needs_the_score_of_every_parent() -> None:
     base, math_agent, _, merge = family()
     found = row(build_board([base, math_agent, merge]), "org/merge")
-    line = found.domain("math")
-    assert line is not None
-    assert line.retention
-    assert line.retention.value == pytest.approx(1.1)
     assert found.synergy == ()
     assert not found.parents_scored
-
-
-def test_a_best_parent_of_zero_gives_no_retention() -> None:
-    parents = [result(p["id"], p["sha"][0], {"math": 0.0}) for p in PARENTS]
-    merge = row(build_board([*parents, result("org/merge", "e", {"math": 0.5}, parents=PARENTS)]), "org/merge")
-    assert merge.domains[0].retention is None
-    assert merge.retention is None
-    assert merge.synergy == ("math",)
-
-
-def test_a_small_best_parent_is_divided_by() -> None:
-    parents = [result(p["id"], p["sha"][0], {"math": 0.01}) for p in PARENTS]
-    merge = row(build_board([*parents, result("org/merge", "e", {"math": 0.5}, parents=PARENTS)]), "org/merge")
-    assert merge.retention
-    assert merge.retention.value == pytest.approx(50)
 
 
 def test_only_the_merged_commit_of_a_parent_counts() -> None:
@@ -346,9 +318,7 @@ def test_suites_of_one_domain_each_are_joined() -> None:
     assert [d.rank for d in math_agent.domains] == [1, 1]
     assert list(code_agent.failures) == ["code"]
     assert code_agent.status == "done"
-    assert [d.retention and d.retention.value for d in merge.domains] == pytest.approx(
-        [1.1, 0.9, 2.4]
-    )  # code: only the base has a score
+    assert merge.skills is None  # code: only the base has a score
     assert merge.synergy == ("math",)
     assert merge.instruction_change is not None
     assert merge.instruction_change.value == pytest.approx(-0.05)

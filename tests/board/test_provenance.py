@@ -273,7 +273,7 @@ def written(folder: Path, *results: EvaluationResult) -> Path:
 
 def test_the_page_has_a_column_of_who_ran_a_row() -> None:
     built = board(result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5}), *own())
-    for view in ("Scores", "Retention", "Merges"):
+    for view in ("Scores", "Skills kept", "Merges"):
         shown = table(built.suites[0], view)
         place = shown["headers"].index("Run by")
         assert [line[place] for line in shown["data"]] == ["bot"] * 4 + ["community"]

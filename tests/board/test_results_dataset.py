@@ -227,7 +227,7 @@ def test_the_tables_are_read_by_datasets(
     board = {line["model"]: line for line in tables["board"]}
     assert board["org/failed"]["status"] == "failed"
     assert board["org/failed"]["overall"] is None
-    assert board["org/merge"]["domains"][0]["retention"] == pytest.approx(1.1)
+    assert board["org/merge"]["skills"]["skills"][0]["value"] == pytest.approx(1.15)
     assert json.loads(board["org/merge"]["method_parameters"]) == {"r": 0.1}
     assert board["org/odd"]["author"] == HOSTILE
     assert len(tables["results"]) == len(results)
