@@ -1,8 +1,8 @@
 """The one door to the Hub: every request that hubmerge makes goes through `Hub`, and every answer is typed.
 
 The client is huggingface_hub, known only here, in hub/writing.py (what changes a repo), in hub/transfer.py (bytes of
-files, read by hand because the answers are not trusted), in hub/connections.py (connections that can be cut) and in
-hub/errors.py (its errors in our words, and what is worth repeating).
+files, read by hand because the answers are not trusted) and in hub/errors.py (its errors in our words, and what is
+worth repeating).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hubmerge.errors import FormatError, GatedError, HubUnavailableError, LoginError, SourceNotFoundError
-from hubmerge.hub.connections import new_client
 from hubmerge.hub.errors import Patience, checked_endpoint, checked_token, quiet_client, translated
 from hubmerge.hub.names import FileInfo, is_hub_id
 from hubmerge.hub.transfer import HubBytes, is_as_named, is_sound
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from hubmerge.hub.login import ClientCache
 
 RepoType = Literal["model", "dataset"]
+CONNECT_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 300.0  # a commit of many files is answered when it is done
 MAX_FILES = 100_000  # of a repo; the Hub advises against more
 SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; nothing that is no weight is larger
 _SHA = re.compile(r"[0-9a-f]{40}")
@@ -349,8 +350,15 @@ def eval_results(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 @cache
 def _limit_waiting() -> None:
     """The client waits for ever by default; a job must not. Set once, since it closes what is open."""
+    import httpx2
     from huggingface_hub import set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
     from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    def new_client() -> httpx2.Client:
+        made = default_client_factory()
+        made.timeout = httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        return made
 
     set_client_factory(new_client)
     quiet_client()

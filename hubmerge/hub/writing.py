@@ -258,7 +258,7 @@ class HubWriting:
         return str(info.oid)
 
     def breakable(self) -> Self:
-        """The same Hub for threads whose reads, uploads and pauses another thread can end; `close` it afterwards."""
+        """The same Hub for threads whose reads, uploads and pauses another thread can end."""
         return self._with_patience(replace(self.patience, stopped=threading.Event()))
 
     def unbreakable(self) -> Self:
@@ -272,10 +272,9 @@ class HubWriting:
         return twin
 
     def hang_up(self) -> None:
-        """End what a breakable Hub reads, and begin nothing more: at once, but for an upload that is under way."""
+        """Begin nothing more, and end what a breakable Hub reads: with the next bytes that come."""
         assert self.patience.stopped is not None
         self.patience.stopped.set()
-        self._bytes.hang_up()
 
     def break_off(self) -> None:
         """`hang_up`, and end what it uploads: at the next 64 KiB. Repeat it until that has ended.
@@ -287,10 +286,6 @@ class HubWriting:
             from huggingface_hub.utils._xet import abort_xet_session
 
             abort_xet_session()  # type: ignore[no-untyped-call]
-
-    def close(self) -> None:
-        """Give back the connections over which a breakable Hub has read; nobody reads any more."""
-        self._bytes.close()
 
 
 def _goes_to_xet() -> bool:

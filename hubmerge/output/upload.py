@@ -129,4 +129,3 @@ class ShardUploader:
                     self._hub.break_off()
                     wait((future,), _TICK_S)
         self._pool.shutdown(wait=True)
-        self._hub.close()

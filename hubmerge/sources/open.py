@@ -14,7 +14,6 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -91,7 +90,8 @@ def open_models(
     read = HeadersRead()
     errors: list[HubmergeError] = []
     models: list[Model] = []
-    with closing(hub.breakable()) as asked, ThreadPoolExecutor(max_workers=8) as pool:
+    asked = hub.breakable()
+    with ThreadPoolExecutor(max_workers=8) as pool:
         try:
             for future in [
                 pool.submit(
