@@ -1,36 +1,40 @@
 """The journal of a merge into one folder: what is durable, so that a resumed merge repeats only what has no line.
 
-Lines of JSON, each with a checksum (journal_lines.py), in the order in which things happened:
+Lines of JSON, each sealed with a checksum, in the order in which things happened:
 
     plan        which merge this is, and of which commits
     probed      statistics of some tensors; they count once probe says that those of all tensors are there
     thresholds  what a threshold's passes have found
     shard       a shard is a file; uploaded: its bytes are at the target; lost: neither
+
+A kill tears the last line, a full disk may leave half a line before a whole one, and a machine that loses power may
+leave zeros. What comes after the first line that is not sound is as if it had never been written: it is repeated.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from hubmerge.disk_errors import reading, writing
-from hubmerge.engine.finished_shards import has_size, sound
-from hubmerge.engine.journal_lines import sealed, sound_line, sound_lines
-from hubmerge.engine.sink import WORK, FinishedShard
+from hubmerge.engine.sink import WORK, FinishedShard, has_size, sound
 from hubmerge.errors import TargetExistsError
 from hubmerge.plan.plan import Plan
-from hubmerge.sources.unchanged import UnchangedFolders
+from hubmerge.sources.folder import UnchangedFolders
 from hubmerge.statistics.statistics import SCHEMA, Tally
 
 _JOURNAL = "journal.jsonl"
 _FORM = 5  # its version
 _TENSORS_A_LINE = 256  # about 5 MB of tallies
+_SEAL = ', "crc32": "'
 
 
 class Journal:
@@ -259,3 +263,29 @@ def plan_identity(plan: Plan) -> str:
     for shard in plan.shards:
         digest.update(shard.filename.encode() + b"\0" + shard.header)
     return digest.hexdigest()
+
+
+def sealed(line: Mapping[str, Any]) -> str:
+    """A line as it is written, with its line break."""
+    text = json.dumps(line)
+    return f'{text[:-1]}{_SEAL}{zlib.crc32(text.encode()):08x}"}}\n'
+
+
+def sound_line(text: bytes) -> dict[str, Any] | None:
+    """What a line says; None where it is not sound."""
+    content, _, seal = text.rpartition(_SEAL.encode())
+    if seal != b'%08x"}\n' % zlib.crc32(content + b"}"):
+        return None
+    found: dict[str, Any] = json.loads(content + b"}")
+    return found
+
+
+def sound_lines(raw: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
+    """The lines before the first one that is not sound, and how many bytes end with each."""
+    length = 0
+    for text in raw:
+        line = sound_line(text)
+        if line is None:
+            return
+        length += len(text)
+        yield line, length

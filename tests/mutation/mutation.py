@@ -45,7 +45,7 @@ GROUPS = {
         ("tests/test_plan.py", "tests/test_tying.py", "tests/output/test_plan_words.py", "tests/output/test_diff.py"),
     ),
     "journal": Group(
-        ("hubmerge/engine/journal.py", "hubmerge/engine/journal_lines.py", "hubmerge/engine/finished_shards.py"),
+        ("hubmerge/engine/journal.py", "hubmerge/engine/sink.py"),
         (
             "tests/engine/test_journal.py",
             "tests/engine/test_threshold_resume.py",
