@@ -1,7 +1,7 @@
-"""The child's side of `process.py`: its job from standard input, its events to a pipe that nothing else writes to.
+"""The child's side of `process.py`: reads its job from standard input and writes events to a pipe of their own.
 
-Standard output is moved away first, so that no library's chatter gets between the events: what is printed goes to
-the log. The kernel kills the process when its parent goes.
+Standard output is moved away first, so that no library's chatter gets between the events; printed text goes to the log.
+The kernel kills the process when its parent ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_TEXT = 2000
 
 
 class WallLimitError(EvaluationError):
-    """It did not end in time, which a busy machine can cause as well."""
+    """A child did not end in time; a busy machine can cause this as well."""
 
 
 class Channel:
@@ -54,7 +54,7 @@ class Channel:
 
 
 def run(job: Callable[[Mapping[str, Any], Channel], Mapping[str, Any]]) -> int:
-    """Run `job(spec, channel)` and send what it returns as the last event, or why it failed; the exit code."""
+    """Run `job(spec, channel)` and send its result, or its error, as the last event; returns the exit code."""
     with os.fdopen(os.dup(0), "rb") as document:
         spec = json.loads(document.read())
     _die_with_parent(spec["parent"])
@@ -89,7 +89,7 @@ def _named(error: Exception) -> HubmergeError:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """Torch on the CPU and the kernel's mmap know no class for it."""
+    """Whether an error means too little memory; torch on the CPU and the kernel's mmap have no class for it."""
     return "can't allocate memory" in str(error) or "Cannot allocate memory" in str(error)
 
 

@@ -1,9 +1,9 @@
-"""What an evaluating process may still do: limits on resources, no new privileges, and no network.
+"""Confines an evaluating process: limits on resources, no new privileges, and no network.
 
-`confine` is called in a child at its start, before anything foreign is read or run. Its limits are the kernel's
-(setrlimit(2)) and its network ban is a seccomp filter that refuses every socket except AF_UNIX, which
-multiprocessing needs; both hold for the threads and children of the process too, and neither can be undone.
-Sockets that are already open stay open: the parent hands none down.
+A child calls `confine` at its start, before it reads or runs anything foreign. The limits are the kernel's
+(setrlimit(2)), and a seccomp filter refuses every socket except AF_UNIX, which multiprocessing needs. Both hold for the
+threads and children of the process too, and neither can be undone. Sockets that are open already stay open; the parent
+hands none down.
 
 The filter also refuses what would lead around it: io_uring (which opens sockets without the socket call), reading
 or writing other processes and taking over their files (ptrace, process_vm_*, pidfd_getfd), mounts and namespaces,
@@ -50,7 +50,7 @@ _NO_NETWORK: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What a process may use; None leaves a limit as it is. Each process of a tree has its own, except `processes`."""
+    """The limits of a process; None leaves one as it is. Each process of a tree has its own, except `processes`."""
 
     cpu_s: int | None = None  # seconds of processor time, then SIGXCPU, a second later SIGKILL
     memory_bytes: int | None = None  # address space; CUDA reserves far more than it uses, so not for GPU work

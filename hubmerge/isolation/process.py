@@ -1,14 +1,13 @@
-"""A child process seen by its parent: what it is given, what it says, and how it is made to end.
+"""Runs a child process: gives it a job, reads its events, and ends it.
 
     parent                                        child
     the job as JSON, by standard input      →     hubmerge.evaluation.fetch or .child
     JSON lines: stage, progress, warning    ←
     one last line: done or error            ←
 
-The child leads a process group of its own. It ends early in one of three ways, all within seconds: cancelled
-(SIGTERM to the group, SIGKILL after a grace period), past its wall limit, or with its parent (the kernel's
-PDEATHSIG). What it writes to standard error goes to a log of bounded length. Whatever it says is checked here,
-since it has read data from strangers.
+The child leads a process group of its own. It ends early in one of three ways, all within seconds: cancelled (SIGTERM
+to the group, SIGKILL after a grace period), past its wall limit, or with its parent (the kernel's PDEATHSIG). Its
+standard error goes to a log of limited length. Its events are checked here, since it has read data from strangers.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class ChildJob:
 
 @dataclass
 class _Output:
-    """What came out of the child so far."""
+    """The child's output so far."""
 
     line: bytearray = field(default_factory=bytearray)
     logged: int = 0
@@ -99,7 +98,7 @@ def run_child(job: ChildJob, on_event: Callable[[Event], None], cancelled: Calla
 
 
 def fresh_environment(home: Path, endpoint: str, *, network: bool) -> dict[str, str]:
-    """What a child finds in its environment: never a token, and no cache of this user's."""
+    """The environment of a child, without tokens and without this user's caches."""
     home.mkdir(exist_ok=True)
     environment = {
         **evaluation_environment(network=network),
@@ -121,7 +120,8 @@ def fresh_environment(home: Path, endpoint: str, *, network: bool) -> dict[str, 
 
 
 def _stdin(spec: Mapping[str, Any]) -> Any:
-    """The job in memory only, since it can hold a token, and of any length, since no pipe has to take it."""
+    """A file in memory that holds the job. It never reaches the disk, since it can hold a token, and it may have any
+    length, unlike a pipe's content."""
     descriptor = os.memfd_create("job", os.MFD_CLOEXEC)
     file = os.fdopen(descriptor, "w+b")
     file.write(json.dumps({**spec, "parent": os.getpid()}).encode())
@@ -136,7 +136,7 @@ def _watch(
     keep: Callable[[Event], None],
     cancelled: Callable[[], bool],
 ) -> int:
-    """Read until the child has ended; its exit code, negative for a signal."""
+    """Read until the child has ended; returns its exit code, negative for a signal."""
     assert process.stdout
     assert process.stderr
     deadline = time.monotonic() + job.wall_s
@@ -204,7 +204,7 @@ def _event(job: ChildJob, line: bytes) -> Event:
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:
-    """True once it is gone; it stays unreaped, so that the group's number is not given to another."""
+    """True once the child has ended. It stays unreaped, so that the kernel gives its group's number to no other."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -215,7 +215,7 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Nothing of the child's group is left afterwards."""
+    """End every process of the child's group."""
     if not _has_ended(process):
         _signal(process, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_S
@@ -259,5 +259,5 @@ def _error(job: ChildJob, event: Event) -> HubmergeError:
 
 
 def plain(text: Any) -> str:
-    """Text of a stranger in one line of bounded length, fit for a message."""
+    """A stranger's text as one line of limited length, for a message."""
     return _CONTROL.sub(" ", text)[:MAX_MESSAGE].strip() if isinstance(text, str) else ""

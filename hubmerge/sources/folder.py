@@ -1,12 +1,12 @@
-"""What lies in a local folder, without the ways that links lead out of it, and whether it stays as it was pinned.
+"""Lists and reads local folders without following links out of them, and checks that they stay as they were pinned.
 
 A folder may have come from a stranger, and a link in it may name any file of this machine, whose bytes would then be
-published. So a link is followed where it stays in the folder, or where the Hub client's own cache put it (a snapshot,
-whose files are links into the repo's `blobs`), and nowhere else.
+published. So a link is followed only where it stays in the folder, or leads from a snapshot in the Hub client's cache
+into the same repo's `blobs`.
 
-A folder's pin covers the config and every shard's name, size, time of change and header. What is made of a folder is
-made durable only while its shards still have that size and time: a merge of which half was read before somebody
-replaced a shard would otherwise bear the pin of bytes that it does not hold.
+A folder's pin covers the config and every shard's name, size, time of change and header. A merge makes its results
+durable only while the shards still have that size and time. Otherwise a merge that had read half of a shard before
+somebody replaced it would bear the pin of bytes that it does not hold.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def list_folder(folder: Path) -> tuple[dict[str, FileInfo], tuple[str, ...]]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Where the file `name` of `folder` really lies; SourceNotFoundError where a link leads out of the folder."""
+    """The real path of the file `name` in `folder`; SourceNotFoundError where a link leads out of the folder."""
     path = folder / name
     if not _leads_into(path, _roots(folder)):
         raise link_outside(str(folder), name)

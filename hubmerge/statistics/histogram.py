@@ -1,12 +1,12 @@
-"""Order statistics of |δ| from one pass: a histogram that adds up exactly, and what follows from it, with bounds.
+"""Order statistics of |δ| from one pass: a histogram that adds up exactly, and statistics of it with error bounds.
 
 A bin holds the magnitudes whose float32 patterns agree in the exponent and the first MANTISSA_BITS of the mantissa:
-it is narrower than RELATIVE_WIDTH = 2⁻⁵ of any normal value in it. Zero has no bin; zeros are what the bins leave
-over. Per bin two integers are kept: the number of elements, and the sum of their offsets (pattern − the bin's first
+it is narrower than RELATIVE_WIDTH = 2⁻⁵ of any normal value in it. Zeros have no bin; they are the elements that no bin
+counts. Each bin keeps two integers: the number of its elements, and the sum of their offsets (pattern − the bin's first
 pattern). The patterns of a bin are equally spaced, so the two give its L1 mass exactly; and integers add up in any
 order, so chunks, tensors and processes cannot change a result.
 
-What stays open is how the elements lie within a bin. Every statistic is therefore an interval over all elements
+A histogram does not say where the elements lie within a bin. Every statistic is therefore an interval over all elements
 that fit the bins: the estimate is its midpoint, and the error, given with it, half its width. Where bin i holds the
 shares nᵢ of the elements and mᵢ of the mass:
 
@@ -146,7 +146,7 @@ def as_text(values: Counts) -> str:
 
 
 def from_text(text: str) -> Counts:
-    """What `as_text` was given."""
+    """The numbers that `as_text` wrote."""
     return _values_of(np.frombuffer(a2b_base64(text[1:]), np.uint8).reshape(-1, int(text[:1])))
 
 
