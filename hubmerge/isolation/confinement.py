@@ -13,14 +13,19 @@ that runs unconfined.
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import os
 import resource
+import signal
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hubmerge.isolation import seccomp
 from hubmerge.isolation.seccomp import Rule
 
+_PR_SET_PDEATHSIG = 1
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 
@@ -58,6 +63,21 @@ class Limits:
     processes: int | None = None  # of this user, threads included; the kernel does not hold root to it
     open_files: int | None = None
     data_bytes: int | None = None  # private writable memory: leaves out mapped weights and libraries
+
+
+def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Have the kernel signal this process when the thread of `parent` that started it ends."""
+    if seccomp.libc().prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it died before the kernel knew of our wish
+        os.kill(os.getpid(), signum)
+
+
+def give_way() -> None:
+    """Have the kernel, short of memory, end this process first and leave the application."""
+    # not every sandbox has the file
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("900")  # of 1000
 
 
 def confine(limits: Limits, *, network: bool) -> None:

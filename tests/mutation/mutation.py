@@ -45,6 +45,7 @@ GROUPS = {
         (
             "tests/plan/test_plan.py",
             "tests/plan/test_tying.py",
+            "tests/plan/test_ignore.py",
             "tests/output/test_plan_words.py",
             "tests/output/test_diff.py",
         ),

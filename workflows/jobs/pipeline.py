@@ -74,7 +74,8 @@ def run(spec: JobSpec, emit: Emit) -> None:
 
 
 def stream_options(settings: Settings, bursts: Bursts | None) -> StreamOptions:
-    """On the machine's own GPU, if there is one; where one is lent per call, the job's process sees none."""
+    """Options that use the machine's own GPU, if there is one. Where a GPU is lent per call, the job's process has
+    none."""
     memory = int(settings.device_memory_gb * 10**9)
     return StreamOptions(device="auto" if bursts is None else "cpu", device_memory_bytes=memory, bursts=bursts)
 

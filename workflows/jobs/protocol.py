@@ -1,4 +1,4 @@
-"""What worker and child say to each other: one JSON document in, JSON lines out.
+"""The messages between worker and child: one JSON document in, JSON lines out.
 
     worker → child   stdin    one line, the `JobSpec`; a byte per heartbeat; at its end the worker is gone
     child  → worker  stdout   an event per line, `{"type": "stage" | "progress" | …}`; a result or an error
@@ -10,7 +10,8 @@ before it returns.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,11 +19,9 @@ from pydantic import ConfigDict, Field, SecretStr, TypeAdapter
 
 from workflows.jobs.jobs import Frozen, JobError
 
-MAX_LINE_BYTES = 1024 * 1024
-
 
 class JobSpec(Frozen):
-    """All that a pipeline is told about its job."""
+    """Everything that a pipeline knows about its job."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # the input has the token in it
 
@@ -68,7 +67,7 @@ class Statistics(Frozen):
 
 
 class Notice(Frozen):
-    """Something that the user should know and that stops nothing."""
+    """A warning for the user; the job goes on."""
 
     type: Literal["warning"] = "warning"
     message: str
@@ -97,10 +96,20 @@ _LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="type
 
 
 def encode(line: Line) -> str:
-    """One line; what JSON has no number for (NaN, infinities) becomes null."""
+    """An event as one line; NaN and infinities, which JSON lacks, become null."""
     return line.model_dump_json() + "\n"
 
 
 def decode(text: str | bytes) -> Line:
     """The event that `text` is; a `ValueError` where it is none."""
     return _LINE.validate_json(text)
+
+
+def decoded(lines: Iterable[bytes]) -> Iterator[Line]:
+    """The events among the lines of a child; one that is too long is told of, and what is none is left out."""
+    for line in lines:
+        if not line.endswith(b"\n"):
+            yield Notice(message=f"an event of more than {len(line)} bytes was dropped")
+            continue
+        with suppress(ValueError):
+            yield decode(line)

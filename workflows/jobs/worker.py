@@ -2,9 +2,9 @@
 
     every turn    see which workers are dead → take their jobs back → claim one → supervise its child → tidy
 
-Any number of workers may share one data folder. A job's folder, `jobs/<id>`, stays while the job can go on
-from it, and is removed when the job is done or cancelled. Those of failed jobs, from which another submission goes on,
-stay for some days, and together take a tenth of the disk at most: the rest is for jobs that run.
+Any number of workers may share one data folder. A job's folder, `jobs/<id>`, stays while the job can go on from it, and
+is removed when the job is done or cancelled. Folders of failed jobs stay for some days, so that another submission can
+go on from them, and take at most a tenth of the disk together.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -23,13 +24,15 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from hubmerge.errors import InternalError, LoginError
+from hubmerge.isolation.child import ChildProcess
+from hubmerge.isolation.confinement import die_with_parent
+from hubmerge.isolation.scrub import Scrubber
 from hubmerge.plan.disk import used_bytes
 from hubmerge.settings import Settings, load_settings
 from workflows.jobs.child import DEFAULT_PIPELINE
-from workflows.jobs.guard import SignOfLife, die_with_parent, lock_workdir
+from workflows.jobs.guard import SignOfLife, lock_workdir
 from workflows.jobs.jobs import Job, JobError, State
 from workflows.jobs.logs import set_up_logging
-from workflows.jobs.process import ChildProcess, child_environment
 from workflows.jobs.protocol import JobSpec
 from workflows.jobs.results_keys import results_keys
 from workflows.jobs.store import LEASE_S, Store
@@ -46,10 +49,17 @@ PIPELINES: Mapping[str, str] = {
 CHILD = (sys.executable, "-m", "workflows.jobs.child")
 KEPT_FAILED_SHARE = 0.1  # of the disk
 _GUARD_SHARE = 0.8  # the guardian gives up before the lease does
+_SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|KEY)S?($|_)")
+
+
+def child_environment(environment: Mapping[str, str], endpoint: str) -> dict[str, str]:
+    """The worker's environment without its secrets: a job has its user's token, never the Space's."""
+    kept = {name: value for name, value in environment.items() if not _SECRET_NAME.search(name)}
+    return kept | {"HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
 
 
 class Worker:
-    """Runs one job at a time; its thread must live as long as it."""
+    """Runs one job at a time; the thread that makes it must live as long as it does."""
 
     def __init__(
         self,
@@ -82,7 +92,7 @@ class Worker:
         return self._data_dir / "jobs" / job_id
 
     def run_once(self, shutdown: threading.Event | None = None) -> Job | None:
-        """Run the job that is due, if there is one, and give it back as it is afterwards."""
+        """Run the job that is due, if there is one, and return it in its new state."""
         self._store.reap(self._life.dead(self._store.owners()))
         self._sweep()
         job = self._store.claim(self.owner, self._pipelines)
@@ -137,7 +147,8 @@ class Worker:
         environment = child_environment(os.environ, self._settings.endpoint)
         try:
             spec.workdir.mkdir(parents=True, exist_ok=True)
-            child = ChildProcess(command, spec, environment)
+            log_file, scrubber = spec.workdir / "child.log", Scrubber(token)
+            child = ChildProcess(command, spec.to_line(), environment, log_file, scrubber, beating=True)
         except OSError as error:  # no memory for a process, or no disk for its folder
             failure = InternalError("the job's process could not be started", got=str(error))
             return self._store.fail(job.id, job.fence, JobError.of(failure, retryable=True))

@@ -1,10 +1,10 @@
-"""Merge the agents of a base: what a rule of kind `agents` reads before it decides (engine.py).
+"""Watches for agents of a base: reads everything that a rule of kind `agents` needs before engine.py decides.
 
     search by lineage and author ∪ hinted repos → facts of each at its head → does it fit the base? → decide
 
 A poll costs one search per author; a model is read again only where the search states another commit or another
-visibility than the last time. Whether a model fits its base is seen here too (fit.py): a stranger's misfit is left
-out by name and cannot spoil the whole set.
+visibility than the last time. fit.py then checks whether a model fits its base: a stranger's misfit is left out by name
+and cannot spoil the whole set.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class AgentsWatcher(Watcher):
     def _read(
         self, rule: AgentRule, context: WatchContext, name: str, found: Candidate | None, fitting: Fitting, base: Facts
     ) -> Facts:
-        """The facts at the head, with the result of the fit; one model's trouble is its own after some patience."""
+        """The facts at the head, with the result of the fit. A model that stays unreadable for some looks is left
+        out."""
         place = (rule.name, name)
         sha = found.sha if found else ""
         try:
@@ -133,7 +134,7 @@ def _plausible(rule: AgentRule, hinted: tuple[str, ...]) -> Iterator[str]:
 
 
 def _key(rule: AgentRule, base: Facts, found: Candidate | Facts) -> str:
-    """All that remembered facts depend on."""
+    """The key of remembered facts: everything that they depend on."""
     return (
         f"{_READ} {found.sha} {int(found.private)}{int(found.gated)} {base.sha} {digest(rule.model_dump(mode='json'))}"
     )
