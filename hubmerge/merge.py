@@ -32,7 +32,7 @@ from hubmerge.output.card import render_card
 from hubmerge.output.figures import render_figures
 from hubmerge.output.finished import finished_report, publish_folder
 from hubmerge.output.helper import share_sensitivities
-from hubmerge.output.publish import Published, large_files, withdrawn_if_refused
+from hubmerge.output.publish import Published, withdrawn_if_refused
 from hubmerge.output.report import Report, make_report
 from hubmerge.output.upload import ShardUploader
 from hubmerge.plan.disk import DiskGauge, available_bytes, input_budget, used_bytes
@@ -164,7 +164,6 @@ def merge_to_hub(
         merging = ranks.first(not (folder / MANIFEST).is_file())
         surroundings = _Surroundings(hub, cache, observer, options, inputs, sensitivities, disk_budget)
         gauge = DiskGauge({cache, folder})
-        copies = large_files(prepared.plan.models, target)
         alone = withdrawn_if_refused(hub, target, folder, observer.warning) if ranks.size == 1 else nullcontext()
         with (
             alone,
@@ -176,7 +175,6 @@ def merge_to_hub(
                 folder,
                 waiting=lambda: surroundings.bridge.uploading(uploader.sent, uploader.size),
                 deleting=gauge.sample,
-                copies=copies,
             ) as uploader,
         ):
             if merging:
@@ -187,7 +185,7 @@ def merge_to_hub(
             else:
                 finished_report(folder, prepared.identity, keep_work=True)
             uploader.drain()
-        return publish_folder(target, folder, hub, observer, extra, journal.uploaded, copies)
+        return publish_folder(target, folder, hub, observer, extra, journal.uploaded)
 
 
 @dataclass

@@ -28,7 +28,7 @@ NO_BOUND = {
         r"kept_code\.py _DAY_S",
     ),
     "a buffer or block; it changes speed only": (
-        r"\b_?(?:BLOCK|COPY|READ|WRITE|GATHERED|ALL_GATHERED|FIRST_READ|AHEAD_LEAST|AT_ONCE|SAMPLE|COPIED_FROM)_BYTES",
+        r"\b_?(?:BLOCK|COPY|READ|WRITE|GATHERED|ALL_GATHERED|FIRST_READ|AHEAD_LEAST|AT_ONCE|SAMPLE)_BYTES",
         r"(?:CHUNK|PANEL)_ELEMENTS|_TENSORS_A_LINE|KEPT_(?:TENSORS|BLOCKS)|_LARGEST_CHUNK",
         r"buffers\.py (?:KEPT|PAGE)|compiled/passes\.py _ROWS",
     ),

@@ -81,7 +81,7 @@ def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) 
     if plan.download_bytes:
         needed += _CLIENT
         if machine.input_bytes is not None and plan.download_bytes > machine.input_bytes:
-            needed += KEPT_BLOCKS * BLOCK_BYTES  # of shards that are read by ranges
+            needed += min(KEPT_BLOCKS * BLOCK_BYTES, plan.download_bytes)  # of shards that are read by ranges
     on_device = options.device == "cuda" or (options.device == "auto" and machine.device)
     needed += _DEVICE * on_device + _TORCH * (on_device or options.ranks.size > 1)
     if machine.compiles and any(_is_compiled(plan, t, options) for t in plan.tensors() if t.action == "merge"):

@@ -26,7 +26,6 @@ from hubmerge.engine.usage import usage_now
 from hubmerge.errors import SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.methods import get_method
-from hubmerge.output.publish import large_files
 from hubmerge.output.upload import ShardUploader
 from hubmerge.plan.disk import DiskGauge, input_budget
 from hubmerge.plan.plan import Plan
@@ -67,10 +66,8 @@ def help_to_hub(
     ranks.agree("the plan", plan_identity(plan))  # rank 0 has taken over what it sees
     claim(ranks, own)
     journal = Journal.open(own, plan, resume=True, uploads=True)
-    copies, gauge = large_files(plan.models, prepared.target), DiskGauge({folder, cache})
-    with ShardUploader(
-        hub, prepared.target, prepared.identity, journal, own, deleting=gauge.sample, copies=copies
-    ) as uploader:
+    gauge = DiskGauge({folder, cache})
+    with ShardUploader(hub, prepared.target, prepared.identity, journal, own, deleting=gauge.sample) as uploader:
         uploader.drain()  # what an earlier run left where rank 0 cannot see it
         collect(ranks, plan, journal)
         if ranks.first(False):
