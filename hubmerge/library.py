@@ -215,15 +215,15 @@ def begin_run(unfinished: RunPins, work: Path, prepared: Prepared, observer: Obs
 
     FolderInUseError, and nothing changed, where another process is still at that one.
     """
-    given_up = unfinished.given_up(work.name)
+    older = unfinished.older_run(work.name)
     with ExitStack() as owned:
-        for folder in given_up.iterdir() if given_up is not None else ():
+        for folder in older.iterdir() if older is not None else ():
             if folder.is_dir():
                 owned.enter_context(sole_owner(folder))
         unfinished.begin(work.name, prepared.plan)
-        if given_up is not None:
+        if older is not None:
             observer.warning("an unfinished run of other versions of the models is given up, and removed")
-            _remove(given_up)
+            _remove(older)
 
 
 def publish(

@@ -32,14 +32,14 @@ from hubmerge.engine.progress import Bridge, Observer, Unobserved, resolving, ve
 from hubmerge.engine.resume import own, own_cache, resumed
 from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, layout_of, merge_variants
-from hubmerge.engine.usage import Meter, spent, total
+from hubmerge.engine.usage import total, usage_now
 from hubmerge.hub.client import Hub
 from hubmerge.machine import cores
 from hubmerge.output.assemble import write_folder
 from hubmerge.output.card import render_card
 from hubmerge.output.figures import render_figures
 from hubmerge.output.finished import finished_report, publish_folder
-from hubmerge.output.publish import Published, Target, check_target, large_files, withdrawn_if_refused
+from hubmerge.output.publish import Published, Target, check_target, withdrawn_if_refused
 from hubmerge.output.report import Report, make_report
 from hubmerge.output.upload import ShardUploader, forget_lost
 from hubmerge.plan.disk import DiskGauge, available_bytes, input_budget, temporary_folder, used_bytes
@@ -54,10 +54,10 @@ from hubmerge.sensitivity.of_plan import sensitivities_of
 from hubmerge.sensitivity.rows import Calibration, weighs
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import reader as companions_of
+from hubmerge.sources.folder import UnchangedFolders
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
-from hubmerge.sources.unchanged import UnchangedFolders
 from hubmerge.statistics.statistics import Statistics
 from hubmerge.statistics.summary import summarize
 
@@ -222,7 +222,6 @@ def merge_to_hub(
         lost = forget_lost(hub, target, plan, journal, folder, ranks)
         merging = lost or ranks.first(not (folder / MANIFEST).is_file())
         gauge, bridge = DiskGauge({cache, folder}), Bridge(observer, plan.labels)
-        copies = large_files(plan.models, target)
         alone = withdrawn_if_refused(hub, target, folder, observer.warning) if ranks.size == 1 else nullcontext()
         uploader = ShardUploader(
             hub,
@@ -232,7 +231,6 @@ def merge_to_hub(
             folder,
             waiting=lambda: bridge.uploading(uploader.sent, uploader.size),
             deleting=gauge.sample,
-            copies=copies,
         )
         with alone, uploader:
             if merging:
@@ -244,7 +242,7 @@ def merge_to_hub(
             elif ranks.rank == 0:
                 finished_report(folder, prepared.identity, keep_work=True)
             uploader.drain()
-        published = partial(publish_folder, target, folder, hub, observer, extra, journal.uploaded, copies)
+        published = partial(publish_folder, target, folder, hub, observer, extra, journal.uploaded)
         return ranks.by_first(published, asdict, lambda values: Published(**values))
 
 
@@ -298,32 +296,27 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
         starting=bridge.fetching,
         deleting=work.gauge.sample,
     )
-    meter = Meter(ranks.rank, store.fetched, work.gauge, [merge.journal for merge in merges], started)
-    bridge.ticking = meter.tick
-
-    def settled() -> None:
-        work.settle()
-        meter.note()
-
-    with meter, TensorReader((*plan.models, *measured), store) as reader:
+    with TensorReader((*plan.models, *measured), store) as reader:
         tensors = tuple(model.tensors for model in measured)
-        variants = [Variant(m.prepared.plan, m.journal, m.folder, tensors, settled) for m in merges]
+        variants = [Variant(m.prepared.plan, m.journal, m.folder, tensors, work.settle) for m in merges]
         if not plan.download_bytes:
             bridge.merging()
         merged = merge_variants(variants, reader, work.options, bridge)
     work.gauge.sample()
-    meter.note()
+    environment = _environment(plan, merged[0], work, ranks.gather(usage_now(store.fetched, work.gauge)))
+    environment["seconds"] = round(time.monotonic() - started, 3)
     refuse_equal_to_base(plan, merged[0].statistics)
     bridge.observer.statistics(summarize(merged[0].statistics.total, plan.labels))
     bridge.observer.stage("card")
-    ranks.gather("no process needs its working folder any more")
     return {
-        merge.folder: ranks.by_first(partial(_complete, merge, one, work), Report.to_json, Report.from_json)
+        merge.folder: ranks.by_first(
+            partial(_complete, merge, one, work, environment), Report.to_json, Report.from_json
+        )
         for merge, one in zip(merges, merged, strict=True)
     }
 
 
-def _complete(merge: _Merge, merged: MergeResult, work: _Work) -> Report:
+def _complete(merge: _Merge, merged: MergeResult, work: _Work, environment: Mapping[str, Any]) -> Report:
     """Everything around the finished shards of one folder, the manifest last."""
     prepared, plan = merge.prepared, merge.prepared.plan
     files, notes = folder_files(plan, companions_of(work.hub))
@@ -334,7 +327,7 @@ def _complete(merge: _Merge, merged: MergeResult, work: _Work) -> Report:
         target=prepared.target.repo if prepared.target else "",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         license=prepared.license,
-        environment=_environment(plan, merged, merge.journal, work),
+        environment={**environment, **({"resumed": True} if merge.journal.resumed else {})},
         notes=notes,
     )
     figures = render_figures(report)
@@ -344,9 +337,9 @@ def _complete(merge: _Merge, merged: MergeResult, work: _Work) -> Report:
     return report
 
 
-def _environment(plan: Plan, merged: MergeResult, journal: Journal, work: _Work) -> dict[str, Any]:
-    """Where the merge ran, and what it took."""
-    options, usages = work.options, journal.usages.values()
+def _environment(plan: Plan, merged: MergeResult, work: _Work, usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Where the merge ran, and what its processes took."""
+    options = work.options
     budget = work.input_bytes if any(model.ref.kind == "hub" for model in plan.models) else None
     return {
         "hubmerge": __version__,
@@ -361,8 +354,7 @@ def _environment(plan: Plan, merged: MergeResult, journal: Journal, work: _Work)
         "processes": options.ranks.size,
         **({"sink": "null"} if options.sink == "null" else {}),
         **merged.device,
-        **spent(usages),
-        **total(usages, options.ranks.size, budget),
+        **total(usages, budget),
     }
 
 

@@ -2,7 +2,7 @@
 
 `merge` of one recipe can be started as several processes by a launcher (`torchrun … -m hubmerge merge …`).
 
-With `--null-sink` the output's shards are counted, hashed and dropped (null_sink.py). The report goes to standard
+With `--null-sink` the output's shards are counted, hashed and dropped. The report goes to standard
 output, and what else belongs to a merge lies in a temporary folder meanwhile.
 """
 

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 from hubmerge.disk_errors import writing
 from hubmerge.engine.sink import WORK, FinishedShard
-from hubmerge.engine.usage import Usage
 from hubmerge.errors import HubmergeError, RecipeError, SettingsError
 from hubmerge.settings import Settings
 from hubmerge.statistics.statistics import Tally
@@ -235,14 +234,12 @@ def keep_own(ranks: Ranks, plan: Plan, journal: Journal) -> None:
 
 
 def share(ranks: Ranks, journal: Journal, *, uploaded_only: bool = False) -> None:
-    """Everyone learns which shards the others have finished, or `uploaded_only`, and what that took."""
+    """Everyone learns which shards the others have finished, or `uploaded_only`."""
     if ranks.size == 1:
         return
-    usages = {name: usage.to_json() for name, usage in journal.usages.items()}
     shards = (s for name, s in journal.shards.items() if name in journal.uploaded or not uploaded_only)
     own = [shard.to_json() for shard in shards]
-    for finished, uploaded, theirs in ranks.gather([own, sorted(journal.uploaded), usages]):
-        journal.usages |= {name: Usage.from_json(usage) for name, usage in theirs.items()}
+    for finished, uploaded in ranks.gather([own, sorted(journal.uploaded)]):
         journal.uploaded |= set(uploaded)
         for shard in finished:
             journal.shards.setdefault(shard["filename"], FinishedShard.from_json(shard))

@@ -119,7 +119,6 @@ class Bridge:
     """From the stream's and the cache's observers to the line's, all in the caller's thread."""
 
     def __init__(self, observer: Observer, labels: Sequence[str]) -> None:
-        self.ticking: Callable[[], None] = lambda: None  # called whenever the line is told anything
         self.observer = observer
         self._labels = labels
         self._stage = ""
@@ -128,7 +127,6 @@ class Bridge:
 
     def fetching(self, done: int, total: int) -> None:
         """The merge waits for what it begins with; what else it needs is fetched meanwhile."""
-        self.ticking()
         if not self._stage:
             self._stage = "fetch"
             self.observer.stage("fetch")
@@ -144,7 +142,6 @@ class Bridge:
         self.observer.stage("merge")
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        self.ticking()
         if stage == "compile":
             self._compiling(done, total)
             return
@@ -161,7 +158,6 @@ class Bridge:
     def uploading(self, sent: int, total: int) -> None:
         """The merge waits for an upload."""
         if total:
-            self.ticking()
             self.observer.progress("upload", sent, total, "B")
         else:
             self.again()
