@@ -51,7 +51,7 @@ GROUPS = {
         ),
     ),
     "journal": Group(
-        ("hubmerge/engine/journal.py", "hubmerge/engine/journal_lines.py", "hubmerge/engine/finished_shards.py"),
+        ("hubmerge/engine/journal.py", "hubmerge/engine/sink.py"),
         (
             "tests/engine/test_journal.py",
             "tests/engine/test_fault_journal.py",

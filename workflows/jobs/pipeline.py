@@ -26,7 +26,7 @@ from hubmerge.settings import Settings, load_settings
 from workflows.jobs.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
 
 STATISTICS_EVERY_S = 1.0
-_SHOWN = ("seconds", "runs", "peak_rss_bytes", "disk_high_water_bytes", "fetch")  # of the report's environment
+_SHOWN = ("seconds", "resumed", "peak_rss_bytes", "disk_high_water_bytes", "fetch")  # of the report's environment
 
 
 def run(spec: JobSpec, emit: Emit) -> None:

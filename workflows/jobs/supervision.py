@@ -45,7 +45,7 @@ class Timing:
     cancel_s: float = 0.5
     heartbeat_s: float = 5.0
     progress_s: float = 0.3
-    grace_s: float = 20.0  # between TERM and KILL
+    grace_s: float = 10.0  # between TERM and KILL
     sweep_s: float = 300.0
     keep_failed_s: float = 3 * 86400.0  # a failed job's folder, for another submission to go on from
 

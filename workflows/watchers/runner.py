@@ -22,7 +22,7 @@ from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.jobs.account import Account
 from workflows.jobs.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationDesk
 from workflows.jobs.jobs import Job, NewJob
-from workflows.watchers.base import Decision, PlannedMerge, Scores, Sight, Skip, Watcher
+from workflows.watchers.base import Decision, PlannedMerge, Scores, Skip, WatchContext, Watcher
 from workflows.watchers.facts import Facts, OwnMerge, facts_of
 from workflows.watchers.inbox import Inbox
 from workflows.watchers.kinds import registry
@@ -127,7 +127,7 @@ class Watchers:
     def _take(self, rule: RuleHead, hinted: tuple[str, ...], dry_run: bool) -> Turn:
         try:
             self._account.require(rule.owner)
-            sight = Sight(
+            context = WatchContext(
                 hub=self._account.hub,
                 hinted=hinted,
                 own=self._ledger.own_targets(),
@@ -138,7 +138,7 @@ class Watchers:
                 scores=lambda suite, models: self._scores(suite, models, dry_run),
                 flags=self._flags,
             )
-            decision = self._kind(rule).look(rule, sight)
+            decision = self._kind(rule).look(rule, context)
         except HubmergeError as error:
             return Turn(rule.name, error=error)
         except Exception as error:  # a job boundary: a bug in one kind of watcher is not the other rules'
