@@ -26,7 +26,7 @@ import hubmerge.engine.compiled
 from hubmerge.engine.compiled import adapters, entries, kept_code
 from hubmerge.engine.compiled.entries import Entry
 from hubmerge.engine.compiled.machine_code import Code, LinkError, ObjectCode, Packed, length
-from hubmerge.engine.stream import Silent
+from hubmerge.engine.progress import Unobserved
 from hubmerge.errors import InternalError
 
 __all__ = ["kept"]  # a fixture
@@ -340,7 +340,7 @@ def test_where_nothing_can_be_compiled_the_merge_is_eager_with_one_warning_and_t
             raise NotImplementedError("no code for this processor")
         return ObjectCode("nothing", b"not an object file")
 
-    class Listening(Silent):
+    class Listening(Unobserved):
         def __init__(self) -> None:
             self.said: list[str] = []
 
