@@ -14,8 +14,8 @@ from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import is_of_tokenizer, makes_tokenizer, reader
+from hubmerge.sources.folder import CONFIG
 from hubmerge.sources.staged import stage_files, stage_settings
-from hubmerge.sources.unchanged import CONFIG
 
 _WEIGHTS_SHARE = 0.7  # of the free memory; the rest is for a gradient and the activations
 _SMALLER = "Take --dtype bfloat16 or a machine with more memory, and name the file in the recipe."

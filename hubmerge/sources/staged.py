@@ -18,9 +18,9 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.companions import reader, tokenizer_files
 from hubmerge.sources.config import merged_config, told
 from hubmerge.sources.files import check_planned
+from hubmerge.sources.folder import CONFIG
 from hubmerge.sources.open import INDEX, SINGLE
 from hubmerge.sources.reader import LocalOrFetched
-from hubmerge.sources.unchanged import CONFIG
 
 
 def stage_model(model: Model, hub: Hub, folder: Path, inputs: Path, progress: Callable[[int, int], None]) -> list[str]:

@@ -125,6 +125,7 @@ def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers
     for number in range(2):
         file = tmp_path / f"{number}.safetensors"
         file.write_bytes(b"x" * 10)
+        os.utime(file, (number + 1, number + 1))  # a clock may not tell the two apart
         kept.keep(file)
     assert kept.take("0.safetensors", tmp_path / "mine")  # now the most recently used
     (tmp_path / "2.safetensors").write_bytes(b"y" * 10)

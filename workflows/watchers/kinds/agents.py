@@ -1,10 +1,10 @@
-"""Merge the agents of a base: what a rule of kind `agents` reads before it decides (engine.py).
+"""Watches for agents of a base: reads everything that a rule of kind `agents` needs before engine.py decides.
 
     search by lineage and author ∪ hinted repos → facts of each at its head → does it fit the base? → decide
 
 A poll costs one search per author; a model is read again only where the search states another commit or another
-visibility than the last time. Whether a model fits its base is seen here too (fit.py): a stranger's misfit is left
-out by name and cannot spoil the whole set.
+visibility than the last time. fit.py then checks whether a model fits its base: a stranger's misfit is left out by name
+and cannot spoil the whole set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from hubmerge.errors import HubmergeError, HubUnavailableError
 from hubmerge.hub.client import Candidate
-from workflows.watchers.base import Decision, LookContext, Scores, Watcher, digest
+from workflows.watchers.base import Decision, Scores, WatchContext, Watcher, digest
 from workflows.watchers.engine import decide, is_of_base, refusal
 from workflows.watchers.facts import Facts, read_facts
 from workflows.watchers.fit import BaseUnfitError, Fitting
@@ -55,7 +55,7 @@ class AgentsWatcher(Watcher):
             ("Method", rule.recipe.method),
         )
 
-    def look(self, rule: AgentRule, context: LookContext) -> Decision:
+    def look(self, rule: AgentRule, context: WatchContext) -> Decision:
         base = read_facts(context.hub, rule.base.id, rule.base.revision)
         fitting = Fitting(context.hub, base, rule.license)
         listed = {c.id: c for c in _search(rule, context)}
@@ -83,16 +83,17 @@ class AgentsWatcher(Watcher):
         return decide(rule, base, candidates, context.history, context.budget_left, scores)
 
     def _remembered(
-        self, rule: AgentRule, context: LookContext, name: str, found: Candidate | None, base: Facts
+        self, rule: AgentRule, context: WatchContext, name: str, found: Candidate | None, base: Facts
     ) -> Facts | None:
         if found is None or not found.sha or name in context.hinted:
             return None
         return context.memory.get(name, _key(rule, base, found))
 
     def _read(
-        self, rule: AgentRule, context: LookContext, name: str, found: Candidate | None, fitting: Fitting, base: Facts
+        self, rule: AgentRule, context: WatchContext, name: str, found: Candidate | None, fitting: Fitting, base: Facts
     ) -> Facts:
-        """The facts at the head, with the result of the fit; one model's trouble is its own after some patience."""
+        """The facts at the head, with the result of the fit. A model that stays unreadable for some looks is left
+        out."""
         place = (rule.name, name)
         sha = found.sha if found else ""
         try:
@@ -113,7 +114,7 @@ class AgentsWatcher(Watcher):
         return facts
 
 
-def _search(rule: AgentRule, context: LookContext) -> Iterator[Candidate]:
+def _search(rule: AgentRule, context: WatchContext) -> Iterator[Candidate]:
     if rule.join.fixed:
         return
     wanted = rule.agents
@@ -133,7 +134,7 @@ def _plausible(rule: AgentRule, hinted: tuple[str, ...]) -> Iterator[str]:
 
 
 def _key(rule: AgentRule, base: Facts, found: Candidate | Facts) -> str:
-    """All that remembered facts depend on."""
+    """The key of remembered facts: everything that they depend on."""
     return (
         f"{_READ} {found.sha} {int(found.private)}{int(found.gated)} {base.sha} {digest(rule.model_dump(mode='json'))}"
     )
