@@ -223,7 +223,7 @@ class _Line:
                     owned.enter_context(sole_owner(folder))
             unfinished.begin(work.name, prepared.plan)
             if older is not None:
-                self._terminal.warning("an unfinished run of other versions of the models is given up, and removed")
+                self._terminal.warning("an unfinished run of other versions of the models is dropped and removed")
                 _remove(older)
 
     def _help(self, prepared: Prepared, work: Path) -> None:

@@ -1,4 +1,4 @@
-"""What helps a user of `hubmerge run`, whose folders lie below HUBMERGE_DATA and are not named in the command."""
+"""Advice for users of `hubmerge run`, whose folders lie below HUBMERGE_DATA and are not named in the command."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
 
 
 def usage_of(prepared: Sequence[Prepared], environments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of all variants; those that were merged in one pass say the same, or less where they were finished earlier."""
+    """The usage of all variants together. Variants of one pass state the same, or less where they finished earlier."""
     passes: dict[object, Mapping[str, Any]] = {}
     for one, environment in zip(prepared, environments, strict=True):
         known = passes.setdefault(layout_of(one.plan), environment)
