@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fault_line import Line
+from line import Line
 
 from hubmerge.cli.main import main
 from hubmerge.engine.sink import WORK, sole_owner

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from builders import recipe_dict, write_parents
-from merge_helpers import Job, Killed
+from line import Killed, Line
 
 from hubmerge import merge as line
 from hubmerge.cli.main import main
@@ -35,13 +35,13 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Fetched]:
     return seen
 
 
-def noted(job: Job) -> int:
+def noted(line: Line) -> int:
     """The bytes of the last note in the journal."""
-    lines = [json.loads(text) for text in (job.out / ".hubmerge" / "journal.jsonl").read_text().splitlines()]
+    lines = [json.loads(text) for text in (line.out / ".hubmerge" / "journal.jsonl").read_text().splitlines()]
     return int([one for one in lines if one["event"] == "usage"][-1]["fetched"]["bytes"])
 
 
-def break_off(job: Job, error: type[BaseException], after: int) -> None:
+def break_off(line: Line, error: type[BaseException], after: int) -> None:
     left = [after]
 
     def stop(stage: str) -> None:
@@ -49,36 +49,36 @@ def break_off(job: Job, error: type[BaseException], after: int) -> None:
         if left[0] < 0:
             raise error
 
-    job.watcher.seen = stop
+    line.watcher.seen = stop
     with pytest.raises(error):
-        job.to_hub()
-    job.watcher.seen = lambda stage: None
+        line.to_hub()
+    line.watcher.seen = lambda stage: None
 
 
 def test_what_a_killed_run_had_fetched_is_added_up(
-    job: Job, fetched: list[Fetched], monkeypatch: pytest.MonkeyPatch
+    line: Line, fetched: list[Fetched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage, "NOTING_S", 0.0)
     with monkeypatch.context() as patch:
         patch.setattr(Meter, "__exit__", lambda *arguments: None)  # a kill says nothing any more
-        break_off(job, Killed, 5)
-    first = noted(job)
+        break_off(line, Killed, 5)
+    first = noted(line)
     assert first > 0
-    job.to_hub()
-    fetch = job.report()["environment"]["fetch"]
+    line.to_hub()
+    fetch = line.report()["environment"]["fetch"]
     assert fetch["bytes"] == first + fetched[1].bytes
     assert fetch["runs"] == 2
     assert fetch["high_water_bytes"] >= max(fetched[1].high_water_bytes, 1)
 
 
 def test_a_run_that_ends_with_an_error_says_to_the_byte_what_it_had_fetched(
-    job: Job, fetched: list[Fetched], monkeypatch: pytest.MonkeyPatch
+    line: Line, fetched: list[Fetched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(usage, "NOTING_S", 1e9)
     for _ in range(2):
-        break_off(job, Killed, 2)
-    job.to_hub()
-    environment = job.report()["environment"]
+        break_off(line, Killed, 2)
+    line.to_hub()
+    environment = line.report()["environment"]
     assert environment["fetch"]["bytes"] == sum(one.bytes for one in fetched)
     assert environment["fetch"]["shards"] == sum(one.shards for one in fetched)
     assert environment["fetch"]["runs"] == 3

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from builders import llama_shapes, random_base, sparse_agent, write_index, write_model, write_shard
 from huggingface_hub import HfApi
-from merge_helpers import OUT_SHARD_BYTES, Job
+from line import OUT_SHARD_BYTES, Line
 
 from hubmerge.errors import HubUnavailableError
 from hubmerge.output.publish import Target, large_files
@@ -56,7 +56,7 @@ def repos(faulty_hub: LocalHubProcess, models: dict[str, Path]) -> dict[str, Any
 def whole(
     faulty_hub: LocalHubProcess, repos: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    return Job(faulty_hub, tmp_path_factory.mktemp("whole"), repos, "ada/copied-whole").to_folder()
+    return Line(faulty_hub, tmp_path_factory.mktemp("whole"), repos, "ada/copied-whole").to_folder()
 
 
 @pytest.fixture
@@ -66,13 +66,13 @@ def merge(
     whole: dict[str, str],
     tmp_path: Path,
     request: pytest.FixtureRequest,
-) -> Job:
+) -> Line:
     name = "ada/c-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
-    return Job(faulty_hub, tmp_path / "job", repos, name)
+    return Line(faulty_hub, tmp_path / "job", repos, name)
 
 
 @pytest.fixture
-def private_base(merge: Job) -> Iterator[None]:
+def private_base(merge: Line) -> Iterator[None]:
     merge.api.update_repo_settings("ada/copied-base", private=True)
     yield
     merge.api.update_repo_settings("ada/copied-base", private=False)
@@ -83,7 +83,7 @@ def sent(switch: FaultSwitch, rule: int) -> int:
 
 
 def test_an_untouched_shard_and_a_tokenizer_are_copied_by_the_hub_and_never_sent(
-    merge: Job, whole: dict[str, str], switch: FaultSwitch, models: dict[str, Path]
+    merge: Line, whole: dict[str, str], switch: FaultSwitch, models: dict[str, Path]
 ) -> None:
     uploads = switch.add(SENT, Observe(), methods=["PUT"], times=None)
     merge.to_hub()
@@ -98,7 +98,7 @@ def test_an_untouched_shard_and_a_tokenizer_are_copied_by_the_hub_and_never_sent
 
 @pytest.mark.parametrize("status", [400, 403, 404, 501])
 def test_where_the_hub_will_not_copy_the_same_bytes_are_uploaded(
-    merge: Job, whole: dict[str, str], switch: FaultSwitch, status: int
+    merge: Line, whole: dict[str, str], switch: FaultSwitch, status: int
 ) -> None:
     refused = switch.add(DUPLICATE, Status(status=status), times=None)
     uploads = switch.add(SENT, Observe(), methods=["PUT"], times=None)
@@ -110,7 +110,7 @@ def test_where_the_hub_will_not_copy_the_same_bytes_are_uploaded(
 
 
 def test_a_copy_that_the_hub_claims_but_does_not_show_is_uploaded(
-    merge: Job, whole: dict[str, str], switch: FaultSwitch, monkeypatch: pytest.MonkeyPatch
+    merge: Line, whole: dict[str, str], switch: FaultSwitch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file on this disk is deleted on the word of the target, never on that of the copy."""
     monkeypatch.setattr(HfApi, "_duplicate_lfs_files", lambda *arguments, **more: None)
@@ -121,7 +121,7 @@ def test_a_copy_that_the_hub_claims_but_does_not_show_is_uploaded(
 
 
 def test_nothing_is_copied_from_a_private_parent_to_a_public_target(
-    merge: Job, private_base: None, whole: dict[str, str], switch: FaultSwitch
+    merge: Line, private_base: None, whole: dict[str, str], switch: FaultSwitch
 ) -> None:
     asked = switch.add("/ada/copied-base/lfs-files/duplicate$", Observe(), times=None)
     uploads = switch.add(SENT, Observe(), methods=["PUT"], times=None)
@@ -131,7 +131,7 @@ def test_nothing_is_copied_from_a_private_parent_to_a_public_target(
     assert merge.published() == whole
 
 
-def test_a_private_target_may_take_from_a_private_parent(merge: Job, private_base: None) -> None:
+def test_a_private_target_may_take_from_a_private_parent(merge: Line, private_base: None) -> None:
     models = merge.prepare().plan.models
     bases = {f.sha256 for f in large_files(models, Target("ada/x", True)).values() if f.repo == "ada/copied-base"}
     assert {models[0].files[UNTOUCHED].sha256, models[0].files["tokenizer.json"].sha256} <= bases
@@ -142,7 +142,7 @@ def test_a_private_target_may_take_from_a_private_parent(merge: Job, private_bas
 
 
 def test_a_run_that_ended_after_the_copies_is_gone_on_from(
-    merge: Job, whole: dict[str, str], switch: FaultSwitch
+    merge: Line, whole: dict[str, str], switch: FaultSwitch
 ) -> None:
     switch.add("/commit/main$", Status(status=507), times=None)
     with pytest.raises(HubUnavailableError, match="507"):
