@@ -36,7 +36,7 @@ class Endless:
         self.begun.set()
         until = time.monotonic() + GIVEN_UP_S
         while not self.gave_up and time.monotonic() < until:
-            file._check()
+            file._check(file.tell())
             time.sleep(0.002)
         self.gave_up = True
         return self._read(file, size)
