@@ -20,7 +20,7 @@ FLAG_KINDS: tuple[FlagKind, ...] = ("contaminated", "withdrawn")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What the keepers of the results say of a model: of one commit, or of all (`sha` None)."""
+    """A flag that the keepers of the results set on a model: at one commit, or at all (`sha` None)."""
 
     kind: FlagKind
     model: str
@@ -89,7 +89,7 @@ class Row:
 
     @property
     def run_by(self) -> str:
-        """Who ran it: an account where a trusted signature says so, else `community` or `unverified`."""
+        """The account that ran it where a trusted signature says so, else `community` or `unverified`."""
         return (self.claimed_by or "signed") if self.provenance == "signed" else self.provenance
 
     @property
@@ -133,7 +133,7 @@ class SuiteBoard:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Every suite's board, and what was left out."""
+    """Every suite's board, and the refused results."""
 
     suites: tuple[SuiteBoard, ...] = ()
     flags: tuple[Flag, ...] = ()

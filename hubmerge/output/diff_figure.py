@@ -76,7 +76,7 @@ def _panel(figure: SubFigure, diff: Diff, measure: Measure, title: str) -> None:
 
 
 def _few(count: int) -> range:
-    """Of 0 to `count` − 1, those that have room for a number."""
+    """The positions from 0 to `count` − 1 that have room for a number."""
     return range(0, count, 1 + (count - 1) // 12)
 
 

@@ -236,7 +236,7 @@ def _shared_or_own(key: str, values: list[Setting], default: float) -> tuple[dic
 
 
 def _constant(setting: Setting) -> float | None:
-    """The number that a setting has everywhere, or None where it varies."""
+    """The one number in a setting, or None where it has several."""
     numbers = points(setting)
     return numbers[0] if len(set(numbers)) == 1 else None
 

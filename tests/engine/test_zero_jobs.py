@@ -18,15 +18,17 @@ from line import Line
 from hubmerge import merge as line_module
 from hubmerge.engine.device.zero import lent_bursts
 from hubmerge.engine.stream import StreamOptions
+from hubmerge.isolation.child import ChildProcess
+from hubmerge.isolation.scrub import Scrubber
 from hubmerge.merge import merge_to_hub
 from hubmerge.plan.disk import output_need
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import load_settings
 from hubmerge.sources.reader import sources_of
 from hubmerge.sources.shard_cache import ShardCache
-from workflows.jobs.process import ChildProcess, child_environment
-from workflows.jobs.protocol import Failure, JobSpec, Notice, Result
+from workflows.jobs.protocol import Failure, JobSpec, Notice, Result, decoded
 from workflows.jobs.protocol import Line as SpokenLine
+from workflows.jobs.worker import child_environment
 
 FAKE = Path(spaces.__file__).parents[1]
 ROOT = FAKE.parents[1]
@@ -157,7 +159,9 @@ def child_of(line: Line, target: str, **environment: str) -> Iterator[ChildProce
     )
     spec.workdir.mkdir(parents=True)
     command = [sys.executable, "-m", "workflows.jobs.child", "--guard-seconds", "300"]
-    child = ChildProcess(command, spec, child_environment({**os.environ, **environment}, line.process.endpoint))
+    variables = child_environment({**os.environ, **environment}, line.process.endpoint)
+    scrubber = Scrubber(spec.token)
+    child = ChildProcess(command, spec.to_line(), variables, spec.workdir / "child.log", scrubber, beating=True)
     try:
         yield child
     except BaseException:
@@ -168,11 +172,11 @@ def child_of(line: Line, target: str, **environment: str) -> Iterator[ChildProce
 def ended(child: ChildProcess, limit_s: float = 120.0) -> list[SpokenLine]:
     """What the child still said until its end."""
     deadline = time.monotonic() + limit_s  # only turns a hang into a failure
-    lines: list[SpokenLine] = []
+    lines: list[bytes] = []
     while not child.has_ended():
         assert time.monotonic() < deadline
         lines += child.lines(0.1)
-    return lines + child.close()[1]
+    return list(decoded(lines + child.close()[1]))
 
 
 def test_a_job_of_the_app_on_zerogpu_publishes_the_bytes_of_a_job_on_the_cpu(line: Line) -> None:

@@ -125,21 +125,21 @@ def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away
 
 
 def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, own: Path) -> None:
-    prepared, out = line.prepare(), line.out
-    base, older = line.recipe["base"], prepared.plan.base.ref.sha
+    base, older = line.recipe["base"], line.prepare().plan.base.ref.sha
 
     def break_off() -> None:
         raise KeyboardInterrupt
 
+    line.watcher.at["merge"] = break_off
     with pytest.raises(KeyboardInterrupt):
-        merge_to_folder(prepared, line.hub, out, cache=line.inputs, observer=Watcher({"merge": break_off}))
+        line.to_folder()
     line.api.upload_file(path_or_fileobj=b"{}", path_in_repo="extra.json", repo_id=base)
     with pytest.raises(TargetExistsError, match="name those versions") as error:
-        merge_to_folder(line.prepare(), line.hub, out, cache=line.inputs, observer=Watcher(), resume=True)
+        line.to_folder()
     assert f"{base}@{older}" in str(error.value)
     line.recipe = {**line.recipe, "base": f"{base}@{older}"}
-    merge_to_folder(line.prepare(), line.hub, out, cache=line.inputs, observer=Watcher(), resume=True)
-    assert (out / MANIFEST).is_file()
+    line.to_folder()
+    assert (line.out / MANIFEST).is_file()
 
 
 @pytest.mark.parametrize("where", ["file", "file/below", "x" * 300])

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OUT = ROOT / ".cache" / "mutation"
-CHANGED = ("hubmerge", "workflows")
+CHANGED = ("hubmerge", "localhub", "workflows")
 BESIDE = ("tests", "docs", "examples", "benchmarks", "app.py", "README.md", "requirements.txt", "requirements-dev.txt")
 # lines that hold nothing but a message's words
 WORDS = [r"^\s*(where|expected|got|next_step|description|help|title)=", r'^\s*f?"[^"]*",?$']
@@ -53,7 +53,6 @@ GROUPS = {
         ("hubmerge/engine/journal.py", "hubmerge/engine/journal_lines.py", "hubmerge/engine/finished_shards.py"),
         (
             "tests/engine/test_journal.py",
-            "tests/engine/test_threshold_resume.py",
             "tests/engine/test_fault_journal.py",
             "tests/merge/test_fault_folders.py",
         ),

@@ -14,10 +14,10 @@ from job_helpers import job_id, make_worker, new_job, running, until
 from pydantic import SecretStr
 
 from hubmerge.errors import LoginError
+from hubmerge.isolation.child import append_to_log
+from hubmerge.isolation.scrub import Scrubber
 from hubmerge.settings import Settings
 from workflows.jobs.jobs import State
-from workflows.jobs.process import _append
-from workflows.jobs.scrub import Scrubber
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import SealedToken, TokenVault
 
@@ -201,7 +201,7 @@ def test_an_expired_sign_in_fails_the_job_before_its_child_starts(tmp_path: Path
 
 
 def test_the_log_of_a_job_ends_at_its_most_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workflows.jobs.process.MAX_LOG_BYTES", 10)
+    monkeypatch.setattr("hubmerge.isolation.child.MAX_LOG_BYTES", 10)
     for _ in range(5):
-        _append(tmp_path / "log", b"123456")
-    assert (tmp_path / "log").read_bytes() == b"123456" * 2
+        append_to_log(tmp_path / "log", b"123456")
+    assert (tmp_path / "log").read_bytes() == b"1234561234"

@@ -18,8 +18,8 @@ from hubmerge.errors import DiskError, PermissionDeniedError
 from workflows.jobs import worker as worker_module
 from workflows.jobs.guard import SignOfLife
 from workflows.jobs.jobs import Job, State
-from workflows.jobs.process import child_environment
 from workflows.jobs.store import Store
+from workflows.jobs.worker import child_environment
 
 ALL_STEPS = [str(number) for number in range(10)]
 

@@ -24,8 +24,8 @@ def test_only_an_evaluation_gets_the_signing_key(
 ) -> None:
     told: list[JobSpec] = []
 
-    def refuse(command: Any, spec: JobSpec, environment: Any) -> None:
-        told.append(spec)
+    def refuse(command: Any, document: bytes, *rest: Any, **options: Any) -> None:
+        told.append(JobSpec.model_validate_json(document))
         raise OSError("no process today")
 
     monkeypatch.setattr(worker_module, "ChildProcess", refuse)

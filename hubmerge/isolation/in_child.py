@@ -1,31 +1,29 @@
-"""The child's side of `process.py`: its job from standard input, its events to a pipe that nothing else writes to.
+"""The child's side of `child.py`: reads its job from standard input and writes events to a pipe of their own.
 
-Standard output is moved away first, so that no library's chatter gets between the events: what is printed goes to
-the log. The kernel kills the process when its parent goes.
+Standard output is moved away first, so that no library's chatter gets between the events; printed text goes to the log.
+The kernel kills the process when its parent ends.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from hubmerge.errors import EvaluationError, HubmergeError, MemoryLimitError
+from hubmerge.isolation.confinement import die_with_parent
 
-_PR_SET_PDEATHSIG = 1
 _MAX_TEXT = 2000
 
 
 class WallLimitError(EvaluationError):
-    """It did not end in time, which a busy machine can cause as well."""
+    """A child did not end in time; a busy machine can cause this as well."""
 
 
-class Channel:
+class Reporter:
     """Events to the parent."""
 
     def __init__(self, descriptor: int) -> None:
@@ -53,33 +51,49 @@ class Channel:
             data = data[os.write(self._descriptor, data) :]
 
 
-def run(job: Callable[[Mapping[str, Any], Channel], Mapping[str, Any]]) -> int:
-    """Run `job(spec, channel)` and send what it returns as the last event, or why it failed; the exit code."""
-    with os.fdopen(os.dup(0), "rb") as document:
-        spec = json.loads(document.read())
-    _die_with_parent(spec["parent"])
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    sys.stdout.flush()
-    channel = Channel(os.dup(1))
-    os.dup2(2, 1)
+def run(job: Callable[[Mapping[str, Any], Reporter], Mapping[str, Any]]) -> int:
+    """Run `job(spec, reporter)` and send its result, or its error, as the last event; returns the exit code."""
+    commands, events = own_pipes()
+    with os.fdopen(commands, "rb") as document:
+        spec = json.loads(document.readline())
+    die_with_parent(spec["parent"])
+    reporter = Reporter(events)
     try:
-        channel.done(job(spec, channel))
+        reporter.done(job(spec, reporter))
     except HubmergeError as error:
         traceback.print_exc()
-        channel.error(error)
+        reporter.error(error)
         return 1
     except Exception as error:  # noqa: BLE001 - the job boundary: whatever a stranger's files caused is reported
         traceback.print_exc()
-        channel.error(_named(error))
+        reporter.error(_named(error))
         return 1
     return 0
 
 
+def own_pipes() -> tuple[int, int]:
+    """Private descriptors of the real stdin and stdout, which no program that the child starts inherits.
+
+    What reads number 0 now reads nothing, and what writes to number 1 writes to stderr.
+    """
+    sys.stdout.flush()
+    commands, events = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return commands, events
+
+
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Torch's error for the GPU is known by its name, so that torch need not be imported; that of the CPU has none."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return "can't allocate memory" in str(error) or "Cannot allocate memory" in str(error)
+
+
 def _named(error: Exception) -> HubmergeError:
-    # torch's error for the GPU is known by its name, so that torch need not be imported here
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or _out_of_memory(error):
+    if ran_out_of_memory(error):
         return MemoryLimitError(
             "the evaluation ran out of memory",
             got=_first_line(error),
@@ -88,17 +102,5 @@ def _named(error: Exception) -> HubmergeError:
     return EvaluationError("the evaluation failed", got=f"{type(error).__name__}: {_first_line(error)}")
 
 
-def _out_of_memory(error: Exception) -> bool:
-    """Torch on the CPU and the kernel's mmap know no class for it."""
-    return "can't allocate memory" in str(error) or "Cannot allocate memory" in str(error)
-
-
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["no reason given"])[0][:300]
-
-
-def _die_with_parent(parent: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it died before the kernel knew of our wish
-        os.kill(os.getpid(), signal.SIGKILL)
