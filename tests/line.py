@@ -32,13 +32,13 @@ from hubmerge.prepare import Prepared, prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 from localhub.process import LocalHubProcess
 
-SHARDS = tuple(f"model-0000{n}-of-00005.safetensors" for n in range(1, 6))  # of each model, some 220 kB
-OUT_SHARD_BYTES = 250_000  # of the 1.1 MB of a merge, so that it has several shards too
+SHARDS = tuple(f"model-0000{n}-of-00005.safetensors" for n in range(1, 6))  # of each model, 230 to 340 kB
+OUT_SHARD_BYTES = 240_000  # of the 1.3 MB of a merge; the first is smaller than the first shard of an input
 OWN_WORDS = {"README.md", "hubmerge.json"}  # name the target, the time and the machine
 
 
 def upload_family(api: HfApi, folder: Path, prefix: str, *, private: bool = False) -> dict[str, Any]:
-    """A base and two agents of 1.1 MB each, in `folder` and in repos; the recipe of their merge."""
+    """A base and two agents of 1.3 MB each, in `folder` and in repos; the recipe of their merge."""
     base = random_base(0, sizes=llama_shapes(layers=6, hidden=96, intermediate=256, vocab=40))
     models = {"base": base, "one": sparse_agent(base, 0.2, 1), "two": sparse_agent(base, 0.3, 2)}
     for name, tensors in models.items():
