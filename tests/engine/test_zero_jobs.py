@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from cache_helpers import KB, FolderHub, made_model, reads_of
 from fake_spaces import spaces
 from line import Line
 
-from hubmerge import merge as line_module
+from hubmerge import line as line_module
 from hubmerge.engine.device.zero import lent_bursts
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.isolation.child import ChildProcess
 from hubmerge.isolation.scrub import Scrubber
-from hubmerge.merge import merge_to_hub
+from hubmerge.line import merge_to_hub
 from hubmerge.plan.disk import output_need
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import load_settings
@@ -64,7 +65,7 @@ def published_in_bursts(
     with lent_bursts(load_settings()) as bursts:
         options = StreamOptions(4096, 2, backend="eager", bursts=bursts)
         merge_to_hub(
-            prepared, line.hub, line.out, cache=line.inputs, observer=line.watcher, options=options, disk_budget=budget
+            prepared, line.hub, line.out, replace(options, cache=line.inputs, disk_budget=budget), line.watcher
         )
     assert line.commits() == 1
     return dict(line.report()["environment"]), told

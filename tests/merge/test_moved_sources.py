@@ -12,8 +12,7 @@ import pytest
 from builders import llama_shapes, random_base, sparse_agent, write_model
 from line import OUT_SHARD_BYTES, SHARDS, Line, weights
 
-from hubmerge import merge as line_module
-from hubmerge import prepare as prepare_module
+from hubmerge import line as line_module
 from hubmerge.cli.main import main
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.pins import commits_for
@@ -37,7 +36,7 @@ class Command:
             "HUBMERGE_DATA": str(line.folder / "data"),
         }.items():
             patch.setenv(name, value)
-        patch.setattr(prepare_module, "make_plan", partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES))
+        patch.setattr(line_module, "make_plan", partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES))
         patch.setattr(line_module, "render_figures", lambda report: {})
 
     def run(self, *more: str) -> int:

@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import HfApi
 from line import OUT_SHARD_BYTES, Line, threads_left, upload_family, weights
 
-from hubmerge import merge as line_module
+from hubmerge import line as line_module
 from hubmerge.errors import GatedError, HubmergeError, HubUnavailableError, SourceChangedError, SourceNotFoundError
 from hubmerge.sources.shard_cache import ShardCache
 from localhub.fault_rules import FaultSwitch, Observe, WholeFile
