@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.results_dataset import LoadedResults, ResultsDataset
+from hubmerge.board.values import Board
 from hubmerge.errors import HubmergeError, HubUnavailableError, SourceNotFoundError
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.results_dataset import LoadedResults, ResultsDataset
-from hubmerge.leaderboard.values import Board
 
 REFRESH_S = 30.0
 FIRST_WAIT_S = 5.0  # for the first board, while another thread reads it, and between two tries to read it
@@ -46,7 +46,7 @@ class DatasetBoard:
 
     def board(self) -> Board:
         """The board as it is known; HubmergeError while none is."""
-        # whoever comes while another thread rebuilds gets the board as it was
+        # a visitor who comes while another thread rebuilds the board gets the old one
         if not self._lock.acquire(timeout=0 if self._is_known else FIRST_WAIT_S):
             if not self._is_known:
                 raise HubUnavailableError(
