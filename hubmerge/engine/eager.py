@@ -98,6 +98,14 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
         return ChunkOutput(raw, inputs, count_result(base, deltas, act, delta, exact, stored, other, stored_base))
 
 
+def merged(chunk: ChunkInputs, rule: Rule) -> Float32:
+    """δ* of one chunk, before it is rounded."""
+    _, _, deltas = decoded(chunk)
+    with np.errstate(all="ignore"):
+        delta: Float32 = rule.kernel((*deltas, *_extras(chunk, rule)), rule.per_agent, rule.constants)
+        return delta
+
+
 def _extras(chunk: ChunkInputs, rule: Rule) -> list[Float32]:
     found: list[Float32] = []
     for name in rule.extras:

@@ -42,7 +42,7 @@ class Magnitudes:
     def count(self, chunk: ChunkInputs, wanted: Sequence[int] = ()) -> Counts:
         """The key of every pattern; with a `wanted` key per row, the lower half of what has it, if it is odd."""
         if self.compiled:
-            from hubmerge.engine.compiled.magnitude_counts import count_magnitudes  # which most commands do without
+            from hubmerge.engine.fast import count_magnitudes  # which most commands do without
 
             return count_magnitudes(chunk, wanted, self.threshold, self.epsilon, self.at_once)
         found = []
