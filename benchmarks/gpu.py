@@ -79,7 +79,7 @@ def machine() -> dict[str, Any]:
 
 
 def gpu_tests() -> dict[str, Any]:
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/device"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/engine"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return {"exit_code": done.returncode, "summary": done.stdout.strip().splitlines()[-1:], "tail": done.stdout[-4000:]}
 

@@ -7,7 +7,7 @@ import sys
 
 def console() -> int:
     """A process that runs one command; returns the exit code."""
-    gc.set_threshold(100_000)  # imports and figures make many objects that stay: to look through them takes a while
+    gc.set_threshold(100_000)  # imports and figures make many objects that stay, and each collection scans them
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # formulas, on a terminal that has no such letters
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""What a disk answers when it refuses, in hubmerge's words, with what helps against it."""
+"""Errors of the disk in hubmerge's words, each with its remedy."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _REMEDIES = {
 
 
 def remedy(error: OSError) -> str:
-    """What helps against a refusal."""
+    """The next step for an error of the disk."""
     return _REMEDIES.get(error.errno or 0, "Look after the disk and resume.")
 
 
 @contextmanager
 def written(what: str, where: str) -> Iterator[None]:
-    """DiskError for what the disk refuses; `what` is the message."""
+    """The DiskError for an error of the operating system; `what` is its message."""
     try:
         yield
     except OSError as error:
@@ -38,20 +38,20 @@ def written(what: str, where: str) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """`folder` with its parents, if it is missing; DiskError where there can be none."""
+    """Make `folder` and its parents where they are missing; DiskError where that fails."""
     with written("the folder cannot be made", str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """DiskError for what the disk refuses while `path` is written."""
+    """Turns errors of the operating system into DiskError while `path` is written."""
     with written("the output cannot be written", str(path)):
         yield
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """DiskError for what the disk refuses while `path` is read."""
+    """Turns errors of the operating system into DiskError while `path` is read."""
     with written("the journal cannot be read", str(path)):
         yield

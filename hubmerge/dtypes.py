@@ -1,9 +1,9 @@
 """Stored dtypes to float32 and back, with one rounding at the end.
 
 Decoding is exact. Encoding to 16 bits is `nearest` (ties to even, IEEE 754) or `stochastic`: up with the
-probability of the discarded fraction, hence unbiased, from draws of the counter-based generator. A value that
-the dtype can represent stays as it is under both. NaN stays NaN, and what is too large becomes infinite: the
-caller counts both.
+probability of the discarded fraction, hence unbiased, from draws of the counter-based generator. Both leave a
+value alone that the dtype can represent. NaN stays NaN, and values that are too large become infinite; the caller
+counts both.
 """
 
 from __future__ import annotations

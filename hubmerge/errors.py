@@ -2,9 +2,9 @@
 
     HubmergeError                 .code  .what  .where  .expected  .got  .next_step  .retryable
     ├── RecipeError               E_RECIPE          the recipe itself is wrong
-    ├── SettingsError             E_SETTINGS        a variable of the environment that makes no sense
+    ├── SettingsError             E_SETTINGS        a variable of the environment has no valid value
     ├── MissingExtraError         E_EXTRA           packages that a command needs are not installed
-    ├── FormatError               E_FORMAT          no safetensors, or a file of another kind
+    ├── FormatError               E_FORMAT          weights that are no safetensors, or a file of another kind
     ├── HeaderError               E_HEADER          a safetensors header that is corrupt or hostile
     ├── IndexFileError            E_INDEX           a shard index that names what it must not
     ├── SourceNotFoundError       E_SOURCE          a repo, folder or revision that is missing or unreadable
@@ -17,7 +17,7 @@
     ├── EvaluationError           E_EVALUATION      a model, dataset or task that cannot be evaluated
     ├── ResultError               E_RESULT          an evaluation result that is malformed or not credible
     ├── RuleError                 E_RULE            a watcher's rule that is wrong or matches too much
-    ├── DiskError                 E_DISK            not enough disk, or one that takes nothing
+    ├── DiskError                 E_DISK            the disk is full, or refuses to be written
     ├── DeviceError               E_DEVICE          a device that was asked for and cannot be used
     ├── FolderInUseError          E_IN_USE          another process works in this folder
     ├── MemoryLimitError          E_TOO_BIG         not enough memory
@@ -85,7 +85,7 @@ class Problem:
 
 
 class MisnamedError(ValueError):
-    """Parts of a value that are none, one problem each; their `where` is the path within it. A validator's error."""
+    """A validator's error: one problem for each wrong part of a value; `where` is the path to it within the value."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
@@ -93,7 +93,7 @@ class MisnamedError(ValueError):
 
 
 class HubmergeError(Exception):
-    """Base of all errors; `str()` of it is fit to be shown to the user."""
+    """Base of all errors; `str()` of one can be shown to the user."""
 
     code: ClassVar[str] = "E_INTERNAL"
     retryable: ClassVar[bool] = False
@@ -205,7 +205,7 @@ class MemoryLimitError(HubmergeError):
 
 
 class MachineFaultError(HubmergeError):
-    """Something ended a run that may not be the run's own doing; the same again tells."""
+    """A run was ended by something that may be the machine's fault; a second run tells."""
 
     code = "E_MACHINE"
     retryable = True

@@ -1,7 +1,7 @@
-"""What may be installed beside the core, and what to say where it is not.
+"""The extras that can be installed beside the core, and the error where one is missing.
 
-The core merges, publishes and inspects on the CPU. An extra is what one further thing needs: a GPU, models that run,
-the app. pyproject.toml has their packages; here are the modules that show whether they are installed.
+The core merges, publishes and inspects on the CPU. An extra holds the packages for one further purpose: a GPU, models
+that run, the app. pyproject.toml lists the packages; this module lists the imports that show whether they are there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODULES: Mapping[Extra, tuple[str, ...]] = {
 def require(extra: Extra, what: str, *modules: str) -> None:
     """MissingExtraError where `what` (singular) needs a package of the extra that is not installed.
 
-    `modules`: those of the extra that it needs; default: all.
+    `modules`: the imports of the extra that it needs; default: all.
     """
     if missing := _missing(modules or MODULES[extra]):
         raise _error(extra, what, missing)

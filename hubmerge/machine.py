@@ -1,9 +1,9 @@
 """How many cores and how much memory this process may really use.
 
-A container sees its host's cores and memory, and may use less: what its control groups allow. Each group is limited by
-all above it, so the least of them counts, in version 2 (one tree, `cpu.max` and `memory.max`) and in version 1 (a tree
-per controller, `cpu.cfs_quota_us` and `memory.limit_in_bytes`). A quota of one and a half cores is two that wait now
-and then. What cannot be read or understood limits nothing.
+A container sees its host's cores and memory, but its control groups may allow less. The groups above a group limit it
+too, so the least of all limits counts: in version 2 (one tree, `cpu.max` and `memory.max`) and in version 1 (a tree per
+controller, `cpu.cfs_quota_us` and `memory.limit_in_bytes`). A quota of one and a half cores counts as two, which wait
+now and then. A limit that cannot be read is ignored.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")  # a space in a mount's path
 
 @cache
 def cores() -> int:
-    """What threads of this process can run on at once, at least 1."""
+    """How many threads of this process can run at once, at least 1."""
     allowed = group_limits().cores
     return max(1, min(n for n in (_affinity(), allowed) if n is not None))
 
 
 @cache
 def memory_bytes() -> int | None:
-    """The machine's memory, or what this process is allowed of it; None where nothing tells."""
+    """The memory that this process may use, at most the machine's; None where the system does not say it."""
     try:
         installed: int | None = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (OSError, ValueError):
@@ -47,7 +47,7 @@ def _affinity() -> int:
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """None: no limit."""
+    """The limits of this process's control groups; None: no limit."""
 
     cores: int | None = None
     memory_bytes: int | None = None
@@ -64,7 +64,7 @@ class _Mount:
 
 
 def group_limits(system: Path = Path("/")) -> GroupLimits:
-    """What the control groups of this process allow; `system` is where /proc and the mounts lie."""
+    """What the control groups of this process allow; `system` is the folder that holds /proc and the mounts."""
     own = _own_groups(system)
     processors: list[int | None] = []
     memory: list[int | None] = []
@@ -110,7 +110,7 @@ def _mounts(system: Path) -> Iterator[_Mount]:
 
 
 def _folders(mount: _Mount, group: PurePosixPath | None) -> Iterator[Path]:
-    """Of the group and of all above it, as far as this mount shows them."""
+    """The folders of the group and of all groups above it, as far as this mount shows them."""
     if group is None:
         return
     # where the mount begins at another group than names are told from, all that can be told is its own limit
@@ -127,7 +127,7 @@ def _cores(quota: int | None, period: int | None) -> int | None:
 
 
 def _numbers(path: Path, count: int) -> list[int | None]:
-    """The first words of a file; None for a word that is no positive number: "max", −1, nothing."""
+    """The first words of a file as numbers; None for a word that is no positive number, such as "max" or −1."""
     words = next(_lines(path), "").split()
     plain = [int(w) if w.isascii() and w.isdigit() and len(w) <= _MOST_DIGITS else 0 for w in words[:count]]
     return [n or None for n in plain] + [None] * (count - len(plain))

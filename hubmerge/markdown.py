@@ -3,9 +3,9 @@
 Every `{{ expression }}` of a template passes `escape_markdown`, unless a filter of this module made it. There is no
 way to mark a string as safe from within a template, and what is put together from safe and unsafe parts is unsafe.
 
-Escaping keeps harmless words as they are and sets any word that some renderer could bring to life (markup, HTML,
-links, bare domains and addresses, mathematics, invisible characters) as a code span, where every renderer shows it
-literally. Line breaks become spaces, so that foreign text can neither open a block nor a YAML header. `|` would cut a
+Escaping keeps harmless words as they are. A word that some renderer could interpret (markup, HTML, links, bare domains
+and addresses, mathematics, invisible characters) becomes a code span, which every renderer shows literally. Line
+breaks become spaces, so that foreign text can open neither a block nor a YAML header. `|` would cut a
 table's cell even inside a code span, hence it is written as \\u007c there, as are invisible characters.
 """
 
@@ -40,7 +40,7 @@ class Markdown(str):
 
 
 def escape_markdown(value: object) -> Markdown:
-    """Foreign text for the middle of a line: it reads the same and does nothing."""
+    """Foreign text for the middle of a line: it reads the same and no renderer interprets it."""
     if isinstance(value, Markdown):
         return value
     words = _shorten("—" if value is None else str(value), MAX_TEXT).split()
@@ -97,7 +97,7 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Three digits, and never 0% or 100% for what is not."""
+    """A share with three digits; only exact values are shown as 0% or 100%."""
     if share is None or not math.isfinite(share):
         return "—"
     value = 100 * share

@@ -42,7 +42,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Quotes what either YAML 1.1 or 1.2 would read as something else than text."""
+    """Quotes text that YAML 1.1 or 1.2 would read as something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -103,7 +103,7 @@ def load_plain_yaml(text: str) -> Any:
 
 
 def _at(error: yaml.MarkedYAMLError) -> str:
-    """Where YAML broke off, and why, in a line."""
+    """Where and why YAML could not be read, in one line."""
     mark = error.problem_mark or error.context_mark
     why = " ".join((error.problem or error.context or "no YAML").split())
     if "'\\t'" in why:
@@ -114,5 +114,5 @@ def _at(error: yaml.MarkedYAMLError) -> str:
 
 
 def dump_plain_yaml(data: Any) -> str:
-    """YAML that `load_plain_yaml` reads back as it was, in the order given."""
+    """YAML text, in the order given, from which `load_plain_yaml` reads the same data."""
     return yaml.dump(data, Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=10_000)

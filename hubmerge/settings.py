@@ -54,7 +54,7 @@ _LAUNCHERS = {
 
 
 class Settings(BaseModel):
-    """What the surroundings decide; immutable after `load_settings`."""
+    """Everything that the environment decides; immutable after `load_settings`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -80,7 +80,7 @@ class Settings(BaseModel):
 
     @property
     def is_loopback(self) -> bool:
-        """True when the Hub is one on this machine, i.e. the embedded one."""
+        """True when the Hub runs on this machine, as the embedded one does."""
         host = urlsplit(self.endpoint).hostname or ""
         if host == "localhost":
             return True
@@ -132,8 +132,8 @@ def numbas_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]
 
 
 def use_one_blas_thread() -> None:
-    """For this process, if numpy was not imported yet. Its other threads would spin for 0.1 s; merges that multiply
-    matrices use one, so that the order of their sums does not depend on the machine."""
+    """Let numpy's BLAS use one thread in this process, if numpy was not imported yet. Its other threads would spin for
+    0.1 s, and matrix products need one thread anyway, so that the order of their sums is the same on every machine."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 

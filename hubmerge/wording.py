@@ -1,4 +1,4 @@
-"""The words in which models are said not to fit, and JSON for people: safe against what strangers write."""
+"""Words of messages: why models do not fit, what a slip may mean, where in a document. Foreign text is escaped."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def named(listed: Sequence[str]) -> str:
 
 
 def did_you_mean(got: Any, known: Iterable[str]) -> str:
-    """A question where what was written is close to something that there is, and nothing elsewhere."""
+    """The question "Did you mean …?" where a word is close to one of the known words, else an empty text."""
     found = get_close_matches(str(got)[:_SHOWN_CHARACTERS].lower(), list(known), n=1, cutoff=0.6)
     return f"Did you mean {found[0]}?" if found else ""
 
 
 def place(where: str, *path: object) -> str:
-    """Where in a document: `r.yaml → agent 2 → weight`. Whoever reads it counts from 1."""
+    """A place in a document for messages: `r.yaml → agent 2 → weight`. People count from 1."""
     parts: list[str] = [where]
     for part in path:
         if isinstance(part, int):
@@ -51,6 +51,6 @@ def place(where: str, *path: object) -> str:
 
 
 def json_file(value: Any) -> bytes:
-    """For people, too. Half a character, for which UTF-8 has no bytes, is escaped, which JSON writes as Python does."""
+    """JSON that people can read, too. A lone surrogate, which UTF-8 cannot encode, is escaped."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode("utf-8", "backslashreplace")

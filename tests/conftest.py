@@ -27,6 +27,8 @@ for _name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLI
 
 from localhub.process import LocalHubProcess  # noqa: E402
 
+pytest_plugins = ("line_fixtures", "merge_fixtures")
+
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
 

@@ -1,6 +1,6 @@
 """`hubmerge diff BASE AGENT`: what a training changed, as tables, as JSON and as a figure (docs/diff.md).
 
-What reads models is imported when it runs: building the command line's parser imports nothing.
+The code that reads models is imported when the command runs; building the command line's parser imports nothing.
 """
 
 from __future__ import annotations

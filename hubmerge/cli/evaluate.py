@@ -47,7 +47,7 @@ def _positive(text: str) -> int:
 
 
 def run_cli(arguments: Any, settings: Settings, observer: EvaluationObserver | None = None) -> int:
-    """Run the command; errors are raised for the caller to print."""
+    """Run the command. Errors are raised, and the caller prints them."""
     from hubmerge.evaluation.runner import DETAILS, EvaluateOptions, evaluate
     from hubmerge.evaluation.suites import pin
     from hubmerge.hub.login import hub_of_user

@@ -1,4 +1,4 @@
-"""The values of the command line's options, each refused with what it must be."""
+"""Types for the values of the command line's options; a refusal says what the value must be."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`hubmerge init BASE AGENT… [--out recipe.yaml]`: a recipe to begin with, commented with what headers tell.
+"""`hubmerge init BASE AGENT… [--out recipe.yaml]`: writes a first recipe, with comments from the models' headers.
 
-The models are opened as a merge would open them, so that whatever speaks against it is told now, beside the recipe.
+It opens the models as a merge would, so it can say beside the recipe at once what speaks against the merge.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
 
 
 def suggested_method(agents: Sequence[Model]) -> str:
-    """RAM+ for what RL leaves, sparse updates of full weights; TIES for adapters, which change nearly every element."""
+    """RAM+ for sparse updates of full weights, as RL leaves them; TIES for adapters, which change nearly everything."""
     return "ties" if any(agent.adapter is not None for agent in agents) else "ram_plus"
 
 
@@ -147,7 +147,7 @@ def draft(names: Sequence[str], models: Sequence[Model], method: str, refused: S
 
 
 def _facts(model: Model) -> str:
-    """What headers tell, for a comment."""
+    """Facts from the headers, for a comment."""
     from hubmerge.plan.compatibility import architecture
 
     elements = sum(tensor.entry.elements for tensor in model.tensors.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -119,7 +118,7 @@ def _suite_text(suite: SuiteBoard) -> str:
         "model",
         "overall",
         *map(_printable, suite.domains),
-        "retention",
+        "skills kept",
         "synergy",
         "method",
         "run by",
@@ -140,7 +139,7 @@ def _cells(row: Row, suite: SuiteBoard) -> list[str]:
         f"{row.model}@{row.sha[:7]}",
         overall,
         *(_percent(line.score if line else None) for line in lines),
-        "-" if row.retention is None else _ratio(row.retention),
+        "-" if row.skills is None else row.skills.text,
         ", ".join(row.synergy) or "-",
         _printable(row.facts.method or "-"),
         _printable(row.run_by),
@@ -151,11 +150,6 @@ def _cells(row: Row, suite: SuiteBoard) -> list[str]:
 def _printable(text: str) -> str:
     """Foreign text without anything that a terminal would obey."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:160])
-
-
-def _ratio(retention: Estimate) -> str:
-    high = f"to {retention.high:.2f}" if math.isfinite(retention.high) else "or more"
-    return f"{retention.value:.2f} ({retention.low:.2f} {high})"
 
 
 def _percent(estimate: Estimate | None) -> str:

@@ -93,7 +93,7 @@ def _tell_interrupted(arguments: Any, left: str = "") -> None:
 
 
 def _of_system(error: MemoryError | OSError) -> HubmergeError:
-    """What the machine refuses where no other place looks after it."""
+    """The error for a refusal of the machine that no other code handles."""
     if isinstance(error, MemoryError) or error.errno == errno.ENOMEM:
         return MemoryLimitError("not enough memory", next_step="Use fewer --threads, or a larger machine.")
     if error.errno is None:
@@ -102,7 +102,7 @@ def _of_system(error: MemoryError | OSError) -> HubmergeError:
 
 
 def _end_soon_when(numbers: Sequence[signal.Signals], arguments: Any) -> None:
-    """Ctrl-C does not wait for ever for a thread that waits for the network; a merge may end anywhere."""
+    """End the process soon after Ctrl-C, even if a thread waits for the network; a merge may end anywhere."""
 
     def leave(code: int) -> None:
         _tell_interrupted(arguments, " (what waited for the network was left)")
@@ -123,7 +123,7 @@ def _end_soon_when(numbers: Sequence[signal.Signals], arguments: Any) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse's, which guesses what a misspelled command or option was to be."""
+    """argparse's parser, which also guesses the meaning of a misspelled command or option."""
 
     _typed: Sequence[str] = ()
 

@@ -89,7 +89,7 @@ def run_cli(arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, op
 
 
 def merged_facts(folder: Path, report: Report) -> dict[str, Any]:
-    """What a program wants of a merge in a folder; hubmerge.json there has the rest."""
+    """The facts that `--json` prints about a merge in a folder; its hubmerge.json has all of them."""
     return {
         "folder": str(folder),
         "identity": report.identity,

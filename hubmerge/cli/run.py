@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Terminal(Protocol):
-    """Where the line tells how far it is."""
+    """The terminal, as far as a run needs it."""
 
     def stage(self, name: str) -> None: ...
     def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
@@ -116,7 +116,7 @@ def _check(arguments: Any, settings: Settings) -> None:
 
 
 class _Line:
-    """One command's surroundings."""
+    """One run, with all that its steps share."""
 
     def __init__(
         self, arguments: Any, settings: Settings, hub: Hub, terminal: Terminal, options: StreamOptions
@@ -149,7 +149,7 @@ class _Line:
     def _publish(
         self, recipe: Recipe, repo: str, extra: Mapping[str, bytes], unfinished: RunPins, pins: Pins | None
     ) -> Published | None:
-        """None where another process publishes it."""
+        """Merge and publish; returns None where another process publishes."""
         from hubmerge.merge import merge_to_hub
         from hubmerge.output.finished import load_report
         from hubmerge.output.publish import Target, find_published
@@ -213,7 +213,7 @@ class _Line:
         )
 
     def _begin(self, unfinished: RunPins, work: Path, prepared: Prepared) -> None:
-        """FolderInUseError, and nothing changed, where another process is still at what would be given up."""
+        """Begin the run and drop one of other versions of the models; FolderInUseError where that is still at work."""
         from hubmerge.engine.sink import sole_owner
 
         given_up = unfinished.given_up(work.name)
@@ -239,7 +239,7 @@ class _Line:
         shutil.rmtree(work, ignore_errors=True)  # of this machine's own disk, where rank 0 sees another one
 
     def _evaluate(self, published: Published) -> int:
-        """The merge and every parent on the Hub under one version of the suite; the card shows them together."""
+        """Evaluate the merge and every parent on the Hub under one version of the suite, for the card."""
         from hubmerge.cli.evaluate import table
         from hubmerge.evaluation.facts import model_facts
         from hubmerge.evaluation.suites import pin
@@ -378,7 +378,7 @@ def _scores(workdir: Path) -> dict[str, list[float]]:
 
 
 def _told(found: Pick, folder: Path) -> dict[str, bytes]:
-    """What is published of the choice: the table, and the same as data."""
+    """The files that are published about the choice: the table, and the same as data."""
     return {
         "pick.md": (folder / "pick.md").read_bytes(),
         "pick.json": (json.dumps(_as_data(found), indent=1) + "\n").encode(),

@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="which pairs are chosen (0)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the gradients")
-    parser.add_argument("--max-memory", type=float, metavar="GB", help="of weights on the device; more is offloaded")
     parser.add_argument("--checkpoint-every", type=int, default=16, metavar="PAIRS")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object")
     parser.add_argument("--restart", action="store_true", help="begin again instead of going on")
@@ -63,7 +62,6 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal | None = None
         progress=terminal.progress if terminal is not None else (lambda stage, done, total, unit: None),
         resume=not arguments.restart,
         checkpoint_every=max(1, arguments.checkpoint_every),
-        memory_bytes=None if arguments.max_memory is None else int(arguments.max_memory * 1e9),
     )
     if terminal is not None:
         terminal.close()

@@ -1,7 +1,7 @@
-"""Where a command tells how far it is: a bar per stage on a terminal, lines in a log, or JSON lines.
+"""Reports the progress of a command: a bar per stage on a terminal, lines in a log, or JSON lines.
 
-No stage is silent for long. While one takes time and tells nothing new, a thread of the terminal's own says which it
-is and since when: the clock of the bar moves on, JSON has a `waiting` line, and a log a line after 2 s, 4 s, 8 s, …
+No stage is silent for long. While a stage reports nothing new, a thread says which stage it is and how long it has
+taken: the clock of the bar moves on, JSON has a `waiting` line, and a log has a line after 2 s, 4 s, 8 s, …
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _FIRST_LINE_S, _LAST_LINE_S = 2.0, 60.0  # in a log: between a stage's begin and
 
 
 class Terminal:
-    """The observers of line and stream. As a context it also tells what takes long."""
+    """The observer of a command's work. As a context it also breaks silences."""
 
     def __init__(self, as_json: bool, clock: Callable[[], float] = time.monotonic, *, one_object: bool = False) -> None:
-        """`one_object`: what is said of the result becomes one JSON object on standard output, when it is printed."""
+        """`one_object`: the result becomes one JSON object on standard output when it is printed."""
         self._json = as_json
         self._result: dict[str, Any] | None = {} if one_object else None
         self._clock = clock
@@ -67,7 +67,7 @@ class Terminal:
                 return
 
     def tick(self) -> None:
-        """Say again what is being done, where nothing was said for a while."""
+        """Repeat the present stage where nothing was reported for a while."""
         with self._lock:
             now = self._clock()
             if not self._stage:
@@ -135,7 +135,7 @@ class Terminal:
         pass
 
     def warning(self, message: str) -> None:
-        """Told once: a probe and a merge may both meet the same thing."""
+        """Print a warning, but each only once, since a probe and a merge may both meet the same thing."""
         with self._lock:
             if message in self._warnings:
                 return
@@ -150,7 +150,7 @@ class Terminal:
                 sys.stderr.write(line + "\n")
 
     def usage(self, environment: Mapping[str, Any]) -> None:
-        """At the end: what the merge took, from the environment of its report."""
+        """Print at the end what the merge took, from the environment of its report."""
         from hubmerge.engine.usage import facts, in_words
 
         self.close()
@@ -159,7 +159,7 @@ class Terminal:
         self.say("" if self._json else in_words(environment) + "\n", usage=facts(environment))
 
     def say(self, text: str, **values: Any) -> None:
-        """Part of the result: a text for people, or values for a program, of which lists grow."""
+        """Add a part of the result: a text for people, or values for a program, whose lists grow."""
         if self._result is None:
             sys.stdout.write(text)
             return
@@ -170,16 +170,16 @@ class Terminal:
                 self._result[name] = value
 
     def print_result(self) -> None:
-        """At the end, where the result is one object."""
+        """Print the result at the end, where it is one object."""
         if self._result:
             sys.stdout.write(json.dumps(self._result, indent=2, ensure_ascii=False) + "\n")
 
     def _client_warning(self, message: str) -> None:
-        """Told as often as it happens."""
+        """Print a warning of the Hub's client each time that it comes."""
         self._line({"type": "warning", "message": message})
 
     def close(self) -> None:
-        """Nothing is being done any more."""
+        """End the reports."""
         with self._lock:
             self._close_bar()
             self._stage = ""

@@ -217,7 +217,7 @@ def _of_all_devices(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _tallies(data: Mapping[str, Any]) -> dict[str, Tally]:
-    return {name: Tally.from_json(tally).packed_among(len(data)) for name, tally in data.items()}
+    return {name: Tally.from_json(tally) for name, tally in data.items()}
 
 
 def assign(sizes: Sequence[int], processes: int) -> list[int]:

@@ -9,9 +9,8 @@ where a GPU is lent by the second is it found here, too.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -35,65 +34,40 @@ from hubmerge.engine.chunks import (
 from hubmerge.engine.counting import Counted, fold_inputs
 from hubmerge.engine.folding import TensorFold
 from hubmerge.engine.in_order import in_order
-from hubmerge.engine.ranked import Ranked, addable, sparse
 from hubmerge.engine.selection import Counts, Magnitudes, Selection, select
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics.statistics import Statistics, Tally, zero_tally
 from hubmerge.statistics.tally_sums import ToldSum
 
-KEEPING_S = 3.0  # of a probe that is killed, at most so much and the tensor at hand are counted again
 MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
 
 CountChunk = Callable[[eager.ChunkInputs], Counts]
 
 
-def probe(
-    plan: Plan,
-    reader: TensorReader,
-    options: StreamOptions,
-    observer: Observer,
-    known: Mapping[str, Tally] | None = None,
-    keep: Callable[[Mapping[str, Tally]], None] = lambda tallies: None,
-) -> Statistics:
-    """One pass over the inputs for their statistics; NonFiniteError names tensor and model.
-
-    Tensors that any process has `known` are not read again; `keep` is given every few seconds, and at the end of this
-    process's share, those that were counted meanwhile.
-    """
+def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
+    """One pass over the inputs for their statistics; NonFiniteError names tensor and model."""
     with runnable(options, plan, observer).on_device(plan, observer.warning) as opened:
         if opened.engine is not None:
             opened.engine.check_counting(len(plan.agents))
-        return _probe(plan, reader, opened, observer, known or {}, keep)
+        return _probe(plan, reader, opened, observer)
 
 
-def _probe(
-    plan: Plan,
-    reader: TensorReader,
-    options: StreamOptions,
-    observer: Observer,
-    known: Mapping[str, Tally],
-    keep: Callable[[Mapping[str, Tally]], None],
-) -> Statistics:
+def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
     epsilon = epsilon_of(plan)
     planned = [t for t in plan.tensors() if t.action == "merge"]
-    everyones = {name for names in options.ranks.gather(sorted(known)) for name in names}
-    left = options.ranks.mine([t for t in planned if t.name not in everyones], lambda t: t.elements)
+    mine = options.ranks.mine(planned, lambda t: t.elements)
     nothing = zero_tally(len(plan.agents))
-    mine = {t.name for t in left}.union(known)
-    tallies = {t.name: known.get(t.name, nothing) for t in planned if t.name in mine}
-    counted = ToldSum(Tally.sum_of([nothing, *known.values()]), observer.counted)
-    done = sum(t.elements for t in planned if t.name in known)
-    total = done + sum(t.elements for t in left)
-    unkept: dict[str, Tally] = {}
-    next_keeping = time.monotonic() + KEEPING_S
+    tallies = {t.name: nothing for t in mine}
+    counted = ToldSum(nothing, observer.counted)
+    done, total = 0, sum(t.elements for t in mine)
 
     def count(chunk: Chunk) -> tuple[Chunk, Counted[Tally]]:
         module = options.module(len(plan.agents), "F32")
         return chunk, module.probe_chunk(read_chunk(reader, chunk), epsilon)
 
     def counted_chunks() -> Iterator[tuple[Chunk, Counted[Tally]]]:
-        uncounted = deque(left)
+        uncounted = deque(mine)
         while uncounted:
             now = options.lasting()
 
@@ -104,42 +78,25 @@ def _probe(
 
             yield from in_order(chunks(), count, now.workers(plan), reader.abandon)
 
-    reader.expect(left, again=True)
+    reader.expect(mine, again=True)
     for chunk, counts in counted_chunks():
         name = chunk.tensor.name
         if not chunk.start:
-            fold = TensorFold(tallies[name], fold_inputs)
+            fold = TensorFold(nothing, fold_inputs)
         fold.add(counts)
         done += chunk.count
         check_inputs(plan, name, counts.tally)
         if chunk.ends:
-            tally = fold.tally()
-            tallies[name] = unkept[name] = tally.packed_among(plan.merged_tensors)
-            if time.monotonic() >= next_keeping:
-                keep(unkept)
-                unkept = {}
-                next_keeping = time.monotonic() + KEEPING_S
-            counted.add(tally, last=done == total)
+            tallies[name] = fold.tally()
+            counted.add(tallies[name], last=done == total)
         observer.progress("probe", done, total)
         options.tell(observer.warning)
-    if unkept:
-        keep(unkept)
     tallies = options.ranks.tallies(tallies)
     return Statistics(plan.labels, epsilon, {t.name: tallies[t.name] for t in planned})
 
 
-def find_thresholds(
-    plan: Plan,
-    reader: TensorReader,
-    options: StreamOptions,
-    observer: Observer,
-    known: Ranked | None = None,
-    keep: Callable[[Ranked], None] = lambda ranked: None,
-) -> Thresholds:
-    """The exact order statistics that the method asks for, per tensor and agent; empty when it asks for none.
-
-    A threshold over the model goes on from what is `known`, and `keep` is given every few seconds what is known then.
-    """
+def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
+    """The exact order statistics that the method asks for, per tensor and agent; empty when it asks for none."""
     magnitudes_in, threshold = magnitudes_of(plan, options), plan.threshold
     if magnitudes_in is None or threshold is None:
         return {}
@@ -149,7 +106,7 @@ def find_thresholds(
         return _of_each_tensor(plan, merged, magnitudes_in, reader, options, observer)
     magnitudes = magnitudes_in(merged[0])  # one for all: a method lets it vary by tensor alone
     assert magnitudes is not None
-    values = _of_model(plan, magnitudes, reader, options, observer, known or Ranked(), keep)
+    values = _of_model(plan, merged, magnitudes, reader, options, observer)
     return {t.name: values for t in merged}
 
 
@@ -188,50 +145,31 @@ def _of_each_tensor(
 
 def _of_model(
     plan: Plan,
+    merged: Sequence[PlannedTensor],
     magnitudes: Magnitudes,
     reader: TensorReader,
     options: StreamOptions,
     observer: Observer,
-    known: Ranked,
-    keep: Callable[[Ranked], None],
 ) -> tuple[float, ...]:
-    """Tensors that any process knows are not counted again; the others are shared out anew in every pass."""
+    """One or two passes, whose tensors the processes share out."""
     ranks = options.ranks
-    tensors = list(plan.tensors())
-    place_of = {t.name: place for place, t in enumerate(tensors)}
-    everyones = [Ranked.from_json(one) for one in ranks.gather(known.without_counts().to_json())]
-    chosen = addable(everyones)
-    selection = Selection(magnitudes, len(plan.agents), everyones[chosen.index(True)].keys)
-    known = known if chosen[ranks.rank] else Ranked(selection.keys)
-    counted = {int(p) for one, is_chosen in zip(everyones, chosen, strict=True) if is_chosen for p in one.places}
-    share = -(-sum(t.elements for t in tensors if t.action == "merge") // ranks.size)  # about, of each process
-    next_keeping = time.monotonic() + KEEPING_S
+    mine = ranks.mine(merged, lambda t: t.elements)
+    share = sum(t.elements for t in mine)
+    selection = Selection(magnitudes, len(plan.agents))
+    done = 0
 
-    def own(left: list[PlannedTensor], known: Ranked) -> Iterator[Counts]:
-        nonlocal next_keeping
-        yield known.counts
-        places, remaining = known.places.tolist(), sum(t.elements for t in left)
-        for chunk, counts in _counted(left, selection.count, plan, magnitudes, reader, options):
-            remaining -= chunk.count
-            done = (share if selection.keys else 0) + max(0, share - remaining)
+    def own() -> Iterator[Counts]:
+        nonlocal done
+        for chunk, counts in _counted(mine, selection.count, plan, magnitudes, reader, options):
+            done += chunk.count
             observer.progress("select", done, 2 * share)
             yield counts
-            if chunk.ends:
-                places.append(place_of[chunk.tensor.name])
-                if time.monotonic() >= next_keeping:
-                    keep(Ranked(selection.keys, np.sort(places), sparse(selection.total)))
-                    next_keeping = time.monotonic() + KEEPING_S
 
     while selection.values is None:
-        left = [t for t in tensors if t.action == "merge" and place_of[t.name] not in counted]
-        left = ranks.mine(left, lambda t: t.elements)
-        reader.expect(left, again=True)
-        for counts in ranks.with_others(own(left, known), (len(plan.agents), MAGNITUDE_BINS)):
+        reader.expect(mine, again=True)
+        for counts in ranks.with_others(own(), (len(plan.agents), MAGNITUDE_BINS)):
             selection.add(counts)
         selection.end_pass()
-        if selection.values is None:
-            known, counted = Ranked(selection.keys), set()
-            keep(known)
     observer.progress("select", 2 * share, 2 * share)
     return selection.values
 

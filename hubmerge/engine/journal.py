@@ -3,12 +3,10 @@
 Lines of JSON, each with a checksum (journal_lines.py), in the order in which things happened:
 
     plan        which merge this is, and of which commits
-    probed      statistics of some tensors; probe: those of all tensors are there
+    probed      statistics of some tensors; they count once probe says that those of all tensors are there
     thresholds  what a threshold's passes have found
     shard       a shard is a file; uploaded: its bytes are at the target; lost: neither
     usage       what a process of a run has fetched and taken so far; the last line of a process counts
-
-Beside it lies what a pass over the model has counted for its threshold (ranked.py), which is replaced as it goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from typing import Any, Self
 from hubmerge.disk_errors import reading, writing
 from hubmerge.engine.finished_shards import has_size, sound
 from hubmerge.engine.journal_lines import sealed, sound_line, sound_lines
-from hubmerge.engine.ranked import Ranked
 from hubmerge.engine.sink import WORK, FinishedShard
 from hubmerge.engine.usage import Usage
 from hubmerge.errors import TargetExistsError
@@ -35,8 +32,7 @@ from hubmerge.sources.unchanged import UnchangedFolders
 from hubmerge.statistics.statistics import SCHEMA, Tally
 
 _JOURNAL = "journal.jsonl"
-_RANKED = "ranked.json"
-_FORM = 4  # version of both
+_FORM = 5  # its version
 _TENSORS_A_LINE = 256  # about 5 MB of tallies
 
 
@@ -49,16 +45,12 @@ class Journal:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._folder = folder
         self._path = folder / WORK / _JOURNAL
-        self._ranked = folder / WORK / _RANKED
         self._identity = plan_identity(plan)
-        self._tensors = plan.merged_tensors
-        self._order = [t.name for t in plan.tensors()]
         self._refs = [m.ref for m in plan.models]
         self._folders = UnchangedFolders(plan.models)
         self._begun = False
+        self._probed: dict[str, Tally] = {}  # while the lines are read
         self.statistics: Mapping[str, Tally] | None = None  # in plan order
-        self.probed: dict[str, Tally] = {}  # tensors that the probe has counted, before it has all
-        self.ranked: Ranked | None = None  # what has been counted for a threshold that is not found yet
         self.thresholds: Mapping[str, tuple[float, ...]] | None = None
         self.shards: dict[str, FinishedShard] = {}
         self.uploaded: set[str] = set()  # shards that the target holds; their files are no longer needed
@@ -108,7 +100,6 @@ class Journal:
                 )
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                journal._ranked.unlink(missing_ok=True)
         if not journal._begun:
             pins = [{"kind": r.kind, "id": r.id, "sha": r.sha, "requested": r.requested} for r in journal._refs]
             journal._append({"event": "plan", "identity": journal._identity, "models": pins})
@@ -140,43 +131,20 @@ class Journal:
             return None
         return None if line is None else line.get("models")
 
-    def add_probed(self, tensors: Mapping[str, Tally]) -> None:
-        """The probe has counted these tensors, too."""
+    def add_statistics(self, tensors: Mapping[str, Tally]) -> None:
+        """The probe has counted all tensors."""
         self._folders.check()
-        self.probed |= tensors
         names = list(tensors)
         for start in range(0, len(names), _TENSORS_A_LINE):
             part = names[start : start + _TENSORS_A_LINE]
             self._append({"event": "probed", "tensors": {name: tensors[name].to_json() for name in part}})
-
-    def add_statistics(self, tensors: Mapping[str, Tally]) -> None:
-        """The probe has counted all tensors; those that have a line already get no other."""
-        self.add_probed({name: tally for name, tally in tensors.items() if name not in self.probed})
-        self._end_probe()
         self._append({"event": "probe", "tensors": len(tensors)})
-
-    def _end_probe(self) -> None:
-        self.statistics = {name: self.probed[name] for name in self._order if name in self.probed}
-        self.probed = {}
-
-    def keep_ranked(self, ranked: Ranked) -> None:
-        """A pass that counts for a threshold has come so far."""
-        self._folders.check()
-        self.ranked = ranked
-        with writing(self._ranked):
-            temporary = self._ranked.with_suffix(".tmp")
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(sealed(ranked.to_json()))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._ranked)
+        self.statistics = dict(tensors)
 
     def add_thresholds(self, thresholds: Mapping[str, tuple[float, ...]]) -> None:
         self._folders.check()
         self.thresholds = dict(thresholds)
         self._append({"event": "thresholds", "tensors": {n: list(v) for n, v in thresholds.items()}})
-        self.ranked = None
-        self._ranked.unlink(missing_ok=True)
 
     def add_shard(self, shard: FinishedShard) -> None:
         self._folders.check()
@@ -249,8 +217,7 @@ class Journal:
         if length < whole:  # a kill in the middle of a line, or damage: what is no longer said is repeated
             with writing(self._path), open(self._path, "r+b") as file:
                 file.truncate(length)
-        if self.thresholds is None and (ranked := self._sound_ranked()) is not None:
-            self.ranked = ranked
+        self._probed = {}  # of a probe that was cut short
         for name, shard in self._here():
             if not has_size(folder / name, shard):
                 del self.shards[name]
@@ -259,24 +226,19 @@ class Journal:
         """The shards that are files."""
         return [(name, shard) for name, shard in self.shards.items() if name not in self.uploaded]
 
-    def _sound_ranked(self) -> Ranked | None:
-        with reading(self._path):
-            line = sound_line(self._ranked.read_bytes()) if self._ranked.is_file() else None
-        return None if line is None else Ranked.from_json(line)
-
     def _take(self, line: Mapping[str, Any], folder: Path) -> None:
         match line["event"]:
             case "plan":  # it comes first
                 if line["identity"] != self._identity:
                     raise self._another(folder, line)
             case "probed":
-                self.probed |= {n: Tally.from_json(t).packed_among(self._tensors) for n, t in line["tensors"].items()}
+                self._probed |= {n: Tally.from_json(t) for n, t in line["tensors"].items()}
             case "probe":
-                self._end_probe()
+                self.statistics = self._probed
             case "thresholds":
                 self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
             case "shard":
-                self.shards[line["filename"]] = FinishedShard.from_json(line, self._tensors)
+                self.shards[line["filename"]] = FinishedShard.from_json(line)
             case "usage":
                 self.usages[line["name"]] = Usage.from_json(line)
             case "uploaded":

@@ -1,8 +1,8 @@
 """What the processes of a shared merge leave on disk, and how rank 0 comes by it.
 
 A helper works in a folder of its own, `.hubmerge/rank-N`, with a journal of its own. Rank 0 adopts what lies there, at
-the end and at the start of every run: it moves the shards beside its own and journals them, with what the helper had
-counted of a probe or for a threshold. So a run that was killed anywhere goes on, also with another number of processes.
+the end and at the start of every run: it moves the shards beside its own and journals them. So a run that was killed
+anywhere goes on, also with another number of processes.
 
 A merge to a folder needs one that all processes see. Towards the Hub each process uploads its own shards and tells
 rank 0 their journal lines, so that machines need not share a folder; where they do, rank 0 also adopts the uploads of
@@ -25,7 +25,6 @@ from typing import IO
 from hubmerge.disk_errors import writing
 from hubmerge.engine.distributed import ProcessLostError, Ranks
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.ranked import Ranked, addable, joined
 from hubmerge.engine.sink import WORK, FinishedShard
 from hubmerge.engine.usage import Usage
 from hubmerge.plan.plan import Plan
@@ -121,7 +120,6 @@ def adopt(
     if not verified:
         Journal.verify(journals, tell)
     for own, theirs in zip(folders, journals, strict=True):
-        _adopt_counts(journal, theirs)
         journal.add_usages(theirs.usages)
         for shard in theirs.shards.values():
             if shard.filename in theirs.uploaded:
@@ -130,19 +128,6 @@ def adopt(
                 with writing(folder / shard.filename):
                     os.replace(own / shard.filename, folder / shard.filename)
                 journal.add_shard(shard)
-
-
-def _adopt_counts(journal: Journal, theirs: Journal) -> None:
-    if journal.statistics is None and (more := {n: t for n, t in theirs.probed.items() if n not in journal.probed}):
-        journal.add_probed(more)
-    if journal.thresholds is not None:
-        return
-    if theirs.thresholds is not None:
-        journal.add_thresholds(theirs.thresholds)
-    elif theirs.ranked is not None:
-        both = [journal.ranked or Ranked(), theirs.ranked]
-        if addable(both)[1]:  # and not adopted already, nor of an earlier pass
-            journal.keep_ranked(joined(both))
 
 
 def collect(ranks: Ranks, plan: Plan, journal: Journal) -> None:
@@ -156,7 +141,7 @@ def collect(ranks: Ranks, plan: Plan, journal: Journal) -> None:
         for shards, usages in everyone:
             journal.add_usages({name: Usage.from_json(usage) for name, usage in usages.items()})
             for shard in shards:
-                _note_upload(journal, FinishedShard.from_json(shard, plan.merged_tensors))
+                _note_upload(journal, FinishedShard.from_json(shard))
 
 
 def check_complete(folder: Path, plan: Plan, journal: Journal) -> None:

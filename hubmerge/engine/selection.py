@@ -85,24 +85,13 @@ class Selection:
     or two; 0 where there is nothing to rank.
     """
 
-    def __init__(self, magnitudes: Magnitudes, agents: int, keys: Sequence[tuple[int, int]] = ()) -> None:
-        """`keys`: what an earlier run's first pass has found."""
+    def __init__(self, magnitudes: Magnitudes, agents: int) -> None:
         self.values: tuple[float, ...] | None = None
         self.magnitudes = magnitudes
         self._agents = agents
         self._rows = 1 if magnitudes.threshold.of == "private" else agents
         self._total: Counts | None = None  # only while a pass is counted: megabytes
-        self._found = list(keys)  # per row: the key, and the rank within it
-
-    @property
-    def keys(self) -> tuple[tuple[int, int], ...]:
-        """Per row what the first pass has found, once it has: the key, and the rank within it."""
-        return tuple(self._found)
-
-    @property
-    def total(self) -> Counts:
-        """[rows, bins] what this pass has counted so far."""
-        return np.zeros((self._rows, 0), dtype=np.int64) if self._total is None else self._total
+        self._found: list[tuple[int, int]] = []  # per row: the key, and the rank within it
 
     def count(self, chunk: ChunkInputs) -> Counts:
         """What a chunk adds to this pass; for any thread."""
@@ -114,7 +103,8 @@ class Selection:
         self._total[counts[:, 0], counts[:, 1]] += counts[:, 2]  # no bin stands twice in one count
 
     def end_pass(self) -> None:
-        total, self._total = self.total, None
+        total = np.zeros((self._rows, 0), dtype=np.int64) if self._total is None else self._total
+        self._total = None
         if self._found:
             lower = [_from_the_top(row, rank)[0] for row, (_, rank) in zip(total, self._found, strict=True)]
         else:

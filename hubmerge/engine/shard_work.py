@@ -173,9 +173,8 @@ class _Tallies:
             self._fold_in.add(counts)
             check_inputs(self._plan, name, counts.tally)
             if ends:
-                tally = self._fold_in.tally()
-                self._total.add(tally, last=name == self._last)
-                self.inputs[name] = tally.packed_among(self._plan.merged_tensors)
+                self.inputs[name] = self._fold_in.tally()
+                self._total.add(self.inputs[name], last=name == self._last)
         for item, fold, result in zip(merged, self._folds_out, self.results, strict=True):
             if item.result is not None:
                 fold.add(item.result)

@@ -48,14 +48,13 @@ class FinishedShard:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], tensors: int) -> Self:
-        """One of a model of so many `tensors`."""
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
         inputs = data["inputs"]
         return cls(
             data["filename"],
             data["size"],
             data["sha256"],
-            None if inputs is None else {n: Tally.from_json(t).packed_among(tensors) for n, t in inputs.items()},
+            None if inputs is None else {n: Tally.from_json(t) for n, t in inputs.items()},
             {n: ResultTally.from_json(t) for n, t in data["result"].items()},
         )
 

@@ -36,7 +36,7 @@ from hubmerge.errors import InternalError
 from hubmerge.plan.plan import Plan
 from hubmerge.sources import buffers
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics.statistics import ResultTally, Statistics, Tally, zero_result
+from hubmerge.statistics.statistics import ResultTally, Statistics, zero_result
 
 __all__ = [
     "MergeResult",
@@ -221,18 +221,10 @@ def _statistics(
         return None
     unknowing = [v.journal for v in variants if v.journal.statistics is None]
 
-    def keep(tallies: Mapping[str, Tally]) -> None:
-        for journal in unknowing:
-            journal.add_probed(tallies)
-
     if known is None:
-        probed = {name: tally for journal in unknowing for name, tally in journal.probed.items()}
-        known = probe(plan, reader, options, observer, probed, keep).tensors
-    for journal in unknowing:
-        if options.ranks.rank:  # rank 0 keeps them for all
-            journal.probed.clear()
-        else:
-            journal.add_statistics(known)
+        known = probe(plan, reader, options, observer).tensors
+    for journal in unknowing if options.ranks.rank == 0 else ():  # which keeps them for all
+        journal.add_statistics(known)
     return Statistics(plan.labels, epsilon_of(plan), known)
 
 
@@ -241,8 +233,7 @@ def _thresholds(variant: Variant, reader: TensorReader, options: StreamOptions, 
         return {}
     known = options.ranks.first(variant.journal.thresholds)
     if known is None:
-        journal = variant.journal
-        known = find_thresholds(variant.plan, reader, options, observer, journal.ranked, journal.keep_ranked)
+        known = find_thresholds(variant.plan, reader, options, observer)
     if variant.journal.thresholds is None:
         variant.journal.add_thresholds({name: tuple(values) for name, values in known.items()})
     return variant.journal.thresholds or {}

@@ -1,4 +1,4 @@
-"""What two of lighteval's own tasks need before they may run in a process without network and with foreign data.
+"""Prepares two of lighteval's own tasks to run in a process without network and with foreign data.
 
 IFEval downloads nltk's trained splitters when it is imported. They are replaced by nltk's rules that need no data,
 so that every machine scores alike: words by the Treebank rules without splitting sentences first, sentences by
@@ -30,7 +30,7 @@ from hubmerge.evaluation.tasks import BuiltinTask
 _MAX_TESTS_BYTES = 1 << 30  # of one problem, unpacked; the largest of the real ones are some hundred MB
 _TEST_S = 6  # per test, as LiveCodeBench has it
 _SLACK_S = 5
-# the parts of lighteval's grader that a program is run by; the rest forks, pools and counts
+# the parts of lighteval's grader that run a program; the others fork, pool and count
 _GRADER = frozenset(
     (
         *("CODE_TYPE", "TimeoutException", "Capturing", "timeout_handler", "clean_if_name", "make_function"),
@@ -59,7 +59,7 @@ _NOT_IN_THE_SANDBOX = frozenset(("numpy", "tqdm", "lighteval"))
 
 
 def prepare_builtin(task: BuiltinTask) -> None:
-    """Make the task's module fit to be imported and used here."""
+    """Prepare the task's module so that it can be imported and used here."""
     if task.module.endswith(".ifeval.main"):
         _prepare_ifeval(task)
     elif task.module.endswith(".lcb.main"):

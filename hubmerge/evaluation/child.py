@@ -2,8 +2,8 @@
 
     python -m hubmerge.evaluation.child
 
-It is confined before anything heavy or foreign is touched. lighteval turns gradients off for the whole process,
-takes SIGALRM for itself and costs more than ten seconds to import, which is why it lives here and nowhere else.
+The process is confined before it touches anything heavy or foreign. lighteval is imported only here, since it turns
+gradients off for the whole process, takes SIGALRM for itself and takes more than ten seconds to import.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hubmerge.isolation.channel import Channel, run
-from hubmerge.isolation.confinement import Limits, confine
+from hubmerge.isolation.confinement import Limits, confine, give_way
+from hubmerge.isolation.in_child import Reporter, run
 from hubmerge.isolation.own_network import take_own_network
 
 _MAX_FILE_BYTES = 16 * 10**9  # journals and details; the model is read, not written
 _MAX_PROCESSES = 4096  # of the user, threads included
-_OOM_SCORE = "900"  # of 1000: the kernel, short of memory, takes this process first
 
 
-def evaluate(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
+def evaluate(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
     """Evaluate the model of the spec; see `hubmerge.evaluation.runner`."""
     confine_child(spec)
     os.chdir(spec["workdir"])
-    channel.stage("start lighteval")
+    reporter.stage("start lighteval")
     import torch
 
     from hubmerge.evaluation import lighteval_tasks, models, pipeline
@@ -37,11 +36,11 @@ def evaluate(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
     random.seed(spec["seed"])
     torch.manual_seed(spec["seed"])
     names = lighteval_tasks.install(spec["tasks"])
-    channel.stage("load model")
+    reporter.stage("load model")
     model = models.load_model(spec)
     dtype = str(getattr(getattr(model, "model", None), "dtype", spec["dtype"])).removeprefix("torch.")
     budget = models.batch_tokens(model, spec)
-    line = pipeline.JournaledPipeline(names, model, {**spec, "batch_tokens": budget}, channel)
+    line = pipeline.JournaledPipeline(names, model, {**spec, "batch_tokens": budget}, reporter)
     samples = line.scored()
     tasks = []
     for task in spec["tasks"]:
@@ -56,7 +55,7 @@ def evaluate(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
 
 def confine_child(spec: Mapping[str, Any]) -> None:
     """Give up the network and take on the limits of the spec."""
-    Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+    give_way()
     on_gpu = spec["device"] == "cuda"
     needs_loopback = spec["backend"] == "vllm"
     if needs_loopback:

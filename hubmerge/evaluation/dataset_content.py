@@ -1,9 +1,9 @@
-"""What a task reads of a dataset at a commit, as one digest: equal data give equal digests, whatever the commit.
+"""One digest of the data that a task reads at a commit: equal data give equal digests, whatever the commit.
 
 The files of a split are found as `datasets` finds them: by the task's own `data_files`, else by the patterns of the
-subset in the card's `configs`. Where neither says which files a split has, every file counts that is no document, so
-that a digest may change for data that nobody reads but never stays for data that somebody does. How the rows are
-parsed counts, too: the subset's entry in `configs`, and its features in `dataset_info`.
+subset in the card's `configs`. Where neither says which files a split has, every file counts but documents. So the
+digest may change with data that no task reads, but it always changes with data that the task reads. The way in which
+rows are parsed counts too: the subset's entry in `configs`, and its features in `dataset_info`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _patterns(data_files: Any, splits: Collection[str]) -> dict[str, list[str]]:
 
 
 def _matches(path: str, patterns: Sequence[str]) -> bool:
-    """Whether a pattern takes the path; `*` takes slashes, too: rather one file too many."""
+    """Whether a pattern matches the path. `*` matches slashes too, since one file too many does no harm."""
     cleaned = (p.removeprefix("./").replace("**/", "*") for p in patterns)
     return any(fnmatchcase(path, p) for p in cleaned)
 

@@ -1,8 +1,7 @@
-"""What a model is, as its own repo says: from its card, its headers and, for a merge of ours, its hubmerge.json.
+"""Facts about a model from its own repo: its card, its headers and, for a merge of ours, its hubmerge.json.
 
-Anybody can put a hubmerge.json into a repo. It is believed only where the weights that it lists are, by their
-sha256, those that the repo holds; and of what it says every field stands or falls by itself, so that one that is
-malformed costs that field and not the evaluation.
+Anybody can put a hubmerge.json into a repo. It is believed only where the repo holds the weights that it lists, by
+their sha256. Each field is checked by itself, so a malformed one costs that field and not the evaluation.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MAX_REPORT_BYTES = 32 * 1024 * 1024
 
 
 def model_facts(hub: Hub, model: Model | ModelName | str, *, allow_local: bool = False) -> ModelFacts:
-    """The facts of a model that is opened already, or of one by its name. Raises only where it cannot be opened."""
+    """The facts of an opened model, or of one by its name. Raises only where it cannot be opened."""
     if isinstance(model, str):
         model = ModelName.parse(model)
     if isinstance(model, ModelName):

@@ -2,9 +2,9 @@
 
     python -m hubmerge.evaluation.fetch
 
-It alone has the token and the network. The rows go through `datasets`, as any reader of the Hub would load them,
-in one of the formats that are data and nothing else; they are kept as Arrow files, which the evaluating process
-opens without the network. A task whose folder is there is not fetched again: its name holds all that it depends on.
+Only this process has the token and the network. It loads the rows through `datasets`, as any reader of the Hub would,
+in one of the formats that are nothing but data, and keeps them as Arrow files, which the evaluating process opens
+without the network. A task whose folder exists is not fetched again: the folder's name holds all that it depends on.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.errors import EvaluationError
-from hubmerge.isolation.channel import Channel, run
 from hubmerge.isolation.confinement import Limits, confine
+from hubmerge.isolation.in_child import Reporter, run
 from hubmerge.sources.dataset_rows import load_split
 
 MAX_ROWS = 1_000_000
 _MAX_FILE_BYTES = 64 * 10**9
 
 
-def fetch(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
+def fetch(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
     """Fetch every task of the spec; see `hubmerge.evaluation.runner`."""
     confine(Limits(file_bytes=_MAX_FILE_BYTES), network=True)
     import datasets
@@ -33,11 +33,11 @@ def fetch(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
     datasets.disable_progress_bars()
     tasks = spec["tasks"]
     for number, task in enumerate(tasks):
-        channel.progress("fetch data", number, len(tasks), "tasks")
+        reporter.progress("fetch data", number, len(tasks), "tasks")
         folder = Path(task["folder"])
         if not folder.is_dir():
             _fetch_task(task, folder, spec["token"], Path(spec["cache"]), datasets)
-    channel.progress("fetch data", len(tasks), len(tasks), "tasks")
+    reporter.progress("fetch data", len(tasks), len(tasks), "tasks")
     return {}
 
 

@@ -1,9 +1,9 @@
-"""Tasks as lighteval knows them. Imported in the evaluating process only: lighteval is heavy and changes the process.
+"""Gives tasks to lighteval. Only the evaluating process imports this: lighteval is heavy and changes the process.
 
-lighteval's registry imports every task module that it has, of which one downloads at import and another calls what
-the Hub's client no longer offers. Here its loading is replaced by exactly the tasks that are asked for: our own,
-turned into its configuration with a metric that calls `task.score`, and built-in ones from their single modules.
-Rows come from the folders that the fetching process filled, never from the network.
+lighteval's registry imports every task module that it has; one of them downloads at import, and another calls functions
+that the Hub's client no longer has. So its loading is replaced by exactly the wanted tasks: our own, turned into its
+configuration with a metric that calls `task.score`, and built-in ones from their single modules. Rows come from the
+folders that the fetching process filled, never from the network.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ALLOWED_MODULES = frozenset(
 
 
 class TaskScorer(SampleLevelComputation):  # type: ignore[misc]  # lighteval has no types
-    """A task's own score as lighteval's metric of a sample."""
+    """A task's own score in the form of lighteval's metric of a sample."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -115,7 +115,7 @@ def _names(metric: Any) -> list[str]:
 
 
 def install(tasks: Sequence[Mapping[str, Any]]) -> str:
-    """Make lighteval know exactly these tasks and read their rows from disk; the tasks in its notation."""
+    """Make lighteval know exactly these tasks and read their rows from disk; returns the tasks in its notation."""
     configs: dict[str, LightevalTaskConfig] = {}
     folders: dict[str, Mapping[str, Any]] = {}
     for spec in tasks:
@@ -155,7 +155,7 @@ def read_rows(spec: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def reference_of(doc: Doc) -> str:
-    """What a sample was scored against, as JSON."""
+    """The reference against which a sample was scored, as JSON."""
     own = isinstance(doc.specific, dict) and "reference" in doc.specific
     value = doc.specific["reference"] if own else doc.get_golds()
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,4 +1,4 @@
-"""What the machine does to an evaluation, as against what the model does: a disk that is too small, kills, and time."""
+"""Tells faults of the machine (a full disk, kills, lack of time) apart from faults of the model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from hubmerge.errors import DiskError, HubmergeError, MachineFaultError
 from hubmerge.plan.disk import shown_bytes, used_bytes
 from hubmerge.sources.base import Model
 
-_FAULT = "fault.json"  # how far a run came that the machine may have ended
+_FAULT = "fault.json"  # how far a run got before the machine may have ended it
 # of the disk, for datasets' rows, answers and the job database on the same disk: this, or a twentieth of a small one
 RESERVE_BYTES = 2 * 10**9
 
 
 def forget_faults(workdir: Path) -> None:
-    """The run has ended for good; whoever asks anew has two tries again."""
+    """Forget earlier faults, since the run has ended for good; the next one has two tries again."""
     (workdir / _FAULT).unlink(missing_ok=True)
 
 
@@ -30,7 +30,7 @@ def clear_weights(workdir: Path) -> None:
 
 
 def require_room(model: Model, workdir: Path, what: str) -> None:
-    """DiskError where the weights would leave less than the reserve; what was fetched before counts as there."""
+    """DiskError where the weights would leave less than the reserve; files fetched before take no further room."""
     if model.ref.kind != "hub":
         return
     there = used_bytes([workdir / "inputs"])
@@ -51,7 +51,7 @@ def require_room(model: Model, workdir: Path, what: str) -> None:
 
 @contextmanager
 def cleared_where_the_disk_is_full(workdir: Path, what: str) -> Iterator[None]:
-    """A disk that others fill meanwhile gets back what this run has fetched."""
+    """Remove this run's fetched weights if the disk fills up meanwhile."""
     try:
         yield
     except DiskError:
@@ -67,7 +67,7 @@ def cleared_where_the_disk_is_full(workdir: Path, what: str) -> Iterator[None]:
 
 
 def try_once_more(error: HubmergeError, workdir: Path, what: str) -> None:
-    """MachineFaultError, unless an earlier run of the same ended at the same place."""
+    """MachineFaultError, unless an earlier try of this run ended at the same place."""
     mark = workdir / _FAULT
     answers = workdir / "generations"
     done = sum(path.stat().st_size for path in answers.glob("*")) if answers.is_dir() else 0

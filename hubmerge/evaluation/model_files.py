@@ -1,8 +1,8 @@
-"""A folder that transformers can load, made from a model of a stranger: weights, config and tokenizer.
+"""Makes a folder that transformers can load from a stranger's model: weights, config and tokenizer.
 
-Weights are the safetensors shards whose headers `hubmerge.sources` checked, under an index written here. What names
-code or a place goes, as it does from a merge (output/config.py); generation_config.json is left out, so that no
-repo's penalties or sampling decide what its score means. No pickle and no code is fetched, let alone written.
+The weights are the safetensors shards whose headers `hubmerge.sources` checked, under an index written here. Keys that
+name code or a place are taken out, as in a merge (sources/config.py). generation_config.json is left out, so that no
+repo's penalties or sampling change what its score means. No pickle and no code is fetched.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def check_evaluable(model: Model) -> None:
 def stage_model(
     model: Model, hub: Hub, folder: Path, inputs: Path, progress: Callable[[str, int, int, str], None]
 ) -> list[str]:
-    """Make `folder` anew from `model`, with shards downloaded below `inputs`; what the user should know."""
+    """Make `folder` anew from `model`, with shards downloaded below `inputs`; returns warnings for the user."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     config, dropped = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])

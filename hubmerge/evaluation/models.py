@@ -1,7 +1,7 @@
-"""The model under evaluation as lighteval's model classes hold it. Imported in the evaluating process only.
+"""The model under evaluation, in lighteval's model classes. Only the evaluating process imports this.
 
-transformers fills tensors that a checkpoint lacks with random numbers and only logs it; here such a checkpoint does
-not load. Decoding is greedy and nothing else: penalties in a repo's generation_config.json are not fetched at all.
+transformers fills tensors that a checkpoint lacks with random numbers and only logs it; here such a checkpoint does not
+load. Decoding is always greedy: a repo's generation_config.json with its penalties is not fetched.
 """
 
 from __future__ import annotations
@@ -111,11 +111,11 @@ def _vllm(spec: Mapping[str, Any]) -> Any:
 
 
 def batch_tokens(model: Any, spec: Mapping[str, Any]) -> int | None:
-    """How many tokens, prompts and answers together, a batch may have; None where the backend sees to that itself.
+    """How many tokens, prompts and answers together, a batch may have; None where the backend decides that itself.
 
-    By the memory of keys and values, which grows with every token: they may take a quarter of what the run may use,
-    beside weights, activations and logits. The machine's size counts and not what is free now, so that a run that
-    goes on composes the same batches.
+    The limit is the memory for keys and values, which grows with every token. They may take a quarter of the run's
+    memory, beside weights, activations and logits. It is computed from the machine's size, not from what is free now,
+    so that a resumed run makes the same batches.
     """
     if spec["backend"] != "transformers":
         return None

@@ -1,12 +1,12 @@
 """Auto-pick: the best of a sweep's variants by a development split, and how sure that choice is.
 
-A variant's figure is the mean of its domains' scores, each domain the mean of its tasks. All variants answered the
-same prompts, so two of them are compared prompt by prompt: the standard error of a difference is that of the
-per-prompt differences (paired), which is far below that of two separate means. Variants that are not worse than the
-best by more than 1.96 such errors are named with it: the split cannot tell them apart. Ties go to the sweep's order.
+A variant's figure is the mean of its domains' scores, and a domain's score the mean of its tasks. All variants answered
+the same prompts, so two of them are compared prompt by prompt: the standard error of a difference is that of the
+per-prompt differences (paired), which is far below that of two separate means. Variants within 1.96 such errors of the
+best are named with it, since the split cannot tell them apart. Of equal variants the first in the sweep is chosen.
 
-Choosing the largest of several noisy figures makes the chosen one look too good (the winner's curse), so nothing of
-this is a score: the chosen variant is measured again on rows that had no part in choosing.
+Choosing the largest of several noisy figures makes the chosen one look too good (the winner's curse). So none of these
+figures is a score: the chosen variant is measured again on rows that had no part in choosing.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class DevScore:
 
     @property
     def tied(self) -> bool:
-        """The split cannot tell it from the best."""
+        """Whether the split cannot tell this variant from the best."""
         return self.behind_stderr is None or self.behind <= CONFIDENCE_95 * self.behind_stderr
 
 
 @dataclass(frozen=True)
 class Pick:
-    """The chosen variant and what speaks for it."""
+    """The chosen variant, with the figures behind the choice."""
 
     chosen: str
     suite: str
@@ -116,7 +116,7 @@ def _variance_of_mean(values: Sequence[float]) -> float:
 
 
 def pick_table(found: Pick) -> str:
-    """The variants on the development split, as Markdown, and what was chosen."""
+    """A Markdown table of the variants on the development split, with the choice."""
     domains = list(found.scores[0].domains)
     head = ["variant", *domains, "mean", "behind the best"]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]

@@ -1,9 +1,8 @@
 """lighteval's pipeline in batches: journal, progress and resume around its own generation and scoring.
 
-lighteval generates everything in one call, tells nothing meanwhile and keeps nothing when it is stopped. Here each
-task's questions are sorted by the length of their prompts and cut into batches, always the same ones on a machine; a
-batch that the journal holds is not generated again. Generation is lighteval's `greedy_until`, scoring its
-`_compute_metrics`.
+lighteval generates everything in one call, reports no progress and keeps nothing when it is stopped. Here each task's
+questions are sorted by the length of their prompts and cut into batches, always the same ones on a machine; a batch in
+the journal is not generated again. Generation is lighteval's `greedy_until`, scoring its `_compute_metrics`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from hubmerge.evaluation.lighteval_tasks import reference_of
 from hubmerge.evaluation.models import RenderedPrompts
 from hubmerge.evaluation.result import MAX_TRUNCATED
 from hubmerge.evaluation.tasks import BuiltinTask, Task, get_task
-from hubmerge.isolation.channel import Channel
+from hubmerge.isolation.in_child import Reporter
 
 MAX_TEXT = 16_000  # characters of a kept prompt or answer; its middle is left out above
 
@@ -54,7 +53,7 @@ class Asked:
 
 
 def batches(asked: Asked, longest: int, most: int, budget: int | None) -> Iterator[list[Doc]]:
-    """The longest prompts first; a batch is at most `most` prompts and `budget` tokens, but one prompt at least.
+    """Batches of at most `most` prompts and `budget` tokens, but at least one prompt; the longest prompts come first.
 
     A prompt counts as many tokens as the longest of its batch, since it is padded to them, and the longest answer;
     together never more than the model's `longest`.
@@ -72,7 +71,7 @@ def batches(asked: Asked, longest: int, most: int, budget: int | None) -> Iterat
 class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no types
     """A lighteval pipeline over the installed tasks."""
 
-    def __init__(self, names: str, model: Any, spec: Mapping[str, Any], channel: Channel) -> None:
+    def __init__(self, names: str, model: Any, spec: Mapping[str, Any], reporter: Reporter) -> None:
         super().__init__(
             tasks=names,
             pipeline_parameters=PipelineParameters(launcher_type=ParallelismManager.NONE, bootstrap_iters=0),
@@ -81,16 +80,16 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         )
         model._cache = None  # keyed by the model's name; the journal is keyed by its commit
         self._spec = spec
-        self._channel = channel
+        self._reporter = reporter
         self._prompts: dict[str, RenderedPrompts] = {}
         self.truncated: dict[str, int] = {}  # task → prompts that were cut
 
     def scored(self) -> dict[str, list[Sample]]:
         """Generate and score; the samples of every task in the order of its rows."""
-        self._channel.stage("generate")
+        self._reporter.stage("generate")
         outputs = self._run_model()
         self._refuse_silence(outputs[SamplingMethod.GENERATIVE])
-        self._channel.stage("score")
+        self._reporter.stage("score")
         self._post_process_outputs(outputs)
         self._compute_metrics(outputs)
         return {task["name"]: self._samples(task) for task in self._spec["tasks"]}
@@ -109,7 +108,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
             for batch, answers in self._answers(each):
                 texts |= {(d.task_name, d.id): answer for d, answer in zip(batch, answers, strict=True)}
                 done += len(batch)
-                self._channel.progress("generate", done, total, "prompts")
+                self._reporter.progress("generate", done, total, "prompts")
         return {SamplingMethod.GENERATIVE: [ModelResponse(text=texts[d.task_name, d.id]) for d in docs]}
 
     def _asked(self, task: Mapping[str, Any], docs: Sequence[Doc]) -> Asked:
@@ -136,7 +135,8 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
             yield batch, [journal[key] for key in keys]
 
     def _refuse_what_is_cut(self, asked: Asked) -> None:
-        """lighteval cuts the start of a prompt that leaves no room for an answer, and says so in a log only."""
+        """Count the prompts whose start lighteval cuts to leave room for an answer, and refuse a task with too many.
+        lighteval itself only logs it."""
         longest, name, of = self.model.max_length, asked.definition.name, len(asked.docs)
         size = min(asked.docs[0].generation_size or 1, longest)
         # transformers cuts a prompt that fills the model; vLLM one that leaves too little for the longest answer
@@ -152,13 +152,13 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
             )
         short = sum(longest - size < tokens for tokens in asked.tokens.values())
         if cut or short:
-            self._channel.warning(
+            self._reporter.warning(
                 f"{name}: of {of} prompts {cut} are cut at the start, and {short} leave less of the model's {longest} "
                 f"positions than an answer may have ({size} tokens)"
             )
 
     def _rendered(self, definition: Task | BuiltinTask) -> RenderedPrompts:
-        """Chat template and system prompt are the model's in lighteval; here they are the task's."""
+        """The rendered prompts. The task decides on chat template and system prompt; in lighteval the model does."""
         has_template = getattr(self.model.tokenizer, "chat_template", None) is not None
         own = definition if isinstance(definition, Task) else None
         return RenderedPrompts(
@@ -217,7 +217,7 @@ def _file_name(task: str) -> str:
 
 
 def _cut(text: str, definition: Task | BuiltinTask) -> str:
-    """With a chat template lighteval ignores stop sequences."""
+    """An answer cut at its first stop sequence, since lighteval ignores these with a chat template."""
     for stop in definition.stop if isinstance(definition, Task) else ():
         text = text.split(stop)[0]
     return text

@@ -1,9 +1,9 @@
-"""One evaluation run as a typed value, and the only way to read one from bytes that nobody vouches for.
+"""One evaluation run as a typed value, and the only parser for it, which trusts no bytes.
 
 A result file says what was measured (model at a commit, suite at a version, split), on what (dataset revisions,
-versions, hardware, seed), how it ended, and what the model is (`ModelFacts`, read from its repo when it was
-evaluated), so that the leaderboard can be rebuilt from result files alone. A run that failed has a status and an
-error and no scores: a missing number is never a zero.
+versions, hardware, seed) and how it ended. It also has the facts about the model (`ModelFacts`, read from its repo when
+it was evaluated), so the leaderboard can be rebuilt from result files alone. A failed run has a status and an error but
+no scores: a missing number is never a zero.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Name = Annotated[str, Field(min_length=1, max_length=300)]
 
 
 def _plain(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Parameters as any reader of JSON, CSV or a 64-bit table takes them: bounded, finite, text without tricks."""
+    """Parameters that any JSON, CSV or 64-bit table can hold: bounded, finite, without control characters."""
     waiting: list[tuple[Any, int]] = [(values, 0)]
     seen = 0
     while waiting:
@@ -114,7 +114,7 @@ class ParentFacts(_Frozen):
 
 
 class ModelFacts(_Frozen):
-    """What the model is, as its repo said when it was evaluated; the merge's figures are None for other models."""
+    """Facts from the model's repo when it was evaluated; a merge's figures are None for other models."""
 
     author: Text
     license: Text | None = None
@@ -141,7 +141,7 @@ class ModelFacts(_Frozen):
 
 
 class RunEnvironment(_Frozen):
-    """What ran: versions and hardware, for a reader who wants to repeat it."""
+    """Versions and hardware of a run, for a reader who wants to repeat it."""
 
     hubmerge: Text
     lighteval: Text
@@ -227,7 +227,7 @@ class EvaluationResult(_Frozen):
 
 
 def result_path(result: EvaluationResult) -> str:
-    """Where a result lies in the results dataset: by model, commit, suite at its version, and split."""
+    """The path of a result in the results dataset: by model, commit, suite at its version, and split."""
     return f"results/{result.model}/{result.sha}/{result.suite}-{result.suite_version}-{result.split}.json"
 
 

@@ -1,7 +1,7 @@
-"""The parent's side of the rows: which folders a suite needs, and the fetching process for those that are missing.
+"""The parent's side of fetching rows: finds the folders that a suite needs, and starts a process for missing ones.
 
-A folder's name holds all that its content depends on (the dataset's commit, subset, split, how many rows), so a
-store of them can be shared by runs, and what is there is right.
+A folder's name holds all that its content depends on (the dataset's commit, subset, split, how many rows). So runs can
+share a store of folders, and a folder that exists is right.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from hubmerge.errors import MachineFaultError, MemoryLimitError
 from hubmerge.evaluation.suites import PinnedSuite, PinnedTask
 from hubmerge.evaluation.tasks import Task
-from hubmerge.isolation.channel import WallLimitError
-from hubmerge.isolation.process import ChildJob, Event, run_child
+from hubmerge.isolation.child import ChildJob, Event, run_child
+from hubmerge.isolation.in_child import WallLimitError
 
 FETCH_MODULE = "hubmerge.evaluation.fetch"
 MAX_WALL_S = 3600.0
@@ -65,7 +65,7 @@ def fetch_rows(
 
 
 def few_shot_split(task: PinnedTask) -> str | None:
-    """Where its examples come from; None where it takes none."""
+    """The split from which a task takes its examples; None where it takes none."""
     return task.task.rows.few_shot_split if task.few_shot else None
 
 

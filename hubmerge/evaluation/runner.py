@@ -1,4 +1,4 @@
-"""One evaluation from a model's name to a result: what runs where, and what a failure means.
+"""Runs one evaluation, from a model's name to a result, and decides what a failure means.
 
     parent     pins the datasets, opens and checks the model, fetches its files          network, token
     fetch      the datasets' rows to Arrow files                (hubmerge/evaluation/fetch.py)   network, token
@@ -7,11 +7,11 @@
 Everything lies below the run's folder: `generations/` is the journal from which a run that was cancelled, killed or
 out of time goes on, `details/` has one parquet file per task with every prompt, answer, reference and score.
 
-A model that cannot be evaluated is a finding about the model: a result with status "failed" and the reason, and
-never a score of zero. What says nothing about the model raises: an unknown suite, a dataset or Hub that does not
-answer, a backend that is not installed, too little disk, a cancellation. A run that was killed, or ran out of memory
-or time, raises MachineFaultError the first time, since a neighbour on the machine can do that; when it comes no
-further the next time either, it is the model's.
+If a model cannot be evaluated, that is a finding about the model: a result with status "failed" and the reason, never a
+score of zero. A failure that says nothing about the model raises instead: an unknown suite, a dataset or Hub that does
+not answer, a backend that is not installed, too little disk, a cancellation. A run that was killed, or ran out of
+memory or time, raises MachineFaultError the first time, since another program on the machine can cause this. If the
+next run gets no further, the model is to blame.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from hubmerge.evaluation.rows import fetch_rows, few_shot_split
 from hubmerge.evaluation.suites import PinnedSuite, Suite, pin
 from hubmerge.extras import require
 from hubmerge.hub.client import Hub
-from hubmerge.isolation.channel import WallLimitError
-from hubmerge.isolation.process import ChildJob, Event, fresh_environment, plain, run_child
+from hubmerge.isolation.child import ChildJob, Event, fresh_environment, plain, run_child
+from hubmerge.isolation.in_child import WallLimitError
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
@@ -81,7 +81,7 @@ class EvaluationObserver(Protocol):
 
 
 class Unobserved:
-    """Nobody watches."""
+    """An observer that ignores everything."""
 
     def stage(self, name: str) -> None: ...
     def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
@@ -90,7 +90,7 @@ class Unobserved:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """How a run is done. Apart from `limit`, `dtype` and `backend` nothing here should move a score."""
+    """Options of a run. Only `limit`, `dtype` and `backend` should change a score."""
 
     limit: int | None = None  # rows per task; part of the suite's version
     batch_size: int = 32  # prompts at most; fewer where the memory does not hold their tokens
@@ -220,7 +220,7 @@ def _asked(cancel: Cancel | None) -> Callable[[], bool]:
 
 
 def _cancellable(run: _Run) -> Callable[[str, int, int, str], None]:
-    """The observer's progress, which ends the run when that is asked."""
+    """Reports progress to the observer, which may raise to end the run."""
 
     def progress(stage: str, done: int, total: int, unit: str) -> None:
         if run.cancelled():
@@ -231,7 +231,7 @@ def _cancellable(run: _Run) -> Callable[[str, int, int, str], None]:
 
 
 def _teller(observer: EvaluationObserver) -> Callable[[Event], None]:
-    """The child's events to the observer; what is malformed is left out."""
+    """Passes the child's events on to the observer; malformed ones are left out."""
 
     def tell(event: Event) -> None:
         kind = event["event"]
@@ -295,7 +295,7 @@ def _environment(run: _Run, *, network: bool) -> dict[str, str]:
 
 
 def _result(run: _Run, facts: ModelFacts, done: Event, seconds: float) -> EvaluationResult:
-    """The child's last words as a result, checked against what it was asked."""
+    """The result from the child's last event, checked against the request."""
     said = done.get("tasks")
     try:
         if not isinstance(said, list) or [s["task"] for s in said] != [t.name for t in run.suite.tasks]:

@@ -1,19 +1,19 @@
-"""Run generated Python code and say whether it passes its tests: confined, within limits, and judged from outside.
+"""Runs generated Python code, confined and within limits, and judges from another process whether it passes its tests.
 
     run_python(solution, tests, timeout_s=10).passed
 
-Two processes (`sandbox_child`), each with an empty folder as its working directory, an empty environment, no input,
-its own session, and the rules of `sandbox_rules`; they see the standard library and no installed package. One
-executes the solution, the other one the tests, which ask the first for what the solution defines. At the wall limit,
-or when one says more than it should, both groups are killed; since they cannot start processes, nothing is left.
-Hashes are seeded, so that the order of a set of strings is the same in every run.
+There are two processes (`sandbox_child`), each with an empty folder as its working directory, an empty environment, no
+input, its own session, and the rules of `sandbox_rules`. They see the standard library and no installed package. One
+executes the solution; the other executes the tests, which ask the first for the names that the solution defines. At the
+wall limit, or when one sends more than it may, both groups are killed; since they cannot start processes, none is left.
+Hashes are seeded, so the order of a set of strings is the same in every run.
 
-**What counts as passing.** The tests came to their end, in a process that no generated code ever ran in: replaced
-builtins, patched modules, objects that equal everything, found pipes and early ends change what the solution
-answers, and nothing else. Units are compiled one by one, so an open quote in a solution cannot swallow the tests.
-**What is left.** A solution may know the answers that the tests expect. The answers are kept with the results for
-whoever doubts a score. A test that passes a function or an object of its own class to the solution fails; none of
-the suites has one.
+**What counts as passing.** The tests must come to their end, in a process where no generated code ever ran. Replaced
+builtins, patched modules, objects that equal everything, found pipes and early exits change only the solution's
+answers. Units are compiled one by one, so an open quote in a solution cannot swallow the tests. **What it cannot
+find.** A solution may know the answers that the tests expect; the answers are kept with the results for readers who
+doubt a score. A test that passes a function or an object of its own class to the solution fails; none of the suites has
+one.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def run_python(
 def _child(
     role: str, units: list[str], limits: Limits, output: IO[bytes], reading: FileIO, writing: FileIO, *others: FileIO
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """One of the two processes; it alone keeps its ends of the pipes, and it is gone afterwards."""
+    """One of the two processes. Only it keeps its ends of the pipes, and it has ended when the context ends."""
     ends = [reading, writing, *others]
     job = {
         "role": role,
@@ -141,7 +141,7 @@ def _child(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The whole group; until the process is waited for, the number is its own."""
+    """Kill the whole group. The kernel gives its number to no other until the process is waited for."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -167,7 +167,7 @@ def _readable() -> list[str]:
 
 
 def _listen(said: int, timeout_s: float) -> tuple[bytes, bool]:
-    """What the process says until it closes the pipe, and whether that was in time."""
+    """The process's output until it closes the pipe, and whether it did so in time."""
     heard, ready = b"", False
     poll = select.poll()
     poll.register(said, select.POLLIN)

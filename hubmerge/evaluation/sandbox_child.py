@@ -3,9 +3,9 @@
     tests      executes the tests; a name that they do not define themselves is the solution's, and stands for it
     solution   executes the generated code, then answers: the value of a name, the result of a call
 
-Foreign code runs in the solution's process alone. What comes back from it is text, which is read as plain values of
-Python's own types, or as the number of an object that stayed there: nothing in it can decide what `==` says, replace
-a builtin, or reach the pipe that the verdict goes through. A name of Python's builtins is always Python's.
+Foreign code runs in the solution's process alone. Its answers are text, which is read as plain values of Python's own
+types, or as the number of an object that stays there. So foreign code cannot decide a comparison, replace a builtin, or
+reach the pipe that carries the verdict. A name of Python's builtins is always Python's.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Asked:
         self._objects: dict[int, _Elsewhere] = {}
 
     def loaded(self) -> list[str]:
-        """The names that it defines, once its code has come to its end."""
+        """The names that the solution defines, once its code has come to its end."""
         return [str(name) for name in self._answer(self._channel.receive())]
 
     def ask(self, action: str, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a process that runs generated code may do: compute, and read Python's own library. Nothing else.
+"""Rules for a process that runs generated code: it may compute and read Python's own library, and nothing else.
 
 No process or program can be started, so nothing outlives it or slips out of its group; no signal reaches another
 process; no socket opens, of any family (socketpair inside the process works, asyncio needs it); no file can be
@@ -12,17 +12,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import signal
 import socket
 from collections.abc import Sequence
 
 from hubmerge.isolation import landlock, seccomp
-from hubmerge.isolation.confinement import WAYS_AROUND, Limits, limit_resources, require_no_network
+from hubmerge.isolation.confinement import WAYS_AROUND, Limits, die_with_parent, limit_resources, require_no_network
 from hubmerge.isolation.seccomp import Rule
 
 _CLONE_THREAD = 0x00010000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_PR_SET_PDEATHSIG = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _READ_ONLY_FILES: tuple[Rule, ...] = (
@@ -45,7 +43,7 @@ _LASTING_MEMORY = tuple(Rule(name) for name in ("memfd_create", "shmget", "semge
 
 
 def _alone(pid: int) -> tuple[Rule, ...]:
-    """The process has no children and does nothing to another one."""
+    """Rules that refuse to start processes and to act on other ones."""
     return (
         *(Rule(name) for name in ("fork", "vfork", "execve", "execveat")),
         Rule("clone", errno.EPERM, "no_bit_of", 0, _CLONE_THREAD),
@@ -64,7 +62,7 @@ def _alone(pid: int) -> tuple[Rule, ...]:
 
 
 def rules(pid: int) -> tuple[Rule, ...]:
-    """All that the process `pid` may not do."""
+    """All rules for the process `pid`."""
     return (
         Rule("socket", errno.EACCES),
         Rule("socketpair", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
@@ -78,9 +76,7 @@ def rules(pid: int) -> tuple[Rule, ...]:
 def isolate(limits: Limits, *, readable: Sequence[str], parent: int) -> None:
     """Put this process under the rules, for good, and let it die with `parent`, which started it."""
     seccomp.machine()
-    seccomp.libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+    die_with_parent(parent)
     limit_resources(limits)
     seccomp.no_new_privileges()
     _drop_capabilities()

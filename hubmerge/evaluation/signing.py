@@ -1,10 +1,10 @@
-"""Who vouches for a result: an Ed25519 signature over its content, which anyone can check with the public key.
+"""Signs results: an Ed25519 signature over a result's content, which anyone can check with the public key.
 
     signed bytes = "hubmerge result 1\\n" + JSON of the result without its signature and without fields that have their
                    default value; keys sorted, no spaces, ASCII
 
-Fields at their default are left out so that a later field with a default invalidates no signature. The signature
-says under which version of the suite it was made: the board may read a version under another name.
+Fields at their default are left out so that a later field with a default invalidates no signature. The signature names
+the version of the suite under which it was made, since the board may show a version under another name.
 
 Checking and signing need `cryptography`; nothing here imports it before it is needed.
 """
@@ -40,7 +40,7 @@ def public_key(seed: bytes) -> str:
 
 
 def provenance(result: EvaluationResult, trusted: Collection[str]) -> Provenance:
-    """What is known of who ran it, where `trusted` are the public keys that are believed."""
+    """Whether a believed key signed the result; `trusted` are the public keys that are believed."""
     signature = result.signature
     if signature is None or signature.key not in trusted:
         return "community"
@@ -58,7 +58,7 @@ def provenance(result: EvaluationResult, trusted: Collection[str]) -> Provenance
 
 
 def believed(results: Collection[EvaluationResult], trusted: Collection[str]) -> tuple[EvaluationResult, ...]:
-    """Those that may decide something: the signed ones; all that are not forged where nothing can be checked."""
+    """The results that may decide something: the signed ones or, where nothing can be checked, all but forged ones."""
     known = [(result, provenance(result, trusted)) for result in results]
     decisive = ("signed",) if trusted and all(p != "unverified" for _, p in known) else ("community", "unverified")
     return tuple(result for result, p in known if p in decisive)

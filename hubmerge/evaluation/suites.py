@@ -1,11 +1,10 @@
 """Suites: named lists of tasks, and the same pinned to dataset commits.
 
-A score means something only beside others that were measured the same way, so what a suite is at a moment has a
-version: a digest over its tasks with their versions, few-shot counts and limits, the content of the data files that
-they read, the split, the dtype that was asked for and the rules of the runner. Two results with the same suite
-version answer the same questions; when data or a task change, the version does, and old scores are measured again
-rather than compared. A commit that changes no data (to a dataset's card, say) changes no version. What is read is
-pinned by commit all the same.
+Scores can be compared only when they were measured in the same way. So a suite has a version: a digest over its tasks
+with their versions, few-shot counts and limits, the content of the data files that they read, the split, the dtype that
+was asked for and the rules of the runner. Two results with the same suite version answer the same questions. When data
+or a task change, so does the version, and old scores are measured again rather than compared. A commit that changes no
+data (such as an edit of a dataset's card) changes no version. Data are pinned by commit all the same.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from hubmerge.hub.client import Hub, RepoState, TreeFile
 
 VERSION_DIGITS = 12
-RULES = 2  # counts changes of how the runner asks and cuts that move scores
+RULES = 2  # grows with each change in how the runner asks and cuts that moves scores
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class SuiteTask:
 
 @dataclass(frozen=True)
 class Suite:
-    """What is measured together."""
+    """Tasks that are measured together."""
 
     name: str
     title: str

@@ -1,17 +1,16 @@
-"""Chat templates are strangers' programs: they run in a process of their own, with limits on memory and time.
+"""Renders prompts by chat templates, which are strangers' programs, in a process with limits on memory and time.
 
     prompts = rendered(manager.prepare_prompt, docs)
 
-Jinja's sandbox keeps a template from other objects, not from work: `"x" * 10**10` and `10**10**8` are one step each,
-during which no signal handler of Python's runs. So a fork of the evaluating process renders, which has the tokenizer
-at hand, may allocate MEMORY_BYTES beyond what it began with, and is killed where a prompt takes longer than PROMPT_S.
-What it says is bounded, too. A template that fails makes the model one that cannot be evaluated: EvaluationError. Where
-the machine may be to blame, since it killed the process or let it hardly run, that is another error.
+Jinja's sandbox keeps a template from other objects, not from endless work: `"x" * 10**10` and `10**10**8` are one step
+each, during which no signal handler of Python's runs. So a fork of the evaluating process renders the prompts. It has
+the tokenizer at hand, may allocate MEMORY_BYTES beyond its start, and is killed where a prompt takes longer than
+PROMPT_S. Its output is limited too. If a template fails, the model cannot be evaluated: EvaluationError. If the machine
+may be to blame, because it killed the process or hardly let it run, the error is another one.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
@@ -25,19 +24,18 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from hubmerge.errors import EvaluationError, MemoryLimitError
-from hubmerge.isolation.channel import WallLimitError
-from hubmerge.isolation.confinement import Limits, limit_resources
+from hubmerge.isolation.confinement import Limits, die_with_parent, limit_resources
+from hubmerge.isolation.in_child import WallLimitError
 
 Item = TypeVar("Item")
 
 PROMPT_S = 4.0  # for one prompt; real templates take milliseconds
 PROCESSOR_S = 30.0  # for all prompts of a task, and PROCESSOR_S_EACH for each of them
 PROCESSOR_S_EACH = 0.1
-_IDLE_S = 1.0  # of processor time; who got less in PROMPT_S was kept from running
+_IDLE_S = 1.0  # of processor time; a fork that got less in PROMPT_S was kept from running
 MEMORY_BYTES = 512 * 1024 * 1024  # beyond what the process had before
 MAX_PROMPT_CHARACTERS = 4_000_000  # a million tokens
 MAX_RENDERED_BYTES = 512 * 1024 * 1024  # of all prompts of a task, as JSON
-_PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 16
 _LINE_BYTES = 12 * MAX_PROMPT_CHARACTERS + 1000  # JSON escapes a character by at most twelve
 
@@ -83,15 +81,14 @@ def rendered(render: Callable[[Item], str], items: Sequence[Item]) -> list[str]:
 def _render_all(
     render: Callable[[Item], str], items: Sequence[Item], writing: int, processor_s: int, parent: int
 ) -> NoReturn:
-    """In the fork: one line of JSON for each prompt, or one that says why there is none."""
+    """In the fork: write one line of JSON for each prompt, or one line with the reason for none."""
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent(parent)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGXCPU):
             signal.signal(number, signal.SIG_DFL)
         limit_resources(Limits(cpu_s=processor_s, data_bytes=_data_bytes() + MEMORY_BYTES, file_bytes=0))
-        if os.getppid() == parent:
-            for item in items:
-                _say(writing, _one(render, item))
+        for item in items:
+            _say(writing, _one(render, item))
     except BaseException:  # noqa: BLE001 - nothing of a fork may run on in the code around it
         os._exit(1)
     os._exit(0)
@@ -118,7 +115,7 @@ def _say(writing: int, words: dict[str, str]) -> None:
 
 
 def _data_bytes() -> int:
-    """What counts against RLIMIT_DATA now."""
+    """The bytes that count against RLIMIT_DATA now."""
     found = re.search(r"^VmData:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
     if found is None:
         raise OSError("the kernel does not say how much memory this process has")
@@ -171,7 +168,7 @@ def _lines(reading: int, child: int) -> Iterator[bytes]:
 
 
 def _processor_s(child: int) -> float:
-    """What the fork has used of the processors."""
+    """The processor time of the fork, in seconds."""
     fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,8 +1,8 @@
-"""The one door to the Hub: every request that hubmerge makes goes through `Hub`, and every answer is typed.
+"""The one door to the Hub: every request of hubmerge goes through `Hub`, and every answer is typed.
 
-The client is huggingface_hub, known only here, in hub/writing.py (what changes a repo), in hub/transfer.py (bytes of
-files, read by hand because the answers are not trusted), in hub/connections.py (connections that can be cut) and in
-hub/errors.py (its errors in our words, and what is worth repeating).
+Only the modules of this room import the client, huggingface_hub: this one, writing.py (requests that change a repo),
+transfer.py (bytes of files, read by hand because the answers are not trusted), connections.py (connections that can be
+cut) and errors.py (the client's errors in our words, and which of them are worth a retry).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 RepoType = Literal["model", "dataset"]
 MAX_FILES = 100_000  # of a repo; the Hub advises against more
-SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; nothing that is no weight is larger
+SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; only weights are larger
 _SHA = re.compile(r"[0-9a-f]{40}")
 
 
@@ -82,7 +82,7 @@ class TreeFile:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a token belongs to, and where it may write."""
+    """The owner of a token, and where the token may write."""
 
     name: str
     namespaces: tuple[str, ...]
@@ -90,9 +90,10 @@ class Identity:
 
 
 class Hub(HubWriting):
-    """The repos of one type on a Hub at `endpoint`, seen with `token` (None: with what `login` finds, or anonymously).
+    """The repos of one type on the Hub at `endpoint`, read with `token`, or with the token that `login` finds, or
+    anonymously.
 
-    What lies in `cache` is not fetched again; see hub/login.py.
+    Files in `cache` are not fetched again; see hub/login.py.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Hub(HubWriting):
 
     @cached_property
     def _token(self) -> str | bool:  # type: ignore[override]
-        """Looked up when the Hub is first asked. False: anonymously, whatever the client would find by itself."""
+        """The token, looked up at the first request. False: anonymous, even if the client would find a token."""
         return self._given or checked_token(self._login()) or False
 
     @cached_property
@@ -123,7 +124,7 @@ class Hub(HubWriting):
 
     @cached_property
     def _api(self) -> HfApi:  # type: ignore[override]
-        """The client, loaded when the Hub is first asked: a merge of local folders never asks it."""
+        """The client, loaded at the first request; a merge of local folders makes none."""
         from huggingface_hub import HfApi, constants
 
         if Settings(endpoint=self.endpoint).is_loopback:
@@ -132,7 +133,7 @@ class Hub(HubWriting):
         return HfApi(endpoint=self.endpoint, token=self._token, library_name="hubmerge")
 
     def connect(self) -> None:
-        """Load the client now; it sends nothing yet."""
+        """Load the client now; this sends no request."""
         assert self._api is not None
 
     @property
@@ -142,7 +143,7 @@ class Hub(HubWriting):
 
     @property
     def token(self) -> str | None:
-        """For libraries that speak to the Hub by themselves (datasets)."""
+        """The token, for libraries that talk to the Hub by themselves (datasets)."""
         return self._token if isinstance(self._token, str) else None
 
     def __repr__(self) -> str:
@@ -300,7 +301,7 @@ class Hub(HubWriting):
         return self._bytes.range(repo_id, sha, path, start, end)
 
     def read_range_into(self, repo_id: str, sha: str, path: str, start: int, out: memoryview) -> None:
-        """As `read_range`, of as many bytes as `out` takes; what it holds after an error has no meaning."""
+        """As `read_range`, into `out`, which decides the number of bytes. After an error its content is undefined."""
         self._bytes.range_into(repo_id, sha, path, start, out)
 
     def read_file(self, repo_id: str, sha: str, path: str, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
@@ -348,7 +349,7 @@ def eval_results(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 @cache
 def _limit_waiting() -> None:
-    """The client waits for ever by default; a job must not. Set once, since it closes what is open."""
+    """Give the client timeouts, since it waits for ever by default. This is done once, as it closes connections."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils.tqdm import disable_progress_bars
 

@@ -1,10 +1,9 @@
-"""Connections to the Hub that another thread can cut, so that whoever waits on one of them wakes up at once.
+"""Connections to the Hub that another thread can cut, so that a thread that waits on one of them wakes up at once.
 
-A thread that waits for a connection, a handshake or the next byte sits in the kernel, and only the end of its socket
-wakes it; that a socket is closed does not, but that it is shut down does. So a client of its own gets its connections
-from here, where a second handle on every socket is kept from before it connects until it is closed. The handle cannot
-come to mean another file meanwhile, and stays valid when TLS takes the socket over. Only a name server that says
-nothing cannot be cut short.
+A thread that waits for a connection, a handshake or the next byte sits in the kernel. Closing its socket does not wake
+it; shutting the socket down does. So this module makes the connections of an HTTP client and keeps a second handle on
+every socket, from before it connects until it is closed. The handle cannot come to mean another file meanwhile, and
+stays valid when TLS takes the socket over. Only waiting for a silent name server cannot be cut short.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ANSWER_TIMEOUT_S = 300.0  # a commit of many files is answered when it is done
 
 
 def new_client() -> httpx2.Client:
-    """The Hub client's own HTTP client, which would wait for ever: a job must not."""
+    """The HTTP client for the Hub's client, with timeouts; by default it would wait for ever."""
     import httpx2
     from huggingface_hub.utils._http import default_client_factory
 
@@ -34,7 +33,7 @@ def new_client() -> httpx2.Client:
 
 
 class Lines:
-    """The connections of one HTTP client, made when it is first asked for."""
+    """One HTTP client, made when it is first needed, with connections that can be cut."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,7 +62,7 @@ class Lines:
                     handle.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give everything back, when nobody reads any more."""
+        """Close all connections; no thread may be reading."""
         self.cut()
         with self._lock:
             client, self._client = self._client, None
@@ -88,7 +87,7 @@ class Lines:
 
 
 class _Backend:
-    """Where the client's connections come from; it asks for these methods and for no class."""
+    """The source of the client's connections; the client needs these methods, not a class."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
@@ -118,7 +117,7 @@ class _Backend:
         local_address: str | None,
         options: Iterable[tuple[Any, ...]],
     ) -> _Line:
-        """A connection to the first address of `host` that takes one; the last refusal where none does."""
+        """A connection to the first address of `host` that accepts one; raises the last refusal where none does."""
         refusal = OSError(f"{host} has no address")
         for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             made = socket.socket(family, kind, protocol)
@@ -143,7 +142,7 @@ class _Backend:
 
 
 class _Line:
-    """A connection as the client wants it, and the handle by which it is cut."""
+    """A connection in the form that the client wants, with the handle by which it is cut."""
 
     def __init__(self, lines: Lines, made: socket.socket, handle: socket.socket) -> None:
         from httpcore2._backends.sync import SyncStream

@@ -1,12 +1,10 @@
-"""What the Hub's client raises, in hubmerge's words, and when a request is worth repeating.
+"""Errors of the Hub's client in hubmerge's words, and retries of requests.
 
-Together with client.py and transfer.py this is the door to the Hub; no other module knows the client.
-
-A failed request falls into one of three kinds. A refusal (missing, gated, forbidden) is final. A moved branch
-(412) is the publisher's business. Trouble on the way (429, 5xx, a dropped connection) passes: it is repeated a
-few times, after the pause that the server asks for in `Retry-After` or `RateLimit`, or after one that doubles
-and is drawn at random, so that many clients do not come back at once. A pause longer than a request may wait is
-left to the job, which stays queued.
+There are three kinds of failed requests. A refusal (missing, gated, forbidden) is final. A moved branch (412) is
+handled by the code that publishes. Passing trouble (429, 5xx, a dropped connection) is retried a few times, after the
+pause that the server asks for in `Retry-After` or `RateLimit`. Without such a word the pause doubles and is drawn at
+random, so that many clients do not come back at once. If the pause is longer than a request may wait, the request fails
+and its job stays queued.
 """
 
 from __future__ import annotations
@@ -40,20 +38,20 @@ from hubmerge.errors import (
 _PASSING_STATUS = frozenset((408, 425, 429, 500, 502, 503, 504))
 _BRANCH_MOVED = 412
 _CLIENT_LOGGER = "huggingface_hub.utils._http"
-_REFUSALS = frozenset((400, 402, 405, 411, 413, 414, 415, 422, 451))  # of what was asked, whenever it is asked
-# what an object storage says, with 400 or 403, of an upload that took too long: a new signed address will do
+_REFUSALS = frozenset((400, 402, 405, 411, 413, 414, 415, 422, 451))  # final: the same request fails again
+# an object storage's answers (400 or 403) to an upload that took too long; a new signed address helps
 _TOO_LATE = re.compile(r"<Code>(?:RequestTimeout|RequestTimeTooSkewed|ExpiredToken)</Code>|Request has expired")
 _QUERY = re.compile(r"(https?://[^\s'\"?#]*)[?#][^\s'\"]*")
-# what the Hub says to a token that leaves gated repos out, whoever its owner is
+# the Hub's answer to a token that may not read gated repos, whoever its owner is
 _WITHOUT_GATED = re.compile(r"enable access to public gated", re.IGNORECASE)
 UNREADABLE = "no such repo, or one that you may not read"
 Result = TypeVar("Result")
-# until when whoever asks the Hub in this thread will wait, in seconds of the monotonic clock; None: for ever
+# until when requests of this thread may go on, in seconds of the monotonic clock; None: for ever
 ASKED_UNTIL: ContextVar[float | None] = ContextVar("ASKED_UNTIL", default=None)
 
 
 class TransientHubError(HubUnavailableError):
-    """Trouble that passes; `after_s` is the pause that the server asked for, in seconds."""
+    """A failure that may pass; `after_s` is the pause in seconds that the server asked for."""
 
     after_s: float | None = None
 
@@ -95,8 +93,8 @@ class Patience:
                 self.pause(failures, error)
 
     def pause(self, failures: int, error: HubUnavailableError) -> None:
-        """Wait after so many failures in a row; raises `error` when that is enough, or once where it is refused."""
-        self.check()  # what was broken off fails as if the line had dropped
+        """Wait after so many failures in a row; raises `error` where no further try is left."""
+        self.check()  # a request that was broken off fails as if the connection had dropped
         after_s = error.after_s if isinstance(error, TransientHubError) else None
         if isinstance(error, RefusedError) or failures >= self.tries or (after_s or 0.0) > self.longest_pause_s:
             raise error
@@ -200,7 +198,7 @@ def translated(where: str, *, writing: bool = False, pinned: bool = False) -> It
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Whether a library that asks the Hub by itself failed because the Hub was away, by what its error came of."""
+    """Whether an error of a library that asks the Hub by itself was caused by an outage, by the chain of its causes."""
     import httpx2
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -290,7 +288,7 @@ def _unreachable(error: Exception, where: str) -> TransientHubError:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what the server or the client says, without the queries of URLs: they can hold signatures."""
+    """The first line of the server's or client's message, without the queries of URLs, which can hold signatures."""
     return _without_queries(_message(error).split("\n")[0])[:200]
 
 
@@ -303,7 +301,8 @@ def _without_queries(text: str) -> str:
 
 
 def checked_token(token: str | None) -> str | None:
-    """`token` without the spaces around it; LoginError when no header can hold it, which else would quote it."""
+    """`token` without spaces around it; LoginError where no header can hold it, since the client's own error would
+    quote it."""
     token = (token or "").strip()
     if not token:
         return None
@@ -318,7 +317,7 @@ def checked_token(token: str | None) -> str | None:
 
 
 def checked_endpoint(endpoint: str) -> str:
-    """`endpoint` as all addresses begin; SettingsError when it is no address of a server."""
+    """`endpoint` in the form in which all addresses begin; SettingsError where it is no address of a server."""
     try:
         parts = urlsplit(endpoint.strip())
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -352,11 +351,11 @@ class _Told(logging.Handler):
 
 
 def quiet_client() -> None:
-    """The client logs the addresses that it tries again; those of uploads hold a signature, which is left out."""
+    """Take signatures out of the client's log lines about addresses that it tries again."""
     logging.getLogger(_CLIENT_LOGGER).addFilter(_WithoutQueries())
 
 
 def tell_retries(tell: Callable[[str], None]) -> None:
-    """`tell` what the client tries again, instead of its own lines on stderr."""
+    """Pass the client's retries to `tell` instead of its own lines on stderr."""
     logger = logging.getLogger(_CLIENT_LOGGER)
     logger.handlers, logger.propagate = [_Told(tell)], False

@@ -1,11 +1,11 @@
-"""The Hub as the user of this machine meets it on the command line: with the client's login and the client's cache.
+"""The Hub for the command line: with the login and the cache that the Hub's client keeps on this machine.
 
-The login (`hf auth login`, or what else the client looks at) belongs to the Hub that it was made for, which is the
-client's own default; it is never sent to another endpoint, such as an embedded Hub or a mirror. There HF_TOKEN says who
-somebody is. The service has neither: it acts with the tokens of its users, and what its machine has cached for one of
-them is nobody else's.
+The login (`hf auth login`, or any other that the client knows) was made for one Hub, the client's own default. It is
+never sent to another endpoint, such as an embedded Hub or a mirror; HF_TOKEN is the login there. The service uses
+neither login nor cache: it acts with the tokens of its users, and files cached for one of them are not for others.
 
-The cache is only read. Files are taken from it at the very commit, and a shard only after its sha256 was compared.
+The cache is only read. A file is taken from it at exactly the pinned commit, and a shard only after its sha256 was
+compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_CARD_BYTES = 1_000_000
 
 
 def hub_of_user(settings: Settings) -> Hub:
-    """The Hub of `settings`, as its user sees it."""
+    """The Hub of `settings`, with its user's login and cache."""
     from hubmerge.hub.client import Hub
 
     token = settings.token.get_secret_value() if settings.token else None
@@ -38,7 +38,7 @@ def hub_of_user(settings: Settings) -> Hub:
 
 
 def stored_token(endpoint: str) -> str | None:
-    """What the client would sign in with at `endpoint` by itself, where that is its own; None elsewhere."""
+    """The token that the client itself would use at `endpoint`, where that is its default; None elsewhere."""
     from huggingface_hub import constants, get_token
 
     if endpoint != DEFAULT_ENDPOINT or constants.HF_HUB_DISABLE_IMPLICIT_TOKEN:
@@ -47,7 +47,7 @@ def stored_token(endpoint: str) -> str | None:
 
 
 class ClientCache:
-    """What the Hub's client has downloaded to this machine, in `folder` (default: where the client has it)."""
+    """The files that the Hub's client has downloaded to this machine, in `folder` (default: the client's own)."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._given = folder
@@ -126,12 +126,12 @@ def _missing(files: Mapping[str, FileInfo], folder: Path) -> list[str]:
         try:
             shards = sorted({str(name) for name in json.loads((folder / _INDEX).read_bytes())["weight_map"].values()})
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return []  # whoever opens it says so
+            return []  # opening the model refuses it
     return [name for name in ("config.json", *shards) if name not in files]
 
 
 def _card(folder: Path) -> dict[str, Any]:
-    """The header of a cached card; nothing where there is none that can be read."""
+    """The header of a cached card; empty where none can be read."""
     from huggingface_hub import metadata_load
 
     try:

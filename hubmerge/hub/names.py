@@ -1,4 +1,4 @@
-"""How the Hub names repos, and what it says of a file."""
+"""Names of repos as the Hub allows them, and what the Hub states about a file."""
 
 from __future__ import annotations
 

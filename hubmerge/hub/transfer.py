@@ -1,16 +1,16 @@
-"""Bytes of files on the Hub: ranges, small files, and verified downloads that go on where they broke off.
+"""Reads files of the Hub: ranges, small files, and verified downloads that go on where they broke off.
 
-Done here rather than by the client, because the answer is not trusted. A range needs 206 with exactly that
-`Content-Range`, nothing is ever read beyond what was asked for, and compressed answers are refused, so that no
-server can fill memory or disk. Redirects are followed by hand: credentials go to the endpoint only, never to
-another origin, and nobody leads a public Hub's reader into a private network. (Between the check of an address
-and the connection its name could be rebound; TLS to that very name then fails, which is why https is required.)
+This module does so instead of the client, because it does not trust the answers. A range needs 206 with exactly that
+`Content-Range`, no byte is read beyond the request, and compressed answers are refused, so no server can fill memory or
+disk. Redirects are followed by hand: credentials go to the endpoint only, never to another origin, and no redirect
+leads from a public Hub into a private network. (Between the check of an address and the connection its name could be
+rebound. TLS to that name then fails, which is why https is required.)
 
-A download appends to `NAME.partial`, so that a broken connection or a killed process costs only what was not yet
-written; the file gets its name after its sha256 was compared with the one that the Hub states, and loses it until that
-was done again when a later run asks for it. Where what lay there was damaged meanwhile, it is fetched once more.
+A download appends to `NAME.partial`, so a broken connection or a killed process costs only the bytes not yet written.
+The file gets its name after its sha256 was compared with the one that the Hub states. When a later run asks for it, it
+loses the name until it was verified again. A file that was damaged meanwhile is fetched once more.
 
-What a breakable Hub reads goes over connections of its own (hub/connections.py), which are cut to break it off.
+A breakable Hub reads over connections of its own (hub/connections.py), and cuts them to break off.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ class BreakableFile(io.BufferedReader):
 
 
 class HubBytes:
-    """Reads files of repos of one type at `endpoint` with `token` (False: anonymously)."""
+    """Reads files of repos of one type at `endpoint` with `token` (False: anonymous)."""
 
     def __init__(
         self, endpoint: str, token: str | bool, patience: Patience, repo_type: str, connect: Callable[[], None]
     ) -> None:
-        """`connect` is called before every request, to set the client up. Breakable where `patience` can be stopped."""
+        """`connect` sets the client up and is called before every request. Reads can be broken off where `patience`
+        can be stopped."""
         self._repo_type = repo_type
         self._endpoint = endpoint
         self._origin = _origin(endpoint)
@@ -82,12 +83,12 @@ class HubBytes:
         return HubBytes(self._endpoint, self._token, patience, self._repo_type, self._connect)
 
     def hang_up(self) -> None:
-        """Whoever reads raises CancelledError: `patience` was stopped before."""
+        """Make all reading threads raise CancelledError; `patience` must be stopped before."""
         if self._lines is not None:
             self._lines.cut()
 
     def close(self) -> None:
-        """Give the connections back, when nobody reads any more."""
+        """Close the connections; no thread may be reading."""
         if self._lines is not None:
             self._lines.close()
 
@@ -121,9 +122,9 @@ class HubBytes:
         return self._patience.repeat(read)
 
     def download(self, repo_id: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
-        """Fetch what is missing of one file to `folder/sha/path`, and verify all of it, which nobody reads meanwhile.
+        """Fetch the missing part of one file to `folder/sha/path`, and verify all of it. No one may read it meanwhile.
 
-        `progress` is told the bytes as they are there, first those that lay there already.
+        `progress` is called with the number of bytes as they arrive, first with those that lay there already.
 
         Raises CorruptError when the bytes are others than the Hub announced, DiskError when they do not fit.
         """
@@ -158,7 +159,7 @@ class HubBytes:
     def _fill(
         self, repo_id: str, sha: str, file: FileInfo, out: BinaryIO, progress: Callable[[int], None], where: str
     ) -> str:
-        """Complete the partial file `out`; the sha256 of all of it."""
+        """Complete the partial file `out`; returns the sha256 of all of it."""
         digest = hashlib.sha256()
         out.seek(0)
         while chunk := out.read(COPY_BYTES):
@@ -295,8 +296,8 @@ def _digest_as(stated: str, content: bytes) -> str:
 
 
 def is_as_named(content: bytes, name: str) -> bool:
-    """Whether `content` has the digest that the client's cache keeps it under, where the name is one: without links,
-    files lie there under their own names."""
+    """Whether `content` has the digest that is its name in the client's cache. A cache without links keeps files under
+    their own names, which tell nothing."""
     match = _DIGEST.fullmatch(name)
     return match is None or _digest_as(match[1], content) == match[1]
 
@@ -333,7 +334,7 @@ def _verify(content: bytes, etag: str, where: str) -> None:
 
 def _capped(response: Any, cap: int, where: str) -> Iterator[bytes]:
     size = 0
-    # parts as they come from the network: gathering larger ones would lose the last when the line breaks
+    # parts are taken as they come; gathering larger ones would lose the last when the connection breaks
     for part in response.iter_raw():
         size += len(part)
         if size > cap:

@@ -1,9 +1,9 @@
-"""The writing half of the door to the Hub: repos, uploads ahead of a commit, copies on the server, the commit.
+"""Requests that change a repo: creating it, uploads ahead of a commit, copies on the server, the commit.
 
-A file's bytes come to a repo before the commit that names it, either uploaded or, where another repo of the same Hub
-holds them, copied there by the Hub itself. What is under way can be broken off from another thread (`breakable`):
-of an upload, the client reads the file through an object that raises, or its Xet session is aborted; the connections
-that something is read over are cut (hub/transfer.py).
+A file's bytes come to a repo before the commit that names it. They are uploaded or, where another repo of the same Hub
+holds them, copied there by the Hub itself. Another thread can break a transfer off (`breakable`). In an upload the
+client reads the file through an object that raises, or its Xet session is aborted. For reads the connections are cut
+(hub/transfer.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LargeFile:
 
 
 class HubWriting:
-    """What changes a repo; `Hub` is the whole."""
+    """The requests that change a repo; `Hub` inherits them."""
 
     endpoint: str
     repo_type: Literal["model", "dataset"]
@@ -46,9 +46,9 @@ class HubWriting:
     _bytes: HubBytes
 
     def create_repo(self, repo_id: str, *, private: bool) -> bool:
-        """Make the repo unless it is there; the visibility of one that is there stays as it is.
+        """Create the repo unless it exists; an existing repo keeps its visibility.
 
-        True only when the Hub says that this very request made it; where an answer was lost, nobody knows.
+        True only where the Hub says that this request created it. It is False too where an answer was lost.
         """
         from huggingface_hub.errors import HfHubHTTPError
 
@@ -98,10 +98,10 @@ class HubWriting:
             self._api.delete_repo(repo_id, repo_type=self.repo_type)
 
     def copy_large_file(self, repo_id: str, source: LargeFile) -> bool:
-        """Have the Hub give `repo_id` the content of another repo's file, so that a commit can name it.
+        """Let the Hub copy the content of another repo's file to `repo_id`, so that a commit can name it.
 
-        False when it will not or cannot: another storage region, a source that may not be copied, no such service. The
-        content can be uploaded instead, so no refusal is an error.
+        False where the Hub will not or cannot: another storage region, a source that may not be copied, no such
+        service. The content can be uploaded instead, so a refusal is no error.
         """
         from huggingface_hub import CommitOperationCopy, RepoFile
         from huggingface_hub._commit_api import _CopySource
@@ -195,7 +195,7 @@ class HubWriting:
                 operation.path_or_fileobj = str(path)
 
     def is_uploaded(self, operation: Any) -> bool:
-        """Whether the commit of a preuploaded file needs no more of it than its digest."""
+        """Whether the commit needs only the digest of a preuploaded file."""
         return bool(operation._is_uploaded and operation._upload_mode == "lfs")
 
     def uploaded(self, name: str, size: int, sha256: str) -> Any:
@@ -210,7 +210,7 @@ class HubWriting:
         return operation
 
     def missing_uploads(self, repo_id: str, files: Sequence[tuple[str, int]]) -> set[str]:
-        """Those of the files (sha256, size) whose bytes the repo does not hold, e.g. because it was made anew."""
+        """The files (sha256, size) whose bytes the repo lacks, for example because it was created anew."""
         from huggingface_hub.lfs import UploadInfo, post_lfs_batch_info
 
         infos = [UploadInfo(size=size, sample=b"", sha256=bytes.fromhex(sha256)) for sha256, size in files]
@@ -258,11 +258,11 @@ class HubWriting:
         return str(info.oid)
 
     def breakable(self) -> Self:
-        """The same Hub for threads whose reads, uploads and pauses another thread can end; `close` it afterwards."""
+        """The same Hub for threads whose reads, uploads and pauses another thread may end; `close` it afterwards."""
         return self._with_patience(replace(self.patience, stopped=threading.Event()))
 
     def unbreakable(self) -> Self:
-        """The same Hub for a few requests that belong together, whether or not the rest was broken off."""
+        """The same Hub for a few requests that must be finished together, even after everything else was broken off."""
         return self._with_patience(replace(self.patience, stopped=None))
 
     def _with_patience(self, patience: Patience) -> Self:
@@ -272,15 +272,15 @@ class HubWriting:
         return twin
 
     def hang_up(self) -> None:
-        """End what a breakable Hub reads, and begin nothing more: at once, but for an upload that is under way."""
+        """End all reads of a breakable Hub at once and start no request; an upload under way goes on."""
         assert self.patience.stopped is not None
         self.patience.stopped.set()
         self._bytes.hang_up()
 
     def break_off(self) -> None:
-        """`hang_up`, and end what it uploads: at the next 64 KiB. Repeat it until that has ended.
+        """`hang_up`, and end the upload at its next 64 KiB; call it again until the upload has ended.
 
-        Uploads to Xet know no file object; those of this process end together.
+        Uploads to Xet use no file object; all of this process end together.
         """
         self.hang_up()
         if _goes_to_xet():
@@ -289,7 +289,7 @@ class HubWriting:
             abort_xet_session()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Give back the connections over which a breakable Hub has read; nobody reads any more."""
+        """Close the connections of a breakable Hub; no thread may be reading."""
         self._bytes.close()
 
 

@@ -1,1 +1,1 @@
-"""Processes that are kept apart: what they may do, what they are given, and what they say."""
+"""Runs processes apart: their limits, their input, and their messages."""

@@ -1,9 +1,9 @@
-"""What an evaluating process may still do: limits on resources, no new privileges, and no network.
+"""Confines an evaluating process: limits on resources, no new privileges, and no network.
 
-`confine` is called in a child at its start, before anything foreign is read or run. Its limits are the kernel's
-(setrlimit(2)) and its network ban is a seccomp filter that refuses every socket except AF_UNIX, which
-multiprocessing needs; both hold for the threads and children of the process too, and neither can be undone.
-Sockets that are already open stay open: the parent hands none down.
+A child calls `confine` at its start, before it reads or runs anything foreign. The limits are the kernel's
+(setrlimit(2)), and a seccomp filter refuses every socket except AF_UNIX, which multiprocessing needs. Both hold for the
+threads and children of the process too, and neither can be undone. Sockets that are open already stay open; the parent
+hands none down.
 
 The filter also refuses what would lead around it: io_uring (which opens sockets without the socket call), reading
 or writing other processes and taking over their files (ptrace, process_vm_*, pidfd_getfd), mounts and namespaces,
@@ -13,14 +13,19 @@ that runs unconfined.
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import os
 import resource
+import signal
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hubmerge.isolation import seccomp
 from hubmerge.isolation.seccomp import Rule
 
+_PR_SET_PDEATHSIG = 1
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 
@@ -50,7 +55,7 @@ _NO_NETWORK: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What a process may use; None leaves a limit as it is. Each process of a tree has its own, except `processes`."""
+    """The limits of a process; None leaves one as it is. Each process of a tree has its own, except `processes`."""
 
     cpu_s: int | None = None  # seconds of processor time, then SIGXCPU, a second later SIGKILL
     memory_bytes: int | None = None  # address space; CUDA reserves far more than it uses, so not for GPU work
@@ -58,6 +63,21 @@ class Limits:
     processes: int | None = None  # of this user, threads included; the kernel does not hold root to it
     open_files: int | None = None
     data_bytes: int | None = None  # private writable memory: leaves out mapped weights and libraries
+
+
+def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Have the kernel signal this process when the thread of `parent` that started it ends."""
+    if seccomp.libc().prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if os.getppid() != parent:  # it died before the kernel knew of our wish
+        os.kill(os.getpid(), signum)
+
+
+def give_way() -> None:
+    """Have the kernel, short of memory, end this process first and leave the application."""
+    # not every sandbox has the file
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("900")  # of 1000
 
 
 def confine(limits: Limits, *, network: bool) -> None:

@@ -1,4 +1,4 @@
-"""Landlock through ctypes: a process that can read only some folders, whoever it runs as.
+"""Landlock through ctypes: restricts a process to reading some folders, whichever user it runs as.
 
 Kernel documentation: userspace-api/landlock.rst. The process handles every right that this kernel knows, so that
 all are refused, and allows reading beneath the given paths. Like a seccomp filter this is inherited and cannot be

@@ -1,4 +1,4 @@
-"""A network of its own for a process whose library cannot do without sockets: loopback and nothing else.
+"""Gives a process whose library needs sockets a network of its own, with loopback and nothing else.
 
 vLLM talks to itself over 127.0.0.1, so the filter that refuses every socket would stop it. A new network namespace,
 inside a new user namespace so that the process has no power over the one it came from, has a loopback interface and

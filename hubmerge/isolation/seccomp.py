@@ -1,10 +1,10 @@
-"""Seccomp filters through ctypes: which system calls a process and its children may still make.
+"""Seccomp filters through ctypes: they refuse system calls of a process and its children.
 
-A filter is a list of rules, one per system call; what no rule names is allowed. It is assembled to classic BPF
-that looks at the call's number and the low 32 bits of one argument (kernel documentation: seccomp_filter.rst;
-`struct seccomp_data` in linux/seccomp.h). Calls in another machine's numbering (32-bit on x86-64, x32) are refused
-as a whole, since they would pass by the rules. Once installed a filter can only be added to, never removed, and
-every child inherits it. Linux on x86-64 and aarch64; anywhere else EvaluationError, never a process left open.
+A filter is a list of rules, one per system call; calls without a rule are allowed. It is assembled to classic BPF that
+looks at the call's number and the low 32 bits of one argument (kernel documentation: seccomp_filter.rst; `struct
+seccomp_data` in linux/seccomp.h). Calls in another machine's numbering (32-bit on x86-64, x32) are refused as a whole,
+since they would bypass the rules. An installed filter cannot be removed, only added to, and every child inherits it.
+It works on Linux on x86-64 and aarch64; elsewhere it raises EvaluationError and never leaves a process unconfined.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def unconfinable(got: str) -> EvaluationError:
 
 
 def no_new_privileges() -> None:
-    """Nothing that this process or a child executes can gain privileges from now on."""
+    """Forbid this process and its children to gain privileges by executing a program."""
     machine()
     if libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise unconfinable(f"no_new_privs: {os.strerror(ctypes.get_errno())}")

@@ -1,12 +1,12 @@
-"""Scores in the merged model's own repo: what the Hub shows of them, and the card's table against every parent.
+"""Publishes scores in the merged model's own repo: in the Hub's format, and in the card's tables beside every parent.
 
     .eval_results/hubmerge-SUITE.yaml    tasks whose dataset is a registered benchmark; the Hub lists them there
     README.md                            `model-index` in the header for the others, and the tables of card_scores.py
     hubmerge.json                        the report with the evaluations that the card was made of
 
-All in one commit, and only in a repo whose hubmerge.json carries the identity of a merge and names the repo as its
-target. A README.md that is not what the stored report renders to was edited (or made by another version): it is left
-as it is, together with hubmerge.json, and the answer says so.
+All of it is one commit, and only in a repo whose hubmerge.json carries the identity of a merge and names the repo as
+its target. If README.md is not what the stored report renders to, it was edited (or made by another version). It is
+then left as it is, together with hubmerge.json, and the answer says so.
 """
 
 from __future__ import annotations

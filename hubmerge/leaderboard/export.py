@@ -9,15 +9,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hubmerge.leaderboard.values import Board, Row, RowFlag, SuiteBoard
 from hubmerge.output.domains import DomainLine
 from hubmerge.output.intervals import Estimate
+from hubmerge.output.skills import SkillsKept
 
-SCHEMA = 1
+SCHEMA = 2
 _FORMULA = "=+-@\t\r\n＝＋－＠"
 
 
@@ -66,7 +66,6 @@ def row_data(row: Row) -> dict[str, Any]:
                 **_limits(d.score),
                 "rank": d.rank,
                 "best_parent": d.best_parent,
-                **_retention(d.retention),
                 "change": _estimate(d.change),
                 "synergy": d.synergy,
                 "synergy_certain": d.synergy_certain,
@@ -88,7 +87,8 @@ def row_data(row: Row) -> dict[str, Any]:
             }
             for t in row.tasks
         ],
-        **_retention(row.retention),
+        "skills": _skills(row.skills),
+        "skills_rank": row.skills_rank,
         "instruction_change": _estimate(row.instruction_change),
         "parents": [
             {"role": p.role, "id": p.id, "sha": p.sha, "weight": p.weight, "status": p.status} for p in row.parents
@@ -117,12 +117,17 @@ def _estimate(estimate: Estimate | None) -> dict[str, float] | None:
     return None if estimate is None else _limits(estimate)
 
 
-def _retention(estimate: Estimate | None) -> dict[str, float | None]:
-    """A ratio with its limits; without an upper one where the best parent's score may be 0."""
-    if estimate is None:
-        return dict.fromkeys(("retention", "retention_low", "retention_high"))
-    high = estimate.high if math.isfinite(estimate.high) else None
-    return {"retention": estimate.value, "retention_low": estimate.low, "retention_high": high}
+def _skills(found: SkillsKept | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "kept": found.kept,
+        "mean": _estimate(found.mean),
+        "skills": [
+            {"task": s.task, "domain": s.domain, "best_parent": s.best_parent, "kept": s.kept, **_limits(s.gain_kept)}
+            for s in found.skills
+        ],
+    }
 
 
 def _limits(estimate: Estimate) -> dict[str, float]:
@@ -130,7 +135,7 @@ def _limits(estimate: Estimate) -> dict[str, float]:
 
 
 def suite_csv(suite: SuiteBoard) -> str:
-    """One suite's rows; three columns per domain and the retention."""
+    """One suite's rows; three columns per domain, and the skills kept."""
     lines = [_line(row, suite) for row in suite.rows]
     heads = list(lines[0]) if lines else list(_line_of_nothing(suite))
     out = io.StringIO()
@@ -152,7 +157,10 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
         "flags": "; ".join(map(flag_text, row.flags)),
         **_three("overall", row.overall),
         **_domain_columns(suite, row),
-        **_retention(row.retention),
+        "skills_rank": row.skills_rank,
+        "skills_kept": row.skills.kept if row.skills else None,
+        "skills_of_parents": len(row.skills.skills) if row.skills else None,
+        **_three("gain_kept", row.skills.mean if row.skills else None),
         "synergy": "; ".join(row.synergy),
         **_three("instruction_change", row.instruction_change),
         "method": facts.method,
@@ -188,7 +196,6 @@ def _domain_columns(suite: SuiteBoard, row: Row) -> dict[str, Any]:
     for name in suite.domains:
         line: DomainLine | None = row.domain(name)
         columns |= _three(name, line.score if line else None)
-        columns |= {f"{name}_{key}": value for key, value in _retention(line.retention if line else None).items()}
     return columns
 
 

@@ -1,10 +1,10 @@
-"""Result files and flags as they lie in a results dataset or in a folder: bytes that nobody vouches for.
+"""Reads result files and flags of a results dataset or a folder, and trusts none of their bytes.
 
     results/MODEL/SHA/SUITE-VERSION-SPLIT.json    one result each, at the path that its content says
     flags.json                                    {"flags": [{"kind", "model", "sha"?, "reason"?}, …]}
     versions.json                                 {"versions": [{"suite", "version", "same_as"}, …]}
 
-What cannot be believed is left out with the reason, file by file and flag by flag.
+A file or flag that cannot be believed is left out, with the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class ResultFiles:
-    """What was read, and what was not."""
+    """The results and flags that were read, and the refusals."""
 
     results: tuple[EvaluationResult, ...]
     flags: tuple[Flag, ...] = ()
@@ -78,7 +78,7 @@ def parse_files(files: Iterable[tuple[str, bytes]]) -> ResultFiles:
 def renamed(
     results: Iterable[EvaluationResult], versions: Mapping[tuple[str, str], str]
 ) -> tuple[EvaluationResult, ...]:
-    """The results with their suites' versions as the keepers say that they are to be read."""
+    """The results with their suites' versions renamed as the keepers' versions.json says."""
 
     def now(result: EvaluationResult) -> EvaluationResult:
         version = versions.get((result.suite, result.suite_version))
@@ -129,7 +129,7 @@ def parse_flags(data: bytes) -> tuple[tuple[Flag, ...], list[Refusal]]:
 
 
 def _flag(entry: Any) -> Flag | str:
-    """The flag, or what is wrong with it."""
+    """The flag, or the reason why it is refused."""
     if not isinstance(entry, dict) or set(entry) - {"kind", "model", "sha", "reason"}:
         return "expected kind, model, and optionally sha and reason"
     kind = next((k for k in FLAG_KINDS if k == entry.get("kind")), None)
@@ -144,7 +144,7 @@ def _flag(entry: Any) -> Flag | str:
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
-    """Whether it can be written: JSON's escapes also make halves of characters, which UTF-8 has no bytes for."""
+    """Whether a value is text that UTF-8 can encode; JSON's escapes can also make lone surrogates."""
     return isinstance(value, str) and not _HALF.search(value)
 
 

@@ -18,13 +18,12 @@ the best one's share rank 1. Failed runs, flagged models and superseded commits 
 nobody down.
 
 Against the parents, only scores of the very commit that was merged count, under the same suite, version and split:
-retention is the score over the best parent's (base included), and a domain shows synergy where the score is above
-every parent's, which can be said only once all of them have one.
+how much of the parents' skills was kept (hubmerge/output/skills.py), and in which domains the merge is above every
+parent, can be said only once all of them have one.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -51,6 +50,7 @@ from hubmerge.leaderboard.values import (
 )
 from hubmerge.output.domains import INSTRUCTION, ParentLine, domain_line, domain_order
 from hubmerge.output.intervals import Estimate, difference, mean, score_interval
+from hubmerge.output.skills import skills_kept
 
 MAX_TASKS = 200
 MAX_PARENTS = 65  # a base and 64 agents
@@ -208,6 +208,10 @@ class _Scored:
     overall: Estimate | None
     failures: Mapping[str, RunError] = field(default_factory=dict)
 
+    @property
+    def by_task(self) -> Mapping[tuple[str, str], Estimate]:
+        return {(t.domain, t.task): t.score for t in self.tasks}
+
 
 def _all_scored(group: Iterable[EvaluationResult], out: set[Refusal]) -> dict[Node, _Scored]:
     scored: dict[Node, _Scored] = {}
@@ -307,7 +311,17 @@ def _rows(
                 provenance=_shown_provenance(standing.of(own.result)),
             )
         )
-    return domains, tuple(sorted(rows, key=_place))
+    return domains, tuple(sorted(_ranked_by_skills(rows), key=_place))
+
+
+def _ranked_by_skills(rows: Sequence[Row]) -> list[Row]:
+    """The rows, those with a rank and skills with their rank by them, too."""
+    orders = [r.skills.order if r.rank is not None and r.skills else None for r in rows]
+    known = sorted(order for order in orders if order is not None)
+    return [
+        row if order is None else replace(row, skills_rank=1 + len(known) - bisect_right(known, order))
+        for row, order in zip(rows, orders, strict=True)
+    ]
 
 
 def _shown_provenance(found: Provenance) -> RowProvenance:
@@ -351,14 +365,13 @@ def _parent(parent: Any, scored: Mapping[Node, _Scored]) -> ParentLine:
         return line
     if own.result.status == "failed":
         return replace(line, status="failed")
-    return replace(line, status="scored", domains=own.domains, overall=own.overall)
+    return replace(line, status="scored", domains=own.domains, tasks=own.by_task, overall=own.overall)
 
 
 def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int]) -> Row:
     """The row as far as it depends on the model, its parents and its ranks per domain."""
     result = own.result
     lines = tuple(domain_line(domain, score, parents, ranks.get(domain)) for domain, score in own.domains.items())
-    retentions = [line.retention for line in lines if line.retention is not None]
     base = next((p for p in parents if p.role == "base" and INSTRUCTION in p.domains), None)
     change = (
         difference(own.domains[INSTRUCTION], base.domains[INSTRUCTION]) if base and INSTRUCTION in own.domains else None
@@ -374,7 +387,7 @@ def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int]) 
         tasks=own.tasks,
         domains=lines,
         overall=own.overall,
-        retention=mean(retentions, math.inf) if lines and len(retentions) == len(lines) else None,
+        skills=skills_kept(own.by_task, parents),
         instruction_change=change,
         parents=tuple(parents),
         failures=own.failures,

@@ -1,4 +1,4 @@
-"""Who descends from whom, as the results' facts say, and flags carried down.
+"""The graph of descent, from the facts of the results, and the flags that descendants inherit.
 
 An edge leads from a merge, id@sha, to each of its pinned parents. Where two results name different parents for the
 same commit, all of them count: naming fewer must not shake off a flag. The graph of strangers' facts may hold

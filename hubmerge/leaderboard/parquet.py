@@ -22,12 +22,13 @@ def _schema() -> Any:
     text, real, whole = pa.string(), pa.float64(), pa.int64()
     estimate = pa.struct([("value", real), ("low", real), ("high", real)])
     domain = [("domain", text), ("value", real), ("low", real), ("high", real), ("rank", whole)]
-    domain += [("best_parent", text), *((f"retention{end}", real) for end in ("", "_low", "_high"))]
-    domain += [("change", estimate)]
+    domain += [("best_parent", text), ("change", estimate)]
     domain += [("synergy", pa.bool_()), ("synergy_certain", pa.bool_())]
     task = [("task", text), ("domain", text), ("metric", text), ("value", real), ("low", real), ("high", real)]
     task += [("samples", whole), ("truncated", whole), ("few_shot", whole), ("task_version", whole)]
     task += [("dataset", text), ("dataset_revision", text)]
+    skill = [("task", text), ("domain", text), ("best_parent", text), ("kept", pa.bool_())]
+    skill += [("value", real), ("low", real), ("high", real)]
     parent = [("role", text), ("id", text), ("sha", text), ("weight", real), ("status", text)]
     return pa.schema(
         [
@@ -44,9 +45,8 @@ def _schema() -> Any:
             ("overall", estimate),
             ("domains", pa.list_(pa.struct(domain))),
             ("tasks", pa.list_(pa.struct(task))),
-            ("retention", real),
-            ("retention_low", real),
-            ("retention_high", real),
+            ("skills", pa.struct([("kept", whole), ("mean", estimate), ("skills", pa.list_(pa.struct(skill)))])),
+            ("skills_rank", whole),
             ("instruction_change", estimate),
             ("parents", pa.list_(pa.struct(parent))),
             ("ancestors", pa.list_(text)),

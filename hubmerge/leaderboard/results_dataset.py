@@ -1,4 +1,4 @@
-"""The results dataset: where every evaluation's result lies on the Hub, and from which anyone rebuilds the board.
+"""The results dataset on the Hub, which holds the result of every evaluation; anyone can rebuild the board from it.
 
     results/MODEL/SHA/SUITE-VERSION-SPLIT.json    the truth, one file per run
     details/MODEL/SHA/SUITE-VERSION-SPLIT/*.parquet   what was asked, answered and scored, per sample
@@ -77,7 +77,7 @@ class LoadedResults:
 
     @cached_property
     def believed(self) -> tuple[EvaluationResult, ...]:
-        """Those that may decide something: signed by a trusted key, where there is one."""
+        """The results that may decide something: those signed by a trusted key, where there is one."""
         return believed(self.files.results, self.trusted)
 
     @property
@@ -91,7 +91,7 @@ class LoadedResults:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What `publish` did: the dataset's commit, the result files written, and those kept as they were."""
+    """The outcome of `publish`: the dataset's commit, the result files written, and those kept as they were."""
 
     commit: str
     written: tuple[str, ...]

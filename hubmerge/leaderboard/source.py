@@ -1,7 +1,7 @@
-"""The board as a running app shows it: rebuilt when the results dataset moves, asked about at most now and then.
+"""The board of a running app: it is rebuilt when the results dataset has changed, which is checked now and then.
 
-While the Hub does not answer, the last board stays. Before there is one, whoever asks is told soon that there is none
-yet, and the Hub is not asked by each of them again: a thread that waits is one that shows no other page.
+While the Hub does not answer, the last board stays. Before the first board, a visitor is soon told that there is none
+yet, and not every visitor asks the Hub again, since a waiting thread cannot show other pages.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What results that nobody trusted signed may do on a board: be listed beside signed ones, and decide nothing.
+"""Community results, which no trusted key signed, are listed beside signed ones on a board and decide nothing.
 
 Without a signed result of the split nothing changes. With one, a community result stays only where it can displace
-nothing: under a version of the suite that has signed results, with their tasks and no more prompts than theirs, and
-of a model that has no signed result in the suite, nor any at another commit. A signed row's lineage is what signed
-results say.
+nothing: its suite version must have signed results, it must have their tasks and no more prompts than theirs, and its
+model must have no signed result in the suite, at any commit. A signed row's lineage comes from signed results alone.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Standing:
         return self.of(result) == "signed"
 
     def signed_first(self, results: Iterable[EvaluationResult]) -> list[EvaluationResult]:
-        """The signed ones, or all where none is."""
+        """The signed results, or all where none is signed."""
         results = list(results)
         return [r for r in results if self.is_signed(r)] or results
 

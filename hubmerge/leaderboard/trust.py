@@ -1,9 +1,9 @@
-"""Which public keys are believed: those of the settings, else those that a dataset published when it was first read.
+"""The public keys that are believed: those of the settings, else those that a dataset published at its first reading.
 
-    keys.json    {"keys": ["64 hex digits", …]}    beside the results; whoever can write there can change it
+    keys.json    {"keys": ["64 hex digits", …]}    beside the results; anybody who can write there can change it
 
-So keys.json is believed once: what it said at the first reading is kept in a file of the reader's, and keys that come
-later are told of and not believed.
+So keys.json is believed once: a file of the reader keeps its keys of the first reading. Later keys are reported and not
+believed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Trust:
-    """`keys` are believed whatever is published; where there are none, `pins` remembers what was at first."""
+    """`keys` are believed whatever is published; without them, `pins` remembers the keys of the first reading."""
 
     keys: frozenset[str] = field(default_factory=frozenset)
     pins: Path | None = None
@@ -57,7 +57,7 @@ class Trust:
 
 
 def reader_trust(settings: Settings, repo: str) -> Trust:
-    """What somebody who only reads a dataset believes."""
+    """The trust of somebody who only reads a dataset."""
     name = hashlib.sha256(f"{settings.endpoint}\n{repo}".encode()).hexdigest()[:32]
     return Trust(named_keys(settings), settings.data_dir / "trusted-keys" / f"{name}.json")
 

@@ -9,6 +9,7 @@ from typing import Literal
 from hubmerge.evaluation.result import ModelFacts, RunEnvironment, RunError, Split
 from hubmerge.output.domains import DomainLine, ParentLine
 from hubmerge.output.intervals import Estimate
+from hubmerge.output.skills import SkillsKept
 
 COMBINED = "domains"  # the board that joins the suites of one domain each
 
@@ -19,7 +20,7 @@ FLAG_KINDS: tuple[FlagKind, ...] = ("contaminated", "withdrawn")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """What the keepers of the results say of a model: of one commit, or of all (`sha` None)."""
+    """A flag that the keepers of the results set on a model: at one commit, or at all (`sha` None)."""
 
     kind: FlagKind
     model: str
@@ -75,7 +76,8 @@ class Row:
     domains: tuple[DomainLine, ...] = ()
     overall: Estimate | None = None  # the mean over the domains
     rank: int | None = None
-    retention: Estimate | None = None  # the mean over the domains; None where one has none
+    skills: SkillsKept | None = None  # None: no merge, or a parent has no score
+    skills_rank: int | None = None  # among the merges, by the skills that they kept
     instruction_change: Estimate | None = None  # against the base
     parents: tuple[ParentLine, ...] = ()
     ancestors: tuple[str, ...] = ()  # id@sha, parents first, then theirs
@@ -87,7 +89,7 @@ class Row:
 
     @property
     def run_by(self) -> str:
-        """Who ran it: an account where a trusted signature says so, else `community` or `unverified`."""
+        """The account that ran it where a trusted signature says so, else `community` or `unverified`."""
         return (self.claimed_by or "signed") if self.provenance == "signed" else self.provenance
 
     @property
@@ -131,7 +133,7 @@ class SuiteBoard:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Every suite's board, and what was left out."""
+    """Every suite's board, and the refused results."""
 
     suites: tuple[SuiteBoard, ...] = ()
     flags: tuple[Flag, ...] = ()

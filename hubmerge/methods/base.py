@@ -132,8 +132,9 @@ class Method(ABC):
             raise MisnamedError(problems) from None
 
     def parse_settings(self, values: Mapping[str, Any], *, of_agent: bool = False) -> dict[str, Any]:
-        """Parameters as a recipe has them, validated: numbers that are the same everywhere, with every default, and
-        settings (varying.py) in their written form. `of_agent`: an agent's own, without defaults.
+        """Parameters of a recipe, validated, with every default; those that vary (varying.py) stay in written form.
+
+        `of_agent`: these are an agent's own parameters, which get no defaults.
 
         ValueError names what is wrong.
         """
@@ -166,7 +167,7 @@ class Method(ABC):
         return {k: varying.written(differing[k]) if k in differing else v for k, v in dumped.items()}
 
     def _one_for_all(self, names: Sequence[str], parameters: Any) -> str:
-        """Why these cannot differ from tensor to tensor."""
+        """The refusal of parameters that must not differ from tensor to tensor."""
         open_to = ", ".join(self.varying(parameters)) or "none"
         trimmed = " (density and p too with trim_scope: tensor)" if hasattr(parameters, "trim_scope") else ""
         return (
@@ -181,17 +182,17 @@ class Method(ABC):
             raise ValueError(self._one_for_all(fixed, parameters))
 
     def typical(self, values: Mapping[str, Any]) -> Parameters:
-        """Parameters of one tensor, for what does not depend on which: of parameters that differ, the first number."""
+        """Parameters for decisions that do not depend on the tensor; one that varies has its first number."""
         return self.parse_parameters(
             {k: varying.points(varying.parse(v))[0] if isinstance(v, list | tuple) else v for k, v in values.items()}
         )
 
     @abstractmethod
     def per_agent(self, scope: Scope) -> tuple[tuple[float, ...], ...]:
-        """K tuples of scalars."""
+        """The kernel's scalars for each of the K agents."""
 
     def constants(self, scope: Scope) -> tuple[float, ...]:
-        """Scalars that all agents share."""
+        """The kernel's scalars that all agents share."""
         return ()
 
     @staticmethod
@@ -208,12 +209,12 @@ class Method(ABC):
         raise InternalError("an element-wise method has no whole-tensor form", where=self.name)
 
     def overlap_scope(self, parameters: Any) -> Literal["tensor", "model"] | None:
-        """Over what this method needs to know where updates meet before it can merge, if it does: the model takes a
-        pass of its own."""
+        """Where this method must count overlaps before it can merge: per tensor, or over the model, which takes a pass
+        of its own. None: it needs no counts."""
         return None
 
     def varying(self, parameters: Any) -> tuple[str, ...]:
-        """Parameters that can have another value in another tensor (varying.py), the others being as given."""
+        """The parameters that may differ from tensor to tensor (varying.py), given all the others."""
         return ()
 
     def threshold(self, parameters: Any, own: Sequence[Any] = ()) -> Threshold | None:
@@ -221,7 +222,7 @@ class Method(ABC):
         return None
 
     def scales(self, scope: Scope) -> tuple[float | None, ...]:
-        """λt per agent, where the formula multiplies δt by wt·λt wherever |δt| alone is above ε; else None."""
+        """λt of each agent where the formula scales unique updates (|δt| alone above ε) by wt·λt; else None."""
         return tuple(None for _ in scope.weights)
 
     def default_dtype(self, parameters: Any) -> str | None:
@@ -229,10 +230,10 @@ class Method(ABC):
         return None
 
     def check(self, parameters: Any, weights: Sequence[float]) -> str | None:
-        """A reason why these values cannot be merged, or None."""
+        """The reason why a merge with these values is refused, or None."""
         return None
 
     def doubt(self, parameters: Any, weights: Sequence[float]) -> str | None:
-        """What a user should know of these values, though they can be merged, or None."""
+        """A warning about values that can be merged, or None."""
         negative = [f"agent {k} ({w:g})" for k, w in enumerate(weights, 1) if w < 0]
         return f"a negative weight takes away what was learned: {', '.join(negative)}" if negative else None

@@ -14,7 +14,7 @@ from hubmerge.methods.base import Method, Paper, Parameters, Scope
 
 NO_WEIGHT = 1e-8  # mergekit's bound, too
 
-# false is what it is when absent, so that both are the same merge
+# false means the same as leaving it out, so both have one identity
 Normalize = Annotated[
     bool | None,
     AfterValidator(lambda value: value or None),
@@ -30,7 +30,7 @@ class TaskArithmeticParameters(Parameters):
 
 
 def factor(scope: Scope) -> float:
-    """λ, over the sum of the weights where that is asked for; a sum of 0 divides nothing."""
+    """λ, divided by the sum of the weights where `normalize` asks for it; a sum of 0 does not divide."""
     parameters, total = scope.parameters, sum(scope.weights)
     lam: float = 1.0 / len(scope.weights) if parameters.lam is None else parameters.lam
     return lam / total if parameters.normalize and abs(total) >= NO_WEIGHT else lam

@@ -1,4 +1,4 @@
-"""What each tensor is merged with: the weights and parameters of a recipe, resolved to numbers before anything is read.
+"""The weights and parameters of each tensor, resolved from the recipe to numbers before anything is read.
 
 Tensors with the same numbers share one `Values`; a recipe of constants has one for all.
 """
@@ -16,7 +16,7 @@ from hubmerge.methods.varying import Place, Setting, at, parse, places_of, point
 
 @dataclass(frozen=True)
 class Given:
-    """What a recipe says, unresolved."""
+    """The weights and parameters of a recipe, unresolved."""
 
     method: Method
     weights: tuple[Setting, ...]  # per agent
@@ -24,7 +24,8 @@ class Given:
     own: tuple[Mapping[str, Any], ...]  # per agent, in place of `parameters`
 
     def settings(self) -> Iterator[tuple[str, Setting]]:
-        """Those that may differ from tensor to tensor, with their names for people; agents count from 1."""
+        """The weights and parameters that may differ from tensor to tensor, with names for messages; agents count
+        from 1."""
         for k, weight in enumerate(self.weights):
             yield f"weight of agent {k + 1}", weight
         for key, value in self.parameters.items():
@@ -94,7 +95,7 @@ def _values(given: Given, place: Place) -> Values:
 
 
 def misplaced(given: Given, names: Sequence[str]) -> tuple[list[Problem], list[str]]:
-    """Where a recipe's settings do not fit the tensors of its base: what forbids the merge, and what it warns of."""
+    """Problems that forbid the merge, and warnings, where a recipe's settings do not fit the tensors of its base."""
     places = places_of(names)
     problems: list[Problem] = []
     warnings: list[str] = []
@@ -130,7 +131,7 @@ def _problem(what: str, where: str, got: str = "", next_step: str = "") -> Probl
 
 
 def by_layer(given: Given, values: TensorValues, labels: Sequence[str]) -> list[dict[str, Any]]:
-    """What differs from tensor to tensor, in rows for people: the layer, and a number or a range for each setting."""
+    """A table of the settings that differ from tensor to tensor: per layer a number or a range for each."""
     if not values.vary:
         return []
     rows: dict[str, dict[str, list[float]]] = {}

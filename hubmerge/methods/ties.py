@@ -57,7 +57,8 @@ def trims(scope: Scope) -> tuple[float, ...]:
 
 
 def negative_mean(parameters: TiesParameters, weights: Sequence[float]) -> str | None:
-    """Agents that agree after their weights may disagree about the sum of these, which then is 0 or turns the mean."""
+    """The refusal of negative weights under `disjoint: mean`: the agreeing agents' weights could add up to 0, or to a
+    negative divisor that turns the mean round."""
     if parameters.disjoint == "sum" or min(weights) >= 0:
         return None
     return f"a negative weight ({min(weights):g}) in a mean of those that agree; `disjoint: sum` takes it"

@@ -5,11 +5,11 @@
     - {filter: mlp, layers: [0, 16], value: 0.5}  rules: the first that holds decides
     - {value: [1, 0.2]}
 
-A rule holds for a tensor whose name contains `filter` and that lies in `layers` (from the first, up to but without the
-second); one that says neither always holds. A list of numbers is spread over the rule's layers, or over all of them:
-layer i of n has its place at i / (n − 1) of the way, a single layer at the end. What lies in no layer (embeddings,
-final norm, head) has the first number; embeddings belong to the range that begins with layer 0, the rest to the one
-that ends with the last layer.
+A rule matches a tensor whose name contains `filter` and whose layer is in `layers` (from the first number up to, but
+without, the second). A rule with neither matches every tensor. A list of numbers is spread over the rule's layers, or
+over all layers: layer i of n stands at i / (n − 1) of the way, a single layer at the end. A tensor outside the layers
+(embedding, final norm, head) gets the first number; embeddings belong to the range that begins with layer 0, the others
+to the range that ends with the last layer.
 
 A model with several stacks of layers (a vision tower beside a language model) has each spread over its own.
 """
@@ -65,7 +65,7 @@ _FORMS = "a number, a list of numbers over the layers, or a list of {filter, lay
 
 @dataclass(frozen=True)
 class Rule:
-    """One value and the tensors that it is for."""
+    """One value, with the tensors that get it."""
 
     value: Value
     filter: str | None = None  # a part of the tensor's name
@@ -81,7 +81,7 @@ Setting = float | tuple[float, ...] | tuple[Rule, ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor stands."""
+    """The position of a tensor in its model."""
 
     name: str
     layer: int | None = None
@@ -90,7 +90,7 @@ class Place:
 
 
 def places_of(names: Iterable[str]) -> dict[str, Place]:
-    """Of every tensor of a model."""
+    """The place of every tensor of a model, by name."""
     found: dict[str, tuple[str, int] | None] = {}
     depths: dict[str, int] = {}
     for name in names:
@@ -110,7 +110,7 @@ def places_of(names: Iterable[str]) -> dict[str, Place]:
 
 
 def parse(written: Any) -> Setting:
-    """A setting from plain data; ValueError says what is wrong. What says the same everywhere becomes one number."""
+    """A setting from plain data; ValueError says what is wrong. One that is the same everywhere becomes a number."""
     if isinstance(written, list | tuple) and any(isinstance(one, Mapping | Rule) for one in written):
         if len(written) > MAX_RULES:
             raise ValueError(f"at most {MAX_RULES} rules")
@@ -168,13 +168,14 @@ def rules_of(setting: Setting) -> tuple[Rule, ...]:
 
 
 def points(setting: Setting) -> tuple[float, ...]:
-    """Every number that it is written with; all that it can be lies between the least and the greatest of a list."""
+    """Every number in a setting. Interpolated values lie between the least and the greatest of their list."""
     values = [rule.value for rule in rules_of(setting)]
     return tuple(n for value in values for n in (value if isinstance(value, tuple) else (value,)))
 
 
 def mapped(setting: Setting, change: Callable[[float], float]) -> Setting:
-    """Every number changed. An affine change, such as 1 − x, is the same before and after interpolation."""
+    """The setting with `change` applied to every number. It must be affine, such as 1 − x, to commute with
+    interpolation."""
 
     def of(value: Value) -> Value:
         return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
@@ -185,7 +186,7 @@ def mapped(setting: Setting, change: Callable[[float], float]) -> Setting:
 
 
 def evened(setting: Setting) -> Setting:
-    """One number where ranges of layers say the same; it then holds beyond them, too."""
+    """One number where all ranges of layers have the same, which then holds outside of them, too."""
     rules, numbers = rules_of(setting), set(points(setting))
     return numbers.pop() if len(numbers) == 1 and {rule.filter for rule in rules} == {None} else setting
 
@@ -224,7 +225,7 @@ def _interpolated(value: Value, place: Place, layers: tuple[int, int]) -> float:
 
 
 def unmatched(setting: Setting, places: Mapping[str, Place]) -> list[str]:
-    """What of its rules points nowhere: filters that no name contains, and layers that the model does not have."""
+    """Rules that match nothing: filters that no name contains, and layers that the model does not have."""
     found = []
     deepest = max((place.depth for place in places.values()), default=0)
     for rule in rules_of(setting) if varies(setting) else ():
@@ -236,7 +237,7 @@ def unmatched(setting: Setting, places: Mapping[str, Place]) -> list[str]:
 
 
 def written(setting: Setting) -> Any:
-    """As users write it: plain data."""
+    """The setting as plain data, as users write it."""
 
     def plain(value: Value) -> Any:
         return list(value) if isinstance(value, tuple) else value
@@ -257,7 +258,7 @@ def written(setting: Setting) -> Any:
 
 
 def worded(setting: Any) -> str:
-    """A setting in words, in one line; whatever else a parameter is, as text."""
+    """A setting in words, in one line; any other parameter as text."""
     if not isinstance(setting, list | tuple):
         return str(setting)
     try:
@@ -277,6 +278,6 @@ def worded(setting: Any) -> str:
 
 
 def ranged(numbers: Sequence[float]) -> str:
-    """The least and the greatest of some numbers, once where they are alike."""
+    """The least and the greatest of some numbers, or one of them where both look alike."""
     ends = dict.fromkeys(f"{n:g}" for n in (min(numbers), max(numbers)))
     return " to ".join(ends)

@@ -1,1 +1,1 @@
-"""What lies around the weights of a merge, and what is shown of models."""
+"""Everything around the weights of a merge: report, card, figures, folder, publishing; and comparisons of models."""

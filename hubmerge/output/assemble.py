@@ -1,4 +1,4 @@
-"""The folder around the shards: index, config, what goes with the weights, figures, card, and the manifest last."""
+"""Writes the files around the shards: index, config, companions, figures, card, and the manifest last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hubmerge.wording import json_file
 def write_folder(
     folder: Path, shards: Sequence[FinishedShard], files: Mapping[str, bytes], manifest: Mapping[str, Any]
 ) -> None:
-    """Write all that surrounds the finished `shards`; the manifest comes last and makes the folder complete."""
+    """Write all files around the finished `shards`; the manifest comes last and makes the folder complete."""
     for name, content in files.items():
         _replace(folder / name, content)
     _replace(folder / MANIFEST, json_file(manifest))

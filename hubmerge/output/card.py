@@ -1,10 +1,10 @@
 """The model card: a pure function of the report, YAML header and Markdown body.
 
-The header holds only what matches the Hub's own patterns; everything else that a stranger may have written reaches
-the body through the escaping of markdown.py. The text is the template's, the figures are the report's: what the card
-says in words (kept, lost, doubtful) is decided here from numbers, by the thresholds below.
+The header holds only values that match the Hub's own patterns; all other foreign text reaches the body through the
+escaping of markdown.py. The template has the text and the report the figures. This module decides from the figures, by
+the thresholds below, what the card calls kept, lost or doubtful.
 
-The scores are in card_scores.py, with what a row of `report.evaluations` is.
+card_scores.py has the scores, and says what a row of `report.evaluations` holds.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.
 _SHA = re.compile(r"[0-9a-f]{40}")
 _ARXIV = re.compile(r"\d{4}\.\d{4,5}(v\d{1,2})?")
 
-LOST_AT_LEAST = 0.01  # what rounding may take of a rescaling, or of an update, before the card calls it lost
+LOST_AT_LEAST = 0.01  # the share of a rescaling or an update that rounding may take before the card calls it lost
 LEAST_RESCALING = 1e-3  # of |λ − 1|: the measured factors are right to about a millionth, less is no share of this
-SAME_SIZE = 0.01  # by how much the norms of two updates may differ that are called the same
+SAME_SIZE = 0.01  # the most by which the norms of two updates may differ and still be called the same
 DENSE_FROM = 0.5  # an agent that changed more than this is no sparse update, and most of it meets others
 
 
@@ -43,7 +43,7 @@ def render_card(report: Report, *, figures: Collection[str] = (), endpoint: str 
 
 
 def metadata(report: Report) -> dict[str, Any]:
-    """The card's YAML header. A value that the Hub would not take as it is stays out or becomes `other`."""
+    """The card's YAML header. A value that the Hub would refuse is left out or becomes `other`."""
     bases = [p.id for p in report.parents if p.kind == "hub" and HUB_ID.fullmatch(p.id)]
     data: dict[str, Any] = {}
     if bases:
@@ -97,7 +97,7 @@ def _slug(text: str) -> str:
 
 @dataclass(frozen=True)
 class Loss:
-    """What a way of rounding takes of one agent; a negative share: what it adds."""
+    """The share of one agent that a way of rounding takes; a negative share is added."""
 
     agent: str
     before: float  # λ, or the share of the update, that the method computed
@@ -107,7 +107,7 @@ class Loss:
 
 
 def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, Any]:
-    """Everything that the template prints."""
+    """The values that the template prints."""
     statistics = report.statistics
     agents = [p for p in report.parents if p.role == "agent"]
     base = next(p for p in report.parents if p.role == "base")
@@ -170,7 +170,7 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
 
 
 def _parameters(report: Report) -> list[tuple[str, Any]]:
-    """The method's, and those that an agent has of its own."""
+    """The method's parameters, and those that agents have of their own."""
     own = report.method.get("own") or {}
     return [
         *report.method["parameters"].items(),
@@ -229,11 +229,11 @@ def _sixteen_bits(report: Report) -> bool:
 
 
 def _roundings(report: Report, weights: Mapping[str, float], way: str) -> list[Loss]:
-    """What the rounding called `way` takes of each agent of which that was measured: of λ − 1 where the method
-    rescales the agent, of the update itself elsewhere. Measured factors contain the agent's weight, λ does not.
+    """The loss of each agent for which the rounding called `way` was measured: of λ − 1 where the method rescales the
+    agent, of the update itself elsewhere. Measured factors contain the agent's weight, λ does not.
 
-    What the method computed before rounding is measured too, so that nothing is blamed on rounding which it never
-    was: a factor of the formula need not be the one that the elements counted as unique have got.
+    The factor before rounding is measured too, so that rounding is blamed only for its own share: elements that are
+    counted as unique may have got another factor than the formula's λ.
     """
     found = []
     for outcome in report.outcomes:
@@ -257,7 +257,7 @@ def _stored(outcome: AgentOutcome, report: Report, way: str) -> float | None:
 
 
 def _lambda_kept(report: Report, weights: Mapping[str, float]) -> bool:
-    """Whether λ was measured in the stored weights of both roundings, and is there in all of them."""
+    """Whether λ was measured in the stored weights of both roundings, and both have kept it."""
     both = [_roundings(report, weights, way) for way in ("nearest", "stochastic")]
     of_lambda = [[loss for loss in losses if loss.of == _OF_LAMBDA] for losses in both]
     measured = bool(of_lambda[0]) and len(of_lambda[0]) == len(of_lambda[1])
@@ -265,7 +265,7 @@ def _lambda_kept(report: Report, weights: Mapping[str, float]) -> bool:
 
 
 def _legend(method: Mapping[str, Any]) -> str:
-    """What the letters of the formula are."""
+    """The meaning of the formula's letters."""
     formula = str(method["formula"])
     active = "changed" if "epsilon" in method["parameters"] else "are active at"
     letters = {
@@ -294,7 +294,7 @@ def _anomalies(report: Report) -> list[tuple[str, list[str]]]:
     ]
     twins = [pair for pair in alike if abs(norms[pair[0]] - norms[pair[1]]) <= SAME_SIZE * norms[pair[0]]]
     silent = [r for r in rows if not r["changed"]]
-    # a method that looks at what is above ε alone takes nothing of it
+    # a method that looks only at updates above ε takes nothing of this agent
     lost = [str(r["agent"]) for r in silent if not r["max"] or "epsilon" in report.method["parameters"]]
     faint = [str(r["agent"]) for r in silent if str(r["agent"]) not in lost]
     dense = [str(r["agent"]) for r in rows if r["density"] > DENSE_FROM]
@@ -327,7 +327,7 @@ _PACKAGES = ("hubmerge", "huggingface_hub", "numpy", "torch")  # written as they
 
 
 def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, value) of what the inputs' cache did, in words; what is not a number is left out."""
+    """Rows (name, value) on what the inputs' cache fetched, in words; values that are no numbers are left out."""
     numbers = {k: v for k, v in fetch.items() if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 63}
     get = numbers.get
 
@@ -349,13 +349,13 @@ def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def in_runs(environment: Mapping[str, Any]) -> str:
-    """What follows the time of a merge that several runs made."""
+    """The words behind the time of a merge that took several runs."""
     runs = environment.get("runs", 1)
     return f" in {runs:,} runs" if isinstance(runs, int) and runs > 1 else ""
 
 
 def _environment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, value) with units; what is not known by name follows as it is."""
+    """Rows (name, value) with units; entries without a known name follow unchanged."""
     rows = []
     others = (k for k in values if k not in _HARDWARE_NAMES and k != "runs")
     for key in (*(k for k in _HARDWARE_NAMES if k in values), *others):

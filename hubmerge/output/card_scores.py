@@ -1,4 +1,4 @@
-"""The card's scores: every task beside every parent, and per domain what the merge kept of the best parent.
+"""The card's scores: the skills that the merge kept, its domains beside the best parent, every task beside them all.
 
 A row of `report.evaluations` is a mapping with `task`, `metric` and `value` (None: the run failed), and optionally
 `domain`, `stderr`, `samples`, `model` (a parent's label, or nothing for the merge itself), and what pins the
@@ -7,15 +7,15 @@ measurement: `suite`, `suite_version`, `few_shot`, `dataset`, `dataset_revision`
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from hubmerge.markdown import Markdown, factor, percent
+from hubmerge.markdown import Markdown, factor
 from hubmerge.output.domains import ParentLine, domain_line, domain_order
 from hubmerge.output.intervals import Estimate, mean, score_interval
 from hubmerge.output.report import Parent
+from hubmerge.output.skills import skills_kept
 
 _MERGE = "this merge"
 _ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
@@ -37,7 +37,7 @@ def scores_view(rows: Sequence[Mapping[str, Any]], parents: Sequence[Parent]) ->
     return {
         "models": models,
         "lines": [(task, metric, [line.get(m, "—") for m in models]) for (task, metric), line in lines.items()],
-        "domains": _domains(rows, parents),
+        **_against_parents(rows, parents),
     }
 
 
@@ -60,43 +60,49 @@ def _estimate(row: Mapping[str, Any]) -> Estimate | None:
     return score_interval(value, samples, stderr if isinstance(stderr, int | float) else None)
 
 
-def _domains(rows: Sequence[Mapping[str, Any]], parents: Sequence[Parent]) -> list[tuple[str, Any, Any, str, str]]:
-    """(domain, merge, best parent, retention, verdict) where the merge and a parent have a score of the same tasks."""
+def _against_parents(rows: Sequence[Mapping[str, Any]], parents: Sequence[Parent]) -> dict[str, Any]:
+    """The domains in which the merge and a parent have a score of the same tasks, and the skills kept of them."""
     found: dict[str, dict[str, dict[str, Estimate]]] = {}
     for row in rows:
         estimate = _estimate(row)
         if estimate is not None and row.get("domain"):
             tasks = found.setdefault(str(row["domain"]), {}).setdefault(str(row.get("model") or _MERGE), {})
             tasks[str(row.get("task"))] = estimate
-    view = []
-    for domain in sorted(found, key=domain_order):
-        own = found[domain].get(_MERGE)
-        if own is None:
-            continue
-        score = mean(list(own.values()))
-        lines = [_parent(p, domain, found[domain].get(p.label, {}), own) for p in parents]
-        line = domain_line(domain, score, lines)
-        if line.best_parent is not None:
-            best = next(p for p in lines if p.id == line.best_parent).domains[domain]
-            kept = "—" if line.retention is None else _kept(line.retention)
-            view.append((domain, _range(score), f"{line.best_parent}: {_range(best)}", kept, line.verdict))
-    return view
+    own = {domain: models[_MERGE] for domain, models in found.items() if _MERGE in models}
+    lines = [_parent(p, {domain: found[domain].get(p.label, {}) for domain in own}, own) for p in parents]
+    scored = {domain for p in lines for domain in p.domains}
+    return {
+        "domains": [_domain(d, mean(list(own[d].values())), lines) for d in sorted(scored, key=domain_order)],
+        "skills": skills_kept({(d, t): e for d, tasks in own.items() for t, e in tasks.items()}, lines),
+    }
 
 
-def _parent(parent: Parent, domain: str, tasks: Mapping[str, Estimate], own: Mapping[str, Estimate]) -> ParentLine:
+def _domain(domain: str, score: Estimate, parents: Sequence[ParentLine]) -> tuple[str, Markdown, str, str]:
+    """(domain, merge, best parent, verdict)."""
+    line = domain_line(domain, score, parents)
+    best = next(p for p in parents if p.id == line.best_parent)
+    return domain, _range(score), f"{best.id}: {_range(best.domains[domain])}", line.verdict
+
+
+def _parent(
+    parent: Parent, found: Mapping[str, Mapping[str, Estimate]], own: Mapping[str, Mapping[str, Estimate]]
+) -> ParentLine:
+    """A parent's scores in the domains where it has those of the merge's tasks."""
     role: Literal["base", "agent"] = "base" if parent.role == "base" else "agent"
-    if tasks.keys() != own.keys():
-        return ParentLine(role, parent.label, parent.sha, parent.weight, "not scored")
-    return ParentLine(role, parent.label, parent.sha, parent.weight, "scored", {domain: mean(list(tasks.values()))})
+    equal = {domain: tasks for domain, tasks in found.items() if tasks.keys() == own[domain].keys()}
+    return ParentLine(
+        role,
+        parent.label,
+        parent.sha,
+        parent.weight,
+        "scored" if equal else "not scored",
+        {domain: mean(list(tasks.values())) for domain, tasks in equal.items()},
+        {(domain, task): estimate for domain, tasks in equal.items() for task, estimate in tasks.items()},
+    )
 
 
 def _range(estimate: Estimate) -> Markdown:
     return Markdown(f"{factor(estimate.value)} ({factor(estimate.low)} to {factor(estimate.high)})")
-
-
-def _kept(retention: Estimate) -> str:
-    high = f"to {percent(retention.high)}" if math.isfinite(retention.high) else "or more"
-    return f"{percent(retention.value)} ({percent(retention.low)} {high})"
 
 
 def model_index(name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -3,9 +3,9 @@
     comparison = open_comparison(base, agent, hub, allow_local=True)   # headers alone; every problem at once
     diff = measure(comparison, hub, options, observer, cache=folder)   # one streaming pass, in constant memory
 
-The pass is the one that `probe` makes (first_passes.py), over the agent and over zeros beside it (plan.py): the update
-from the base to zeros is the base itself with the sign turned round, and its norm is what a relative change is
-relative to. So a difference has the same bits for every chunk size, number of threads and device, as statistics have.
+The pass is the one that `probe` makes (first_passes.py), over the agent and over zeros beside it (plan.py). The update
+from the base to zeros is the base with the sign turned round, so its norm is the base's, to which a relative change
+refers. A difference has the same bits for every chunk size, number of threads and device, as statistics have.
 docs/diff.md holds the keys of `Diff.to_json`.
 """
 
@@ -60,7 +60,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Change:
-    """How some elements changed; δ = agent − base in float32. None: it has no value where nothing changed."""
+    """How some elements changed; δ = agent − base in float32. Fields that are None have no value there."""
 
     elements: int
     changed: int  # |δ| > ε
@@ -86,7 +86,7 @@ class Change:
 
     @property
     def slightly_changed_share(self) -> float:
-        """Other values than the base's, by ε at most."""
+        """The share of elements that differ from the base's by ε at most."""
         return (self.elements - self.changed - self.identical) / max(self.elements, 1)
 
     @property
@@ -150,7 +150,7 @@ class Diff:
         return [name for _, name in sorted(keyed, key=lambda pair: -pair[0])[:count]]
 
     def with_top_tensors(self, count: int) -> Diff:
-        """Without the tensors that are on no list of the most changed."""
+        """The same with only those tensors that are on a list of the most changed."""
         kept = {name for by in TOP for name in self.top(by, count)}
         return replace(
             self,
@@ -204,13 +204,13 @@ class Diff:
 
 
 def comparison_recipe(base: str, agent: str, ignore: Sequence[str] = ()) -> Recipe:
-    """The two names, and patterns of tensors that are left out, each as a recipe has it; RecipeError."""
+    """A recipe of the two models and the patterns of tensors to leave out; RecipeError where one is not valid."""
     content = {"base": base, "agents": [agent], "method": _METHOD, "ignore": list(ignore)}
     return recipe_from_dict(content, "the comparison")
 
 
 def open_comparison(recipe: Recipe, hub: Hub, *, allow_local: bool = False) -> Plan:
-    """Both models pinned, by headers alone; raises with everything that forbids it to compare them."""
+    """Pin both models, reading headers alone; raises with every problem that forbids a comparison."""
     base, agents = open_models(recipe, hub, allow_local=allow_local)
     return make_comparison(recipe, base, agents[0])
 
@@ -237,7 +237,7 @@ def measure(
 
 
 class _Watching:
-    """From the pass and the cache, both in the caller's thread, to whoever watches the whole."""
+    """Passes the progress of the pass and of the cache, both in the caller's thread, on to one observer."""
 
     def __init__(self, observer: Observer, first: str) -> None:
         self._observer = observer
@@ -246,7 +246,7 @@ class _Watching:
         self.warning = observer.warning
 
     def fetching(self, done: int, total: int) -> None:
-        """The pass waits for what it begins with; what else it needs is fetched meanwhile."""
+        """Report the bytes that the pass waits for at its start; the others are fetched meanwhile."""
         if self._stage in ("compile", "fetch"):
             self._tell("fetch", done, total, "B")
 
@@ -276,7 +276,7 @@ def _compare_integers(plan: Plan, reader: TensorReader, options: StreamOptions) 
 
 
 def make_diff(plan: Plan, statistics: Statistics, integers: Mapping[str, int]) -> Diff:
-    """The value of what was counted over a comparison's plan."""
+    """The Diff for the statistics that were counted over a comparison's plan."""
     total = statistics.total
     modules = statistics.by_module()
     cells = {key: _change(tally) for key, tally in statistics.grouped(_cell_of).items()}

@@ -1,4 +1,4 @@
-"""A difference in words and numbers: the facts and tables that the terminal and the page show alike."""
+"""A difference in words and numbers: facts and tables, which terminal and page both show."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NARROW = 14  # a first column no wider than this stands first on a terminal, to
 
 @dataclass(frozen=True)
 class Table:
-    """Texts in rows; the first column names what the others tell of."""
+    """A table of texts; the first column names the subject of each row."""
 
     title: str
     head: tuple[str, ...]
@@ -42,7 +42,7 @@ def side(model: Side) -> str:
 
 
 def facts(diff: Diff) -> list[tuple[str, str]]:
-    """What the whole update is like, as name and value."""
+    """Facts about the whole update, as name and value."""
     total, epsilon = diff.total, plain(diff.epsilon)
     found = [
         (f"changed by more than {epsilon}", f"{percent(total.density)} ({count(total.changed)} parameters)"),

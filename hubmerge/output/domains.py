@@ -1,4 +1,4 @@
-"""A domain's score beside the same domain of the parents: what the merge kept, and what it changed."""
+"""A domain's score beside the same domain of the parents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hubmerge.output.intervals import Estimate, difference, ratio
+from hubmerge.output.intervals import Estimate, difference
 
 INSTRUCTION = "instruction"  # the domain whose change against the base is told
 DOMAINS = ("math", INSTRUCTION, "code", "tool", "memory", "search")  # their order; others follow by name
@@ -20,7 +20,6 @@ class DomainLine:
     score: Estimate  # the mean over its tasks
     rank: int | None  # None: not ranked
     best_parent: str | None = None  # id of the best scored parent
-    retention: Estimate | None = None  # score ÷ best parent's; None: no parent was scored, or the best has 0
     change: Estimate | None = None  # score − best parent's
     synergy: bool = False  # above every parent; False while one has no score
     synergy_certain: bool = False  # and every difference is beyond chance
@@ -47,6 +46,7 @@ class ParentLine:
     weight: float
     status: Literal["scored", "failed", "not scored"]
     domains: Mapping[str, Estimate] = field(default_factory=dict)
+    tasks: Mapping[tuple[str, str], Estimate] = field(default_factory=dict)  # by domain and task
     overall: Estimate | None = None
 
 
@@ -63,7 +63,6 @@ def domain_line(domain: str, score: Estimate, parents: Sequence[ParentLine], ran
         score,
         rank,
         best_parent=parent.id,
-        retention=ratio(score, best),
         change=difference(score, best),
         synergy=synergy,
         synergy_certain=synergy and all(c.low > 0 for c in changes),

@@ -1,102 +1,129 @@
 """The card's figures: what each agent changed where, with whom it shares it, and how alike the agents are.
 
 Pure functions of the report to PNG bytes, the same bytes for the same report and matplotlib. Labels are a stranger's
-text: cut to a length and rid of what the font cannot show. Margins follow from the widths that they then have.
+text: they are cut to a length, rid of what the font cannot show, and never read as mathematics.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hubmerge.output.figure_canvas import (
-    EDGE,
-    ROW,
-    SHADE_BAR,
-    SIZE,
-    TICK,
-    TITLE,
-    WIDTH,
-    X_LABEL,
-    X_TICKS,
-    Axes,
-    Canvas,
-    Point,
-    beside,
-    legend,
-    legend_shape,
-    number,
-    shade_bar,
-    ticks,
-    widest,
-)
-from hubmerge.output.figure_renderer import font
 from hubmerge.output.report import Report
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 DENSITY = "figures/density_by_layer.png"
 OVERLAP = "figures/overlap.png"
 PAIRS = "figures/pairs.png"
 
+WIDTH = 8.0  # inches; cards show about 800 pixels, so that 9 points read as 12 pixels
+SIZE = 9.0  # points
+_FONT = "DejaVu Sans"  # it comes with matplotlib
+_STYLE = {
+    "figure.dpi": 150,
+    "font.family": _FONT,
+    "font.size": SIZE,
+    "text.parse_math": False,
+    "axes.titlesize": SIZE + 1,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "legend.frameon": False,
+}
+
 _LABEL = 22  # characters
-_EMPTY = (0.93, 0.93, 0.93)
+_SHORT = 14  # characters of a label that fits beside two others
+_EMPTY = "#ededed"
 _ANNOTATED = 10  # a heatmap of more agents has no room for numbers
 # Okabe and Ito's palette, told apart under every common colour blindness; black comes last. Markers repeat the
 # difference, and line styles go on where the colours end.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C7A00", "#000000")
 _MARKERS = "osD^vPX*"
-_DASHES = ((), (5.2, 2.2), (1.4, 2.3), (9.0, 2.2, 1.4, 2.2))  # points drawn, left out, …
+_LINES = ("-", "--", ":", "-.")
 _PANEL = 2.1  # inches: the height of axes beside which nothing is listed
-_TURNED = 30.0  # degrees: names of modules
+_ROW = 0.2  # inches: of a legend
 
-_Place = tuple[float, float, float, float]  # left, bottom, width and height of axes
+_drawing = threading.Lock()  # threads may not share matplotlib's fonts and settings
 
 
 def render_figures(report: Report) -> dict[str, bytes]:
     """Path below the repo → PNG."""
     statistics = report.statistics
     labels = [short_label(str(a["agent"])) for a in statistics["total"]["agents"]]
-    draw: dict[str, Callable[[Sequence[str], Mapping[str, Any]], Canvas]] = {
+    draw: dict[str, Callable[[Sequence[str], Mapping[str, Any]], Figure]] = {
         DENSITY: _density,
         OVERLAP: _overlap,
         PAIRS: _pairs,
     }
-    return {name: function(labels, statistics).png() for name, function in draw.items()}
+    return {name: png(lambda f=function: f(labels, statistics)) for name, function in draw.items()}  # type: ignore[misc]
 
 
-def _density(labels: Sequence[str], statistics: Mapping[str, Any]) -> Canvas:
+def png(draw: Callable[[], Figure]) -> bytes:
+    """What `draw` returns, without metadata, which would name the version of matplotlib."""
+    # imported here, as below: matplotlib takes a third of a second, and most commands draw nothing
+    from matplotlib import rc_context
+
+    buffer = io.BytesIO()
+    with _drawing, rc_context(_STYLE):
+        draw().savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def new_figure(height: float) -> Figure:
+    """An empty figure, `height` inches high, whose margins follow from what is written beside its axes."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    return Figure((WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
+
+
+def finish(axes: Axes, title: str, x: str = "", y: str = "", *, grid: str = "", whole: bool = False) -> None:
+    """Title, labels, and few round numbers in plain digits; `whole`: those of x are integers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set(title=title, xlabel=x, ylabel=y)
+    for axis, integers in ((axes.xaxis, whole), (axes.yaxis, False)):
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=integers))
+        axis.set_major_formatter(lambda value, _: f"{value:.6g}".replace("-", "−"))
+    if grid:
+        axes.grid(axis=grid)  # type: ignore[arg-type]
+
+
+def _density(labels: Sequence[str], statistics: Mapping[str, Any]) -> Figure:
     layers = sorted((int(depth), part) for depth, part in statistics["layers"].items())
     names = [short_label(name) for name in statistics["modules"]]
     bars = _percents(labels, statistics["modules"].values())
-    columns, rows = legend_shape(labels)
-    down, across = (widest(names) * f(math.radians(_TURNED)) for f in (math.sin, math.cos))
-    below = max(X_TICKS + (X_LABEL if layers else 0.0), TICK + down + 0.13)
-    bottom = EDGE + ROW * rows + 0.05 + below
-    canvas = Canvas(bottom + _PANEL + TITLE)
-    left = EDGE
-    if layers:
+    figure = new_figure(_PANEL + 1.1 + _ROW * _legend_rows(labels))
+    *left, right = figure.subplots(1, 2 if layers else 1, width_ratios=[3, 2] if layers else None, squeeze=False)[0]
+    handles: list[Any] = []
+    for axes in left:
+        depths = [depth for depth, _ in layers]
         curves = _percents(labels, [part for _, part in layers])
-        left += beside(ticks(_largest(curves)))
-        gap = beside(ticks(_largest(bars))) + 0.2
-        room = WIDTH - left - gap - 1.5 * EDGE
-        # the first name, which leans out to the left of its axes, stays clear of the other axes' numbers
-        gap += max(0.0, across - gap - 0.2 * room / max(len(names), 1))
-        room = WIDTH - left - gap - 1.5 * EDGE
-        _draw_layers(canvas, (left, bottom, 0.6 * room, _PANEL), [depth for depth, _ in layers], curves)
-        left += 0.6 * room + gap
-    else:
-        left += max(beside(ticks(_largest(bars))), across)
-    _draw_modules(canvas, (left, bottom, WIDTH - left - 1.5 * EDGE, _PANEL), names, bars)
-
-    def beside_label(k: int, x: float, y: float, width: float) -> None:
-        if layers:
-            _draw_curve(canvas, k, [(x, y), (x + width, y)], [(x + width / 2, y)])
-        else:
-            canvas.box(x, y - 0.04, width, 0.08, _COLORS[k % len(_COLORS)])
-
-    legend(canvas, labels, columns, beside_label)
-    return canvas
+        for k, curve in enumerate(curves):
+            color, line = _COLORS[k % len(_COLORS)], _LINES[k // len(_COLORS) % len(_LINES)]
+            marker = _MARKERS[k % len(_MARKERS)]
+            handles += axes.plot(depths, curve, line, color=color, linewidth=1.4, marker=marker, markersize=4)
+        axes.set_ylim(0, 1.05 * _largest(curves) or 1.0)
+        finish(axes, "by layer", "layer", "changed elements, %", grid="y", whole=True)
+    width = 0.8 / max(len(bars), 1)
+    for k, values in enumerate(bars):
+        places = [m - 0.4 + k * width for m in range(len(names))]
+        shown = width * (0.95 if len(bars) < 10 else 1.0)  # with a gap where there is room for one
+        drawn = right.bar(places, values, shown, align="edge", color=_COLORS[k % len(_COLORS)])
+        if not left:
+            handles.append(drawn)
+    right.set_ylim(0, 1.05 * _largest(bars) or 1.0)
+    finish(right, "by module type", "", "changed elements, %", grid="y")
+    right.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
+    _legend(figure, handles, labels)
+    return figure
 
 
 def _percents(labels: Sequence[str], parts: Iterable[Mapping[str, Any]]) -> list[list[float]]:
@@ -109,101 +136,48 @@ def _largest(rows: Iterable[Sequence[float]]) -> float:
     return max((value for row in rows for value in row), default=0.0)
 
 
-def _draw_layers(canvas: Canvas, place: _Place, depths: Sequence[int], curves: Sequence[Sequence[float]]) -> None:
-    most = _largest(curves)
-    space = max(0.05 * (depths[-1] - depths[0]), 0.1)
-    axes = Axes(canvas, *place, (depths[0] - space, depths[-1] + space), (0.0, 1.05 * most or 1.0))
-    axes.title("by layer")
-    axes.grid("y", ticks(most))
-    axes.frame()
-    axes.x_ticks(ticks(depths[-1], depths[0], whole=True))
-    axes.y_ticks(ticks(most))
-    axes.label("layer", "changed elements, %", ticks(most))
-    for k, curve in enumerate(curves):
-        points = [(axes.at_x(depth), axes.at_y(value)) for depth, value in zip(depths, curve, strict=True)]
-        _draw_curve(canvas, k, points, points)
+def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    figure.legend(handles, labels, loc="outside lower center", ncols=_legend_columns(labels))
 
 
-def _draw_curve(canvas: Canvas, k: int, line: Sequence[Point], marks: Sequence[Point]) -> None:
-    color = _COLORS[k % len(_COLORS)]
-    canvas.line(line, color, 1.4, _DASHES[k // len(_COLORS) % len(_DASHES)])
-    canvas.marks(marks, _MARKERS[k % len(_MARKERS)], color)
+def _legend_columns(labels: Sequence[str]) -> int:
+    return min(len(labels), 3 if max(map(len, labels)) <= _SHORT else 2)
 
 
-def _draw_modules(canvas: Canvas, place: _Place, names: Sequence[str], bars: Sequence[Sequence[float]]) -> None:
-    most = _largest(bars)
-    axes = Axes(canvas, *place, (-0.5, max(len(names), 1) - 0.5), (0.0, 1.05 * most or 1.0))
-    axes.title("by module type")
-    axes.grid("y", ticks(most))
-    width = 0.8 / max(len(bars), 1)
-    shown = width * (0.95 if len(bars) < 10 else 1.0)  # with a gap where there is room for one
-    for k, values in enumerate(bars):
-        for m, value in enumerate(values):
-            x = m - 0.4 + k * width
-            axes.box(x, 0.0, x + shown, value, _COLORS[k % len(_COLORS)])
-    axes.frame()
-    axes.x_names(names, _TURNED)
-    axes.y_ticks(ticks(most))
-    axes.label("", "changed elements, %", ticks(most))
+def _legend_rows(labels: Sequence[str]) -> int:
+    return -(-len(labels) // _legend_columns(labels))
 
 
-def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> Canvas:
+def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> Figure:
     total = statistics["total"]
     groups = _groups(len(labels))
     colors = [_shade(step, len(groups)) for step in range(len(groups))]
-    lengths = [
-        [100 * sum(a["shared_with"][c - 1] for c in group) / max(total["elements"], 1) for group in groups.values()]
-        for a in total["agents"]
-    ]
     shares = [100 * share for share in total["overlap_share"]]
-    bottom = EDGE + ROW + 0.05 + X_TICKS + X_LABEL
-    panel = min(max(_PANEL, 0.25 * len(labels) + 0.4), 8.0)
-    canvas = Canvas(bottom + panel + TITLE)
-    left = EDGE + TICK + widest(labels)
-    gap = beside(ticks(_largest([shares[1:]]))) + 0.2
-    room = WIDTH - left - gap - 1.5 * EDGE
-    _draw_sharing(canvas, (left, bottom, 0.6 * room, panel), labels, lengths, colors)
+    figure = new_figure(min(max(_PANEL, 0.25 * len(labels) + 0.4), 8.0) + 0.9)
+    sharing, counts = figure.subplots(1, 2, width_ratios=[3, 2])
+
+    # per agent a bar whose parts are the elements that it changed alone, with one other, …
+    ends = [0.0] * len(labels)
+    handles = []
+    for color, group in zip(colors, groups.values(), strict=True):
+        shared = (sum(a["shared_with"][c - 1] for c in group) for a in total["agents"])
+        lengths = [100 * elements / max(total["elements"], 1) for elements in shared]
+        handles.append(sharing.barh(range(len(labels)), lengths, 0.7, left=ends, color=color))
+        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
+    sharing.set(xlim=(0, 1.03 * max(ends) or 1.0), ylim=(len(labels) - 0.5, -0.5))
+    finish(sharing, "changed alone and with others", "elements, %", grid="x")
+    sharing.set_yticks(range(len(labels)), labels)
+
     of_count = [color for color, group in zip(colors, groups.values(), strict=True) for _ in group]
-    _draw_counts(canvas, (left + 0.6 * room + gap, bottom, 0.4 * room, panel), shares, of_count)
-    legend(canvas, list(groups), len(groups), lambda g, x, y, width: canvas.box(x, y - 0.04, width, 0.08, colors[g]))
-    return canvas
-
-
-def _draw_sharing(
-    canvas: Canvas, place: _Place, labels: Sequence[str], lengths: Sequence[Sequence[float]], colors: Sequence[Any]
-) -> None:
-    """Per agent a bar whose parts are the elements that it changed alone, with one other, …"""
-    longest = max(map(sum, lengths), default=0.0)
-    axes = Axes(canvas, *place, (0.0, 1.03 * longest or 1.0), (max(len(labels), 1) - 0.5, -0.5))
-    axes.title("changed alone and with others")
-    axes.grid("x", ticks(longest))
-    for row, parts in enumerate(lengths):
-        start = 0.0
-        for color, length in zip(colors, parts, strict=True):
-            axes.box(start, row - 0.35, start + length, row + 0.35, color)
-            start += length
-    axes.frame()
-    axes.x_ticks(ticks(longest))
-    axes.y_ticks(range(len(labels)), labels)
-    axes.label("elements, %", "")
-
-
-def _draw_counts(canvas: Canvas, place: _Place, shares: Sequence[float], colors: Sequence[Any]) -> None:
-    """shares[c]: of the elements that c agents changed."""
-    agents, most = len(shares) - 1, _largest([shares[1:]])
-    axes = Axes(canvas, *place, (0.4, max(agents + 1, 2) - 0.4), (0.0, 1.12 * most or 1.0))
-    axes.title("changed by how many")
-    axes.grid("y", ticks(most))
-    few = agents <= _ANNOTATED
-    for count, (share, color) in enumerate(zip(shares[1:], colors, strict=True), 1):
-        axes.box(count - 0.35, 0.0, count + 0.35, share, color)
-        if few:
-            shown = f"{share:.{3 if agents <= 5 else 2}g}"
-            canvas.text(axes.at_x(count), axes.at_y(share) + 0.04, shown, size=SIZE - 2, across=0.5)
-    axes.frame()
-    axes.x_ticks(range(1, agents + 1) if few else ticks(agents, 1, whole=True))
-    axes.y_ticks(ticks(most))
-    axes.label(f"agents (nobody: {shares[0]:.3g}%)", "elements, %", ticks(most))
+    bars = counts.bar(range(1, len(shares)), shares[1:], 0.7, color=of_count)
+    counts.set(xlim=(0.4, max(len(shares), 2) - 0.4), ylim=(0, 1.12 * max(shares[1:]) or 1.0))
+    finish(counts, "changed by how many", f"agents (nobody: {shares[0]:.3g}%)", "elements, %", grid="y", whole=True)
+    if len(labels) <= _ANNOTATED:
+        digits = 3 if len(labels) <= 5 else 2
+        counts.bar_label(bars, [f"{share:.{digits}g}" for share in shares[1:]], padding=2, fontsize=SIZE - 2)
+        counts.set_xticks(range(1, len(shares)))
+    figure.legend(handles, list(groups), loc="outside lower center", ncols=len(groups))
+    return figure
 
 
 def _groups(agents: int) -> dict[str, range]:
@@ -222,65 +196,51 @@ def _shade(step: int, steps: int) -> Any:
     return colormaps["cividis_r"](0.15 + 0.85 * step / max(steps - 1, 1))
 
 
-def _pairs(labels: Sequence[str], statistics: Mapping[str, Any]) -> Canvas:
+def _pairs(labels: Sequence[str], statistics: Mapping[str, Any]) -> Figure:
+    agents, pairs = len(labels), statistics["total"]["pairs"]
+    few = agents <= _ANNOTATED
+    figure = new_figure(max(2.4, 0.11 * agents) + 0.6)
+    panels = figure.subplots(1, 2)
+    for axes, (key, title, colors, least) in zip(
+        panels,
+        (("jaccard", "Jaccard index", "cividis", 0.0), ("cosine", "cosine of the updates", "PuOr", -1.0)),
+        strict=True,
+    ):
+        grid = _matrix(agents, pairs, key)
+        image = heatmap(axes, grid, colors, least, 1.0)
+        axes.set_title(title)
+        shown = range(0, agents, 1 + agents // 25)
+        axes.set_xticks(shown, [str(n + 1) for n in shown], fontsize=SIZE if few else 6)
+        axes.set_yticks([])
+        for row in range(agents) if few else ():
+            for column in range(agents):
+                if row != column:
+                    red, green, blue, _ = image.cmap(image.norm(grid[row][column]))
+                    axes.text(
+                        column,
+                        row,
+                        f"{round(grid[row][column], 2) + 0.0:.2f}",  # + 0.0: no "-0.00"
+                        size=SIZE if agents <= 5 else 5.5,
+                        ha="center",
+                        va="center",
+                        color="black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white",
+                    )
+    numbered = [f"{label}  {n}" for n, label in enumerate(labels, 1)]
+    panels[0].set_yticks(range(agents), numbered, fontsize=SIZE if few else 6)
+    return figure
+
+
+def heatmap(axes: Axes, grid: Sequence[Sequence[float]], colors: str, least: float, most: float) -> Any:
+    """One shade a value, nothing where it is NaN, and beside it the bar that says which shade is which value."""
     from matplotlib import colormaps
 
-    pairs = statistics["total"]["pairs"]
-    panels = (
-        ("jaccard", "Jaccard index", "cividis", (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)),
-        ("cosine", "cosine of the updates", "PuOr", (-1.0, -0.5, 0.0, 0.5, 1.0)),
-    )
-    few = len(labels) <= _ANNOTATED
-    size = SIZE if few else 6.0
-    panel = max(2.4, 0.11 * len(labels))
-    bottom = EDGE + X_TICKS
-    canvas = Canvas(bottom + panel + TITLE)
-    numbered = [f"{label}  {n}" for n, label in enumerate(labels, 1)]
-    shown = range(0, len(labels), 1 + len(labels) // 25)  # of the numbers below
-    left = EDGE + TICK + widest(numbered, size)
-    scale, scale_numbers = SHADE_BAR, TICK + widest(map(number, panels[1][3]), SIZE - 1)
-    width = (WIDTH - left) / 2 - 2 * EDGE - scale - scale_numbers
-    for place, (key, title, colors, marks) in enumerate(panels):
-        shade = _Scale(colormaps[colors], marks[0])
-        ends = len(labels) - 0.5
-        axes = Axes(canvas, left, bottom, width, panel, (-0.5, ends), (ends, -0.5))
-        axes.title(title)
-        _draw_matrix(axes, _matrix(len(labels), pairs, key), shade, few)
-        axes.x_ticks(shown, [str(n + 1) for n in shown], size)
-        if not place:
-            axes.y_ticks(range(len(labels)), numbered, size)
-        shade_bar(canvas, left + width + EDGE, bottom, panel, (marks[0], 1.0), marks, shade)
-        left += width + EDGE + scale + scale_numbers + EDGE
-    return canvas
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """Colours of the values from `least` to 1."""
-
-    colors: Any
-    least: float
-
-    def __call__(self, value: float) -> Any:
-        return _EMPTY if math.isnan(value) else self.colors((value - self.least) / (1.0 - self.least))
-
-
-def _draw_matrix(axes: Axes, grid: Sequence[Sequence[float]], shade: _Scale, numbered: bool) -> None:
-    for row, values in enumerate(grid):
-        for column, value in enumerate(values):
-            color = shade(value)
-            axes.box(column - 0.5, row - 0.5, column + 0.5, row + 0.5, color)
-            if numbered and row != column:
-                red, green, blue, *_ = color
-                axes.canvas.text(
-                    axes.at_x(column),
-                    axes.at_y(row),
-                    f"{round(value, 2) + 0.0:.2f}",  # + 0.0: no "-0.00"
-                    size=SIZE if len(grid) <= 5 else 5.5,
-                    across=0.5,
-                    middle=True,
-                    color="black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white",
-                )
+    shades = colormaps[colors].with_extremes(bad=_EMPTY)
+    image = axes.imshow(grid, cmap=shades, vmin=least, vmax=most, aspect="auto", interpolation="nearest")
+    assert axes.figure is not None
+    bar = axes.figure.colorbar(image, ax=axes, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=SIZE - 1)
+    return image
 
 
 def _matrix(agents: int, pairs: Sequence[Mapping[str, Any]], key: str) -> list[list[float]]:
@@ -295,7 +255,9 @@ def _matrix(agents: int, pairs: Sequence[Mapping[str, Any]], key: str) -> list[l
 
 def short_label(text: str, most: int = _LABEL) -> str:
     """Foreign text that fits beside an axis: its two ends, in characters that the font has."""
-    known = font().get_charmap()
+    from matplotlib.font_manager import findfont, get_font
+
+    known = get_font(findfont(_FONT)).get_charmap()
     shown = "".join(c if c.isprintable() and ord(c) in known else "?" for c in text)
     if len(shown) <= most:
         return shown

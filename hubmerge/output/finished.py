@@ -1,4 +1,4 @@
-"""A finished folder, which has its manifest: what it holds, whose it is, and its way to the Hub in one commit."""
+"""Reads and publishes a finished folder, which is one with a manifest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def load_report(folder: Path) -> Report:
 
 
 def finished_report(folder: Path, identity: str, *, keep_work: bool = False) -> Report:
-    """The report of this very merge, whose working folder goes; TargetExistsError where another one is finished."""
+    """The report of this merge, after its working folder was removed; TargetExistsError where the folder holds another
+    finished merge."""
     report = load_report(folder)
     if report.identity != identity:
         raise TargetExistsError(
@@ -97,7 +98,7 @@ def publish_folder(
 
 
 class _Telling(Telling):
-    """To the observer, a few times a second."""
+    """Passes progress on to the observer, a few times a second."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -119,14 +120,14 @@ class _Telling(Telling):
 
 
 def _licensed(report: Report, choice: str | None) -> Report:
-    """The report with a license that may be published."""
+    """The report with a license under which it may be published."""
     if choice is None and report.license.get("id", "unknown") != "unknown":
         return report
     return replace(report, license=choose(strictest([p.license for p in report.parents]), choice).as_dict())
 
 
 def _restated(before: Report, after: Report, files: Mapping[str, bytes], endpoint: str) -> dict[str, bytes]:
-    """Manifest and card with another license; what a user wrote into the card stays."""
+    """Manifest and card with another license; a user's own text in the card stays."""
     text = files.get("README.md", b"").decode(errors="replace")
     old, new = (render_card(r, figures=_figures(files), endpoint=endpoint).splitlines() for r in (before, after))
     for kind, i1, i2, j1, j2 in SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes():

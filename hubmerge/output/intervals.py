@@ -13,11 +13,6 @@ effect measures", Statistics in Medicine 27, 2008): the distances of the limits 
 the difference of two proportions this is method 10 of Newcombe, "Interval estimation for the difference between
 independent proportions", Statistics in Medicine 17, 1998. Two models are treated as independent though they answer
 the same prompts; agreement between them makes the true interval narrower.
-
-Quotients follow the same method for ratios, MOVER-R (Donner and Zou, "Closed-form confidence intervals for functions
-of the normal mean and standard deviation", Statistical Methods in Medical Research 21, 2012): Fieller's interval with
-each side's own distance in place of the standard error. Its limits are the r at which the interval of a − r·b just
-reaches 0, so it is beyond 1 exactly where that of the difference is beyond 0.
 """
 
 from __future__ import annotations
@@ -52,15 +47,15 @@ def score_interval(value: float, samples: int, stderr: float | None = None) -> E
     return Estimate(value, max(0.0, min(center - half, value)), min(1.0, max(center + half, value)))
 
 
-def mean(parts: Sequence[Estimate], most: float = 1.0) -> Estimate:
-    """The mean of independent scores between 0 and `most`, each with the same weight."""
+def mean(parts: Sequence[Estimate], least: float = 0.0, most: float = 1.0) -> Estimate:
+    """The mean of independent estimates between `least` and `most`, each with the same weight."""
     if len(parts) == 1:
         return parts[0]
     k = len(parts)
     value = math.fsum(p.value for p in parts) / k
     down = math.sqrt(math.fsum((p.value - p.low) ** 2 for p in parts)) / k
     up = math.sqrt(math.fsum((p.high - p.value) ** 2 for p in parts)) / k
-    return Estimate(value, max(0.0, value - down), min(most, value + up))
+    return Estimate(value, max(least, value - down), min(most, value + up))
 
 
 def difference(a: Estimate, b: Estimate) -> Estimate:
@@ -69,17 +64,3 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
     down = math.hypot(a.value - a.low, b.high - b.value)
     up = math.hypot(a.high - a.value, b.value - b.low)
     return Estimate(value, max(-1.0, value - down), min(1.0, value + up))
-
-
-def ratio(a: Estimate, b: Estimate) -> Estimate | None:
-    """a ÷ b, both at least 0; None where b is 0. `high` is infinite where b may be 0."""
-    if b.value <= 0:
-        return None
-    value = a.value / b.value
-    product = a.value * b.value
-    # roots of a quadratic, in the form that also holds where its leading coefficient is 0 or negative
-    low_a, high_b = a.low * (2 * a.value - a.low), b.high * (2 * b.value - b.high)
-    high_a, low_b = a.high * (2 * a.value - a.high), b.low * (2 * b.value - b.low)
-    low = low_a / (product + math.sqrt(max(0.0, product * product - low_a * high_b))) if low_a > 0 else 0.0
-    high = (product + math.sqrt(max(0.0, product * product - high_a * low_b))) / low_b if low_b > 0 else math.inf
-    return Estimate(value, min(low, value), max(high, value))

@@ -1,6 +1,6 @@
-"""What a plan or a sweep says before a weight moves, in words and units: the same on a terminal and on a page.
+"""The summary of a plan or a sweep, before a weight moves, in words and units: the same on a terminal and on a page.
 
-The exact numbers are `plan_summary`'s, under its keys (`inspect --json`, the API); here each has a label and a unit.
+`plan_summary` has the exact numbers under its keys (`inspect --json`, the API); the words give each a label and a unit.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Group:
 
 
 def models_of(models: Sequence[Model], weights: Sequence[str]) -> Group:
-    """The base and the agents, counted from 1, with what is known of each; `weights`: of the agents."""
+    """Rows for the base and the agents, which count from 1, with facts about each; `weights` are the agents'."""
     rows = []
     for number, (model, weight) in enumerate(zip(models, ("", *weights), strict=True)):
         kind = "" if model.kind == "weights" else f"{model.kind}, "
@@ -69,7 +69,7 @@ def models_of(models: Sequence[Model], weights: Sequence[str]) -> Group:
 
 
 def plan_summary(plan: Plan) -> dict[str, Any]:
-    """Plain data for `inspect`, the API and the form; what is predicted is for this machine."""
+    """The plan as plain data for `inspect`, the API and the form; its predictions are for this machine."""
     return {
         "method": plan.recipe.method,
         "base": str(plan.base.ref),
@@ -100,12 +100,12 @@ def plan_summary(plan: Plan) -> dict[str, Any]:
 
 
 def fit_of(summary: Mapping[str, Any]) -> Group:
-    """That the models fit, and what the merge makes of them."""
+    """The group that says that the models fit, and what the merge makes of them."""
     return Group("Compatibility: these models fit", tuple(_rows(summary, _COMPATIBILITY)))
 
 
 def cost_of(summary: Mapping[str, Any], *, to_folder: bool = True) -> Group:
-    """What the merge takes here. `to_folder`: also where the result stays on the disk."""
+    """The group on what the merge costs here. `to_folder`: also the disk where the result stays."""
     keys = [key for key in _COST if to_folder or key != "folder_disk_least_bytes"]
     return Group("Cost, on this machine", tuple(_rows(summary, keys)))
 
@@ -147,12 +147,12 @@ def _told(key: str, summary: Mapping[str, Any]) -> str:
 
 
 def _about(seconds: float) -> str:
-    """No more digits than a prediction has."""
+    """A number with only as many digits as a prediction deserves."""
     return duration(seconds) if seconds >= 59.5 else f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s"
 
 
 def in_words(groups: Sequence[Group], warnings: Sequence[str], width: int | None) -> str:
-    """The groups, then the warnings, for a terminal of `width` columns; None: whoever reads it has no width."""
+    """The groups, then the warnings, folded at `width` columns; None: lines are not folded."""
     widest = max(len(label) for group in groups for label, _ in group.rows)
     lines: list[str] = []
     for group in groups:

@@ -1,11 +1,11 @@
-"""Publishing: shards uploaded one by one ahead (here, or while merging: upload.py), then one commit with everything.
+"""Publishes a merge: uploads its shards one by one (here, or while merging: upload.py), then makes one commit.
 
-The target is looked at before anything is downloaded and again before anything is uploaded. A repo that this
-very merge filled is a success that was not noticed; a repo with anything else in it is never touched. A lost
-answer to the commit is resolved by looking for the merge's identity, so there are never two commits.
+The target is checked before anything is downloaded and again before anything is uploaded. If this merge has filled the
+repo already, publishing has succeeded before; a repo with any other content is never touched. After a lost answer to
+the commit, the merge's identity is looked up in the repo, so there are never two commits.
 
-What a parent on the same Hub holds already (a tokenizer, a shard that the merge left as it was) is not uploaded but
-copied there by the Hub, where it will. A repo that a refused merge made and that is still untouched is removed again.
+Where a parent on the same Hub holds a file already (a tokenizer, a shard that the merge left as it was), the Hub is
+asked to copy it. If a merge creates its repo and is then refused, the repo is removed again while it is untouched.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from hubmerge.sources.base import Model
 _COMMIT_TRIES = 5
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MAX_MANIFEST_BYTES = 16_000_000
-_INITIAL_FILES = {".gitattributes"}  # what a repo holds that was just created
+_INITIAL_FILES = {".gitattributes"}  # the files of a repo that was just created
 _COPIED_FROM_BYTES = 1_000_000  # smaller files cost less than the requests of a copy
 _CREATED = "created.json"  # in the working folder: the target, where this very job made it
-# what speaks against the inputs and will do so again, so that nothing is ever published there
+# errors of the inputs that no retry mends, so that nothing will ever be published there
 _REFUSALS = (
     CorruptError,
     FormatError,
@@ -67,14 +67,14 @@ _REFUSALS = (
 
 @dataclass(frozen=True)
 class Target:
-    """Where a merge goes."""
+    """The repo that a merge is published to."""
 
     repo: str  # namespace/name
     private: bool
     expose: bool = False  # somebody said outright that what private parents hold may become public here
 
     def refuse_to_expose(self, sources: Iterable[tuple[str, bool]]) -> None:
-        """RecipeError where a public target would tell of what is private; `sources`: (name, whether it is)."""
+        """RecipeError where a public target would expose a private source; `sources`: (name, whether it is private)."""
         hidden = list(dict.fromkeys(name for name, private in sources if private))
         if hidden and not self.private and not self.expose:
             raise RecipeError(
@@ -103,16 +103,16 @@ class Published:
 
 
 class Telling:
-    """What `publish` tells on its way; every method may raise to cancel."""
+    """The progress of `publish`; every method may raise to cancel."""
 
     def verifying(self, before: int, total: int, done: int) -> None:
         """`done` bytes of a shard that follows `before` others were read again, of `total`."""
 
     def uploading(self, before: int, total: int, done: int) -> None:
-        """The same of what is sent."""
+        """The same for bytes sent."""
 
     def committing(self) -> None:
-        """All bytes are there, and the Hub is asked for the commit."""
+        """All bytes are uploaded, and the commit begins."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +123,13 @@ class TargetState:
 
 
 def find_published(hub: Hub, target: Target, identity: str) -> Published | None:
-    """The merge where it is published already; raises as `check_target` does."""
+    """The published merge, if this merge is published already; raises as `check_target` does."""
     state = check_target(hub, target, identity)
     return _published(hub, target, identity, state.head) if state.state == "ours" else None
 
 
 def check_target(hub: Hub, target: Target, identity: str) -> TargetState:
-    """May this merge be published there? RecipeError, TargetExistsError or PermissionDeniedError when not."""
+    """Check that this merge may be published there; else RecipeError, TargetExistsError or PermissionDeniedError."""
     namespace, _, name = target.repo.partition("/")
     if not name or not is_hub_id(target.repo):
         raise RecipeError(
@@ -183,7 +183,7 @@ def ensure_target(hub: Hub, target: Target, identity: str) -> TargetState:
     state = check_target(hub, target, identity)
     if state.state == "missing":
         created = hub.create_repo(target.repo, private=target.private)
-        # whoever made a repo also learns what it was then, so that it can be removed again
+        # the state of a repo that was just created is kept, so that it can be removed while it is unchanged
         state = check_target(hub.unbreakable(), target, identity)
         if state.state == "missing":
             raise HubUnavailableError("a repo that was just created is not there", where=target.repo)
@@ -201,9 +201,9 @@ def note_created(folder: Path, target: Target, state: TargetState) -> None:
 
 @contextmanager
 def withdrawn_if_refused(hub: Hub, target: Target, folder: Path, warn: Callable[[str], None]) -> Iterator[None]:
-    """Around a merge: when its inputs are refused for good, the target goes if this job made it for nothing.
+    """Around a merge: removes a target that this job created if the inputs are refused for good.
 
-    Never after an error that a retry may mend or a cancellation, and never when anything was done to the repo since.
+    It stays after an error that a retry may mend, after a cancellation, and where anybody has changed the repo since.
     """
     try:
         yield
@@ -216,7 +216,7 @@ def withdrawn_if_refused(hub: Hub, target: Target, folder: Path, warn: Callable[
 
 
 def _withdraw(hub: Hub, target: Target, folder: Path) -> None:
-    """Delete the target if this job made it, and it is as it was then."""
+    """Delete the target if this job created it and it has not changed since."""
     path = folder / WORK / _CREATED
     try:
         noted = json.loads(path.read_text(encoding="utf-8"))
@@ -244,9 +244,9 @@ def _withdraw(hub: Hub, target: Target, folder: Path) -> None:
 
 
 def large_files(models: Sequence[Model], target: Target) -> dict[str, LargeFile]:
-    """What the Hub may copy to the target instead of an upload, by sha256: large files of the models on it.
+    """Large files of the models on the target's Hub, by sha256, which the Hub may copy instead of an upload.
 
-    A private model's are not copied to where others may read them: its bytes may go there, that it holds them may not.
+    Files of a private model are not copied to a public target: the copy would show that the model holds them.
     """
     return {
         file.sha256: LargeFile(model.ref.id, model.ref.sha, file.path, file.size, file.sha256)
@@ -355,7 +355,7 @@ def _verified(shard: Path, sha256: str, read: Callable[[int], None]) -> str:
 
 
 def _mark(identity: str) -> str:
-    """What the title of a merge's own commit holds, and of no later one in its repo (scores, a user's edits)."""
+    """The mark in the title of a merge's own commit; later commits in its repo (scores, edits) do not have it."""
     return f"[hubmerge {identity[:16]}]"
 
 

@@ -1,6 +1,6 @@
 """The report: everything that is known of a finished merge, as one typed value.
 
-It is what `hubmerge.json` holds, and the only input of the card and its figures.
+`hubmerge.json` holds it, and the card and its figures are made from it alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OutputFile:
 
 @dataclass(frozen=True)
 class AgentOutcome:
-    """What the output holds of one agent; None where the region is empty."""
+    """How much of one agent the output holds; fields are None where the region is empty."""
 
     agent: str
     scale: float | None  # λt, where the method multiplies the agent's unique updates by its weight and a λ of its own
@@ -113,7 +113,8 @@ class Report:
 
 
 def _with_measured_alone(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A report of before schema 3 without what was filled in: a λ of 1, and copies for the rounding not measured."""
+    """An older report (before schema 3) without its made-up values: a λ of 1, and copies for a rounding that was not
+    measured."""
     method = registry().get(str(data["method"]["name"]))
     stated = method is None or method.name in _OWN_FACTOR
     measured = method is None or (method.rescales and any(d in SIXTEEN_BITS for d in data["dtype"]))
@@ -221,7 +222,7 @@ def _tokenizer(plan: Plan, labels: Sequence[str]) -> str:
 
 
 def _own_and_varying(plan: Plan, labels: Sequence[str]) -> dict[str, Any]:
-    """Of the method: agents' own parameters, and what differs from tensor to tensor, if anything."""
+    """The agents' own parameters, and the settings that differ from tensor to tensor, as parts of `method`."""
     own = {label: dict(a.parameters) for label, a in zip(labels, plan.recipe.agents, strict=True) if a.parameters}
     rows = by_layer(plan.recipe.given, plan.values, labels)
     return ({"own": own} if own else {}) | ({"by_layer": rows} if rows else {})
@@ -270,7 +271,7 @@ def _parent(model: Model, role: str, label: str, weight: float) -> Parent:
 
 
 def sweep_table(reports: Mapping[str, Report]) -> str:
-    """The variants side by side, as Markdown: what each kept of every agent."""
+    """A Markdown table of the variants: how much each kept of every agent."""
     [labels] = {tuple(o.agent for o in r.outcomes) for r in reports.values()}
     head = ["variant", *(f"{label}: unique, shared" for label in labels), "changed", "sha256"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]

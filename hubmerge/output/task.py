@@ -1,12 +1,11 @@
-"""What a model is for, as its class says: the card's `pipeline_tag` and `library_name`, and how to load it.
+"""The task of a model, by its class: the card's `pipeline_tag` and `library_name`, and code that loads the model.
 
     task_of(config, …)      from config.json; nothing of transformers is imported
     snippet(task, where)    Python that runs
 
-The class in config.json decides what can be done with the weights, so the snippet follows it alone. The base's own
-card may state a narrower task (`translation` where the class says text to text): its `pipeline_tag` is taken where
-the class can do that, and dropped where it cannot. A class that is not known here gets no tag of ours, and a snippet
-that loads it and no more.
+The class in config.json decides what can be done with the weights, so the snippet depends on it alone. The base's own
+card may state a narrower task (`translation` where the class says text to text). Its `pipeline_tag` is taken where the
+class can do that, and dropped where it cannot. An unknown class gets no tag, and a snippet that only loads the model.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def _use_of(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _of_parts(config: Mapping[str, Any]) -> str:
-    """Classes that generate text from something: from what, the parts of the model say."""
+    """The use of a class that generates text; the model's parts tell from which kind of input."""
     keys = " ".join(str(key) for key, value in config.items() if value is not None)
     if re.search(r"vision|image|vq_config|pixel|visual", keys):
         return "image-text-to-text"
@@ -79,7 +78,7 @@ def _of_parts(config: Mapping[str, Any]) -> str:
 
 
 def _of_encoder(config: Mapping[str, Any]) -> str:
-    """A model without a head."""
+    """The use of a model without a head."""
     keys = " ".join(map(str, config))
     if re.search(r"vision_|audio_|mel_bins|conv_dim|feat_extract|speech|video|upsampl", keys):
         return "features"

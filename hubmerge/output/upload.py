@@ -1,12 +1,11 @@
-"""Finished shards on their way to the Hub: uploaded ahead of the commit while the next one is merged, then deleted.
+"""Uploads finished shards ahead of the commit, each while the next one is merged, and then deletes them.
 
-A shard's life is told by the journal: "shard" when its file is durable, "uploaded" when the target holds its bytes
-and will not need the file again. Only then is the file deleted. A kill in between costs an upload that the Hub
-answers with "known", never a merge. Merging waits while a shard that was finished before is still on its way, so
-that no more than two lie on disk.
+The journal records a shard's life: "shard" when its file is durable, "uploaded" when the target holds its bytes and
+does not need the file again. Only then is the file deleted. A kill in between costs an upload that the Hub answers with
+"known", never a merge. Merging waits while an earlier shard is still being uploaded, so at most two lie on disk.
 
-A shard that came out as a parent's own is not uploaded but copied by the Hub. When the merge ends early, an upload
-that is under way is broken off, unless a retry could use it.
+A shard that equals a parent's is copied by the Hub instead of uploaded. When the merge ends early, an upload that is
+under way is broken off, unless a retry could use it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _TICK_S = 0.2
 
 
 class ShardUploader:
-    """Uploads what the journal of `folder` has finished, one shard at a time, in a thread of its own.
+    """Uploads the shards that the journal of `folder` lists as finished, one at a time, in a thread of its own.
 
     waiting   called while the caller waits for an upload; may raise to cancel
     deleting  called before a file is deleted, when the disk's use is at a peak
@@ -62,7 +61,7 @@ class ShardUploader:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hubmerge-upload")
 
     def __enter__(self) -> Self:
-        """Take up what an earlier run left: files that are not uploaded, uploaded ones that are still here."""
+        """Go on with an earlier run's files: upload those that are not uploaded yet, delete those that are."""
         for shard in tuple(self._journal.shards.values()):
             if shard.filename in self._journal.uploaded:
                 (self._folder / shard.filename).unlink(missing_ok=True)
@@ -119,7 +118,7 @@ class ShardUploader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """No thread is left; an upload that is under way is broken off, or waited for if a retry goes on from it."""
+        """End the thread: an upload under way is broken off, or finished if a retry can go on from it."""
         self._journal.on_shard = None
         self._pool.shutdown(wait=False, cancel_futures=True)
         if error is not None and not (isinstance(error, HubmergeError) and error.retryable):

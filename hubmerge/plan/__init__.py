@@ -1,1 +1,1 @@
-"""Every output tensor with its inputs, or every problem: from headers alone."""
+"""The plan of a merge, made from headers alone: every output tensor with its inputs, or every problem."""

@@ -1,6 +1,6 @@
-"""What forbids a merge of some models, and what a user should know though it does not: by headers and configs alone.
+"""Problems that forbid a merge of some models, and warnings that do not, from headers and configs alone.
 
-Every function returns all that it finds, in the recipe's order; nothing is raised here.
+Every function returns all that it finds, in the recipe's order; none raises.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BEHAVIOUR_KEYS = (
 
 
 def base_problems(base: Model, tensors: Tensors, kept: frozenset[str] = frozenset()) -> list[Problem]:
-    """Why this base cannot be merged into, whatever the agents; tensors of the names `kept` are not merged."""
+    """Problems of the base that forbid any merge into it; tensors of the names `kept` are not merged."""
     problems = _quantized(base)
     tensors = {n: t for n, t in tensors.items() if n not in kept}
     unsupported = [n for n, t in tensors.items() if _is_unsupported(t.entry.dtype)]
@@ -85,7 +85,7 @@ def repeated(base: Model, agents: Sequence[Model]) -> list[Problem]:
 
 
 def _same_weights(a: Model, b: Model) -> str | None:
-    """How headers show that two models hold the same weights, None when they do not show it."""
+    """The words for how headers show that two models hold the same weights; None where they do not show it."""
     if (a.ref.kind, a.ref.id, a.ref.sha) == (b.ref.kind, b.ref.id, b.ref.sha):
         return "the same repo at the same commit"
     hashes_a = {a.files[s].sha256 for s in a.shards}
@@ -99,12 +99,13 @@ def _same_weights(a: Model, b: Model) -> str | None:
 def agent_problems(
     base: Model, base_tensors: Tensors, agent: Model, tensors: Tensors, ignoring: str | None = None
 ) -> list[Problem]:
-    """What forbids a merge of this agent with this base; `ignoring`: the line of a recipe that leaves out what only
-    some of the models have."""
+    """Problems that forbid a merge of this agent with this base.
+
+    `ignoring`: the line of a recipe that leaves out the tensors that only some of the models have."""
     where = str(agent.ref)
     remove = f"Remove {agent.ref.id} or choose another base."
     if architecture(base) != architecture(agent):
-        # everything else would follow from this one
+        # every other problem would follow from this one
         return [
             incompatible(
                 "another architecture",
@@ -226,7 +227,7 @@ def _is_unsupported(dtype: str) -> bool:
 
 
 def differences(base: Model, agent: Model) -> list[str]:
-    """What a user should know, though it does not forbid the merge."""
+    """Warnings about differences that do not forbid the merge."""
     notes = [f"{words}; the merge keeps the base's" for words in other_settings(base, agent)]
     if agent.adapter is None and "adapter_config.json" in agent.files:
         notes.append(
@@ -236,7 +237,7 @@ def differences(base: Model, agent: Model) -> list[str]:
 
 
 def other_settings(base: Model, agent: Model) -> list[str]:
-    """What of the two models' configs makes them compute differently with the same weights."""
+    """Settings of the two configs that make the models compute differently with the same weights."""
     return [
         f"{agent.ref.id}: {key} in config.json differs from the base ({shown(base.config.get(key))} → "
         f"{shown(agent.config.get(key))})"

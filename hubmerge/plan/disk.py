@@ -1,9 +1,9 @@
-"""Disk: what a merge may take, what it needs at least, and what it took.
+"""The disk that a merge may take, that it needs at least, and that it took.
 
-A limit (or what is free) covers everything that a merge writes: fetched inputs, sensitivities and output shards. The
-outputs come first: all of them where they stay, two shards where each is uploaded and deleted. Then the sensitivities
-that are computed, 4 bytes per weight of an agent, since every element of the merge needs them. What is left is the
-budget of the inputs, and any budget will do, because shards that do not fit in are read by ranges.
+A limit (by default the free space) covers everything that a merge writes: fetched inputs, sensitivities and output
+shards. The outputs come first: all of them where they stay, two shards where each is uploaded and deleted. Then come
+computed sensitivities, 4 bytes per weight of an agent, since every element of the merge needs them. The inputs get the
+rest. Any rest will do, because shards that do not fit in are read by ranges.
 
 Before the merge, while no output exists, an agent's sensitivity is computed by a network that needs its weights whole
 on the disk, beside the sums and the result.
@@ -86,18 +86,18 @@ def computing_peak(plan: Plan) -> int:
 
 
 def least_need(plan: Plan, *, uploaded: bool) -> int:
-    """The smallest disk budget that a merge gets through with; inputs are then read by ranges."""
+    """The smallest disk budget with which a merge can finish; it then reads its inputs by ranges."""
     return max(output_need(plan, uploaded=uploaded) + sensitivity_need([plan]), computing_peak(plan))
 
 
 def most_use(plan: Plan, *, uploaded: bool) -> int:
-    """The most that a merge without a limit lays on the disk."""
+    """The most bytes that a merge without a limit has on the disk at once."""
     streaming = plan.download_bytes + output_need(plan, uploaded=uploaded) + sensitivity_need([plan])
     return max(streaming, computing_peak(plan))
 
 
 def available_bytes(folders: Sequence[Path], limit: int | None) -> int:
-    """What a merge may take in `folders` altogether, what lies there already included."""
+    """The bytes that a merge may take in `folders` altogether, including what lies there already."""
     available = shutil.disk_usage(folders[0]).free + used_bytes(folders) - DISK_MARGIN_BYTES
     return available if limit is None else min(limit, available)
 
@@ -113,7 +113,8 @@ def input_budget(
 ) -> int:
     """Bytes that fetched inputs may take; DiskError when not even the outputs and the sensitivities fit in.
 
-    `limit`: of everything that these merges write, None for what is free. `dropped`: outputs go into the null sink.
+    `limit`: bytes for everything that these merges write; None for the free space. `dropped`: outputs go into the null
+    sink.
     """
     outputs = 0 if dropped else sum(output_need(plan, uploaded=uploaded) for plan in plans)
     needed = outputs + sensitivity_need(plans)
@@ -150,7 +151,7 @@ def shown_bytes(*counts: int) -> tuple[str, ...]:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder for gigabytes that is gone afterwards, although Ctrl-C comes while it is removed."""
+    """A folder for gigabytes, which is removed afterwards even if Ctrl-C interrupts the removal."""
     made = tempfile.TemporaryDirectory(prefix="hubmerge-")
     try:
         yield Path(made.name)
@@ -163,7 +164,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 class DiskGauge:
-    """The high-water mark of what lies below some folders; sampled where use is at a peak, before deletions."""
+    """The most bytes that some folders held; sampled where use is at a peak, before deletions."""
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self._folders = tuple(folders)
@@ -177,9 +178,9 @@ class DiskGauge:
 
 
 def used_bytes(folders: Iterable[Path], counts: Callable[[str], bool] = lambda path: True) -> int:
-    """Disk that the files below `folders` take, while files may come and go; folders may lie in each other.
+    """The disk that the files below `folders` take. Files may come and go meanwhile, and folders may be nested.
 
-    `counts`: whether a file is to be counted, by its path.
+    `counts` tells by its path whether a file is counted.
     """
     sizes: dict[str, int] = {}
     for folder in folders:

@@ -1,7 +1,7 @@
-"""Refusals of models that hold the same weights, where nothing but the bytes tells.
+"""Refuses models that hold the same weights where only their bytes show it.
 
-Models on the Hub state the hashes of their files, which the plan compares (compatibility.py). Folders state none, and
-equal values may be stored as other bytes.
+The Hub states the hashes of a model's files, which the plan compares (compatibility.py). Folders state none, and equal
+values may be stored as different bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hubmerge.statistics.statistics import Statistics
 
 
 def refuse_equal_folders(models: Sequence[Model]) -> None:
-    """Local folders state no hashes, so equal weights are found by comparing bytes up to the first difference."""
+    """Refuse equal local folders. They state no hashes, so bytes are compared up to the first difference."""
     problems = []
     local = [m for m in models if m.ref.kind == "local"]
     for i, a in enumerate(local):
@@ -38,7 +38,7 @@ def refuse_equal_folders(models: Sequence[Model]) -> None:
 
 
 def refuse_equal_to_base(plan: Plan, statistics: Statistics) -> None:
-    """The last line of defence: equal values under other bytes show only when they are read."""
+    """Refuse agents that turned out equal to the base when they were read; equal values may have different bytes."""
     total = statistics.total
     same = [m for k, m in enumerate(plan.agents) if total.elements and total.identical[k] == total.elements]
     if same:

@@ -12,7 +12,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def folder_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str]]:
-    """Every file besides weights, card and manifest: path → content; and what the user should know."""
+    """Every file besides weights, card and manifest (path → content), and warnings for the user."""
     config, _ = merged_config(plan.config, [t.dtype for t in plan.tensors()])  # the plan tells what is left out
     companions, left_out = read_companions(plan.companions, plan.models, read)
     files = {"config.json": json_file(config), **companions}

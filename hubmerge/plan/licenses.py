@@ -1,4 +1,4 @@
-"""Which license a merge may carry: the strictest of its parents', never a guess.
+"""The license that a merge may carry: the strictest of its parents', never a guess.
 
 A merge is a derivative of every parent, so all their terms bind it at once. The Hub's license ids are ordered by
 "includes the conditions of": `covers(a, b)` holds where a work under b may be passed on under a. The order is
@@ -139,7 +139,7 @@ KNOWN = tuple(_COVERS)  # from permissive to strict; the order in which licenses
 
 @dataclass(frozen=True)
 class LicenseDecision:
-    """What a merge's card may state. `id` is "unknown" while `needs_choice`, never a default."""
+    """The license that a merge's card may state. `id` is "unknown" while `needs_choice`, never a default."""
 
     id: str
     reason: str
@@ -156,14 +156,14 @@ class LicenseDecision:
 
 
 def covers(strict: str, lenient: str) -> bool:
-    """Whether a work under `lenient` may be passed on under `strict`; both are ids from `KNOWN`."""
+    """True where a work under `lenient` may be passed on under `strict`; both are ids from `KNOWN`."""
     return lenient in _COVERS[strict]
 
 
 def strictest(licenses: Sequence[str | None]) -> LicenseDecision:
     """The license that all inputs together allow; RecipeError where one forbids derivatives.
 
-    The order and number of the inputs do not matter, and of two calls one may feed on the other's `binding`.
+    The order and number of the inputs do not matter. The `binding` of one call may be an input of another.
     """
     known: list[str] = []
     unclear: list[str] = []

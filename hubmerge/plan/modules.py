@@ -1,6 +1,6 @@
-"""sentence-transformers' models: the first module is the model that a merge merges, the others lie in folders.
+"""sentence-transformers' models: a merge merges their first module; the other modules lie in folders.
 
-Their weights go along where all models have the same; everything else is told before a weight moves.
+The other modules' weights go along where all models have the same. Anything else is refused before a weight moves.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _MODULE_CLASS = re.compile(r"sentence_transformers(?:\.[A-Za-z_]\w*)+")
 
 
 def module_problems(base: Model, agents: Sequence[Model], read: ReadFile) -> list[Problem]:
-    """What forbids a merge of sentence-transformers' models: a merge reaches the weights of the first module alone.
+    """Problems of the other modules of sentence-transformers' models, which a merge cannot reach.
 
-    The weights of the others go along where all models have the same, and the result would silently be half the base's
-    where they have not.
+    Their weights go along where all models have the same. Where they differ, half of the result would silently be the
+    base's.
     """
     if MODULES not in base.files:
         return []
@@ -91,7 +91,7 @@ def _pickled_module(model: Model, folder: str) -> Problem:
 
 def _other_module(base: Model, agent: Model, weights: str, read: ReadFile) -> bool:
     own, other = base.files.get(weights), agent.files.get(weights)
-    if other is None:  # not stored anew, or as a pickle, which is said elsewhere
+    if other is None:  # not stored anew, or a pickle, which another check refuses
         return False
     if own is None:
         return not any(_module_of(p) == _module_of(weights) for p in _module_weights(base))

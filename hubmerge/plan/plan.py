@@ -1,8 +1,8 @@
-"""The plan: a pure function of headers that says what will be read and written, or everything that forbids it.
+"""The plan: a pure function of headers that lists what will be read and written, or every problem that forbids it.
 
-No weight has moved when it is made. Every output tensor is there with its inputs and its byte range, so that
-shards can be written at known offsets in any order; what is predicted of bytes, disk (disk.py), memory and time
-(prediction.py) comes from the same numbers. All incompatibilities are found here and raised together.
+It is made before any weight moves. It holds every output tensor with its inputs and its byte range, so shards can be
+written at known offsets in any order. The predictions of bytes, disk (disk.py), memory and time (prediction.py) come
+from the same numbers. All incompatibilities are found here and raised together.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PlannedShard:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a merge reads and writes."""
+    """Everything that a merge reads and writes."""
 
     recipe: Recipe  # with every model pinned
     base: Model
@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The config.json that the output is described by, before it is made safe to copy: the base's."""
+        """The config.json that describes the output: the base's, before it is made safe to copy."""
         if self.vocabulary is None:
             return self.base.config
         return with_vocab_size(self.base.config, self.vocabulary.rows)
@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def sources(self) -> list[tuple[str, bool]]:
-        """What the merge tells of, and whether it is private: its parents, and the data that they are weighed by."""
+        """Everything that a published merge names, and whether it is private: its parents and calibration data."""
         return [*((m.ref.id, m.private) for m in self.models), *((c.data, c.private) for c in self.calibration)]
 
     @property
@@ -128,22 +128,18 @@ class Plan:
 
     @cached_property
     def merged_dtypes(self) -> frozenset[str]:
-        """What merged tensors are stored as."""
+        """The dtypes in which merged tensors are stored."""
         return frozenset(t.dtype for t in self.tensors() if t.action == "merge")
 
     @cached_property
     def input_kinds(self) -> frozenset[InputKind]:
-        """What the inputs of merged tensors are stored as, each combination once."""
+        """The dtypes of the inputs of merged tensors, each combination once."""
         return frozenset(frozenset(i.entry.dtype for i in t.inputs) for t in self.tensors() if t.action == "merge")
 
     @cached_property
     def longest(self) -> int:
         """Elements of the largest merged tensor."""
         return max((t.elements for t in self.tensors() if t.action == "merge"), default=0)
-
-    @cached_property
-    def merged_tensors(self) -> int:
-        return sum(1 for t in self.tensors() if t.action == "merge")
 
     @property
     def output_bytes(self) -> int:
@@ -155,7 +151,7 @@ class Plan:
 
     @cached_property
     def values(self) -> TensorValues:
-        """What the tensors are merged with."""
+        """The weights and parameters of each tensor."""
         return TensorValues.of(self.recipe.given, [t.name for t in self.tensors() if t.action == "merge"])
 
     @property  # its rule is a function, which a burst's plan could not be sent with (device/zero.py)
@@ -173,15 +169,17 @@ class Plan:
 
     @cached_property
     def overlap_scope(self) -> Literal["tensor", "model"] | None:
-        """Over what the method needs to know where updates meet before it can merge, if it does."""
+        """Where the method must count overlaps before it can merge: per tensor, over the model, or not at all."""
         method = get_method(self.recipe.method)
         return method.overlap_scope(method.typical(self.recipe.parameters))
 
     @property
     def passes(self) -> int:
-        """How often the inputs are passed over: once to merge, once for statistics, twice for an order statistic, or
-        once where all are BF16, of whose differences nearly every one is told apart by 16 bits (selection.py). What
-        one pass keeps for the next is not read again (steps.py)."""
+        """How many passes over the inputs a merge makes.
+
+        One merges, one counts overlaps, and an order statistic takes two, or one where all inputs are BF16, since 16
+        bits tell nearly all of their differences apart (selection.py). A pass does not read again what the one before
+        it has kept in memory (steps.py)."""
         threshold, scope = self.threshold, self.overlap_scope
         short = all(t.entry.dtype == "BF16" for tensor in self.tensors() for t in tensor.inputs)
         selecting = 0 if threshold is None else 1 if short else 2
@@ -190,13 +188,13 @@ class Plan:
 
     @property
     def download_bytes(self) -> int:
-        """Less what the client's cache holds."""
+        """Bytes to fetch, without what the client's cache holds."""
         fetched = (m.files[shard] for m in self.models if m.ref.kind == "hub" for shard in m.shards)
         return sum(file.size for file in fetched if file.here is None)
 
     @property
     def resident_bytes(self) -> int:
-        """What stays in memory beside the chunks in flight: the factors of adapters."""
+        """Bytes that stay in memory beside the chunks in flight: the factors of adapters."""
         return sum(resident_bytes(m, KEPT_TENSORS) for m in self.models)
 
     def tensors(self) -> Iterator[PlannedTensor]:
@@ -211,7 +209,7 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
         recipe = recipe.model_copy(update={"dtype": dtype})
     seen = views_of(base, agents, recipe.ignore, partial(with_added_rows, keeper=recipe.tokenizer_of))
     problems = [*_unfit(recipe, agents), *seen.problems]
-    if base.adapter is not None:  # everything else would follow from this
+    if base.adapter is not None:  # every other problem would follow from this one
         raise IncompatibleError("these models cannot be merged", problems=tuple(problems))
     views = untie(seen.base, seen.agents)
     floats = [n for n, t in views.base.items() if t.entry.dtype in FLOAT_DTYPES]
@@ -245,7 +243,7 @@ def make_plan(recipe: Recipe, base: Model, agents: Sequence[Model], *, max_shard
 
 
 def refusal(problems: Sequence[Problem]) -> HubmergeError:
-    """What is raised where `problems` forbid a merge: of their kind, where all are of one."""
+    """The error for `problems` that forbid a merge; where all are of one kind, it has that kind."""
     kinds = {kind.code: kind for kind in (MemoryLimitError, SourceNotFoundError)}
     codes = {problem.code for problem in problems}
     kind = kinds.get(next(iter(codes)), IncompatibleError) if len(codes) == 1 else IncompatibleError
@@ -260,16 +258,16 @@ def _labels(agents: Sequence[Model]) -> tuple[str, ...]:
 
 
 def make_comparison(recipe: Recipe, base: Model, agent: Model) -> Plan:
-    """A plan of which nothing is written: one agent beside its base, to be counted. IncompatibleError as `make_plan`.
+    """A plan that compares one agent with its base and writes nothing. Raises IncompatibleError as `make_plan` does.
 
-    A second agent, all zeros, stands beside it: its update is the base with the sign turned round, so that the pass
-    that measures the agent's update measures what it is an update of. Of the recipe its models and `ignore` count.
+    A second agent of zeros stands beside it. Its update is the base with the sign turned round, so the pass that
+    measures the agent's update measures the base as well. Of the recipe only its models and `ignore` count.
     """
     ignored = ignored_by(recipe.ignore)
     (left_base, *dropped), (left_agent, *more) = (without(model, ignored) for model in (base, agent))
     seen = views_of(left_base, [left_agent], rows=without_added_rows)
     problems = list(seen.problems)
-    if base.adapter is None:  # else everything else would follow from this
+    if base.adapter is None:  # else every other problem would follow from this one
         views = untie(seen.base, seen.agents)
         problems += [*base_problems(seen.base, views.base, frozenset(*dropped)), *views.problems]
         line = ignoring_line(recipe.ignore, views.base, views.agents)
@@ -305,7 +303,7 @@ def _of_comparison(problem: Problem) -> Problem:
 
 
 def _unfit(recipe: Recipe, agents: Sequence[Model]) -> Iterator[Problem]:
-    """What is wrong with the recipe, now that its agents are there."""
+    """Problems of the recipe that show only beside its models."""
     method = get_method(recipe.method)
     if len(agents) < 2 and not _averages_the_base(recipe):
         yield Problem(
@@ -340,7 +338,7 @@ def _lay_out(recipe: Recipe, views: Untied, kept: frozenset[str], max_shard_byte
     """
 
     def is_copied(tensor: StoredTensor) -> bool:
-        # what is computed has no bits to copy: it is merged, of models that are all alike there
+        # a computed tensor has no bits to copy, so it is merged from models that are all alike there
         ignored = tensor.entry.name in kept and not isinstance(tensor, DerivedTensor)
         return ignored or tensor.entry.dtype not in FLOAT_DTYPES
 

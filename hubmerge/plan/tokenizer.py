@@ -4,7 +4,7 @@
     tokenizer_config.json    `added_tokens_decoder`, where the base has one
     added_tokens.json        token → id, where the base has one: for tokenizers without tokenizer.json
 
-The last two are nobody's but the base's: where one is not what its name says, it stays as it is.
+The last two are changed only where the base has them in the form that their names say.
 
 The library numbers added tokens by their order, so the ids here are those that it gives them.
 """
@@ -24,7 +24,7 @@ _ADDED = "added_tokens.json"
 
 
 def united_tokenizer(files: Mapping[str, bytes], tokens: Sequence[AddedToken]) -> dict[str, bytes]:
-    """Those of the base's `files` that change when `tokens` are added, as they are then."""
+    """The new content of those of the base's `files` that change when `tokens` are added."""
     if TOKENIZER not in files:
         raise InternalError("the base's tokenizer cannot be extended", where=TOKENIZER, got="no such file")
     content = json.loads(files[TOKENIZER])
@@ -52,5 +52,5 @@ def _entry(token: AddedToken, *, with_id: bool) -> dict[str, Any]:
 
 
 def _json(value: Any) -> bytes:
-    # escaped, since the base's file may hold half a character, which UTF-8 has no bytes for
+    # escaped, since the base's file may hold a lone surrogate, which UTF-8 cannot encode
     return (json.dumps(value, indent=2) + "\n").encode()

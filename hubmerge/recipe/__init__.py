@@ -1,1 +1,1 @@
-"""What to merge, how, into which dtype: recipes, sweeps and mergekit's documents."""
+"""Recipes, sweeps and mergekit documents: what to merge, how, and into which dtype."""

@@ -1,4 +1,4 @@
-"""Which question-answer pairs a sensitivity is taken on; part of a recipe, read by hubmerge.sensitivity."""
+"""The question-answer pairs that a sensitivity is computed on: a part of a recipe that hubmerge.sensitivity reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CalibrationSpec(BaseModel):
 
 @dataclass(frozen=True)
 class CalibrationRows:
-    """What one agent's sensitivity rests on: the rows as tokenized, or a file that says so of itself."""
+    """The data behind one agent's sensitivity: tokenized rows, or a sensitivity file with its own record of them."""
 
     data: str  # its name
     digest: str  # sha256 over the rows as tokenized; empty where a file does not say it
@@ -54,13 +54,13 @@ class CalibrationRows:
     read: Sequence[Any] = field(default=(), repr=False, compare=False)  # the pairs
 
     def identity(self) -> dict[str, Any]:
-        """What of it makes another merge."""
+        """The part that belongs to the identity of a merge."""
         if self.file:
             return {"file": self.file}
         return {"rows": self.digest, "pairs": self.pairs, "torch": self.torch, "transformers": self.transformers}
 
     def as_dict(self) -> dict[str, Any]:
-        """As hubmerge.json has it."""
+        """The same as plain data, in the form of hubmerge.json."""
         return {
             "data": self.data,
             "rows": self.digest,

@@ -1,8 +1,8 @@
-"""Recipes as text: in files of this machine, on standard input (`-`), or in a form; hubmerge's own or mergekit's.
+"""Recipes as text, hubmerge's own or mergekit's: from files, from standard input (`-`), or from a form.
 
-Relative paths in a file begin at its folder, wherever the command was started, and a name that could be one of the Hub
-is a folder where there is one of that name. Only the command line reads such files: over the web, a name never means a
-folder of the server.
+Relative paths in a file begin at its folder, wherever the command was started. A name that could be a Hub id means a
+folder where a folder of that name exists. Only the command line reads files: over the web, a name never means a folder
+of the server.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def recipe_in(document: Document) -> Recipe:
 
 
 def located(recipe: Recipe, folder: Path) -> Recipe:
-    """`recipe` as one that was read from a file in `folder`; its notes name what is taken for a folder."""
+    """`recipe` with its paths beginning at `folder`; its notes say which names mean a folder."""
     notes = list(recipe.notes)
 
     def here(name: ModelName) -> ModelName:
@@ -105,7 +105,7 @@ def located(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def preferring_folders(name: ModelName, folder: Path) -> tuple[ModelName, str]:
-    """The folder of that name where there is one, and what its user should know then; `org/name@main` never is one."""
+    """The folder of that name where one exists, with a note for the user. `org/name@main` never means a folder."""
     if name.local or name.revision is not None or not (folder / name.id).is_dir():
         return name, ""
     note = f"{name.id} is taken for the folder {folder / name.id}; write {name.id}@main for the model on the Hub"
@@ -113,7 +113,10 @@ def preferring_folders(name: ModelName, folder: Path) -> tuple[ModelName, str]:
 
 
 def model_here(text: str, warn: Callable[[str], None]) -> ModelName:
-    """A model that a command names as its argument: a folder begins in the working folder. RecipeError for none."""
+    """The model that an argument of a command names; relative folders begin at the working folder.
+
+    Raises RecipeError for text that names no model.
+    """
     try:
         name = ModelName.parse(text)
     except ValueError as error:

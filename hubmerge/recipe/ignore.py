@@ -1,6 +1,6 @@
-"""The names that a recipe's `ignore` gives, as patterns; what they do to models is in sources/ignore.py.
+"""The patterns of a recipe's `ignore`; sources/ignore.py applies them to models.
 
-A pattern is a shell's: `*` stands for any characters, dots too, `?` for one, `[ab]` for one of these; case counts.
+A pattern is a shell's: `*` matches any characters, dots too, `?` one, `[ab]` one of these; case counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Ignored = Callable[[str], bool]
 
 
 def checked_patterns(patterns: Sequence[object]) -> tuple[str, ...]:
-    """The patterns of a recipe; ValueError where one could match nothing, or would take long."""
+    """The patterns of a recipe, checked; ValueError where one could match nothing, or would take long to match."""
     if len(patterns) > MAX_PATTERNS:
         raise ValueError(f"there are {len(patterns)} patterns, and {MAX_PATTERNS} are the most")
     for pattern in patterns:
@@ -35,7 +35,7 @@ def checked_patterns(patterns: Sequence[object]) -> tuple[str, ...]:
 
 
 def ignored_by(patterns: Iterable[str]) -> Ignored:
-    """Whether a tensor of a name is ignored."""
+    """A function that tells whether the tensor of a name is ignored."""
     translated = [fnmatch.translate(pattern) for pattern in patterns]
     if not translated:
         return lambda name: False

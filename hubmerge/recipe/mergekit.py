@@ -1,6 +1,7 @@
 """A mergekit document as a recipe, or the reasons why it cannot be one.
 
-Read as mergekit 0.1.5 reads it (mergekit_document.py). The methods' definitions meet through parameters:
+The document is read as mergekit 0.1.5 reads it (mergekit_document.py). Its methods become methods of hubmerge with
+parameters that mean the same:
 
     linear           the base's weight is `base_weight`; without a base the first model is what updates are counted from
     task_arithmetic  λ; divided by Σ wk with `normalize`
@@ -9,8 +10,8 @@ Read as mergekit 0.1.5 reads it (mergekit_document.py). The methods' definitions
     dare_ties        p = 1 − density, and no trimming; the rest as for ties
     ram, ramplus_tl  ε; r and α with ρ counted per tensor
 
-What a document means differently here is told in words beside the recipe. What has no counterpart is refused, all
-of it together, rather than merged into something else.
+Notes beside the recipe say what a document means differently here. Everything without a counterpart is refused, and
+all of it is listed together; nothing is merged into something else.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ def is_mergekit(document: Any) -> bool:
 
 
 def from_mergekit(document: Mapping[str, Any], where: str = "the recipe") -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe, and what the document means differently here; RecipeError lists everything without a counterpart."""
+    """The recipe, with notes on what the document means differently here.
+
+    Raises RecipeError, which lists everything without a counterpart.
+    """
     reading = Reading(document, where)
     method = document["merge_method"]
     read = _METHODS.get(method) if isinstance(method, str) else None
@@ -91,7 +95,7 @@ def from_mergekit(document: Mapping[str, Any], where: str = "the recipe") -> tup
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What a method of mergekit is in hubmerge's terms."""
+    """A method of mergekit in hubmerge's terms."""
 
     method: str
     weights: list[Setting]  # per agent
@@ -187,7 +191,7 @@ def _factor(reading: Reading, weights: list[Setting], kept: float = 1.0) -> dict
 
 
 def _densities(reading: Reading, agents: tuple[Input, ...], what_0_does: str) -> list[Setting]:
-    """Of each agent; 1 and more is all."""
+    """The density of each agent; 1 and more keeps all."""
     found: list[Setting] = []
     for agent in agents:
         density = reading.per_model("density", agent, 1.0)
@@ -206,7 +210,8 @@ def _densities(reading: Reading, agents: tuple[Input, ...], what_0_does: str) ->
 def _drop(
     reading: Reading, agents: tuple[Input, ...]
 ) -> tuple[dict[str, Any], list[dict[str, Any]], float, tuple[str, ...]]:
-    """DARE's p, of all or of each; the factor that undoes its rescaling where mergekit does not; what differs."""
+    """DARE's p, one for all agents or one for each; the factor that undoes its rescaling where mergekit does not
+    rescale; and notes on what differs."""
     densities = _densities(reading, agents, "drops everything")
     shared, own = _shared_or_own(
         "p", [mapped(density, lambda share: round(1.0 - share, 12)) for density in densities], 0.0
@@ -224,14 +229,14 @@ def _drop(
 
 
 def _shared_or_own(key: str, values: list[Setting], default: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A parameter as one of the recipe where the agents agree, else as one of each agent."""
+    """A parameter in the recipe where all agents have the same, else in each agent."""
     if all(value == values[0] for value in values):
         return {key: written(values[0])}, []
     return {key: default}, [{key: written(value)} for value in values]
 
 
 def _constant(setting: Setting) -> float | None:
-    """The number that it is wherever it decides, if that is one."""
+    """The one number in a setting, or None where it has several."""
     numbers = points(setting)
     return numbers[0] if len(set(numbers)) == 1 else None
 

@@ -1,10 +1,10 @@
-"""A mergekit document as it is read: its keys, its models, and the value that a parameter has for each of them.
+"""Reads a mergekit document: its keys, its models, and the value that each parameter has for each model.
 
-As in mergekit 0.1.5, a parameter is looked for in the source within a slice, the slice, the module and the document, in
-this order and for each tensor anew, since filters may leave some undecided; a model's own `parameters` under `models`
-are those of its source in the one slice that is the whole model. `base_model` is no agent whether or not it stands
-among the `models`, and parameters that the method does not read have no effect. Slices must have the model's layers in
-their order. What has no counterpart is refused by its key; problems are gathered, so that all are told at once.
+As mergekit 0.1.5 does, it looks for a parameter in the source within a slice, then in the slice, the module and the
+document. It does so for each tensor anew, since filters may leave some undecided. A model's own `parameters` under
+`models` count as those of its source in one slice that is the whole model. `base_model` is no agent, whether or not it
+stands among the `models`. Parameters that the method does not read have no effect. Slices must have the model's layers
+in their order. Keys without a counterpart are refused by name; problems are gathered, so that all are told at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hubmerge.recipe.mergekit_keys import (
 
 @dataclass(frozen=True)
 class Part:
-    """A range of layers, with the tables that parameters are looked for in, the first first."""
+    """A range of layers, with the tables in which parameters are looked up, in this order."""
 
     layers: tuple[int, int] | None  # None: the whole model
     shared: tuple[tuple[Mapping[str, Any], Path], ...]  # of the slice and the module
@@ -92,7 +92,7 @@ class Reading(TopLevel):
         return inputs.get(base_name, Input(base_name, (), ())), agents
 
     def _first_as_base(self, inputs: list[Input]) -> tuple[Input | None, tuple[Input, ...]]:
-        """A mean has no base: differences are counted from the first model, which is one of those averaged."""
+        """The first model as the base: a mean has none, so updates are counted from its first model."""
         if len(inputs) < 2 and not self.problems:
             self.refuse("a single model, of which there is no mean", "models", next_step="List two or more.")
         if any("+" in one.name for one in inputs[:1]):
@@ -127,7 +127,7 @@ class Reading(TopLevel):
     def _slices(
         self, listed: list[Any], path: Path, module: Any, base_name: str | None, inputs: dict[str, Input]
     ) -> str | None:
-        """Slices that are the whole model, layer by layer; the base that they name, if the document does not."""
+        """The slices, which must make up the whole model, and the base that they name if the document names none."""
         parts: list[Part] = []
         end, first_names = 0, None
         for number, table in enumerate(listed):
@@ -189,7 +189,7 @@ class Reading(TopLevel):
     def _sources(
         self, listed: list[Any], path: Path, base_name: str | None, inputs: dict[str, Input], more: tuple[str, ...]
     ) -> list[str]:
-        """Adds the models of one part to `inputs`; their names."""
+        """Add the models of one part to `inputs`; returns their names."""
         names: list[str] = []
         for place, entry in enumerate(listed):
             here = (*path, place)
@@ -303,7 +303,7 @@ class Reading(TopLevel):
         return ((table, ()),) if isinstance(table, Mapping) else ()
 
     def _setting(self, key: str, model: Input | None, default: float | None) -> Setting | None:
-        """What a parameter is for each tensor; None where nothing says it."""
+        """The value of a parameter for each tensor; None where the document does not give one."""
         rules: list[Rule] = []
         for number, part in enumerate(self.parts):
             own: tuple[tuple[Mapping[str, Any], Path], ...] = ()
@@ -323,22 +323,22 @@ class Reading(TopLevel):
         return setting if self._tells_layers(key) else evened(setting)
 
     def _tells_layers(self, key: str) -> bool:
-        """Whether a parameter keeps its ranges though it is the same in all, so that the plan can hold them against
-        the model's layers."""
+        """Whether a parameter keeps its ranges of layers although its value is the same in all. The plan can then check
+        the ranges against the model's layers."""
         return key == "weight" and any(part.layers for part in self.parts)
 
     def weights(self, agents: tuple[Input, ...]) -> list[Setting]:
-        """Of the agents; where the document has slices, the first one's tell which layers there are."""
+        """The agents' weights; where the document has slices, those of the first agent tell which layers there are."""
         found = [self.per_model("weight", agent) for agent in agents]
         return [w if k == 0 else evened(w) for k, w in enumerate(found)]
 
     def unweighted(self, agents: tuple[Input, ...]) -> list[Setting]:
-        """Where the method has no weights."""
+        """Refuse weights where the method has none."""
         layers = tuple(Rule(1.0, None, part.layers) for part in self.parts if part.layers)
         return [layers or 1.0 if k == 0 else 1.0 for k in range(len(agents))]
 
     def _rules(self, written: Any, layers: tuple[int, int] | None, *path: object) -> list[Rule]:
-        """What one place says: a number, numbers over the layers, or those by filters on tensors' names."""
+        """The value that one place of the document gives: a number, numbers over the layers, or either by filters."""
         if isinstance(written, list) and any(isinstance(one, Mapping) for one in written):
             conditions = written
         else:
@@ -386,7 +386,7 @@ class Reading(TopLevel):
         return str(source)
 
     def adapters(self) -> tuple[str, ...]:
-        """What is told of `model+adapter`."""
+        """The notes on `model+adapter`."""
         return tuple(self._adapters)
 
     def ignored(self) -> tuple[str, ...]:
@@ -394,7 +394,7 @@ class Reading(TopLevel):
         return (f"Without effect, here as in mergekit: {named}.",) if named else ()
 
     def numbers(self) -> tuple[str, ...]:
-        """In which precision mergekit would have computed and stored."""
+        """Notes on the precision in which mergekit would compute and store."""
         dtype = self.document.get("dtype")
         if dtype is None:
             return (

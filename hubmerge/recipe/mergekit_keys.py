@@ -65,7 +65,7 @@ class TopLevel:
         self.problems.append(Problem(RecipeError.code, what, at, expected, shown, next_step))
 
     def check_top_level(self) -> None:
-        """Keys, dtypes and tokenizer; and parameters that no method knows."""
+        """Check keys, dtypes, tokenizer, and parameters that no method knows."""
         for key, value in self.document.items():
             if key in UNSUPPORTED and value is not None:
                 self.refuse(f"`{key}` of mergekit is not supported", key, next_step=UNSUPPORTED[key])
@@ -88,7 +88,7 @@ class TopLevel:
         return name
 
     def _check_parameters(self, table: Any, path: tuple[object, ...], *, shared: bool, base: bool = False) -> None:
-        """Refuses what mergekit does not know at all; remembers what it does not read here."""
+        """Refuse parameters that mergekit does not know; note those that this method does not read."""
         if table is None:
             return
         if not isinstance(table, Mapping):

@@ -1,4 +1,4 @@
-"""A model as a user names it (a Hub id with an optional revision, or a local folder), and as it is pinned."""
+"""Names of models: as a user writes them (a Hub id with an optional revision, or a local folder), and pinned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from hubmerge.hub.names import is_hub_id
 
 MAX_CHARACTERS = 4096
-SYNTHETIC = "synthetic:"  # how a model's name begins that lies nowhere (synthetic.py)
+SYNTHETIC = "synthetic:"  # the prefix of a generated model's name (synthetic.py)
 _REVISION = re.compile(r"[A-Za-z0-9_][\w.\-/]{0,254}", re.ASCII)
 
 
@@ -29,7 +29,7 @@ class ModelName(BaseModel):
     def parse(cls, text: str) -> ModelName:
         """`org/name`, `org/name@revision`, or a folder.
 
-        What a text means does not depend on which folders exist: `a/b` is a Hub id, a folder of that name is
+        The meaning of a text does not depend on which folders exist: `a/b` is a Hub id, and the folder of that name is
         written `./a/b`.
         """
         text = text.strip()
@@ -59,7 +59,7 @@ class ModelName(BaseModel):
 
 
 def _not_of_the_hub(name: str, revision: str | None) -> str:
-    """Why this is no Hub id at a revision; nothing where it is one."""
+    """The reason why this is no Hub id at a revision, or an empty text."""
     if not is_hub_id(name):
         return f"{name[:120]!r} is no Hub id (org/name@revision); as a folder it is written {'./' + name[:120]!r}"
     if revision and (not _REVISION.fullmatch(revision) or ".." in revision):

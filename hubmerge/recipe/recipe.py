@@ -1,9 +1,9 @@
 """The recipe: what to merge, how, into which dtype, with which seed.
 
-Frozen, validated, unknown keys refused; read from and written to YAML. Its order is data: agents keep it.
-A recipe names models as the user wrote them; `PinnedRecipe` has the same with every model at a sha, and its
-digest is the identity of a merge. A mergekit document is read too (mergekit.py); what it means differently here
-stands in the recipe's `notes`.
+A recipe is frozen and validated, and refuses unknown keys. It is read from YAML and written as YAML. Agents keep its
+order. It names models as the user wrote them; `pinned` puts a commit in place of each branch, and `merge_identity`
+makes a digest of the result. A mergekit document is read too (mergekit.py); the recipe's `notes` say what that document
+means differently here.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Recipe(_Frozen):
 
     @model_validator(mode="after")
     def _tokenizer_is_of_a_model(self) -> Recipe:
-        if self.tokenizer == "union":  # which is what happens when nothing is said
+        if self.tokenizer == "union":  # the default
             object.__setattr__(self, "tokenizer", None)
         elif self.tokenizer is not None and self.tokenizer_of is None:
             known = ["base", "union", *(str(agent.model) for agent in self.agents)]
@@ -200,7 +200,7 @@ class Recipe(_Frozen):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its author should know of how it was read; no part of the merge, nor of what is written."""
+        """Notes for the recipe's author on how it was read. They are no part of the merge and are not written out."""
         return self._notes
 
     def with_notes(self, notes: tuple[str, ...]) -> Recipe:
@@ -210,7 +210,7 @@ class Recipe(_Frozen):
 
     @property
     def folder(self) -> Path | None:
-        """At which relative paths begin, if not where the process was started; no part of the merge either."""
+        """The folder at which relative paths begin, if it is not the working folder. It is no part of the merge."""
         return self._folder
 
     def in_folder(self, folder: Path) -> Recipe:
@@ -219,7 +219,7 @@ class Recipe(_Frozen):
         return found
 
     def path_of(self, text: str) -> Path:
-        """Where a file that the recipe names lies."""
+        """The path of a file that the recipe names."""
         return (self._folder or Path()) / Path(text).expanduser()
 
     @property
@@ -228,7 +228,7 @@ class Recipe(_Frozen):
 
     @property
     def given(self) -> Given:
-        """What tensors are merged with, before it is resolved for each of them."""
+        """The weights and parameters as the recipe gives them, before they are resolved for each tensor."""
         return Given(
             get_method(self.method), self.weights, self.parameters, tuple(agent.parameters for agent in self.agents)
         )
@@ -276,7 +276,7 @@ def merge_identity(
 ) -> str:
     """sha256 (hex) over the pinned inputs, the whole recipe and the target: the job's identity.
 
-    `calibration`: what the agents' sensitivities rest on, in place of what the recipe calls it.
+    `calibration`: the data behind the agents' sensitivities, which stands in place of its name in the recipe.
     """
 
     def pin(ref: ModelRef) -> str:
@@ -323,6 +323,8 @@ def recipe_from_dict(content: Any, where: str = "the recipe") -> Recipe:
         return Recipe.model_validate(dict(content))
     except ValidationError as error:
         raise RecipeError("the recipe has errors", where=where, problems=list(_problems(error, where))) from None
+    except UnicodeEncodeError as error:  # pydantic takes no message with half a character, such as a parameter's name
+        raise RecipeError(_WORDS["string_unicode"], where=where, got=repr(error.object)[:120]) from None
 
 
 def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
@@ -352,7 +354,7 @@ def _problems(error: ValidationError, where: str) -> Iterator[Problem]:
                 yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_needed(path))
         elif not (kind == "too_short" and path[0] in wrong):
             given = issue["input"]
-            if given == [] or (isinstance(given, str) and not given.strip()):  # which is said already
+            if given == [] or (isinstance(given, str) and not given.strip()):  # the message says so already
                 yield Problem(RecipeError.code, _words(issue), place(where, *path), next_step=_needed(path))
                 continue
             got = "" if isinstance(given, Mapping) and "revision" in given else repr(given)[:120]
@@ -366,7 +368,7 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "flo
 
 
 def _slip(path: tuple[int | str, ...], given: Any, message: str) -> str:
-    """What to do about a value of the wrong kind, where that can be told."""
+    """The next step for a value of the wrong kind, where one is known."""
     if "a list of models" in message:
         return "Write them as a list: [org/a, org/b]."
     if "no Hub id" in message:
@@ -375,7 +377,7 @@ def _slip(path: tuple[int | str, ...], given: Any, message: str) -> str:
         return ""
     if "is a URL" in message:
         return "Write org/name, or org/name@revision."
-    if path[-1] == "dtype" and given.lower() in _DTYPES:
+    if path[-1:] == ("dtype",) and given.lower() in _DTYPES:
         return f"Did you mean {_DTYPES[given.lower()]}?"
     if "number is needed" in message:
         with suppress(ValueError):
@@ -385,7 +387,7 @@ def _slip(path: tuple[int | str, ...], given: Any, message: str) -> str:
 
 
 def _methods_with(parameter: str) -> str:
-    """Where a parameter belongs that another method has not."""
+    """The next step for a parameter that the method does not have: which methods have it."""
     found = [
         m.name
         for m in registry().values()
@@ -395,7 +397,7 @@ def _methods_with(parameter: str) -> str:
 
 
 def _known_keys(path: tuple[int | str, ...]) -> tuple[str, ...]:
-    """What may stand where an unknown key stands."""
+    """The keys that are known at the place of an unknown one."""
     if "calibration" in path[:-1]:
         return tuple(CalibrationSpec.model_fields)
     return tuple((AgentSpec if "agents" in path[:-1] else Recipe).model_fields)
@@ -428,5 +430,5 @@ _WORDS = {
 
 
 def _words(issue: Any) -> str:
-    """What pydantic found, in words for somebody who does not know pydantic."""
+    """pydantic's finding in words for somebody who does not know pydantic."""
     return _WORDS.get(issue["type"]) or issue["msg"].removeprefix("Value error, ").replace("Input should", "this must")

@@ -1,7 +1,7 @@
 """docs/recipe.schema.json, by which an editor completes recipes; `python -m hubmerge.recipe.schema` prints it.
 
-It is made of the same models that read recipes, so it cannot say something else; what no schema can say (that the
-models fit) stays to `hubmerge inspect`. A mergekit document or a sweep is no such recipe.
+The same pydantic models that read recipes make it, so it cannot disagree with them. Whether the models fit is beyond a
+schema; `hubmerge inspect` checks that. The schema covers neither mergekit documents nor sweeps.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def recipe_schema() -> dict[str, Any]:
 
 
 def _properties(model: Any) -> dict[str, Any]:
-    """Of a model's schema, without what refers to others: that is written out above."""
+    """The properties of a model's schema without references to other models, which `recipe_schema` writes out."""
     found = model.model_json_schema(mode="validation")["properties"]
     kept = {}
     for name, value in found.items():

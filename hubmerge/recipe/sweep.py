@@ -6,7 +6,7 @@
       - method: linear
       - {method: ram_plus, parameters: {r: [0.0, 0.05, 0.1]}, rounding: [nearest, stochastic]}
 
-Every list stands for a choice, so that numbers over the layers are a list within one; an entry expands to all
+Every list is a choice, so numbers over the layers are written as a list within a list. An entry expands to all its
 combinations, in the order in which they are written. The variants share one probe, and those with the same output dtype
 and ε are merged in one pass over the inputs.
 """
@@ -35,7 +35,7 @@ _OWN = ("method", "parameters", "rounding")
 
 @dataclass(frozen=True)
 class Sweep:
-    """The variants of a sweep: a name that is fit for a folder, and the recipe."""
+    """The variants of a sweep: for each a name that a folder can have, and its recipe."""
 
     variants: tuple[tuple[str, Recipe], ...]
 
@@ -93,7 +93,7 @@ def load_sweep(path: Path) -> Sweep:
 def sweep_in(document: Document) -> Sweep | None:
     """The sweep in a document; None where it is none."""
     if len(document.text) > MAX_RECIPE_BYTES:
-        return None  # whoever reads it as a recipe says so
+        return None  # the reader of recipes refuses it
     try:
         content = load_plain_yaml(document.text)
     except ValueError:
@@ -129,7 +129,7 @@ def _expanded(entry: Any, where: str) -> list[tuple[dict[str, Any], str]]:
 
 
 def _short(value: Any) -> str:
-    """What a folder can be called; rules are longer."""
+    """A value as part of a folder's name; long ones, such as rules, become a digest."""
     text = str(value)
     return text if len(text) <= _LONGEST_VALUE else f"varies-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

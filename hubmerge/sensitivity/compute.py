@@ -51,7 +51,7 @@ Dtype = Literal["float32", "bfloat16"]
 CHECKPOINT_EVERY = 16  # pairs
 _LOCK = "lock"
 _IN_WORK = frozenset((_LOCK, "model", "inputs", *SUM_FILES))
-LOADERS = ("torch", "transformers", "accelerate", "psutil")  # what gradients need
+LOADERS = ("torch", "transformers", "psutil")  # what gradients need
 
 
 def compute_sensitivity(
@@ -67,13 +67,12 @@ def compute_sensitivity(
     hub: Hub | None = None,
     allow_local: bool = True,
     checkpoint_every: int = CHECKPOINT_EVERY,
-    memory_bytes: int | None = None,
     at_peak: Callable[[], None] = lambda: None,
 ) -> SensitivityFile:
     """The diagonal Fisher of `model` on `pairs`, written to `out`.
 
     `model` is a folder, a Hub id, or an opened model; `spec` says where the pairs came from, and how long they may be.
-    `device` is "cpu" or "cuda"; weights above `memory_bytes` there are offloaded (default: what is free).
+    `device` is "cpu" or "cuda"; a model whose weights in `dtype` do not fit into its memory is refused.
     `at_peak` is called when the run takes most of the disk.
     With `resume`, an unfinished run of the same computation is taken up and a finished one is returned as it is.
     Otherwise both are made again; a file of another computation is never overwritten.
@@ -100,19 +99,13 @@ def compute_sensitivity(
     with _work_folder(out) as work:
         if not resume:
             _clear(work)
+        floats = sum(t.entry.elements for t in opened.tensors.values() if t.entry.dtype in FLOAT_DTYPES)
+        staging.require_memory(floats * (4 if dtype == "float32" else 2), where, device)
         staged = work / "model"
         staging.stage_small_files(opened, hub, staged)
         _stage_weights(opened, hub, work, progress)
-        floats = sum(t.entry.elements for t in opened.tensors.values() if t.entry.dtype in FLOAT_DTYPES)
         progress("load model", 0, 0, "")
-        network = staging.load_model(
-            staged,
-            where,
-            dtype=dtype,
-            device=device,
-            weight_bytes=floats * (4 if dtype == "float32" else 2),
-            memory_bytes=memory_bytes,
-        )
+        network = staging.load_model(staged, where, dtype=dtype, device=device)
         names = map_names(network, opened)
         verify(names, network, opened, staged)
         sums = SquareSums(work, names.shapes, identity)
@@ -281,7 +274,7 @@ def _memory_limits(row: int, tokens: int) -> Iterator[None]:
             "a pair does not fit into the device's memory",
             where=f"row {row}",
             got=f"{tokens} tokens",
-            next_step="Lower --max-tokens, or --max-memory so that weights are offloaded.",
+            next_step="Lower --max-tokens.",
         ) from None
 
 

@@ -19,7 +19,7 @@ from hubmerge.sensitivity.dense import dense_identity, write_dense
 from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_sensitivity
 from hubmerge.sensitivity.kept import KeptSensitivities
 from hubmerge.sensitivity.rows import Calibration, kept_name, named_file
-from hubmerge.sensitivity.staging import offloaded_bytes
+from hubmerge.sensitivity.staging import require_memory
 
 _PLENTY = 1 << 62  # bytes
 
@@ -56,8 +56,8 @@ def sensitivities_of(
 
     What is made is kept in `kept`, and what was kept there is not made again. `disk_bytes`: what all of this may take
     on disk; `at_peak` is called when it takes most.
-    Raises SensitivityError for a file of another model or other data, and for data that are no pairs, and DiskError
-    before anything is fetched or computed that will not fit.
+    Raises SensitivityError for a file of another model or other data, and for data that are no pairs, DiskError and
+    MemoryLimitError before anything is fetched or computed that will not fit.
     """
     observer.stage("sensitivity")
     plan = Calibration(hub, allow_local).of(plan)  # where whoever prepared it left that out
@@ -106,13 +106,17 @@ def sensitivities_of(
 def _rooms(
     plan: Plan, files: Mapping[int, SensitivityFile], to_make: Sequence[_ToMake], disk_bytes: int | None, folder: Path
 ) -> list[int]:
-    """Bytes that are left for cached inputs while each one is computed; DiskError when one of them will not fit."""
+    """Bytes that are left for cached inputs while each one is computed.
+
+    MemoryLimitError or DiskError when one of them will not fit.
+    """
     sizes = computed_sensitivities(plan)
     there = sum(sizes[k] for k in files if k in sizes)
     rooms: list[int] = []
     needed = 0
     for made in to_make:
-        need = there + computing_need(plan, made.agent) + offloaded_bytes(sizes[made.agent])
+        require_memory(sizes[made.agent], str(plan.agents[made.agent].ref))
+        need = there + computing_need(plan, made.agent)
         needed = max(needed, need)
         rooms.append(_PLENTY if disk_bytes is None else disk_bytes - need)
         there += sizes[made.agent]

@@ -24,9 +24,9 @@ from hubmerge.errors import (
     SourceNotFoundError,
 )
 from hubmerge.hub.client import Hub
-from hubmerge.isolation.channel import Channel, run
+from hubmerge.isolation.child import ChildJob, fresh_environment, run_child
 from hubmerge.isolation.confinement import Limits, confine
-from hubmerge.isolation.process import ChildJob, fresh_environment, run_child
+from hubmerge.isolation.in_child import Reporter, run
 from hubmerge.recipe.calibration import CalibrationSpec
 
 MODULE = "hubmerge.sensitivity.rows_process"
@@ -87,7 +87,7 @@ def read_apart(asked: Sequence[ToRead], hub: Hub, folder: Path) -> list[Digests]
     return [Digests(*row) for row in done["rows"]]
 
 
-def _read(spec: Mapping[str, Any], _: Channel) -> Mapping[str, Any]:
+def _read(spec: Mapping[str, Any], _: Reporter) -> Mapping[str, Any]:
     confine(Limits(data_bytes=MEMORY_BYTES), network=True)
     try:
         return {"rows": _rows(spec)}

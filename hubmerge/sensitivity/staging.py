@@ -8,7 +8,6 @@ names code or a place (sources/config.py). No network is used and no code of the
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from hubmerge.errors import FormatError, MemoryLimitError, SensitivityError
 from hubmerge.hub.client import Hub
+from hubmerge.plan.disk import shown_bytes
 from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.base import Model
@@ -25,6 +25,9 @@ from hubmerge.sources.files import check_planned
 from hubmerge.sources.open import INDEX, SINGLE
 from hubmerge.sources.reader import LocalOrFetched
 from hubmerge.sources.unchanged import CONFIG
+
+_WEIGHTS_SHARE = 0.7  # of the free memory; the rest is for a gradient and the activations
+_SMALLER = "Take --dtype bfloat16 or a machine with more memory, and name the file in the recipe."
 
 
 def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
@@ -91,25 +94,14 @@ def load_config(folder: Path, where: str) -> Any:
         raise FormatError("a model that transformers does not know", where=where, got=_first_line(error)) from None
 
 
-def load_model(
-    folder: Path, where: str, *, dtype: str, device: str, weight_bytes: int, memory_bytes: int | None
-) -> Any:
+def load_model(folder: Path, where: str, *, dtype: str, device: str) -> Any:
     """The staged model for gradients: eval mode, floating parameters only, eager attention.
 
-    `weight_bytes` are the weights in `dtype`; what exceeds `memory_bytes` on `device` (default: what is free there,
-    less room for the gradients) Accelerate keeps in main memory and on disk. Eager attention, because the backward
-    passes of the fused kernels add in no fixed order on some devices.
+    Eager attention, because the backward passes of the fused kernels add in no fixed order on some devices.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    budget = _budget(device) if memory_bytes is None else memory_bytes
-    placement: dict[str, Any] = {"device_map": {"": device}}
-    if weight_bytes > budget:
-        limits: dict[str | int, int] = {"cpu": budget}
-        if device != "cpu":
-            limits = {torch.device(device).index or 0: budget, "cpu": _budget("cpu")}
-        placement = {"device_map": "auto", "max_memory": limits, "offload_folder": str(folder / "offload")}
     try:
         with _quiet():
             model, report = AutoModelForCausalLM.from_pretrained(
@@ -120,10 +112,10 @@ def load_model(
                 trust_remote_code=False,
                 attn_implementation="eager",
                 output_loading_info=True,
-                **placement,
             )
+            model.to(device)
     except torch.OutOfMemoryError:
-        raise MemoryLimitError("the model does not fit", where=where, next_step="Lower --max-memory.") from None
+        raise MemoryLimitError("the model does not fit", where=where, next_step=_SMALLER) from None
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
         raise FormatError("a model that transformers cannot load", where=where, got=_first_line(error)) from None
     wrong = {kind: report[kind] for kind in ("missing_keys", "mismatched_keys", "error_msgs") if report.get(kind)}
@@ -145,21 +137,25 @@ def load_model(
     return model
 
 
-def offloaded_bytes(weight_bytes: int) -> int:
-    """How much of a network in main memory Accelerate would put on the disk."""
-    return max(0, weight_bytes - _budget("cpu"))
-
-
-def _budget(device: str) -> int:
-    """Bytes of weights that `device` can hold beside one gradient and the activations."""
+def require_memory(weight_bytes: int, where: str, device: str = "cpu") -> None:
+    """MemoryLimitError where `device` cannot hold these weights beside one gradient and the activations."""
     if device == "cpu":
         import psutil
 
-        return int(psutil.virtual_memory().available * 0.7)
-    import torch
+        free = psutil.virtual_memory().available
+    else:
+        import torch
 
-    free, _ = torch.cuda.mem_get_info(torch.device(device))
-    return int(free * 0.7)
+        free, _ = torch.cuda.mem_get_info(torch.device(device))
+    if weight_bytes > _WEIGHTS_SHARE * free:
+        wanted, found = shown_bytes(int(weight_bytes / _WEIGHTS_SHARE), free)
+        raise MemoryLimitError(
+            "the model is too large for its sensitivity to be computed here",
+            where=where,
+            expected=f"{wanted} of free memory",
+            got=found,
+            next_step=_SMALLER,
+        )
 
 
 def _first_line(error: Exception) -> str:
@@ -168,17 +164,13 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers' progress bars and Accelerate's remark about offloading off, and back to what they were."""
+    """transformers' progress bars off, and back to what they were."""
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
     shown = is_progress_bar_enabled()
-    accelerate = logging.getLogger("accelerate.big_modeling")
-    level = accelerate.level
     disable_progress_bar()
-    accelerate.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        accelerate.setLevel(level)
         if shown:
             enable_progress_bar()

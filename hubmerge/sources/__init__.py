@@ -1,1 +1,1 @@
-"""Sources: pinned models from the Hub or from folders, their headers, and the way to their bytes."""
+"""Sources: models from the Hub or from folders, pinned and known by their headers, and readers of their bytes."""

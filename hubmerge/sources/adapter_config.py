@@ -1,10 +1,10 @@
-"""adapter_config.json of a LoRA adapter in PEFT's format: what it says about W + s·B·A, or why it cannot be merged.
+"""Reads adapter_config.json of a LoRA adapter in PEFT's format: the settings of W + s·B·A, or why they are refused.
 
     s = lora_alpha / r, or lora_alpha / √r with use_rslora (arXiv:2312.03732)
 
-A setting that changes what the adapter computes in any other way (DoRA, shared or replicated layers, an
-initialisation that also rewrites the base) is refused by its name, and so is a setting that is not known here:
-an adapter that is read by half is another model.
+A setting that changes the result in any other way (DoRA, shared or replicated layers, an initialisation that also
+rewrites the base) is refused by its name. So is every setting that is not known here: an adapter with half of its
+settings is another model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hubmerge.wording import named, shown
 
 _MAX_RANK = 65_536
 _MAX_PATTERNS = 10_000
-# a name, or the end of one, written as a regular expression; others are not run: they come from a stranger
+# a name, or the end of one, written as a regular expression; a stranger's other expressions are not run
 _PATTERN = re.compile(r"\^?(?:[\w\-]|\\?\.)+", re.ASCII)
 
 _READ = frozenset(
@@ -50,7 +50,7 @@ _INITIALISATIONS = (True, False, None, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What is needed to apply a LoRA adapter."""
+    """The settings that it takes to apply a LoRA adapter."""
 
     rank: int
     alpha: float

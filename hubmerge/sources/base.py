@@ -1,4 +1,4 @@
-"""What the line knows of a model before any weight is read: where it is pinned, its files, its tensors.
+"""A model as it is known before any weight is read: its pinned place, its files, its tensors.
 
 `Model` is a frozen description made from headers alone. `TensorReader` (reader.py) is the way to bytes.
 """
@@ -26,7 +26,7 @@ class HeaderDigest:
 
 @dataclass(frozen=True)
 class TokenTable:
-    """What a tokenizer.json tells of rows."""
+    """The tokens of a tokenizer.json and the rows of the embedding that belong to them."""
 
     ids: Mapping[str, int]  # token → row
     added: Mapping[str, Mapping[str, Any]]  # those beside the tokenizer's own vocabulary, with how they are matched
@@ -35,14 +35,14 @@ class TokenTable:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor and the shard that holds it. `entry.dtype` is what a reader gives (see derived.py for computed ones)."""
+    """A tensor and the shard that holds it. A reader returns it as `entry.dtype` (derived.py has computed ones)."""
 
     shard: str
     entry: TensorEntry
 
     @property
     def kept_dtype(self) -> str:
-        """What an output is stored as that keeps this tensor's dtype."""
+        """The dtype of an output that keeps this tensor's dtype."""
         return self.entry.dtype
 
 

@@ -1,12 +1,11 @@
-"""A shard that is too large for the disk: read from the Hub range by range, with the same guarantee as a whole one.
+"""Reads a shard that is too large for the disk from the Hub range by range, and verifies every byte of it.
 
-The sha256 that the Hub states is one of the whole file, so it says nothing about a range. Before the first use the
-file is therefore read once from front to back, through memory alone: its sha256 is compared, its header with the one
-that was planned from, and a sha256 of every block of BLOCK_BYTES is noted. From then on whole blocks are read in any
-order, and each must have its noted digest; no byte is merged that was not part of that very file. The digests lie
-beside the cache, so that a resumed merge need not read the file again for them. The price is one more reading of such
-a shard per merge. A block lies in pages of its own, which the system gets back with it: from the allocator's heap,
-where so large a piece soon comes from, twice as much would stay.
+The Hub states the sha256 of the whole file, which cannot verify a range. So the file is read once from front to back
+before its first use, through memory alone. This pass compares its sha256, compares its header with the planned one, and
+notes a sha256 of every block of BLOCK_BYTES. Afterwards whole blocks are read in any order, and each must have its
+noted digest. The digests lie beside the cache, so a resumed merge need not read the file again for them. The price is
+one more reading of such a shard per merge. A block lies in pages of its own, which go back to the system with it; the
+allocator's heap would keep twice as much.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _DIGEST_BYTES = 32
 
 
 class BlockBuffer:
-    """The blocks read last, of several shards; memory stays at `kept` blocks and `fetched_at_once`."""
+    """Keeps the latest blocks of several shards; memory stays at `kept` blocks and `fetched_at_once`."""
 
     def __init__(self, kept: int = KEPT_BLOCKS, fetched_at_once: int = FETCHED_AT_ONCE) -> None:
         self.fetching = threading.Semaphore(fetched_at_once)
@@ -144,7 +143,7 @@ class BlockReader:
         return block
 
     def _seal(self, body: bytes) -> bytes:
-        """What the noted digests belong to, so that those of another file, header or block size are not taken."""
+        """The file, header and block size to which noted digests belong; digests with another seal are not used."""
         header = "" if self._header is None else self._header.sha256
         what = f"{self._file.sha256}\0{self._file.size}\0{self._size}\0{header}\0"
         return hashlib.sha256(what.encode() + body).digest()

@@ -1,11 +1,12 @@
-"""Memory for arrays that are made chunk after chunk and dropped a little later, by whichever thread is done last.
+"""Reuses the memory of arrays that are made for each chunk and dropped a little later, perhaps by another thread.
 
-A fresh array of megabytes is fresh pages, and each costs a fault and a zeroing when it is first written: about as much
-as writing it. So the memory of an array that `empty` made is kept when its last view is gone, and the next array gets
-it. Nobody has to give it back, and nothing can give it back too early. At most KEPT pieces wait; `drop` lets them go.
+A new array of megabytes takes new pages, and each page costs a fault and a zeroing when it is first written, about as
+much as writing it. So the memory of an array that `empty` made is kept when its last view is gone, and the next array
+gets it. No caller has to give it back, and none can give it back too early. At most KEPT pieces wait; `drop` frees
+them.
 
-An array that will be written to a file can be made to lie within its first page as its bytes will within theirs
-(`placed`): then whole pages of it are blocks of the file, which a disk takes without a copy (uncached.py).
+An array that will be written to a file can begin as far into its first page as its bytes will in the file (`placed`).
+Then whole pages of it are blocks of the file, which a disk takes without a copy (uncached.py).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _free: deque[mmap.mmap] = deque(maxlen=KEPT)  # append and pop are atomic
 
 
 class _Loan:
-    """What an array's memory belongs to while any view of it lives."""
+    """The owner of an array's memory while any view of the array lives."""
 
     _returns_to = _free  # which is there to the interpreter's end, as a module's names are not
 
@@ -65,7 +66,7 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
 
 @contextmanager
 def placed(position: int) -> Iterator[None]:
-    """Arrays that this thread makes meanwhile begin as far behind a page's begin as a file's byte `position`."""
+    """Arrays that this thread makes meanwhile begin as far into a page as a file's byte `position` does."""
     _here.position = position
     try:
         yield
@@ -82,7 +83,7 @@ def pages(size: int) -> mmap.mmap:
 
 
 def _used(size: int) -> mmap.mmap | None:
-    """Free memory of `size` bytes or more. What is too small is let go: chunks have one size, most of the time."""
+    """Free memory of `size` bytes or more. Smaller pieces are freed: most of the time chunks have one size."""
     while True:
         try:
             memory = _free.pop()

@@ -1,14 +1,14 @@
-"""Everything of a model beside its weights and config.json: what goes with a merge, what stays behind, what forbids it.
+"""The files of a model beside its weights and config.json: which go with a merge, stay behind, or forbid it.
 
     select_companions(base, agents, donor)   from names and sizes alone, when a merge is planned
     read_companions(companions, models, read)   the files themselves, made safe to copy
 
-What is data goes along, by kind of file: settings (JSON, less what names code or a place), tables of a tokenizer,
-text (vocabularies, Jinja templates), binary tokenizers, and the weights of a module where every model has the same.
-Code, pickles and everything else stay behind and are named. They are the base's; those of the tokenizer are the
-agent's that adds tokens, where one does. Every parent's license texts go along.
+Data goes along, by kind of file: settings (JSON, less what names code or a place), tables of a tokenizer, text
+(vocabularies, Jinja templates), binary tokenizers, and the weights of a module where every model has the same. Code,
+pickles and everything else stay behind and are named. The files are the base's; where one agent adds tokens, those of
+the tokenizer are this agent's. Every parent's license texts go along.
 
-The files lie in memory until they are written, so there is a cap on each and on all of them together.
+The files stay in memory until they are written, so each has a size limit, and so have all of them together.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Companion:
 
 @dataclass(frozen=True)
 class Companions:
-    """The files that go with a merge, and what is to be said of them."""
+    """The files that go with a merge, with warnings and problems about them."""
 
     files: tuple[Companion, ...] = ()
     left_out: str = ""  # the base's other files, in words
@@ -127,7 +127,7 @@ class Companions:
 
 
 def kind_of(path: str, *, modules: bool = False) -> Kind | None:
-    """What a file is to a model, by its path; None for what does not go along. `modules`: beside a modules.json."""
+    """The kind of a file, by its path; None where it does not go along. `modules`: a modules.json lies beside it."""
     if _LICENSE.fullmatch(path):
         return "license"
     rules = (*_TOKENIZERS, *_OF_TOKENIZERS, *_OTHERS, *(_OF_MODULES if modules else ()))
@@ -150,7 +150,8 @@ def makes_tokenizer(path: str) -> bool:
 def select_companions(
     base: Model, agents: Sequence[Model], labels: Sequence[str], donor: int = 0, *, united: bool = False
 ) -> Companions:
-    """What goes with a merge. `donor`: whose tokenizer it has, the base being 0; `united`: with the agents' tokens."""
+    """The files that go with a merge. `donor`: the model whose tokenizer it has (0: the base); `united`: the agents'
+    tokens are added to it."""
     models = (base, *agents)
     modules = MODULES in base.files
     files: list[Companion] = []
@@ -175,7 +176,7 @@ def select_companions(
 def read_companions(
     companions: Companions, models: Sequence[Model], read: ReadFile
 ) -> tuple[dict[str, bytes], list[str]]:
-    """Path → content, safe to copy; and what had to be left out of it."""
+    """The files' contents by path, safe to copy, and notes on what was left out of them."""
     files: dict[str, bytes] = {}
     notes: list[str] = []
     for file in companions.files:
@@ -210,7 +211,7 @@ def tokenizer_files(model: Model, read: ReadFile) -> tuple[dict[str, bytes], lis
 
 
 def reader(hub: Hub) -> ReadFile:
-    """Reads a small file of a model that is pinned; SourceChangedError where it has gone from its folder."""
+    """A function that reads a small file of a pinned model; it raises SourceChangedError where a file has gone."""
 
     def read(model: Model, path: str) -> bytes:
         if model.ref.kind == "hub":
@@ -229,7 +230,7 @@ def reader(hub: Hub) -> ReadFile:
 
 
 def _licenses(models: Sequence[Model], labels: Sequence[str]) -> tuple[list[Companion], list[str]]:
-    """The license texts of all parents, the base's under their own names, and which could not be taken."""
+    """The license texts of all parents, the base's under their own names, and those that could not be taken."""
     files: list[Companion] = []
     notes: list[str] = []
     folders: set[str] = set()
@@ -260,7 +261,7 @@ def _slug(text: str) -> str:
 
 
 def _links(models: Sequence[Model], donor: int, modules: bool) -> Iterator[Problem]:
-    """Links out of a local folder, in the place of files that would be copied."""
+    """Problems about links out of a local folder where a file would be copied."""
     for number, model in enumerate(models):
         for path in model.outside:
             kind = kind_of(path, modules=modules)
@@ -301,7 +302,7 @@ def _most_bytes(file: Companion) -> int:
 
 
 def _no_tokenizer(donor: Model, files: Sequence[Companion]) -> Iterator[Problem]:
-    """A tokenizer that only code of the repo can build, which is not carried over."""
+    """The problem of a tokenizer that only the repo's own code can build, since code is not carried over."""
     code = [path for path in donor.files if re.fullmatch(r"tokenization_\w+\.py", path, re.ASCII)]
     auto = donor.config.get("auto_map")
     if isinstance(auto, dict) and "AutoTokenizer" in auto:
@@ -317,7 +318,10 @@ def _no_tokenizer(donor: Model, files: Sequence[Companion]) -> Iterator[Problem]
 
 
 def _differences(base: Model, agent: Model, keeper: Model, modules: bool, *, taken_up: bool) -> Iterator[str]:
-    """Files of an agent that are others than those that the merge keeps. `taken_up`: its tokens are in these."""
+    """A warning about an agent's files that differ from those that the merge keeps.
+
+    `taken_up`: the kept files hold the agent's tokens.
+    """
     differing: dict[str, list[str]] = {}
     brought: list[str] = []
     for path in sorted({*base.files, *agent.files}):

@@ -1,6 +1,6 @@
-"""JSON files of strangers, less what names code or a place to load it from; everything else stays as it is.
+"""Takes out of strangers' JSON files whatever names code or a place to load it from; everything else stays.
 
-A loader does what these files say. transformers 5.23 fetches or runs something for
+A loader obeys these files. transformers 5.23 fetches or runs something for
 
     auto_map, custom_pipelines, custom_generate, trust_remote_code   code of a repo
     *implementation*                                                 kernels of a repo, also in nested tables
@@ -11,9 +11,9 @@ A loader does what these files say. transformers 5.23 fetches or runs something 
     attribute_map                                                    one key in the place of another
     strings that read as `repo--module.Class`, a path or an address
 
-So these go, at any depth. So does every key with `_` in front, which is a library's own state, but for the few that
-are parameters under such a name. An allow-list of known keys was tried and lost what models compute with; what is
-kept here has no list. Labels, tokens and templates are text, whatever they read like.
+So these are taken out at any depth. So is every key with `_` in front, which is a library's own state, but for the few
+that are parameters under such a name. An allow-list of known keys was tried and lost what models compute with.
+Labels, tokens and templates stay, whatever they read like, since they are text.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _TAGGED = {"__float__": ("Infinity", "-Infinity", "NaN"), "__type": ("AddedToken
 
 
 def merged_config(base: Mapping[str, Any], dtypes: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A config.json for weights of `dtypes` (safetensors' names, one a tensor), and what of `base` was left out."""
+    """A config.json for weights of `dtypes` (safetensors' names, one a tensor), and the keys of `base` left out."""
     left_out: list[str] = []
     kept = {k: v for k, v in base.items() if k not in ("dtype", "torch_dtype")}
     kept = _cleaned(kept, left_out)
@@ -88,7 +88,7 @@ def merged_config(base: Mapping[str, Any], dtypes: Sequence[str]) -> tuple[dict[
 
 
 def config_problems(base: Model, agents: Sequence[Model] = ()) -> list[Problem]:
-    """Why what is left of the base's config.json would describe another model, or one that nobody can load; and
+    """Problems where the rest of the base's config.json would describe another model, one that nobody can load, or one
     whose weights lie elsewhere than where they were read."""
     problems = [*_own_code(base), *_other_configurations(base), *_looked_up(base)]
     return [
@@ -180,15 +180,15 @@ def _tables(table: Mapping[str, Any], path: str = "", depth: int = 0) -> Iterato
 
 
 def without_code(content: bytes) -> tuple[bytes | None, tuple[str, ...]]:
-    """A JSON file less what names code or a place, and what that was; None where it is no JSON.
+    """A JSON file without what names code or a place, and the keys taken out; None where it is no JSON.
 
-    A file that holds nothing of that comes back byte for byte.
+    A file without such keys comes back byte for byte.
     """
     repeated: list[str] = []
 
     def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
-        if len(found) < len(pairs):  # of which another parser might take the other one
+        if len(found) < len(pairs):  # a repeated key, of which another parser might take the other value
             repeated.append("")
         return found
 
@@ -206,7 +206,7 @@ def without_code(content: bytes) -> tuple[bytes | None, tuple[str, ...]]:
 
 
 def told(file: str, left_out: Sequence[str]) -> str:
-    """The words in which a user hears what of `file` was left out."""
+    """The warning about keys that were left out of `file`."""
     return f"{file}: {named(left_out)} left out (names code, or a place to load something from)"
 
 
@@ -261,7 +261,7 @@ def _names_code(key: str, value: Any, table: Mapping[str, Any]) -> bool:
 
 
 def _value(value: Any, left_out: list[str], path: str, depth: int) -> Any:
-    """`value` less what names code or a place; _LEFT_OUT where that is all of it."""
+    """`value` without what names code or a place; _LEFT_OUT where nothing else is in it."""
     if isinstance(value, str):
         return _LEFT_OUT if reads_as_place(value) else value
     if not isinstance(value, dict | list):
@@ -334,5 +334,5 @@ def _adapted(value: Any, stored: frozenset[str], dtype: str | None) -> Any:
 
 
 def _named(left_out: Sequence[str]) -> tuple[str, ...]:
-    """Each once, in plain letters and not too long to be shown."""
+    """The names, each once, in plain letters and short enough to be shown."""
     return tuple(dict.fromkeys(ascii(name)[1:-1][:80] for name in left_out))

@@ -1,8 +1,8 @@
-"""One split of a dataset through the datasets library, as any reader of the Hub would load it.
+"""Loads one split of a dataset through the datasets library, as any reader of the Hub would.
 
-Only formats that are data and nothing else are read: the library also knows archives, images and a dozen binary
-formats, each with a parser of its own. The library tells an outage of the Hub as a dataset that is not there; here
-the two are told apart, since a job waits for the Hub and gives up a dataset.
+Only formats that are nothing but data are read: the library also knows archives, images and a dozen binary formats,
+each with a parser of its own. The library reports an outage of the Hub as a missing dataset. This module tells the two
+apart, since a job waits for the Hub and gives up on a dataset.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensors that no file holds as such: computed element range by element range from tensors that files do hold.
+"""Tensors that no file holds: they are computed, one range of elements at a time, from tensors in files.
 
     BorrowedTensor  another model's tensor, as it is: what an adapter leaves to its base
     ScaledTensor    fp8 elements times the scale of their tensor, row or block
@@ -7,9 +7,9 @@
     UnitedTensor    a table of rows, some of which are those that several agents' vocabularies add
     ZeroTensor      zeros: the update from a tensor to them is the tensor itself, with the sign turned round
 
-What is computed is float32, every element by itself, in an order of its own: which range is asked for changes no
-bit of it. Like a stored tensor, each has a name, a shape and a dtype (`entry`), so that nothing downstream needs
-to know how a tensor comes about. They nest: an adapter's W may be fp8.
+Elements are computed in float32, each by itself in a fixed order, so the range that is asked for changes no bit. Like a
+stored tensor, each has a name, a shape and a dtype (`entry`), so later stages need not know how a tensor comes about.
+They nest: an adapter's W may be fp8.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PANEL_ELEMENTS = 32 * 1024  # of a low-rank product at a time: sum and term sta
 
 
 class Elements(Protocol):
-    """The way to the elements of other tensors; `model` is 0 for the base, k for the k-th agent."""
+    """Reads the elements of other tensors; `model` is 0 for the base, k for the k-th agent."""
 
     def raw(self, model: int, tensor: StoredTensor, start: int, count: int) -> NDArray[np.generic]:
         """[count] elements as stored."""
@@ -230,7 +230,7 @@ class ZeroTensor(DerivedTensor):
 
 
 def first_rows(tensor: StoredTensor, rows: int) -> StoredTensor:
-    """The first rows of a matrix; what is computed is computed row by row, so that it need not know."""
+    """The first rows of a matrix. Computed tensors are computed row by row, so cutting off rows changes no bit."""
     entry = tensor.entry
     end = entry.begin + (entry.end - entry.begin) // max(entry.shape[0], 1) * rows
     return replace(tensor, entry=replace(entry, shape=(rows, *entry.shape[1:]), end=end))

@@ -1,8 +1,8 @@
-"""Shards that lie on this machine: opened when first read, refused when they are not what was planned from.
+"""Reads shards on this machine: it opens them when they are first read, and refuses files that have changed.
 
-A thread reads a chunk and then computes on it. So that the disk does not rest meanwhile, the system is asked for what
-follows in the file; where that lies in memory already, which one question tells, this is all that it costs. The system
-does so by itself, too, but often for the next 128 kB only, and a chunk is larger.
+A thread reads a chunk and then computes on it. So that the disk does not rest meanwhile, the system is asked to read
+the next part of the file. Where that part is in memory already, the question is all that it costs. The system reads
+ahead by itself too, but often only the next 128 kB, and a chunk is larger.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class _Descriptor:
 class OpenFiles:
     """Descriptors of shards that lie on this machine, opened when first read; those read last stay open.
 
-    Large models have more shards than a process may have files. Whoever reads a file holds on to it, so that it may
-    be given up here at any time.
+    Large models have more shards than a process may have files. A reader holds on to its file, so this cache may drop
+    any file at any time.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ def other_header(model: Model, shard: str) -> CorruptError:
 
 
 def _unreadable(model: Model, shard: str, error: OSError) -> HubmergeError:
-    """What is wrong with a file that was there when the merge was planned."""
+    """The error for a file that was there when the merge was planned and cannot be read now."""
     why = error.strerror or str(error)
     if error.errno in _GONE:
         return _changed(model, shard, why)

@@ -1,8 +1,8 @@
-"""What lies in a local folder, without the ways that links lead out of it.
+"""Lists and reads local folders without following links out of them.
 
 A folder may have come from a stranger, and a link in it may name any file of this machine, whose bytes would then be
-published. So a link is followed where it stays in the folder, or where the Hub client's own cache put it (a snapshot,
-whose files are links into the repo's `blobs`), and nowhere else.
+published. So a link is followed only where it stays in the folder, or leads from a snapshot in the Hub client's cache
+into the same repo's `blobs`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def list_folder(folder: Path) -> tuple[dict[str, FileInfo], tuple[str, ...]]:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Where the file `name` of `folder` really lies; SourceNotFoundError where a link leads out of the folder."""
+    """The real path of the file `name` in `folder`; SourceNotFoundError where a link leads out of the folder."""
     path = folder / name
     if not _leads_into(path, _roots(folder)):
         raise link_outside(str(folder), name)

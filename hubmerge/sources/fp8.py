@@ -1,12 +1,12 @@
-"""fp8 checkpoints: which scale belongs to which tensor, and what is refused.
+"""fp8 checkpoints: finds the scale of each tensor, and refuses what it cannot pair.
 
-Every writer stores W ≈ q·s beside each other, whatever the name of s says about an inverse:
+Every writer stores q and s with W ≈ q·s, although the name of s may speak of an inverse:
 
     weight_scale_inv    [⌈r/128⌉, ⌈c/128⌉], one per block (config.json may say another block), or one for all
     weight_scale        one for all, or [r, 1], one per row
 
-Scales are no tensors of the model: they are folded into what they scale. Scales of activations serve a kernel
-that the merge's output does not have, and are left out.
+Scales are no tensors of the model: they are multiplied into the tensors that they scale. Scales of activations serve a
+kernel that the merge's output does not need, and are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _METHODS = ("fp8", "fbgemm_fp8")  # of quantization_config, with nothing but fp8
 
 @dataclass(frozen=True)
 class Seen:
-    """A model as the merge sees it: what its stored tensors stand for."""
+    """A model as the merge sees it, with its stored tensors replaced by what they stand for."""
 
     model: Model
     problems: tuple[Problem, ...] = ()
@@ -39,7 +39,7 @@ class Seen:
 
 
 def with_scales(model: Model) -> Seen:
-    """The model with every fp8 tensor times its scale; what has no scale, or a strange one, is left as it is."""
+    """The model with every fp8 tensor times its scale. A tensor without a fitting scale is left as it is."""
     tensors = dict(model.tensors)
     strange: list[str] = []
     unused: list[str] = []

@@ -1,11 +1,11 @@
-"""A strict parser for safetensors headers: what it accepts is a subset of what safetensors accepts.
+"""A strict parser for safetensors headers; it accepts a subset of what safetensors accepts.
 
-A header comes from a stranger, so its length is checked before it is read, and it is not given to a JSON parser:
-25 MB of `[[],[],…` cost a gigabyte there before anything can be checked. A header's grammar is much smaller than
-JSON's (one table of strings, and per tensor one table of three known fields), so it is scanned front to back by
-that grammar and refused at the first byte that no well-behaved writer would write. Nesting, floats, booleans,
-signs, NaN, unknown fields and escaped names cannot even be expressed. What remains to be checked are repeated
-names, sizes, and that the byte ranges follow one another without hole or overlap up to the end of the file.
+A header comes from a stranger, so its length is checked before it is read, and no JSON parser sees it: 25 MB of
+`[[],[],…` would cost a gigabyte there before anything can be checked. A header's grammar is much smaller than JSON's
+(one table of strings, and per tensor one table of three known fields). So the parser scans it front to back by that
+grammar and refuses it at the first byte that no well-behaved writer would write. Nesting, floats, booleans, signs, NaN,
+unknown fields and escaped names cannot even be expressed. The parser then checks for repeated names, checks sizes, and
+checks that the byte ranges follow one another without hole or overlap up to the end of the file.
 
 Format: 8 bytes little-endian header length N, N bytes of JSON, then the data.
 """

@@ -1,8 +1,8 @@
 """Tensors that a recipe's `ignore` names are not merged.
 
-What an agent has under such a name is left out, as if its files did not hold it; what the base has under such a name
-is kept, bit for bit, and no agent is read there. So value heads that PPO leaves in an agent (`v_head.*`) and buffers
-that old checkpoints store (`*.rotary_emb.inv_freq`) forbid no merge, and parts of the base can be kept by name.
+An agent's tensors of such a name are left out, as if its files did not hold them. The base's are kept bit for bit, and
+no agent is read there. So value heads that PPO leaves in an agent (`v_head.*`) and buffers that old checkpoints store
+(`*.rotary_emb.inv_freq`) forbid no merge, and parts of the base can be kept by name.
 
 A pattern (recipe/ignore.py) is held against a tensor's name as the file stores it, also without PEFT's wrapper, and as
 the base calls it.
@@ -21,13 +21,13 @@ from hubmerge.wording import named
 
 
 def unmatched(patterns: Iterable[str], models: Iterable[Model]) -> list[str]:
-    """The patterns that no stored tensor has a name for."""
+    """The patterns that match no stored tensor."""
     names = {name for model in models for name in model.tensors}
     return [pattern for pattern in patterns if not any(map(ignored_by([pattern]), names))]
 
 
 def without(model: Model, ignored: Ignored) -> tuple[Model, tuple[str, ...]]:
-    """The model less the tensors whose names are ignored, and these names."""
+    """The model without the tensors whose names are ignored, and these names."""
     dropped = tuple(name for name in model.tensors if ignored(name))
     if not dropped:
         return model, ()
@@ -46,7 +46,7 @@ def with_kept(base: Model, agent: Model, kept: Collection[str], ignored: Ignored
 
 
 def told_of(base: Model, agents: Sequence[Model], kept: Sequence[str], dropped: Sequence[Sequence[str]]) -> list[str]:
-    """What `ignore` did, in a line for each model that it concerns; `dropped`: of each agent."""
+    """A line for each model that says what `ignore` did to it; `dropped`: the names left out of each agent."""
     beyond = [[name for name in names if name not in base.tensors] for names in dropped]
     told = [f"{base.ref.id}: {_tensors(kept)} kept unchanged by `ignore`: {named(kept)}"] if kept else []
     return told + [
@@ -63,8 +63,9 @@ def _tensors(names: Sequence[str]) -> str:
 def ignoring_line(
     patterns: Sequence[str], base: Mapping[str, StoredTensor], agents: Sequence[Mapping[str, StoredTensor]]
 ) -> str | None:
-    """The line of a recipe with which no tensor is one that only some models have; None where none is, or where the
-    models differ in too much for that to be what somebody wants."""
+    """The line of a recipe that leaves out every tensor that only some models have.
+
+    None where there is no such tensor, or where the models differ too much for anybody to want this."""
     strangers = list(dict.fromkeys(n for agent in agents for n in agent if n not in base))
     missing = list(dict.fromkeys(n for n in base if any(n not in agent for agent in agents)))
     unwanted = [*strangers, *missing]
@@ -87,7 +88,7 @@ def ignoring_line(
 
 
 def _patterns_for(name: str) -> list[str]:
-    """From the narrowest that takes more than the name itself."""
+    """The name itself, then patterns that match it, the narrowest first."""
     parts = name.split(".")
     ends = [f"*.{'.'.join(parts[-n:])}" for n in (2, 1) if len(parts) > n]
     return [name, *ends, *([f"{parts[0]}.*"] if len(parts) > 1 else [])]

@@ -1,8 +1,8 @@
-"""The model types and classes that transformers has, of the version that this project pins: a list that is generated.
+"""The model types and classes of the transformers version that this project pins, from a generated list.
 
     python -m hubmerge.sources.known_classes      writes known_classes.txt from the installed transformers
 
-A merge does not need transformers; whether it knows a model type decides what a model is without code of its own.
+A merge runs without transformers. The list tells whether transformers can load a model without the repo's own code.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ PEFT (arXiv:2106.09685) stores, below `base_model.model.` and the module's name,
     modules_to_save.weight, original_module.weight           the first again, and what it was before, which PEFT adds
                                                              where the vocabulary has grown
 
-What an adapter does not name is the base's. Its base is the recipe's: another one is refused where the names show
-it. On a tied base neither embedding nor head can be adapted: training saw two tensors where a checkpoint has one.
+Tensors that an adapter does not name are the base's. Its base must be the recipe's; another one is refused where the
+names show it. On a tied base neither embedding nor head can be adapted: training saw two tensors where a checkpoint has
+one.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _WRAPPED = re.compile(r"\.(?:base_layer|modules_to_save)\.", re.ASCII)
 
 @dataclass
 class _Parts:
-    """The adapter's tensors by what they are; `factors` by the name of the weight that they change."""
+    """The adapter's tensors by their kind; `factors` by the name of the weight that they change."""
 
     factors: dict[str, dict[str, StoredTensor]] = field(default_factory=dict)
     embeddings: set[str] = field(default_factory=set)
@@ -152,7 +153,7 @@ def _strangers(parts: _Parts, where: str) -> Iterator[Problem]:
 
 
 def _base_hint(base: Model, agent: Model, config: AdapterConfig) -> tuple[list[Problem], list[str]]:
-    """What the adapter's own word for its base tells: a Hub id, or a path on its author's machine."""
+    """Notes and problems from the adapter's own name for its base: a Hub id, or a path on its author's machine."""
     name = config.base_name
     if name == base.ref.id:
         if config.base_revision and config.base_revision not in (base.ref.sha, base.ref.requested):
@@ -224,7 +225,7 @@ def _adapted(
 
 
 def _mixed_orientation(adapted: Mapping[str, AdaptedTensor], config: AdapterConfig, embeddings: set[str]) -> list[str]:
-    """Square tensors of which nobody can say how they are stored, since others contradict fan_in_fan_out."""
+    """The problem of square tensors whose orientation is unknown, since others contradict fan_in_fan_out."""
     linear = {n: t for n, t in adapted.items() if n not in embeddings}
     if all(t.transposed == config.fan_in_fan_out for t in linear.values()):
         return []

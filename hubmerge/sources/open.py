@@ -1,8 +1,8 @@
-"""From the recipe's names to pinned models: headers first, bytes on demand.
+"""Opens the models that a recipe names: pins them and reads their headers; bytes are read on demand.
 
-A Hub repo costs one request for its state and one per shard for its header (in parallel); no weight moves. A
-local folder is pinned by the names, sizes and headers of its shards. A repo of full weights is a model, whatever
-else it holds; one without is a LoRA adapter if it has what PEFT writes.
+A Hub repo costs one request for its state and one per shard for its header (in parallel); no weight moves. A local
+folder is pinned by the names, sizes and headers of its shards. A repo with full weights is a model, whatever else it
+holds; one without them is a LoRA adapter if it has the files that PEFT writes.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def open_models(
 ) -> tuple[Model, tuple[Model, ...]]:
     """The base and the agents, pinned; every problem of every model is raised together.
 
-    `commits`: of each, where it is taken instead of at the revision that the recipe names, or None. `tell`: now and
-    then, how many shards' headers have been read of how many; it may raise to cancel.
+    `commits`: per model, a commit to take in place of the recipe's revision, or None. `tell` is called now and then
+    with how many shards' headers have been read, of how many; it may raise to cancel.
     """
     names = (recipe.base, *(a.model for a in recipe.agents))
     read = HeadersRead()
@@ -119,7 +119,7 @@ def open_models(
 
 
 def _with_tokens(model: Model, hub: Hub) -> Model:
-    """The model with the tokens of its tokenizer.json; without them where that cannot tell."""
+    """The model with the tokens of its tokenizer.json, or without tokens where that file cannot be read."""
     if TOKENIZER not in model.files or model.files[TOKENIZER].size > MAX_TOKENIZER_BYTES:
         return model
     if model.ref.kind == "local":
@@ -146,7 +146,7 @@ def open_model(
 ) -> Model:
     """One model from its headers; raises SourceNotFoundError, GatedError, FormatError, HeaderError, IndexFileError.
 
-    A relative folder begins at `folder`, or where the process was started. `read` counts what has been read.
+    A relative folder begins at `folder`, or where the process was started. `read` counts the headers read.
     """
     if name.local:
         if not allow_local:
@@ -247,7 +247,7 @@ def _no_folder(text: str, folder: Path, begin: Path) -> SourceNotFoundError:
 
 
 def _card_data(content: bytes) -> dict[str, Any]:
-    """The YAML front matter of a local card; a broken one says nothing."""
+    """The YAML front matter of a local card; empty where it is broken."""
     match = re.match(r"---\r?\n(.*?)\r?\n---", content.decode("utf-8", errors="replace"), re.DOTALL)
     try:
         data = load_plain_yaml(match.group(1)) if match else {}
@@ -263,8 +263,7 @@ def _read_headers(
     read_file: ReadFile,
     read: HeadersRead | None,
 ) -> tuple[Mapping[str, StoredTensor], Mapping[str, Any], AdapterConfig | None, Mapping[str, HeaderDigest]]:
-    """The tensors of all shards, config.json, the adapter's config instead where the tensors are one's, and what the
-    headers were."""
+    """The tensors of all shards, config.json (or the adapter's config where there is one), and the headers' digests."""
     config: dict[str, Any] = {}
     adapter = None
     if is_adapter(files):
@@ -322,7 +321,7 @@ def _adapter_shards(where: str, files: Mapping[str, FileInfo]) -> tuple[str, ...
 def _all_headers(
     where: str, files: Sequence[FileInfo], read_range: ReadRange, counted: HeadersRead
 ) -> list[tuple[Header, HeaderDigest]]:
-    """The headers of all shards, fetched in parallel but parsed one by one, and no more than a model can have."""
+    """The headers of all shards, fetched in parallel and parsed one by one; the number of their tensors is limited."""
     one_at_a_time = threading.Lock()
     found = 0
     counted.add(total=len(files))
@@ -385,7 +384,7 @@ class _WithoutWeights(Exception):
 
 
 def _config_there(files: Mapping[str, FileInfo], read_file: ReadFile) -> Mapping[str, Any]:
-    """config.json for whoever only wants to help; nothing where it is missing or none."""
+    """config.json, for a better message; empty where it is missing or cannot be read."""
     try:
         return _json_object(read_file(CONFIG, _MAX_CONFIG_BYTES), CONFIG, _MAX_CONFIG_VALUES) if CONFIG in files else {}
     except HubmergeError:

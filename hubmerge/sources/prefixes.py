@@ -1,4 +1,4 @@
-"""Names that differ by a prefix: the same model, saved with or without a wrapper around it.
+"""Matches tensor names that differ by a prefix: the same model, saved with or without a wrapper around it.
 
     model.            the bare model without its head
     base_model.model. PEFT's wrapper
@@ -6,7 +6,7 @@
     module.           data-parallel training
     _orig_mod.        torch.compile
 
-A prefix is taken off or put on only if that alone makes the names the base's, and if no other one would do.
+A prefix is taken off or put on only if that alone makes the names equal to the base's, and no other prefix does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PREFIXES = ("model.", "base_model.model.", "language_model.", "module.", "_orig_
 def aligned(base: Model, agent: Model, ignored: Ignored = lambda name: False) -> Seen:
     """The agent under the base's names; unchanged where no single prefix explains the difference.
 
-    Which of the `ignored` names it has does not matter.
+    Names in `ignored` may be there or not.
     """
 
     def bodies(names: Collection[str]) -> set[str]:
@@ -45,7 +45,8 @@ def aligned(base: Model, agent: Model, ignored: Ignored = lambda name: False) ->
 def renaming(
     names: Collection[str], base: Collection[str], fits: Callable[[Collection[str]], bool]
 ) -> tuple[str, Mapping[str, str]] | None:
-    """What was done and stored name → the base's name; None if nothing needs to be done, or no one prefix does it."""
+    """A note on the change, and stored name → the base's name; None where no change is needed, or no single prefix
+    explains the difference."""
     if fits(names):
         return None
     found = []

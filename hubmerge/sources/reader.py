@@ -1,10 +1,10 @@
-"""The way to bytes: any element range of any input tensor, without keeping what was read.
+"""Reads any element range of any input tensor, and keeps nothing of it.
 
-Files are read with `pread` into buffers that each thread keeps: nothing is mapped, so that resident memory stays at
-a few chunks however large the shard, and nothing is allocated per chunk (a fresh buffer's page faults cost more than
-the reading). Where a shard lies is the shard store's business; what a pass will read and what it has read is told to
-the store, which may fetch ahead and delete behind (shard_cache.py). Tensors that are computed (derived.py) are read
-through the same door, as float32.
+Files are read with `pread` into buffers that each thread keeps. Nothing is mapped, so resident memory stays at a few
+chunks however large a shard is. Nothing is allocated per chunk, since a fresh buffer's page faults cost more than the
+reading. The shard store knows where a shard lies. The reader tells the store what a pass will read and has read, so the
+store can fetch ahead and delete behind (shard_cache.py). Computed tensors (derived.py) are read in the same way, as
+float32.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ROW_GAP = 448  # bytes behind each row of a chunk; rows a power of two apart wo
 
 @dataclass(frozen=True)
 class Read:
-    """One reading of one tensor in a pass: its elements, and the shards of which models hold what they are made of."""
+    """One reading of one tensor in a pass: its elements, and the shards that hold them, each with its model."""
 
     name: str
     elements: int
@@ -46,7 +46,7 @@ class Read:
 
 
 class Readable(Protocol):
-    """What a planned tensor tells of its reading."""
+    """A planned tensor, as far as reading it is concerned."""
 
     @property
     def name(self) -> str: ...
@@ -63,23 +63,23 @@ class ShardStore(Protocol):
         """Verified bytes of `shard` from `offset`, as many as `out` takes; blocks until they are there."""
 
     def expect(self, reads: Sequence[Read], *, again: bool) -> None:
-        """A pass over these tensors begins, in this order; `again`: another pass may follow it."""
+        """Announce a pass over these tensors, in this order; `again`: another pass may follow it."""
 
     def consumed(self, name: str, elements: int) -> None:
-        """So many more elements of that tensor have been read in this pass."""
+        """Report that so many more elements of the tensor have been read in this pass."""
 
     def held(self, shards: Sequence[tuple[Model, str]]) -> AbstractContextManager[Mapping[ShardKey, Path] | None]:
-        """Verified files of those of `shards` that are fetched, there until the context ends; None: they do not fit."""
+        """Verified files of those `shards` that come from the Hub, until the context ends; None: they do not fit."""
 
     def abandon(self) -> None:
-        """The pass is broken off: whoever waits for bytes is to raise instead."""
+        """Break the pass off: threads that wait for bytes raise."""
 
     def close(self) -> None:
-        """Give back what is held; reading again takes it anew."""
+        """Release what is held; a later reading takes it anew."""
 
 
 class Scratch:
-    """Memory that one chunk after the other is read into: fresh memory costs more than the reading."""
+    """Memory into which each chunk is read in turn; fresh memory would cost more than the reading."""
 
     buffer: NDArray[np.uint8] | None = None
 
@@ -89,7 +89,7 @@ class _ThreadScratch(threading.local, Scratch):
 
 
 class WholeFiles:
-    """Part of a ShardStore of local files that stay as they are; who inherits it says where they lie (`path`)."""
+    """The part of a ShardStore that reads local files; a subclass says where they lie (`path`)."""
 
     def __init__(self) -> None:
         self._paths: dict[ShardKey, Path] = {}
@@ -156,7 +156,7 @@ def shard_key(model: Model, shard: str) -> ShardKey:
 
 
 def cache_folder(cache: Path, model: Model) -> Path:
-    """Where the shards of a model on the Hub lie in a cache, below a folder of its commit."""
+    """The folder of a cache for the shards of one model at one commit."""
     return cache / model.ref.id.replace("/", "--")
 
 

@@ -1,4 +1,4 @@
-"""What to do with a model whose weights are no safetensors: the command that converts them, or what to name instead.
+"""Next steps for a model without safetensors weights: the command that converts them, or the model to name instead.
 
 A command is for the user's shell and holds names from a stranger's files, so each of them is checked or quoted.
 """
@@ -38,7 +38,7 @@ class Weightless:
     card: Mapping[str, Any]
 
     def refusal(self, expected: str) -> FormatError:
-        """What is there instead, and what to do about it."""
+        """The error: which files are there instead of safetensors, and what to do."""
         if latest := self._latest_checkpoint():
             return self._error(expected, f"checkpoints of a trainer, {latest} the latest", self._take(latest))
         found = sorted(f for f in self.files if "/" not in f and PurePosixPath(f).suffix in _OTHER)

@@ -1,8 +1,8 @@
-"""Which cached shards make room for another: Belady's optimal replacement, where the future is known.
+"""Chooses cached shards to delete for another one: Belady's optimal replacement, since all reads are known beforehand.
 
-What is needed latest goes first, and never for something that is needed later still. Before a pass that may be followed
-by another one, a shard that has had its last use is worth keeping, its next use being in the next pass; to that end a
-full cache fetches no more than one shard per model ahead, because fetching earlier would only drop something sooner.
+The shard that is needed latest goes first, but never for one that is needed later still. Where another pass may follow,
+a shard stays worth keeping after its last use in this pass, since the next pass uses it again. For that a full cache
+fetches at most one shard per model ahead; earlier fetching would only drop another shard sooner.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class NextUse:
 def victims_for(
     shard: CachedShard, missing: int, shards: Collection[CachedShard], next_use: Callable[[CachedShard], float]
 ) -> list[CachedShard]:
-    """What may go, so that `missing` bytes become free for `shard`; none where that would take too much."""
+    """The shards to delete so that `missing` bytes become free for `shard`; none where that is not worth it."""
     use = next_use(shard)
     is_near = (
         shard.waiting
@@ -88,13 +88,13 @@ def victims_for(
 
 
 def latest_first(shards: Iterable[CachedShard], next_use: Callable[[CachedShard], float]) -> list[CachedShard]:
-    """What can be deleted, from what is needed latest on."""
+    """The shards that can be deleted, the one that is needed latest first."""
     deletable = [s for s in shards if s.held and not s.leases and s.state != "fetching"]
     return sorted(deletable, key=next_use, reverse=True)
 
 
 def beyond_room(items: Sequence[T], size: Callable[[T], int], room: int) -> list[T]:
-    """The largest of `items`, without which the others fit into `room` together."""
+    """The largest of `items`, as many as must go so that the others fit into `room` together."""
     left, found = sum(map(size, items)), []
     for item in sorted(items, key=size, reverse=True):
         if left <= room:

@@ -1,8 +1,8 @@
 """Decoder shapes: every tensor of a checkpoint by name and shape, from the numbers in its config.json.
 
-Published ones, and any of a Llama's or a Mixtral's numbers. The order is that of the layers; a mixture of experts has
-one tensor per expert and projection, as transformers stores them. Parameter counts are those that the model cards
-state (tests/scale_synthetic).
+There are published shapes, and any Llama or Mixtral of given numbers. Tensors stand in the order of the layers; a
+mixture of experts has one tensor per expert and projection, as transformers stores them. Parameter counts are those
+that the model cards state (tests/scale_synthetic).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class DecoderShape:
         return sum(prod(shape) for _, shape in self.tensors())
 
     def config(self, layers: int | None = None) -> dict[str, Any]:
-        """What config.json says of the shape."""
+        """The config.json of the shape."""
         experts = {"qwen3_moe": "num_experts", "mixtral": "num_local_experts"}.get(self.family)
         return {
             "architectures": [_CLASSES[self.family]],
@@ -127,7 +127,7 @@ def own_shape(
     experts: int = 0,
     tied: int = 0,
 ) -> DecoderShape:
-    """A Llama, or with `experts` a Mixtral, of these numbers; what is 0 follows from the others.
+    """A Llama, or with `experts` a Mixtral, of these numbers; a number of 0 follows from the others.
 
     ValueError says what would be possible.
     """

@@ -1,12 +1,12 @@
-"""Shards of models on the Hub, fetched ahead and deleted behind, within a disk budget.
+"""A cache for shards of models on the Hub: it fetches ahead and deletes behind, within a disk budget.
 
-Every pass tells beforehand which tensors it reads in which order (TensorReader.expect). From that each shard knows
-the places of its next uses, and the cache fetches what is needed soonest; what goes for it: replacement.py. In the
-last pass a shard is deleted with its last use.
+Every pass announces which tensors it reads in which order (TensorReader.expect). So the cache knows when each shard is
+needed next, and fetches the shard that is needed soonest; replacement.py chooses what is deleted for it. In the last
+pass a shard is deleted after its last use.
 
-A shard is read under a lease, and what is leased is not deleted. A lease is held for one read and never while
-waiting, so nothing waits in a circle. Where the shards of a single tensor exceed the budget together, the largest of
-them are read by ranges instead (block_reader.py); the rest then always fits, so every pass gets through.
+A shard is read under a lease, and leased shards are not deleted. A reader holds a lease for one read and never while
+it waits, so no two readers wait for each other. Where the shards of a single tensor exceed the budget together, the
+largest of them are read by ranges instead (block_reader.py). The rest then always fits, so every pass can finish.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TICK_S = 0.2
 
 @dataclass
 class Fetched:
-    """What the cache did."""
+    """Counts of what the cache fetched and found."""
 
     bytes: int = 0  # from the Hub, ranges included
     range_bytes: int = 0  # of them for shards that are not kept on disk, their verification included
@@ -50,7 +50,7 @@ class Fetched:
 
 
 class _UnsoundError(Exception):
-    """What the client has of a shard is not the shard."""
+    """The client's file of a shard has other bytes than the shard."""
 
 
 class ShardCache:
@@ -196,7 +196,7 @@ class ShardCache:
             yield {shard_key(s.model, s.name): s.path for s in needed}
 
     def _claim(self, shards: Sequence[CachedShard], change: int) -> None:
-        """Somebody waits for all of them, or no longer does: for such shards room is made first."""
+        """Note that a reader waits for all of these shards, or no longer does; room is made for such shards first."""
         self._waiting += change
         for shard in shards:
             shard.waiting += change
@@ -279,7 +279,7 @@ class ShardCache:
     # --- fetching ----------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Begin to fetch what is needed soonest, as far as room and threads go; tell who waits."""
+        """Begin to fetch the shards that are needed soonest, as far as room and threads allow; wake the readers."""
         while self._running < self._threads and not self._stopped and self._error is None:
             wanted = [s for s in self._shards.values() if s.state == "absent" and (s.uses or s.waiting)]
             if not wanted:
@@ -295,7 +295,7 @@ class ShardCache:
         self._changed.notify_all()
 
     def _fetch(self, shard: CachedShard) -> bool:
-        """Make it readable; whether any of it came from the Hub."""
+        """Make the shard readable; returns whether any of it came from the Hub."""
         if shard.blocks is not None:
             shard.blocks.verify()
             return True
@@ -364,7 +364,7 @@ class ShardCache:
             self._delete(shard)
 
     def _trim(self) -> None:
-        """What earlier runs left may exceed the budget of this one."""
+        """Delete what earlier runs left beyond the budget of this one."""
         for shard in latest_first(self._shards.values(), self._next_use):
             if self._used <= self._budget:
                 break

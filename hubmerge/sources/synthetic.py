@@ -1,4 +1,4 @@
-"""Models of published shapes that lie on no disk: to measure memory, speed and the plan at any size.
+"""Generated models of published shapes, which take no disk: to measure memory, speed and the plan at any size.
 
     synthetic:llama-70b                                     a base
     synthetic:llama-70b?agent=2&density=0.1&overlap=0.2     the agent number 2 on it
@@ -49,7 +49,7 @@ _GOLDEN = 0.6180339887498949  # its multiples spread the agents' own places over
 
 @dataclass(frozen=True)
 class Spec:
-    """What a synthetic model's name says."""
+    """The parts of a synthetic model's name."""
 
     shape: str | DecoderShape  # a published one's name, or one's own
     agent: int = 0  # 0: the base

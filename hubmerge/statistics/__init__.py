@@ -1,1 +1,1 @@
-"""What agents changed, where they meet and what a merge kept, as counts and sums that add up exactly."""
+"""Counts and sums, which add up exactly, of what agents changed, where they meet, and what a merge kept."""

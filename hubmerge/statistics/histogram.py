@@ -1,12 +1,12 @@
-"""Order statistics of |δ| from one pass: a histogram that adds up exactly, and what follows from it, with bounds.
+"""Order statistics of |δ| from one pass: a histogram that adds up exactly, and statistics of it with error bounds.
 
 A bin holds the magnitudes whose float32 patterns agree in the exponent and the first MANTISSA_BITS of the mantissa:
-it is narrower than RELATIVE_WIDTH = 2⁻⁵ of any normal value in it. Zero has no bin; zeros are what the bins leave
-over. Per bin two integers are kept: the number of elements, and the sum of their offsets (pattern − the bin's first
+it is narrower than RELATIVE_WIDTH = 2⁻⁵ of any normal value in it. Zeros have no bin; they are the elements that no bin
+counts. Each bin keeps two integers: the number of its elements, and the sum of their offsets (pattern − the bin's first
 pattern). The patterns of a bin are equally spaced, so the two give its L1 mass exactly; and integers add up in any
 order, so chunks, tensors and processes cannot change a result.
 
-What stays open is how the elements lie within a bin. Every statistic is therefore an interval over all elements
+A histogram does not say where the elements lie within a bin. Every statistic is therefore an interval over all elements
 that fit the bins: the estimate is its midpoint, and the error, given with it, half its width. Where bin i holds the
 shares nᵢ of the elements and mᵢ of the mass:
 
@@ -22,7 +22,6 @@ comes on top of all this.
 
 from __future__ import annotations
 
-import zlib
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,10 +97,6 @@ class Histogram:
         """Keys, counts and offsets."""
         return self.keys, self.counts, self.offsets
 
-    def packed(self) -> Histogram:
-        """The same in a seventh of the memory."""
-        return _Packed(self)
-
     def of(self, agent: int, elements: int) -> Magnitudes:
         """One agent's magnitudes among `elements`, zeros included."""
         keys, counts, offsets = self.arrays()
@@ -119,35 +114,6 @@ class Histogram:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         gaps, counts, offsets = (from_text(data[name]) for name in ("gaps", "counts", "offsets"))
         return cls(np.cumsum(gaps), counts, offsets)
-
-
-class _Packed(Histogram):
-    """Unpacked whenever it is asked for an array."""
-
-    def __init__(self, histogram: Histogram) -> None:
-        keys, counts, offsets = histogram.arrays()
-        parts = tuple(_pack(values) for values in (np.diff(keys, prepend=0), counts, offsets))
-        object.__setattr__(self, "_parts", parts)
-
-    def arrays(self) -> tuple[Counts, Counts, Counts]:
-        parts: tuple[tuple[int, bytes], ...] = self._parts  # type: ignore[attr-defined]
-        gaps, counts, offsets = (_unpack(*part) for part in parts)
-        return np.cumsum(gaps), counts, offsets
-
-    @property
-    def keys(self) -> Counts:
-        return self.arrays()[0]
-
-    @property
-    def counts(self) -> Counts:
-        return self.arrays()[1]
-
-    @property
-    def offsets(self) -> Counts:
-        return self.arrays()[2]
-
-    def packed(self) -> Histogram:
-        return self
 
 
 class HistogramSum:
@@ -180,18 +146,8 @@ def as_text(values: Counts) -> str:
 
 
 def from_text(text: str) -> Counts:
-    """What `as_text` was given."""
+    """The numbers that `as_text` wrote."""
     return _values_of(np.frombuffer(a2b_base64(text[1:]), np.uint8).reshape(-1, int(text[:1])))
-
-
-def _pack(values: Counts) -> tuple[int, bytes]:
-    """How many bytes a number takes, then the first bytes of all, the second, …, deflated."""
-    numbers = _bytes_of(values)
-    return numbers.shape[1], zlib.compress(numbers.T.tobytes(), 1)
-
-
-def _unpack(size: int, deflated: bytes) -> Counts:
-    return _values_of(np.frombuffer(zlib.decompress(deflated), np.uint8).reshape(size, -1).T)
 
 
 def _bytes_of(values: Counts) -> NDArray[np.uint8]:

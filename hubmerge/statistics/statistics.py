@@ -1,10 +1,10 @@
-"""What the agents changed, where they meet, and what the merge kept: counts and sums that add up exactly.
+"""Tallies: counts and sums, which add up exactly, of what agents changed, where they meet, and what the merge kept.
 
 `Tally` holds the counts of some elements across the inputs, `ResultTally` those of the output. Both are monoids:
-tensors, layers, module types, whole models and processes are combined with `+` in plan order. Counts are
-integers. Real sums are taken over aligned blocks of elements in a fixed order, in float32 (counting.py), blocks
-added in theirs, in float64; a sum therefore has the same bits for every chunk size and on every device. Order
-statistics come from a histogram of magnitudes with a bound of its own (histogram.py).
+tensors, layers, module types, whole models and processes are combined with `+` in plan order. Counts are integers. Sums
+of real numbers are taken in float32 over aligned blocks of elements, in a fixed order; the blocks are added in their
+order in float64. So a sum has the same bits for every chunk size and on every device. Order statistics come from a
+histogram of magnitudes with error bounds (histogram.py).
 
 Sources: density, unique/shared and ρ: RAM (arXiv:2601.13572) Eq. 1, 2; conflict/overlap/private: SAR
 (arXiv:2606.18521) Eq. 12, Fig. 7; signal kept: the papers' "signal dilution" (1/K for a unique update that is
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from hubmerge.statistics.histogram import Estimate, Histogram, Magnitudes, empty
 from hubmerge.statistics.tally_sums import Addable
 
 SCHEMA = 3  # version of the JSON form
-PACKED_TENSORS = 1_000  # a model of more keeps its tensors' tallies packed
 
 L0_FRACTION = 0.01  # of max|δ|; an element below it counts as near zero (70B paper, Eq. 2)
 _LEAST_SPREAD = 0.05  # variance per mean square below which raw moments no longer tell the fourth central one
@@ -89,10 +88,6 @@ class Tally(Addable):
     def agents(self) -> int:
         return len(self.changed)
 
-    def packed_among(self, tensors: int) -> Self:
-        """The same, in less memory where there are so many of them."""
-        return self if tensors <= PACKED_TENSORS else replace(self, histogram=self.histogram.packed())
-
     @property
     def overlaps(self) -> Overlaps:
         return Overlaps(self.by_overlap)
@@ -137,8 +132,10 @@ class Tally(Addable):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Elements that several agents changed, one, or none, as shares of all. Of the first, `conflict` has opposite
-        signs and `overlap` one sign; SAR's Fig. 7 draws `conflict`, and as its overlap `several`.
+        """The shares of elements that several agents changed, one (`private`), or none (`unchanged`).
+
+        Of those that several changed, `conflict` has opposite signs and `overlap` one sign. SAR's Fig. 7 draws
+        `conflict`, and calls `several` overlap.
         """
         n = max(self.elements, 1)
         several = int(self.overlap[2:].sum())
@@ -166,7 +163,7 @@ class Tally(Addable):
 
 @dataclass(frozen=True, eq=False)
 class ResultTally(Addable):
-    """What became of the agents' updates in the output θ*, over some elements.
+    """What the output θ* holds of the agents' updates, over some elements.
 
     The sums run over the region where agent k is active, alone (`unique`) or with others (`shared`).
     """
@@ -256,7 +253,7 @@ class Statistics:
         return self.grouped(module_of)
 
     def grouped(self, key: Callable[[str], Any]) -> dict[Any, Tally]:
-        """What `key` makes of a tensor's name → the tally of all such tensors; None: it is left out."""
+        """The tallies of tensors, added up by `key` of their names; a tensor with the key None is left out."""
         groups: dict[Any, list[Tally]] = {}
         for name, tally in self.tensors.items():
             group = key(name)

@@ -12,7 +12,7 @@ from hubmerge.statistics.statistics import L0_FRACTION, Tally
 
 
 def summarize(tally: Tally, labels: Sequence[str]) -> dict[str, Any]:
-    """What a card, a figure or a page shows of one tally."""
+    """The figures of one tally that cards, pages and JSON show."""
     n = max(tally.elements, 1)
     pairs = [
         {
@@ -76,5 +76,5 @@ def concentration(magnitudes: Magnitudes, largest: float) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | str:
-    """JSON has no infinity."""
+    """The number, with infinity as "inf", since JSON has none."""
     return value if np.isfinite(value) else "inf"

@@ -1,7 +1,7 @@
 """Tallies that add up: field by field with `+`, or many of them in place, with the same bits.
 
-A tally is a frozen dataclass of integers, arrays and at most one histogram, whose sum does not depend on how its parts
-are grouped, as far as they are counts; its real sums are added in the order in which they come.
+A tally is a frozen dataclass of integers, arrays and at most one histogram. Its counts add up to the same in any
+grouping; its real sums are added in the order in which they come.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from hubmerge.statistics.histogram import Histogram, HistogramSum
 
-TELLING_S = 0.1  # between two sums: who looks at them cannot tell more of them apart
+TELLING_S = 0.1  # seconds between two sums that are told; people cannot follow faster ones
 
 
 class Addable:
@@ -104,7 +104,7 @@ class TallySum(Generic[A]):
 
 
 class ToldSum(Generic[A]):
-    """The sum so far, which `tell` is given every TELLING_S and with the last part."""
+    """A running sum that calls `tell` every TELLING_S and with the last part."""
 
     def __init__(self, first: A, tell: Callable[[A], None]) -> None:
         self._sum = TallySum(first)
@@ -120,7 +120,7 @@ class ToldSum(Generic[A]):
 
 @cache
 def _added(kind: type[Addable], counts: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the fields that are added, and of those of which the greatest is taken; a histogram is neither."""
+    """The names of the fields that are added, and of those that combine by maximum; a histogram is in neither."""
     left_out = {"histogram", *kind.MAXIMA, *(kind.SUMS if counts else ())}
     return tuple(f.name for f in fields(kind) if f.name not in left_out), kind.MAXIMA  # type: ignore[arg-type]
 

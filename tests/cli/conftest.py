@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from builders import recipe_dict, write_parents
 from huggingface_hub import HfApi
 
 from localhub.process import LocalHubProcess
-
-
-@pytest.fixture
-def recipe_file(tmp_path: Path) -> Path:
-    """A recipe of a base and two agents in folders beside it, all under MIT."""
-    folders = write_parents(tmp_path)
-    path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps(recipe_dict(folders[0], folders[1:])))
-    return path
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,18 +16,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 
 from rank_threads import Thread, ranks_of
-from stream_helpers import NOWHERE, StopAfter, bytes_of, plan_of, run, write_family
+from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge.engine import first_passes
 from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, assign, refuse_several
 from hubmerge.engine.journal import Journal, plan_identity
-from hubmerge.engine.rank_folders import adopt, claim, rank_folder, take_over
-from hubmerge.engine.ranked import Ranked
-from hubmerge.engine.sink import WORK
+from hubmerge.engine.rank_folders import claim, rank_folder, take_over
 from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_share, merge_variants
 from hubmerge.errors import RecipeError, SettingsError
 from hubmerge.output.helper import share_sensitivities
-from hubmerge.plan.plan import Plan
 from hubmerge.sensitivity.file import SensitivityMetadata, read_sensitivity, write_tensors
 from hubmerge.settings import load_settings
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
@@ -100,105 +95,6 @@ def test_one_process_adopts_what_helpers_of_a_killed_merge_have_finished(tmp_pat
     assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
     assert adopted.total.to_json() == one.total.to_json()
     assert {s.filename: (out / s.filename).stat().st_mtime_ns for s in plan.shards} == written
-
-
-class Noting(LocalOrFetched):
-    """Notes how many elements of which tensor are read."""
-
-    def __init__(self, cache: Path, read: Counter[str]) -> None:
-        super().__init__(NOWHERE, cache)
-        self._read = read
-
-    def consumed(self, name: str, elements: int) -> None:
-        self._read[name] += elements
-
-
-def run_by(size: int, plan: Plan, out: Path, calls: int | None, read: Counter[str] | None = None) -> None:
-    """A run into the folder `out` that every process sees; each breaks off at its progress call number `calls`."""
-    out.mkdir(exist_ok=True)
-
-    def work(ranks: Thread) -> None:
-        own = rank_folder(out, ranks.rank) if ranks.rank else out
-        observer = Silent() if calls is None else StopAfter(calls, RuntimeError)
-        options = StreamOptions(4096, 1, backend="eager", ranks=ranks)
-        with (
-            ranks.held,
-            TensorReader(plan.models, Noting(own / "cache", Counter() if read is None else read)) as reader,
-        ):
-            if ranks.rank:
-                ranks.agree("that rank 0 has taken over", "")
-                claim(ranks, own)
-                variant = Variant(plan, Journal.open(own, plan, resume=True), own)
-                ranks.agree("the plan", plan_identity(plan))
-                merge_share([variant], reader, options, observer)
-            else:
-                journal = Journal.open(out, plan, resume=True)
-                take_over(ranks, out, plan, journal)
-                ranks.agree("that rank 0 has taken over", "")
-                merge_variants([Variant(plan, journal, out)], reader, options, observer)
-
-    with ThreadPoolExecutor(size) as pool:
-        ended = [future.exception() for future in [pool.submit(work, ranks) for ranks in ranks_of(size)]]
-    assert [type(error) for error in ended] == [type(None) if calls is None else RuntimeError] * size, ended
-
-
-@pytest.mark.parametrize("method", ["ram_plus", "ties"])  # one has a probe, one a threshold over the model
-@pytest.mark.parametrize("sizes", [(2, 2), (3, 1, 2), (2, 1, 3), (3, 2, 1)], ids=str)
-def test_what_any_process_had_counted_is_not_read_again_by_any_number_of_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, sizes: tuple[int, ...]
-) -> None:
-    monkeypatch.setattr(first_passes, "KEEPING_S", 0.0)
-    write_family(tmp_path)
-    plan, out = plan_of(tmp_path, method, max_shard_bytes=12_000), tmp_path / "out"
-    whole = run(plan, tmp_path / "whole")
-    kept: list[set[str]] = [set()]
-    for size in sizes[:-1]:
-        run_by(size, plan, out, 2 if size == 1 else 1)
-        kept.append(counted_in(out, plan, method))
-        assert kept[-1] > kept[-2]
-    read: Counter[str] = Counter()
-    run_by(sizes[-1], plan, out, None, read)
-    passes = {t.name: 1 if t.name in kept[-1] else 2 for t in plan.tensors() if t.elements}
-    assert read == {t.name: passes[t.name] * t.elements for t in plan.tensors() if t.elements}
-    assert bytes_of(out, plan) == bytes_of(tmp_path / "whole", plan)
-    journal = Journal.open(out, plan, resume=True)
-    if method == "ram_plus":
-        assert journal.statistics is not None
-        assert [(n, t.to_json()) for n, t in journal.statistics.items()] == [
-            (n, t.to_json()) for n, t in whole.statistics.tensors.items()
-        ]
-
-
-def counted_in(out: Path, plan: Plan, method: str) -> set[str]:
-    """The tensors that some process keeps the counts of."""
-    names = [t.name for t in plan.tensors()]
-    found: set[str] = set()
-    for folder in (out, *(out / WORK).glob("rank-*")):
-        journal = Journal.open(folder, plan, resume=True)
-        if method == "ram_plus":
-            found |= journal.probed.keys()
-        elif journal.ranked is not None:
-            found |= {names[place] for place in journal.ranked.places}
-    return found
-
-
-def test_counts_that_were_adopted_before_a_kill_are_not_added_twice(tmp_path: Path) -> None:
-    write_family(tmp_path)
-    plan, out = plan_of(tmp_path, "ties", max_shard_bytes=12_000), tmp_path / "out"
-    out.mkdir()
-    counts = np.array([[0, 5, 2]], np.int64)
-    theirs = Journal.open(rank_folder(out, 1), plan, resume=True)
-    theirs.keep_ranked(Ranked((), np.array([1], np.int64), counts))
-    journal = Journal.open(out, plan, resume=True)
-    journal.keep_ranked(Ranked((), np.array([0], np.int64), counts))
-    for _ in range(2):
-        adopt(out, plan, journal)
-        assert journal.ranked is not None
-        assert journal.ranked.places.tolist() == [0, 1]
-        assert journal.ranked.counts.tolist() == [[0, 5, 4]]
-    theirs.add_thresholds({"lm_head.weight": (1.0,)})
-    adopt(out, plan, journal)
-    assert journal.thresholds == {"lm_head.weight": (1.0,)}
 
 
 def test_a_process_that_lost_the_others_keeps_its_folder_until_it_ends(tmp_path: Path) -> None:

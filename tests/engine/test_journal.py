@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stream_helpers import bytes_of, plan_of, run, write_family
+from stream_helpers import StopAfter, bytes_of, plan_of, run, write_family
 
 from hubmerge.engine import finished_shards, sink
+from hubmerge.engine import journal as journal_module
 from hubmerge.engine.follower import Follower
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.sink import WORK, FinishedShard, ShardWriter
-from hubmerge.errors import CancelledError, SourceChangedError
+from hubmerge.errors import CancelledError, SourceChangedError, TargetExistsError
 from hubmerge.plan.plan import Plan
 from hubmerge.statistics.statistics import Tally, zero_tally
 
@@ -44,9 +45,8 @@ def finished(tmp_path: Path, plan: Plan, number: int) -> FinishedShard:
 
 def told(journal: Journal) -> tuple[object, ...]:
     """What a journal says, as it was told it or as it read it."""
-    tallies = {name: tally.to_json() for name, tally in journal.probed.items()}
     known = journal.statistics and {name: tally.to_json() for name, tally in journal.statistics.items()}
-    return tallies, known, journal.thresholds, journal.shards, journal.uploaded
+    return known, journal.thresholds, journal.shards, journal.uploaded
 
 
 def test_a_journal_that_is_opened_again_says_what_it_was_told(tmp_path: Path, plan: Plan) -> None:
@@ -59,23 +59,64 @@ def test_a_journal_that_is_opened_again_says_what_it_was_told(tmp_path: Path, pl
         assert told(journal) == again
         return again
 
-    journal.add_probed({names[0]: tally})
-    journal.add_probed({names[1]: tally})
-    assert both()[:2] == ({n: tally.to_json() for n in names[:2]}, None)
+    assert both()[0] is None
     journal.add_statistics(dict.fromkeys(names, tally))
-    assert both()[:2] == ({}, {n: tally.to_json() for n in names})
+    assert both()[0] == {n: tally.to_json() for n in names}
     journal.add_thresholds({names[0]: (0.5, 0.25)})
-    assert both()[2] == {names[0]: (0.5, 0.25)}
+    assert both()[1] == {names[0]: (0.5, 0.25)}
     shards = [finished(tmp_path, plan, number) for number in (0, 1, 2)]
     for shard in shards:
         journal.add_shard(shard)
-        assert both()[3] == {s.filename: s for s in shards[: shards.index(shard) + 1]}
+        assert both()[2] == {s.filename: s for s in shards[: shards.index(shard) + 1]}
     for shard in shards[:2]:
         journal.add_uploaded(shard.filename)
     (tmp_path / "out" / shards[1].filename).unlink()  # a kill may leave the first one's
-    assert both()[3:] == ({s.filename: s for s in shards}, {s.filename for s in shards[:2]})
+    assert both()[2:] == ({s.filename: s for s in shards}, {s.filename for s in shards[:2]})
     journal.forget([shards[0].filename])
-    assert both()[3:] == ({s.filename: s for s in shards[1:]}, {shards[1].filename})
+    assert both()[2:] == ({s.filename: s for s in shards[1:]}, {shards[1].filename})
+
+
+@pytest.mark.parametrize(("method", "stop_at"), [("ram_plus", 2), ("ram_plus", 6), ("ties", 3), ("ties", 9)])
+def test_a_first_pass_that_was_cut_short_begins_again_and_finds_the_same(
+    tmp_path: Path, method: str, stop_at: int
+) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, method, max_shard_bytes=12_000)
+    whole = run(plan, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, tmp_path / "out", observer=StopAfter(stop_at))
+    assert not opened(tmp_path, plan).shards
+    resumed = run(plan, tmp_path / "out", resume=True)
+    assert bytes_of(tmp_path / "out", plan) == bytes_of(tmp_path / "whole", plan)
+    assert [(n, t.to_json()) for n, t in resumed.statistics.tensors.items()] == [
+        (n, t.to_json()) for n, t in whole.statistics.tensors.items()
+    ]
+
+
+def test_tallies_take_several_short_lines_that_count_once_all_are_there(
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_TENSORS_A_LINE", 3)
+    journal = opened(tmp_path, plan)
+    tallies = {t.name: zero_tally(3) for t in plan.tensors()}
+    journal.add_statistics(tallies)
+    path = tmp_path / "out" / WORK / "journal.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 2 + -(-len(tallies) // 3)
+    assert opened(tmp_path, plan).statistics is not None
+    path.write_bytes(b"".join(lines[:-1]))
+    again = opened(tmp_path, plan)
+    assert again.statistics is None
+    again.add_statistics(tallies)
+    assert [*(opened(tmp_path, plan).statistics or {})] == [*tallies]
+
+
+def test_a_journal_of_another_form_is_refused(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_module, "_FORM", journal_module._FORM - 1)
+        opened(tmp_path, plan)
+    with pytest.raises(TargetExistsError, match=f"another merge is unfinished here in {tmp_path / 'out'}: "):
+        opened(tmp_path, plan)
 
 
 def test_a_shard_whose_file_is_gone_or_cut_short_is_made_again(tmp_path: Path, plan: Plan) -> None:
@@ -169,7 +210,7 @@ def test_reading_finished_shards_again_is_broken_off_within_a_block(
     assert set(threading.enumerate()) <= before
 
 
-@pytest.mark.parametrize("event", ["probed", "probe", "thresholds", "shard"])
+@pytest.mark.parametrize("event", ["probe", "thresholds", "shard"])
 def test_nothing_is_recorded_that_was_made_of_a_folder_that_has_changed(tmp_path: Path, plan: Plan, event: str) -> None:
     journal = opened(tmp_path, plan)
     shard = finished(tmp_path, plan, 0)
@@ -179,13 +220,12 @@ def test_nothing_is_recorded_that_was_made_of_a_folder_that_has_changed(tmp_path
     tallies: dict[str, Tally] = {"lm_head.weight": zero_tally(3)}
     with pytest.raises(SourceChangedError):
         {
-            "probed": lambda: journal.add_probed(tallies),
             "probe": lambda: journal.add_statistics(tallies),
             "thresholds": lambda: journal.add_thresholds({"lm_head.weight": (1.0,)}),
             "shard": lambda: journal.add_shard(shard),
         }[event]()
     assert path.read_bytes() == before
-    assert told(journal) == ({}, None, None, {}, set())
+    assert told(journal) == (None, None, {}, set())
 
 
 def test_one_line_is_written_at_a_time(tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import sys
 import time
 
 from hubmerge.evaluation.fetch import fetch
-from hubmerge.isolation.channel import run
+from hubmerge.isolation.in_child import run
 
 if __name__ == "__main__":
     time.sleep = lambda seconds: None

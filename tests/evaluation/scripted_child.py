@@ -1,6 +1,6 @@
 """A stand-in for the evaluating process: does what the file `mode` in its run's folder says.
 
-It goes through the real start (`channel.run`), so that what the parent sees is what a real child would say.
+It goes through the real start (`reporter.run`), so that what the parent sees is what a real child would say.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.child import confine_child
-from hubmerge.isolation.channel import Channel, WallLimitError, run
+from hubmerge.isolation.in_child import Reporter, WallLimitError, run
 
 
 def _answer(spec: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
@@ -27,18 +27,18 @@ def _answer(spec: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     return {"tasks": scores, "device": "scripted", "dtype": "float32", "versions": versions} | changes
 
 
-def play(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
+def play(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
     workdir = Path(spec["workdir"])
     mode = (workdir / "mode").read_text()
     (workdir / "pid").write_text(str(os.getpid()))
-    channel.stage("generate")
-    channel.progress("generate", 1, 2, "prompts")
+    reporter.stage("generate")
+    reporter.progress("generate", 1, 2, "prompts")
     match mode:
         case "answers":
-            channel.warning("mind the \x1b[31m\u202egap")
+            reporter.warning("mind the \x1b[31m\u202egap")
             print("this is chatter and no event")
         case "chatters":
-            sys.stderr.write("x" * (5 * 2**20))
+            sys.stderr.write("x" * (9 * 2**20))
         case "hangs":
             time.sleep(600)
         case "ignores SIGTERM with a grandchild":
@@ -46,7 +46,7 @@ def play(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
             script = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
             grandchild = subprocess.Popen([sys.executable, "-c", script])
             (workdir / "grandchild").write_text(str(grandchild.pid))
-            channel.progress("generate", 2, 2, "prompts")
+            reporter.progress("generate", 2, 2, "prompts")
             time.sleep(600)
         case "is killed":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -62,9 +62,9 @@ def play(spec: Mapping[str, Any], channel: Channel) -> Mapping[str, Any]:
         case "is kept waiting":
             raise WallLimitError("the chat template does not come to an end")
         case "shouts":
-            channel._send({"event": "warning", "message": "x" * (8 * 2**20)})
+            reporter._send({"event": "warning", "message": "x" * (8 * 2**20)})
         case "talks nonsense":
-            os.write(channel._descriptor, b'["no event"]\n')
+            os.write(reporter._descriptor, b'["no event"]\n')
         case "answers other tasks":
             return _answer(spec, tasks=[{"task": "other", "value": 1.0, "stderr": 0.0, "samples": 1}])
         case "answers beyond the maximum":

@@ -27,8 +27,8 @@ from hubmerge.evaluation import rows
 from hubmerge.evaluation.rows import FETCH_MODULE
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
-from hubmerge.isolation.channel import WallLimitError
-from hubmerge.isolation.process import ChildJob, run_child
+from hubmerge.isolation.child import ChildJob, run_child
+from hubmerge.isolation.in_child import WallLimitError
 from localhub.process import LocalHubProcess
 
 Fetch = Callable[..., list[Mapping[str, Any]]]

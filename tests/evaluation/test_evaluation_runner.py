@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.runner import Unobserved, evaluate
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
-from hubmerge.isolation import process
+from hubmerge.isolation import child
 
 Scripted = Callable[..., EvaluationResult]
 
@@ -142,7 +143,7 @@ def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_fur
 
 def test_the_log_of_a_run_that_chatters_without_end_is_cut(scripted: Scripted, workdir: Path) -> None:
     assert scripted("chatters").status == "done"
-    assert (workdir / "child.log").stat().st_size == 4 * 2**20
+    assert (workdir / "child.log").stat().st_size == 8 * 2**20
 
 
 def test_one_kill_and_then_a_result_is_a_result(scripted: Scripted) -> None:
@@ -184,7 +185,7 @@ def test_a_disk_that_fills_meanwhile_gets_back_what_was_fetched(
 def test_a_cancelled_run_ends_with_all_its_processes_even_those_that_ignore_sigterm(
     scripted: Scripted, workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "GRACE_S", 0.2)
+    monkeypatch.setattr(child, "GRACE_S", 0.2)
     cancel = threading.Event()
     with pytest.raises(CancelledError):
         scripted("ignores SIGTERM with a grandchild", cancel=cancel, observer=OnProgress(cancel.set, at=2))
@@ -221,24 +222,22 @@ def test_the_child_dies_with_its_parent(tmp_path: Path) -> None:
     """A parent that is killed cannot clean up; the kernel does."""
     script = (
         "from pathlib import Path\n"
-        "from hubmerge.isolation.process import ChildJob, run_child\n"
+        "from hubmerge.isolation.child import ChildJob, run_child\n"
         f"job = ChildJob('tests.evaluation.scripted_child', {{'workdir': {str(tmp_path)!r}, 'tasks': []}},"
         f" {{}}, Path({str(tmp_path / 'log')!r}), 600, 'x')\n"
         "run_child(job, lambda event: None, lambda: False)\n"
     )
     (tmp_path / "mode").write_text("hangs")
-    parent = os.posix_spawn(
-        process.sys.executable, [process.sys.executable, "-c", script], {"PYTHONPATH": str(process._ROOT)}
-    )
+    parent = os.posix_spawn(sys.executable, [sys.executable, "-c", script], {"PYTHONPATH": str(child._ROOT)})
     deadline = time.monotonic() + 60
     while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    child = int((tmp_path / "pid").read_text())
+    pid = int((tmp_path / "pid").read_text())
     os.kill(parent, 9)
     os.waitpid(parent, 0)
-    while is_alive(child) and time.monotonic() < deadline:
+    while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not is_alive(child)
+    assert not is_alive(pid)
 
 
 def test_the_child_has_no_token_and_no_network(
@@ -281,7 +280,7 @@ def test_a_missing_model_and_an_unknown_suite_are_refused(scripted: Scripted) ->
 
 
 def test_a_folder_is_evaluated_only_where_that_is_allowed(scripted: Scripted) -> None:
-    folder = str(process._ROOT / "examples" / "zoo" / "math")
+    folder = str(child._ROOT / "examples" / "zoo" / "math")
     with pytest.raises(SourceNotFoundError, match="local folders"):
         scripted("answers", model=folder)
     assert scripted("answers", model=folder, allow_local=True).facts.author == "local"

@@ -15,7 +15,7 @@ import pytest
 
 from hubmerge.errors import EvaluationError, MemoryLimitError
 from hubmerge.evaluation import templates
-from hubmerge.isolation.channel import WallLimitError
+from hubmerge.isolation.in_child import WallLimitError
 
 pytest.importorskip("transformers")
 

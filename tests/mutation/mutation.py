@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OUT = ROOT / ".cache" / "mutation"
-CHANGED = ("hubmerge", "workflows")
+CHANGED = ("hubmerge", "localhub", "workflows")
 BESIDE = ("tests", "docs", "examples", "benchmarks", "app.py", "README.md", "requirements.txt", "requirements-dev.txt")
 # lines that hold nothing but a message's words
 WORDS = [r"^\s*(where|expected|got|next_step|description|help|title)=", r'^\s*f?"[^"]*",?$']
@@ -42,44 +42,52 @@ class Group(NamedTuple):
 GROUPS = {
     "plan": Group(
         ("hubmerge/plan/plan.py", "hubmerge/plan/compatibility.py"),
-        ("tests/test_plan.py", "tests/test_tying.py", "tests/output/test_plan_words.py", "tests/output/test_diff.py"),
+        (
+            "tests/plan/test_plan.py",
+            "tests/plan/test_tying.py",
+            "tests/output/test_plan_words.py",
+            "tests/output/test_diff.py",
+        ),
     ),
     "journal": Group(
         ("hubmerge/engine/journal.py", "hubmerge/engine/journal_lines.py", "hubmerge/engine/finished_shards.py"),
         (
             "tests/engine/test_journal.py",
-            "tests/engine/test_threshold_resume.py",
-            "tests/faults/test_fault_journal.py",
-            "tests/faults/test_fault_folders.py",
+            "tests/engine/test_fault_journal.py",
+            "tests/merge/test_fault_folders.py",
         ),
     ),
     "publish": Group(
         ("hubmerge/output/publish.py", "hubmerge/hub/writing.py", "hubmerge/output/finished.py"),
         (
-            "tests/test_publish.py",
-            "tests/faults/test_fault_publishing.py",
-            "tests/faults/test_fault_withdrawal.py",
+            "tests/output/test_publish.py",
+            "tests/output/test_fault_publishing.py",
+            "tests/output/test_fault_withdrawal.py",
             "tests/cli/test_cli_license.py",
-            "tests/scale/test_server_copies.py",
+            "tests/output/test_server_copies.py",
         ),
     ),
     "store": Group(
         tuple(f"workflows/jobs/{name}.py" for name in ("store", "transitions", "jobs", "tokens")),
-        tuple(f"tests/workflows/test_job_{name}.py" for name in ("claims", "database", "states", "tokens")),
+        tuple(f"tests/workflows/jobs/test_job_{name}.py" for name in ("claims", "database", "states", "tokens")),
     ),
     "watchers": Group(
         ("workflows/watchers/*.py",),
-        tuple(
-            f"tests/watchers/test_watch_{name}.py"
-            for name in ("decisions", "deliveries", "failures", "rules", "schedule", "store", "webhook")
+        (
+            *(
+                f"tests/workflows/watchers/test_watch_{name}.py"
+                for name in ("decisions", "deliveries", "failures", "rules", "store", "webhook")
+            ),
+            "tests/workflows/schedule/test_watch_schedule.py",
         ),
     ),
     "board": Group(
         ("hubmerge/leaderboard/*.py",),
         (
-            *(f"tests/board/test_board_{name}.py" for name in ("export", "files", "intervals", "source")),
-            "tests/board/test_leaderboard.py",
-            "tests/board/test_provenance.py",
+            *(f"tests/leaderboard/test_board_{name}.py" for name in ("export", "files", "source")),
+            "tests/output/test_board_intervals.py",
+            "tests/leaderboard/test_leaderboard.py",
+            "tests/leaderboard/test_provenance.py",
         ),
     ),
     "localhub": Group(

@@ -21,7 +21,7 @@ from hubmerge.errors import HubmergeError, IncompatibleError, NonFiniteError
 from hubmerge.hub.client import Hub
 from hubmerge.output import diff as diff_module
 from hubmerge.output.diff import Change, Diff, comparison_recipe, measure, open_comparison
-from hubmerge.output.diff_figure import draw
+from hubmerge.output.diff_figure import draw, figure_of
 from hubmerge.output.diff_words import NOTHING_CHANGED, in_words, thresholds
 from hubmerge.statistics.statistics import layer_of, module_of
 
@@ -611,14 +611,12 @@ def test_figures_of_models_without_layers_with_many_or_without_changes_are_drawn
 
 def test_a_denser_module_is_drawn_lighter_and_longer(example: Diff) -> None:
     """Attention in layer 0 (42%) is the lightest cell, and norms, changed most of all, have the longest bar."""
-    with Image.open(io.BytesIO(draw(example))) as image:
-        pixels = np.asarray(image.convert("RGB")).astype(int)
-    rows = {"attention": 144, "mlp": 183, "norm": 222}  # the first panel's, in the picture of the example
-    heat = {name: pixels[y, 240] for name, y in rows.items()}
-    brightness = {name: int(color.sum()) for name, color in heat.items()}
+    heat, bars = figure_of(example).subfigs[0].axes[:2]
+    rows = {name: list(example.modules).index(name) for name in ("attention", "mlp", "norm")}
+    shades = heat.images[0].to_rgba(heat.images[0].get_array())
+    brightness = {name: shades[row, 0, :3].sum() for name, row in rows.items()}
     assert brightness["attention"] > brightness["norm"] > brightness["mlp"]
-    blue = (np.abs(pixels - [0, 0x72, 0xB2]).sum(2) < 6)[:, 880:]
-    lengths = [int(blue[y].sum()) for y in rows.values()]
+    lengths = [bars.patches[row].get_width() for row in rows.values()]
     density = [example.modules[name].density for name in rows]
     assert lengths[2] > lengths[0] > lengths[1]
     assert lengths[0] / lengths[2] == pytest.approx(density[0] / density[2], abs=0.03)

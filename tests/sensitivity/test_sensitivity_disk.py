@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from sensitivity_helpers import PAIRS, write_rows
 
 from hubmerge.engine.stream import StreamOptions
-from hubmerge.errors import DiskError
+from hubmerge.errors import DiskError, MemoryLimitError
 from hubmerge.hub.client import Hub
 from hubmerge.merge import merge_to_folder
 from hubmerge.output.report import Report
@@ -31,7 +31,6 @@ from hubmerge.plan.disk import (
 )
 from hubmerge.prepare import Prepared, prepare
 from hubmerge.recipe.recipe import recipe_from_dict
-from hubmerge.sensitivity import staging
 from localhub.fault_rules import FaultSwitch, Observe
 from localhub.process import LocalHubProcess
 
@@ -179,13 +178,14 @@ def test_results_lie_beside_the_merge_and_take_from_the_budget_of_its_inputs(
     assert input_budget([without], [tmp_path / "out"], tmp_path / "inputs", limit) == sensitivity_need([plan])
 
 
-def test_what_memory_cannot_hold_is_counted_too(
+def test_what_memory_cannot_hold_is_refused_before_a_weight_is_fetched(
     recipe: dict[str, Any], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared = planned(recipe, hub)
-    monkeypatch.setattr(staging, "_budget", lambda device: 0)
-    with pytest.raises(DiskError, match="not enough disk to compute"):
-        merge(prepared, hub, tmp_path / "work", computing_peak(prepared.plan) + 4 * prepared.plan.elements - 1)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("Memory", (), {"available": 0}))
+    with pytest.raises(MemoryLimitError, match="too large for its sensitivity"):
+        merge(prepared, hub, tmp_path / "work", None)
+    assert not list((tmp_path / "work").rglob("*.safetensors"))
 
 
 def test_what_is_free_is_the_limit_where_no_budget_is_given(

@@ -110,47 +110,6 @@ def test_at_no_time_is_more_than_one_gradient_alive(tmp_path, tied):
         assert list(storages)[-1] == "model.embed_tokens.weight"  # from the loss to the input, tied or not
 
 
-def test_offloaded_weights_leave_the_device_layer_by_layer(tmp_path):
-    from hubmerge.hub.client import Hub
-    from hubmerge.recipe.model_name import ModelName
-    from hubmerge.sensitivity import staging
-    from hubmerge.sensitivity.names import map_names
-    from hubmerge.sources.open import open_model
-
-    model = open_model(ModelName.parse(str(llama(tmp_path / "model"))), Hub(), allow_local=True)
-    staging.stage_small_files(model, Hub(), tmp_path / "staged")
-    staging.stage_weights(model, Hub(), tmp_path / "staged", tmp_path, lambda _: None)
-    network = staging.load_model(
-        tmp_path / "staged", "test", dtype="float32", device="cpu", weight_bytes=2, memory_bytes=1
-    )
-    assert {p.device.type for p in network.parameters()} == {"meta"}
-    weights: dict[str, list[StorageWeakRef]] = {}
-    alive: list[set[str]] = []
-
-    def add(name, gradient):
-        alive.append({n for n, copies in weights.items() if not all(c.expired() for c in copies)})
-
-    gradients = PairGradients(network, map_names(network, model).owner, add)
-    for name, module in network.named_modules():
-        if hasattr(module, "_hf_hook"):
-            hook = module._hf_hook
-            placed = hook.pre_forward
-
-            def watched(module, *args, _name=name, _placed=placed, **kwargs):
-                result = _placed(module, *args, **kwargs)
-                copies = [StorageWeakRef(p.untyped_storage()) for p in module.parameters(recurse=False)]
-                weights.setdefault(_name, []).extend(copies)
-                return result
-
-            hook.pre_forward = watched
-    gradients.add_pair((3, 4, 5, 6), 2, "row")
-    layers = [{n.split(".")[2] for n in names if n.startswith("model.layers.")} for names in alive]
-    assert len(alive) == len(model.tensors)
-    assert {"0"} in layers
-    assert {"1"} in layers
-    assert {"0", "1"} not in layers  # never the weights of both
-
-
 def test_squares_and_sums_are_rounded_to_float32_one_after_the_other(tmp_path):
     sums = SquareSums(tmp_path, {"a": (2, 3), "b": ()}, "identity")
     generator = torch.Generator().manual_seed(0)

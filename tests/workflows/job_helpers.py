@@ -34,7 +34,7 @@ FINAL = JobError(code="E_FORMAT", message="no safetensors")
 class FakeClock:
     def __init__(self) -> None:
         self.boot_id = "boot-1"
-        self.wall = datetime(2030, 1, 1, tzinfo=UTC)
+        self.wall = datetime(2030, 1, 1, 12, tzinfo=UTC)
         self.seconds = 1000.0
 
     def now(self) -> datetime:
@@ -43,9 +43,11 @@ class FakeClock:
     def steady(self) -> float:
         return self.seconds
 
-    def pass_time(self, seconds: float) -> None:
-        self.seconds += seconds
-        self.wall += timedelta(seconds=seconds)
+    def pass_time(self, seconds: float = 0.0, **how: float) -> None:
+        """For so many seconds, or for what `timedelta` takes."""
+        passed = timedelta(seconds=seconds, **how)
+        self.seconds += passed.total_seconds()
+        self.wall += passed
 
     def reboot(self) -> None:
         self.boot_id = f"boot-{int(self.boot_id[5:]) + 1}"

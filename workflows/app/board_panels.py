@@ -15,7 +15,7 @@ from hubmerge.leaderboard.values import COMBINED, Board, Refusal, Row, SuiteBoar
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from hubmerge.output.domains import ParentLine
-from workflows.app.board_table import NOTHING, interval_text, model_link, retention_text
+from workflows.app.board_table import NOTHING, interval_text, model_link, skills_text
 from workflows.app.format import bytes_text, el, join, link, percent_text, repo_link, time_text
 from workflows.app.panels import facts_grid, notice, section, table
 
@@ -60,7 +60,7 @@ def comparison(rows: Sequence[Row], suite: SuiteBoard) -> Markup:
         found = [r.domain(name) for r in rows]
         values = [None if d is None else d.score.value for d in found]
         lines.append((name, *_best(values, [interval_text(d.score if d else None) for d in found])))
-    lines.append(("Retention", *(retention_text(r.retention) for r in rows)))
+    lines.append(("Skills kept", *(skills_text(r) for r in rows)))
     lines.append(("Synergy", *(", ".join(r.synergy) or NOTHING for r in rows)))
     change = [interval_text(r.instruction_change, sign=True) for r in rows]
     lines.append(("Instruction following against the base", *change))
@@ -177,12 +177,11 @@ def _dataset(endpoint: str, dataset: str, revision: str) -> Markup:
 def _against_parents(row: Row) -> Markup | None:
     if not row.parents or not row.domains:
         return None
-    heads = ["Domain", "This model", "Kept", "Against them", *(_parent_head(p.id, p.sha, p.role) for p in row.parents)]
+    heads = ["Domain", "This model", "Against them", *(_parent_head(p.id, p.sha, p.role) for p in row.parents)]
     lines = [
         (
             line.domain,
             el("strong", interval_text(line.score)),
-            retention_text(line.retention),
             line.verdict or NOTHING,
             *(_theirs(p, line.domain) for p in row.parents),
         )
@@ -190,7 +189,24 @@ def _against_parents(row: Row) -> Markup | None:
     ]
     change = row.instruction_change
     told = f"Instruction following against the base: {interval_text(change, sign=True)}." if change else None
-    return join(el("h4", "Against its parents"), _wide_table(heads, lines), el("p", told) if told else None)
+    return join(
+        _skills(row), el("h4", "Against its parents"), _wide_table(heads, lines), el("p", told) if told else None
+    )
+
+
+def _skills(row: Row) -> Markup | None:
+    """How much is kept of each skill of the parents."""
+    if row.skills is None:
+        waiting = [p.id for p in row.parents if p.status != "scored"]
+        told = f"Told once every parent is scored; missing: {', '.join(waiting)}." if waiting else ""
+        return join(el("h4", "Skills kept"), el("p", told, cls="hm-dim")) if told else None
+    lines = [(s.task, s.text, "kept" if s.kept else "lost", s.best_parent) for s in row.skills.skills]
+    heads = ("Skill", "Kept of its gain", "Counts as", "Best parent")
+    return join(
+        el("h4", "Skills kept"),
+        el("p", el("strong", row.skills.text), cls="hm-overall"),
+        table(heads, lines) if lines else None,
+    )
 
 
 def _theirs(parent: ParentLine, domain: str) -> str:

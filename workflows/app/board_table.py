@@ -6,7 +6,6 @@ checked. Columns of foreign text have the datatype "str", which gradio shows lit
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from hubmerge.markdown import short_count
 from hubmerge.output.intervals import Estimate
 from workflows.app.format import bytes_text, el, link, time_text
 
-VIEWS = ("Scores", "Retention", "Merges")
+VIEWS = ("Scores", "Skills kept", "Merges")
 MAX_ROWS = 2000  # sent to a browser; the CSV has all
 MAX_TEXT = 120
 NOTHING = "–"
@@ -46,7 +45,7 @@ def model_link(model: str, sha: str = "", text: object = "") -> Any:
 
 
 def columns(suite: SuiteBoard, view: str) -> tuple[Column, ...]:
-    chosen = {"Scores": _score_columns, "Retention": _retention_columns, "Merges": _merge_columns}[view](suite)
+    chosen = {"Scores": _score_columns, "Skills kept": _skill_columns, "Merges": _merge_columns}[view](suite)
     return (
         Column("Rank", "number", lambda r: r.rank, lambda r: NOTHING if r.rank is None else str(r.rank), 70),
         Column("Model", "html", _model_cell, _model_cell, 260),
@@ -83,6 +82,7 @@ def _model_cell(row: Row) -> str:
 def _score_columns(suite: SuiteBoard) -> Sequence[Column]:
     return (
         _estimate("Overall", lambda r: r.overall),
+        _text("Skills kept", skills_text, 230),
         *(_estimate(_heading(d), _domain_score(d)) for d in suite.domains if len(suite.domains) > 1),
         _text("Method", lambda r: r.facts.method or ("" if r.facts.is_merge else "not a merge"), 130),
         _number("Parameters", lambda r: r.facts.parameters, short_count),
@@ -91,14 +91,27 @@ def _score_columns(suite: SuiteBoard) -> Sequence[Column]:
     )
 
 
-def _retention_columns(suite: SuiteBoard) -> Sequence[Column]:
+def _skill_columns(suite: SuiteBoard) -> Sequence[Column]:
     return (
-        _retention("Retention", lambda r: r.retention),
-        *(_retention(_heading(d), _domain_retention(d)) for d in suite.domains),
+        Column("Best first", "number", lambda r: r.skills_rank, lambda r: str(r.skills_rank or NOTHING), 90),
+        _text("Skills kept", skills_text, 260),
+        *(_text(task[:40], _gain_kept(task), 150) for task in _skills_of(suite)),
         _text("Synergy", lambda r: ", ".join(_synergy(r)), 150),
         _estimate("Instruction vs base", lambda r: r.instruction_change, sign=True, width=150),
         _text("Parents scored", lambda r: _parents(r), 120),
     )
+
+
+def _skills_of(suite: SuiteBoard) -> Sequence[str]:
+    """The tasks that are a skill of some merge's parents, as the rows have them in order."""
+    return list(dict.fromkeys(s.task for row in suite.rows if row.skills for s in row.skills.skills))
+
+
+def _gain_kept(task: str) -> Callable[[Row], str]:
+    def text(row: Row) -> str:
+        return next((s.text for s in (row.skills.skills if row.skills else ()) if s.task == task), NOTHING)
+
+    return text
 
 
 def _merge_columns(suite: SuiteBoard) -> Sequence[Column]:
@@ -125,10 +138,6 @@ def _domain_score(name: str) -> Callable[[Row], Estimate | None]:
     return lambda row: line.score if (line := row.domain(name)) else None
 
 
-def _domain_retention(name: str) -> Callable[[Row], Estimate | None]:
-    return lambda row: line.retention if (line := row.domain(name)) else None
-
-
 def _synergy(row: Row) -> list[str]:
     return [d.domain + ("" if d.synergy_certain else " (within chance)") for d in row.domains if d.synergy]
 
@@ -144,13 +153,6 @@ def _estimate(title: str, of: Callable[[Row], Estimate | None], *, sign: bool = 
         return None if estimate is None else round(100 * estimate.value, 4)
 
     return Column(title, "number", value, lambda row: estimate_text(of(row), sign=sign), width)
-
-
-def _retention(title: str, of: Callable[[Row], Estimate | None]) -> Column:
-    def value(row: Row) -> float | None:
-        return None if (retention := of(row)) is None else retention.value
-
-    return Column(title, "number", value, lambda row: retention_text(of(row)), 150)
 
 
 def _number(title: str, of: Callable[[Row], float | None], text: Callable[[float], str], width: int = 110) -> Column:
@@ -186,12 +188,9 @@ def scales_text(scales: Sequence[float | None]) -> str:
     return ", ".join(NOTHING if s is None else f"{s:.3g}" for s in scales)
 
 
-def retention_text(retention: Estimate | None) -> str:
-    """110 % (85 to 142)."""
-    if retention is None:
-        return NOTHING
-    high = f"to {100 * retention.high:.0f}" if math.isfinite(retention.high) else "or more"
-    return f"{100 * retention.value:.0f} % ({100 * retention.low:.0f} {high})"
+def skills_text(row: Row) -> str:
+    """3 of 3 skills: 88 · 99 · 95 %; nothing for what is no merge or has a parent without a score."""
+    return row.skills.text if row.skills else NOTHING
 
 
 def _share(value: float) -> str:

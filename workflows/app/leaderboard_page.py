@@ -25,9 +25,11 @@ _GUIDE = (
     ("Score", "percent of the prompts answered right; ± is half of Wilson's 95 % interval."),
     ("Rank", "1 + the number of models whose interval lies wholly above. Models that overlap share a rank."),
     (
-        "Retention",
-        "the score ÷ that of the best parent (base included) under the same suite, version and split; in brackets the "
-        "limits of its 95 % interval, below 100 on both sides where the loss is beyond chance.",
+        "Skills kept",
+        "a skill is a task at which a parent is above the base beyond chance. Kept of it is (merge − base) ÷ (best "
+        "parent − base), with its 95 % interval; it counts as kept from one half, where the merge, too, is above the "
+        "base beyond chance. Told once every parent is scored. Best first: those that keep skills of several parents, "
+        "by the number of skills kept, then by the mean.",
     ),
     ("Synergy", "domains in which the merge is above every parent; within chance where a difference's interval has 0."),
     ("Failed, flagged", "listed without a rank. A flag passes on to everything that was merged from the model."),

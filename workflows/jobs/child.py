@@ -26,20 +26,20 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import cast
 
 from hubmerge import extras
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
-from workflows.jobs.guard import die_with_parent, lock_workdir, start_guardian
+from hubmerge.isolation.confinement import die_with_parent, give_way
+from hubmerge.isolation.in_child import own_pipes, ran_out_of_memory
+from hubmerge.isolation.scrub import Scrubber
+from workflows.jobs.guard import lock_workdir, start_guardian
 from workflows.jobs.logs import set_up_logging
 from workflows.jobs.protocol import Event, Failure, JobSpec, Line, Pipeline, Result, encode
-from workflows.jobs.scrub import Scrubber
 
 DEFAULT_PIPELINE = "workflows.jobs.pipeline:run"
 LOCK_WAIT_S = 20.0
-OOM_SCORE = "900"  # of 1000: the kernel, short of memory, takes this process and leaves the application
 
 
 class Cancellation:
@@ -81,7 +81,7 @@ class Cancellation:
         raise CancelledError("the job was cancelled")
 
 
-class Channel:
+class EventWriter:
     """Events to the worker; any thread may emit."""
 
     def __init__(self, descriptor: int, scrubber: Scrubber, cancellation: Cancellation) -> None:
@@ -102,11 +102,11 @@ class Channel:
             self.has_result |= isinstance(line, Result)
 
 
-def run_job(spec: JobSpec, pipeline: str, channel: Channel, scrubber: Scrubber) -> int:
+def run_job(spec: JobSpec, pipeline: str, events: EventWriter, scrubber: Scrubber) -> int:
     """Run the pipeline and turn however it ends into a line and an exit code."""
     try:
-        _load(pipeline)(spec, channel.emit)
-        if not channel.has_result:
+        _load(pipeline)(spec, events.emit)
+        if not events.has_result:
             raise InternalError("the pipeline ended without a result", where=pipeline)
     except CancelledError:
         raise
@@ -115,7 +115,7 @@ def run_job(spec: JobSpec, pipeline: str, channel: Channel, scrubber: Scrubber) 
         failure = _failure_of(error)
     else:
         return 0
-    channel.send(failure)
+    events.send(failure)
     return 1
 
 
@@ -131,49 +131,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     die_with_parent(os.getppid())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would hold the token
-    commands, events = _move_pipes_away()
+    commands, descriptor = own_pipes()
     guarded = options.guard_seconds is not None
     with open(commands, "rb", closefd=False) as document:
         spec = JobSpec.model_validate_json(document.readline() if guarded else document.read())
     spec.workdir.mkdir(parents=True, exist_ok=True)
     scrubber = Scrubber(spec.token)
     cancellation = Cancellation()
-    channel = Channel(events, scrubber, cancellation)
+    events = EventWriter(descriptor, scrubber, cancellation)
     try:
         cancellation.install()
         if os.getpgrp() != os.getpid():
             os.setsid()
         if lock_workdir(spec.workdir, LOCK_WAIT_S) is None:
             busy = InternalError("an earlier attempt still works in the job's folder", where=str(spec.workdir))
-            channel.send(Failure.model_validate({**busy.as_dict(), "retryable": True}))
+            events.send(Failure.model_validate({**busy.as_dict(), "retryable": True}))
             return 1
         if guarded:
-            start_guardian(commands, options.guard_seconds, close=(events,))
-        with suppress(OSError):  # not every sandbox has the file
-            Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
+            start_guardian(commands, options.guard_seconds, close=(descriptor,))
+        give_way()
         set_up_logging()
-        code = run_job(spec, options.pipeline, channel, scrubber)
+        code = run_job(spec, options.pipeline, events, scrubber)
     except CancelledError as error:
-        if channel.has_result:  # it came too late: what is published is published
+        if events.has_result:  # it came too late: what is published is published
             return 0
-        channel.send(Failure.model_validate(error.as_dict()))
+        events.send(Failure.model_validate(error.as_dict()))
         return 1
     cancellation.disarm()
     return code
-
-
-def _move_pipes_away() -> tuple[int, int]:
-    """Private descriptors of the real stdin and stdout, which no program that the job starts inherits.
-
-    What reads number 0 now reads nothing, and what writes to number 1 writes to stderr.
-    """
-    sys.stdout.flush()
-    commands, events = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    return commands, events
 
 
 def _load(name: str) -> Pipeline:
@@ -188,8 +173,7 @@ def _failure_of(error: BaseException) -> Failure:
         named = error
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         named = DiskError("the disk is full", where=str(error.filename or ""), next_step="Try again later.")
-    # Torch's error for the GPU is known by its name, so that torch need not be imported here.
-    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    elif ran_out_of_memory(error):
         named, retryable = MemoryLimitError("the job ran out of memory", got=str(error)), True
     elif isinstance(error, ModuleNotFoundError) and (missing := extras.explained(error)) is not None:
         named = missing

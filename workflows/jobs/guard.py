@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import os
 import re
@@ -26,18 +25,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+from hubmerge.isolation.confinement import die_with_parent
+
 LOCK_NAME = ".lock"
-_PR_SET_PDEATHSIG = 1
 _OWNER = re.compile(r"[A-Za-z0-9._-]{1,128}\Z")
 _LOCK_RETRY_S = 0.05
-
-
-def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when the thread that started it ends."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it died before the kernel knew of our wish
-        os.kill(os.getpid(), signum)
 
 
 def lock_workdir(workdir: Path, wait_s: float) -> int | None:

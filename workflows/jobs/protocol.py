@@ -10,15 +10,14 @@ before it returns.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SecretStr, TypeAdapter
 
 from workflows.jobs.jobs import Frozen, JobError
-
-MAX_LINE_BYTES = 1024 * 1024
 
 
 class JobSpec(Frozen):
@@ -104,3 +103,13 @@ def encode(line: Line) -> str:
 def decode(text: str | bytes) -> Line:
     """The event that `text` is; a `ValueError` where it is none."""
     return _LINE.validate_json(text)
+
+
+def decoded(lines: Iterable[bytes]) -> Iterator[Line]:
+    """The events among the lines of a child; one that is too long is told of, and what is none is left out."""
+    for line in lines:
+        if not line.endswith(b"\n"):
+            yield Notice(message=f"an event of more than {len(line)} bytes was dropped")
+            continue
+        with suppress(ValueError):
+            yield decode(line)

@@ -23,9 +23,9 @@ from threading import Event as Flag
 from typing import Any
 
 from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
+from hubmerge.isolation.child import ChildProcess
 from workflows.jobs.jobs import DatabaseBusyError, Job, JobError, StaleFenceError, State
-from workflows.jobs.process import ChildProcess
-from workflows.jobs.protocol import Failure, Line, Progress, Result, StageStarted
+from workflows.jobs.protocol import Failure, Progress, Result, StageStarted, decoded
 from workflows.jobs.store import Store
 
 log = logging.getLogger(__name__)
@@ -134,9 +134,9 @@ class Supervision:
                 self._stop = Stop.SHUTDOWN
                 return
 
-    def _take(self, lines: list[Line]) -> None:
+    def _take(self, lines: list[bytes]) -> None:
         """Sort what the child said; nothing is written yet, so nothing can be lost half-way."""
-        for line in lines:
+        for line in decoded(lines):
             if isinstance(line, Progress):
                 self._stage, self._progress, self._moved = line.stage, line, True
             elif isinstance(line, Result):

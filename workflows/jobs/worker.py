@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -23,13 +24,15 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from hubmerge.errors import InternalError, LoginError
+from hubmerge.isolation.child import ChildProcess
+from hubmerge.isolation.confinement import die_with_parent
+from hubmerge.isolation.scrub import Scrubber
 from hubmerge.plan.disk import used_bytes
 from hubmerge.settings import Settings, load_settings
 from workflows.jobs.child import DEFAULT_PIPELINE
-from workflows.jobs.guard import SignOfLife, die_with_parent, lock_workdir
+from workflows.jobs.guard import SignOfLife, lock_workdir
 from workflows.jobs.jobs import Job, JobError, State
 from workflows.jobs.logs import set_up_logging
-from workflows.jobs.process import ChildProcess, child_environment
 from workflows.jobs.protocol import JobSpec
 from workflows.jobs.results_keys import results_keys
 from workflows.jobs.store import LEASE_S, Store
@@ -46,6 +49,13 @@ PIPELINES: Mapping[str, str] = {
 CHILD = (sys.executable, "-m", "workflows.jobs.child")
 KEPT_FAILED_SHARE = 0.1  # of the disk
 _GUARD_SHARE = 0.8  # the guardian gives up before the lease does
+_SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|KEY)S?($|_)")
+
+
+def child_environment(environment: Mapping[str, str], endpoint: str) -> dict[str, str]:
+    """The worker's environment without its secrets: a job has its user's token, never the Space's."""
+    kept = {name: value for name, value in environment.items() if not _SECRET_NAME.search(name)}
+    return kept | {"HF_ENDPOINT": endpoint, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}
 
 
 class Worker:
@@ -137,7 +147,8 @@ class Worker:
         environment = child_environment(os.environ, self._settings.endpoint)
         try:
             spec.workdir.mkdir(parents=True, exist_ok=True)
-            child = ChildProcess(command, spec, environment)
+            log_file, scrubber = spec.workdir / "child.log", Scrubber(token)
+            child = ChildProcess(command, spec.to_line(), environment, log_file, scrubber, beating=True)
         except OSError as error:  # no memory for a process, or no disk for its folder
             failure = InternalError("the job's process could not be started", got=str(error))
             return self._store.fail(job.id, job.fence, JobError.of(failure, retryable=True))

@@ -1,4 +1,4 @@
-"""What all parsers of calls share: the call, the languages, the bounds on hostile text, and its refusal."""
+"""The common parts of all parsers of calls: the call, the languages, the bounds on hostile text, and its refusal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_bounds(text: str) -> None:
 
 
 def enclosed(text: str, opening: str, closing: str, least: int = 0) -> Iterator[str]:
-    """What stands between `opening` and the next `closing` of the same line, for every pair from the left.
+    """The text between `opening` and the next `closing` of the same line, for every pair from the left.
 
     The meaning of the regular expression `opening(.*?)closing` (with `least` = 1: `.+?`), in linear time.
     """

@@ -1,8 +1,8 @@
 """The text of an answer → its calls.
 
-Which syntax an answer is in is read from the answer: tags of tool calls, else one JSON list or object, else the
-syntax that the task asks for. As in bfcl-eval, reasoning up to `</think>` and the ticks of a code fence are cut off,
-and a missing bracket of the list at either end is added; what is left has to be a list of calls and nothing else.
+The answer itself shows its syntax: tags of tool calls, else one JSON list or object, else the syntax that the task asks
+for. As in bfcl-eval, reasoning up to `</think>` and the ticks of a code fence are cut off, and a missing bracket of the
+list at either end is added; the rest must be a list of calls and nothing else.
 """
 
 from __future__ import annotations

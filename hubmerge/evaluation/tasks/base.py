@@ -1,7 +1,7 @@
-"""What a benchmark task is: where its rows lie, how a row becomes a prompt, and how an answer is scored.
+"""The definition of a benchmark task: where its rows lie, how a row becomes a prompt, and how an answer is scored.
 
-Plain values and functions that import nothing heavy, so that the suites, the command line and the tests know a
-task without starting lighteval; `hubmerge.evaluation` turns them into lighteval's in the evaluating process.
+Tasks are plain values and functions that import nothing heavy, so the suites, the command line and the tests can use
+them without lighteval. `hubmerge.evaluation` turns them into lighteval's tasks in the evaluating process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Rows:
-    """Where a task's rows lie on the Hub."""
+    """The place of a task's rows on the Hub."""
 
     repo: str  # dataset id
     subset: str | None = None

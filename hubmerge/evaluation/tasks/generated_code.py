@@ -1,4 +1,4 @@
-"""The program in a model's answer: from a fenced block, from plain code, or as the rest of a function it was given."""
+"""Finds the program in a model's answer: a fenced block, plain code, or the rest of a function that it was given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _STARTS_CODE = re.compile(r"^(?:from|import|def|async def|class|@)\b|^@", re.MUL
 
 
 def without_thoughts(answer: str) -> str:
-    """What follows the model's visible reasoning; all of it where it shows none."""
+    """The answer without the model's visible reasoning."""
     return answer.rpartition("</think>")[2]
 
 
@@ -64,7 +64,7 @@ def completed(prompt: str, answer: str, name: str) -> str:
 
 
 def before_definition(prompt: str, name: str) -> str:
-    """What of `prompt` stands before its function `name`: imports and helpers."""
+    """The part of `prompt` before its function `name`: imports and helpers."""
     return prompt[: _definition(prompt, name)]
 
 

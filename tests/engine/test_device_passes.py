@@ -1,0 +1,111 @@
+"""The device's pass gives the definition's bits: every method, dtype, rounding and size, in torch on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+import engine_helpers
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_compiled import chunk_of, for_method, rule_of
+from torch.profiler import ProfilerActivity, profile
+
+from hubmerge.counter_rng import Key, draws, make_key, uniform
+from hubmerge.dtypes import STORAGE, encode
+from hubmerge.engine.counting import BLOCK, block_sums
+from hubmerge.engine.device import arithmetic
+from hubmerge.engine.device.choose import bytes_per_element
+from hubmerge.engine.device.engine import Engine, _Lane
+from hubmerge.methods import registry
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("method", list(registry()))
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize(
+    ("stored", "output"), [("BF16", "BF16"), ("F32", "F32"), ("F16", "F16"), ("mixed", "F16"), ("BF16", "F32")]
+)
+def test_every_method_gives_the_bits_of_the_definition(
+    engine: Engine, method: str, rounding: str, stored: str, output: str
+) -> None:
+    dtypes = tuple(["F32", "BF16", "F16"][k % 3] if stored == "mixed" else stored for k in range(4))
+    for n in (1, 2 * BLOCK + 65):
+        chunk = for_method(chunk_of(3, n, dtypes, start=7 * BLOCK), method)
+        engine_helpers.compare(engine, chunk, rule_of(method, chunk, rounding), output)
+
+
+@pytest.mark.parametrize("agents", [2, 9])
+def test_any_number_of_agents_is_counted(engine: Engine, agents: int) -> None:
+    chunk = for_method(chunk_of(agents, BLOCK + 1, ("BF16",) * (agents + 1)), "ram_plus")
+    engine_helpers.compare(engine, chunk, rule_of("ram_plus", chunk, "stochastic"), "BF16")
+
+
+@pytest.mark.parametrize("method", ["dare_ties", "sar"])  # with most beside the inputs
+@pytest.mark.parametrize("agents", [2, 8, 20])
+def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(agents: int, method: str) -> None:
+    """By torch's own account of what is taken and given back, on the CPU."""
+    n = 8 * BLOCK
+    chunk = for_method(chunk_of(agents, n, ("F32",) * (agents + 1)), method)
+    rule, lane = rule_of(method, chunk, "stochastic"), _Lane(CPU)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        lane.merge(chunk, rule, "F16", make_key(0, "x"), with_inputs=True)
+    events = seen.profiler.kineto_results.events()
+    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    most = max(accumulate(size for _, size in changes))
+    assert n * bytes_per_element(agents) // 2 < most <= n * bytes_per_element(agents)
+
+
+def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:
+    chunk = for_method(chunk_of(2, 5000, ("F32",) * 3), "linear")
+    rule = rule_of("linear", chunk, "stochastic")
+    chunk.raws[0][3], chunk.raws[1][4], chunk.raws[2][4999] = np.nan, np.inf, -np.inf
+    for output in ("BF16", "F16", "F32"):
+        found = engine.merge_chunk(chunk, rule, output, make_key(0, "x"), with_inputs=True)
+        assert found.inputs is not None
+        assert found.inputs.tally.nonfinite.tolist() == [1, 1, 1]
+        assert found.result.tally.nonfinite == 3
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(1, 200))
+@settings(max_examples=100, deadline=None)
+def test_draws_are_those_of_the_counter(first: int, second: int, start: int, count: int) -> None:
+    key = Key(first, second)
+    found = arithmetic.draws(key, start, count, CPU).numpy().view(np.uint64)
+    assert found.tobytes() == draws(key, start, count).tobytes()
+    assert arithmetic.uniform(key, start, count, CPU).numpy().tobytes() == uniform(key, start, count).tobytes()
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=64), st.integers(0, 2**32))
+@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_every_float_is_rounded_alike(dtype: str, rounding: str, values: list[float], seed: int) -> None:
+    array = np.array(values, dtype=np.float32)
+    random = draws(Key(seed, seed), 0, len(array))
+    found = arithmetic.encode(
+        torch.from_numpy(array.copy()), dtype, rounding, torch.from_numpy(random.view(np.int64).copy())
+    )
+    wanted = encode(array, dtype, rounding, random)
+    assert found.view(torch.uint8).numpy().view(STORAGE[dtype]).tobytes() == wanted.tobytes()
+
+
+@given(st.integers(1, 3), st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_sums_have_the_order_of_the_definition(blocks: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    wide = np.ldexp(rng.standard_normal((2, blocks * BLOCK)), rng.integers(-40, 40, (2, blocks * BLOCK)))
+    values = wide.astype(np.float32)
+    found = arithmetic.block_sums(torch.from_numpy(values.copy())).numpy()
+    assert found.tobytes() == np.stack([block_sums(v) for v in values]).tobytes()

@@ -1,0 +1,272 @@
+"""ZeroGPU's bursts with a platform of our own that forks, pickles, refuses and kills: a GPU costs no byte."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import f32, tensor, write_model
+from fake_spaces import spaces
+from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
+from test_device_engine import Warned
+from test_stream_sensitive import CALIBRATION, write_sensitivities
+from test_stream_sensitive import run as weighed
+
+from hubmerge.engine.device import zero
+from hubmerge.engine.device.burst_process import BurstProcess
+from hubmerge.engine.device.zero import Burst, Bursts, announce, lent_bursts, run_burst
+from hubmerge.engine.journal import Journal
+from hubmerge.engine.shard_work import Output
+from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_variants
+from hubmerge.errors import CancelledError, NonFiniteError
+from hubmerge.plan.plan import Plan
+from hubmerge.settings import load_settings
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+
+FAKE = Path(spaces.__file__).parents[1]
+ROOT = FAKE.parents[1]
+
+
+@pytest.fixture(autouse=True)
+def platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, value in spaces_environment(tmp_path / "notes").items():
+        monkeypatch.setenv(name, value)
+    yield
+    assert not [worker for worker in spaces.notes("worker") if Path(f"/proc/{worker}/exe").exists()]
+
+
+def spaces_environment(notes: Path) -> dict[str, str]:
+    return {
+        "SPACES_ZERO_GPU": "true",
+        "PYTHONPATH": f"{FAKE}{os.pathsep}{ROOT}",
+        "FAKE_SPACES_NOTES": str(notes),
+    }
+
+
+def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    """Wait for a condition; the limit only turns a hang into a failure."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Watching(Warned):
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[int] = []
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self.done.append(done)
+        assert total > 0
+
+
+def merged(plan: Plan, out: Path, observer: Warned | None = None, **options: Any) -> tuple[MergeResult, list[str]]:
+    out.mkdir()
+    observer = observer or Watching()
+    bursts = Bursts(**options)
+    with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
+        try:
+            stream = StreamOptions(4096, 2, backend="eager", bursts=bursts)
+            found = merge(plan, reader, Journal.open(out, plan, resume=False), out, stream, observer)
+        finally:
+            bursts.close()
+    return found, observer.messages
+
+
+def test_every_shard_is_one_burst_with_the_bytes_of_the_cpu(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    by_tensor = {"parameters": {"scope": "tensor"}}
+    for number, (method, fields) in enumerate((("ram_plus", {}), ("ram_plus", by_tensor), ("ties", {}))):
+        before = len(spaces.notes("call"))
+        plan = plan_of(tmp_path, method, max_shard_bytes=12_000, **fields)
+        wanted = run(plan, tmp_path / f"cpu{number}")
+        found, warnings = merged(plan, tmp_path / f"lent{number}")
+        assert bytes_of(tmp_path / f"lent{number}", plan) == bytes_of(tmp_path / f"cpu{number}", plan)
+        assert found.statistics.total.to_json() == wanted.statistics.total.to_json()
+        assert found.total.to_json() == wanted.total.to_json()
+        assert warnings == []
+        assert len(spaces.notes("call")) - before == len(plan.shards) > 1
+        assert found.device["bursts"] == len(plan.shards)
+    assert set(spaces.notes("call")) == {"15"}  # seconds: the shards are small
+
+
+@pytest.mark.parametrize(("how", "calls"), [("quota@2", 2), ("kill@2", 2), ("hang", 1), ("queue", 1)])
+def test_a_burst_that_is_refused_killed_or_late_goes_on_on_the_cpu_with_the_same_bytes_and_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, calls: int
+) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram_plus", max_shard_bytes=12_000)
+    run(plan, tmp_path / "cpu")
+    monkeypatch.setenv("FAKE_SPACES", how)
+    if "@" not in how:  # waited for in vain until the test sees it hang
+        monkeypatch.setattr(zero, "seconds_of", lambda burst, asking: 0)
+        _, warnings = merged(plan, tmp_path / "lent", patience_s=6.0)
+    else:
+        _, warnings = merged(plan, tmp_path / "lent")
+    assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
+    assert len(warnings) == 1
+    assert "no GPU" in warnings[0]
+    assert len(spaces.notes("call")) == calls < len(plan.shards)
+
+
+def test_a_burst_whose_asker_is_gone_does_not_begin(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram")
+    (tmp_path / "lent").mkdir()
+    output = Output(plan, tmp_path / "lent", (), {})
+    burst = Burst((output,), 0, plan.models, {}, StreamOptions(), None)
+    context = multiprocessing.get_context("fork")
+    worker = context.Process(target=run_burst, args=(burst, os.getppid()))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 1
+    assert [*(tmp_path / "lent").iterdir()] == []
+
+
+def test_what_is_wrong_with_an_input_is_named_as_on_the_cpu(tmp_path: Path) -> None:
+    _, agents = write_family(tmp_path)
+    name = "model.layers.1.mlp.down_proj.weight"
+    values = f32(agents[1][name]).copy()
+    values[4096] = float("nan")
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    write_model(tmp_path / "agent1", {**agents[1], name: tensor(values)}, config=config)
+    with pytest.raises(NonFiniteError, match=r"down_proj.*agent1"):
+        merged(plan_of(tmp_path, "ram"), tmp_path / "lent")
+    assert len(spaces.notes("call")) == 1
+
+
+def test_cancelling_during_a_burst_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram")
+    monkeypatch.setenv("FAKE_SPACES", "hang")
+
+    class Cancelling(Warned):
+        def progress(self, stage: str, done: int, total: int) -> None:
+            if spaces.notes("middle"):
+                raise CancelledError("the user cancelled")
+
+    with pytest.raises(CancelledError):
+        merged(plan, tmp_path / "lent", Cancelling())
+    [worker] = spaces.notes("worker")
+    assert not Path(f"/proc/{worker}/exe").exists()
+    assert not (tmp_path / "lent" / plan.shards[0].filename).exists()
+
+
+def test_the_process_that_waits_for_another_burst_ends_when_it_is_told_to() -> None:
+    process = BurstProcess()
+    try:
+        process.ask("no burst at all")
+        until(lambda: process.answer(0.1) is not None)
+        stat = Path(f"/proc/{process._process.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S")
+        process._process.terminate()
+        assert process._has_ended(20.0)  # without being killed
+    finally:
+        process.end()
+
+
+def test_a_merge_that_is_killed_takes_its_burst_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram")
+    monkeypatch.setenv("FAKE_SPACES", "hang")
+
+    class Dying(Warned):
+        def progress(self, stage: str, done: int, total: int) -> None:
+            if spaces.notes("middle"):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    job = multiprocessing.get_context("fork").Process(target=merged, args=(plan, tmp_path / "lent", Dying()))
+    job.start()
+    job.join()
+    assert job.exitcode == -signal.SIGKILL
+    [worker] = spaces.notes("worker")
+    until(lambda: not Path(f"/proc/{worker}/exe").exists())
+
+
+def test_sensitivity_files_are_read_in_the_burst_too(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    _, measured = write_sensitivities(tmp_path)
+    plan = plan_of(tmp_path, "fisher", calibration=CALIBRATION)
+    weighed(plan, tmp_path / "cpu", measured)
+    bursts = Bursts()
+    (tmp_path / "lent").mkdir()
+    with TensorReader((*plan.models, *measured), LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
+        journal = Journal.open(tmp_path / "lent", plan, resume=False)
+        variant = Variant(plan, journal, tmp_path / "lent", tuple(m.tensors for m in measured))
+        merge_variants([variant], reader, StreamOptions(4096, 2, bursts=bursts), Silent())
+    bursts.close()
+    assert bursts.facts["bursts"] == 1
+    assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)
+
+
+def test_whole_tensor_methods_ask_for_no_gpu(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "wudi")
+    _, warnings = merged(plan, tmp_path / "lent")
+    assert (spaces.notes("call"), warnings) == ([], [])
+
+
+def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_function(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom hubmerge.engine.device.zero import announce, lent_bursts\n"
+        "from hubmerge.settings import load_settings\nsettings = load_settings()\n"
+        "announce(settings, print)\n"
+        "with lent_bursts(settings) as bursts:\n    print(bursts is None)\n"
+        "print(sorted({'spaces', 'torch', 'gradio'} & set(sys.modules)))\n"
+    )
+    environment = {**os.environ, "SPACES_ZERO_GPU": "", "FAKE_SPACES_NOTES": str(tmp_path / "told")}
+
+    def printed(**more: str) -> list[str]:
+        run = subprocess.run(
+            [sys.executable, "-c", script], env={**environment, **more}, capture_output=True, text=True, check=True
+        )
+        return run.stdout.splitlines()
+
+    assert printed() == ["True", "[]"]
+    assert not (tmp_path / "told").exists()
+    assert printed(SPACES_ZERO_GPU="true") == ["False", "['spaces']"]
+    assert (tmp_path / "told").read_text() == "announced 1\n"
+
+
+def test_an_app_whose_platform_does_not_answer_starts_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "spaces", None)  # an import of it fails
+    told: list[str] = []
+    settings = load_settings({"SPACES_ZERO_GPU": "1"})
+    announce(settings, told.append)
+    assert len(told) == 1
+    assert "merges run on the CPU" in told[0]
+    with lent_bursts(settings) as bursts:
+        assert bursts is not None
+
+
+@pytest.mark.parametrize("granted", ["device", "quota"])
+def test_the_platforms_own_package_runs_the_bursts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granted: str
+) -> None:
+    """Its worker, its queues and its requests, with a device API of our own in the platform's place."""
+    monkeypatch.delenv("PYTHONPATH")  # where the other one is
+    script = Path(__file__).with_name("real_spaces.py")
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "x"), granted], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["announced"] == ["/startup-report"]
+    assert told["equal"]
+    calls = [path for path, _ in told["asked"]]
+    if granted == "device":
+        assert told["warnings"] == []
+        assert told["device"]["bursts"] == told["shards"] > 1
+        assert calls == ["/schedule", "/allow", "/release"] + ["/schedule", "/release"] * (told["shards"] - 1)
+        assert all(asked["durationSeconds"] == "15" for path, asked in told["asked"] if path == "/schedule")
+    else:
+        assert len(told["warnings"]) == 1
+        assert calls == ["/schedule"]

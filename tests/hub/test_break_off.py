@@ -1,0 +1,230 @@
+"""Cancelling ends an upload that is under way, through LFS and through Xet, and leaves no thread behind."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from cache_helpers import threads_left
+from huggingface_hub import HfApi, constants
+from merge_helpers import Job, Killed
+
+from hubmerge.errors import CancelledError, HubUnavailableError
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import Patience
+from hubmerge.hub.transfer import BreakableFile
+from localhub.fault_rules import Delay, FaultSwitch, Status
+from localhub.process import LocalHubProcess
+
+GIVEN_UP_S = 20.0  # after which an upload that nobody ends goes on, and the test fails
+
+
+class Endless:
+    """Uploads that come to no end by themselves: their file has always one more byte to be waited for."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+        self.gave_up = False
+        self._read = BreakableFile.read
+
+    def read(self, file: BreakableFile, size: int | None = -1) -> bytes:
+        self.begun.set()
+        until = time.monotonic() + GIVEN_UP_S
+        while not self.gave_up and time.monotonic() < until:
+            file._check()
+            time.sleep(0.002)
+        self.gave_up = True
+        return self._read(file, size)
+
+
+@pytest.fixture
+def endless() -> Iterator[Endless]:
+    made = Endless()
+    with patch.object(BreakableFile, "read", lambda file, size=-1: made.read(file, size)):
+        yield made
+
+
+@pytest.mark.parametrize("end", [CancelledError, KeyboardInterrupt, Killed])
+def test_cancelling_breaks_a_running_upload_off_and_the_next_run_goes_on(
+    job: Job, in_folder: dict[str, str], endless: Endless, end: type[BaseException]
+) -> None:
+    def seen(stage: str) -> None:
+        if endless.begun.is_set():
+            raise end("enough")
+
+    job.watcher.seen = seen
+    with pytest.raises(end):
+        job.to_hub()
+    assert not endless.gave_up
+    assert threads_left() == []
+    assert job.commits() == 0
+    assert job.finished_shards() >= 1, "what was not uploaded is still here"
+    job.watcher.seen = lambda stage: None
+    with patch.object(BreakableFile, "read", endless._read):
+        job.to_hub()
+    assert job.published() == in_folder
+    assert job.commits() == 1
+
+
+def test_an_error_that_a_retry_may_mend_lets_the_running_upload_come_to_its_end(
+    job: Job, in_folder: dict[str, str], switch: FaultSwitch
+) -> None:
+    """The journal then has one shard more that needs no second upload."""
+    switch.add("/lfs-uploads/", Delay(seconds=0.5))
+
+    def seen(stage: str) -> None:
+        if job.finished_shards():
+            raise HubUnavailableError("something passing")
+
+    job.watcher.seen = seen
+    with pytest.raises(HubUnavailableError):
+        job.to_hub()
+    assert threads_left() == []
+    assert '"uploaded"' in (job.out / ".hubmerge" / "journal.jsonl").read_text()
+
+
+@pytest.fixture(scope="module")
+def in_parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    options = ("--multipart-bytes", "100000", "--part-bytes", "50000")
+    with LocalHubProcess(tmp_path_factory.mktemp("parts"), options=options) as hub:
+        yield hub
+
+
+def test_an_upload_in_parts_is_broken_off_between_two_reads_too(in_parts: LocalHubProcess, tmp_path: Path) -> None:
+    HfApi(in_parts.endpoint, token=in_parts.tokens["ada"]).create_repo("ada/parts")
+    hub = Hub(in_parts.endpoint, in_parts.tokens["ada"]).breakable()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(range(256)) * 2000)
+    reads = [0]
+    read = BreakableFile.read
+
+    def counted(file: BreakableFile, size: int | None = -1) -> bytes:
+        reads[0] += 1
+        if reads[0] == 3:
+            hub.break_off()
+        return read(file, size)
+
+    with patch.object(BreakableFile, "read", counted), pytest.raises(CancelledError):
+        hub.preupload("ada/parts", path, path.name)
+    assert reads[0] == 3
+    again = Hub(in_parts.endpoint, in_parts.tokens["ada"]).breakable()
+    assert again.is_uploaded(again.preupload("ada/parts", path, path.name))
+
+
+def test_a_pause_between_two_tries_ends_with_the_upload(faulty_hub: LocalHubProcess, switch: FaultSwitch) -> None:
+    hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"], patience=Patience()).breakable()
+    rule = switch.add("/api/models/ada/nothing$", Status(status=503, retry_after="50"), times=None)
+    raised: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            hub.repo_state("ada/nothing")
+        except CancelledError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    while not switch.state(rule).fired:
+        pass
+    hub.break_off()
+    thread.join(GIVEN_UP_S)
+    assert not thread.is_alive()
+    assert len(raised) == 1
+    with pytest.raises(CancelledError):
+        hub.repo_state("ada/nothing")
+    assert switch.state(rule).seen == 1, "nothing is begun any more"
+
+
+def test_other_users_of_the_same_hub_are_not_broken_off(faulty_hub: LocalHubProcess) -> None:
+    hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"])
+    twin = hub.breakable()
+    twin.break_off()
+    assert hub.whoami().name == "ada"
+    assert hub.breakable().whoami().name == "ada"
+    with pytest.raises(CancelledError):
+        twin.whoami()
+
+
+class StalledXet(ThreadingHTTPServer):
+    """A Hub that sends every large file to a Xet storage which never answers."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.over = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                if "/preupload/" not in self.path:
+                    server.over.wait()
+                    return
+                path = json.loads(body)["files"][0]["path"]
+                self._answer({"files": [{"path": path, "uploadMode": "lfs", "shouldIgnore": False, "oid": None}]})
+
+            def do_GET(self) -> None:
+                if "/xet-write-token/" not in self.path:
+                    server.over.wait()
+                    return
+                token = {"Cas-Url": server.endpoint, "Access-Token": "t", "Token-Expiration": int(time.time()) + 3600}
+                self._answer({}, {f"X-Xet-{name}": str(value) for name, value in token.items()})
+                server.asked.set()
+
+            def _answer(self, body: object, headers: dict[str, str] | None = None) -> None:
+                text = json.dumps(body).encode()
+                self.send_response(200)
+                for name, value in {**(headers or {}), "Content-Length": str(len(text))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self.server_port}"
+
+
+@pytest.fixture
+def stalled() -> Iterator[StalledXet]:
+    with StalledXet() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.over.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_an_upload_to_xet_is_broken_off(stalled: StalledXet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(stalled.endpoint, "hf_token").breakable()
+    hub.connect()
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(2_000_000))
+    raised: list[BaseException] = []
+
+    def upload() -> None:
+        try:
+            hub.preupload("ada/x", path, path.name, sha256="0" * 64)
+        except BaseException as error:  # what the thread ends with is what is tested
+            raised.append(error)
+
+    thread = threading.Thread(target=upload, daemon=True)
+    thread.start()
+    assert stalled.asked.wait(GIVEN_UP_S)
+    for _ in range(100):
+        hub.break_off()
+        thread.join(0.2)
+        if not thread.is_alive():
+            break
+    assert not thread.is_alive()
+    assert [type(error) for error in raised] == [CancelledError]

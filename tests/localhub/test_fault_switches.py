@@ -1,0 +1,301 @@
+"""The switches themselves, seen by a client that knows nothing but HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import Any, NamedTuple
+
+import pytest
+from huggingface_hub import CommitOperationAdd, HfApi
+
+from hubmerge.errors import HubUnavailableError
+from localhub.fault_rules import (
+    ADMIN_PATH,
+    Delay,
+    FaultSwitch,
+    LostAnswer,
+    Observe,
+    Reset,
+    StaleHead,
+    Stall,
+    Status,
+    WholeFile,
+    WrongByte,
+)
+from localhub.process import LocalHubProcess
+
+CONTENT = bytes(range(256)) * 4000  # a megabyte: more than one write of the server
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def ask(
+    hub: LocalHubProcess, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[Answer | None, Exception | None]:
+    """One request on a connection of its own: the answer as far as it came, and what broke it off."""
+    connection = http.client.HTTPConnection(hub.endpoint.removeprefix("http://"), timeout=30)
+    answer = None
+    try:
+        connection.request(method, path, body, {k.replace("_", "-"): v for k, v in headers.items()})
+        response = connection.getresponse()
+        named = {k.lower(): v for k, v in response.getheaders()}
+        answer = Answer(response.status, named, b"")
+        while part := response.read1(65536):
+            answer = Answer(response.status, named, answer.body + part)
+        return answer, None
+    except (OSError, http.client.HTTPException) as error:
+        return answer, error
+    finally:
+        connection.close()
+
+
+def whole(hub: LocalHubProcess, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+    answer, error = ask(hub, method, path, body, **headers)
+    assert error is None
+    assert answer is not None
+    return answer
+
+
+def hung_up(switch: FaultSwitch, rule: int) -> int:
+    """How many clients hung up, which the server takes a moment to see."""
+    deadline = time.monotonic() + 30
+    while not (left := switch.state(rule).left) and time.monotonic() < deadline:
+        pass
+    return left
+
+
+@pytest.fixture
+def path(faulty_ada: HfApi, name: str) -> str:
+    """The address of a file with CONTENT."""
+    faulty_ada.create_repo(name)
+    faulty_ada.upload_file(repo_id=name, path_or_fileobj=CONTENT, path_in_repo="file.bin")
+    return f"/{name}/resolve/main/file.bin"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
+def test_without_the_option_there_is_no_such_route(local_hub: LocalHubProcess, method: str) -> None:
+    answer = whole(local_hub, method, ADMIN_PATH, b'{"path": "x", "fault": {"kind": "observe"}}')
+    assert answer.status == 404
+    with pytest.raises(HubUnavailableError, match="--faults"):
+        FaultSwitch(local_hub.endpoint).states()
+
+
+GOOD: dict[str, Any] = {"path": "/x", "fault": {"kind": "reset", "at": 5}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{",
+        b"\xff",
+        b"[" * 100_000,
+        json.dumps({"path": "/x"}),
+        json.dumps({**GOOD, "surprise": 1}),
+        json.dumps({**GOOD, "path": ""}),
+        json.dumps({**GOOD, "path": "("}),
+        json.dumps({**GOOD, "path": "x" * 1001}),
+        json.dumps({**GOOD, "methods": ["get"]}),
+        json.dumps({**GOOD, "methods": "GET"}),
+        json.dumps({**GOOD, "skip": -1}),
+        json.dumps({**GOOD, "times": 0}),
+        json.dumps({**GOOD, "times": True}),
+        json.dumps({**GOOD, "times": "1"}),
+        json.dumps({**GOOD, "fault": {"kind": "earthquake"}}),
+        json.dumps({**GOOD, "fault": {"kind": "reset"}}),
+        json.dumps({**GOOD, "fault": {"kind": "reset", "at": -1}}),
+        json.dumps({**GOOD, "fault": {"kind": "reset", "at": 1.5}}),
+        json.dumps({**GOOD, "fault": {"kind": "reset", "at": 2**50 + 1}}),
+        json.dumps({**GOOD, "fault": {"kind": "reset", "at": 1, "of": "mind"}}),
+        json.dumps({**GOOD, "fault": {"kind": "delay", "seconds": 601}}),
+        json.dumps({**GOOD, "fault": {"kind": "delay", "seconds": float("nan")}}),
+        json.dumps({**GOOD, "fault": {"kind": "stall", "at": 1, "seconds": 601}}),
+        json.dumps({**GOOD, "fault": {"kind": "status", "status": 200}}),
+        json.dumps({**GOOD, "fault": {"kind": "status", "status": 429, "retry_after": "1\r\nX: y"}}),
+        json.dumps({**GOOD, "fault": {"kind": "wrong_byte", "at": 1, "mask": 0}}),
+        json.dumps({**GOOD, "fault": {"kind": "stale_head", "commits": 0}}),
+        json.dumps({**GOOD, "path": "x" * 2_000_000}),
+    ],
+    ids=range(31),
+)
+def test_a_rule_that_is_none_is_refused_and_changes_nothing(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, body: str | bytes
+) -> None:
+    switch.add("/other", Observe())
+    before = switch.states()
+    raw = body.encode() if isinstance(body, str) else body
+    for method, sent in (("POST", raw), ("PUT", b'{"rules": [' + raw + b"]}")):
+        answer = whole(faulty_hub, method, ADMIN_PATH, sent, Content_Type="application/json")
+        if (method, raw) != ("PUT", b""):  # an empty list of rules is one
+            assert answer.status in (400, 413)
+            assert switch.states() == before
+
+
+def test_a_form_of_a_web_page_and_a_rebound_name_do_not_reach_the_switches(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch
+) -> None:
+    rule = json.dumps(GOOD).encode()
+    assert whole(faulty_hub, "POST", ADMIN_PATH, rule, Content_Type="text/plain").status == 415
+    evil = whole(faulty_hub, "POST", ADMIN_PATH, rule, Content_Type="application/json", Host="evil.example")
+    assert evil.status == 421
+    assert switch.states() == ()
+
+
+def test_rules_are_counted_skipped_and_used_up_each_for_itself(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str
+) -> None:
+    second = switch.add("/resolve/", Status(status=503), methods=["GET"], skip=1, times=2)
+    every = switch.add(r"file\.bin$", Observe(), times=None)
+    assert [whole(faulty_hub, "GET", path).status for _ in range(5)] == [200, 503, 503, 200, 200]
+    assert whole(faulty_hub, "HEAD", path).status == 200
+    whole(faulty_hub, "GET", path, Range="bytes=1-2")
+    state = switch.state(second)
+    assert (state.seen, state.fired) == (6, 2)
+    assert [r.hit for r in state.requests] == [False, True, True, False, False, False]
+    state = switch.state(every)
+    assert (state.seen, state.fired) == (7, 7)
+    assert (state.requests[-1].method, state.requests[-1].path, state.requests[-1].range) == ("GET", path, "bytes=1-2")
+    switch.clear()
+    assert switch.states() == ()
+
+
+def test_put_replaces_all_rules(faulty_hub: LocalHubProcess, switch: FaultSwitch) -> None:
+    switch.add("/old", Observe())
+    body = json.dumps({"rules": [GOOD, {**GOOD, "path": "/y"}]}).encode()
+    answer = whole(faulty_hub, "PUT", ADMIN_PATH, body, Content_Type="application/json")
+    assert json.loads(answer.body)["ids"] == [s.id for s in switch.states()]
+    assert [s.rule.path for s in switch.states()] == ["/x", "/y"]
+
+
+@pytest.mark.parametrize("at", [0, 1, 70_000, 999_999])
+def test_a_reset_delivers_the_bytes_before_it_and_no_more(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, at: int
+) -> None:
+    switch.add("/resolve/", Reset(at=at))
+    answer, error = ask(faulty_hub, "GET", path)
+    assert answer is not None
+    assert (answer.status, answer.body) == (200, CONTENT[:at])
+    assert isinstance(error, ConnectionResetError)
+    assert whole(faulty_hub, "GET", path).body == CONTENT
+
+
+def test_a_reset_upload_changes_nothing(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, faulty_ada: HfApi, name: str
+) -> None:
+    faulty_ada.create_repo(name)
+    rule = switch.add("/commit/main", Reset(at=100, of="request"))
+    with pytest.raises(Exception, match=r"[Rr]eset|[Bb]roken|[Dd]isconnect"):
+        faulty_ada.create_commit(name, [CommitOperationAdd("a.txt", b"a" * 5000)], commit_message="never")
+    assert switch.state(rule).fired == 1
+    assert len(faulty_ada.list_repo_commits(name)) == 1
+
+
+def test_a_lost_answer_leaves_the_commit(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, faulty_ada: HfApi, name: str
+):
+    faulty_ada.create_repo(name)
+    switch.add("/commit/main", LostAnswer(), methods=["POST"])
+    with pytest.raises(Exception, match=r"[Rr]eset|[Dd]isconnect"):
+        faulty_ada.create_commit(name, [CommitOperationAdd("a.txt", b"a")], commit_message="made it")
+    assert [c.title for c in faulty_ada.list_repo_commits(name)] == ["made it", "initial commit"]
+
+
+def test_a_range_is_answered_with_the_whole_file(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str) -> None:
+    switch.add("/resolve/", WholeFile())
+    answer = whole(faulty_hub, "GET", path, Range="bytes=10-19")
+    assert (answer.status, answer.body) == (200, CONTENT)
+    assert whole(faulty_hub, "GET", path, Range="bytes=10-19").status == 206
+
+
+@pytest.mark.parametrize(("range_", "first"), [(None, 0), ("bytes=600000-600009", 600_000), ("bytes=0-9", 0)])
+def test_a_wrong_byte_stands_at_its_place_in_the_file(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, range_: str | None, first: int
+) -> None:
+    switch.add("/resolve/", WrongByte(at=600_003, mask=1))
+    body = whole(faulty_hub, "GET", path, **({"Range": range_} if range_ else {})).body
+    right = CONTENT[first : first + len(body)]
+    wrong = [first + i for i, (a, b) in enumerate(zip(body, right, strict=True)) if a != b]
+    assert wrong == ([600_003] if first + len(body) > 600_003 else [])
+    assert all(body[i - first] == CONTENT[i] ^ 1 for i in wrong)
+
+
+def test_a_refusal_carries_what_a_client_is_to_obey(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str):
+    fault = Status(status=429, retry_after="7", rate_limit_reset_s=9, message="slow dówn")
+    switch.add("/resolve/", fault)
+    answer = whole(faulty_hub, "GET", path)
+    assert answer.status == 429
+    assert (answer.headers["retry-after"], answer.headers["ratelimit"]) == ("7", '"api";r=0;t=9')
+    assert json.loads(answer.body)["error"] == "slow dówn"
+
+
+def test_a_delay_waits_before_the_request_is_handled(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str):
+    switch.add("/resolve/", Delay(seconds=0.2))
+    began = time.monotonic()
+    assert whole(faulty_hub, "GET", path).body == CONTENT
+    assert time.monotonic() - began >= 0.2
+
+
+@pytest.mark.parametrize("at", [0, 1, 70_000, len(CONTENT) - 1])
+def test_a_body_stalls_at_that_byte_and_goes_on(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, at: int
+) -> None:
+    rule = switch.add("/resolve/", Stall(at=at, seconds=0.2))
+    begun = time.monotonic()
+    assert whole(faulty_hub, "GET", path).body == CONTENT
+    assert time.monotonic() - begun >= 0.2
+    assert (switch.state(rule).fired, switch.state(rule).left) == (1, 0)
+
+
+@pytest.mark.parametrize("fault", [Delay(seconds=600), Stall(at=70_000)], ids=lambda f: f.kind)
+def test_a_client_that_hangs_up_while_it_waits_is_counted(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str, fault: Delay | Stall
+) -> None:
+    rule = switch.add("/resolve/", fault)
+    connection = http.client.HTTPConnection(faulty_hub.endpoint.removeprefix("http://"), timeout=30)
+    connection.request("GET", path)
+    if isinstance(fault, Stall):
+        assert connection.getresponse().read(70_000) == CONTENT[:70_000]
+    while not switch.state(rule).fired:
+        pass
+    assert switch.state(rule).left == 0
+    connection.close()
+    assert hung_up(switch, rule) == 1
+    assert whole(faulty_hub, "GET", path).body == CONTENT
+
+
+def test_a_stale_head_is_an_earlier_commit_of_main_everywhere(
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, faulty_ada: HfApi, name: str
+) -> None:
+    faulty_ada.create_repo(name)
+    for number in (1, 2):
+        faulty_ada.upload_file(repo_id=name, path_or_fileobj=str(number).encode(), path_in_repo="n.txt")
+    second, first, initial = (c.commit_id for c in faulty_ada.list_repo_commits(name))
+    switch.add(name, StaleHead(), times=None)
+    assert faulty_ada.model_info(name).sha == first
+    assert faulty_ada.model_info(name, revision="main").sha == first
+    assert whole(faulty_hub, "GET", f"/{name}/resolve/main/n.txt").body == b"1"
+    assert [c.commit_id for c in faulty_ada.list_repo_commits(name)] == [first, initial]
+    assert {f.path for f in faulty_ada.list_repo_tree(name)} == {".gitattributes", "n.txt"}
+    assert faulty_ada.model_info(name, revision=second).sha == second, "a pinned commit is what it is"
+    switch.clear()
+    switch.add(name, StaleHead(commits=50), times=None)
+    assert faulty_ada.model_info(name).sha == initial
+    assert whole(faulty_hub, "GET", f"/{name}/resolve/main/n.txt").status == 404
+
+
+def test_several_faults_of_one_request_all_apply(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str) -> None:
+    switch.add("/resolve/", Reset(at=100))
+    switch.add("/resolve/", WrongByte(at=3))
+    switch.add("/resolve/", WholeFile())
+    answer, error = ask(faulty_hub, "GET", path, Range="bytes=50-60")
+    assert isinstance(error, ConnectionResetError)
+    assert answer is not None
+    assert answer.body == CONTENT[:3] + bytes([CONTENT[3] ^ 0xFF]) + CONTENT[4:100]

@@ -1,0 +1,233 @@
+"""Sources that not everybody may read, and sources that change while they are merged to the Hub.
+
+Whole shards and ranges are tested alike: the disk has room for all inputs, for some, or for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from cache_helpers import threads_left
+from huggingface_hub import HfApi
+from merge_helpers import OUT_SHARD_BYTES, Job, upload_family
+
+from hubmerge import merge as line_module
+from hubmerge.errors import GatedError, HubmergeError, HubUnavailableError, SourceChangedError, SourceNotFoundError
+from hubmerge.sources.shard_cache import ShardCache
+from localhub.fault_rules import FaultSwitch, Observe, WholeFile
+from localhub.process import LocalHubProcess
+
+ROOM = {"all fits": 3_400_000, "some fits": 900_000, "ranges only": 0}
+HEADERS = 1  # the first read of a shard is that of its header
+SHARD = r"/ada/one/resolve/[0-9a-f]{40}/model-00003-of-00005\.safetensors$"
+room = pytest.mark.parametrize("inputs", ROOM.values(), ids=ROOM)
+
+
+@pytest.fixture
+def ada(faulty_hub: LocalHubProcess) -> HfApi:
+    return HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"])
+
+
+@pytest.fixture(params=["gated", "private"])
+def guarded(request: pytest.FixtureRequest, job: Job, ada: HfApi, tmp_path: Path) -> str:
+    """The family in repos that Ada guards; the job is Bob's, whom she has let in where that can be done."""
+    own = upload_family(ada, tmp_path / "family", job.target + "-", private=request.param == "private")
+    if request.param == "gated":
+        for repo in (own["base"], *own["agents"]):
+            ada.update_repo_settings(repo, gated="manual")
+    job.recipe = own
+    return str(request.param)
+
+
+def of_bob(job: Job) -> Job:
+    return Job(job.process, job.folder, job.recipe, job.target.replace("ada/", "bob/"), user="bob")
+
+
+def let_in(ada: HfApi, job: Job, user: str) -> None:
+    for repo in (job.recipe["base"], *job.recipe["agents"]):
+        ada.grant_access(repo, user)
+
+
+def weights(files: dict[str, str]) -> dict[str, str]:
+    """Those files in which no repo is named."""
+    return {name: digest for name, digest in files.items() if name.endswith(".safetensors")}
+
+
+def assert_nothing_came(job: Job) -> None:
+    assert threads_left() == []
+    assert not job.api.repo_exists(job.target) or job.commits() == 0
+
+
+@room
+def test_guarded_models_are_merged_with_the_token_of_who_may_read_them(
+    job: Job, in_folder: dict[str, str], guarded: str, ada: HfApi, inputs: int
+) -> None:
+    if guarded == "gated":
+        let_in(ada, job, "bob")
+        job = of_bob(job)
+    job.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    job.to_hub()
+    assert weights(job.published()) == weights(in_folder)
+    assert job.commits() == 1
+    fetch = job.report()["environment"]["fetch"]
+    assert bool(fetch["ranged_shards"]) == (inputs < ROOM["all fits"])
+    assert bool(fetch["shards"]) == (inputs > ROOM["ranges only"])
+
+
+REFUSALS: dict[str, type[HubmergeError]] = {"gated": GatedError, "private": SourceNotFoundError}
+
+
+@pytest.mark.parametrize("user", ["bob", "nobody"])
+def test_guarded_models_are_refused_to_others_before_anything_is_fetched(
+    job: Job, guarded: str, ada: HfApi, user: str
+) -> None:
+    other = Job(job.process, job.folder, job.recipe, job.target.replace("ada/", f"{user}/"), user=user)
+    with pytest.raises(REFUSALS[guarded]) as caught:
+        other.to_folder()
+    assert all(repo in str(caught.value) for repo in (job.recipe["base"], *job.recipe["agents"]))
+    assert not caught.value.retryable
+    assert not job.folder.exists()
+
+
+CLOSED: dict[str, Callable[[HfApi, str], object]] = {
+    "the reader is put out": lambda ada, repo: ada.cancel_access_request(repo, "bob"),
+    "the repo is made private": lambda ada, repo: ada.update_repo_settings(repo, private=True),
+}
+
+
+@pytest.mark.parametrize("guarded", ["gated"], indirect=True)
+@pytest.mark.parametrize("closing", CLOSED)
+@room
+def test_a_model_that_is_closed_meanwhile_ends_the_merge_and_nothing_is_published(
+    job: Job, in_folder: dict[str, str], guarded: str, ada: HfApi, closing: str, inputs: int
+) -> None:
+    let_in(ada, job, "bob")
+    job = of_bob(job)
+    if inputs == ROOM["all fits"]:
+        inputs //= 2  # so that it is not all there before
+    job.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    at(job, "fetch", lambda: CLOSED[closing](ada, job.recipe["agents"][0]))
+    with pytest.raises((GatedError, SourceChangedError)) as caught:
+        job.to_hub()
+    assert isinstance(caught.value, GatedError if closing == "the reader is put out" else SourceChangedError)
+    assert job.recipe["agents"][0] in str(caught.value)
+    assert_nothing_came(job)
+
+
+# --- changes -----------------------------------------------------------------------------------------------------
+
+
+def at(job: Job, stage: str, act: Callable[[], object]) -> None:
+    """`act` once, when that stage begins."""
+
+    def seen(name: str) -> None:
+        if name == stage:
+            job.watcher.seen = lambda stage: None
+            act()
+
+    job.watcher.seen = seen
+
+
+@pytest.fixture
+def own(job: Job, ada: HfApi, tmp_path: Path) -> Path:
+    """The same family in repos of this test's own; its folder."""
+    job.recipe = upload_family(ada, tmp_path / "family", job.target + "-")
+    return tmp_path / "family"
+
+
+@room
+@pytest.mark.parametrize("stage", ["fetch", "merge"])
+@pytest.mark.parametrize("change", ["commit", "squash"])
+def test_a_model_that_moves_on_meanwhile_is_merged_as_it_was_pinned(
+    job: Job, in_folder: dict[str, str], own: Path, ada: HfApi, stage: str, change: str, inputs: int
+) -> None:
+    agent = job.recipe["agents"][0]
+
+    def move() -> None:
+        ada.upload_folder(repo_id=agent, folder_path=own / "two", commit_message="other")
+        if change == "squash":
+            ada.super_squash_history(agent)
+
+    job.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    at(job, stage, move)
+    job.to_hub()
+    assert weights(job.published()) == weights(in_folder)
+    assert job.commits() == 1
+
+
+def replaced(ada: HfApi, repo: str, folder: Path) -> None:
+    ada.delete_repo(repo)
+    ada.create_repo(repo)
+    ada.upload_folder(repo_id=repo, folder_path=folder)
+
+
+GONE: dict[str, Callable[[HfApi, str, Path], object]] = {
+    "deleted": lambda ada, repo, folder: ada.delete_repo(repo),
+    "its history rewritten": lambda ada, repo, folder: replaced(ada, repo, folder / "two"),
+    "renamed, and another in its place": lambda ada, repo, folder: (
+        ada.move_repo(repo, repo + "-old"),
+        ada.create_repo(repo),
+        ada.upload_folder(repo_id=repo, folder_path=folder / "two"),
+    ),
+}
+
+
+@pytest.mark.parametrize("inputs", [ROOM["some fits"], ROOM["ranges only"]], ids=["some fits", "ranges only"])
+@pytest.mark.parametrize("stage", ["fetch", "merge"])
+@pytest.mark.parametrize("way", GONE)
+def test_a_model_that_is_gone_meanwhile_ends_the_merge_and_nothing_is_published(
+    job: Job, in_folder: dict[str, str], own: Path, ada: HfApi, stage: str, way: str, inputs: int
+) -> None:
+    agent = job.recipe["agents"][0]
+    job.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    at(job, stage, lambda: GONE[way](ada, agent, own))
+    with pytest.raises(SourceChangedError) as caught:
+        job.to_hub()
+    assert caught.value.code == "E_SOURCE_CHANGED"
+    assert agent in str(caught.value)
+    assert_nothing_came(job)
+
+
+def test_a_base_that_is_gone_when_only_its_small_files_are_missing_is_noticed(
+    job: Job, in_folder: dict[str, str], own: Path, ada: HfApi
+) -> None:
+    at(job, "card", lambda: ada.delete_repo(job.recipe["base"]))
+    with pytest.raises(SourceChangedError) as caught:
+        job.to_hub()
+    assert job.recipe["base"] in str(caught.value)
+    assert_nothing_came(job)
+
+
+# --- a server that knows no ranges -------------------------------------------------------------------------------
+
+
+BLOCK = 51_200
+
+
+@pytest.mark.parametrize("moment", ["verifying the first", "verifying the last", "merging"])
+def test_a_whole_file_in_place_of_a_block_is_refused_and_the_next_run_is_whole(
+    job: Job, in_folder: dict[str, str], switch: FaultSwitch, moment: str
+) -> None:
+    """A shard of several blocks, read once for its checksum and then again."""
+    size = job.hub.repo_state("ada/one").files["model-00003-of-00005.safetensors"].size
+    blocks = [f"bytes={begin}-{min(begin + BLOCK, size) - 1}" for begin in range(0, size, BLOCK)]
+    assert len(blocks) > 2
+    job.disk_budget = 2 * OUT_SHARD_BYTES
+    before = {"verifying the first": 0, "verifying the last": len(blocks) - 1, "merging": len(blocks)}[moment]
+    asked = switch.add(SHARD, Observe(), times=None)
+    rule = switch.add(SHARD, WholeFile(), skip=HEADERS + before)
+    with patch.object(line_module, "ShardCache", partial(ShardCache, block_bytes=BLOCK)):
+        with pytest.raises(HubUnavailableError, match=r"206 bytes .* got 200") as caught:
+            job.to_hub()
+        assert caught.value.retryable
+        assert_nothing_came(job)
+        assert switch.state(rule).fired == 1
+        ranges = [request.range for request in switch.state(asked).requests[HEADERS:]]
+        assert ranges[: before + 1] == [*blocks, ranges[-1]][: before + 1]
+        job.to_hub()
+    assert job.published() == in_folder
+    assert job.commits() == 1

@@ -1,0 +1,141 @@
+"""A merge that goes on first reads again what is finished: a stage of its own, which can be cancelled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import recipe_dict, write_parents
+from merge_helpers import Job, Killed, Watcher
+
+from hubmerge import prepare as prepare_module
+from hubmerge.cli.main import main
+from hubmerge.engine.stream import StreamOptions
+from hubmerge.errors import CancelledError
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_folders
+from hubmerge.plan import plan as planning
+from hubmerge.prepare import prepare_variants
+from hubmerge.recipe.recipe import recipe_from_dict
+
+SMALL = 20_000
+
+
+class Told(Watcher):
+    """Also what it was told of bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.verified: list[tuple[int, int]] = []
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        if stage == "verify":
+            assert unit == "B"
+            self.verified.append((done, total))
+        super().progress(stage, done, total, unit)
+
+
+def killed_at_the_end(watcher: Watcher) -> Watcher:
+    def seen(stage: str) -> None:
+        if stage == "card":  # all shards are finished
+            raise Killed
+
+    watcher.seen = seen
+    return watcher
+
+
+def cancelled_at(stage: str) -> Watcher:
+    watcher = Watcher()
+
+    def seen(now: str) -> None:
+        if now == stage:
+            raise CancelledError("the job was cancelled")
+
+    watcher.seen = seen
+    return watcher
+
+
+def shard_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("uploaded", [False, True], ids=["folder", "hub"])
+def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verified(
+    job: Job, in_folder: dict[str, str], uploaded: bool
+) -> None:
+    job.watcher = killed_at_the_end(Told())
+    with pytest.raises(Killed):
+        job.to_folder()
+    there = shard_bytes(job.out)
+    assert there > 1_000_000
+    job.watcher = cancelled_at("verify")
+    with pytest.raises(CancelledError):
+        job.to_hub() if uploaded else job.to_folder()
+    assert job.watcher.stages == ["verify"]
+    job.watcher = told = Told()
+    if uploaded:
+        job.to_hub()
+        assert job.published() == in_folder
+    else:
+        assert job.to_folder() == in_folder
+    assert told.stages[0] == "verify"
+    assert told.stages.count("verify") == 1
+    assert (told.verified[0], told.verified[-1]) == ((0, there), (there, there))
+
+
+def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        prepare_module, "make_plan", lambda *models, **more: planning.make_plan(*models, max_shard_bytes=SMALL, **more)
+    )
+    folders = write_parents(tmp_path)
+    recipes = [recipe_from_dict(recipe_dict(folders[0], folders[1:], method)) for method in ("ram", "linear")]
+    hub = Hub("http://127.0.0.1:9")
+    outs = [tmp_path / "ram", tmp_path / "linear"]
+
+    def merge(observer: Any) -> None:
+        merges = zip(prepare_variants(recipes, hub, allow_local=True), outs, strict=True)
+        options = StreamOptions(threads=1, backend="eager")
+        merge_to_folders([*merges], hub, cache=tmp_path / "in", observer=observer, options=options, resume=True)
+
+    with pytest.raises(Killed):
+        merge(killed_at_the_end(Told()))
+    told = Told()
+    merge(told)
+    both = sum(map(shard_bytes, outs))
+    assert told.stages == ["verify", "merge", "card"]
+    assert {total for _, total in told.verified} == {both}
+    assert told.verified[-1] == (both, both)
+
+
+def test_a_merge_that_begins_or_is_finished_verifies_nothing(job: Job, in_folder: dict[str, str]) -> None:
+    for _ in range(2):
+        assert job.to_folder() == in_folder
+    assert "verify" not in job.watcher.stages
+
+
+def test_verifying_is_told_in_json_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = write_parents(tmp_path)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(recipe_dict(folders[0], folders[1:], "ram")))
+    command = ["merge", str(recipe), "--license", "mit", "--device", "cpu", "--out", str(tmp_path / "out")]
+
+    def killed(*arguments: Any, **more: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hubmerge.merge.make_report", killed)
+        with pytest.raises(Killed):
+            main(command)
+    capsys.readouterr()
+    there = shard_bytes(tmp_path / "out")
+    assert main([*command, "--resume", "--log-json"]) == 0
+    lines = [json.loads(text) for text in capsys.readouterr().err.splitlines()]
+    assert [line["stage"] for line in lines if line["type"] == "stage"] == ["resolve", "verify", "merge", "card"]
+    told = [line for line in lines if line["type"] == "progress" and line["stage"] == "verify"]
+    assert told[-1] == {"type": "progress", "stage": "verify", "done": there, "total": there, "unit": "B"}

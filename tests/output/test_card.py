@@ -1,0 +1,300 @@
+"""What the card promises: the report's figures in words, and a stranger's text that stays text.
+
+The golden card of tests/data is what `render_card` makes of tests/data/report.json, a merge invented by hand.
+After a wanted change of the template, write it anew and read the difference:
+
+    python tests/output/test_card.py
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from markdown_reading import PARSER, lively, structure
+from report_helpers import DATA, FIGURES, report, report_data, report_of
+
+from hubmerge.output.card import metadata, render_card
+from hubmerge.output.report import Report
+from localhub.cards import card_problems, parse_card
+
+GOLDEN = DATA / "card.md"
+HOSTILE = (
+    "mit\n---\n<script>alert(1)</script>",
+    "a|b|c",
+    "`x` ``y`` `",
+    "](javascript:alert(1)",
+    "[click](javascript:alert(1))",
+    "![x](https://evil.example/x.png)",
+    "<img src=x onerror=alert(1)>",
+    "org/name\n\n# Owned\n",
+    "</details><h1>x",
+    "&lt;script&gt;",
+    "https://evil.example/ www.evil.example evil.example a@evil.example",
+    "**bold** _it_ ~~gone~~ $x$ $$y$$",
+    "- item",
+    "1. item",
+    "{{ 7 * 7 }} {% raw %}",
+    "\u202egnp.exe \u0000 \u2028---",
+    "```\n<script>\n```",
+    "\\",
+    "<!--",
+    "[ref]: javascript:x",
+    "x" * 5000,
+    " ",
+)
+
+
+def body_of(card: str) -> str:
+    return card.split("\n---\n", 1)[1]
+
+
+def test_the_card_of_a_known_report_is_the_golden_one() -> None:
+    assert render_card(report(), figures=FIGURES) == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_two_renderings_are_identical() -> None:
+    assert render_card(report(), figures=FIGURES) == render_card(report(), figures=frozenset(FIGURES))
+
+
+def test_the_header_says_what_the_hub_indexes() -> None:
+    data = ModelCard(render_card(report()), ignore_metadata_errors=False).data.to_dict()
+    assert data == {
+        "base_model": ["org/base", "org/math", "other.org/tool_use"],
+        "base_model_relation": "merge",
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["merge", "hubmerge", "ram-plus"],
+        "license": "other",
+        "license_name": "cc-by-nc-4.0-and-unstated-terms",
+    }
+    assert card_problems(render_card(report())) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"id": "apache-2.0"}, {"license": "apache-2.0"}),
+        ({"id": "unknown"}, {"license": "unknown"}),
+        (
+            {"id": "other", "name": "Qwen License", "link": "https://qwen.example/LICENSE"},
+            {"license": "other", "license_name": "qwen-license", "license_link": "https://qwen.example/LICENSE"},
+        ),
+        ({"id": "other", "link": "javascript:alert(1)"}, {"license": "other", "license_name": "other"}),
+        ({"id": "mit\n---\n<script>"}, {"license": "other", "license_name": "mit-script"}),
+    ],
+)
+def test_the_header_holds_a_license_that_the_hub_takes(stated: dict[str, str], expected: dict[str, str]) -> None:
+    data = metadata(report(license=stated))
+    assert {key: value for key, value in data.items() if key.startswith("license")} == expected
+    assert card_problems(render_card(report(license=stated))) == ([], [])
+
+
+def test_local_parents_are_neither_in_the_header_nor_linked_and_their_paths_stay_out_of_the_text() -> None:
+    parents = [{**p, "kind": "local", "id": f"/home/ada/secret/{p['label']}"} for p in report_data()["parents"]]
+    card = render_card(report(parents=parents, recipe_yaml="base: x\n"))
+    assert "base_model" not in parse_card(card)
+    assert "/home/ada" not in card
+    assert not [url for kind, url in lively(body_of(card)) if kind == "link" and "org" in url and "arxiv" not in url]
+    assert "Local folders are named" in card
+
+
+def test_parents_are_linked_at_their_commit_on_the_hub_that_was_used() -> None:
+    links = [url for kind, url in lively(render_card(report(), endpoint="http://127.0.0.1:8000")) if kind == "link"]
+    assert f"http://127.0.0.1:8000/org/math/tree/{'b' * 40}" in links
+    assert "https://arxiv.org/abs/2601.13572" in links
+
+
+def test_a_parent_whose_commit_is_no_sha_is_not_linked_at_it() -> None:
+    parents = [{**p, "sha": "main/../../x) <b>"} for p in report_data()["parents"]]
+    body = body_of(render_card(report(parents=parents)))
+    assert not [url for _, url in lively(body) if "tree" in url]
+    assert "`main/../../x) <b>`" in body
+
+
+def replaced(data: Any, old: str, new: str) -> Any:
+    """`data` with the string `old` replaced in every value and key."""
+    if isinstance(data, dict):
+        return {replaced(k, old, new): replaced(v, old, new) for k, v in data.items()}
+    if isinstance(data, list):
+        return [replaced(item, old, new) for item in data]
+    return new if data == old else data
+
+
+def hostile_data(text: str) -> dict[str, Any]:
+    """The known report with `text` wherever a stranger, or a stranger's hubmerge.json, can put a string."""
+    data = replaced(report_data(), "tool_use", text)
+    stranger = next(p for p in data["parents"] if p["label"] == text)
+    stranger |= {"license": text, "requested": text, "id": text, "sha": text}
+    data["warnings"] = [text]
+    data["license"] = {"id": text, "name": text, "link": text, "reason": text}
+    data["architecture"] = text
+    data["method"] |= {"title": text, "summary": text, "formula": text, "parameters": {text: text}}
+    data["method"]["papers"] = [{"title": text, "arxiv": text, "equations": text}]
+    data["files"][0] |= {"name": text, "sha256": text}
+    data["environment"] = {text: text, "device": text, "device_failed": text, "versions": {text: text}}
+    data["evaluations"] = [{"task": text, "metric": text, "value": text, "model": text}]
+    data["statistics"]["modules"] = {text: data["statistics"]["modules"]["mlp"]}
+    data |= {"target": text, "created": text, "identity": text, "rounding": text, "dtype": [text], "hubmerge": text}
+    data["recipe_yaml"] = f"base: |\n  {text}\n{text}\n"
+    return data
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_foreign_text_stays_inert_wherever_it_stands(text: str) -> None:
+    card = render_card(Report.from_json(hostile_data(text)), figures=FIGURES)
+    plain = render_card(Report.from_json(hostile_data("harmless")), figures=FIGURES)
+    body = body_of(card)
+    # the stranger of the plain card is a Hub id, hence linked; that of the hostile one is not
+    ours = [item for item in lively(body_of(plain)) if not item[1].endswith("/harmless")]
+    assert lively(body) == ours
+    assert structure(body) == structure(body_of(plain))
+    header = re.findall(r"\A---\n(.*?)^---\n", card, re.DOTALL | re.MULTILINE)
+    assert len(header) == 1
+    assert yaml.safe_load(header[0]) == metadata(Report.from_json(hostile_data(text)))
+    assert re.fullmatch(r"[\w./: \n-]*", header[0], re.ASCII)
+    assert card_problems(card) == ([], [])
+    card.encode()
+
+
+@pytest.mark.parametrize("agents", [2, 8, 32])
+def test_any_number_of_agents_renders(agents: int) -> None:
+    card = render_card(report_of([f"agent-{k}" for k in range(agents)]), figures=FIGURES)
+    rows = [line for line in card.splitlines() if line.startswith("| agent |")]
+    assert len(rows) == agents
+    assert f"| {agents} agents |" in card
+    assert ("<summary>Agents in pairs" in card) == (agents > 5)
+
+
+def test_infinity_absent_values_and_empty_regions_render() -> None:
+    data = report_data()
+    data["outcomes"] = [
+        {**o, "effective_scale": None, "effective_scale_other_rounding": None, "kept_unique": None, "kept_shared": None}
+        for o in data["outcomes"]
+    ]
+    total = data["statistics"]["total"]
+    total["agents"][0] |= {"changed": 0, "density": 0.0, "unique": 0, "shared": 0, "shared_with": [0, 0], "rho": "inf"}
+    total["pairs"][0]["both_changed"] = 0
+    data["statistics"] |= {"layers": {}, "modules": {}}
+    data |= {"warnings": [], "environment": {}, "target": "", "evaluations": []}
+    card = render_card(Report.from_json(data))
+    assert "| `math` | 0% | 0 | 0 | 0 | ∞ |" in card
+    assert "| `math` | — | — | 1.100 | — |" in card
+    assert "Changed nothing above 1e-05, so that the merge holds nothing of it: `math`." in card
+    assert "Layer by layer" not in card
+    assert "hubmerge merge recipe.yaml --out merged" in card
+    assert "is kept at" not in card
+
+
+def test_what_was_fetched_and_what_lay_on_disk_stands_on_the_card_in_words() -> None:
+    fetch = {
+        "bytes": 346_200_000, "range_bytes": 86_500_000, "shards": 20, "refetched_shards": 5, "hits": 12,
+        "ranged_shards": 2, "high_water_bytes": 68_000_000, "budget_bytes": 72_000_000,
+    }  # fmt: skip
+    environment = {"seconds": 60.0, "fetch": fetch, "disk_high_water_bytes": 122_000_000, "huggingface_hub": "2.4.0"}
+    card = render_card(report(environment=environment))
+    assert "| `huggingface_hub` | 2.4.0 |" in card
+    assert "| Disk at its peak | 122 MB |" in card
+    assert (
+        "| Fetched | 346 MB, 20 shards whole, 5 of them again, since they had not fitted in, "
+        "2 more by ranges (86.5 MB) |" in card
+    )
+    assert "| Found on disk | 12 shards of an earlier pass or run |" in card
+    assert "| Inputs on disk | 68.0 MB at their peak, of 72.0 MB that they could take |" in card
+    plain = {"bytes": 5000, "shards": 1, "hits": 0, "refetched_shards": 0, "ranged_shards": 0}
+    card = render_card(report(environment={"fetch": plain}))
+    assert "| Fetched | 5.00 kB, 1 shard whole |" in card
+    assert "Inputs on disk" not in card
+
+
+@pytest.mark.parametrize("value", ["<b>x</b>", -1, 10**400, True, None, [1], {"a": 1}])
+def test_fetch_figures_that_are_no_numbers_do_no_harm(value: Any) -> None:
+    names = ("bytes", "shards", "hits", "refetched_shards", "ranged_shards", "high_water_bytes", "budget_bytes")
+    card = render_card(report(environment={"fetch": dict.fromkeys(names, value) | {"|": value}}))
+    assert "| Fetched | 0 B, 0 shards whole |" in card
+    assert "<b>" not in card
+
+
+def test_a_card_without_evaluation_says_so_plainly() -> None:
+    card = render_card(report(evaluations=[]))
+    assert "**No evaluation has been run yet**" in card
+    assert "No evaluation of this model has been run yet." in card
+    assert "No evaluation" not in render_card(report())
+
+
+def test_scores_stand_beside_the_parents_with_their_interval() -> None:
+    # Wilson with z² = 3.8415: centre (0.412 + 0.001456) / 1.002912, half width 0.02651
+    wanted = "| 0.412 (0.386 to 0.439, n = 1,319) | 0.398 (0.372 to 0.425, n = 1,319) | failed |"
+    assert wanted in render_card(report())
+
+
+def outcome(**values: Any) -> list[dict[str, Any]]:
+    data = report_data()["outcomes"]
+    return [{**data[0], **values}, {**data[1], "effective_scale": None, "effective_scale_other_rounding": None}]
+
+
+def test_a_rescaling_that_nearest_rounding_lost_is_named() -> None:
+    # λ = 1.1 stored as 1.05: half of λ − 1 is gone
+    card = render_card(report(outcomes=outcome(effective_scale=1.05)))
+    assert "**Rounding to nearest lost part of λ in this model.**" in card
+    assert "- `math`: 1.1000 becomes 1.0500 with nearest rounding, 50.0% of λ − 1 is lost." in card
+
+
+def test_a_rescaling_that_stochastic_rounding_saved_is_named() -> None:
+    outcomes = outcome(effective_scale=1.0999, effective_scale_other_rounding=1.025)
+    card = render_card(report(rounding="stochastic", outcomes=outcomes))
+    assert "**Rounding to nearest would have lost part of λ**" in card
+    assert "75.0% of λ − 1 is lost" in card
+
+
+def test_no_loss_is_claimed_where_there_is_none() -> None:
+    card = render_card(report(outcomes=outcome(effective_scale=1.0999, effective_scale_other_rounding=1.0998)))
+    assert "lost" not in card
+    assert "both keep λ here" in card
+
+
+def test_an_average_that_nearest_rounding_shrinks_is_named_without_a_lambda() -> None:
+    outcomes = [{**o, "scale": 1.0, "kept_unique": 0.5, "effective_scale": 0.4} for o in report_data()["outcomes"]]
+    card = render_card(report(outcomes=outcomes))
+    assert "**Rounding to nearest lost part of the updates in this model.**" in card
+    assert "0.5000 becomes 0.4000 with nearest rounding, 20.0% of the update is lost" in card
+
+
+def test_twins_and_dense_agents_are_anomalies() -> None:
+    data = report_data()
+    total = data["statistics"]["total"]
+    total["pairs"][0] |= {"jaccard": 1.0, "cosine": 1.0, "sign_agreement": 1.0}
+    total["agents"][1] |= {"density": 0.9, "l2": total["agents"][0]["l2"]}
+    card = render_card(Report.from_json(data))
+    assert "- Practically the same update twice: `math / tool_use`." in card
+    assert "- Changed more than 50% of the weights, which is no sparse update: `tool_use`." in card
+
+
+def test_only_figures_that_exist_are_shown() -> None:
+    assert "![" not in render_card(report())
+    images = [url for kind, url in lively(render_card(report(), figures=FIGURES)) if kind == "image"]
+    assert sorted(images) == sorted(FIGURES)
+    assert "![" not in render_card(report(), figures=["https://evil.example/x.png"])
+
+
+def test_the_snippet_and_the_command_are_valid_for_any_target() -> None:
+    for target in ("ada/x", 'a"b', "x'; rm -rf ~"):
+        card = render_card(report(target=target))
+        blocks = {t.info: t.content for t in PARSER.parse(body_of(card)) if t.type == "fence"}
+        tree = compile(blocks["python"], "snippet", "exec")
+        assert target in tree.co_consts
+        assert blocks["bash"].count("\n") == 1
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text(render_card(report(), figures=FIGURES), encoding="utf-8")
+    print(f"{GOLDEN} written; read the difference")

@@ -1,0 +1,97 @@
+"""A header is read before its shard: what was planned from must be what the verified file begins with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from builders import random_base, write_model
+from cache_helpers import KB, FolderHub, made_model, reads_of, threads_left
+from merge_helpers import OUT_SHARD_BYTES, Job
+
+from hubmerge.errors import CorruptError, SourceChangedError
+from hubmerge.hub.client import Hub
+from hubmerge.merge import merge_to_hub
+from hubmerge.prepare import Prepared
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.sources.base import HeaderDigest
+from hubmerge.sources.open import open_model
+from hubmerge.sources.reader import LocalOrFetched, TensorReader
+from hubmerge.sources.shard_cache import ShardCache
+
+LIE = "model-00003-of-00005.safetensors"
+
+
+def planned_from_a_lie(job: Job) -> Prepared:
+    """While it is planned, one shard's header has two tensors of the same shape the wrong way round."""
+    read = Hub.read_range
+
+    def lying(hub: Hub, repo: str, sha: str, path: str, start: int, end: int) -> bytes:
+        raw = read(hub, repo, sha, path, start, end)
+        if (repo, path) == ("ada/one", LIE):
+            raw = raw.replace(b".q_proj.", b".?_proj.").replace(b".k_proj.", b".q_proj.").replace(b"?", b"k")
+        return raw
+
+    with patch.object(Hub, "read_range", lying):
+        prepared = job.prepare()
+    honest = job.prepare()
+    assert prepared.plan.agents[0].tensors != honest.plan.agents[0].tensors
+    return prepared
+
+
+@pytest.mark.parametrize("inputs", [4_000_000, 0], ids=["whole shards", "ranges"])
+def test_a_server_that_lies_about_a_header_alone_is_found_out_before_anything_of_it_is_merged(
+    job: Job, in_folder: dict[str, str], inputs: int
+) -> None:
+    prepared = planned_from_a_lie(job)
+    with pytest.raises(CorruptError, match=rf"another header.*{LIE} in ada/one"):
+        merge_to_hub(
+            prepared,
+            job.hub,
+            job.out,
+            cache=job.inputs,
+            observer=job.watcher,
+            disk_budget=2 * OUT_SHARD_BYTES + inputs,
+        )
+    assert threads_left() == []
+    assert not job.api.repo_exists(job.target) or job.commits() == 0
+    job.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    honest = Job(job.process, job.folder.with_name("honest"), job.recipe, job.target, disk_budget=job.disk_budget)
+    honest.to_hub()
+    assert honest.published() == in_folder
+
+
+def test_notes_of_a_ranged_shard_are_not_taken_for_another_header(tmp_path: Path) -> None:
+    hub = FolderHub()
+    model = made_model(hub, "org/m", [[("a", 9 * KB)]])
+    content = hub.contents["org/m", "0.safetensors"]
+    true = HeaderDigest(3 * KB, sha256(content[: 3 * KB]).hexdigest())
+    false = HeaderDigest(3 * KB, sha256(b"").hexdigest())
+    for header in (true, false):
+        planned = replace(model, headers={"0.safetensors": header})
+        cache = ShardCache(hub, tmp_path, [planned], 0, block_bytes=2 * KB)  # type: ignore[arg-type]
+        if header is true:
+            cache.expect(reads_of([planned], ["a"]), again=False)
+        else:
+            with pytest.raises(CorruptError, match="another header"):
+                cache.expect(reads_of([planned], ["a"]), again=False)
+        cache.close()
+
+
+def test_a_folder_whose_header_changed_since_it_was_planned_from_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", random_base(1))
+    hub = Hub("http://127.0.0.1:9")
+    model = open_model(ModelName(id=str(folder), local=True), hub, allow_local=True)
+    path = folder / "model.safetensors"
+    raw = path.read_bytes()
+    path.write_bytes(raw.replace(b".q_proj.", b".?_proj.").replace(b".k_proj.", b".q_proj.").replace(b"?_p", b"k_p"))
+    assert len(path.read_bytes()) == len(raw)
+    tensor = next(iter(model.tensors.values()))
+    with (
+        TensorReader([model], LocalOrFetched(hub, tmp_path / "cache")) as reader,
+        pytest.raises(SourceChangedError, match="changed its header"),
+    ):
+        reader.raw(0, tensor, 0, 1)

@@ -1,0 +1,217 @@
+"""The demo as a newcomer meets it: sign in, choose, inspect, merge, see the published model; and kill it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from huggingface_hub import HfApi
+
+from localhub.users import default_users
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+START_TIMEOUT_S = 120
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Demo:
+    """`hubmerge demo` with its data in a folder of its own; it can be killed and started again."""
+
+    data: Path
+    port: int
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        with open(self.data / "out.txt", "w") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "hubmerge", "demo", "--port", str(self.port)],
+                env={**os.environ, "HUBMERGE_DATA": str(self.data), "HUBMERGE_SUITE": ""},  # no evaluations
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, (self.data / "out.txt").read_text()
+            try:
+                with urllib.request.urlopen(f"{self.url}/config", timeout=5) as answer:
+                    if answer.status == 200:
+                        return
+            except OSError:
+                time.sleep(0.2)
+        raise AssertionError((self.data / "out.txt").read_text())
+
+    @property
+    def hub(self) -> HfApi:
+        endpoint = re.search(r"http://127\.0\.0\.1:\d+", (self.data / "out.txt").read_text())
+        assert endpoint
+        return HfApi(endpoint=endpoint.group(), token=False)
+
+    def worker(self) -> psutil.Process:
+        assert self.process is not None
+        [worker] = [
+            p
+            for p in psutil.Process(self.process.pid).children(recursive=True)
+            if "workflows.jobs.worker" in p.cmdline() and "merge" in p.cmdline()
+        ]
+        return worker
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        if self.process is not None:
+            self.process.send_signal(signum)
+            self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    running = Demo(tmp_path_factory.mktemp("demo"), free_port())
+    running.start()
+    yield running
+    running.stop()
+
+
+def sign_in(page: Any, name: str = "Ada (local)") -> None:
+    page.get_by_role("button", name="Sign in to the local Hub").click()
+    page.get_by_role("button", name=name).click()
+    page.get_by_role("button", name=re.compile(r"Sign out")).wait_for()
+
+
+def merge_page(demo: Demo, method: str) -> str:
+    agents = "&".join(f"agent=zoo/{name}-agent" for name in ("math", "tool", "mem"))
+    return f"{demo.url}/?base=zoo/base&{agents}&method={method}"
+
+
+def start(page: Any, name: str) -> str:
+    """Fill in the name, start, and return the job's id."""
+    page.locator("#start:not([disabled])").wait_for()
+    page.locator("#agents").filter(has_text="zoo/mem-agent").wait_for()
+    page.locator("#inspect").click()
+    page.locator("#outcome").filter(has_text="These models fit").wait_for()
+    field = page.locator("#target-name textarea, #target-name input").first
+    field.fill(name)
+    field.blur()
+    page.locator("#start").click()
+    page.wait_for_url("**/job?id=*")
+    return str(page.url.rsplit("=", 1)[-1])
+
+
+def wait_for_state(page: Any, state: str) -> None:
+    page.locator("#job").filter(has_text=re.compile(state, re.IGNORECASE)).first.wait_for(timeout=90_000)
+
+
+def test_sign_in_merge_the_zoo_with_ram_plus_and_find_it_published(demo: Demo, open_page: Any) -> None:
+    page = open_page(merge_page(demo, "ram_plus"))
+    sign_in(page)
+    page.goto(merge_page(demo, "ram_plus"), wait_until="domcontentloaded")
+    job = start(page, "first-merge")
+    wait_for_state(page, "done")
+    page.reload(wait_until="domcontentloaded")  # the page is addressed by its URL
+    wait_for_state(page, "done")
+    page.get_by_text("172 k parameters counted").first.wait_for()  # all of them
+    files = demo.hub.list_repo_files("ada/first-merge")
+    assert {"README.md", "hubmerge.json", "model.safetensors", "figures/overlap.png"} <= set(files)
+    [merged, _] = demo.hub.list_repo_commits("ada/first-merge")
+    assert job[:16] in merged.title
+    assert page.locator("a[href*='ada/first-merge']").count() >= 1
+    said = (demo.data / "out.txt").read_text()
+    assert "with the users ada, bob, carol." in said
+    assert said.index("serving on") < said.index(f"Open {demo.url} and sign in")  # an address that answers
+
+
+def test_a_killed_worker_is_replaced_and_the_job_ends_in_one_commit(demo: Demo, open_page: Any) -> None:
+    page = open_page(merge_page(demo, "ram"))
+    sign_in(page)
+    page.goto(merge_page(demo, "ram"), wait_until="domcontentloaded")
+    demo.worker().suspend()  # so that the job is certainly not done before the kill
+    start(page, "after-a-kill")
+    demo.worker().kill()
+    wait_for_state(page, "done")
+    assert len(demo.hub.list_repo_commits("ada/after-a-kill")) == 2
+
+
+def test_a_restarted_app_still_shows_the_job_and_the_repo(demo: Demo, open_page: Any) -> None:
+    page = open_page(merge_page(demo, "linear"))
+    sign_in(page)
+    page.goto(merge_page(demo, "linear"), wait_until="domcontentloaded")
+    job = start(page, "before-restart")
+    wait_for_state(page, "done")
+    demo.stop(signal.SIGKILL)
+    demo.start()
+    page.goto(f"{demo.url}/job?id={job}", wait_until="domcontentloaded")
+    wait_for_state(page, "done")
+    page.locator("#job").filter(has_text="ada/before-restart").first.wait_for()
+    assert len(demo.hub.list_repo_commits("ada/before-restart")) == 2
+
+
+def test_no_token_of_a_user_is_left_anywhere_on_the_disk(demo: Demo, open_page: Any) -> None:
+    page = open_page(merge_page(demo, "ram"))
+    sign_in(page)
+    page.goto(merge_page(demo, "ram"), wait_until="domcontentloaded")
+    start(page, "no-token-left")
+    wait_for_state(page, "done")
+    app = demo.data / "demo" / "app"
+    for path in [*app.rglob("*"), demo.data / "out.txt"]:
+        if path.is_file():
+            assert b"hf_oauth_" not in path.read_bytes(), path
+
+
+def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo: Demo, open_page: Any) -> None:
+    tokens, zoo = default_users().first_tokens(), Path(__file__).resolve().parents[3] / "examples" / "zoo"
+    ada, bob = (HfApi(demo.hub.endpoint, token=tokens[name]) for name in ("ada", "bob"))
+    bob.create_repo("bob/gated-base")
+    bob.upload_folder(repo_id="bob/gated-base", folder_path=zoo / "base")
+    bob.update_repo_settings("bob/gated-base", gated="manual")
+    bob.grant_access("bob/gated-base", "ada")
+    ada.create_repo("ada/secret-agent", private=True)
+    ada.upload_folder(repo_id="ada/secret-agent", folder_path=zoo / "math")
+
+    page = open_page(f"{demo.url}/?base=bob/gated-base&agent=ada/secret-agent&agent=zoo/tool-agent&method=ram")
+    page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()
+    sign_in(page)
+    page.locator("#start:not([disabled])").wait_for()
+    page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()
+    page.locator("#target-name textarea, #target-name input").first.fill("from-a-secret")
+    page.locator("#inspect").click()
+    offer = page.locator("#outcome .hm-notice").filter(has_text="Is it a private model of yours?")
+    offer.wait_for()
+    assert "ada/secret-agent" in offer.inner_text()
+    assert "bob/gated-base" not in page.locator("#outcome").inner_text()  # gated models come with the first sign-in
+
+    offer.get_by_role("link", name="Allow hubmerge to read your private models").click()
+    page.get_by_text("read your private repos").wait_for()  # the Hub says what it is about
+    page.get_by_role("button", name="Ada (local)").click()
+    page.wait_for_url(f"{demo.url}/")
+    page.locator("#start:not([disabled])").wait_for()
+    page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()  # the form is as it was
+    assert page.locator("#target-name textarea, #target-name input").first.input_value() == "from-a-secret"
+    page.locator("#inspect").click()
+    page.locator("#outcome").filter(has_text="These models fit").wait_for()
+    page.locator("#start").click()
+    page.wait_for_url("**/job?id=*")
+    wait_for_state(page, "done")
+    assert ada.model_info("ada/from-a-secret").private
+    assert ada.model_info("ada/secret-agent").sha in Path(
+        ada.hf_hub_download("ada/from-a-secret", "hubmerge.json", local_dir=demo.data / "published")
+    ).read_text("utf-8")

@@ -1,0 +1,225 @@
+"""The page of comparisons in a real browser: addresses, who may start and cancel, progress, result, foreign text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+from pages_fake import CATALOGUE, HOSTILE, comparison_id
+from pages_session import Pages, session_cookie
+
+from hubmerge.engine.stream import StreamOptions
+from hubmerge.errors import HubUnavailableError, RecipeError
+from hubmerge.hub.client import Hub
+from hubmerge.output.diff import Diff, comparison_recipe, measure, open_comparison
+from workflows.app import diff_page
+from workflows.app.diff_panels import diff_panel
+from workflows.app.submission import checked_comparison
+
+ZOO = Path(__file__).resolve().parents[3] / "examples" / "zoo"
+BASE, AGENT = CATALOGUE[:2]
+ADDRESS = f"/diff?base={BASE}&agent={AGENT}"
+RUNNING = {
+    "state": "running",
+    "stage": "probe",
+    "queue_position": None,
+    "started": "2026-01-31T14:06:00+00:00",
+    "progress": {"stage": "probe", "done": 3e9, "total": 12e9, "unit": "elements", "per_second": 4e7},
+}
+
+
+class Unwatched:
+    def stage(self, name: str) -> None: ...
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
+
+    def statistics(self, values: Any) -> None: ...
+
+    def warning(self, message: str) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def zoo_diff(tmp_path_factory: pytest.TempPathFactory) -> Diff:
+    nowhere = Hub("http://127.0.0.1:9")
+    plan = open_comparison(comparison_recipe(str(ZOO / "base"), str(ZOO / "math")), nowhere, allow_local=True)
+    return measure(plan, nowhere, StreamOptions(), Unwatched(), cache=tmp_path_factory.mktemp("cache"))
+
+
+def shown(page: Any, selector: str, text: str) -> Any:
+    found = page.locator(selector).filter(has_text=text)
+    found.first.wait_for()
+    return found.first
+
+
+def job_of(pages: Pages, **changes: Any) -> str:
+    """Put the job of the comparison into the store, of ada unless it is said otherwise."""
+    service = pages.service
+    found = service.compare(BASE, AGENT, service.visitor("ada", "token-of-ada")).job
+    assert found is not None
+    service.put([replace(found, **changes)])
+    return found.id
+
+
+@pytest.mark.browser
+def test_from_an_address_to_the_result(pages: Pages, open_page: Any, zoo_diff: Diff) -> None:
+    page = open_page(f"{pages.url}{ADDRESS}", "ada", width=1440)
+    shown(page, "#diff-models", BASE)
+    shown(page, "#diff", "were not compared yet")
+    assert page.locator("#diff-base input").input_value() == BASE
+    page.locator("#compare").click()
+    shown(page, "#diff", "Queued")
+    job_of(pages, **RUNNING)
+    shown(page, "#diff .hm-amount", "25.0 %")
+    shown(page, "#diff .hm-current", "Measure")
+    job_of(pages, state="done", queue_position=None, result=zoo_diff.with_top_tensors(20).to_json())
+    shown(page, "#diff dd", "9.97% (17,124 parameters)")
+    assert page.locator("#diff figure img").evaluate("image => image.naturalWidth") == 1200
+    shown(page, "#diff", "model.layers.0.self_attn.o_proj.bias")
+    assert page.url.endswith(ADDRESS)
+    assert not page.locator("#cancel").is_visible()
+    anybody = open_page(f"{pages.url}{ADDRESS}")  # what is public was compared for everybody
+    shown(anybody, "#diff dd", "9.97% (17,124 parameters)")
+    details = anybody.locator("#diff details").first
+    details.locator("summary").click()
+    shown(anybody, "#diff details th", "layer")
+
+
+@pytest.mark.browser
+def test_nobody_who_is_not_signed_in_starts_anything(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{ADDRESS}")
+    shown(page, "#diff", "Sign in to have them compared")
+    page.locator("#compare").click()
+    page.wait_for_timeout(700)
+    shown(page, "#diff", "Sign in to have them compared")
+    assert pages.service.store == {}
+
+
+@pytest.mark.browser
+def test_its_owner_alone_cancels(pages: Pages, open_page: Any) -> None:
+    job = job_of(pages, **RUNNING)
+    other = open_page(f"{pages.url}{ADDRESS}", "bob")
+    shown(other, "#diff .hm-amount", "25.0 %")
+    assert not other.locator("#cancel").is_visible()
+    own = open_page(f"{pages.url}{ADDRESS}", "ada")
+    own.locator("#cancel").click()
+    shown(own, "#diff", "It was cancelled")
+    assert pages.service.store[job].state == "cancelled"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("/diff", "Choose a model"),
+        (f"/diff?base={BASE}&agent=zoo/nothing", "no such repo"),
+        (f"/diff?base={BASE}&agent=/etc", "only models on the Hub can be used"),
+        (f"/diff?base={BASE}&agent={HOSTILE}", "is no Hub id"),
+        (f"/diff?base={BASE}&agent=other/wide-agent", "another vocabulary size"),
+    ],
+)
+def test_an_address_that_names_nothing_to_compare_is_said(
+    pages: Pages, open_page: Any, address: str, words: str
+) -> None:
+    page = open_page("about:blank")
+    page.goto(pages.url + address.replace("#", "%23"), wait_until="domcontentloaded")
+    shown(page, "#diff", words)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img[src=x]").count() == 0
+
+
+@pytest.mark.browser
+def test_text_of_strangers_stays_text(pages: Pages, open_page: Any, zoo_diff: Diff) -> None:
+    first = next(iter(zoo_diff.tensors))
+    hostile = replace(
+        zoo_diff,
+        architecture=HOSTILE,
+        warnings=(HOSTILE,),
+        tensors={HOSTILE: zoo_diff.tensors[first]},
+        shapes={HOSTILE: (1,)},
+    )
+    job_of(pages, state="done", result=hostile.to_json())
+    page = open_page(f"{pages.url}{ADDRESS}", "ada")
+    shown(page, "#diff tbody th", HOSTILE)
+    failed = open_page("about:blank", "ada")
+    pages.service.failure = HubUnavailableError(HOSTILE, where=HOSTILE)
+    failed.goto(f"{pages.url}{ADDRESS}", wait_until="domcontentloaded")
+    shown(failed, "#diff .hm-what", HOSTILE)
+    for each in (page, failed):
+        assert each.evaluate("window.hacked") is None
+        assert each.locator("img[src=x]").count() == 0
+
+
+@pytest.mark.browser
+def test_a_phone_shows_it_without_scrolling_sideways_and_asks_nobody_else(
+    pages: Pages, open_page: Any, zoo_diff: Diff
+) -> None:
+    job_of(pages, state="done", result=zoo_diff.to_json(), warnings=("x" * 90,))
+    page = open_page("about:blank", "ada", width=360)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{pages.url}{ADDRESS}", wait_until="domcontentloaded")
+    page.locator("#diff figure img").wait_for()
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
+    value = page.locator("#diff dd").last.bounding_box()
+    assert value["x"] + value["width"] <= 360  # no figure waits to be scrolled to
+    assert all(url.startswith((pages.url, "data:", "about:")) for url in asked)
+
+
+@pytest.mark.browser
+def test_the_list_of_jobs_and_a_job_s_page_lead_to_it(pages: Pages, open_page: Any, zoo_diff: Diff) -> None:
+    job = job_of(pages, state="done", queue_position=None, result=zoo_diff.to_json())
+    page = open_page(f"{pages.url}/jobs", "ada")
+    shown(page, "#jobs tbody tr", "Comparison")
+    page.goto(f"{pages.url}/job?id={job}", wait_until="domcontentloaded")
+    shown(page, "#job a", "What the training changed").click()
+    page.wait_for_url(re.compile(r"/diff\?base=zoo/base@a{40}&agent="))
+    shown(page, "#diff-models", BASE)
+
+
+def test_a_model_with_itself_says_that_nothing_changed_and_shows_no_figure(zoo_diff: Diff) -> None:
+    same = replace(zoo_diff, total=replace(zoo_diff.total, identical=zoo_diff.total.elements))
+    panel = diff_panel(same, b"")
+    assert "Nothing changed" in panel
+    assert "<img" not in panel
+
+
+def client(pages: Pages, user: str | None = None) -> Client:
+    headers = {"Cookie": f"session={session_cookie(user)}"} if user else {}
+    return Client(pages.url, headers=headers, verbose=False, analytics_enabled=False)
+
+
+def test_programs_inspect_start_and_follow_a_comparison(pages: Pages, zoo_diff: Diff) -> None:
+    found = client(pages).predict(BASE, AGENT, api_name="/inspect_diff")
+    assert (found["job"], found["parameters"]) == (None, 512 * 64 + 64)
+    assert found["base"].startswith(f"{BASE}@")
+    with pytest.raises(AppError, match="E_LOGIN"):
+        client(pages).predict(BASE, AGENT, api_name="/start_diff")
+    assert pages.service.store == {}
+    started = client(pages, "ada").predict(BASE, AGENT, api_name="/start_diff")["job"]
+    assert (started["state"], started["user"], started["kind"]) == ("queued", "ada", "diff")
+    assert started["id"] == comparison_id(pages.service.comparison(BASE, AGENT, None).plan)
+    job_of(pages, state="done", result=zoo_diff.to_json())
+    status = client(pages).predict(started["id"], api_name="/job_status")
+    assert Diff.from_json(status["result"]) == zoo_diff
+    for wrong in ("./data", "/etc"):
+        with pytest.raises(AppError, match="E_RECIPE"):
+            client(pages, "ada").predict(BASE, wrong, api_name="/start_diff")
+    with pytest.raises(AppError, match="E_INCOMPATIBLE"):
+        client(pages, "ada").predict(BASE, "other/wide-agent", api_name="/start_diff")
+
+
+def test_names_in_an_address_are_cut_and_only_so_many_figures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [len(name) for name in diff_page._asked_for({"base": "b" * 500, "agent": "a"}, None)] == [400, 1]
+    with pytest.raises(RecipeError):
+        checked_comparison("org/" + "b" * 500, "org/a")
+    drawn: list[object] = []
+    monkeypatch.setattr(diff_page, "draw", lambda diff: drawn.append(diff) or b"")
+    figures = diff_page._Figures()
+    for number in (*range(33), 32, 0):
+        figures.of(f"job-{number}", number)
+    assert drawn == [*range(33), 0]

@@ -1,0 +1,226 @@
+"""Sign-in: which providers are trusted, and the whole way through the embedded Hub's consent page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import gradio.oauth
+import pytest
+import yaml
+from huggingface_hub.utils import get_session
+from pages_fake import FakeService
+from starlette.testclient import TestClient
+
+from hubmerge.errors import GatedError, HubmergeError, InternalError, LoginError, Problem, SourceNotFoundError
+from hubmerge.hub.errors import UNREADABLE
+from hubmerge.settings import Settings
+from localhub.fault_rules import FaultSwitch, LostAnswer, Reset, Status
+from localhub.process import LocalHubProcess
+from workflows.app.app import build_web_app, launch_app
+from workflows.app.panels import access_offer
+from workflows.app.service import Visitor
+from workflows.app.signin import (
+    SCOPES,
+    SIGN_IN_SCOPES,
+    AskedScopes,
+    OAuthClient,
+    sign_in_link,
+    use_oauth_client,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def faulty_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    with LocalHubProcess(tmp_path_factory.mktemp("faulty"), options=["--faults"]) as hub:
+        yield hub
+
+
+@pytest.mark.parametrize("provider", ["http://hub.example", "http://10.0.0.5:8000", "ftp://127.0.0.1", "https://", "x"])
+def test_a_provider_must_be_https_or_on_this_machine(provider: str) -> None:
+    with pytest.raises(LoginError):
+        use_oauth_client(OAuthClient(provider, "id", "a long secret"))
+
+
+@pytest.mark.usefixtures("gradio_oauth")
+@pytest.mark.parametrize("provider", ["https://hub.example/", "http://127.0.0.1:8000", "http://[::1]:8000"])
+def test_gradio_s_own_oauth_is_given_the_client(provider: str) -> None:
+    use_oauth_client(OAuthClient(provider, "id", "a long secret"))
+    assert provider.rstrip("/") == gradio.oauth.OPENID_PROVIDER_URL
+    assert ("id", " ".join(SCOPES)) == (gradio.oauth.OAUTH_CLIENT_ID, gradio.oauth.OAUTH_SCOPES)
+    assert gradio.oauth.get_space() is not None
+
+
+def test_on_a_space_nothing_is_replaced() -> None:
+    before = gradio.oauth.get_space
+    with pytest.raises(InternalError):
+        build_web_app(FakeService(), Settings(space_id="ada/merge"), oauth=OAuthClient("https://hub.example", "i", "s"))
+    assert gradio.oauth.get_space is before
+
+
+def test_a_client_s_secret_is_not_shown_by_its_repr() -> None:
+    assert "a long secret" not in repr(OAuthClient("https://hub.example", "id", "a long secret"))
+
+
+@pytest.mark.browser
+@pytest.mark.usefixtures("gradio_oauth")
+def test_a_visitor_signs_in_at_the_local_hub_and_out_again(local_hub: LocalHubProcess, open_page: Any) -> None:
+    service = FakeService(local_hub.endpoint)
+    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
+    with launch_app(service, Settings(endpoint=local_hub.endpoint), port=0, oauth=oauth) as running:
+        page = open_page(f"{running.url}/?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram")
+        page.wait_for_url(f"{running.url}/")  # the form has them and keeps them over the sign-in
+        page.goto(f"{running.url}/job?id=abc", wait_until="domcontentloaded")
+        page.get_by_role("button", name="Sign in to the local Hub").click()
+        page.get_by_role("button", name="Ada (local)").click()
+        page.wait_for_url(f"{running.url}/job?id=abc")  # back where the visitor was
+        page.get_by_role("button", name="Sign out (ada)").wait_for()
+        page.goto(running.url, wait_until="domcontentloaded")
+        page.locator("#start:not([disabled])").wait_for()  # the Hub's token was accepted
+        page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
+        [cookie] = [c for c in page.context.cookies() if c["name"] == "session"]
+        assert cookie["httpOnly"]
+        assert cookie["secure"]
+        page.get_by_role("button", name="Sign out (ada)").click()
+        page.get_by_role("button", name=re.compile("Sign in")).wait_for()
+        page.locator("#start[disabled]").wait_for()
+
+
+@pytest.mark.usefixtures("gradio_oauth")
+def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(local_hub: LocalHubProcess) -> None:
+    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
+    with launch_app(FakeService(), Settings(endpoint=local_hub.endpoint), port=0, oauth=oauth) as running:
+
+        def asked(path: str) -> dict[str, list[str]]:
+            answer = get_session().get(running.url + path, follow_redirects=False)
+            assert answer.headers["location"].startswith(f"{local_hub.endpoint}/oauth/authorize?")
+            return parse_qs(urlsplit(answer.headers["location"]).query)
+
+        least = "openid profile contribute-repos gated-repos read-memberships"
+        assert asked("/login/huggingface?_target_url=/jobs")["scope"] == [least]
+        # nobody's link asks for what no step needs
+        assert asked(f"{sign_in_link()}&with=manage-repos")["scope"] == [least]
+        more = asked(sign_in_link("/diff?base=a/b&agent=c/d", private=True))
+        assert more["scope"] == [f"{least} read-repos"]
+        assert more["redirect_uri"] == [
+            f"{running.url}/login/callback?_target_url=%2Fdiff%3Fbase%3Da%2Fb%26agent%3Dc%2Fd"
+        ]
+        assert {"state", "nonce"} <= more.keys()
+
+
+@pytest.mark.usefixtures("gradio_oauth")
+@pytest.mark.parametrize(
+    ("target", "page"),
+    [
+        ("/diff?base=a/b&agent=c/d", "/diff?base=a/b&agent=c/d"),
+        ("/", "/"),
+        ("//evil.example/x", "/x"),
+        ("https://evil.example/x", "/x"),
+        ("/\\evil.example", "/evil.example"),
+        ("////evil.example", "/evil.example"),
+    ],
+)
+def test_who_refuses_comes_back_to_a_page_of_this_site(local_hub: LocalHubProcess, target: str, page: str) -> None:
+    oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
+    app = build_web_app(FakeService(), Settings(endpoint=local_hub.endpoint), oauth=oauth)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        refused = {"_target_url": target, "error": "access_denied", "error_description": "no", "state": "s"}
+        answer = client.get("/login/callback", params=refused, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (302, page)
+
+
+@pytest.mark.usefixtures("gradio_oauth")
+@pytest.mark.parametrize("fault", [Status(status=503), Reset(at=0), LostAnswer()], ids=lambda fault: fault.kind)
+@pytest.mark.parametrize("path", ["/.well-known/openid-configuration", "/oauth/token", "/.well-known/jwks.json"])
+def test_a_hub_that_is_away_during_a_sign_in_is_told_and_the_next_try_succeeds(
+    faulty_hub: LocalHubProcess, path: str, fault: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    oauth = OAuthClient(faulty_hub.endpoint, faulty_hub.oauth["client_id"], faulty_hub.oauth["client_secret"])
+    app = build_web_app(FakeService(), Settings(endpoint=faulty_hub.endpoint), oauth=oauth)
+    ada = {"Authorization": f"Bearer {faulty_hub.tokens['ada']}"}
+
+    def sign_in(client: TestClient) -> Any:
+        start = client.get("/login/huggingface?_target_url=/jobs", follow_redirects=False)
+        if start.status_code != 302:
+            return start
+        back = get_session().get(start.headers["location"], headers=ada, follow_redirects=False).headers["location"]
+        return client.get(back, follow_redirects=False)
+
+    with TestClient(app, base_url="https://127.0.0.1") as client, FaultSwitch(faulty_hub.endpoint) as switch:
+        switch.add(path, fault, times=None)
+        told = sign_in(client)
+        assert told.status_code == 503
+        assert "The Hub does not answer" in told.text
+        assert 'href="/jobs"' in told.text
+        assert "a sign-in ended" in caplog.text
+        switch.clear()
+        assert (done := sign_in(client)).status_code in (302, 307), done.text
+        assert done.headers["location"] == "/jobs"
+
+
+def test_a_sign_in_asks_for_nothing_that_the_space_did_not_declare() -> None:
+    declared = b"https://hub.example/oauth/authorize?scope=openid+profile+contribute-repos&state=s"
+    app = AskedScopes(answering({b"location": declared}))
+    [start, _] = answers(app, "/login/huggingface", b"with=read-repos")
+    assert dict(start["headers"])[b"location"] == declared
+    [other, _] = answers(app, "/login/callback", b"with=read-repos")
+    assert dict(other["headers"])[b"location"] == declared
+
+
+def answering(headers: dict[bytes, bytes]) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 302, "headers": list(headers.items())})
+        await send({"type": "http.response.body", "body": b""})
+
+    return app
+
+
+def answers(app: Any, path: str, query: bytes) -> list[Any]:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    with pytest.raises(StopIteration):  # nothing waits, so one step runs it to its end
+        app({"type": "http", "path": path, "query_string": query}, None, send).send(None)
+    return sent
+
+
+def test_the_space_declares_what_the_app_asks_for_and_a_sign_in_outlives_its_queue() -> None:
+    card = yaml.safe_load((ROOT / "README.md").read_text("utf-8").split("---")[1])
+    assert sorted(["openid", "profile", *card["hf_oauth_scopes"]]) == sorted(SCOPES)
+    assert 24 * 60 < card["hf_oauth_expiration_minutes"] <= 43_200  # the Hub's limit; its default is 8 hours
+
+
+ADA = Visitor("ada", "token", ("ada",), frozenset(SIGN_IN_SCOPES))
+
+
+def hidden(*names: str) -> HubmergeError:
+    problems = [Problem("E_SOURCE", UNREADABLE, f"{name}@main") for name in names]
+    return SourceNotFoundError("models are missing", problems=problems)
+
+
+def test_who_picks_a_model_that_is_not_shown_is_offered_to_allow_private_ones() -> None:
+    offer = str(access_offer(hidden("ada/secret", "ada/other"), ADA, "https://hub.example"))
+    assert "ada/secret, ada/other" in offer
+    assert 'href="/login/huggingface?_target_url=%2F&amp;with=read-repos"' in offer
+    allowed = replace(ADA, scopes=ADA.scopes | {"read-repos"})
+    assert access_offer(hidden("ada/secret"), allowed, "https://hub.example") is None
+    assert access_offer(hidden("ada/secret"), None, "https://hub.example") is None  # told to sign in by the problem
+    revision = SourceNotFoundError("no such revision or file", where="ada/open@v9")
+    assert access_offer(revision, ADA, "https://hub.example") is None
+
+
+@pytest.mark.parametrize("where", ["meta/llama", "meta/llama@main", "sub/config.json in meta/llama@52c47e508600"])
+def test_who_picks_a_gated_model_is_sent_to_its_page_or_to_a_wider_sign_in(where: str) -> None:
+    gated = GatedError("a gated repo", where=where)
+    asked = str(access_offer(gated, ADA, "https://hub.example"))
+    assert 'href="https://hub.example/meta/llama"' in asked
+    earlier = replace(ADA, scopes=frozenset({"openid", "profile", "contribute-repos"}))
+    assert f'href="{sign_in_link()}"' in str(access_offer(gated, earlier, "https://hub.example"))

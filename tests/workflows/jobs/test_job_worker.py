@@ -1,0 +1,378 @@
+"""Jobs in real processes: ends, kills, cancellations, restarts, several workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import threading
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from job_helpers import FINAL, QUICK, claim, is_alive, job_id, make_worker, new_job, running, until, worker_process
+
+from hubmerge.errors import DiskError, PermissionDeniedError
+from workflows.jobs import worker as worker_module
+from workflows.jobs.guard import SignOfLife
+from workflows.jobs.jobs import Job, State
+from workflows.jobs.store import Store
+from workflows.jobs.worker import child_environment
+
+ALL_STEPS = [str(number) for number in range(10)]
+
+
+def run_one(tmp_path: Path, store: Store, function: str, **payload: object) -> Job:
+    if store.find(job_id("a")) is None:
+        store.submit(new_job("a", payload=payload))
+    worker = make_worker(tmp_path, store, function)
+    try:
+        job = worker.run_once()
+    finally:
+        worker.close()
+    assert job is not None
+    return job
+
+
+def attempts(trace: Path) -> list[str]:
+    return trace.read_text().splitlines() if trace.exists() else []
+
+
+def pid_of(line: str) -> int:
+    return int(line.split()[5])
+
+
+def test_a_job_runs_to_its_result_and_leaves_no_folder(tmp_path: Path, live: Store) -> None:
+    job = run_one(tmp_path, live, "steps", trace=str(tmp_path / "trace"))
+    assert (job.state, job.result) == (State.DONE, {"journal": ALL_STEPS})
+    assert job.stage == "stream"
+    assert job.progress is not None
+    assert (job.progress["done"], job.progress["total"], job.progress["unit"]) == (10, 10, "shards")
+    assert [event.type for event in live.events(job.id)] == ["submitted", "claimed", "stage", "done"]
+    assert list((tmp_path / "jobs").iterdir()) == []
+
+
+def test_an_empty_queue_is_no_job(tmp_path: Path, live: Store) -> None:
+    worker = make_worker(tmp_path, live, "steps")
+    assert worker.run_once() is None
+    worker.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "state", "code"),
+    [
+        ("hub_is_away", State.QUEUED, "E_HUB"),
+        ("fills_disk", State.QUEUED, "E_DISK"),
+        ("segfaults", State.QUEUED, "E_INTERNAL"),
+        ("lacks_memory", State.QUEUED, "E_TOO_BIG"),
+        ("no_result", State.FAILED, "E_INTERNAL"),
+        ("missing", State.FAILED, "E_INTERNAL"),
+    ],
+)
+def test_a_failed_attempt_says_why_and_keeps_the_folder(
+    tmp_path: Path, live: Store, function: str, state: State, code: str
+) -> None:
+    job = run_one(tmp_path, live, function)
+    assert job.error is not None
+    assert (job.state, job.error.code) == (state, code)
+    assert (tmp_path / "jobs" / job.id).is_dir()
+
+
+def skip_back_off(store: Store) -> None:
+    """As a reboot would: the moment that the job waits for belongs to another boot."""
+    store.clock.boot_id += "+"  # type: ignore[misc]
+
+
+def test_a_child_killed_twice_at_one_place_is_too_big(tmp_path: Path, live: Store) -> None:
+    first = run_one(tmp_path, live, "dies", done=[3, 3])
+    assert first.error is not None
+    assert (first.state, first.memory_deaths, first.error.code) == (State.QUEUED, 1, "E_TOO_BIG")
+    skip_back_off(live)
+    second = run_one(tmp_path, live, "dies")
+    assert second.error is not None
+    assert (second.state, second.error.code) == (State.FAILED, "E_TOO_BIG")
+    assert second.error.retryable is False
+
+
+def test_a_child_killed_ever_further_on_is_tried_again(tmp_path: Path, live: Store) -> None:
+    for attempt in (1, 2, 3):
+        job = run_one(tmp_path, live, "dies", done=[1, 2, 3])
+        assert (job.state, job.attempt, job.memory_deaths) == (State.QUEUED, attempt, 1)
+        skip_back_off(live)
+
+
+def test_a_killed_child_is_resumed_where_it_was(tmp_path: Path, live: Store) -> None:
+    trace, gate = tmp_path / "trace", tmp_path / "gate"
+    live.submit(new_job("a", payload={"trace": str(trace), "gate": str(gate)}))
+    with running(make_worker(tmp_path, live, "steps")):
+        journal = tmp_path / "jobs" / job_id("a") / "journal"
+        until(lambda: journal.exists() and len(journal.read_text().split()) == 5)
+        os.kill(pid_of(attempts(trace)[0]), signal.SIGKILL)
+        until(lambda: live.get(job_id("a")).state is State.QUEUED)
+        gate.touch()
+        skip_back_off(live)
+        until(lambda: live.get(job_id("a")).state is State.DONE)
+    assert live.get(job_id("a")).result == {"journal": ALL_STEPS}
+    assert [line.split("pid")[0] + line.split()[-1] for line in attempts(trace)] == [
+        "attempt 1 fence 1 0",
+        "attempt 2 fence 2 5",
+    ]
+
+
+def test_a_killed_worker_takes_its_child_along_and_the_next_worker_resumes(tmp_path: Path, live: Store) -> None:
+    """The lease would last for an hour: the dead worker is known by its lock."""
+    trace, gate, lease = tmp_path / "trace", tmp_path / "gate", ("--lease-seconds", "3600")
+    live.submit(new_job("a", payload={"trace": str(trace), "gate": str(gate)}))
+    with worker_process(tmp_path, "steps", *lease) as first:
+        journal = tmp_path / "jobs" / job_id("a") / "journal"
+        until(lambda: journal.exists() and len(journal.read_text().split()) == 5)
+        child = pid_of(attempts(trace)[0])
+        first.kill()
+        until(lambda: not is_alive(child))
+    with worker_process(tmp_path, "steps", *lease):
+        until(lambda: len(attempts(trace)) == 2)
+        gate.touch()
+        job = until(lambda: (job := live.get(job_id("a"))).state is State.DONE and job)
+    assert (job.attempt, job.fence, job.result) == (2, 2, {"journal": ALL_STEPS})
+    assert "from 5" in attempts(trace)[1]
+    assert "lost" in [event.type for event in live.events(job.id)]
+
+
+def stopped_between_writes(worker: subprocess.Popen[bytes], data: Path) -> bool:
+    """Whoever stops in the middle of a transaction holds the database for everybody; that is not meant here."""
+    worker.send_signal(signal.SIGSTOP)
+    with closing(sqlite3.connect(data / "jobs.sqlite3", timeout=0.2)) as raw:
+        try:
+            raw.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            worker.send_signal(signal.SIGCONT)
+            return False
+    return True
+
+
+def test_a_stopped_worker_loses_its_job_and_never_runs_it_beside_the_next(tmp_path: Path, live: Store) -> None:
+    """SIGSTOP freezes the worker alone; its child must be gone before the next one starts."""
+    trace, gate, lease = tmp_path / "trace", tmp_path / "gate", ("--lease-seconds", "2")
+    live.submit(new_job("a", payload={"trace": str(trace), "gate": str(gate)}))
+    with worker_process(tmp_path, "steps", *lease) as first:
+        until(lambda: len(attempts(trace)) == 1)
+        until(lambda: stopped_between_writes(first, tmp_path))
+        with worker_process(tmp_path, "steps", *lease):
+            until(lambda: len(attempts(trace)) == 2)
+            assert not is_alive(pid_of(attempts(trace)[0]))
+            first.send_signal(signal.SIGCONT)
+            gate.touch()
+            job = until(lambda: (job := live.get(job_id("a"))).state is State.DONE and job)
+            until(lambda: b"no longer ours" in (tmp_path / "worker.log").read_bytes())
+            assert first.poll() is None  # it lost a job, not its life
+    assert (job.attempt, job.result) == (2, {"journal": ALL_STEPS})
+    assert "OVERLAP" not in trace.read_text()
+
+
+def test_heartbeats_keep_a_long_job_with_its_worker(tmp_path: Path, live: Store) -> None:
+    trace, gate = tmp_path / "trace", tmp_path / "gate"
+    live.submit(new_job("a", payload={"trace": str(trace), "gate": str(gate)}))
+    live.lease_s = 2.0
+    with running(make_worker(tmp_path, live, "steps")):
+        first = until(lambda: live.get(job_id("a")).lease_until)
+        until(lambda: live.clock.steady() > first + 1.0)  # past the first lease and the guardian's patience
+        assert live.reap() == ()
+        assert live.claim("another worker") is None
+        gate.touch()
+        until(lambda: live.get(job_id("a")).state is State.DONE)
+    assert len(attempts(trace)) == 1
+
+
+def test_a_worker_told_to_stop_gives_its_job_back(tmp_path: Path, live: Store) -> None:
+    trace, gate = tmp_path / "trace", tmp_path / "gate"
+    live.submit(new_job("a", max_attempts=1, payload={"trace": str(trace), "gate": str(gate)}))
+    with worker_process(tmp_path, "steps") as worker:
+        until(lambda: len(attempts(trace)) == 1)
+        worker.terminate()
+        assert worker.wait() == 0
+    waiting = live.get(job_id("a"))
+    assert waiting.state is State.QUEUED
+    assert not is_alive(pid_of(attempts(trace)[0]))
+    assert list((tmp_path / "workers").iterdir()) == []
+    gate.touch()
+    assert run_one(tmp_path, live, "steps").result == {"journal": ALL_STEPS}
+
+
+def test_many_workers_run_every_job_once(tmp_path: Path, live: Store) -> None:
+    users = [f"user{number}" for number in range(6)]
+    for user in users:
+        live.submit(new_job(user, user=user, payload={"trace": str(tmp_path / user)}))
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(running(make_worker(tmp_path, live, "steps")))
+        until(lambda: all(job.state is State.DONE for job in live.list_jobs()))
+    for user in users:
+        assert len(attempts(tmp_path / user)) == 1
+    assert [job.attempt for job in live.list_jobs()] == [1] * 6
+
+
+def test_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path, live: Store) -> None:
+    """Each job counts its steps in a file; a step done twice, or two attempts at once, would show."""
+    for number in range(3):
+        payload = {"trace": str(tmp_path / f"trace{number}"), "gate": str(tmp_path / f"gate{number}")}
+        live.submit(new_job(str(number), max_attempts=50, payload=payload))
+    for number in range(3):
+        trace = tmp_path / f"trace{number}"
+        for kill in range(3):
+            with worker_process(tmp_path, "steps") as worker:
+                until(lambda trace=trace, kill=kill: len(attempts(trace)) > kill)
+                worker.kill()
+        (tmp_path / f"gate{number}").touch()
+        with worker_process(tmp_path, "steps"):
+            until(lambda number=number: live.get(job_id(str(number))).state is State.DONE)
+    for number in range(3):
+        assert live.get(job_id(str(number))).result == {"journal": ALL_STEPS}
+        assert "OVERLAP" not in (tmp_path / f"trace{number}").read_text()
+
+
+def start_and_cancel(tmp_path: Path, store: Store, function: str, stage: str, **timing: float) -> Job:
+    payload = {"gate": str(tmp_path / "gate"), "cleaned": str(tmp_path / "cleaned")}
+    job = store.submit(new_job("a", payload=payload | {"pids": str(tmp_path / "pids")}))
+    with running(make_worker(tmp_path, store, function, replace(QUICK, **timing))):
+        until(lambda: store.get(job.id).stage == stage)
+        with pytest.raises(PermissionDeniedError):
+            store.request_cancel(job.id, "bob")
+        store.request_cancel(job.id, "ann")
+        until(lambda: store.get(job.id).state.is_terminal)
+        until(lambda: not (tmp_path / "jobs" / job.id).exists())
+    return store.get(job.id)
+
+
+def test_a_cancelled_job_cleans_up_and_leaves_no_folder(tmp_path: Path, live: Store) -> None:
+    assert start_and_cancel(tmp_path, live, "cleans_up", "publish").state is State.CANCELLED
+    assert (tmp_path / "cleaned").read_text() == "yes"
+
+
+def test_a_job_that_ignores_its_cancellation_is_killed(tmp_path: Path, live: Store) -> None:
+    assert start_and_cancel(tmp_path, live, "ignores_cancel", "publish", grace_s=0.5).state is State.CANCELLED
+
+
+def test_a_cancelled_jobs_helpers_end_with_it(tmp_path: Path, live: Store) -> None:
+    assert start_and_cancel(tmp_path, live, "helper_process", "evaluate").state is State.CANCELLED
+    main, helper = map(int, (tmp_path / "pids").read_text().split())
+    until(lambda: not is_alive(main) and not is_alive(helper))
+
+
+def test_a_job_that_had_published_when_it_was_cancelled_is_done(tmp_path: Path, live: Store) -> None:
+    job = start_and_cancel(tmp_path, live, "finishes_on_cancel", "publish")
+    assert (job.state, job.result) == (State.DONE, {"commit": "abc"})
+
+
+def test_a_flood_of_events_is_capped_and_that_is_said(tmp_path: Path, live: Store) -> None:
+    job = run_one(tmp_path, live, "floods")
+    assert job.state is State.DONE
+    story = live.events(job.id, limit=10_000)
+    assert len(story) == 1004  # submitted, claimed, 1000 of the child's, the note, done
+    assert story[2].data["message"] == "an event of more than 1048576 bytes was dropped"
+    assert story[-2].data["message"] == "4002 events, too many or too long, were left out"
+    assert job.progress is not None
+    assert job.progress["done"] == 5000
+
+
+def test_a_database_that_refuses_for_a_while_costs_no_event_and_no_job(
+    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = {"append_events": 3, "set_progress": 3, "heartbeat": 3, "finish": 3}
+
+    def refuse_at_first(name: str) -> None:
+        method = getattr(live, name)
+
+        def refusing(*arguments: object) -> object:
+            if refused[name]:
+                refused[name] -= 1
+                raise DiskError("the job database cannot be written")
+            return method(*arguments)
+
+        monkeypatch.setattr(live, name, refusing)
+
+    for name in refused:
+        refuse_at_first(name)
+    job = run_one(tmp_path, live, "steps", trace=str(tmp_path / "trace"))
+    assert (job.state, job.result) == (State.DONE, {"journal": ALL_STEPS})
+    assert refused["finish"] == 0
+    assert [event.type for event in live.events(job.id)] == ["submitted", "claimed", "stage", "done"]
+
+
+def test_a_child_sees_no_secret_of_the_space(tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "HUBMERGE_SECRET", "HUBMERGE_WEBHOOK_SECRET", "OAUTH_CLIENT_SECRET", "X_API_KEY"):
+        monkeypatch.setenv(name, "private")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    job = run_one(tmp_path, live, "environment")
+    assert job.result is not None
+    seen = job.result["environment"]
+    assert "private" not in seen.values()
+    assert seen["TOKENIZERS_PARALLELISM"] == "false"
+    assert seen["HF_HUB_DISABLE_IMPLICIT_TOKEN"] == "1"
+    assert child_environment({}, "http://hub")["HF_ENDPOINT"] == "http://hub"
+
+
+def test_a_long_document_arrives_whole_and_a_helper_reads_none_of_what_follows(tmp_path: Path, live: Store) -> None:
+    job = run_one(tmp_path, live, "reads_stdin", long="x" * 250_000)  # longer than a pipe holds
+    assert job.result == {"read": "", "length": 250_000}
+
+
+def test_folders_of_jobs_that_ended_meanwhile_are_swept(tmp_path: Path, live: Store) -> None:
+    for name in ("cancelled", "waiting", "failed"):
+        live.submit(new_job(name))
+        (tmp_path / "jobs" / job_id(name)).mkdir(parents=True)
+    (tmp_path / "jobs" / "unknown").mkdir()
+    live.request_cancel(job_id("cancelled"), "ann")
+    worker = make_worker(tmp_path, live, "no_result", replace(QUICK, sweep_s=0.0))
+    ended = [worker.run_once(), worker.run_once()]  # sweeps, then fails `waiting` and `failed`
+    kept = sorted(path.name for path in (tmp_path / "jobs").iterdir())
+    assert [job.state for job in ended if job] == [State.FAILED, State.FAILED]
+    assert kept == sorted([job_id("waiting"), job_id("failed")])
+    worker.close()
+    forgetful = make_worker(tmp_path, live, "steps", replace(QUICK, keep_failed_s=0.0))
+    assert forgetful.run_once() is None
+    forgetful.close()
+    assert list((tmp_path / "jobs").iterdir()) == []
+
+
+def test_only_a_worker_whose_lock_is_free_is_dead(tmp_path: Path) -> None:
+    mine, other = SignOfLife(tmp_path), SignOfLife(tmp_path)
+    assert mine.dead([mine.owner, other.owner, "never_1_seen", "../../odd"]) == ("never_1_seen",)
+    owner = other.owner
+    os.close(other._descriptor)  # as the kernel does for a killed process
+    assert mine.dead([owner]) == (owner,)
+    mine.close()
+
+
+def test_a_worker_stops_while_it_waits(tmp_path: Path, live: Store) -> None:
+    worker = make_worker(tmp_path, live, "steps", replace(QUICK, idle_s=3600.0))
+    stop = threading.Event()
+    thread = threading.Thread(target=worker.run_forever, args=(stop,))
+    thread.start()
+    stop.set()
+    thread.join()
+    worker.close()
+
+
+def test_folders_of_failed_jobs_are_bounded_and_the_oldest_go_first(
+    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = make_worker(tmp_path, live, "steps")
+    usage = worker_module.shutil.disk_usage(tmp_path)._replace(total=10 * 300_000)
+    monkeypatch.setattr(worker_module.shutil, "disk_usage", lambda _: usage)
+    for name in ("first", "second", "third"):
+        live.submit(new_job(name))
+        job = claim(live)
+        inputs = worker.workdir(job.id) / "evaluation" / "inputs"
+        inputs.mkdir(parents=True)
+        (inputs / "model.safetensors").write_bytes(b"x" * 131_072)
+        live.fail(job.id, job.fence, FINAL)
+    live.submit(new_job("waiting"))  # of a job that can still go on, whatever it takes
+    waiting = claim(live, worker.owner)
+    worker.workdir(waiting.id).mkdir()
+    (worker.workdir(waiting.id) / "inputs").write_bytes(b"x" * 1_000_000)
+    worker.run_once()
+    kept = {name for name in ("first", "second", "third", "waiting") if worker.workdir(job_id(name)).exists()}
+    assert kept == {"second", "third", "waiting"}
+    worker.close()

@@ -1,0 +1,157 @@
+"""What the watcher tests share: short rules, a clock to move, a web server, agents pushed by the real client."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import yaml
+from builders import random_base, sparse_agent, write_model
+from fastapi import FastAPI
+from huggingface_hub import HfApi
+from starlette.routing import BaseRoute
+
+from hubmerge.settings import Settings
+from localhub.process import LocalHubProcess
+from workflows.bot import Bot, Intervals
+from workflows.jobs.tokens import TokenVault
+from workflows.schedule.scoring import Scoring
+from workflows.watchers.facts import Facts
+from workflows.watchers.rule import AgentRule, RuleHead
+from workflows.watchers.rules import RuleSet, rule_from_yaml
+
+SECRET = "the webhook's secret"
+_numbers = itertools.count(1)
+BASE_WEIGHTS = random_base(seed=0)
+
+
+def rule_data(**changes: Any) -> dict[str, Any]:
+    """The plain data of a valid rule; a change to None leaves a key out."""
+    data: dict[str, Any] = {
+        "name": "watch",
+        "owner": "ada",
+        "base": "zoo/base",
+        "agents": {"authors": ["zoo"]},
+        "recipe": {"method": "ram"},
+        "target": "ada/watch-{set}",
+        "budget": 3,
+        **changes,
+    }
+    return {key: value for key, value in data.items() if value is not None}
+
+
+def rule_of(**changes: Any) -> AgentRule:
+    rule = rule_from_yaml(yaml.safe_dump(rule_data(**changes)))
+    assert isinstance(rule, AgentRule)
+    return rule
+
+
+def facts(name: str, version: int = 1, **changes: Any) -> Facts:
+    """An acceptable agent of zoo/base: `version` decides its commit and its weights."""
+    values: dict[str, Any] = {
+        "id": name if "/" in name else f"zoo/{name}",
+        "sha": f"{version:040x}",
+        "bases": ("zoo/base",),
+        "license": "apache-2.0",
+        "weights": f"weights of {name} {version}",
+        "weight_bytes": 1000,
+        "parameters": 500,
+        **changes,
+    }
+    return Facts(**values)
+
+
+BASE = facts("base", bases=())
+
+
+class Agents:
+    """Pushes tiny models to a Hub as one user."""
+
+    def __init__(self, hub: LocalHubProcess, folder: Path, user: str = "ada") -> None:
+        self.api = HfApi(hub.endpoint, token=hub.tokens[user])
+        self.folder = folder
+
+    def base(self) -> str:
+        name = f"ada/base-{next(_numbers)}"
+        self.push(name, BASE_WEIGHTS, {"license": "apache-2.0"})
+        return name
+
+    def agent(self, base: str, *, name: str = "", seed: int = 0, card: dict[str, Any] | None = None) -> str:
+        """A new agent, or new weights of one that is there."""
+        number = next(_numbers)
+        name = name or f"ada/agent-{number}"
+        weights = sparse_agent(BASE_WEIGHTS, density=0.05, seed=seed or number)
+        self.push(name, weights, {"license": "apache-2.0", "base_model": base, "tags": ["rl"], **(card or {})})
+        return name
+
+    def push(self, name: str, tensors: Any, card: dict[str, Any], *, pull_request: bool = False) -> str:
+        folder = write_model(self.folder / f"model-{next(_numbers)}", tensors)
+        (folder / "README.md").write_text(f"---\n{yaml.safe_dump(card)}---\n")
+        self.api.create_repo(name, exist_ok=True)
+        return self.api.upload_folder(repo_id=name, folder_path=folder, create_pr=pull_request).oid
+
+    def edit_card(self, name: str, text: str) -> str:
+        old = Path(self.api.hf_hub_download(name, "README.md")).read_text()
+        return self.api.upload_file(path_or_fileobj=(old + text).encode(), path_in_repo="README.md", repo_id=name).oid
+
+    def head(self, name: str) -> str:
+        return str(self.api.model_info(name).sha)
+
+
+def make_bot(
+    hub: LocalHubProcess | None,
+    folder: Path,
+    rules: Sequence[RuleHead] | RuleSet,
+    *,
+    user: str = "ada",
+    clock: Any = None,
+    scoring: Scoring | None = None,
+    intervals: Intervals | None = None,
+    **settings: Any,
+) -> Bot:
+    endpoint = {"endpoint": hub.endpoint, "token": hub.tokens[user]} if hub else {}
+    configured = Settings(
+        data_dir=folder, **{"secret": "test secret", "webhook_secret": SECRET, **endpoint, **settings}
+    )
+    known = rules if isinstance(rules, RuleSet) else RuleSet(tuple(rules))
+    return Bot(
+        configured,
+        TokenVault.from_settings(configured),
+        lambda: known,
+        clock=clock,
+        scoring=scoring,
+        intervals=intervals,
+    )
+
+
+@contextmanager
+def serving(routes: Sequence[BaseRoute]) -> Iterator[str]:
+    """The routes on a free port of loopback, through the server that the app uses."""
+    server = uvicorn.Server(uvicorn.Config(FastAPI(routes=list(routes)), port=0, log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    pause = threading.Event()
+    while not server.started:
+        assert thread.is_alive()
+        pause.wait(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def payload(repo: str, sha: str | None, ref: str = "refs/heads/main", **changes: Any) -> dict[str, Any]:
+    """A delivery as the Hub sends it."""
+    return {
+        "event": {"action": "update", "scope": "repo.content"},
+        "repo": {"type": "model", "name": repo, "id": "1" * 24, "private": False, "headSha": sha},
+        "updatedRefs": [{"ref": ref, "oldSha": None, "newSha": sha}],
+        "webhook": {"id": "2" * 24, "version": 3},
+        **changes,
+    }

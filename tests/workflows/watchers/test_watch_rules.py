@@ -1,0 +1,156 @@
+"""Rules: what is accepted, what is refused and with which field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+from watch_helpers import rule_data, rule_of
+
+from hubmerge.errors import RuleError
+from workflows.watchers.base import Watcher
+from workflows.watchers.kinds import registry
+from workflows.watchers.rule import AgentRule
+from workflows.watchers.rules import load_rule, load_rules, rule_from_yaml
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples" / "watchers").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.name)
+def test_the_examples_are_valid(path: Path) -> None:
+    rule = load_rule(path)
+    assert rule.owner == "ada"
+    assert registry()[rule.watch]().summary(rule)
+
+
+def test_a_rule_is_read_as_it_is_written() -> None:
+    rule = rule_of(
+        base="zoo/base@main",
+        agents={"authors": ["zoo", "bob"], "tags": ["rl"], "max_parameters": "1.5B", "min_parameters": 1000},
+        join={"best": 3},
+        suite="zoo",
+        target="ada/{base}-{name}-{count}-{set}",
+    )
+    assert (rule.base.id, rule.base.revision) == ("zoo/base", "main")
+    assert (rule.agents.authors, rule.agents.max_parameters) == (("zoo", "bob"), 1_500_000_000)
+    assert (rule.join.best, rule.join.fixed, rule.min_agents) == (3, (), 2)
+    assert rule.target_for("0123456789abcdef", 3) == "ada/base-watch-3-0123456789"
+    assert rule_of().join.best is None  # all is the default
+
+
+def test_a_rule_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        rule_of().budget = 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "reason"),
+    [
+        ({"agents": None}, "agents", "matches everything"),
+        ({"agents": {}}, "agents", "matches everything"),
+        ({"agents": {"tags": ["transformers", "safetensors"]}}, "agents", "matches everything"),
+        ({"agents": {"tags": ["base_model:finetune:zoo/base"]}}, "agents", "matches everything"),
+        ({"agents": {"licenses": ["mit"], "lineage": "any"}}, "agents", "matches everything"),
+        ({"agents": {"authors": ["*"]}}, "authors", "pattern"),
+        ({"agents": {"authors": ["zoo"], "lineage": "none"}}, "lineage", "finetune"),
+        ({"agents": {"authors": ["zoo"], "colour": "red"}}, "colour", "Extra"),
+        ({"agents": {"authors": ["zoo"], "min_parameters": "2B", "max_parameters": "1B"}}, "agents", "more than"),
+        ({"agents": {"authors": ["zoo"], "max_parameters": "many"}}, "max_parameters", "1.5B"),
+        ({"agents": {"authors": ["zoo"], "exclude": ["agent"]}}, "exclude", "no repo id"),
+        ({"agents": {"authors": "zoo"}}, "authors", "tuple"),
+        ({"base": None}, "base", "required"),
+        ({"base": "./folder"}, "base", "folder"),
+        ({"base": "https://evil/zoo/base"}, "base", "URL"),
+        ({"base": ["zoo/base"]}, "base", "text"),
+        ({"owner": None}, "owner", "required"),
+        ({"owner": "a/b"}, "owner", "pattern"),
+        ({"name": "../up"}, "name", "pattern"),
+        ({"budget": None}, "budget", "required"),
+        ({"budget": 0}, "budget", "greater"),
+        ({"budget": True}, "budget", "integer"),
+        ({"budget": "3"}, "budget", "integer"),
+        ({"budget": 10**6}, "budget", "less"),
+        ({"target": "ada/watch"}, "target", "{set}"),
+        ({"target": "watch-{set}"}, "target", "no repo id"),
+        ({"target": "ada/{set}/x"}, "target", "no repo id"),
+        ({"target": "ada/{date}-{set}"}, "target", "only"),
+        ({"target": "ada/{set.__class__}"}, "target", "only"),
+        ({"target": "ada/{set!r}"}, "target", "only"),
+        ({"target": "ada/{set:>200}"}, "target", "only"),
+        ({"target": "ada/{set"}, "target", "expected"),
+        ({"recipe": None}, "recipe", "required"),
+        ({"recipe": {"method": "magic"}}, "recipe", "magic"),
+        ({"recipe": {"method": "ram", "parameters": {"alpha": 1}}}, "recipe", "alpha"),
+        ({"recipe": {"method": "ram", "agents": ["a/b"]}}, "agents", "Extra"),
+        ({"recipe": {"method": "ram", "dtype": "int4"}}, "recipe", "dtype"),
+        ({"recipe": {"method": "ram", "seed": -1}}, "seed", "greater"),
+        ({"join": "some"}, "join", "best: N"),
+        ({"join": {"best": 2, "fixed": ["a/b", "a/c"]}}, "join", "best: N"),
+        ({"join": {"fixed": []}}, "fixed", "at least two"),
+        ({"join": {"fixed": ["a/b", "a/b"]}}, "fixed", "each once"),
+        ({"join": {"fixed": ["a/b", "nonsense"]}}, "fixed", "no repo id"),
+        ({"join": {"best": 2}}, "suite", "needs the suite"),
+        ({"join": {"best": 2}, "suite": "zoo", "min_agents": 3}, "join", "less than min_agents"),
+        ({"join": {"fixed": ["a/b", "a/c"]}, "min_agents": 3}, "min_agents", "fewer fixed"),
+        ({"min_agents": 1}, "min_agents", "greater"),
+        ({"suite": "../x"}, "suite", "pattern"),
+        ({"private": "yes"}, "private", "boolean"),
+        ({"budgets": 3}, "budgets", "Extra"),
+        ({"watch": "nothing"}, "watch", "no such kind"),
+        ({"watch": ["agents"]}, "watch", "no such kind"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_field(changes: dict[str, Any], field: str, reason: str) -> None:
+    with pytest.raises(RuleError) as refused:
+        rule_from_yaml(yaml.safe_dump(rule_data(**changes)), "my.yaml")
+    told = [str(p) for p in refused.value.problems if field in p.where and reason in str(p)]
+    assert told, str(refused.value)
+    assert "my.yaml" in told[0]
+
+
+def test_every_problem_is_listed() -> None:
+    with pytest.raises(RuleError) as refused:
+        rule_from_yaml(yaml.safe_dump(rule_data(budget=0, suite="A B", base=None)))
+    assert {p.where.rpartition(" ")[2] for p in refused.value.problems} == {"budget", "suite", "base"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "- a", "just text", "a: &x 1\nb: *x", "name: a\nname: b", "x" * 70_000, "{" * 999]
+)
+def test_what_is_no_table_is_refused(text: str) -> None:
+    with pytest.raises(RuleError):
+        rule_from_yaml(text)
+
+
+def test_named_agents_need_no_authors() -> None:
+    assert rule_of(agents=None, join={"fixed": ["a/b", "a/c"]}).join.fixed == ("a/b", "a/c")
+
+
+def test_a_broken_file_does_not_stop_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(rule_data(name="one")))
+    (tmp_path / "b.yaml").write_text("nonsense")
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(rule_data(name="one")))
+    (tmp_path / "d.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(rule_data(name="two")))
+    found = load_rules(tmp_path)
+    assert [rule.name for rule in found.rules] == ["one", "two"]
+    assert [name for name, _ in found.broken] == ["b.yaml", "c.yaml", "d.yaml"]
+    assert load_rules(tmp_path / "missing").rules == ()
+
+
+def test_files_of_rules_beyond_the_most_are_named_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workflows.watchers.rules.MAX_RULES", 2)
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(rule_data(name=name)))
+    found = load_rules(tmp_path)
+    assert [rule.name for rule in found.rules] == ["a", "b"]
+    assert [(name, error.what) for name, error in found.broken] == [("c.yaml", "there are too many rules")]
+
+
+def test_kinds_are_found_by_themselves() -> None:
+    kinds = registry()
+    assert kinds["agents"].rule is AgentRule
+    assert all(issubclass(kind, Watcher) and kind.kind == name for name, kind in kinds.items())

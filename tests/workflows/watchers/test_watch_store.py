@@ -1,0 +1,275 @@
+"""The watchers' tables: brought in without losing a job, and transactions that two processes cannot both win."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from job_helpers import FakeClock
+from sqlalchemy import Engine
+from watch_helpers import BASE, facts, rule_of
+
+from hubmerge.errors import IncompatibleError, QuotaError
+from hubmerge.hub.client import RepoState
+from workflows.jobs.jobs import OUTAGE_TRIES, JobError, NewJob, State
+from workflows.jobs.schema import SCHEMA_VERSION, open_engine
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import SealedToken
+from workflows.watchers import ledger as ledger_module
+from workflows.watchers.base import PlannedMerge, Skip
+from workflows.watchers.engine import plan_merge
+from workflows.watchers.facts import facts_of
+from workflows.watchers.fit import _reason
+from workflows.watchers.ledger import Ledger
+
+VERSION_1 = (Path(__file__).parent / "schema_1.sql").read_text()
+TOKEN = SealedToken("sealed", None)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    opened = open_engine(tmp_path / "jobs.sqlite3")
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture
+def ledger(engine: Engine, clock: FakeClock) -> Ledger:
+    return Ledger(engine, clock)
+
+
+def planned(*versions: int) -> PlannedMerge:
+    return plan_merge(rule_of(), BASE, [facts(f"a{n}", n) for n in versions])
+
+
+def job_of(merge: PlannedMerge, user: str = "ada") -> NewJob:
+    return NewJob(id=merge.set_id, user=user, payload={"target": merge.target})
+
+
+def test_a_database_of_version_1_keeps_its_jobs_and_gets_the_new_tables(tmp_path: Path, clock: FakeClock) -> None:
+    path = tmp_path / "jobs.sqlite3"
+    with sqlite3.connect(path) as raw:
+        raw.executescript(VERSION_1)
+    raw.close()
+    store = Store(tmp_path, clock=clock)
+    [job] = store.list_jobs()
+    assert (job.id, job.user, job.state, job.payload) == ("a" * 64, "ann", State.QUEUED, {"name": "old"})
+    assert [event.type for event in store.events(job.id)] == ["submitted"]
+    assert store.sealed_token(job.id) == SealedToken("old token", None)
+    store.close()
+    engine = open_engine(path)
+    ledger = Ledger(engine, clock)
+    assert ledger.start("watch", planned(1, 2), job_of(planned(1, 2)), TOKEN, 1) is not None
+    engine.dispose()
+    with sqlite3.connect(path) as raw:
+        assert raw.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+    raw.close()
+
+
+def test_many_processes_bring_one_database_up_at_once(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "jobs.sqlite3") as raw:
+        raw.executescript(VERSION_1)
+    raw.close()
+
+    def open_it(_: int) -> int:
+        store = Store(tmp_path)
+        found = len(store.list_jobs())
+        store.close()
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(open_it, range(8))) == [1] * 8
+
+
+def test_a_set_starts_once_however_many_ask(ledger: Ledger, engine: Engine) -> None:
+    merge = planned(1, 2)
+    with ThreadPoolExecutor(8) as pool:
+        started = list(pool.map(lambda _: ledger.start("watch", merge, job_of(merge), TOKEN, 5), range(24)))
+    assert sum(job is not None for job in started) == 1
+    assert ledger.used("watch") == 1
+    assert [past.merged for past in ledger.history("watch")] == [True]
+
+
+def test_the_budget_holds_against_many_sets_at_once(ledger: Ledger) -> None:
+    merges = [planned(n, n + 1) for n in range(1, 13)]
+    with ThreadPoolExecutor(8) as pool:
+        started = list(pool.map(lambda m: ledger.start("watch", m, job_of(m, m.set_id[:8]), TOKEN, 3), merges))
+    assert sum(job is not None for job in started) == 3
+    assert ledger.used("watch") == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (JobError(code="E_HUB", message="away for days", retryable=True), True),
+        (JobError(code="E_DISK", message="full", retryable=True), True),
+        (JobError(code="E_NONFINITE", message="an agent holds NaN"), False),
+    ],
+)
+def test_a_set_whose_job_was_given_up_without_its_fault_is_tried_another_day(
+    ledger: Ledger, tmp_path: Path, clock: FakeClock, error: JobError, again: bool
+) -> None:
+    merge, store = planned(1, 2), Store(tmp_path, clock=clock)
+
+    assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is not None
+    for _ in range(OUTAGE_TRIES + 10):
+        if (job := store.claim("w")) is None:
+            break
+        store.fail(job.id, job.fence, error)
+        clock.pass_time(seconds=700.0)
+    assert store.get(merge.set_id).state is State.FAILED
+    clock.pass_time(days=3)
+    assert [past.set_id for past in ledger.history("watch")] == ([] if again else [merge.set_id])
+    started = ledger.start("watch", merge, job_of(merge), TOKEN, 5)
+    assert (started is not None) is again
+    if started is not None:
+        assert started.state is State.QUEUED
+        assert ledger.used("watch") == 1  # of today's budget
+        assert [past.set_id for past in ledger.history("watch")] == [merge.set_id]
+        assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is None
+    store.close()
+
+
+def test_budgets_and_histories_of_rules_are_their_own(ledger: Ledger) -> None:
+    merge = planned(1, 2)
+    assert ledger.start("one", merge, job_of(merge), TOKEN, 1) is not None
+    assert ledger.history("two") == ()
+    assert ledger.used("two") == 0
+    # the same set to the same target is the same job
+    again = ledger.start("two", merge, job_of(merge), TOKEN, 1)
+    assert again is not None
+    assert again.id == merge.set_id
+
+
+def test_a_full_queue_leaves_no_trace(engine: Engine, clock: FakeClock) -> None:
+    ledger = Ledger(engine, clock, jobs_per_user=1)
+    ledger.start("watch", planned(1, 2), job_of(planned(1, 2)), TOKEN, 5)
+    with pytest.raises(QuotaError):
+        ledger.start("watch", planned(2, 3), job_of(planned(2, 3)), TOKEN, 5)
+    assert ledger.used("watch") == 1
+    assert len(ledger.history("watch")) == 1
+
+
+def test_a_job_that_a_person_started_is_taken_over_not_doubled(
+    ledger: Ledger, tmp_path: Path, clock: FakeClock
+) -> None:
+    merge = planned(1, 2)
+    store = Store(tmp_path, clock=clock)
+    mine = store.submit(job_of(merge))
+    started = ledger.start("watch", merge, job_of(merge), TOKEN, 5)
+    assert started is not None
+    assert (started.id, started.ticket) == (mine.id, mine.ticket)
+    assert len(store.list_jobs()) == 1
+    assert store.sealed_token(mine.id) is None  # whose token acts was decided when it was submitted
+    store.close()
+
+
+def test_refusals_are_history_for_the_day(ledger: Ledger, clock: FakeClock) -> None:
+    ledger.refuse("watch", planned(1, 2), "E_TARGET_EXISTS", "taken")
+    assert [past.merged for past in ledger.history("watch")] == [False]
+    assert ledger.used("watch") == 0
+    clock.pass_time(days=1)
+    assert ledger.history("watch") == ()
+    assert ledger.start("watch", planned(1, 2), job_of(planned(1, 2)), TOKEN, 1) is not None
+    ledger.refuse("watch", planned(1, 2), "E_X", "too late")  # what is merged stays merged
+    assert [past.merged for past in ledger.history("watch")] == [True]
+
+
+def test_a_set_whose_job_waits_for_another_attempt_is_not_given_up(
+    ledger: Ledger, tmp_path: Path, clock: FakeClock
+) -> None:
+    merge = planned(1, 2)
+    ledger.start("watch", merge, job_of(merge), TOKEN, 5)
+    store = Store(tmp_path, clock=clock)
+    job = store.claim("w1")
+    assert job is not None
+    waiting = store.fail(job.id, job.fence, JobError(code="E_HUB", message="away", retryable=True))
+    assert waiting.state is State.QUEUED
+    store.close()
+    clock.pass_time(hours=30)
+    assert [past.set_id for past in ledger.history("watch")] == [merge.set_id]
+    assert ledger.start("watch", merge, job_of(merge), TOKEN, 5) is None
+    assert ledger.used("watch") == 0
+
+
+def test_a_day_ends_at_midnight_utc(ledger: Ledger, clock: FakeClock) -> None:
+    clock.wall = clock.wall.replace(hour=23, minute=59, second=59, microsecond=999999)
+    ledger.start("watch", planned(1, 2), job_of(planned(1, 2)), TOKEN, 1)
+    assert ledger.used("watch") == 1
+    clock.pass_time(microseconds=1)
+    assert ledger.used("watch") == 0
+
+
+def test_a_reason_is_noted_when_it_was_first_seen(ledger: Ledger, clock: FakeClock) -> None:
+    skip = Skip("zoo/a", "a" * 40, "license", "not stated")
+    ledger.skip("watch", [skip])
+    first = ledger.skips("watch")
+    clock.pass_time(hours=1)
+    ledger.skip("watch", [skip])
+    assert ledger.skips("watch") == first
+    ledger.skip("watch", [Skip("zoo/a", "a" * 40, "size", "too large"), Skip("zoo/a", "b" * 40, "license", "none")])
+    assert [(n.sha[0], n.code) for n in ledger.skips("watch")] == [("a", "size"), ("b", "license")]
+    assert ledger.skips("other") == ()
+
+
+def test_notes_are_bounded(ledger: Ledger, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "KEPT_SKIPS", 5)
+    for n in range(12):
+        clock.pass_time(seconds=1)
+        ledger.skip("watch", [Skip(f"zoo/a{n}", "a" * 40, "license", "none")])
+    assert [note.subject for note in ledger.skips("watch")] == [f"zoo/a{n}" for n in range(11, 6, -1)]
+
+
+def test_a_merge_forgets_why_its_members_had_to_wait(ledger: Ledger) -> None:
+    merge = planned(1, 2)
+    waited = facts("a1", 1)
+    ledger.skip(
+        "watch",
+        [
+            Skip(waited.id, waited.sha, "no_score", "on its way"),
+            Skip(merge.subject, merge.set_id[:40], "budget", "used up"),
+            Skip("zoo/other", "c" * 40, "license", "none"),
+        ],
+    )
+    ledger.start("watch", merge, job_of(merge), TOKEN, 5)
+    assert [note.subject for note in ledger.skips("watch")] == ["zoo/other"]
+
+
+def test_facts_are_remembered_for_what_they_depend_on(ledger: Ledger) -> None:
+    model = facts("a", 1, license=None, parameters=None)
+    memory = ledger.memory("watch")
+    memory.put("zoo/a", "key", model)
+    assert ledger.memory("watch").get("zoo/a", "key") == model
+    assert memory.get("zoo/a", "other key") is None
+    assert ledger.memory("other").get("zoo/a", "key") is None
+
+
+def test_facts_of_another_version_are_read_again(ledger: Ledger, engine: Engine, tmp_path: Path) -> None:
+    ledger.memory("watch").put("zoo/a", "key", facts("a"))
+    with sqlite3.connect(tmp_path / "jobs.sqlite3") as raw:
+        raw.execute("""UPDATE watched_models SET facts = '{"unknown": 1}'""")
+    raw.close()
+    assert ledger.memory("watch").get("zoo/a", "key") is None
+
+
+def test_texts_of_strangers_are_cut_to_what_anybody_needs() -> None:
+    card = {"tags": [f"{n:03}{'x' * 300}" for n in range(300)], "base_model": "b" * 300}
+    found = facts_of(RepoState("zoo/a", "a" * 40, {}, False, False, "l" * 300, card))
+    assert len(found.tags) == 200
+    assert {len(text) for text in (*found.tags, *found.bases, found.license or "")} == {200}
+    assert len(_reason(IncompatibleError("x" * 5000))) == 1000
+
+
+def test_targets_of_merge_jobs_are_ours(ledger: Ledger, tmp_path: Path, clock: FakeClock) -> None:
+    store = Store(tmp_path, clock=clock)
+    for name, kind, payload in (
+        ("a", "merge", {"target": "ada/one"}),
+        ("b", "evaluate", {"target": "ada/two"}),
+        ("c", "merge", {}),
+    ):
+        store.submit(NewJob(id=name * 64, kind=kind, user="ada", payload=payload))
+    assert ledger.own_targets() == {"ada/one"}
+    store.close()

@@ -1,0 +1,380 @@
+"""Rules against the embedded Hub, poll by poll: what is merged, what is left out, and what waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builders import random_base, sparse_agent
+from job_helpers import FakeClock
+from test_watch_webhook import post
+from turn_helpers import BotFor, finish, jobs, one, rule_for, skipped
+from watch_helpers import BASE_WEIGHTS, Agents, payload, serving
+
+from hubmerge.errors import LoginError
+from hubmerge.hub.client import Hub
+from localhub.process import LocalHubProcess
+from workflows.app.service import Visitor
+from workflows.jobs.jobs import JobError, NewJob, State
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import SealedToken, UnreadableTokenError
+
+
+def test_a_poll_finds_the_agents_and_queues_one_merge(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+    base = agents.base()
+    first, second = agents.agent(base), agents.agent(base)
+    bot = bot_for(rule_for(base, suite="zoo", recipe={"method": "ties", "seed": 7}))
+    turn = one(bot.watchers.poll())
+    [job] = jobs(tmp_path)
+    assert turn.job is not None
+    assert (job.id, job.kind, job.user, job.state) == (turn.job.id, "merge", "ada", State.QUEUED)
+    recipe = job.payload["recipe"]
+    assert recipe["agents"] == sorted(f"{name}@{agents.head(name)}" for name in (first, second))
+    assert (recipe["base"], recipe["method"], recipe["seed"]) == (f"{base}@{agents.head(base)}", "ties", 7)
+    assert turn.decision.merge is not None
+    assert job.payload["target"] == turn.decision.merge.target
+    assert (job.payload["private"], job.payload["suite"], job.payload["watcher"]) == (False, "zoo", "watch")
+    for _ in range(3):
+        assert one(bot.watchers.poll()).job is None
+    assert len(jobs(tmp_path)) == 1
+
+
+def test_the_owner_s_token_is_sealed_with_the_job(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess
+) -> None:
+    base = agents.base()
+    agents.agent(base), agents.agent(base)
+    bot = bot_for(rule_for(base))
+    turn = one(bot.watchers.poll())
+    assert turn.job is not None
+    store = Store(tmp_path / "data")
+    sealed = store.sealed_token(turn.job.id)
+    store.close()
+    assert sealed is not None
+    opened = bot.account._vault.open(turn.job.id, sealed, bot._clock.now())
+    assert opened.get_secret_value() == local_hub.tokens["ada"]
+    raw = (tmp_path / "data" / "jobs.sqlite3").read_bytes() + (tmp_path / "data" / "jobs.sqlite3-wal").read_bytes()
+    assert local_hub.tokens["ada"].encode() not in raw
+
+
+@pytest.mark.parametrize("tried", [False, True])
+def test_with_another_secret_the_bot_s_own_jobs_go_on_and_nobody_else_s(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess, clock: FakeClock, tried: bool
+) -> None:
+    base = agents.base()
+    agents.agent(base), agents.agent(base)
+    turn = one(bot_for(rule_for(base)).watchers.poll())
+    assert turn.job is not None
+    store = Store(tmp_path / "data", clock=clock)
+    by_hand = NewJob(id="f" * 64, user="ada", payload={"target": "ada/by-hand"})
+    store.submit(by_hand, SealedToken("sealed with the old secret", None))
+    while tried and (job := store.claim("a worker with the new secret")) is not None:
+        store.fail(job.id, job.fence, JobError.of(UnreadableTokenError("needs login")))
+    bot = bot_for(rule_for(base), secret="another secret")
+    assert bot.renew_tokens() == 1
+    assert bot.renew_tokens() == 0
+    assert store.get(turn.job.id).state is State.QUEUED
+    sealed = store.sealed_token(turn.job.id)
+    assert sealed is not None
+    opened = bot.account._vault.open(turn.job.id, sealed, clock.now())
+    assert opened.get_secret_value() == local_hub.tokens["ada"]
+    assert store.get(by_hand.id).state is (State.FAILED if tried else State.QUEUED)
+    assert store.sealed_token(by_hand.id) == (None if tried else SealedToken("sealed with the old secret", None))
+    store.close()
+
+
+def test_a_full_queue_keeps_a_failed_job_of_the_bot_for_the_next_tick_and_no_other_from_its_token(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, clock: FakeClock
+) -> None:
+    base = agents.base()
+    agents.agent(base), agents.agent(base)
+    turn = one(bot_for(rule_for(base)).watchers.poll())
+    assert turn.job is not None
+    store = Store(tmp_path / "data", clock=clock, jobs_per_user=50)
+    failed = store.claim("a worker with the new secret")
+    assert failed is not None
+    store.fail(failed.id, failed.fence, JobError.of(UnreadableTokenError("needs login")))
+    waiting = [NewJob(id=f"{n}" * 64, user="ada", payload={"watcher": "a-rule"}) for n in range(1, 6)]
+    for new in waiting:
+        store.submit(new, SealedToken("sealed with the old secret", None))
+    bot = bot_for(rule_for(base), secret="another secret")
+    assert bot.renew_tokens() == 5
+    assert store.get(failed.id).state is State.FAILED
+    store.request_cancel(waiting[0].id, "ada")
+    assert bot.renew_tokens() == 1
+    assert store.get(failed.id).state is State.QUEUED
+    store.close()
+
+
+def test_a_rule_of_another_user_does_not_run(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+    base = agents.base()
+    agents.agent(base), agents.agent(base)
+    bot = bot_for(rule_for(base, owner="bob", target="bob/x-{set}"))
+    [turn] = bot.watchers.poll()
+    assert isinstance(turn.error, LoginError)
+    assert jobs(tmp_path) == []
+    state = bot.ledger.state("watch")
+    assert state is not None
+    assert state.code == "E_LOGIN"
+
+
+def test_own_outputs_are_never_merged(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+    base = agents.base()
+    for _ in range(2):
+        agents.agent(base)
+    bot = bot_for(rule_for(base))
+    first = one(bot.watchers.poll())
+    assert first.decision.merge is not None
+    # the target of our job, though its card claims to be a fine-tune; and another merge by its tag
+    target = agents.agent(base, name=first.decision.merge.target)
+    tagged = agents.agent(base, card={"tags": ["hubmerge"]})
+    made = agents.agent(base)
+    agents.api.upload_file(path_or_fileobj=b"{}", path_in_repo="hubmerge.json", repo_id=made)
+    with serving(bot.routes) as url:
+        for name in (target, tagged, made):
+            post(url, payload(name, agents.head(name)))
+    turn = one(bot.watchers.handle_inbox())
+    assert turn.job is None
+    assert skipped(turn) == dict.fromkeys((target, tagged, made), "own_output")
+    assert len(jobs(tmp_path)) == 1
+
+
+def test_an_edited_card_is_no_new_agent_and_new_weights_are(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+    base = agents.base()
+    agent, _ = agents.agent(base), agents.agent(base)
+    bot = bot_for(rule_for(base))
+    assert one(bot.watchers.poll()).job is not None
+    agents.edit_card(agent, "\nNow with a story.\n")
+    edited = one(bot.watchers.poll())
+    assert edited.job is None
+    assert "same_weights" in skipped(edited).values()
+    agents.agent(base, name=agent)
+    assert one(bot.watchers.poll()).job is not None
+    assert len(jobs(tmp_path)) == 2
+
+
+def test_a_stranger_s_misfit_is_left_out_by_name_and_spoils_nothing(agents: Agents, bot_for: BotFor) -> None:
+    base = agents.base()
+    good = sorted(agents.agent(base) for _ in range(2))
+    wide = random_base(seed=5, sizes={n: tuple(2 * d for d in t.shape) for n, t in BASE_WEIGHTS.items()})
+    agents.push("ada/zz-wide", wide, {"base_model": base, "license": "apache-2.0"})
+    unlicensed = agents.agent(base, card={"license": "unknown"})
+    forbidding = agents.agent(base, card={"license": "cc-by-nd-4.0"})
+    quantized = agents.agent(base, card={"base_model_relation": "quantized"})
+    pickled = "ada/zz-pickled"
+    agents.api.create_repo(pickled)
+    agents.api.upload_file(
+        path_or_fileobj=f"---\nbase_model: {base}\n---\n".encode(), path_in_repo="README.md", repo_id=pickled
+    )
+    agents.api.upload_file(path_or_fileobj=b"\x80\x04.", path_in_repo="pytorch_model.bin", repo_id=pickled)
+    copy = "ada/zz-copy-of-base"
+    agents.push(copy, BASE_WEIGHTS, {"base_model": base, "license": "apache-2.0"})
+    bot = bot_for(rule_for(base))
+    turn = one(bot.watchers.poll())
+    assert turn.decision.merge is not None
+    assert [a.partition("@")[0] for a in turn.decision.merge.recipe["agents"]] == good
+    told = skipped(turn)
+    assert told == {
+        "ada/zz-wide": "E_INCOMPATIBLE",
+        unlicensed: "E_RECIPE",
+        forbidding: "E_RECIPE",
+        pickled: "no_weights",
+        copy: "copy",
+    }
+    assert quantized not in told  # the search did not show it
+    notes = {note.subject: note for note in bot.ledger.skips("watch")}
+    assert set(notes) == set(told)
+    assert notes["ada/zz-wide"].sha == agents.head("ada/zz-wide")
+    assert "hidden_size" in notes["ada/zz-wide"].text
+    # noted once, however often it is seen
+    one(bot.watchers.poll())
+    assert {note.subject: note for note in bot.ledger.skips("watch")} == notes
+
+
+def test_many_new_models_are_read_over_several_looks(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("workflows.watchers.kinds.agents.NEW_PER_LOOK", 2)
+    monkeypatch.setattr("workflows.watchers.kinds.agents.MOST_LISTED", 3)
+    base = agents.base()
+    for _ in range(4):
+        agents.agent(base)
+    bot = bot_for(rule_for(base))
+    assert one(bot.watchers.poll()).decision.waiting == "still reading: 3 models are new"
+    turn = one(bot.watchers.poll())
+    assert turn.decision.merge is not None
+    assert len(turn.decision.merge.recipe["agents"]) == 3
+    assert "a search gives 3 models; older ones are not seen" in caplog.text
+
+
+def test_a_poll_reads_again_only_what_has_changed(
+    agents: Agents, bot_for: BotFor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = agents.base()
+    first, second = agents.agent(base), agents.agent(base)
+    bot = bot_for(rule_for(base))
+    one(bot.watchers.poll())
+    read: list[str] = []
+    state = Hub.repo_state
+    monkeypatch.setattr(Hub, "repo_state", lambda self, repo, *a: read.append(repo) or state(self, repo, *a))
+    one(bot.watchers.poll())
+    assert read == [base]
+    agents.agent(base, name=second)
+    read.clear()
+    turn = one(bot.watchers.poll())
+    assert turn.job is not None
+    assert first in read  # when the merge is prepared
+    assert read[:2] == [base, second]
+
+
+def test_an_edited_rule_looks_at_remembered_models_anew(agents: Agents, bot_for: BotFor) -> None:
+    base = agents.base()
+    wide = random_base(seed=5, sizes={n: tuple(2 * d for d in t.shape) for n, t in BASE_WEIGHTS.items()})
+    misfit = agents.agent(base, name="ada/misfit")
+    agents.push(misfit, wide, {"base_model": base, "license": "mit"})
+    for _ in range(2):
+        agents.agent(base)
+    strict = bot_for(rule_for(base, agents={"authors": ["ada"], "licenses": ["apache-2.0"]}))
+    assert skipped(one(strict.watchers.poll())) == {misfit: "license"}
+    free = bot_for(rule_for(base))
+    # it is no longer refused for its license, so now its weights are looked at
+    assert skipped(one(free.watchers.poll()))[misfit] == "E_INCOMPATIBLE"
+
+
+def test_an_exhausted_budget_is_told_and_the_next_day_goes_on(
+    agents: Agents, bot_for: BotFor, clock: FakeClock, tmp_path: Path
+) -> None:
+    base = agents.base()
+    for _ in range(2):
+        agents.agent(base)
+    bot = bot_for(rule_for(base, budget=1))
+    assert one(bot.watchers.poll()).job is not None
+    agents.agent(base)
+    spent = one(bot.watchers.poll())
+    assert spent.job is None
+    assert list(skipped(spent).values()) == ["budget"]
+    clock.pass_time(hours=11, minutes=59)  # still the same day, UTC
+    assert one(bot.watchers.poll()).job is None
+    clock.pass_time(minutes=2)
+    assert one(bot.watchers.poll()).job is not None
+    assert len(jobs(tmp_path)) == 2
+    assert bot.ledger.used("watch") == 1
+    assert [note.code for note in bot.ledger.skips("watch")] == []  # what it waited for has come
+
+
+def test_a_full_queue_delays_a_merge(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+    base, other = agents.base(), agents.base()
+    for where in (base, base, other, other):
+        agents.agent(where)
+    rules = [rule_for(base, name="one"), rule_for(other, name="two")]
+    bot = bot_for(*rules, jobs_per_user=1)
+    first, second = bot.watchers.poll()
+    assert first.job is not None
+    assert second.error is not None
+    assert second.error.code == "E_QUOTA"
+    assert [note.code for note in bot.ledger.skips("two")] == ["E_QUOTA"]
+    finish(tmp_path)
+    assert [turn.job is not None for turn in bot.watchers.poll()] == [False, True]
+
+
+def test_a_target_that_is_taken_is_refused_and_not_tried_again_that_day(
+    agents: Agents, bot_for: BotFor, clock: FakeClock, tmp_path: Path
+) -> None:
+    base = agents.base()
+    for _ in range(2):
+        agents.agent(base)
+    rule = rule_for(base)
+    bot = bot_for(rule)
+    planned = bot.watchers.turn(rule, dry_run=True).decision.merge
+    assert planned is not None
+    agents.api.create_repo(planned.target)
+    agents.api.upload_file(path_or_fileobj=b"mine", path_in_repo="notes.txt", repo_id=planned.target)
+    [turn] = bot.watchers.poll()
+    assert turn.error is not None
+    assert turn.error.code == "E_TARGET_EXISTS"
+    assert one(bot.watchers.poll()).decision.merge is None
+    [row] = bot.ledger.sets("watch")
+    assert (row.code, row.job_id) == ("E_TARGET_EXISTS", None)
+    assert jobs(tmp_path) == []
+    agents.api.delete_repo(planned.target)
+    clock.pass_time(days=1)
+    assert one(bot.watchers.poll()).job is not None
+    [row] = bot.ledger.sets("watch")
+    assert (row.code, row.job_id) == (None, jobs(tmp_path)[0].id)
+
+
+def test_a_failed_merge_is_not_started_again_by_the_rule(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+    base = agents.base()
+    for _ in range(2):
+        agents.agent(base)
+    bot = bot_for(rule_for(base))
+    one(bot.watchers.poll())
+    store = Store(tmp_path / "data")
+    job = store.claim("worker")
+    assert job is not None
+    store.fail(job.id, job.fence, JobError(code="E_NONFINITE", message="NaN"))
+    store.close()
+    assert one(bot.watchers.poll()).job is None
+    assert [job.state for job in jobs(tmp_path)] == [State.FAILED]
+
+
+def test_a_dry_run_changes_nothing(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+    base = agents.base()
+    for _ in range(2):
+        agents.agent(base)
+    rule = rule_for(base)
+    bot = bot_for(rule)
+    turn = bot.watchers.turn(rule, dry_run=True)
+    assert turn.decision.merge is not None
+    assert turn.job is None
+    assert jobs(tmp_path) == []
+    assert (bot.ledger.history("watch"), bot.ledger.skips("watch"), bot.ledger.state("watch")) == ((), (), None)
+
+
+def test_a_private_candidate_is_told_to_its_owner_only(agents: Agents, bot_for: BotFor) -> None:
+    base = agents.base()
+    agents.agent(base)
+    secret = agents.agent(base)
+    agents.api.update_repo_settings(secret, private=True)
+    bot = bot_for(rule_for(base), rule_for(base, name="hidden", private=True))
+    for turn in bot.watchers.poll():
+        assert turn.error is None
+    everyone = bot.source.watchers(None)
+    assert [view.name for view in everyone] == ["watch"]
+    assert secret not in repr(everyone)
+    own = bot.source.watchers(Visitor("ada", "token"))
+    assert [view.name for view in own] == ["watch", "hidden"]
+    assert [(e.subject, e.code) for e in own[0].events] == [(secret, "closed")]
+    assert own[1].events[0].kind == "merged"
+
+
+@pytest.mark.parametrize("written_down", [True, False])
+def test_a_merge_that_is_uploaded_again_without_its_manifest_is_known_by_its_weights(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, written_down: bool
+) -> None:
+    """By the digests that its job recorded; of a job from before they were, by those of its repo."""
+    base = agents.base()
+    for _ in range(2):
+        agents.agent(base)
+    bot = bot_for(rule_for(base))
+    first = one(bot.watchers.poll())
+    assert first.decision.merge is not None
+    merged = sparse_agent(BASE_WEIGHTS, density=0.1, seed=77)
+    commit = agents.push(first.decision.merge.target, merged, {"license": "apache-2.0"})
+    repo = agents.api.model_info(first.decision.merge.target, files_metadata=True)
+    digests = [s.lfs.sha256 for s in repo.siblings or () if s.lfs and s.rfilename.endswith(".safetensors")]
+    assert digests
+    finish(tmp_path, commit=commit, **({"weights": digests} if written_down else {}))
+    if written_down:
+        agents.api.delete_repo(first.decision.merge.target)
+    again = f"ada/not-a-merge-{written_down}".lower()
+    agents.push(again, merged, {"license": "apache-2.0", "base_model": base})
+    new = agents.agent(base)
+    turn = one(bot.watchers.poll())
+    assert skipped(turn)[again] == "own_output"
+    assert turn.decision.merge is not None
+    joined = [a.partition("@")[0] for a in turn.decision.merge.recipe["agents"]]
+    assert new in joined
+    assert again not in joined
+    # and after a restart, from memory
+    assert skipped(one(bot_for(rule_for(base)).watchers.poll()))[again] == "own_output"

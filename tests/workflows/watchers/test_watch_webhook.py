@@ -1,0 +1,248 @@
+"""The route through real HTTP: who is let in, what is kept, and that the same delivery is kept once."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from job_helpers import FakeClock
+from pydantic import SecretStr
+from watch_helpers import SECRET, payload, serving
+
+from hubmerge.errors import DiskError, LoginError
+from workflows.jobs.schema import open_engine
+from workflows.watchers.inbox import Inbox, Push
+from workflows.watchers.webhook import MAX_BODY_BYTES, PATH, pushes, webhook_route
+
+SHA = "a" * 40
+RIGHT = {"X-Webhook-Secret": SECRET}
+
+
+@pytest.fixture
+def inbox(tmp_path: Path, clock: FakeClock) -> Iterator[Inbox]:
+    engine = open_engine(tmp_path / "jobs.sqlite3")
+    yield Inbox(engine, clock)
+    engine.dispose()
+
+
+@pytest.fixture
+def served(inbox: Inbox) -> Iterator[str]:
+    with serving([webhook_route(SecretStr(SECRET), inbox)]) as url:
+        yield url
+
+
+def post(
+    url: str, body: bytes | dict[str, Any], headers: dict[str, str] | None = None, method: str = "POST"
+) -> tuple[int, Any]:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    try:
+        connection.request(method, PATH, content, RIGHT if headers is None else headers)
+        answer = connection.getresponse()
+        raw = answer.read()
+        return answer.status, json.loads(raw) if raw.startswith(b"{") else raw
+    finally:
+        connection.close()
+
+
+def repos(inbox: Inbox) -> list[str]:
+    return [delivery.repo for delivery in inbox.pending()]
+
+
+@pytest.mark.parametrize("secret", [None, SecretStr(""), SecretStr("  ")])
+def test_without_a_secret_there_is_no_route(inbox: Inbox, secret: SecretStr | None) -> None:
+    with pytest.raises(LoginError, match="needs a secret"):
+        webhook_route(secret, inbox)
+
+
+def test_a_delivery_is_accepted_and_kept(served: str, inbox: Inbox) -> None:
+    assert post(served, payload("zoo/agent", SHA)) == (202, {"stored": 1})
+    assert repos(inbox) == ["zoo/agent"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": f"Bearer {SECRET}"}, 401),
+        ({"X-Webhook-Secret": ""}, 403),
+        ({"X-Webhook-Secret": SECRET[:-1]}, 403),
+        ({"X-Webhook-Secret": SECRET + "x"}, 403),
+        ({"X-Webhook-Secret": SECRET.upper()}, 403),
+        ({"X-Webhook-Secret": "ÿ" * 10}, 403),
+    ],
+)
+def test_a_forged_delivery_is_refused(served: str, inbox: Inbox, headers: dict[str, str], status: int) -> None:
+    assert post(served, payload("zoo/agent", SHA), headers)[0] == status
+    assert inbox.pending() == ()
+
+
+def test_a_stranger_s_body_is_not_read(served: str) -> None:
+    """The answer comes before the body: without the secret nobody makes the server hold bytes."""
+    parts = urlsplit(served)
+    with socket.create_connection((parts.hostname, parts.port), timeout=30) as raw:
+        raw.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n".encode())
+        assert raw.recv(100).startswith(b"HTTP/1.1 401")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"1", b'"x"', b"{", b"\xff\xfe", b"[" * 30_000, b"1" * 30_000])
+def test_what_is_no_json_object_is_refused(served: str, inbox: Inbox, body: bytes) -> None:
+    assert post(served, body)[0] == 400
+    assert inbox.pending() == ()
+
+
+def test_a_body_above_the_limit_is_refused_stated_or_not(served: str, inbox: Inbox) -> None:
+    most = {**payload("zoo/agent", SHA), "filler": ""}
+    filler = MAX_BODY_BYTES - len(json.dumps(most))
+    fits = json.dumps({**most, "filler": "x" * filler}).encode()
+    assert len(fits) == MAX_BODY_BYTES
+    assert post(served, fits + b" ")[0] == 413
+    assert chunked(served, [fits, b" "]) == 413
+    assert inbox.pending() == ()
+    assert post(served, fits)[0] == 202
+    assert chunked(served, [fits[:100], fits[100:]]) == 202
+
+
+def chunked(url: str, chunks: list[bytes]) -> int:
+    """A body without a stated length."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    try:
+        connection.request("POST", PATH, iter(chunks), RIGHT, encode_chunked=True)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_an_endless_body_ends_at_the_limit(served: str) -> None:
+    parts = urlsplit(served)
+    with socket.create_connection((parts.hostname, parts.port), timeout=30) as raw:
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nX-Webhook-Secret: {SECRET}\r\nTransfer-Encoding: chunked\r\n\r\n"
+        raw.sendall(head.encode())
+        for _ in range(9):  # 72 KiB, and no end
+            raw.sendall(b"2000\r\n" + b" " * 0x2000 + b"\r\n")
+        assert raw.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_other_methods_are_not_offered(served: str) -> None:
+    assert post(served, b"", method="GET")[0] == 405
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"updatedRefs": [{"ref": "refs/pr/1", "oldSha": None, "newSha": SHA}]},
+        {"updatedRefs": [{"ref": "refs/heads/main", "oldSha": SHA, "newSha": None}]},
+        {"updatedRefs": [{"ref": "refs/heads/dev", "oldSha": None, "newSha": SHA}]},
+        {"updatedRefs": [{"ref": "refs/tags/main", "oldSha": None, "newSha": SHA}]},
+        {"updatedRefs": [{"ref": "refs/heads/main", "newSha": SHA.upper()}]},
+        {"updatedRefs": [{"ref": "refs/heads/main", "newSha": 7}, "x", None, []]},
+        {"updatedRefs": {"ref": "refs/heads/main", "newSha": SHA}},
+        {"updatedRefs": None},
+        {"event": {"action": "create", "scope": "discussion"}},
+        {"event": {"action": "create", "scope": ["repo"]}},
+        {"event": "repo"},
+        {"repo": {"type": "dataset", "name": "zoo/agent"}},
+        {"repo": {"type": "model", "name": "../etc/passwd"}},
+        {"repo": {"type": "model", "name": "agent"}},
+        {"repo": {"type": "model", "name": "https://evil/zoo/agent"}},
+        {"repo": {"type": "model", "name": 7}},
+        {"repo": None},
+    ],
+)
+def test_what_is_no_push_to_main_of_a_model_is_answered_and_forgotten(
+    served: str, inbox: Inbox, changes: dict[str, Any]
+) -> None:
+    assert post(served, {**payload("zoo/agent", SHA), **changes}) == (202, {"stored": 0})
+    assert inbox.pending() == ()
+
+
+def test_a_thousand_refs_in_one_delivery_are_few_rows(inbox: Inbox) -> None:
+    refs = [{"ref": "refs/heads/main", "newSha": f"{n:040x}"} for n in range(1000)]
+    found = pushes(payload("zoo/agent", SHA, updatedRefs=refs))
+    assert len(found) == 100
+    assert inbox.receive(found) == 100
+    assert inbox.receive(found) == 0
+
+
+def test_main_is_found_behind_any_number_of_other_branches() -> None:
+    refs = [{"ref": f"refs/heads/b{n}", "newSha": SHA} for n in range(300)]
+    found = pushes(payload("zoo/agent", SHA, updatedRefs=[*refs, {"ref": "refs/heads/main", "newSha": SHA}]))
+    assert [push.sha for push in found] == [SHA]
+
+
+def test_a_hundred_replays_at_once_are_one_row(served: str, inbox: Inbox) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: post(served, payload("zoo/agent", SHA)), range(100)))
+    assert {status for status, _ in answers} == {202}
+    assert sum(body["stored"] for _, body in answers) == 1
+    assert repos(inbox) == ["zoo/agent"]
+
+
+def test_many_deliveries_at_once_are_each_kept_once(served: str, inbox: Inbox) -> None:
+    wanted = [(f"zoo/agent-{n % 20}", f"{n:040x}") for n in range(100)]
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda push: post(served, payload(*push)), wanted * 2))
+    assert {status for status, _ in answers} == {202}
+    assert sum(body["stored"] for _, body in answers) == 100
+    assert len(inbox.pending()) == 100
+
+
+def test_what_is_new_in_a_delivery_is_kept_beside_what_is_known(inbox: Inbox) -> None:
+    old, new = (Push("zoo/agent", "refs/heads/main", c * 40) for c in "ab")
+    assert inbox.receive([old]) == 1
+    assert inbox.receive([old, new]) == 1
+    assert len(inbox.pending()) == 2
+
+
+def test_two_processes_keep_a_delivery_once(inbox: Inbox, clock: FakeClock, tmp_path: Path) -> None:
+    engines = [open_engine(tmp_path / "jobs.sqlite3") for _ in range(4)]
+    wanted = [Push(f"zoo/agent-{n}", "refs/heads/main", SHA) for n in range(25)]
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda e: sum(Inbox(e, clock).receive([push]) for push in wanted), engines)
+    assert sum(found) == len(inbox.pending()) == 25
+    for engine in engines:
+        engine.dispose()
+
+
+def test_a_replay_of_a_handled_delivery_is_not_handled_again(inbox: Inbox, clock: FakeClock) -> None:
+    push = Push("zoo/agent", "refs/heads/main", SHA)
+    assert inbox.receive([push, push]) == 1
+    inbox.settle(inbox.pending())
+    clock.pass_time(days=29)
+    assert inbox.receive([push]) == 0
+    assert inbox.pending() == ()
+
+
+def test_handled_deliveries_are_not_kept_for_ever_and_waiting_ones_are(inbox: Inbox, clock: FakeClock) -> None:
+    old, waiting, new = (Push("zoo/agent", "refs/heads/main", c * 40) for c in "abc")
+    inbox.receive([old])
+    inbox.settle(inbox.pending())
+    inbox.receive([waiting])
+    clock.pass_time(days=31)
+    inbox.receive([new])
+    inbox.settle(inbox.pending()[1:])
+    assert inbox.receive([old]) == 1  # forgotten
+    assert inbox.receive([waiting]) == 0
+
+
+def test_the_inbox_outlives_a_restart(inbox: Inbox, clock: FakeClock, tmp_path: Path) -> None:
+    inbox.receive([Push("zoo/agent", "refs/heads/main", SHA)])
+    again = open_engine(tmp_path / "jobs.sqlite3")
+    assert repos(Inbox(again, clock)) == ["zoo/agent"]
+    again.dispose()
+
+
+def test_a_delivery_that_cannot_be_kept_is_to_be_sent_again(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object) -> int:
+        raise DiskError("the job database cannot be written")
+
+    monkeypatch.setattr(inbox, "receive", full)
+    with serving([webhook_route(SecretStr(SECRET), inbox)]) as url:
+        assert post(url, payload("zoo/agent", SHA))[0] == 503
