@@ -9,6 +9,7 @@ a thread is made once. ctypes calls without the interpreter's lock.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from ctypes import Structure, addressof, c_double, c_int64, c_uint64, c_void_p
@@ -20,12 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.counter_rng import Key
-from hubmerge.dtypes import STORAGE
+from hubmerge.counter_rng import Key, make_key
+from hubmerge.dtypes import STORAGE, Rounding, encode
 from hubmerge.engine import eager
 from hubmerge.engine.counting import BLOCK, Counted
 from hubmerge.engine.eager import ChunkInputs, ChunkOutput, Rule
-from hubmerge.engine.library import Library, library
+from hubmerge.engine.library import Library, UnavailableError, library
 from hubmerge.methods import registry
 from hubmerge.methods.base import Threshold
 from hubmerge.sources.buffers import empty
@@ -189,6 +190,40 @@ class _Workspace:
         return kept[agents, extras]
 
 
+@cache
+def unavailable() -> str | None:
+    """Why this machine has no fast pass; None where it has one that gives the definition's bits."""
+    try:
+        library()
+    except UnavailableError as error:
+        return str(error)
+    for chunk, rule, dtype in _trials():
+        key = make_key(1, "trial")
+        slow, quick = (m.merge_chunk(chunk, rule, dtype, key, with_inputs=True) for m in (eager, sys.modules[__name__]))
+        if slow.bits() != quick.bits():
+            return "what was built computes other bits than the definition"
+    return None
+
+
+def _trials() -> Iterator[tuple[ChunkInputs, Rule, str]]:
+    """Small chunks with what machines could differ in: subnormals, both zeros, ties, many exponents."""
+    rng = np.random.default_rng(0)
+    n = BLOCK + 1025
+    base = np.ldexp(rng.standard_normal(n), rng.integers(-12, 1, n)).astype(np.float32)
+    base[:64], base[64:128] = -0.0, 1e-41
+    steps = np.ldexp(rng.standard_normal((2, n)), rng.integers(-16, -4, n)).astype(np.float32)
+    values = [base, *(np.where(rng.random(n) < 0.5, base + step, base) for step in steps)]
+    scalars = tuple((np.float32(0.7), np.float32(1.3)) for _ in steps)
+    kernel = registry()["ram"].kernel
+    kinds: list[tuple[str, Rounding]] = [("BF16", "stochastic"), ("F16", "nearest"), ("F32", "nearest")]
+    for dtype, rounding in kinds:
+        rule = Rule(
+            kernel, (), scalars, (np.float32(1e-5), np.float32(0), np.float32(1)), 1e-5, rounding, both_roundings=True
+        )
+        raws = tuple(encode(v, dtype, "nearest", None) for v in values)
+        yield ChunkInputs(raws, (dtype,) * len(raws), 3 * BLOCK), rule, dtype
+
+
 def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
     """eager.probe_chunk."""
     work = _Pass(replace(chunk, uniform_keys=(), sensitivities=()), epsilon)
@@ -245,7 +280,7 @@ def count_magnitudes(
     histograms lie beside each other in memory.
     """
     drop, private = threshold.of == "dropped", threshold.of == "private"
-    work = _Pass(chunk if drop else replace(chunk, uniform_keys=()), epsilon)
+    work = _Pass(replace(chunk, uniform_keys=chunk.uniform_keys if drop else (), sensitivities=()), epsilon)
     keys = np.array(wanted, np.uint16)
     parts = []
     drops = [0.0] if private else [threshold.drop_of(k) for k in range(work.agents)]

@@ -28,15 +28,14 @@ import numpy as np
 
 from hubmerge import machine as this_machine
 from hubmerge.engine import memory
-from hubmerge.engine.chunks import StreamOptions, is_whole, scalars_of
-from hubmerge.engine.counting import BLOCK, activity, count_inputs, fold_inputs
+from hubmerge.engine.chunks import StreamOptions, is_whole
+from hubmerge.engine.counting import BLOCK
 from hubmerge.engine.device.choose import LANES, chunk_elements, device_there, host_threads
-from hubmerge.engine.eager import compilable
+from hubmerge.engine.library import is_built
 from hubmerge.engine.steps import kept_bytes, read_bytes
 from hubmerge.engine.uncached import gathered_bytes
 from hubmerge.errors import MemoryLimitError
 from hubmerge.methods import get_method
-from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.plan.disk import DISK_MARGIN_BYTES, output_need
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.block_reader import BLOCK_BYTES, KEPT_BLOCKS
@@ -44,14 +43,12 @@ from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import ShardKey, shard_key, sources_of
 from hubmerge.sources.replacement import beyond_room
 from hubmerge.statistics.histogram import BINS
-from hubmerge.statistics.statistics import ResultTally, zero_tally
+from hubmerge.statistics.statistics import ResultTally
 
 _MB = 1_000_000
 
 # peak resident bytes
-_IMPORTED = 78 * _MB  # interpreter, numpy, and machine code that was kept
-_COMPILER = 175 * _MB  # numba and LLVM with what they hold, in the process that compiles
-_LOOP_COMPILER = 110 * _MB  # … for a kernel's loop alone
+_IMPORTED = 54 * _MB  # interpreter, numpy
 _CLIENT = 16 * _MB  # of the Hub
 _CARD = 57 * _MB  # the figures' library, loaded when the stream is done
 _SELECTION = 8 * _MB  # the code of the counting passes
@@ -74,8 +71,8 @@ _SELECT_AGENTS, _DRAW_AGENTS = 0.35, 0.5  # a counting pass, and random draws
 _EAGER = 60.0  # times as long, operation by operation
 _READ_BYTE, _HASH_BYTE, _WRITE_BYTE = 0.2, 0.6, 0.2
 _TENSOR_S = 0.5e-3  # bookkeeping per tensor and pass
-_START_S = 1.2  # imports, loading compiled code, the card with its figures
-_COMPILE_S = {"merging": 15.0, "counting": 4.0, "overlaps": 3.0, "loop": 0.6}  # once on a machine, in one thread
+_START_S = 1.2  # imports, the card with its figures
+_BUILD_S = 5.0  # once on a machine, in one thread
 _FLOP = 1 / 50  # of a matrix product
 
 _REFERENCE_S = 0.0005  # what `_speed` measures at speed 1
@@ -87,8 +84,7 @@ class Machine:
 
     cores: int
     speed: float = 1.0  # of one core, relative to the one that the constants were measured on
-    # what it has no machine code of yet: passes (compiled.to_compile) and the "loop" of a merge's kernel
-    to_compile: frozenset[str] = frozenset()
+    to_build: bool = False  # whether its fast pass has to be built first
     device: bool = False  # that "auto" takes
     input_bytes: int | None = None  # what fetched inputs may take on its disk; None: as much as they are
 
@@ -97,8 +93,7 @@ class Machine:
         """This machine, as far as the process may use it for `plans` together."""
         outputs = sum(output_need(plan, uploaded=False) for plan in plans)
         free = shutil.disk_usage(Path.cwd()).free - DISK_MARGIN_BYTES - outputs
-        to_compile = frozenset[str]().union(*map(_to_compile, plans))
-        return cls(this_machine.cores(), _speed(), to_compile, device_there(), max(0, free))
+        return cls(this_machine.cores(), _speed(), not is_built(), device_there(), max(0, free))
 
 
 @dataclass(frozen=True)
@@ -114,20 +109,9 @@ def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) 
     seconds = _seconds(plan, machine, options)
     if options.device == "cuda" or (options.device == "auto" and machine.device):
         needed += _device_bytes(plan, options)
-    run = frozenset[str]().union(*(_compiled_passes(one, options) for one in (plan, *options.beside)))
-    if missing := machine.to_compile & run:
-        needed += _COMPILER if missing != {"loop"} else _LOOP_COMPILER
-        seconds += sum(_COMPILE_S[name] for name in missing) / machine.speed
+    if machine.to_build and options.backend != "eager":
+        seconds += _BUILD_S / machine.speed  # by a process of its own
     return Prediction(needed, seconds)
-
-
-def _compiled_passes(plan: Plan, options: StreamOptions) -> frozenset[str]:
-    """What the merge runs that has to be compiled once."""
-    tensors = [t for t in plan.tensors() if t.action == "merge" and not is_whole(plan, t)]
-    if not any(_is_compiled(plan, t, options) for t in tensors):
-        return frozenset()
-    before = {"counting": plan.threshold is not None, "overlaps": plan.overlap_scope == "tensor"}
-    return frozenset({"merging", "loop", *(name for name, is_run in before.items() if is_run)})
 
 
 def _memory(plan: Plan, options: StreamOptions) -> int:
@@ -224,7 +208,7 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
     per_element += agents * _DRAW_AGENTS * ("uniform" in method.extras)
     parallel = serial = 0.0
     for tensor in tensors:
-        eager = is_whole(plan, tensor) or not _is_compiled(plan, tensor, options)
+        eager = is_whole(plan, tensor) or options.backend == "eager"
         parallel += tensor.elements * per_element * (_EAGER if eager else 1) * 1e-9
         if is_whole(plan, tensor):
             rows, columns = tensor.shape[0], prod(tensor.shape[1:])
@@ -240,33 +224,6 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float:
     # the threads that hash and write need cores, too
     everything = (parallel + serial + hashing + writing) / min(workers + 2, machine.cores)
     return (_START_S + max(everything, parallel / workers, serial, hashing / at_once)) / machine.speed
-
-
-def _is_compiled(plan: Plan, tensor: PlannedTensor, options: StreamOptions) -> bool:
-    return options.backend != "eager" and compilable(len(plan.agents), tensor.dtype)
-
-
-def _to_compile(plan: Plan) -> frozenset[str]:
-    try:
-        from hubmerge.engine import compiled  # which most commands do without
-    except (ImportError, OSError):  # then nothing is compiled (chunks.runnable)
-        return frozenset()
-    method, agents = get_method(plan.recipe.method), len(plan.agents)
-    inputs = agents * (1 + len(method.extras))
-    loop = any(compiled.has_loop(method.kernel, inputs, *scalars_of(method, scope)) for scope in _likely_scopes(plan))
-    return compiled.to_compile() | (frozenset() if loop else {"loop"})
-
-
-def _likely_scopes(plan: Plan) -> Iterator[Scope]:
-    """Of any tensor of the plan, with counts that nobody counted; thresholds are 0 where agents changed little."""
-    agents = len(plan.agents)
-    values = plan.values.distinct[0]
-    n = np.arange(1, 2 * BLOCK + 1, dtype=np.float32)
-    deltas = [np.where(n % (k + 2) == 0, n, -n * (n % (k + 3) == 0)) * np.float32(1e-3) for k in range(agents)]
-    base = np.zeros_like(n)
-    counted = fold_inputs(zero_tally(agents), count_inputs(base, deltas, deltas, activity(deltas, EPSILON)))
-    for thresholds in [()] if plan.threshold is None else [(0.5,) * agents, (0.0,) * agents]:
-        yield Scope(values.parameters, values.weights, counted.overlaps, counted.overlaps, thresholds, values.own)
 
 
 @cache

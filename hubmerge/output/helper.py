@@ -118,7 +118,7 @@ def _merge(
         stack.enter_context(meter)
         reader = stack.enter_context(TensorReader((*plan.models, *measured), store))
         observer = _Noting(meter.tick)
-        possible = runnable(options, plan, observer)
+        possible = runnable(options, observer)
         opened = stack.enter_context(possible.on_device(plan, observer.warning))
         merge_share([variant], reader, opened, observer, observer.warnings)
 

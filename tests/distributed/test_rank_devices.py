@@ -72,12 +72,12 @@ def test_a_device_that_fails_at_a_helper_is_told_by_rank_0(tmp_path: Path, monke
             return Opened(failed="CUDA error: no context")
         return Opened(Engine(torch.device("cpu"), host, memory_bytes=0))
 
-    def uncompiled(options: StreamOptions, _: Any, observer: Any) -> StreamOptions:
-        observer.warning("nothing can be compiled")
+    def without_fast_pass(options: StreamOptions, observer: Any) -> StreamOptions:
+        observer.warning("there is no fast pass")
         return options
 
     monkeypatch.setattr(chunks, "open_engine", opened)
-    monkeypatch.setattr(helper, "runnable", uncompiled)
+    monkeypatch.setattr(helper, "runnable", without_fast_pass)
 
     def work(ranks: Thread) -> MergeResult | None:
         with ranks.held:
@@ -99,6 +99,6 @@ def test_a_device_that_fails_at_a_helper_is_told_by_rank_0(tmp_path: Path, monke
     with ThreadPoolExecutor(2) as pool:
         found = next(r for r in pool.map(work, ranks_of(2)) if r is not None)
     assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
-    assert warned == ["rank 1: nothing can be compiled", "rank 1: the CUDA device cannot be used"]
+    assert warned == ["rank 1: there is no fast pass", "rank 1: the CUDA device cannot be used"]
     assert found.device["device_failed"] == "rank 1: CUDA error: no context"
     assert found.device["device"] == "cpu"

@@ -75,9 +75,7 @@ def rule_of(method_name: str, chunk: eager.ChunkInputs, rounding: str) -> eager.
         *(("F16", "F16"), ("F32", "F16"), ("mixed", "F16")),
     ],
 )
-def test_both_passes_agree_bit_for_bit(
-    method: str, rounding: str, agents: int, stored: str, output: str
-) -> None:
+def test_both_passes_agree_bit_for_bit(method: str, rounding: str, agents: int, stored: str, output: str) -> None:
     dtypes = tuple(["F32", "BF16", "F16"][k % 3] if stored == "mixed" else stored for k in range(agents + 1))
     for n in SIZES:
         chunk = for_method(chunk_of(agents, n, dtypes, start=7 * BLOCK), method)
