@@ -1,4 +1,4 @@
-"""One stream, measured from inside: imports, loading of compiled code and the card left out.
+"""One stream, measured from inside: imports and the card left out.
 
     python -m benchmarks.stream_meter RECIPE [--sink disk|null] [--no-hash] [--threads N] [--chunk-elements N]
     python -m benchmarks.stream_meter RECIPE --floor 1|2 [--no-hash]
@@ -33,7 +33,6 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-import hubmerge.engine.null_sink
 import hubmerge.engine.sink
 from hubmerge.engine.chunks import Chunk, chunks_of, read_chunk
 from hubmerge.engine.follower import Follower
@@ -101,8 +100,7 @@ def hashing(*, on: bool) -> Iterator[None]:
         yield
         return
     without = SimpleNamespace(sha256=NoHash)
-    engine = hubmerge.engine
-    with patch.object(engine.sink, "hashlib", without), patch.object(engine.null_sink, "hashlib", without):
+    with patch.object(hubmerge.engine.sink, "hashlib", without):
         yield
 
 

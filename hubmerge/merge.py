@@ -23,7 +23,7 @@ from hubmerge.engine.progress import Bridge, Observer, verifying
 from hubmerge.engine.rank_folders import collect, see, take_over
 from hubmerge.engine.sink import MANIFEST, sole_owner
 from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, layout_of, merge_variants
-from hubmerge.engine.usage import Meter, spent, total
+from hubmerge.engine.usage import total, usage_now
 from hubmerge.hub.client import Hub
 from hubmerge.machine import cores
 from hubmerge.methods import get_method
@@ -32,7 +32,7 @@ from hubmerge.output.card import render_card
 from hubmerge.output.figures import render_figures
 from hubmerge.output.finished import finished_report, publish_folder
 from hubmerge.output.helper import share_sensitivities
-from hubmerge.output.publish import Published, large_files, withdrawn_if_refused
+from hubmerge.output.publish import Published, withdrawn_if_refused
 from hubmerge.output.report import Report, make_report
 from hubmerge.output.upload import ShardUploader
 from hubmerge.plan.disk import DiskGauge, available_bytes, input_budget, used_bytes
@@ -164,7 +164,6 @@ def merge_to_hub(
         merging = ranks.first(not (folder / MANIFEST).is_file())
         surroundings = _Surroundings(hub, cache, observer, options, inputs, sensitivities, disk_budget)
         gauge = DiskGauge({cache, folder})
-        copies = large_files(prepared.plan.models, target)
         alone = withdrawn_if_refused(hub, target, folder, observer.warning) if ranks.size == 1 else nullcontext()
         with (
             alone,
@@ -176,7 +175,6 @@ def merge_to_hub(
                 folder,
                 waiting=lambda: surroundings.bridge.uploading(uploader.sent, uploader.size),
                 deleting=gauge.sample,
-                copies=copies,
             ) as uploader,
         ):
             if merging:
@@ -187,7 +185,7 @@ def merge_to_hub(
             else:
                 finished_report(folder, prepared.identity, keep_work=True)
             uploader.drain()
-        return publish_folder(target, folder, hub, observer, extra, journal.uploaded, copies)
+        return publish_folder(target, folder, hub, observer, extra, journal.uploaded)
 
 
 @dataclass
@@ -241,40 +239,26 @@ class _Surroundings:
             starting=self.bridge.fetching,
             deleting=gauge.sample,
         )
-        journals = [journal for *_, journal in merges]
-        meter = Meter(self.options.ranks.rank, store.fetched, gauge, journals, started)
-        self.bridge.ticking = meter.tick
-
-        def settled() -> None:
-            settle()
-            meter.note()
-
-        with meter, TensorReader((*plan.models, *measured), store) as reader:
+        with TensorReader((*plan.models, *measured), store) as reader:
             variants = [
-                Variant(p.plan, journal, folder, tuple(m.tensors for m in measured), settled)
+                Variant(p.plan, journal, folder, tuple(m.tensors for m in measured), settle)
                 for p, folder, journal in merges
             ]
             if not plan.download_bytes:
                 self.bridge.merging()
             results = merge_variants(variants, reader, self.options, self.bridge)
         gauge.sample()
-        meter.note()
+        fetches = any(m.ref.kind == "hub" for m in plan.models)
+        usages = self.options.ranks.gather(usage_now(store.fetched, gauge))
+        environment = _environment(self.options, plan)
+        environment |= results[0].device
+        environment |= total(usages, self.input_bytes if fetches else None)
+        environment["seconds"] = round(time.monotonic() - started, 3)
         refuse_equal_to_base(plan, results[0].statistics)
         self.observer.statistics(summarize(results[0].statistics.total, plan.labels))
         self.observer.stage("card")
-        environment = _environment(self.options, plan)
-        environment |= results[0].device
-        processes, budget = (
-            self.options.ranks.size,
-            self.input_bytes if any(m.ref.kind == "hub" for m in plan.models) else None,
-        )
-
-        def ran(variant: Variant) -> dict[str, Any]:
-            usages = variant.journal.usages.values()
-            return environment | spent(usages) | total(usages, processes, budget)
-
         return {
-            variant.folder: _complete(prepared, variant, merged, self.hub, ran(variant))
+            variant.folder: _complete(prepared, variant, merged, self.hub, environment)
             for (prepared, *_), variant, merged in zip(merges, variants, results, strict=True)
         }
 
@@ -285,6 +269,8 @@ def _complete(
     """Everything around the finished shards of one folder, the manifest last."""
     plan = prepared.plan
     files, notes = folder_files(plan, reader(hub))
+    if variant.journal.resumed:
+        environment = {**environment, "resumed": True}
     report = make_report(
         plan,
         merged,

@@ -36,7 +36,6 @@ class FolderHub:
         return self
 
     def hang_up(self) -> None: ...
-    def close(self) -> None: ...
 
     def download(self, repo: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
         self.before(repo, file.path)

@@ -23,11 +23,11 @@ BOUND = re.compile(
 )
 NO_BOUND = {
     "how often something is looked at, told, written or asked": (
-        r"_(?:EVERY|AFTER)_S|\b_?(?:POLL|TICK|TELLING|SUMMARY|NOTING|SILENCE|LOCK_RETRY|BACKOFF_BASE)_S",
+        r"_(?:EVERY|AFTER)_S|\b_?(?:POLL|TICK|TELLING|SUMMARY|SILENCE|LOCK_RETRY|BACKOFF_BASE)_S",
         r"scoring\.py VERSION_S",
     ),
     "a buffer or block; it changes speed only": (
-        r"\b_?(?:BLOCK|COPY|READ|WRITE|GATHERED|ALL_GATHERED|FIRST_READ|AHEAD_LEAST|AT_ONCE|SAMPLE|COPIED_FROM)_BYTES",
+        r"\b_?(?:BLOCK|COPY|READ|WRITE|GATHERED|ALL_GATHERED|FIRST_READ|AHEAD_LEAST|AT_ONCE|SAMPLE)_BYTES",
         r"(?:CHUNK|PANEL)_ELEMENTS|_TENSORS_A_LINE|KEPT_(?:TENSORS|BLOCKS)|_LARGEST_CHUNK",
         r"buffers\.py (?:KEPT|PAGE)|fast\.py (?:KEY_BYTES|_COUNTED_AT_ONCE)",
     ),

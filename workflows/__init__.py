@@ -3,7 +3,6 @@
     submit → store (SQLite) → worker claims → child process runs the pipeline → store
              tokens: sealed beside the job, wiped with its end
 
-`store` alone decides who owns a job: a lease with a fence. `worker` runs one job at a time in a `child`, so
-that neither a crash nor an out-of-memory kill takes the application down. `guard` ties the processes' lives
-together.
+Only `store` decides who owns a job, by a lease with a fence. `worker` runs one job at a time in a `child`, so that
+neither a crash nor an out-of-memory kill takes the application down. `guard` ties the processes' lives together.
 """

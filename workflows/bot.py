@@ -1,4 +1,4 @@
-"""The bot put together: what ticks, over which tables, and what the app mounts of it.
+"""Puts the bot together: its ticks, its tables, and the routes that the app mounts.
 
     reap          every 10 s   jobs whose worker fell silent wait again
     inbox         every 2 s    deliveries → turns of the rules
@@ -6,7 +6,7 @@
     evaluations   every 20 s   scores that are missing → jobs
     tokens        every 600 s  the bot's own jobs that the present secret does not open
 
-The webhook's secret decides whether there is a route; without one the poll alone finds new agents.
+There is a route for webhooks only where a secret is set; without one, polls alone find new agents.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Intervals:
 
 
 class Bot:
-    """Watchers, webhook and schedule over one job database. Without `scoring` nothing is evaluated."""
+    """Watchers, webhook and schedule over one job database. Without `scoring` it evaluates nothing."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The demo: an embedded Hub with the example agents, and the very app of the Space on top of it."""
+"""The demo: an embedded Hub with the example agents, and the same app as on the Space."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ POLL_S = 15.0  # newcomers to a demo do not wait for five minutes
 def demo(settings: Settings, *, host: str, port: int, watch: bool = False) -> int:
     """Start the embedded Hub (its data stay in `settings.data_dir`), then serve the app against it.
 
-    Where the extra for it is installed, merges are evaluated with the zoo's suite and listed on the leaderboard; with
-    `watch` the example rule merges every agent of the zoo, now and when another appears.
+    Where the extra for evaluations is installed, merges are evaluated with the zoo's suite and listed on the
+    leaderboard. With `watch` the example rule merges every agent of the zoo, now and when another appears.
     """
     set_up_logging()
     data = settings.data_dir.resolve() / "demo"

@@ -1,7 +1,7 @@
 """`hubmerge jobs`: the jobs of HF_TOKEN's user in the app's data folder, and another try for those that failed.
 
-The page and the API retry a job for whoever is signed in there; this is for whoever keeps the machine, above all for
-the jobs of the bot, whose owner is the account of HF_TOKEN.
+The page and the API retry a job for its signed-in owner. This command is for the keeper of the machine, above all for
+the jobs of the bot, which belong to the account of HF_TOKEN.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cli(arguments: Any, settings: Settings) -> int:
-    """List the jobs, newest first, once those that were named wait again; errors are for the caller to print."""
+    """Queue the named jobs again, then list all, newest first. Errors are raised, and the caller prints them."""
     # imported here, since every command builds this one's parser
     from workflows.jobs.jobs import Job, JobNotFoundError
     from workflows.jobs.store import DATABASE, Store

@@ -1,7 +1,7 @@
-"""Serving: the pages and the bot's clock in this process, each worker in one of its own that is started again.
+"""Serves pages and the bot's clock in this process, and keeps each worker alive in a process of its own.
 
-A merge that takes its worker's process down leaves the pages up; the new worker goes on with the job. Evaluations
-and comparisons have workers of their own: nobody's merge waits for one, and no comparison for a merge.
+If a merge takes its worker's process down, the pages stay up and a new worker goes on with the job. Evaluations and
+comparisons have workers of their own: no merge waits for an evaluation, and no comparison for a merge.
 
     HUBMERGE_RESULTS   the results dataset: with it there are a leaderboard and evaluations
     HUBMERGE_RULES     a folder of watcher rules; HF_TOKEN is the account that the bot acts with
@@ -106,7 +106,8 @@ def serve(
     intervals: Intervals | None = None,
     ready: Callable[[str], None] | None = None,
 ) -> int:
-    """The app until SIGTERM or Ctrl-C; returns the exit code. `ready` is told its address once it answers."""
+    """Serve the app until SIGTERM or Ctrl-C; returns the exit code. `ready` is called with its address once it
+    answers."""
     set_up_logging()
     announce(settings, log.warning)  # before anything else may touch CUDA
 
@@ -164,7 +165,7 @@ def serve(
 
 
 def results_dataset(settings: Settings) -> ResultsDataset | None:
-    """The dataset that scores are recorded in, as the bot's account sees it; None where none is named."""
+    """The dataset in which the bot's account records scores; None where none is named."""
     if settings.results_repo is None:
         return None
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)
@@ -174,7 +175,7 @@ def results_dataset(settings: Settings) -> ResultsDataset | None:
 
 
 def scoring_of(settings: Settings, dataset: ResultsDataset | None) -> Scoring | None:
-    """What the bot is told of scores; None without a results dataset, and then nothing is evaluated."""
+    """The bot's access to scores; None without a results dataset, in which case the bot evaluates nothing."""
     if dataset is None:
         return None
     hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None)

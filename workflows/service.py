@@ -1,6 +1,6 @@
-"""The pages' actions on the real thing: the Hub door, the line's checks and the job store.
+"""The actions of the pages on the Hub and the job store, with the checks of the library.
 
-Who is asking comes as a `Visitor`, made from a proven sign-in; every action checks again what that user may do.
+Every action gets a `Visitor`, which is made from a proven sign-in, and checks again what that user may do.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class MergeService:
         self._lock = threading.Lock()
 
     def visitor(self, name: str, token: str) -> Visitor:
-        """The token decides who it is; a name that does not fit it is refused."""
+        """The visitor to whom the token belongs; a name that does not fit the token is refused."""
         identity = self._identity(token)
         if identity.name != name:
             raise LoginError("the sign-in does not belong to its token", expected=identity.name, got=name)
         return Visitor(identity.name, token, identity.namespaces)
 
     def _identity(self, token: str) -> Identity:
-        """Asked of the Hub at most once a minute per token; only the token's digest is kept."""
+        """The Hub's answer about a token, asked at most once a minute; only the token's digest is kept."""
         key = hashlib.sha256(token.encode()).digest()
         now = time.monotonic()
         with self._lock:

@@ -66,7 +66,8 @@ def _of_sweep(names: Sequence[str], plans: Sequence[Plan]) -> dict[str, Any]:
     machine = Machine.here(*plans)
     options = StreamOptions(threads=machine.cores, device="auto")
     said = [predict(first, machine, replace(options, beside=tuple(more))) for first, *more in passes.values()]
-    needed = max(one.memory_bytes for one in said), sum(one.seconds for one in said)
+    seconds = [one.seconds for one in said if one.seconds is not None]
+    needed = Prediction(max(one.memory_bytes for one in said), sum(seconds) if len(seconds) == len(said) else None)
     common = plan_summary(plans[0])
     least = sum(output_need(plan, uploaded=False) for plan in plans) + sensitivity_need(plans)
     return {
@@ -76,7 +77,7 @@ def _of_sweep(names: Sequence[str], plans: Sequence[Plan]) -> dict[str, Any]:
         "output_bytes": sum(plan.output_bytes for plan in plans),
         "folder_disk_least_bytes": least,
         "folder_disk_most_bytes": least + plans[0].download_bytes,
-        **as_facts(Prediction(*needed)),
+        **as_facts(needed),
         "identities": [plan.identity for plan in plans],
         "warnings": list(dict.fromkeys(warning for plan in plans for warning in plan.warnings)),
     }

@@ -28,7 +28,7 @@ from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalEr
 from hubmerge.settings import Settings, load_settings
 from hubmerge.wording import did_you_mean
 
-_END_AFTER_S = 10.0  # after Ctrl-C or SIGTERM
+_END_AFTER_S = 5.0  # after Ctrl-C or SIGTERM
 _TERMINATED = 128 + signal.SIGTERM  # as a shell has it
 _LICENSE = "license of the result, where the parents leave it open; publishing needs one"
 _JSON = "the result as one JSON object on standard output (docs/command_line.md), an error as one on stderr"

@@ -3,7 +3,7 @@
 With `accelerate launch … -m hubmerge merge …` or `torchrun … -m hubmerge merge …` every process runs this: rank 0 the
 whole line, the others their share of the tensors and shards (helper.py).
 
-With `--null-sink` the output's shards are counted, hashed and dropped (null_sink.py). The report goes to standard
+With `--null-sink` the output's shards are counted, hashed and dropped. The report goes to standard
 output, and what else belongs to a merge lies in a temporary folder meanwhile.
 """
 

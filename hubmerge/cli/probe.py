@@ -13,9 +13,9 @@ from hubmerge.hub.client import Hub
 from hubmerge.plan.disk import available_bytes, temporary_folder
 from hubmerge.prepare import prepare
 from hubmerge.recipe.file import load_recipe
+from hubmerge.sources.folder import UnchangedFolders
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
-from hubmerge.sources.unchanged import UnchangedFolders
 from hubmerge.statistics.statistics import SCHEMA
 from hubmerge.statistics.summary import summarize
 

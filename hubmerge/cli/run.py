@@ -216,15 +216,15 @@ class _Line:
         """Begin the run and drop one of other versions of the models; FolderInUseError where that is still at work."""
         from hubmerge.engine.sink import sole_owner
 
-        given_up = unfinished.given_up(work.name)
+        older = unfinished.older_run(work.name)
         with ExitStack() as owned:
-            for folder in given_up.iterdir() if given_up is not None else ():
+            for folder in older.iterdir() if older is not None else ():
                 if folder.is_dir():
                     owned.enter_context(sole_owner(folder))
             unfinished.begin(work.name, prepared.plan)
-            if given_up is not None:
+            if older is not None:
                 self._terminal.warning("an unfinished run of other versions of the models is given up, and removed")
-                _remove(given_up)
+                _remove(older)
 
     def _help(self, prepared: Prepared, work: Path) -> None:
         """Another process leads: the exchanges of `_publish`, and a share of the work between them."""

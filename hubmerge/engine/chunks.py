@@ -82,7 +82,7 @@ class StreamOptions:
     device_failed: str = ""  # why a device that is there could not be opened
     parallel_shards: int = 0  # written at once; 0: as many as the cores are good for
     ranks: Ranks = ALONE  # the processes that share the work
-    sink: Sink = "disk"  # "null": shards are counted and hashed, not written (null_sink.py); by one process only
+    sink: Sink = "disk"  # "null": shards are counted and hashed, not written; by one process only
     bursts: Bursts | None = None  # where a GPU is lent for one shard at a time
 
     @contextmanager

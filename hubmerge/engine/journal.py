@@ -1,39 +1,40 @@
 """The journal of a merge into one folder: what is durable, so that a resumed merge repeats only what has no line.
 
-Lines of JSON, each with a checksum (journal_lines.py), in the order in which things happened:
+Lines of JSON, each sealed with a checksum, in the order in which things happened:
 
     plan        which merge this is, and of which commits
     probed      statistics of some tensors; they count once probe says that those of all tensors are there
     thresholds  what a threshold's passes have found
     shard       a shard is a file; uploaded: its bytes are at the target; lost: neither
-    usage       what a process of a run has fetched and taken so far; the last line of a process counts
+
+A kill tears the last line, a full disk may leave half a line before a whole one, and a machine that loses power may
+leave zeros. What comes after the first line that is not sound is as if it had never been written: it is repeated.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from hubmerge.disk_errors import reading, writing
-from hubmerge.engine.finished_shards import has_size, sound
-from hubmerge.engine.journal_lines import sealed, sound_line, sound_lines
-from hubmerge.engine.sink import WORK, FinishedShard
-from hubmerge.engine.usage import Usage
+from hubmerge.engine.sink import WORK, FinishedShard, has_size, sound
 from hubmerge.errors import TargetExistsError
 from hubmerge.plan.plan import Plan
-from hubmerge.sources.unchanged import UnchangedFolders
+from hubmerge.sources.folder import UnchangedFolders
 from hubmerge.statistics.statistics import SCHEMA, Tally
 
 _JOURNAL = "journal.jsonl"
 _FORM = 5  # its version
 _TENSORS_A_LINE = 256  # about 5 MB of tallies
+_SEAL = ', "crc32": "'
 
 
 class Journal:
@@ -55,9 +56,7 @@ class Journal:
         self.shards: dict[str, FinishedShard] = {}
         self.uploaded: set[str] = set()  # shards that the target holds; their files are no longer needed
         self.on_shard: Callable[[FinishedShard], None] | None = None  # called when a shard has its line
-        self.usages: dict[str, Usage] = {}  # by a name that a process has in one run
-        self.metered: Callable[[], Usage] | None = None  # what this process has taken, noted with every line
-        self._own_name = secrets.token_hex(8)
+        self.resumed = False  # an earlier run was cut short
         self._uploads = False
         self._lock = threading.Lock()
 
@@ -89,6 +88,7 @@ class Journal:
                     next_step="Go on with it (`resume`), or remove the folder.",
                 )
             journal._read(folder)
+            journal.resumed = journal._begun
             if not verified:
                 cls.verify([journal], tell)
         else:
@@ -158,17 +158,6 @@ class Journal:
         self.uploaded.add(filename)
         self._append({"event": "uploaded", "filename": filename})
 
-    def note_usage(self, usage: Usage) -> None:
-        """What this process has taken so far."""
-        self.add_usages({self._own_name: usage})
-
-    def add_usages(self, usages: Mapping[str, Usage]) -> None:
-        """What processes have taken so far, by their names."""
-        for name, usage in usages.items():
-            if self.usages.get(name) != usage:
-                self.usages[name] = usage
-                self._append(_usage_line(name, usage))
-
     def forget(self, filenames: Iterable[str]) -> None:
         """These shards are lost, on both sides."""
         for filename in filenames:
@@ -183,11 +172,7 @@ class Journal:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self._lock, writing(self._path), open(self._path, "ab", buffering=0) as file:
-            lines = [line]
-            if self.metered is not None and line["event"] != "usage":
-                self.usages[self._own_name] = usage = self.metered()
-                lines.append(_usage_line(self._own_name, usage))
-            left = memoryview("".join(map(sealed, lines)).encode())
+            left = memoryview(sealed(line).encode())
             end = file.tell()
             try:
                 while left:
@@ -239,8 +224,6 @@ class Journal:
                 self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
             case "shard":
                 self.shards[line["filename"]] = FinishedShard.from_json(line)
-            case "usage":
-                self.usages[line["name"]] = Usage.from_json(line)
             case "uploaded":
                 if self._uploads:
                     self.uploaded.add(line["filename"])
@@ -282,5 +265,27 @@ def plan_identity(plan: Plan) -> str:
     return digest.hexdigest()
 
 
-def _usage_line(name: str, usage: Usage) -> dict[str, Any]:
-    return {"event": "usage", "name": name, **usage.to_json()}
+def sealed(line: Mapping[str, Any]) -> str:
+    """A line as it is written, with its line break."""
+    text = json.dumps(line)
+    return f'{text[:-1]}{_SEAL}{zlib.crc32(text.encode()):08x}"}}\n'
+
+
+def sound_line(text: bytes) -> dict[str, Any] | None:
+    """What a line says; None where it is not sound."""
+    content, _, seal = text.rpartition(_SEAL.encode())
+    if seal != b'%08x"}\n' % zlib.crc32(content + b"}"):
+        return None
+    found: dict[str, Any] = json.loads(content + b"}")
+    return found
+
+
+def sound_lines(raw: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
+    """The lines before the first one that is not sound, and how many bytes end with each."""
+    length = 0
+    for text in raw:
+        line = sound_line(text)
+        if line is None:
+            return
+        length += len(text)
+        yield line, length

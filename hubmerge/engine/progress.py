@@ -88,7 +88,6 @@ class Bridge:
 
     def __init__(self, observer: Observer) -> None:
         self.labels: tuple[str, ...] = ()
-        self.ticking: Callable[[], None] = lambda: None  # called whenever the line is told anything
         self._observer = observer
         self._stage = ""
         self._last: tuple[str, int, int, str] | None = None
@@ -96,7 +95,6 @@ class Bridge:
 
     def fetching(self, done: int, total: int) -> None:
         """The merge waits for what it begins with; what else it needs is fetched meanwhile."""
-        self.ticking()
         if not self._stage:
             self._stage = "fetch"
             self._observer.stage("fetch")
@@ -112,7 +110,6 @@ class Bridge:
         self._observer.stage("merge")
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        self.ticking()
         if stage == "compile":
             self._compiling(done, total)
             return
@@ -129,7 +126,6 @@ class Bridge:
     def uploading(self, sent: int, total: int) -> None:
         """The merge waits for an upload."""
         if total:
-            self.ticking()
             self._observer.progress("upload", sent, total, "B")
         else:
             self.again()

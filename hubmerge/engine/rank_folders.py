@@ -26,7 +26,6 @@ from hubmerge.disk_errors import writing
 from hubmerge.engine.distributed import ProcessLostError, Ranks
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.sink import WORK, FinishedShard
-from hubmerge.engine.usage import Usage
 from hubmerge.plan.plan import Plan
 
 _RANK_FOLDER = "rank-"
@@ -120,7 +119,6 @@ def adopt(
     if not verified:
         Journal.verify(journals, tell)
     for own, theirs in zip(folders, journals, strict=True):
-        journal.add_usages(theirs.usages)
         for shard in theirs.shards.values():
             if shard.filename in theirs.uploaded:
                 _note_upload(journal, shard)
@@ -131,15 +129,13 @@ def adopt(
 
 
 def collect(ranks: Ranks, plan: Plan, journal: Journal) -> None:
-    """Tell rank 0, for its journal, what the target holds of this process and what that took; returns when everyone
-    has told."""
+    """Tell rank 0, for its journal, what the target holds of this process; returns when everyone has told."""
     if ranks.size == 1:
         return
     uploaded = [s.to_json() for name, s in journal.shards.items() if name in journal.uploaded]
-    everyone = ranks.gather([uploaded, {name: usage.to_json() for name, usage in journal.usages.items()}])
+    everyone = ranks.gather(uploaded)
     if ranks.rank == 0:
-        for shards, usages in everyone:
-            journal.add_usages({name: Usage.from_json(usage) for name, usage in usages.items()})
+        for shards in everyone:
             for shard in shards:
                 _note_upload(journal, FinishedShard.from_json(shard))
 

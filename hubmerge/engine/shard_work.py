@@ -29,10 +29,9 @@ from hubmerge.engine.counting import fold_inputs, fold_result
 from hubmerge.engine.eager import Rule
 from hubmerge.engine.folding import TensorFold
 from hubmerge.engine.in_order import in_order
-from hubmerge.engine.null_sink import NullShardWriter
 from hubmerge.engine.selection import Counts
-from hubmerge.engine.sink import FinishedShard, ShardWriter
-from hubmerge.engine.steps import Counted, Step, Steps, ranked_by_tensor
+from hubmerge.engine.sink import FinishedShard, NullShardWriter, ShardWriter
+from hubmerge.engine.steps import CountedTensors, Step, Steps, ranked_by_tensor
 from hubmerge.errors import NonFiniteError
 from hubmerge.plan.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.sources.reader import TensorReader
@@ -185,7 +184,7 @@ class _Tallies:
 
 def _counted(
     outputs: Sequence[Output], number: int, options: StreamOptions, statistics: Statistics | None, workers: int
-) -> Counted:
+) -> CountedTensors:
     plan = outputs[0].plan
     size = options.chunk(plan)
 
@@ -195,7 +194,7 @@ def _counted(
     ranked = [None if o.thresholds else ranked_by_tensor(o.plan, options) for o in outputs]
     overlaps = statistics is None and any(o.plan.overlap_scope == "tensor" for o in outputs)
     kept, everyone = options.shares(plan).kept_bytes, max(workers, options.workers(plan))
-    return Counted.of(
+    return CountedTensors.of(
         plan.shards[number].tensors, chunk_of, ranked, kept * workers // everyone, workers, overlaps=overlaps
     )
 

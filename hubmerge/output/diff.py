@@ -29,10 +29,10 @@ from hubmerge.plan.disk import available_bytes
 from hubmerge.plan.plan import Plan, make_comparison
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.sources.base import Model
+from hubmerge.sources.folder import UnchangedFolders
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
-from hubmerge.sources.unchanged import UnchangedFolders
 from hubmerge.statistics.histogram import MANTISSA_BITS
 from hubmerge.statistics.statistics import MODULES, Statistics, Tally, layer_of, module_of
 from hubmerge.statistics.summary import concentration

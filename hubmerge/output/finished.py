@@ -14,7 +14,6 @@ from hubmerge.engine.progress import Observer
 from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.errors import RecipeError, TargetExistsError
 from hubmerge.hub.client import Hub
-from hubmerge.hub.writing import LargeFile
 from hubmerge.output.card import render_card
 from hubmerge.output.publish import Published, Target, Telling, Uploaded, publish
 from hubmerge.output.report import Report
@@ -64,12 +63,11 @@ def publish_folder(
     observer: Observer,
     extra: Mapping[str, bytes] | None = None,
     uploaded: Set[str] = frozenset(),
-    copies: Mapping[str, LargeFile] | None = None,
     license_choice: str | None = None,
 ) -> Published:
     """Publish a complete folder and the files `extra` in one commit; repeatable. The folder stays as it is.
 
-    `uploaded`: shards whose bytes the target holds already. `copies`: see `publish.large_files`. `license_choice` is
+    `uploaded`: shards whose bytes the target holds already. `license_choice` is
     needed where the merge has none; RecipeError where it is missing, or less strict than the parents'.
     """
     report = load_report(folder)
@@ -91,7 +89,6 @@ def publish_folder(
         [Uploaded(f.name, f.size, f.sha256) if f.name in uploaded else folder / f.name for f in report.files],
         {**small, **(extra or {})},
         lambda done, total: observer.progress("publish", done, total, "B"),
-        copies,
         {f.name: f.sha256 for f in report.files},
         _Telling(observer),
     )

@@ -10,7 +10,7 @@ each of n processes may hold two finished shards and 1/n of what is left for fet
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +22,10 @@ from hubmerge.engine.journal import Journal, plan_identity
 from hubmerge.engine.rank_folders import claim, collect, rank_folder, see
 from hubmerge.engine.sink import WORK
 from hubmerge.engine.stream import Silent, StreamOptions, Variant, merge_share
-from hubmerge.engine.usage import Meter
+from hubmerge.engine.usage import usage_now
 from hubmerge.errors import SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.methods import get_method
-from hubmerge.output.publish import large_files
 from hubmerge.output.upload import ShardUploader
 from hubmerge.plan.disk import DiskGauge, input_budget
 from hubmerge.plan.plan import Plan
@@ -67,10 +66,8 @@ def help_to_hub(
     ranks.agree("the plan", plan_identity(plan))  # rank 0 has taken over what it sees
     claim(ranks, own)
     journal = Journal.open(own, plan, resume=True, uploads=True)
-    copies, gauge = large_files(plan.models, prepared.target), DiskGauge({folder, cache})
-    with ShardUploader(
-        hub, prepared.target, prepared.identity, journal, own, deleting=gauge.sample, copies=copies
-    ) as uploader:
+    gauge = DiskGauge({folder, cache})
+    with ShardUploader(hub, prepared.target, prepared.identity, journal, own, deleting=gauge.sample) as uploader:
         uploader.drain()  # what an earlier run left where rank 0 cannot see it
         collect(ranks, plan, journal)
         if ranks.first(False):
@@ -78,14 +75,10 @@ def help_to_hub(
 
 
 class _Noting(Silent):
-    """Nobody looks at this process: rank 0 says what it warns of. `tick`: called whenever it is told how far it is."""
+    """Nobody looks at this process: rank 0 says what it warns of."""
 
-    def __init__(self, tick: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self.warnings: list[str] = []
-        self._tick = tick
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        self._tick()
 
     def warning(self, message: str) -> None:
         self.warnings.append(message)
@@ -98,29 +91,20 @@ def _merge(
     measured = tuple(file.as_model() for file in share_sensitivities(ranks, plan, cache / "sensitivity"))
     ranks.agree("the plan", plan_identity(plan))
     with ExitStack() as stack:
-        store = ShardCache(
-            hub,
-            own / WORK / "inputs",
-            plan.models,
-            inputs,
-            starting=lambda done, total: meter.tick(),
-            deleting=gauge.sample,
-        )
-        meter = Meter(ranks.rank, store.fetched, gauge, [variant.journal])
+        store = ShardCache(hub, own / WORK / "inputs", plan.models, inputs, deleting=gauge.sample)
         settle = variant.settle
 
         def settled() -> None:
             settle()
             gauge.sample()
-            meter.note()
 
         variant = replace(variant, sensitivities=tuple(m.tensors for m in measured), settle=settled)
-        stack.enter_context(meter)
         reader = stack.enter_context(TensorReader((*plan.models, *measured), store))
-        observer = _Noting(meter.tick)
+        observer = _Noting()
         possible = runnable(options, observer)
         opened = stack.enter_context(possible.on_device(plan, observer.warning))
         merge_share([variant], reader, opened, observer, observer.warnings)
+    ranks.gather(usage_now(store.fetched, gauge))
 
 
 def share_sensitivities(

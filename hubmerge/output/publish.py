@@ -41,14 +41,11 @@ from hubmerge.errors import (
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import BranchMovedError
 from hubmerge.hub.names import is_hub_id
-from hubmerge.hub.writing import LargeFile
-from hubmerge.sources.base import Model
 
 _COMMIT_TRIES = 5
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MAX_MANIFEST_BYTES = 16_000_000
 _INITIAL_FILES = {".gitattributes"}  # the files of a repo that was just created
-_COPIED_FROM_BYTES = 1_000_000  # smaller files cost less than the requests of a copy
 _CREATED = "created.json"  # in the working folder: the target, where this very job made it
 # errors of the inputs that no retry mends, so that nothing will ever be published there
 _REFUSALS = (
@@ -243,20 +240,6 @@ def _withdraw(hub: Hub, target: Target, folder: Path) -> None:
         path.unlink()
 
 
-def large_files(models: Sequence[Model], target: Target) -> dict[str, LargeFile]:
-    """Large files of the models on the target's Hub, by sha256, which the Hub may copy instead of an upload.
-
-    Files of a private model are not copied to a public target: the copy would show that the model holds them.
-    """
-    return {
-        file.sha256: LargeFile(model.ref.id, model.ref.sha, file.path, file.size, file.sha256)
-        for model in reversed(models)
-        if model.ref.kind == "hub" and (target.private or not model.private)
-        for file in model.files.values()
-        if file.sha256 is not None
-    }
-
-
 def publish(
     hub: Hub,
     target: Target,
@@ -265,13 +248,12 @@ def publish(
     shards: Sequence[Path | Uploaded],
     files: Mapping[str, bytes],
     uploaded: Callable[[int, int], None],
-    copies: Mapping[str, LargeFile] | None = None,
     digests: Mapping[str, str] | None = None,
     telling: Telling | None = None,
 ) -> Published:
     """Publish `shards` and `files` (with the manifest) in one commit; safe to repeat after any failure.
 
-    `uploaded(done, total)` is told bytes when a shard is there, and `telling` more often; `copies`: see `large_files`.
+    `uploaded(done, total)` is told bytes when a shard is there, and `telling` more often.
     `digests`: by name the sha256 that a shard must have; CorruptError, before any of it is sent, where it has another.
     """
     telling = telling or Telling()
@@ -296,13 +278,6 @@ def publish(
             sent = partial(telling.uploading, sum(sizes[: number - 1]), sum(sizes))
             operations.append(hub.preupload(target.repo, shard, shard.name, sha256=known.get(shard.name), sent=sent))
         uploaded(sum(sizes[:number]), sum(sizes))
-    small = dict(files)
-    for name, content in files.items():
-        if copies and len(content) >= _COPIED_FROM_BYTES:
-            source = copies.get(hashlib.sha256(content).hexdigest())
-            if source is not None and hub.copy_large_file(target.repo, source):
-                operations.append(hub.uploaded(name, source.size, source.sha256))
-                del small[name]
     telling.committing()
     failures = 0
     while True:
@@ -310,7 +285,7 @@ def publish(
             commit = hub.commit(
                 target.repo,
                 operations,
-                small.items(),
+                files.items(),
                 message=f"{title} {_mark(identity)}",
                 description=f"hubmerge job {identity}",
                 parent=state.head,

@@ -22,9 +22,9 @@ from hubmerge.sources.base import Model
 from hubmerge.sources.companions import is_of_tokenizer, makes_tokenizer, reader, tokenizer_files
 from hubmerge.sources.config import merged_config
 from hubmerge.sources.files import check_planned
+from hubmerge.sources.folder import CONFIG
 from hubmerge.sources.open import INDEX, SINGLE
 from hubmerge.sources.reader import LocalOrFetched
-from hubmerge.sources.unchanged import CONFIG
 
 _WEIGHTS_SHARE = 0.7  # of the free memory; the rest is for a gradient and the activations
 _SMALLER = "Take --dtype bfloat16 or a machine with more memory, and name the file in the recipe."

@@ -153,7 +153,7 @@ def test_two_processes_upload_their_own_shards_and_make_one_commit_with_the_byte
     assert report["environment"]["processes"] == fetch["processes"] == 2
     assert fetch["bytes"] >= input_bytes(recipe), "what both have fetched"
     assert fetch["shards"] >= 4 * SHARDS
-    assert "runs" not in fetch
+    assert "resumed" not in report["environment"]
     assert not [*(work.folder / "data" / "runs").iterdir()]
 
 
@@ -178,9 +178,7 @@ def test_after_a_kill_the_same_command_goes_on_with_any_number_of_processes(
         name for own, before in zip(noted(work.notes, "merged"), merged, strict=True) for name in own[len(before) :]
     }
     assert not again & kept
-    fetch = work.report()["environment"]["fetch"]
-    assert fetch["runs"] == 2
-    assert fetch["bytes"] >= input_bytes(recipe), "of both runs"
+    assert work.report()["environment"]["resumed"] is True
     assert not [*(work.folder / "data" / "runs").iterdir()]
 
 

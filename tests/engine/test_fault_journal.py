@@ -13,8 +13,7 @@ import pytest
 from fault_line import Line
 
 from hubmerge.engine import journal as journal_module
-from hubmerge.engine.journal import Journal
-from hubmerge.engine.journal_lines import sealed, sound_lines
+from hubmerge.engine.journal import Journal, sealed, sound_lines
 from hubmerge.errors import DiskError, RecipeError, TargetExistsError
 from hubmerge.output.finished import load_report
 

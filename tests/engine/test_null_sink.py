@@ -15,9 +15,8 @@ from stream_helpers import NOWHERE, plan_of, write_family
 
 from hubmerge.cli.main import main
 from hubmerge.cli.terminal import Terminal
-from hubmerge.engine.null_sink import NullShardWriter
 from hubmerge.engine.progress import Observer
-from hubmerge.engine.sink import ShardWriter
+from hubmerge.engine.sink import NullShardWriter, ShardWriter
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import DiskError
 from hubmerge.merge import merge_to_folder

@@ -45,12 +45,13 @@ GROUPS = {
         (
             "tests/plan/test_plan.py",
             "tests/plan/test_tying.py",
+            "tests/plan/test_ignore.py",
             "tests/output/test_plan_words.py",
             "tests/output/test_diff.py",
         ),
     ),
     "journal": Group(
-        ("hubmerge/engine/journal.py", "hubmerge/engine/journal_lines.py", "hubmerge/engine/finished_shards.py"),
+        ("hubmerge/engine/journal.py", "hubmerge/engine/sink.py"),
         (
             "tests/engine/test_journal.py",
             "tests/engine/test_fault_journal.py",

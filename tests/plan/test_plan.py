@@ -100,6 +100,13 @@ def test_one_agent_can_have_several_problems():
     ]
 
 
+def test_a_vocabulary_size_is_compared_where_the_rows_are_alike():
+    larger = {**CONFIG, "vocab_size": 9}
+    assert any("another vocab_size" in problem for problem in problems(BASE, A, model("org/x", config=larger)))
+    resized = model("org/x", {**SHAPES, "model.embed_tokens.weight": (9, 4)}, config=larger)
+    assert len(problems(BASE, A, resized)) == 1  # of its rows
+
+
 def test_a_merge_needs_two_agents():
     assert "at least two agents" in problems(BASE, A)[0]
 
@@ -209,7 +216,10 @@ def test_the_recipe_decides_the_dtype_of_floats(name: str, stored: str):
 def test_rounding_is_the_methods_default_and_written_out():
     made = plan(BASE, A, B, method="ram_plus")
     assert made.rounding == made.recipe.rounding == "stochastic"
+    assert plan(BASE, A, B, method="ram_plus", dtype="float16").rounding == "stochastic"
     assert plan(BASE, A, B, method="ram_plus", dtype="float32").rounding == "nearest"
+    reference = plan(BASE, A, B, method="ram_plus", parameters={"preset": "reference"})
+    assert (reference.recipe.dtype, reference.rounding) == ("float32", "nearest")
     assert plan(BASE, A, B, method="ram").rounding == "nearest"
     assert plan(BASE, A, B, method="ram_plus", rounding="nearest").rounding == "nearest"
     assert made.identity == plan(BASE, A, B, method="ram_plus", rounding="stochastic").identity

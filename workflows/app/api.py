@@ -1,9 +1,9 @@
 """The named endpoints: the form's actions for programs, with the same checks and the same words.
 
-Who is asking comes from the signed session alone; no endpoint takes a user or a token. Without a session,
-`start_merge`, `start_diff`, `cancel_job`, `retry_job` and `my_jobs` answer E_LOGIN; `cancel_job` and `retry_job` answer
-E_PERMISSION for a job of somebody else. What asks the Hub answers E_QUOTA where lanes.py has no room. An
-error's text is the message of `gr.Error`.
+The signed session alone says who the caller is; no endpoint takes a user or a token. Without a session, `start_merge`,
+`start_diff`, `cancel_job`, `retry_job` and `my_jobs` answer E_LOGIN; `cancel_job` and `retry_job` answer E_PERMISSION
+for a job of somebody else. Endpoints that ask the Hub answer E_QUOTA where lanes.py has no room. An error's text is the
+message of `gr.Error`.
 
 gradio reads return annotations as they stand, so this module does not postpone them.
 """
@@ -142,7 +142,7 @@ def _of_the_store(service: Service) -> tuple[Callable[..., Any], ...]:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """A HubmergeError becomes gradio's, which alone reaches the caller; its trace stays out of the log."""
+    """Turn a HubmergeError into gradio's error, the only one that reaches the caller; its trace is not logged."""
     try:
         yield
     except HubmergeError as error:

@@ -4,9 +4,8 @@
     with launch_app(service, settings, port=7860, oauth=client) as running:
         running.wait()
 
-gradio is mounted last and takes every path that no route before it took. Its queue is bounded, its analytics,
-run history, server-side rendering and uploads are off, no path of the disk is served, and the guard (guard.py)
-stands before all of it.
+gradio is mounted last and takes every path that no other route takes. Its queue is bounded; its analytics, run history,
+server-side rendering and uploads are off; no path of the disk is served; and every request passes guard.py first.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ def build_web_app(
 ) -> FastAPI:
     """A FastAPI app with `routes`, then the pages. `oauth`: the sign-in anywhere but on a Space.
 
-    Without `oauth` and off a Space nobody can sign in; searching and inspecting still work.
+    Off a Space and without `oauth` nobody can sign in; searching and inspecting still work.
     """
     if oauth is not None and settings.space_id is not None:
         raise InternalError("on a Space the platform's own OAuth client is used", where="build_web_app")
@@ -138,7 +137,7 @@ def build_web_app(
 
 
 def in_loop(make: Callable[[], T]) -> T:
-    """`make()` while an event loop runs: gradio would leave a new one open for every Blocks that it builds."""
+    """Call `make()` while an event loop runs; otherwise gradio leaves a new loop open for every Blocks."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -207,7 +206,7 @@ class RunningApp:
         self._thread = threading.Thread(target=self._run, name="pages", daemon=True)
 
     def start(self) -> Self:
-        """Serve; returns once the port answers. InternalError when it cannot be had."""
+        """Start the server; returns once the port answers. InternalError where the port is not free."""
         self._thread.start()
         waited = 0.0
         while not self._server.started:
@@ -230,7 +229,7 @@ class RunningApp:
         return f"http://{name}:{port}"
 
     def wait(self) -> None:
-        """Until the server ends."""
+        """Wait until the server ends."""
         self._thread.join()
 
     def stop(self) -> None:

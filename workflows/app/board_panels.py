@@ -30,7 +30,7 @@ def suite_title(suite: SuiteBoard) -> str:
 
 
 def summary(suite: SuiteBoard, board_url: str) -> Markup:
-    """What the table holds, and the way to its data."""
+    """A line on what the table holds, with links to its data."""
     ranked = sum(r.rank is not None for r in suite.rows)
     failed = sum(r.status == "failed" for r in suite.rows)
     merges = sum(r.facts.is_merge for r in suite.rows)

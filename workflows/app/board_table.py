@@ -1,7 +1,7 @@
 """The leaderboard as the value of a gr.Dataframe: numbers that sort as numbers and read as text with intervals.
 
-Every cell is plain text, except the model's: a link to its page on this site, made here of a repo's name that was
-checked. Columns of foreign text have the datatype "str", which gradio shows literally.
+Every cell is plain text, except the model's: a link to its page on this site, made from a checked repo name. Columns of
+foreign text have the datatype "str", which gradio shows literally.
 """
 
 from __future__ import annotations

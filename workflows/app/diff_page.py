@@ -1,8 +1,8 @@
-"""What a training changed, `/diff?base=ORG/NAME&agent=ORG/NAME`: two models, their comparison, and what came of it.
+"""The page of a comparison, `/diff?base=ORG/NAME&agent=ORG/NAME`: what a training changed.
 
-Reading two models takes minutes, so it is a job, which a visitor who is signed in may start. What was compared once is
-there for everybody who may read both models: who that is, the Hub says, whenever the page is opened. Names are kept in
-the browser while a visitor signs in, which leaves the page.
+Reading two models takes minutes, so a comparison is a job, which a signed-in visitor may start. Everybody who may read
+both models may see a finished comparison; the Hub decides that whenever the page is opened. Signing in leaves the page,
+so the browser keeps the names meanwhile.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
 
 
 class _Figures:
-    """The last figures that were drawn, since whoever opens a page wants the same one."""
+    """The last figures that were drawn, since all visitors of a page want the same one."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, bytes] = OrderedDict()
@@ -124,7 +124,7 @@ def _opening(service: Service, figures: _Figures) -> Callable[..., Any]:
 
 
 def _asked_for(query: Mapping[str, str], draft: Any) -> tuple[str, str]:
-    """The names in the address. Of two, signing in brings back the first alone: the other is what was kept."""
+    """The names in the address. Signing in brings back only the first; the browser has kept the other."""
     base, agent = (str(query.get(name) or "").strip()[:MOST_CHARACTERS] for name in ("base", "agent"))
     kept = [str(name or "")[:MOST_CHARACTERS] for name in draft] if isinstance(draft, list) and len(draft) == 2 else []
     if kept and not agent and base in ("", kept[0]):
@@ -151,7 +151,7 @@ def _comparing(service: Service, figures: _Figures) -> Callable[..., Any]:
 
 
 def _shut(error: HubmergeError, visitor: Visitor | None, service: Service, base: str, agent: str) -> Any:
-    """Why two models are not compared, and what opens those that the Hub does not show."""
+    """The reason why two models are not compared, and the sign-in that opens those that the Hub does not show."""
     back = "/diff?" + urlencode({"base": base, "agent": agent})
     return join(access_offer(error, visitor, service.endpoint, back), problems_panel(error))
 
@@ -179,7 +179,7 @@ def _cancelling(service: Service, figures: _Figures) -> Callable[..., Any]:
 
 
 def _of_comparison(found: Comparison, visitor: Visitor | None, service: Service, figures: _Figures) -> list[Any]:
-    """Both models, and where their comparison stands."""
+    """Both models, with the state of their comparison."""
     models = models_panel(found.plan, service.endpoint)
     if found.job is None:
         told = not_compared(found.plan, signed_in=visitor is not None)

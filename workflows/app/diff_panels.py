@@ -1,4 +1,4 @@
-"""Panels of a comparison: what it would read, how far it is, and what a training changed. Pure, escaped (format.py)."""
+"""Panels of a comparison: its models, its progress, and what the training changed. Pure, escaped (format.py)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LISTED = 10  # tensors
 
 
 def models_panel(plan: Plan, endpoint: str) -> Markup:
-    """The two models, where they are pinned, and what reading them takes."""
+    """The two models with their commits, and how much there is to read."""
     cells = []
     for word, model in (("Before", plan.base), ("After", plan.agents[0])):
         ref, dtypes = model.ref, sorted({t.entry.dtype for t in model.tensors.values()})
@@ -44,7 +44,7 @@ def not_compared(plan: Plan, *, signed_in: bool) -> Markup:
 
 
 def job_standing(job: JobView) -> Markup:
-    """How far the comparison is, or why there is none."""
+    """The progress of the comparison, or the reason why there is none."""
     if job.state == "failed":
         return problems_panel(job.error or {}, "The comparison failed")
     if job.state == "cancelled":

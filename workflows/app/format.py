@@ -70,7 +70,7 @@ def _three(number: float, unit: str) -> str:
 
 
 def percent_text(share: float) -> str:
-    """0.1234 → "12.3 %"; what is neither 0 nor 1 is never shown as such."""
+    """0.1234 → "12.3 %"; only exact values are shown as 0 % or 100 %."""
     if 0 < share < 0.001:
         return "< 0.1 %"
     if 0.999 < share < 1:

@@ -1,9 +1,9 @@
 """The form of a method's parameters, derived from its pydantic model.
 
-`fields_of` reads name, type, range, default and description of every parameter; `component_of` gives the gradio
-component, and `parameters_of` turns what the components hold back into a recipe's `parameters`. Ranges are shown
-but checked by the model alone, so that every surface refuses the same values in the same words. An empty field
-means the default.
+`fields_of` reads name, type, range, default and description of every parameter, `component_of` makes the gradio
+component, and `parameters_of` turns the components' values into a recipe's `parameters`. The form shows ranges, but
+only the pydantic model checks them, so every surface refuses the same values in the same words. An empty field means
+the default.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands between the network and gradio: an ASGI layer that takes away what no page here needs.
+"""An ASGI layer between the network and gradio, which takes away everything that no page here needs.
 
 - A request from another site's page is anonymous: its cookies are dropped. gradio's session cookie is
   SameSite=None, since a Space lives in a frame, and gradio answers any origin with credentials allowed; without

@@ -1,11 +1,11 @@
 """Lanes: how many questions to the Hub the pages ask at once, for whom, and for how long.
 
-A question to a slow Hub takes minutes. Anonymous visitors have a lane of their own, so that they cannot close the app
-for those who are signed in; within a lane everybody has a share. Whoever finds no room is told so at once, with
-QuotaError and the seconds after which a place is free at the latest, instead of waiting in gradio's queue, which all
-pages share. The work runs in threads of the lane; what does not end within the lane's wall limit is answered as
-refused. No thread can be ended from outside, so that its place stays taken; but past the limit it asks the Hub nothing
-more (`ASKED_UNTIL`), and the request that it waits for has a time limit of its own.
+A question to a slow Hub takes minutes. Anonymous visitors have a lane of their own, so that they cannot block the app
+for signed-in ones; within a lane everybody has a share. A visitor who finds no room is refused at once, with QuotaError
+and the seconds after which a place is free at the latest. Waiting in gradio's queue would block all pages, which share
+it. The work runs in threads of the lane, and a question that exceeds the lane's wall limit is refused. A thread cannot
+be ended from outside, so it keeps its place. But past the limit it sends the Hub no further request (`ASKED_UNTIL`),
+and the request that it waits for has a time limit of its own.
 
     lanes = Lanes(on_a_space=True)
     button.click(lanes.asking(handler, refused), …, **ASKING)
@@ -29,7 +29,7 @@ from typing import Any
 import gradio as gr
 
 from hubmerge.errors import QuotaError
-from hubmerge.hub.connections import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S
+from hubmerge.hub.client import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S
 from hubmerge.hub.errors import ASKED_UNTIL
 from workflows.app.session import visitor_of
 
@@ -87,7 +87,7 @@ class _Lane:
             ASKED_UNTIL.set(place.until)
             return work()
 
-        # each in a context of its own: threads are used again
+        # each call gets a context of its own, since threads are used again
         done = asyncio.get_running_loop().run_in_executor(self._threads, Context().run, asked)
         done.add_done_callback(lambda _: self._places.remove(place))
         ended, _ = await asyncio.wait([done], timeout=self.wall_s)
@@ -114,9 +114,9 @@ class Lanes:
     def asking(
         self, handler: Handler, refused: Callable[[QuotaError], Any], *, for_the_signed_in: bool = False
     ) -> Handler:
-        """`handler` as gradio is to call it: in the lane of whoever asks.
+        """`handler`, wrapped so that it runs in the visitor's lane.
 
-        `for_the_signed_in`: it asks the Hub nothing for an anonymous visitor, who then needs no place.
+        `for_the_signed_in`: the handler asks the Hub nothing for anonymous visitors, who then need no place.
         """
         signature = inspect.signature(handler)
         names = list(signature.parameters)
@@ -148,10 +148,11 @@ class Lanes:
 
 
 def address_of(request: Any, *, on_a_space: bool) -> str:
-    """Who sent an anonymous request: the peer of the connection or, on a Space, who the platform says it is.
+    """The address that sent an anonymous request: the connection's peer or, on a Space, the address that the platform
+    states.
 
-    The platform's proxies append to X-Forwarded-For, so what a visitor wrote there stands to the left: the last
-    public address counts. Anywhere else the header is anybody's.
+    The platform's proxies append to X-Forwarded-For, so a visitor's own entries stand to the left, and the last public
+    address counts. Elsewhere anybody could write the header, so it is ignored.
     """
     client = getattr(request, "client", None)
     names = [client.host] if client is not None else []

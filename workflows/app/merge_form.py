@@ -1,13 +1,12 @@
 """The form of the merge page: its components, the recipe that they hold, and how a recipe fills them.
 
-Every method's parameters are there at once, in groups of which one is shown; so are the weights of as many agents
-as a recipe may have. Values therefore survive a change of the method, and nothing is kept on the server between
-two events.
+The form holds every method's parameters at once, in groups of which it shows one, and the weights of as many agents as
+a recipe may have. So values survive a change of the method, and the server keeps nothing between two events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -16,8 +15,17 @@ import gradio as gr
 
 from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
+from hubmerge.plain_yaml import dump_plain_yaml, load_plain_yaml
 from hubmerge.plan.licenses import KNOWN
-from hubmerge.recipe.recipe import MAX_AGENTS
+from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
+from workflows.app.calibration_form import (
+    EVERYONE,
+    CalibrationForm,
+    build_calibration,
+    fill_calibration,
+    given,
+    uses_calibration,
+)
 from workflows.app.forms import component_of, fields_of, parameters_of, values_of
 from workflows.app.panels import method_panel
 
@@ -25,6 +33,7 @@ DEFAULT_METHOD = "ram_plus"
 DTYPES = (("as in the base", ""), "bfloat16", "float16", "float32")
 ROUNDINGS = (("by the method", ""), "nearest", "stochastic")
 VISIBILITIES = ("automatic", "public", "private")
+_MORE = "tokenizer: base\nparameters: {lambda: [0.5, 1.0]}\nagents:\n  org/agent: {weight: [0, 1]}"
 LICENSES = (("as the parents demand", ""), *KNOWN, "other")
 
 
@@ -40,10 +49,12 @@ class MergeForm:
     about: Any
     groups: tuple[Any, ...]  # one per method, in the registry's order
     parameters: tuple[Any, ...]  # of all methods
+    calibration: CalibrationForm
     dtype: Any
     rounding: Any
     seed: Any
     ignore: Any
+    more: Any  # YAML: what a recipe can say beyond the fields
     namespace: Any
     name: Any
     visibility: Any
@@ -53,13 +64,18 @@ class MergeForm:
     def recipe_inputs(self) -> list[Any]:
         return [
             *(self.base, self.agents, *self.weights, self.method, *self.parameters),
-            *(self.dtype, self.rounding, self.seed, self.ignore),
+            *(self.dtype, self.rounding, self.seed, self.ignore, self.more, *self.calibration.inputs),
         ]
 
     @property
     def filled(self) -> list[Any]:
         """The components that `fill` gives values for."""
         return [*self.recipe_inputs, self.weighted]
+
+    @property
+    def kept(self) -> list[Any]:
+        """What a browser keeps of what was typed."""
+        return [*self.recipe_inputs, *self.target_inputs]
 
     @property
     def target_inputs(self) -> list[Any]:
@@ -95,6 +111,7 @@ def build_form() -> MergeForm:
                 for k in range(MAX_AGENTS)
             )
     method, about, groups, parameters = _method_card()
+    calibration = build_calibration(method.value)
     with gr.Group(elem_classes="hm-card"):
         gr.HTML("<h3>Result</h3>", elem_classes="hm-card-title")
         with gr.Row():
@@ -150,9 +167,17 @@ def build_form() -> MergeForm:
             max_length=9000,
             elem_id="ignore",
         )
+        more = gr.Textbox(
+            label="More of the recipe, as YAML",
+            info="What has no field here: a tokenizer, or what differs between layers or agents.",
+            placeholder=_MORE,
+            lines=4,
+            max_length=MAX_RECIPE_BYTES,
+            elem_id="more",
+        )
     return MergeForm(
-        *(base, agents, weighted, weights, method, about, groups, parameters),
-        *(dtype, rounding, seed, ignore, namespace, name, visibility, license_choice),
+        *(base, agents, weighted, weights, method, about, groups, parameters, calibration),
+        *(dtype, rounding, seed, ignore, more, namespace, name, visibility, license_choice),
     )
 
 
@@ -175,9 +200,9 @@ def _method_card() -> tuple[Any, Any, tuple[Any, ...], tuple[Any, ...]]:
 
 
 def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
-    """The recipe, as users write it, that `recipe_inputs` hold; RecipeError only for a parameter that is no YAML."""
+    """The recipe, as users write it, that `recipe_inputs` hold; RecipeError only for what is no YAML, or said twice."""
     rest = iter(values)
-    base, agents = next(rest), list(next(rest) or ())
+    base, agents = next(rest), [str(name).strip() for name in next(rest) or ()]
     weights = list(islice(rest, MAX_AGENTS))
     method = next(rest)
     parameters: dict[str, Any] = {}
@@ -186,12 +211,8 @@ def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
         held = list(islice(rest, len(fields)))
         if m.name == method:
             parameters = parameters_of(fields, held)
-    dtype, rounding, seed, ignore = rest
-    recipe: dict[str, Any] = {
-        "base": str(base or "").strip(),
-        "agents": [_agent(str(name).strip(), weight) for name, weight in zip(agents, weights, strict=False)],
-        "method": str(method or ""),
-    }
+    dtype, rounding, seed, ignore, more, *calibration = rest
+    recipe: dict[str, Any] = {"base": str(base or "").strip(), "agents": agents, "method": str(method or "")}
     if parameters:
         recipe["parameters"] = parameters
     if dtype:
@@ -200,57 +221,99 @@ def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
         recipe["rounding"] = rounding
     if patterns := str(ignore or "").replace(",", " ").split():
         recipe["ignore"] = patterns
-    return {**recipe, "seed": 0 if seed is None else seed}
+    specs = given(*calibration) if uses_calibration(recipe["method"]) else {}
+    if EVERYONE in specs:
+        recipe["calibration"] = specs[EVERYONE]
+    recipe["seed"] = 0 if seed is None else seed
+    beyond = _read_more(more, recipe)
+    if own_parameters := beyond.pop("parameters", {}):
+        recipe["parameters"] = {**parameters, **own_parameters}
+    own = beyond.pop("agents", {})
+    for name in specs.keys() & set(agents):
+        own[name] = {"calibration": specs[name], **own.get(name, {})}
+    recipe["agents"] = [_agent(n, w, own.get(n, {})) for n, w in zip(agents, weights, strict=False)]
+    return {**recipe, **beyond}
 
 
-def _agent(name: str, weight: Any) -> Any:
-    return name if weight is None or weight == 1 else {"model": name, "weight": weight}
+def _agent(name: str, weight: Any, own: Mapping[str, Any]) -> Any:
+    agent = {"model": name, **({} if weight is None or weight == 1 else {"weight": weight}), **own}
+    return agent if len(agent) > 1 else name
+
+
+def _read_more(text: Any, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """What the box of YAML adds to the fields."""
+    if not str(text or "").strip():
+        return {}
+    if len(str(text)) > MAX_RECIPE_BYTES:
+        raise _no_more("too long for a recipe", f"at most {MAX_RECIPE_BYTES:,} characters", f"{len(str(text)):,}")
+    try:
+        more = load_plain_yaml(str(text))
+    except ValueError as error:
+        raise _no_more("no YAML", "key: value", str(error)) from None
+    if not isinstance(more, dict):
+        raise _no_more("no mapping", "key: value", type(more).__name__)
+    if twice := sorted((more.keys() & recipe.keys()) - {"parameters", "agents"}):
+        raise _no_more("the form has a field for it", "what has no field", ", ".join(twice))
+    parameters, own = more.get("parameters", {}), more.get("agents", {})
+    if not isinstance(parameters, dict):
+        raise _no_more("parameters is no mapping", "parameters: {name: value}", type(parameters).__name__)
+    if not isinstance(own, dict) or not all(isinstance(settings, dict) for settings in own.values()):
+        raise _no_more("agents is no mapping of mappings", "agents: {org/name: {weight: …}}", str(own))
+    if strangers := [str(name) for name in own if name not in recipe["agents"]]:
+        raise _no_more("no agent of the form", ", ".join(recipe["agents"]), ", ".join(strangers))
+    return more
+
+
+def _no_more(what: str, expected: str, got: str) -> RecipeError:
+    where = "more of the recipe"
+    return RecipeError(what, where=where, expected=expected[:200], got=got[:200], next_step="Change it under Advanced.")
 
 
 def fillable(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The recipe; RecipeError where it says what the form has no fields for, and would therefore leave out."""
-    beyond = [
-        f"weight of agent {k}"
-        for k, agent in enumerate(recipe.get("agents") or (), 1)
-        if isinstance(agent, Mapping) and isinstance(agent.get("weight"), list)
-    ]
-    for k, agent in enumerate(recipe.get("agents") or (), 1):
-        if not isinstance(agent, Mapping):
-            continue
-        own = agent.get("parameters")
-        beyond += [f"{key} of agent {k}" for key in own] if isinstance(own, Mapping) else []
-        beyond += [f"{key} of agent {k}" for key in ("sensitivity", "calibration") if agent.get(key)]
-    given = recipe.get("parameters")
-    beyond += [key for key, value in given.items() if isinstance(value, list)] if isinstance(given, Mapping) else []
-    beyond += [key for key in ("calibration", "tokenizer") if recipe.get(key)]
-    if beyond:
+    """The recipe; RecipeError where an agent stands in it twice, since the form knows agents by their names."""
+    names = [_name_of(agent) for agent in recipe.get("agents") or ()]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise RecipeError(
-            "the form has no fields for all of it: it has one number for all tensors and agents, no calibration data"
-            " and no tokenizer",
+            "an agent is there twice, and the form holds each once",
             where="the recipe",
-            got=", ".join(beyond)[:200],
-            next_step="Merge this recipe through the API, or with `hubmerge run recipe.yaml --to owner/name`.",
+            got=", ".join(twice)[:200],
+            next_step="Give it once, with the sum of its weights, or use the API.",
         )
     return recipe
 
 
 def fill(recipe: Mapping[str, Any]) -> list[Any]:
-    """Updates for `MergeForm.filled`; a recipe that is only half there fills what it has."""
-    pairs = [_name_and_weight(agent) for agent in recipe.get("agents") or ()][:MAX_AGENTS]
-    names = [name for name, _ in pairs]
+    """Updates for `MergeForm.filled`; a recipe that is only half there fills what it has.
+
+    What it says beyond the fields goes into the box of YAML.
+    """
+    agents = list(recipe.get("agents") or ())[:MAX_AGENTS]
+    names = [_name_of(agent) for agent in agents]
+    own = {_name_of(agent): dict(agent) for agent in agents if isinstance(agent, Mapping)}
+    weights, data = {}, {}
+    for name, settings in own.items():
+        settings.pop("model", None)
+        if isinstance(settings.get("weight"), int | float):
+            weights[name] = float(settings.pop("weight"))
+        if isinstance(settings.get("calibration"), Mapping):
+            data[name] = settings.pop("calibration")
     base = str(recipe.get("base") or "") or None
     method = str(recipe.get("method") or "")
-    given = recipe.get("parameters")
+    parameters = recipe.get("parameters")
+    parameters = dict(parameters) if isinstance(parameters, Mapping) else {}
     updates = [
         gr.update(value=base, choices=[base] if base else []),
         gr.update(value=names, choices=names),
-        *weight_updates(names, dict(pairs)),
+        *weight_updates(names, weights),
         gr.update(value=method) if method in registry() else gr.skip(),
     ]
+    beyond: dict[str, Any] = {}
     for m in registry().values():
         fields = fields_of(m)
-        if m.name == method and isinstance(given, Mapping):
-            updates += [gr.update(value=value) for value in values_of(fields, given)]
+        if m.name == method:
+            numbers = {f.name for f in fields if f.kind != "yaml"}
+            beyond = {key: v for key, v in parameters.items() if isinstance(v, list) and key in numbers}
+            updates += [gr.update(value=value) for value in values_of(fields, without(parameters, beyond))]
         else:
             updates += [gr.skip()] * len(fields)
     for key, known in (("dtype", DTYPES), ("rounding", ROUNDINGS)):
@@ -259,14 +322,27 @@ def fill(recipe: Mapping[str, Any]) -> list[Any]:
     seed, ignore = recipe.get("seed"), recipe.get("ignore")
     updates.append(gr.update(value=seed if isinstance(seed, int) else 0))
     updates.append(gr.update(value=", ".join(map(str, ignore)) if isinstance(ignore, list | tuple) else ""))
-    return [*updates, names]
+    more = {
+        **without(recipe, _OF_FIELDS),
+        **({"parameters": beyond} if beyond else {}),
+        **({"agents": left} if (left := {name: s for name, s in own.items() if s}) else {}),
+    }
+    updates.append(dump_plain_yaml(more) if more else "")
+    return [*updates, *fill_calibration(recipe.get("calibration"), data), names]
 
 
-def _name_and_weight(agent: Any) -> tuple[str, float]:
-    if not isinstance(agent, Mapping):
-        return str(agent), 1.0
-    weight = agent.get("weight")
-    return str(agent.get("model", "")), float(weight) if isinstance(weight, int | float) else 1.0
+_OF_FIELDS = (
+    *("base", "agents", "method", "parameters"),
+    *("dtype", "rounding", "seed", "ignore", "calibration"),
+)
+
+
+def without(values: Mapping[str, Any], keys: Container[str]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in keys}
+
+
+def _name_of(agent: Any) -> str:
+    return str(agent.get("model", "")) if isinstance(agent, Mapping) else str(agent)
 
 
 def weight_updates(names: Sequence[str], weights: Mapping[str, float]) -> list[Any]:
@@ -287,7 +363,8 @@ def reweight(names: Sequence[str] | None, before: Sequence[str] | None, *weights
 
 
 def show_method(name: str) -> list[Any]:
-    """The method's description, and which group of parameters is visible."""
+    """The method's description, which group of parameters is visible, and whether calibration data is asked for."""
     methods = registry()
     about = method_panel(methods[name]) if name in methods else ""
-    return [about, *(gr.update(visible=m.name == name and bool(fields_of(m))) for m in methods.values())]
+    groups = [gr.update(visible=m.name == name and bool(fields_of(m))) for m in methods.values()]
+    return [about, *groups, gr.update(visible=uses_calibration(name))]

@@ -1,8 +1,8 @@
 """The merge page: choose models and a method, see whether and how they fit, start the merge.
 
 `/` opens the form as it was left in this browser, `/?job=ID` with the recipe of a job, and
-`/?base=…&agent=…&agent=…&method=…` with what the address names. What is typed is kept in the browser, so that
-signing in, which leaves the page, loses nothing.
+`/?base=…&agent=…&agent=…&method=…` with the models and method of the address. Signing in leaves the page, so the
+browser keeps the form meanwhile.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from hubmerge.plan.plan import Plan
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.recipe import MAX_RECIPE_BYTES
 from hubmerge.wording import did_you_mean
+from workflows.app.calibration_form import turn
 from workflows.app.format import el, join, link
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.merge_form import (
@@ -86,13 +87,22 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
         **private,
     ).then(None, [go], None, js=_GO, **private)
     show.click(_as_yaml, form.recipe_inputs, [text, outcome], **private)
-    kept = [*form.recipe_inputs, *form.target_inputs]
+    kept = form.kept
     load.click(_from_yaml, [text], [outcome, *form.filled], **private).then(None, kept, None, js=_KEEP, **private)
     # a text that was pasted changes the box without an input event
-    gr.on([*(c.input for c in kept), form.name.change], None, kept, None, js=_KEEP, queue=False, **private)
+    gr.on(
+        [*(c.input for c in kept if hasattr(c, "input")), form.name.change],
+        None,
+        kept,
+        None,
+        js=_KEEP,
+        queue=False,
+        **private,
+    )
     opened = [hint, *form.target_inputs, outcome, *form.filled]
     opening = lanes.asking(_opening(service), lambda error: _shut_out(error, len(opened)), for_the_signed_in=True)
-    loaded = demo.load(opening, [draft], opened, js=_KEPT, queue=False, **private)
+    # a sign of loading on every field would move them all
+    loaded = demo.load(opening, [draft], opened, js=_KEPT, queue=False, show_progress="hidden", **private)
     loaded.then(None, kept, None, js=_KEEP_OPENED, **private)
     # a click before the form is filled would read it empty, so the buttons come last
     loaded.then(_ready, [form.namespace], [inspect, start], queue=False, show_progress="hidden", **private)
@@ -104,7 +114,7 @@ def _shut_out(error: HubmergeError, count: int) -> list[Any]:
 
 
 def _ready(namespace: str | None) -> list[Any]:
-    """Anyone may inspect; starting needs a namespace to write to, hence a visitor whom the Hub knows."""
+    """Updates of the two buttons: anyone may inspect; starting takes a namespace to write to."""
     return [gr.update(interactive=True), gr.update(interactive=bool(namespace))]
 
 
@@ -115,7 +125,12 @@ def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> None:
     form.agents.change(
         reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], queue=False, **quiet
     )
-    form.method.change(show_method, [form.method], [form.about, *form.groups], queue=False, **quiet)
+    shown = [form.about, *form.groups, form.calibration.card]
+    form.method.change(show_method, [form.method], shown, queue=False, **quiet)
+    data = form.calibration
+    turned = [form.agents, data.whose, *data.inputs], [data.whose, *data.inputs]
+    turning = gr.on([data.whose.input, form.agents.change], turn, *turned, queue=False, **quiet)
+    turning.then(None, form.kept, None, js=_KEEP, queue=False, **quiet)
 
 
 def _inspecting(service: Service) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """A model's page, `/model?model=ORG/NAME&sha=SHA`: scores beside its parents, statistics, lineage, recipe.
 
-Without a commit the newest that has a result is shown. What is asked for is looked up on the board; a name that is
-not there is shown back as text.
+Without a commit the page shows the newest one that has a result. It looks the model up on the board; a name that is not
+there is shown as text.
 """
 
 from __future__ import annotations

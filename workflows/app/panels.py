@@ -1,4 +1,4 @@
-"""Static panels: problems, the method's description, and what a plan says.
+"""Static panels: problems, the description of a method, and the summary of a plan.
 
 Every function is pure and returns escaped HTML (format.py).
 """
@@ -161,7 +161,7 @@ def _sentence(text: str) -> str:
 
 
 def access_panel(models: Iterable[Model]) -> Markup | None:
-    """Which parents are not open to everyone; the result should not be more open than they are."""
+    """The parents that are not open to everyone; the result should not be more open than they are."""
     closed = closed_models(models)
     if not closed:
         return None
@@ -169,7 +169,7 @@ def access_panel(models: Iterable[Model]) -> Markup | None:
 
 
 def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, back: str = "/") -> Markup | None:
-    """What a signed-in visitor can do about models that the Hub does not show: allow more, or ask their owners.
+    """The next steps for models that the Hub does not show: allow more in a second sign-in, or ask their owners.
 
     `back`: the page to which a sign-in returns.
     """

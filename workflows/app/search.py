@@ -31,7 +31,7 @@ def _searching(service: Service) -> Callable[..., Any]:
         try:
             found = [summary.id for summary in service.search(text[:100], visitor_of(profile, token))]
         except HubmergeError:
-            return gr.skip()  # suggestions are a help; whatever is typed can be inspected all the same
+            return gr.skip()  # suggestions are only a help; any typed name can be inspected
         kept = current if isinstance(current, list) else [current] if current else []
         return gr.update(choices=list(dict.fromkeys([*found, *kept])))
 

@@ -1,7 +1,7 @@
-"""What the pages need from the rest: a few typed questions and actions.
+"""The protocols by which the pages ask and act: a few typed questions and actions.
 
-The pages know nothing of the job store or the worker; `workflows.service` implements this protocol, and tests
-may give another implementation.
+The pages know neither the job store nor the worker. `workflows.service` implements the main protocol, and tests may
+use another implementation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hubmerge.plan.plan import Plan
 
 @dataclass(frozen=True)
 class Visitor:
-    """Who is asking, as the sign-in proved it; never from a form field."""
+    """The user behind a request, as the sign-in proved it; never from a form field."""
 
     name: str
     token: str = field(repr=False)
@@ -142,7 +142,7 @@ class WatcherView:
 
 
 class WatcherSource(Protocol):
-    """What the Watchers tab asks."""
+    """The source of the Watchers tab."""
 
     endpoint: str
 
@@ -151,7 +151,7 @@ class WatcherSource(Protocol):
 
 
 class BoardSource(Protocol):
-    """Where the leaderboard's pages get it from."""
+    """The source of the leaderboard's pages."""
 
     @property
     def url(self) -> str:

@@ -1,4 +1,4 @@
-"""Who is asking: the visitor from gradio's signed session, never from a field of the form."""
+"""Reads the visitor from gradio's signed session, never from a field of the form."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ loopback. The session cookie is `Secure; SameSite=None`; Chromium and Firefox ke
 http://localhost, which they treat as trustworthy. The cookie is signed with a key derived from the client secret
 and not encrypted, so a client secret must be as hard to guess as a password wherever others can reach the port.
 
-Which scopes gradio asks for is what the Space declares, all at once. `AskedScopes` leaves out what a sign-in does not
-need: private models are asked for by a second sign-in (`sign_in_link`) when somebody picks one.
+gradio asks at once for all scopes that the Space declares. `AskedScopes` leaves out those that a sign-in does not need;
+a second sign-in (`sign_in_link`) asks for private models when a visitor picks one.
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ def use_oauth_client(client: OAuthClient) -> None:
 
 
 def sign_in_link(back: str = "/", *, private: bool = False) -> str:
-    """Where a sign-in begins that comes back to the page `back`; `private`: one that covers private models."""
+    """The address of a sign-in that returns to the page `back`; `private`: the sign-in covers private models."""
     more = f"&with={PRIVATE}" if private else ""
     return f"{_LOGIN}?_target_url={quote(back, safe='')}{more}"
 
 
 class AskedScopes:
-    """Wraps an ASGI app: of the declared scopes, a sign-in asks for those that its step needs.
+    """Wraps an ASGI app: a sign-in asks only for those of the declared scopes that its step needs.
 
-    Who refuses comes back to the page as it was, and who comes while the Hub is away is told so; to both gradio would
-    answer with a fault of the server.
+    A visitor who refuses returns to the page, and one who signs in while the Hub is away is told so. gradio alone would
+    answer both with a server error.
     """
 
     def __init__(self, app: App) -> None:
@@ -126,13 +126,13 @@ class AskedScopes:
 
 
 def _here(target: str) -> str:
-    """The page of this site that an address means, whatever host it names."""
+    """The page of this site for an address, whatever host the address names."""
     parts = urlsplit(target)
     return urlunsplit(("", "", "/" + parts.path.lstrip("/\\"), parts.query, ""))
 
 
 def _narrow(location: bytes, wanted: tuple[str, ...]) -> bytes:
-    """The address of the provider's page, asking for those of its scopes that are wanted."""
+    """The address of the provider's page, with only the wanted scopes."""
     parts = urlsplit(location.decode("latin-1"))
     query = [
         (name, " ".join(s for s in value.split() if s in wanted) if name == "scope" else value)

@@ -1,4 +1,4 @@
-"""What every way into the service checks first, the form and the API alike."""
+"""Checks that the form and the API both make before they call the service."""
 
 from __future__ import annotations
 
@@ -16,9 +16,19 @@ _REPO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,95}")
 
 
 def checked_recipe(content: Mapping[str, Any]) -> Recipe:
-    """A valid recipe of Hub models. Folders are the command line's: over the web they would be this server's."""
+    """A valid recipe of what lies on the Hub. A folder or file would be this server's, and is the command line's."""
     recipe = recipe_from_dict(content)
     _refuse_folders(recipe, "the recipe")
+    specs = {"the recipe": recipe.calibration, **{str(a.model): a.calibration for a in recipe.agents}}
+    files = [f"calibration data of {name}: {spec.data}" for name, spec in specs.items() if spec and spec.is_file]
+    files += [f"sensitivity of {a.model}: {a.sensitivity}" for a in recipe.agents if a.sensitivity]
+    if files:
+        raise RecipeError(
+            "a file, where only data on the Hub can be used",
+            where="the recipe",
+            expected="a dataset's id, such as openai/gsm8k",
+            got=", ".join(files)[:200],
+        )
     return recipe
 
 

@@ -1,4 +1,4 @@
-"""What the Watchers tab shows: every rule, what it did last, and why it left models out."""
+"""The content of the Watchers tab: every rule, its last actions, and why it left models out."""
 
 from __future__ import annotations
 

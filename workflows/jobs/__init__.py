@@ -1,1 +1,1 @@
-"""Jobs: the store, the worker, and what runs in its children."""
+"""Jobs: the store, the worker, and the pipelines that run in its children."""

@@ -14,7 +14,7 @@ from workflows.jobs.tokens import SealedToken, TokenVault
 
 
 class Account:
-    """Who HF_TOKEN belongs to; asked of the Hub once, when it is first needed."""
+    """The user of HF_TOKEN; the Hub is asked once, when it is first needed."""
 
     def __init__(self, settings: Settings, vault: TokenVault) -> None:
         self._token = settings.token

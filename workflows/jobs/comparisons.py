@@ -1,8 +1,8 @@
-"""Comparisons as jobs: what `hubmerge diff` computes, for the app's page of it.
+"""Comparisons as jobs: they compute the same as `hubmerge diff`, for the app's page.
 
-A comparison of two public models is everybody's: its identity is the two commits, whoever asks finds the job that is
-there, and may start it again where it failed. Where a model is private or gated, its visitor is part of the identity,
-and the job is shown to nobody else.
+A comparison of two public models belongs to everybody: its identity is the two commits, so all visitors find the same
+job, and any of them may start it again where it failed. Where a model is private or gated, the visitor is part of the
+identity, and only this visitor sees the job.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def comparison_id(plan: Plan, user: str) -> str:
 
 
 def is_closed(plan: Plan) -> bool:
-    """Whether not everybody may read what is compared."""
+    """Whether one of the models is private or gated."""
     return any(model.private or model.gated for model in (plan.base, plan.agents[0]))
 
 
@@ -71,7 +71,7 @@ def run(spec: JobSpec, emit: Emit) -> None:
 
 
 def _shown(diff: Diff) -> dict[str, Any]:
-    """What a page shows of it, and no more than a job's record is good for."""
+    """The part of the result that a page shows, small enough for a job's record."""
     shown = diff.with_top_tensors(TOP_TENSORS)
     if len(json.dumps(shown.to_json())) > MAX_RESULT_CHARACTERS:
         note = f"the {len(diff.layers)} layers are too many to be shown here; `hubmerge diff` shows them"

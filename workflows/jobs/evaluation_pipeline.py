@@ -1,4 +1,4 @@
-"""The pipeline of an evaluation job: measure, record, tell the merges that the scores concern.
+"""The pipeline of an evaluation job: measure, record, and update the cards of the merges that the scores concern.
 
     known already? → evaluate → results dataset → the model's own card, and those of the merges it is a parent of
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class OtherDataError(EvaluationError):
-    """The suite's data are not those that the job is for: the Hub lags behind, or they have changed since."""
+    """The suite has other data now than when the job was queued: the Hub lags behind, or the data have changed."""
 
     retryable = True
 
@@ -95,7 +95,7 @@ def _dataset(spec: JobSpec, hub: Hub) -> ResultsDataset:
 
 
 def _refuse_to_expose(hub: Hub, model: str, sha: str, dataset: ResultsDataset) -> None:
-    """A public dataset must not tell of a private model: its answers are in the details."""
+    """Refuse to record a private model in a public dataset, whose details would show the model's answers."""
     if hub.repo_state(model, sha).private and not dataset.is_private():
         raise EvaluationError(
             "a private model's answers would become public",
@@ -107,7 +107,7 @@ def _refuse_to_expose(hub: Hub, model: str, sha: str, dataset: ResultsDataset) -
 
 
 def _tell(hub: Hub, dataset: ResultsDataset, result: EvaluationResult) -> Sequence[str]:
-    """Bring the cards up to date that show this score: the model's, if it is a merge of ours, and its children's."""
+    """Update the cards that show this score: the model's own, if it is a merge of ours, and its children's."""
     results = dataset.load().believed
     told = []
     for merge in _concerned(results, result):

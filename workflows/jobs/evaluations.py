@@ -1,10 +1,9 @@
-"""Evaluations as jobs: their identity, their priority, and who asks for them without asking twice.
+"""Evaluations as jobs: their identity, their priority, and requests for them that never repeat a run.
 
-An evaluation is of a model at a commit under a suite at its version, on one split; that is its job's id. So
-whoever asks again, after a merge, for a parent, for a candidate, from another scheduler, finds the run that is
-there, and a new version of the suite makes a new one. What a model does is recorded, a failure too, and is not measured
-again. A job that failed without a record met a machine or a Hub in trouble, and is due again hours later; its owner may
-start it before.
+A job's id is over the model, its commit, the suite, its version and the split. So every request for the same score,
+from whichever scheduler, finds the same job, and a new version of the suite makes a new one. Every finding about a
+model is recorded, failures too, and is not measured again. If a job failed without a record, the machine or the Hub was
+in trouble; the job is due again hours later, and its owner may start it earlier.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from workflows.jobs.transitions import JOBS, Transitions
 
 KIND = "evaluate"
 AGAIN_AFTER = timedelta(hours=6)
-# merges are 0 when people start them; what a person waits for comes first
+# merges that people start have priority 0; jobs that a person waits for come first
 WATCHED_MERGE = -10
 OF_MERGE = -20
 OF_CANDIDATE = -30  # a rule's choice waits for it
@@ -34,7 +33,7 @@ OF_PARENT = -40
 
 
 class ScoreKey(NamedTuple):
-    """What a score is of."""
+    """The identity of a score."""
 
     model: str
     sha: str
@@ -48,7 +47,7 @@ SuiteVersion = Callable[[str], str]  # ValueError or HubmergeError where there i
 
 
 def is_the_bot_s(job: Job) -> bool:
-    """Whether nobody's sign-in started it: it acts with the token in the environment."""
+    """Whether the bot started the job, which then acts with the token in the environment."""
     return job.kind == KIND or bool(job.payload.get("watcher"))
 
 
@@ -67,7 +66,7 @@ def evaluation_job(
     suite_version: str = "",
     priority: int = OF_MERGE,
 ) -> NewJob:
-    """The job that evaluates `model` at `sha`; the same for everybody who asks."""
+    """The job that evaluates `model` at `sha`; every request gets the same one."""
     return NewJob(
         id=evaluation_id(ScoreKey(model, sha, suite, suite_version, split)),
         kind=KIND,
@@ -109,11 +108,11 @@ class EvaluationDesk:
             raise EvaluationError("no such suite", where=suite, got=str(error)[:300]) from None
 
     def key(self, model: str, sha: str, suite: str, split: Split = "test") -> ScoreKey:
-        """What to ask for."""
+        """The key of the score under the suite's present version."""
         return ScoreKey(model, sha, suite, self.version(suite), split)
 
     def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
-        """Those that neither have a job nor a score; the leaderboard is asked only where there is no job."""
+        """The keys that have neither a job nor a score; the leaderboard is asked only where there is no job."""
         given_up = and_(JOBS.c.state == State.FAILED, JOBS.c.finished < iso(self._clock.now() - AGAIN_AFTER))
         query = select(JOBS.c.id).where(JOBS.c.kind == KIND, ~given_up)
         with reading(self._engine) as connection:

@@ -1,4 +1,4 @@
-"""Ties lives together: a child ends with its worker, its helpers end with it, and no folder has two at work.
+"""Ties the lives of processes together: a child ends with its worker, and no two processes work in one folder.
 
 - *Workdir lock*: the child holds a `flock` on its folder. The kernel frees it with the last process that
   holds it, so the next attempt starts only when the one before is gone, whatever the database says.

@@ -1,4 +1,4 @@
-"""What a job is: its frozen values, its states, and the clock that leases are measured with.
+"""The job: its frozen values, its states, and the clock that measures leases.
 
     queued ──claim──▶ running ──finish──▶ done
       ▲  │               │ ├────fail────▶ failed      (not retryable, or out of attempts)
@@ -30,7 +30,7 @@ DEFAULT_MAX_ATTEMPTS = 5
 BACKOFF_BASE_S = 4.0
 BACKOFF_CAP_S = 600.0
 DISK_STEPS = 4  # doublings ahead: what others laid on a full disk is not gone within seconds
-OUTAGE_CODES = ("E_HUB",)  # what says nothing of the job: the Hub is away, and will be back
+OUTAGE_CODES = ("E_HUB",)  # errors that are no fault of the job: the Hub is away, and will be back
 OUTAGE_TRIES = 250  # of one submission: about 30 hours of waiting
 
 
@@ -79,7 +79,7 @@ class Frozen(BaseModel):
 
 
 class JobError(Frozen):
-    """Why a job ended or is tried again; the wire form of a `HubmergeError`."""
+    """The reason why a job failed or is tried again; the wire form of a `HubmergeError`."""
 
     code: str
     message: str
@@ -88,7 +88,7 @@ class JobError(Frozen):
 
     @property
     def is_outage(self) -> bool:
-        """The Hub did not answer, as opposed to refusing: nothing is held against the job, it only waits."""
+        """Whether the Hub did not answer, rather than refused: the job only waits, and loses no attempt."""
         return self.retryable and self.code in OUTAGE_CODES
 
     @classmethod

@@ -1,6 +1,6 @@
-"""The log of the app and its processes: one format, and a trouble that lasts is told once a minute.
+"""The log of the app and its processes: one format, and equal warnings at most once a minute.
 
-A tick or a worker that cannot do its work says so and tries again within seconds. While a disk is full that would be
+A tick or a worker that cannot do its work logs this and tries again within seconds. While a disk is full that would be
 several equal lines a second.
 """
 

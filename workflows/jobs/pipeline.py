@@ -26,7 +26,7 @@ from hubmerge.settings import Settings, load_settings
 from workflows.jobs.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
 
 STATISTICS_EVERY_S = 1.0
-_SHOWN = ("seconds", "runs", "peak_rss_bytes", "disk_high_water_bytes", "fetch")  # of the report's environment
+_SHOWN = ("seconds", "resumed", "peak_rss_bytes", "disk_high_water_bytes", "fetch")  # of the report's environment
 
 
 def run(spec: JobSpec, emit: Emit) -> None:
@@ -74,7 +74,8 @@ def run(spec: JobSpec, emit: Emit) -> None:
 
 
 def stream_options(settings: Settings, bursts: Bursts | None) -> StreamOptions:
-    """On the machine's own GPU, if there is one; where one is lent per call, the job's process sees none."""
+    """Options that use the machine's own GPU, if there is one. Where a GPU is lent per call, the job's process has
+    none."""
     memory = int(settings.device_memory_gb * 10**9)
     return StreamOptions(device="auto" if bursts is None else "cpu", device_memory_bytes=memory, bursts=bursts)
 

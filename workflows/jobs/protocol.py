@@ -1,4 +1,4 @@
-"""What worker and child say to each other: one JSON document in, JSON lines out.
+"""The messages between worker and child: one JSON document in, JSON lines out.
 
     worker → child   stdin    one line, the `JobSpec`; a byte per heartbeat; at its end the worker is gone
     child  → worker  stdout   an event per line, `{"type": "stage" | "progress" | …}`; a result or an error
@@ -21,7 +21,7 @@ from workflows.jobs.jobs import Frozen, JobError
 
 
 class JobSpec(Frozen):
-    """All that a pipeline is told about its job."""
+    """Everything that a pipeline knows about its job."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # the input has the token in it
 
@@ -67,7 +67,7 @@ class Statistics(Frozen):
 
 
 class Notice(Frozen):
-    """Something that the user should know and that stops nothing."""
+    """A warning for the user; the job goes on."""
 
     type: Literal["warning"] = "warning"
     message: str
@@ -96,7 +96,7 @@ _LINE: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="type
 
 
 def encode(line: Line) -> str:
-    """One line; what JSON has no number for (NaN, infinities) becomes null."""
+    """An event as one line; NaN and infinities, which JSON lacks, become null."""
     return line.model_dump_json() + "\n"
 
 

@@ -100,7 +100,7 @@ class DeliveryRow(Base):
 
 
 class WatchedModelRow(Base):
-    """What a rule last read of a model at a commit, so that a poll re-reads only what has changed."""
+    """The facts that a rule last read of a model at a commit, so that a poll re-reads only changed models."""
 
     __tablename__ = "watched_models"
 
@@ -127,7 +127,7 @@ class WatchedSetRow(Base):
 
 
 class SkipRow(Base):
-    """Why a rule left a model, or a whole set, out."""
+    """The reason why a rule left out a model or a whole set."""
 
     __tablename__ = "watched_skips"
 
@@ -195,7 +195,7 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def _translated(engine: Engine) -> Iterator[None]:
-    """What passes by itself, in hubmerge's words."""
+    """hubmerge's error for a database error that passes by itself."""
     try:
         yield
     except OperationalError as error:

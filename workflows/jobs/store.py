@@ -1,4 +1,4 @@
-"""The jobs and who owns each: every change of a job's state is one transaction of this module.
+"""The store of jobs and their owners: every change of a job's state is one transaction of this module.
 
 A worker claims a job with one atomic statement, which grows the job's fence and starts a lease. Each later
 write of that worker names the fence and is refused once the job was claimed again, so a worker that slept
@@ -61,8 +61,8 @@ class Store:
     ) -> Job:
         """Queue a job. The same identity again is the same job, and a new attempt where that one failed.
 
-        `undone`: what the job would make is not there, so that one which is done is run again, too. `shared`: whoever
-        submits it finds the same job; a new attempt belongs to whoever asked for it, and acts with that user's token.
+        `undone`: the job's product is missing, so a job that is done runs again too. `shared`: all users who submit it
+        find the same job; a new attempt belongs to the user who asked for it and acts with that user's token.
         """
         if len(json.dumps(new.payload)) > MAX_PAYLOAD_BYTES:
             raise RecipeError(
@@ -159,7 +159,7 @@ class Store:
             return tuple(JobEvent.model_validate(row) for row in connection.execute(query).mappings())
 
     def last_events(self, job_id: str, count: int) -> tuple[JobEvent, ...]:
-        """The newest of a job's journal, oldest first; a long outage alone makes more than anybody reads."""
+        """The newest events of a job, oldest first; a long outage makes more events than anybody reads."""
         query = select(EventRow.__table__).where(EventRow.job_id == job_id).order_by(EventRow.seq.desc()).limit(count)
         with reading(self._engine) as connection:
             newest = connection.execute(query).mappings().all()
@@ -226,12 +226,12 @@ class Store:
             change.change(job_id, stage=stage, progress=progress)
 
     def finish(self, job_id: str, fence: int, result: dict[str, Any]) -> Job:
-        """The job is done, even when its cancellation came meanwhile: what is published is published."""
+        """Mark the job as done, even if it was cancelled meanwhile, since its product is published."""
         with self._transaction() as change:
             return change.end(change.held(job_id, fence), State.DONE, result=result)
 
     def fail(self, job_id: str, fence: int, error: JobError, *, out_of_memory: bool = False) -> Job:
-        """End this attempt: cancelled if that was asked for, else tried again or failed."""
+        """End this attempt: the job is cancelled if a user asked for that, else tried again or failed."""
         with self._transaction() as change:
             job = change.held(job_id, fence)
             if job.state is State.CANCELLING:
@@ -285,7 +285,7 @@ class Store:
 
 
 def _may_have_company() -> ColumnElement[bool]:
-    """False of a job that the machine may have ended while others are at work: its next try is on a quiet one."""
+    """Whether a job may run beside others. One that the machine may have ended runs again only alone."""
     others = JOBS.alias()
     at_work = select(others.c.id).where(others.c.state.in_(HELD), others.c.id != JOBS.c.id).exists()
     return or_(JOBS.c.error["code"].as_string().is_distinct_from(MachineFaultError.code), ~at_work)

@@ -1,4 +1,4 @@
-"""One attempt at one job: forwards what the child says, keeps the lease, and turns the end into a transition.
+"""Supervises one attempt at one job: forwards the child's events, keeps the lease, and turns its end into a transition.
 
     child says / does                          the job
     result, exit 0                             done
@@ -45,13 +45,13 @@ class Timing:
     cancel_s: float = 0.5
     heartbeat_s: float = 5.0
     progress_s: float = 0.3
-    grace_s: float = 20.0  # between TERM and KILL
+    grace_s: float = 10.0  # between TERM and KILL
     sweep_s: float = 300.0
     keep_failed_s: float = 3 * 86400.0  # a failed job's folder, for another submission to go on from
 
 
 class Stop(Enum):
-    """Why the worker ended a child."""
+    """The reason why the worker ended a child."""
 
     CANCEL = auto()
     LOST = auto()
@@ -135,7 +135,7 @@ class Supervision:
                 return
 
     def _take(self, lines: list[bytes]) -> None:
-        """Sort what the child said; nothing is written yet, so nothing can be lost half-way."""
+        """Sort the child's events. Nothing is written yet, so nothing can be lost half-way."""
         for line in decoded(lines):
             if isinstance(line, Progress):
                 self._stage, self._progress, self._moved = line.stage, line, True

@@ -37,14 +37,14 @@ _SIGN_IN = "Sign in again and submit the job once more: it goes on where it stop
 
 
 class UnreadableTokenError(LoginError):
-    """What is stored was not sealed for this job with the present secret."""
+    """The stored token was not sealed for this job with the present secret."""
 
     code = "E_SEAL"
 
 
 @dataclass(frozen=True)
 class SealedToken:
-    """What may be stored: ciphertext, and until when the Hub accepts what is in it."""
+    """The stored form of a token: ciphertext, and the time until which the Hub accepts the token."""
 
     ciphertext: str = field(repr=False)
     expires_at: str | None  # UTC, ISO 8601; None where the Hub set no end

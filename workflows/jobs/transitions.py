@@ -1,7 +1,6 @@
-"""The job's state machine: what one write transaction may do to a job, and what it records about it.
+"""The job's state machine: the changes that one write transaction may make, with the records of them.
 
-Every method runs inside the transaction that it was made with, so what it has read stays true
-until the commit.
+Every method runs inside the transaction that it was made with, so the rows that it has read stay true until the commit.
 """
 
 from __future__ import annotations
@@ -128,7 +127,8 @@ class Transitions:
         return self.retry(job, error)
 
     def die_of_memory(self, job: Job, error: JobError) -> Job:
-        """A first death may be a neighbour's fault; a second one at the same place is the job's size."""
+        """Record a death for lack of memory. A first one may be a neighbour's fault; a second one at the same place
+        means that the job is too big."""
         mark, more = self._died(job)
         deaths = 1 if got_further(mark, job.death_mark) else job.memory_deaths + 1
         changed = self.change(job.id, memory_deaths=deaths, death_mark=mark)
@@ -142,9 +142,9 @@ class Transitions:
         return self.retry(changed, error, **more)
 
     def _died(self, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Where an attempt ended that nobody ended on purpose, and what that changes.
+        """Record where an attempt ended that nobody ended on purpose.
 
-        One that got further than the last such attempt is not held against the job: it would end in time.
+        An attempt that got further than the last such one does not count against the job, which would end in time.
         """
         mark = {"stage": job.stage, "done": float((job.progress or {}).get("done") or 0)}
         further = got_further(mark, job.death_mark) and job.attempt < MOST_ATTEMPTS

@@ -2,9 +2,9 @@
 
     every turn    see which workers are dead → take their jobs back → claim one → supervise its child → tidy
 
-Any number of workers may share one data folder. A job's folder, `jobs/<id>`, stays while the job can go on
-from it, and is removed when the job is done or cancelled. Those of failed jobs, from which another submission goes on,
-stay for some days, and together take a tenth of the disk at most: the rest is for jobs that run.
+Any number of workers may share one data folder. A job's folder, `jobs/<id>`, stays while the job can go on from it, and
+is removed when the job is done or cancelled. Folders of failed jobs stay for some days, so that another submission can
+go on from them, and take at most a tenth of the disk together.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def child_environment(environment: Mapping[str, str], endpoint: str) -> dict[str
 
 
 class Worker:
-    """Runs one job at a time; its thread must live as long as it."""
+    """Runs one job at a time; the thread that makes it must live as long as it does."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Worker:
         return self._data_dir / "jobs" / job_id
 
     def run_once(self, shutdown: threading.Event | None = None) -> Job | None:
-        """Run the job that is due, if there is one, and give it back as it is afterwards."""
+        """Run the job that is due, if there is one, and return it in its new state."""
         self._store.reap(self._life.dead(self._store.owners()))
         self._sweep()
         job = self._store.claim(self.owner, self._pipelines)

@@ -1,1 +1,1 @@
-"""What is due, and the clock that asks."""
+"""The clock, and what is due at its ticks."""

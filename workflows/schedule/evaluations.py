@@ -1,9 +1,9 @@
-"""Which evaluations are due, as a function of the merges that are done and the scores that are known.
+"""Finds the evaluations that are due, as a function of the finished merges and the known scores.
 
     done merges with a suite → the merge, its agents, its base → those without a score → requests, merges first
 
-A parent of many merges is one request, since a request's identity is model, commit, suite and version. When a suite
-or its data change, its version does, and everything is due again.
+A parent of many merges is one request, since a request's identity is model, commit, suite and version. When a suite or
+its data change, so does its version, and everything is due again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The clockwork: calls functions every so many seconds, and nothing else; the only importer of APScheduler.
 
-What is due lives in the job database. A tick looks there and does what is missing, so a tick that is late, repeated
-or lost changes nothing. The schedule itself is in memory: APScheduler's stores unpickle their rows.
+The job database holds everything that is due. A tick looks there and does what is missing, so a late, repeated or lost
+tick changes nothing. The schedule itself is in memory, since APScheduler's stores unpickle their rows.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Scheduler:
 
 
 def run_tick(tick: Tick) -> None:
-    """One call; whatever goes wrong ends with it."""
+    """Call a tick once; its errors are logged and end there."""
     try:
         tick.run()
     except HubmergeError as error:

@@ -1,4 +1,4 @@
-"""What the bot knows of scores: versions of suites, recorded runs, and the leaderboard's order."""
+"""The bot's knowledge of scores: versions of suites, recorded runs, and the leaderboard's order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ VERSION_S = 300.0  # for so long a suite's version is believed; then its dataset
 
 @dataclass(frozen=True)
 class Scoring:
-    """What the bot is told of the leaderboard; each is asked anew in every tick."""
+    """The bot's questions about the leaderboard; every tick asks them anew."""
 
     suite_version: SuiteVersion
     known_scores: KnownScores
@@ -32,7 +32,7 @@ class Scoring:
 
 
 class RecordedScores:
-    """The results dataset as the schedule and the watchers ask it."""
+    """Answers the questions of the schedule and the watchers from the results dataset."""
 
     def __init__(self, hub: Hub, dataset: ResultsDataset) -> None:
         self._hub = hub

@@ -5,6 +5,6 @@
     webhook.py     deliveries → inbox.py           ledger.py   what was merged, refused, skipped; budgets
     runner.py      one turn of a rule              kinds/      one file per kind of watcher
 
-A delivery is only a hint that something may have changed; a poll gives the same hint without one. What a turn
-decides rests on what it reads from the Hub itself.
+A delivery is only a hint that something may have changed; a poll looks without a hint. A turn decides only from what it
+reads from the Hub itself.
 """

@@ -3,10 +3,10 @@
     class MyWatcher(Watcher):
         kind = "my-kind"                       # `watch: my-kind` in a rule's YAML
         rule = MyRule                          # a subclass of RuleHead with further fields
-        def look(self, rule, sight): ...       # → Decision
+        def look(self, rule, context): ...       # → Decision
 
-A look reads and decides; it writes nothing. Budgets, the sets that were merged already, the queue and the record
-of what was skipped are the runner's (runner.py), the same for every kind.
+A look reads and decides; it writes nothing. The runner (runner.py) keeps budgets, merged sets, the queue and the record
+of skipped models, in the same way for every kind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workflows.watchers.rule import RuleHead
 
 @dataclass(frozen=True)
 class Skip:
-    """Why a model, or a whole set, was left out."""
+    """The reason why a model or a whole set was left out."""
 
     subject: str  # a repo id, or "set <digest>"
     sha: str
@@ -50,7 +50,7 @@ class PlannedMerge:
 
     @property
     def members(self) -> dict[str, Any]:
-        """What history remembers of it."""
+        """The part of the set that history keeps."""
         how = {key: value for key, value in self.recipe.items() if key not in ("base", "agents")}
         return {"base": self.recipe["base"], "agents": list(self.recipe["agents"]), "recipe": digest(how)}
 
@@ -67,7 +67,7 @@ class PastSet:
 
 @dataclass(frozen=True)
 class Decision:
-    """What one look came to. Without a merge, `waiting` says what is missing; "" when all is merged already."""
+    """The result of one look. Without a merge, `waiting` says what is missing; "" when all is merged already."""
 
     merge: PlannedMerge | None = None
     skips: tuple[Skip, ...] = ()
@@ -76,14 +76,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the leaderboard says of some models, by `Facts.pin`."""
+    """The leaderboard's scores of some models, by `Facts.pin`."""
 
     values: Mapping[str, float] = field(default_factory=dict)
     pending: frozenset[str] = frozenset()  # an evaluation is on its way
 
 
 class Memory(Protocol):
-    """What a rule has read of models before."""
+    """The facts that a rule has read of models before."""
 
     def get(self, model: str, key: str) -> Facts | None: ...
 
@@ -91,7 +91,7 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class Sight:
+class WatchContext:
     """What a look may use."""
 
     hub: Hub  # with the owner's token
@@ -112,7 +112,7 @@ class Watcher(ABC):
     rule: ClassVar[type[RuleHead]]
 
     @abstractmethod
-    def look(self, rule: Any, sight: Sight) -> Decision:
+    def look(self, rule: Any, context: WatchContext) -> Decision:
         """Read the Hub and decide. Raises HubmergeError when the look as a whole is not possible now."""
 
     @abstractmethod

@@ -64,14 +64,14 @@ def _base_refused(rule: AgentRule, base: Facts) -> str:
 
 
 def _closed(rule: AgentRule, facts: Facts) -> str:
-    """Why a parent keeps out of a public merge; nothing where it may be in it."""
+    """The reason why a parent must stay out of a public merge, or an empty text."""
     if not (facts.gated or facts.private) or rule.private or rule.agents.closed:
         return ""
     return f"a {'gated' if facts.gated else 'private'} model does not join a public merge"
 
 
 def refusal(rule: AgentRule, base: Facts, facts: Facts) -> Skip | None:
-    """Why a candidate does not count; None when it does."""
+    """The reason why a candidate does not count; None where it does."""
     wanted, named = rule.agents, facts.id in rule.join.fixed
     reason: tuple[str, str] | None = None
     if facts.id == base.id:
@@ -110,7 +110,7 @@ def refusal(rule: AgentRule, base: Facts, facts: Facts) -> Skip | None:
 
 
 def is_of_base(rule: AgentRule, facts: Facts) -> bool:
-    """Whether it states the rule's base as its own, in the way that the rule asks for."""
+    """Whether a model states the rule's base as its own, in the way that the rule asks for."""
     return rule.base.id in facts.bases and rule.agents.lineage in ("any", facts.relation)
 
 
@@ -132,7 +132,7 @@ def _skip(facts: Facts, code: str, text: str) -> Skip:
 
 
 def _join(rule: AgentRule, accepted: Sequence[Facts], scores: Scores) -> tuple[list[Facts], list[Skip], str]:
-    """Who joins, in the order of the recipe; who does not, and why; and what has to be waited for."""
+    """The models that join, in the order of the recipe; those that do not, with reasons; and what is waited for."""
     if rule.join.fixed:
         by_id = {facts.id: facts for facts in accepted}
         absent = [name for name in rule.join.fixed if name not in by_id]
@@ -162,7 +162,7 @@ def _join(rule: AgentRule, accepted: Sequence[Facts], scores: Scores) -> tuple[l
 def _known(
     rule: AgentRule, planned: PlannedMerge, candidates: Sequence[Facts], history: Sequence[PastSet]
 ) -> tuple[str, str] | None:
-    """Why a set that was never merged brings nothing new all the same."""
+    """The reason why a set that was never merged brings nothing new, or None."""
     if any(past.merged and past.weights_id == planned.weights_id for past in history):
         return "same_weights", "only cards changed since these weights were merged"
     if rule.join.fixed or rule.join.best is not None:

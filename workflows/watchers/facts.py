@@ -1,7 +1,7 @@
-"""What a watcher knows of a model: read from the repo itself, at one commit, never from a delivery or a listing.
+"""Facts about a model for a watcher: read from the repo itself, at one commit, never from a delivery or a listing.
 
-A card is its author's claim. It decides who may be a candidate; whether a candidate fits its base is seen in the
-headers of its weights (kinds/agents.py).
+A card is its author's claim. It decides who may be a candidate; the headers of the weights show whether a candidate
+fits its base (kinds/agents.py).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def facts_of(state: RepoState, listed_tags: Iterable[str] = ()) -> Facts:
 
 @dataclass(frozen=True)
 class OwnMerge:
-    """What a merge of this bot wrote, to know it again in any repo that it is uploaded to."""
+    """The files that a merge of this bot wrote, by which it is recognised in any repo."""
 
     repo: str
     commit: str
@@ -97,8 +97,8 @@ class OwnMerge:
     def is_in(self, facts: Facts, base: Facts) -> bool:
         """Whether the model holds a shard of the merge.
 
-        A shard that no agent changed is the base's, in everybody's repo. A merge that changed nothing of one agent
-        is that agent, which does not become a merge by it.
+        A shard that no agent changed is the base's, and may lie in anybody's repo. A merge that equals one of its
+        agents does not make this agent a merge.
         """
         return facts.id not in self.parents and not self.files.isdisjoint(set(facts.files) - set(base.files))
 

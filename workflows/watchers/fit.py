@@ -1,7 +1,7 @@
 """Whether one agent fits its base, from headers, configs and licenses: the plan's checks for a pair.
 
-A plan lists what is wrong with a whole set; here the question is asked of each candidate alone, so that a misfit is
-left out by name and costs the set nothing.
+A plan lists the problems of a whole set. Here each candidate is checked alone, so that a misfit is left out by name and
+does not stop the set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONGEST = 1000
 
 
 class BaseUnfitError(Exception):
-    """The base itself cannot be opened, which is no candidate's fault."""
+    """The base itself cannot be opened; no candidate is at fault."""
 
     def __init__(self, reason: HubmergeError) -> None:
         super().__init__(str(reason))
@@ -47,9 +47,9 @@ class Fitting:
             raise BaseUnfitError(error) from error
 
     def fitted(self, facts: Facts) -> Facts:
-        """The facts with the number of parameters, or with the reason why it does not fit.
+        """The facts with the number of parameters, or with the reason why the agent does not fit.
 
-        HubUnavailableError when that cannot be seen now, BaseUnfitError when it is the base that cannot be opened.
+        HubUnavailableError where that cannot be checked now, BaseUnfitError where the base cannot be opened.
         """
         base = self._base
         try:

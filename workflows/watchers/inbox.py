@@ -1,6 +1,7 @@
-"""Deliveries that wait for a tick, on disk before the sender is answered; the same one again is the same row.
+"""The inbox of deliveries that wait for a tick. They are on disk before the sender is answered; a repeated delivery is
+the same row.
 
-Rows stay for a while after they were handled, so that a replay finds itself.
+Rows stay for a while after they were handled, so that a replay is recognised.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ KEEP = timedelta(days=30)
 
 
 class Push(NamedTuple):
-    """What one delivery says to have happened."""
+    """A push that a delivery announces."""
 
     repo: str
     ref: str
@@ -42,7 +43,7 @@ class Inbox:
         self._lock = threading.Lock()  # SQLite lets waiting writers sleep; a queue here is faster and fair
 
     def receive(self, pushes: Sequence[Push]) -> int:
-        """Store what is new, in one transaction; returns how many that were."""
+        """Store the new pushes in one transaction; returns their number."""
         if not pushes:
             return 0
         with self._lock:
@@ -61,13 +62,13 @@ class Inbox:
             return len(connection.execute(query).all()) == len(wanted)
 
     def pending(self, limit: int = 500) -> tuple[Delivery, ...]:
-        """What no tick has handled, oldest first."""
+        """The pushes that no tick has handled yet, oldest first."""
         query = select(DELIVERIES.c.id, DELIVERIES.c.repo).where(DELIVERIES.c.handled.is_(None))
         with reading(self._engine) as connection:
             return tuple(Delivery(*row) for row in connection.execute(query.order_by(DELIVERIES.c.id).limit(limit)))
 
     def settle(self, deliveries: Sequence[Delivery]) -> None:
-        """They are handled; rows that are older than any replay go."""
+        """Mark pushes as handled, and delete rows that are older than any replay."""
         now = self._clock.now()
         with writing(self._engine) as connection:
             connection.execute(

@@ -1,4 +1,4 @@
-"""What every rule has read, merged, refused and skipped; and the one transaction that starts a merge.
+"""The record of what every rule has read, merged, refused and skipped, and the one transaction that starts a merge.
 
 The set, the day's budget, the queue's quota and the job are checked and written together. So two schedulers that
 decide the same thing at the same time make one job, and a kill between two lines of code loses or doubles nothing.
@@ -47,7 +47,7 @@ class SkipNote(NamedTuple):
 
 
 class TurnState(NamedTuple):
-    """A rule's last turn: when, and what went wrong with it or what it waits for."""
+    """A rule's last turn: its time, and its error or what it waits for."""
 
     polled: str
     code: str | None
@@ -96,9 +96,9 @@ class Ledger:
             return self._used(connection, rule)
 
     def start(self, rule: str, planned: PlannedMerge, new: NewJob, token: SealedToken, budget: int) -> Job | None:
-        """Queue the merge of a set, at most once ever and within the budget; None when it was there already.
+        """Queue the merge of a set, at most once ever and within the budget; None where it was queued before.
 
-        One whose job was given up, through no fault of the set, is queued once more.
+        A set whose job was given up for a passing reason is queued again.
 
         QuotaError when the owner has too many jobs under way.
         """
@@ -251,7 +251,7 @@ def _own_merge(payload: Mapping[str, Any], result: Mapping[str, Any]) -> OwnMerg
 
 
 def _may_go_on(job: Job) -> bool:
-    """It failed for a reason that passes: the Hub was away for days, the disk was full."""
+    """Whether a job failed for a reason that passes: the Hub was away for days, the disk was full."""
     return job.state is State.FAILED and job.error is not None and job.error.retryable
 
 

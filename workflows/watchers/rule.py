@@ -1,7 +1,7 @@
-"""Rules: what the owner of a watcher writes, as YAML; strict, frozen, unknown keys refused.
+"""Rules: YAML files of the owners of watchers; strict, frozen, unknown keys refused.
 
-A rule acts without being asked again, on repos that anybody can make. So it must say whose agents count (authors,
-tags or names), its targets must be new for every set, and it has a budget for each day.
+A rule acts by itself, on repos that anybody can make. So it must say whose agents count (authors, tags or names), its
+targets must be new for every set, and it has a budget for each day.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ User = Annotated[str, Field(pattern=r"^[A-Za-z0-9](?:[A-Za-z0-9\-]{0,94}[A-Za-z0
 
 
 class RuleHead(Strict):
-    """What every kind of rule has."""
+    """The fields of every kind of rule."""
 
     watch: str = DEFAULT_KIND  # the kind
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9\-]{0,39}$")
@@ -130,7 +130,7 @@ class MergeSpec(Strict):
 
 
 class AgentFilter(Strict):
-    """Which models count as agents of the base."""
+    """Conditions for models that count as agents of the base."""
 
     authors: Annotated[tuple[User, ...], BeforeValidator(_as_tuple), Field(max_length=50)] = ()  # any of them
     tags: Words = ()  # all of them
@@ -149,7 +149,7 @@ class AgentFilter(Strict):
 
 
 class Join(Strict):
-    """Who of them joins: all so far (neither field), some fixed ones, or the best N of the leaderboard."""
+    """The agents that join: all so far (neither field), some fixed ones, or the best N of the leaderboard."""
 
     fixed: Annotated[tuple[Repo, ...], BeforeValidator(_as_tuple), Field(max_length=MAX_AGENTS)] = ()
     best: int | None = Field(default=None, ge=2, le=MAX_AGENTS)

@@ -1,4 +1,4 @@
-"""Rules as they are written: YAML files, each read by the kind of watcher that it names."""
+"""Reads rules from YAML files; the kind of watcher that a file names reads its fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_RULES = 200
 
 @dataclass(frozen=True)
 class RuleSet:
-    """The rules of a folder: those that can be read, and for the other files why not."""
+    """The rules of a folder, and the errors of files that cannot be read."""
 
     rules: tuple[RuleHead, ...] = ()
     broken: tuple[tuple[str, HubmergeError], ...] = ()

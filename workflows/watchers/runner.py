@@ -3,7 +3,8 @@
     hint or poll → look (kinds/) → Decision → skips to the ledger
                                             → prepare (every check that needs no weights) → one transaction: the job
 
-A turn can be repeated at any time: what is merged already is found again. Turns of one process run one at a time.
+A turn can be repeated at any time, since it finds the sets that are merged already. Turns of one process run one at a
+time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.jobs.account import Account
 from workflows.jobs.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationDesk
 from workflows.jobs.jobs import Job, NewJob
-from workflows.watchers.base import Decision, PlannedMerge, Scores, Sight, Skip, Watcher
+from workflows.watchers.base import Decision, PlannedMerge, Scores, Skip, WatchContext, Watcher
 from workflows.watchers.facts import Facts, OwnMerge, facts_of
 from workflows.watchers.inbox import Inbox
 from workflows.watchers.kinds import registry
@@ -41,18 +42,18 @@ Flagged = Callable[[Sequence[tuple[str, str]]], Mapping[tuple[str, str], str]]
 
 
 def no_ranking(suite: str, models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], float]:
-    """For a bot without a leaderboard: nobody has a score."""
+    """The ranking of a bot without a leaderboard: no model has a score."""
     return {}
 
 
 def no_flags(models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
-    """For a bot without a leaderboard."""
+    """The flags of a bot without a leaderboard: none."""
     return {}
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What a turn of a rule came to."""
+    """The result of a turn of a rule."""
 
     rule: str
     decision: Decision = field(default_factory=Decision)
@@ -87,11 +88,11 @@ class Watchers:
         self._inbox_from = 0.0  # steady seconds
 
     def poll(self) -> list[Turn]:
-        """A turn of every rule: finds what no delivery announced."""
+        """Take a turn of every rule, to find models that no delivery announced."""
         return self._round(())
 
     def handle_inbox(self) -> list[Turn]:
-        """A turn of every rule if deliveries wait; they stay where a rule could not be heard through."""
+        """Take a turn of every rule if deliveries wait; they stay where a turn failed."""
         now = time.monotonic()
         deliveries = self._inbox.pending() if now >= self._inbox_from else ()
         if not deliveries:
@@ -111,7 +112,7 @@ class Watchers:
         return [self.turn(rule, hinted) for rule in self.rules().rules]
 
     def turn(self, rule: RuleHead, hinted: tuple[str, ...] = (), *, dry_run: bool = False) -> Turn:
-        """One rule's turn; its errors are part of the result, so that they stop no other rule."""
+        """Take one rule's turn; its errors are part of the result, so that they stop no other rule."""
         with self._turn:
             turn = self._take(rule, hinted, dry_run)
             if dry_run:
@@ -126,7 +127,7 @@ class Watchers:
     def _take(self, rule: RuleHead, hinted: tuple[str, ...], dry_run: bool) -> Turn:
         try:
             self._account.require(rule.owner)
-            sight = Sight(
+            context = WatchContext(
                 hub=self._account.hub,
                 hinted=hinted,
                 own=self._ledger.own_targets(),
@@ -137,7 +138,7 @@ class Watchers:
                 scores=lambda suite, models: self._scores(suite, models, dry_run),
                 flags=self._flags,
             )
-            decision = self._kind(rule).look(rule, sight)
+            decision = self._kind(rule).look(rule, context)
         except HubmergeError as error:
             return Turn(rule.name, error=error)
         except Exception as error:  # a job boundary: a bug in one kind of watcher is not the other rules'
@@ -185,7 +186,7 @@ class Watchers:
         return NewJob(id=prepared.identity, user=rule.owner, payload=payload, priority=WATCHED_MERGE)
 
     def _scores(self, suite: str, models: Sequence[Facts], dry_run: bool) -> Scores:
-        """The leaderboard's scores; what has none is requested, each model once."""
+        """The leaderboard's scores; missing ones are requested, each model once."""
         ranked = self._ranking(suite, [(m.id, m.sha) for m in models])
         values = {m.pin: ranked[m.id, m.sha] for m in models if (m.id, m.sha) in ranked}
         pending: set[str] = set()

@@ -2,9 +2,9 @@
 
     no secret header → 401    wrong → 403    body above 64 KB → 413    no JSON object → 400    else → 202
 
-The Hub signs nothing: the secret is a bare header, compared in constant time before the body is read. What a body
-says is a hint and no more. Pushes to main of model repos go to the inbox; everything else (pull requests, tags,
-deleted branches, datasets, discussions) is answered and forgotten, so that the Hub does not send it again.
+The Hub signs nothing: the secret is a bare header, which is compared in constant time before the body is read. A body
+is only a hint. Pushes to main of model repos go to the inbox; everything else (pull requests, tags, deleted branches,
+datasets, discussions) is answered and forgotten, so that the Hub does not send it again.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def pushes(payload: Mapping[str, Any]) -> tuple[Push, ...]:
 
 
 async def _body(request: Request) -> bytes | None:
-    """The body; None as soon as it is, or says to be, too long."""
+    """The body; None as soon as it is too long, or its header says so."""
     stated = request.headers.get("content-length", "0")
     if not stated.isascii() or not stated.isdigit() or len(stated) > 18 or int(stated) > MAX_BODY_BYTES:
         return None

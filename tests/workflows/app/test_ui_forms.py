@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Literal
 
 import gradio as gr
@@ -13,10 +14,12 @@ from hubmerge.errors import RecipeError
 from hubmerge.methods import registry
 from hubmerge.methods.base import Method, Parameters
 from hubmerge.methods.linear import Linear
-from hubmerge.recipe.recipe import recipe_from_dict
+from hubmerge.recipe.recipe import MAX_RECIPE_BYTES, Recipe, recipe_from_dict
 from workflows.app.app import in_loop
+from workflows.app.calibration_form import given, turn
 from workflows.app.forms import component_of, fields_of, parameters_of, plain_markdown, values_of
-from workflows.app.merge_form import build_form, fill, fillable, recipe_of, reweight, show_method
+from workflows.app.merge_form import MergeForm, build_form, fill, fillable, recipe_of, reweight, show_method
+from workflows.app.submission import checked_recipe
 
 METHODS = list(registry().values())
 CALIBRATION = {"data": "org/rows", "prompt": "question", "answer": "answer"}
@@ -48,7 +51,7 @@ def in_blocks(make: Callable[[], Any]) -> Any:
 
 def held(update: Any, before: Any) -> Any:
     """What a component holds after an update."""
-    return update.get("value", before) if isinstance(update, Mapping) else update
+    return update.get("value", before) if isinstance(update, Mapping) and "__type__" in update else update
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
@@ -93,6 +96,17 @@ def test_an_empty_field_is_left_to_its_default() -> None:
     assert parameters_of([share, steps, lam], [None, 0, ""]) == {"steps": 0}
 
 
+@cache
+def untouched() -> MergeForm:
+    return in_blocks(build_form)  # type: ignore[no-any-return]
+
+
+def filled_with(recipe: Mapping[str, Any]) -> list[Any]:
+    """What the form's components hold after the recipe was loaded."""
+    before = [component.value for component in untouched().filled]
+    return [held(update, value) for update, value in zip(fill(recipe), before, strict=True)]
+
+
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 def test_a_recipe_survives_the_form(method: Method) -> None:
     recipe = recipe_from_dict(
@@ -106,9 +120,7 @@ def test_a_recipe_survives_the_form(method: Method) -> None:
             "ignore": ["v_head.*", "*.rotary_emb.inv_freq"],
         }
     )
-    form = in_blocks(build_form)
-    before = [component.value for component in form.filled]
-    after = [held(update, value) for update, value in zip(fill(recipe.to_dict()), before, strict=True)]
+    after = filled_with(recipe.to_dict())
     assert recipe_from_dict(recipe_of(after[:-1])) == recipe
     assert after[-1] == ["org/a", "org/b@v1"]
 
@@ -116,8 +128,7 @@ def test_a_recipe_survives_the_form(method: Method) -> None:
 def test_a_recipe_that_is_half_there_fills_what_it_has() -> None:
     updates = fill({"base": "org/base", "method": "no-such", "agents": [{"weight": "x"}], "seed": "y"})
     assert held(updates[0], None) == "org/base"
-    assert held(updates[-3], None) == 0
-    assert held(updates[-2], None) == ""
+    assert "y" not in [held(update, None) for update in updates]
 
 
 def test_agents_keep_their_weights_when_their_order_changes() -> None:
@@ -129,7 +140,7 @@ def test_agents_keep_their_weights_when_their_order_changes() -> None:
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 def test_choosing_a_method_shows_its_summary_paper_and_parameters_only(method: Method) -> None:
-    about, *groups = show_method(method.name)
+    about, *groups, _ = show_method(method.name)
     assert str(about).count("<li>") == len(method.papers)
     visible = [m.name for m, group in zip(METHODS, groups, strict=True) if group["visible"]]
     assert visible == ([method.name] if fields_of(method) else [])
@@ -141,29 +152,110 @@ def test_no_hint_of_a_method_needs_an_entity_which_the_form_would_show() -> None
     assert [hint for hint in hints if "&" in hint] == []
 
 
+OTHER = {
+    "data": "org/other",
+    "split": "test",
+    "prompt": "q",
+    "answer": "a",
+    "max_pairs": 7,
+    "max_tokens": 99,
+    "seed": 3,
+}
+
+
 @pytest.mark.parametrize(
-    ("changed", "named"),
+    "changed",
     [
-        ({"agents": [{"model": "org/a", "weight": [0, 1]}, "org/b"]}, "weight of agent 1"),
-        ({"agents": ["org/a", {"model": "org/b", "parameters": {"density": 0.5}}]}, "density of agent 2"),
-        ({"parameters": {"lambda": [0.5, 1]}}, "lambda"),
-        ({"method": "fisher", "calibration": CALIBRATION}, "calibration"),
+        {"agents": [{"model": "org/a", "weight": [0, 1]}, "org/b"]},
+        {"agents": ["org/a", {"model": "org/b", "weight": 2, "parameters": {"density": 0.5}}]},
+        {"parameters": {"lambda": [0.5, 1]}},
+        {"tokenizer": "org/b"},
+        {"method": "fisher", "calibration": CALIBRATION},
+        {"method": "sar", "calibration": {**CALIBRATION, "revision": "v1"}, "agents": [
+            {"model": "org/a", "calibration": OTHER, "weight": 0.5}, "org/b"]},
+        {"method": "fisher", "agents": [{"model": "org/a", "calibration": CALIBRATION},
+                                        {"model": "org/b", "calibration": OTHER}]},
+    ],
+)  # fmt: skip
+def test_whatever_a_recipe_says_the_form_carries(changed: dict[str, Any]) -> None:
+    recipe = recipe_from_dict({"base": "org/base", "agents": ["org/a", "org/b"], "method": "ties", **changed})
+    assert fillable(recipe.to_dict()) == recipe.to_dict()
+    assert recipe_from_dict(recipe_of(filled_with(recipe.to_dict())[:-1])) == recipe
+
+
+@pytest.mark.parametrize("name", Recipe.model_fields)
+def test_no_key_of_a_recipe_is_dropped(name: str) -> None:
+    """Also one that a later version of recipes adds."""
+    plain = {"base": "org/base", "agents": ["org/a"], "method": "fisher", "seed": 0}
+    values = {"dtype": "float16", "rounding": "nearest", "calibration": CALIBRATION, "ignore": ["x.*"], "seed": 5}
+    recipe = {
+        **plain,
+        "parameters": {},
+        name: values.get(name, plain.get(name) or {"tokenizer": "base"}.get(name) or {}),
+    }
+    assert recipe_of(filled_with({**recipe, "of_a_later_version": [1]})[:-1])["of_a_later_version"] == [1]
+    after = recipe_of(filled_with(recipe)[:-1])
+    assert after.get(name, {}) == recipe[name] or after[name].items() >= recipe[name].items()
+
+
+def test_an_agent_that_stands_in_a_recipe_twice_is_refused_by_name() -> None:
+    with pytest.raises(RecipeError) as caught:
+        fillable({"base": "org/base", "agents": ["org/a", {"model": "org/a", "weight": 2}], "method": "ties"})
+    assert caught.value.problems[0].got == "org/a"
+
+
+@pytest.mark.parametrize(
+    ("changed", "got"),
+    [
+        ({"agents": [{"model": "org/a", "sensitivity": "/etc/f"}]}, "sensitivity of org/a: /etc/f"),
+        ({"calibration": {**CALIBRATION, "data": "../rows.jsonl"}}, "calibration data of the recipe: ../rows.jsonl"),
         (
-            {"method": "fisher", "agents": [{"model": "org/a", "calibration": CALIBRATION}, "org/b"]},
-            "calibration of agent 1",
-        ),
-        (
-            {"method": "fisher", "agents": ["org/a", {"model": "org/b", "sensitivity": "org/f"}]},
-            "sensitivity of agent 2",
+            {"agents": [{"model": "org/a", "calibration": {**CALIBRATION, "data": "/x"}}]},
+            "calibration data of org/a: /x",
         ),
     ],
 )
-def test_a_recipe_with_more_than_the_form_has_fields_for_is_not_loaded_into_it(
-    changed: dict[str, Any], named: str
-) -> None:
-    plain = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ties"}
-    written = recipe_from_dict(plain).to_dict()
-    assert fillable(written) == written
+def test_a_file_of_the_server_is_refused_by_name(changed: dict[str, Any], got: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        fillable(recipe_from_dict({**plain, **changed}).to_dict())
-    assert caught.value.problems[0].got == named
+        checked_recipe({"base": "org/base", "agents": ["org/a"], "method": "fisher", **changed})
+    assert caught.value.problems[0].got == got
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ("[1", "no YAML"),
+        ("[1]", "no mapping"),
+        ("seed: 3", "a field for it"),
+        ("agents: {org/x: {weight: 2}}", "no agent of the form"),
+        ("agents: {org/a: 2}", "no mapping of mappings"),
+        ("parameters: 3", "no mapping"),
+        ("a: " + "x" * MAX_RECIPE_BYTES, "too long"),
+    ],
+)
+def test_what_the_box_of_yaml_cannot_say_is_refused(more: str, what: str) -> None:
+    values = filled_with({"base": "org/base", "agents": ["org/a"], "method": "ties"})
+    form = untouched()
+    values[form.filled.index(form.more)] = more
+    with pytest.raises(RecipeError, match=what):
+        recipe_of(values[:-1])
+
+
+def test_each_agent_s_calibration_data_is_kept_while_another_s_is_shown() -> None:
+    agents = ["org/a", "org/b"]
+    shared = ["org/rows", "train", "", "question", "answer", 64, 1024, 0]
+    whose, specs, editing, *fields = turn(agents, "org/b", {}, "", *shared)
+    assert whose["value"] == editing == "org/b"
+    assert fields == ["", "train", "", "question", "answer", 64, 1024, 0]  # as the others', but for the dataset
+    own = ["org/other", *fields[1:]]
+    after = given(specs, editing, *own)
+    assert {who: spec["data"] for who, spec in after.items()} == {"": "org/rows", "org/b": "org/other"}
+    whose, specs, editing, *fields = turn(["org/a"], "org/b", specs, editing, *own)  # org/b was taken out
+    assert (whose["value"], editing, fields) == ("", "", shared)
+    assert given(specs, editing, *fields)["org/b"]["data"] == "org/other"  # for when it comes back
+
+
+def test_only_a_method_that_weighs_by_sensitivities_asks_for_data() -> None:
+    asked = {m.name for m in METHODS if show_method(m.name)[-1]["visible"]}
+    assert asked == {m.name for m in METHODS if "sensitivity" in m.extras}
+    assert {"sar", "fisher"} <= asked

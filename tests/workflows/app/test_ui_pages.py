@@ -119,6 +119,33 @@ def test_a_chosen_method_shows_its_parameters_and_they_reach_the_recipe(pages: P
     assert recipe_from_yaml(text).parameters == {"lambda": 0.4}
 
 
+def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=sar", "ada")
+    page.locator("#start:not([disabled])").wait_for()
+    card = shown(page, "#calibration", "Dataset")
+    for label, value in (("Dataset", "org/rows"), ("Question column", "question"), ("Answer column", "answer")):
+        card.get_by_label(label).fill(value)
+    card.get_by_label("Rows").fill("64")
+    card.locator("#calibration-for input").click()
+    page.get_by_role("option", name=CATALOGUE[2]).click()
+    page.wait_for_function(
+        "document.querySelector('#calibration input[type=text], #calibration textarea').value === ''"
+    )
+    card.get_by_label("Dataset").fill("org/tools")
+    page.locator("#target-name textarea, #target-name input").first.fill("weighed")
+    page.locator("#start").click()
+    page.wait_for_url("**/job?id=*")
+    recipe = recipe_from_dict(pages.service.requests[0][0].recipe)
+    assert recipe.calibration is not None
+    assert (recipe.calibration.data, recipe.calibration.prompt, recipe.calibration.max_pairs) == (
+        "org/rows",
+        "question",
+        64,
+    )
+    own = [agent.calibration and (agent.calibration.data, agent.calibration.answer) for agent in recipe.agents]
+    assert own == [None, ("org/tools", "answer")]
+
+
 def test_an_address_that_names_no_method_says_so_and_fills_the_rest(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=tie")
     shown(page, "#outcome", "Did you mean ties?")
@@ -275,7 +302,7 @@ def test_my_jobs_lists_the_visitor_s_own_and_links_to_them(pages: Pages, open_pa
 
 def test_text_of_strangers_is_shown_as_text_everywhere(pages: Pages, open_page: Any) -> None:
     problem = {"code": "E_X", "what": HOSTILE, "where": HOSTILE, "got": HOSTILE, "next_step": HOSTILE}
-    recipe = {"base": HOSTILE, "agents": [HOSTILE, HOSTILE], "method": "ram"}
+    recipe = {"base": HOSTILE, "agents": [HOSTILE, f"{HOSTILE}2"], "method": "ram"}
     view = job_view(
         *(JOB,),
         **{**RUNNING, "state": "failed"},
