@@ -108,7 +108,7 @@ def plain_bytes(agents: int) -> int:
 def _element_bytes(plans: Sequence[Plan], *, fused: bool) -> int:
     agents = len(plans[0].agents)
     extras = {name for plan in plans for name in get_method(plan.recipe.method).extras}
-    measured = 8 * agents if "sensitivity" in extras else 0  # as they are read, and side by side
+    measured = 4 * agents if "sensitivity" in extras else 0
     of_inputs = max((_input_bytes(kind, agents) for kind in plans[0].input_kinds), default=0)
     of_outputs = sum(4 * max(map(DTYPE_BYTES.__getitem__, p.merged_dtypes), default=0) for p in plans)
     if not fused:
