@@ -132,6 +132,6 @@ def use_one_blas_thread() -> None:
 
 
 def evaluation_environment(environ: Mapping[str, str] | None = None, *, network: bool) -> dict[str, str]:
-    """What an evaluating process inherits of `environ` (default: the process environment), by an allow-list."""
+    """The variables of `environ` (default: the process environment) that an evaluating process inherits."""
     env = os.environ if environ is None else environ
     return {name: env[name] for name in (*_INHERITED, *(_WAY_OUT if network else ())) if name in env}

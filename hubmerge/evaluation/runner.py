@@ -181,7 +181,7 @@ def _check(options: EvaluateOptions) -> None:
             missing = "a CUDA device"
         if missing:
             raise EvaluationError(
-                "the backend vllm is not at hand",
+                "the backend vllm is not installed",
                 expected="the package vllm and a CUDA device",
                 got=f"without {missing}",
                 next_step="Use the backend transformers.",

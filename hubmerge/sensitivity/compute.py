@@ -224,7 +224,7 @@ def _work_folder(out: Path) -> Iterator[Path]:
         foreign = sorted({path.name for path in work.iterdir()} - _IN_WORK)
         if foreign or work.is_symlink():
             raise TargetExistsError(
-                "a folder with files of somebody else is where this computation would work",
+                "the folder that this computation would work in has files of somebody else",
                 where=str(work),
                 got=", ".join(foreign[:5]) or "a link",
                 next_step="Choose another --out, or move the folder away; nothing was touched.",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from builders import recipe_dict, write_parents
-from fault_line import Line
+from line import Line
 
 from hubmerge.cli.main import main
 from hubmerge.cli.terminal import Terminal

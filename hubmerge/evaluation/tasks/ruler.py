@@ -142,7 +142,7 @@ def long_row(row: Row, pool: _Pool, tokens: int) -> dict[str, Any]:
 
 
 def _others(row: Row, needed: Sequence[Paragraph], pool: _Pool, key: str) -> Iterator[Paragraph]:
-    """What may stand around the needed ones: the row's own distractors, then other rows' paragraphs without end."""
+    """Paragraphs to put around the needed ones: the row's own distractors, then other rows' without end."""
     own = paragraphs(row)
     yield from (paragraph for paragraph in own if paragraph not in needed)
     mine = set(own)
