@@ -113,11 +113,11 @@ class Bench:
 
     def warm_up(self, family: Path) -> None:
         """Import and compile what a run needs, without the Hub."""
-        import hubmerge.prepare
+        import hubmerge.line
         from hubmerge.cli.main import main
         from hubmerge.plan.plan import make_plan
 
-        hubmerge.prepare.make_plan = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
+        hubmerge.line.make_plan = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
         for agents in (2, 3):
             recipe = {
                 "base": str(family / "base"),

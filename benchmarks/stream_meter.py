@@ -40,8 +40,8 @@ from hubmerge.engine.journal import Journal
 from hubmerge.engine.stream import Silent, StreamOptions, merge
 from hubmerge.engine.uncached import UncachedFile
 from hubmerge.hub.client import Hub
+from hubmerge.line import Request, prepare
 from hubmerge.plan.plan import Plan
-from hubmerge.prepare import prepare
 from hubmerge.recipe.file import load_recipe
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources import buffers
@@ -67,14 +67,16 @@ def main() -> None:
     hashed = not options.no_hash
     with tempfile.TemporaryDirectory(dir=options.out) as place:
         if options.floor:
-            plan, block = prepare(recipe, HUB, allow_local=True).plan, block_to_write()
+            plan, block = prepare(recipe, HUB, Request(allow_local=True)).plan, block_to_write()
             result = timed(plan, lambda: floor(plan, options.floor, hashed, Path(place), stream, block))
         else:
             small = [f"synthetic:qwen2.5-0.5b?layers=1&agent={k + 1}&density=0.1" for k in range(len(recipe.agents))]
             data = {**recipe.to_dict(), "base": "synthetic:qwen2.5-0.5b?layers=1", "agents": small}
             warm = Recipe.model_validate(data)
-            merged(prepare(warm, HUB, allow_local=True).plan, Path(place) / "warm", replace(stream, sink="null"))
-            plan = prepare(recipe, HUB, allow_local=True).plan
+            merged(
+                prepare(warm, HUB, Request(allow_local=True)).plan, Path(place) / "warm", replace(stream, sink="null")
+            )
+            plan = prepare(recipe, HUB, Request(allow_local=True)).plan
             stream = replace(stream, sink=options.sink)
             with hashing(on=hashed):
                 result = timed(plan, lambda: merged(plan, Path(place) / "out", stream))

@@ -17,15 +17,14 @@ from builders import llama_shapes, random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
 from huggingface_hub.utils import _http
 
-from hubmerge import merge as line_module
-from hubmerge import prepare as prepare_module
+from hubmerge import line as line_module
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience
-from hubmerge.merge import merge_to_folder
+from hubmerge.line import Prepared, Request, merge_to_folder, prepare
 from hubmerge.output.finished import publish_folder
 from hubmerge.output.publish import Published, Target
 from hubmerge.plan.plan import make_plan
-from hubmerge.prepare import Prepared, prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 from localhub.process import LocalHubProcess
 
@@ -95,14 +94,14 @@ class Line:
     def prepare(self) -> Prepared:
         target = Target(self.target, False)
         small = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
-        with patch.object(prepare_module, "make_plan", small):
-            return prepare(recipe_from_dict(self.recipe), self.hub, target=target, license_choice="mit")
+        with patch.object(line_module, "make_plan", small):
+            return prepare(recipe_from_dict(self.recipe), self.hub, Request(target=target, license="mit"))
 
     def merge(self) -> dict[str, str]:
         """Merge to the folder; the sha256 of every file there that is a function of the inputs."""
         prepared, out = self.prepare(), self.folder / "out"
         with patch.object(line_module, "render_figures", lambda report: {}):  # most of the time, and not the topic
-            merge_to_folder(prepared, self.hub, out, cache=self.folder / "inputs", observer=self.watcher, resume=True)
+            merge_to_folder(prepared, self.hub, out, StreamOptions(cache=self.folder / "inputs"), self.watcher)
         return {p.name: sha256(p.read_bytes()).hexdigest() for p in out.iterdir() if p.name not in OWN_WORDS}
 
     def run(self) -> Published:

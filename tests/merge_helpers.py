@@ -18,16 +18,14 @@ from builders import llama_shapes, random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
 from huggingface_hub.utils import _http
 
-from hubmerge import merge as line_module
-from hubmerge import prepare as prepare_module
+from hubmerge import line as line_module
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import Patience
-from hubmerge.merge import merge_to_folder, merge_to_hub
+from hubmerge.line import Prepared, Request, merge_to_folder, merge_to_hub, prepare
 from hubmerge.output.publish import Published, Target
 from hubmerge.plan.disk import used_bytes
 from hubmerge.plan.plan import make_plan
-from hubmerge.prepare import Prepared, prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 from localhub.process import LocalHubProcess
 
@@ -109,26 +107,21 @@ class Job:
 
     def prepare(self) -> Prepared:
         small = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
-        with patch.object(prepare_module, "make_plan", small):
+        with patch.object(line_module, "make_plan", small):
             target = Target(self.target, False, expose=True)
-            return prepare(recipe_from_dict(self.recipe), self.hub, target=target, license_choice="mit")
+            return prepare(recipe_from_dict(self.recipe), self.hub, Request(target=target, license="mit"))
 
     def to_folder(self, **more: Any) -> dict[str, str]:
         with patch.object(line_module, "render_figures", lambda report: {}):  # most of the time, and not the topic
-            merge_to_folder(self.prepare(), self.hub, self.out, resume=True, **self._surroundings(), **more)
+            merge_to_folder(self.prepare(), self.hub, self.out, self.options(), self.watcher, **more)
         return {p.name: sha256(p.read_bytes()).hexdigest() for p in self.out.iterdir() if p.name not in OWN_WORDS}
 
     def to_hub(self, **more: Any) -> Published:
         with patch.object(line_module, "render_figures", lambda report: {}):
-            return merge_to_hub(self.prepare(), self.hub, self.out, **self._surroundings(), **more)
+            return merge_to_hub(self.prepare(), self.hub, self.out, self.options(), self.watcher, **more)
 
-    def _surroundings(self) -> dict[str, Any]:
-        return {
-            "cache": self.inputs,
-            "observer": self.watcher,
-            "options": StreamOptions(chunk_elements=4096, threads=2, backend="eager"),
-            "disk_budget": self.disk_budget,
-        }
+    def options(self) -> StreamOptions:
+        return StreamOptions(4096, 2, backend="eager", cache=self.inputs, disk_budget=self.disk_budget)
 
     def published(self) -> dict[str, str]:
         """The sha256 of every published file that is a function of the inputs."""

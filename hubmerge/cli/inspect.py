@@ -10,13 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from hubmerge.cli.terminal import Terminal
-from hubmerge.engine.progress import resolving
 from hubmerge.hub.client import Hub
+from hubmerge.line import Request, prepare, prepare_variants
 from hubmerge.methods.varying import varies, worded, written
 from hubmerge.output.plan_words import Group, cost_of, fit_of, in_words, models_of, plan_summary
 from hubmerge.plan.licenses import strictest
 from hubmerge.plan.plan import Plan
-from hubmerge.prepare import prepare, prepare_variants
 from hubmerge.recipe.file import read_document, recipe_in
 from hubmerge.recipe.sweep import sweep_in
 
@@ -25,13 +24,13 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     """Print the plan's summary; errors are raised for the caller to print."""
     terminal.stage("resolve")
     document = read_document(arguments.recipe)
-    sweep = sweep_in(document)
+    sweep, request = sweep_in(document), Request(allow_local=True)
     if sweep is None:
-        plan = prepare(recipe_in(document), hub, allow_local=True, tell=resolving(terminal), begin=terminal.stage).plan
+        plan = prepare(recipe_in(document), hub, request, terminal).plan
         summary = plan_summary(plan)
     else:
         recipes = [recipe for _, recipe in sweep.variants]
-        prepared = prepare_variants(recipes, hub, allow_local=True, tell=resolving(terminal), begin=terminal.stage)
+        prepared = prepare_variants(recipes, hub, request, terminal)
         plan = prepared[0].plan
         summary = _of_sweep([name for name, _ in sweep.variants], [one.plan for one in prepared])
     if (decision := strictest([m.license for m in plan.models])).needs_choice:

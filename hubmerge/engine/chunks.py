@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -85,6 +86,9 @@ class StreamOptions:
     ranks: Ranks = ALONE  # the processes that share the work
     sink: Sink = "disk"  # "null": shards are counted and hashed, not written; by one process only
     bursts: Bursts | None = None  # where a GPU is lent for one shard at a time
+    cache: Path | None = None  # folder of fetched inputs; None: in the output's working folder
+    sensitivities: Path | None = None  # folder where computed ones are kept for the next merge
+    disk_budget: int | None = None  # bytes that output and fetched inputs may take together; None: what is free
 
     @contextmanager
     def on_device(self, plan: Plan, warn: Callable[[str], None]) -> Iterator[StreamOptions]:

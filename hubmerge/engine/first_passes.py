@@ -56,7 +56,7 @@ def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Ob
 def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
     epsilon = epsilon_of(plan)
     planned = [t for t in plan.tensors() if t.action == "merge"]
-    mine = options.ranks.mine(planned, lambda t: t.elements)
+    mine = options.ranks.mine(planned)
     nothing = zero_tally(len(plan.agents))
     tallies = {t.name: nothing for t in mine}
     counted = ToldSum(nothing, observer.counted)
@@ -119,7 +119,7 @@ def _of_each_tensor(
     observer: Observer,
 ) -> Thresholds:
     ranked = [t for t in merged if magnitudes_in(t) is not None]
-    merged = options.ranks.mine(ranked, lambda t: t.elements)
+    merged = options.ranks.mine(ranked)
     reader.expect([t for t in merged for _ in range(2)], again=True)
     done, total = 0, 2 * sum(t.elements for t in merged)
     found: dict[str, tuple[float, ...]] = {}
@@ -153,7 +153,7 @@ def _of_model(
 ) -> tuple[float, ...]:
     """One or two passes, whose tensors the processes share out."""
     ranks = options.ranks
-    mine = ranks.mine(merged, lambda t: t.elements)
+    mine = ranks.mine(merged)
     share = sum(t.elements for t in mine)
     selection = Selection(magnitudes, len(plan.agents))
     done = 0

@@ -31,7 +31,8 @@ from hubmerge.plan.plan import Plan
 from hubmerge.sources.folder import UnchangedFolders
 from hubmerge.statistics.statistics import SCHEMA, Tally
 
-_JOURNAL = "journal.jsonl"
+_JOURNAL = "journal.jsonl"  # of rank 0
+_OF_RANK = "journal-{}.jsonl"  # of the other processes of a merge
 _FORM = 5  # its version
 _TENSORS_A_LINE = 256  # about 5 MB of tallies
 _SEAL = ', "crc32": "'
@@ -43,9 +44,9 @@ class Journal:
     Nothing is recorded that was made of local folders which are no longer as they were pinned.
     """
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: Plan, rank: int = 0) -> None:
         self._folder = folder
-        self._path = folder / WORK / _JOURNAL
+        self._path = folder / WORK / (_OF_RANK.format(rank) if rank else _JOURNAL)
         self._identity = plan_identity(plan)
         self._refs = [m.ref for m in plan.models]
         self._folders = UnchangedFolders(plan.models)
@@ -69,25 +70,31 @@ class Journal:
         resume: bool,
         uploads: bool = False,
         verified: bool = False,
+        rank: int = 0,
         tell: Callable[[int, int], None] = lambda done, total: None,
     ) -> Self:
         """The journal of `folder` for this plan; `uploads`: shards are uploaded and deleted one by one.
 
+        It knows what all journals there say, and adds to that of process `rank`; rank 0 is the first to open its own.
         `verified`: its shards were written just now and are not read again, or `verify` follows. `tell`: see there.
 
         Raises TargetExistsError when the folder holds something else, or an unfinished merge and not `resume`.
         """
-        journal = cls(folder, plan)
+        journal = cls(folder, plan, rank)
         journal._uploads = uploads
         path = journal._path
-        if path.is_file():
+        if journals := sorted((folder / WORK).glob("journal*.jsonl")):  # rank 0's comes last: it ends the probe
             if not resume:
                 raise TargetExistsError(
                     "an unfinished merge is here",
                     where=str(folder),
                     next_step="Go on with it (`resume`), or remove the folder.",
                 )
-            journal._read(folder)
+            for one in journals:
+                journal._read(folder, one)
+            for name, shard in journal._here():
+                if not has_size(folder / name, shard):
+                    del journal.shards[name]
             journal.resumed = journal._begun
             if not verified:
                 cls.verify([journal], tell)
@@ -100,10 +107,13 @@ class Journal:
                 )
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-        if not journal._begun:
-            pins = [{"kind": r.kind, "id": r.id, "sha": r.sha, "requested": r.requested} for r in journal._refs]
-            journal._append({"event": "plan", "identity": journal._identity, "models": pins})
+        if not rank and not journal._begun:
+            journal._append(journal._first_line())
         return journal
+
+    def _first_line(self) -> dict[str, Any]:
+        pins = [{"kind": r.kind, "id": r.id, "sha": r.sha, "requested": r.requested} for r in self._refs]
+        return {"event": "plan", "identity": self._identity, "models": pins}
 
     @staticmethod
     def verify(journals: Sequence[Journal], tell: Callable[[int, int], None]) -> None:
@@ -172,7 +182,8 @@ class Journal:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self._lock, writing(self._path), open(self._path, "ab", buffering=0) as file:
-            left = memoryview(sealed(line).encode())
+            lines = [line] if self._begun or line["event"] == "plan" else [self._first_line(), line]
+            left = memoryview("".join(map(sealed, lines)).encode())
             end = file.tell()
             try:
                 while left:
@@ -182,18 +193,22 @@ class Journal:
                 with suppress(OSError):
                     file.truncate(end)
                 raise
+            self._begun = True
 
-    def _read(self, folder: Path) -> None:
+    def _read(self, folder: Path, path: Path) -> None:
         """Line by line, since all of them together may take more memory than the merge."""
-        length = 0
-        with reading(self._path), open(self._path, "rb") as file:
+        length, own = 0, path == self._path
+        with reading(path), open(path, "rb") as file:
             for line, end in sound_lines(file):
                 self._take(line, folder)
-                self._begun = True
+                self._begun |= own
                 length = end
+            if not own:  # whoever works there looks after it
+                return
             whole = file.seek(0, os.SEEK_END)
             file.seek(0)
-            if not length and (b"\n" in file.read() or any(p for p in folder.iterdir() if p.name != WORK)):
+            damaged = b"\n" in file.read() or any(p for p in folder.iterdir() if p.name != WORK)
+            if not length and damaged and path.name == _JOURNAL:
                 raise TargetExistsError(
                     "the journal of an unfinished merge is damaged, or of another version of hubmerge",
                     where=str(self._path),
@@ -203,9 +218,6 @@ class Journal:
             with writing(self._path), open(self._path, "r+b") as file:
                 file.truncate(length)
         self._probed = {}  # of a probe that was cut short
-        for name, shard in self._here():
-            if not has_size(folder / name, shard):
-                del self.shards[name]
 
     def _here(self) -> list[tuple[str, FinishedShard]]:
         """The shards that are files."""

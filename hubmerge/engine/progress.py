@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -64,6 +64,38 @@ class Observer(Protocol):
     def warning(self, message: str) -> None: ...
 
 
+class Unobserved:
+    """An observer that looks away."""
+
+    def stage(self, name: str) -> None:
+        pass
+
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        pass
+
+    def statistics(self, values: Mapping[str, Any]) -> None:
+        pass
+
+    def warning(self, message: str) -> None:
+        pass
+
+
+class OfRank(Unobserved):
+    """What a process other than rank 0 tells: its warnings, with its rank."""
+
+    def __init__(self, observer: Observer, rank: int) -> None:
+        self._observer = observer
+        self._rank = rank
+
+    def warning(self, message: str) -> None:
+        self._observer.warning(f"rank {self._rank}: {message}")
+
+
+def of_rank(observer: Observer, rank: int) -> Observer:
+    """Who watches process `rank` of a merge."""
+    return OfRank(observer, rank) if rank else observer
+
+
 def verifying(observer: Observer) -> Callable[[int, int], None]:
     """Tells how many bytes of finished shards have been read again: a stage of its own, where there are any."""
     begun = False
@@ -86,9 +118,9 @@ def resolving(observer: Observer) -> Callable[[int, int], None]:
 class Bridge:
     """From the stream's and the cache's observers to the line's, all in the caller's thread."""
 
-    def __init__(self, observer: Observer) -> None:
-        self.labels: tuple[str, ...] = ()
-        self._observer = observer
+    def __init__(self, observer: Observer, labels: Sequence[str]) -> None:
+        self.observer = observer
+        self._labels = labels
         self._stage = ""
         self._last: tuple[str, int, int, str] | None = None
         self._next_summary = 0.0
@@ -97,9 +129,9 @@ class Bridge:
         """The merge waits for what it begins with; what else it needs is fetched meanwhile."""
         if not self._stage:
             self._stage = "fetch"
-            self._observer.stage("fetch")
+            self.observer.stage("fetch")
         if self._stage == "fetch":
-            self._observer.progress("fetch", done, total, "B")
+            self.observer.progress("fetch", done, total, "B")
             if done == total:
                 self.merging()
         else:
@@ -107,7 +139,7 @@ class Bridge:
 
     def merging(self) -> None:
         self._stage = "merge"
-        self._observer.stage("merge")
+        self.observer.stage("merge")
 
     def progress(self, stage: str, done: int, total: int) -> None:
         if stage == "compile":
@@ -118,22 +150,22 @@ class Bridge:
 
     def _compiling(self, done: int, total: int) -> None:
         if done == 0:
-            self._observer.stage("compile")
-        self._observer.progress("compile", done, total, unit_of("compile"))
+            self.observer.stage("compile")
+        self.observer.progress("compile", done, total, unit_of("compile"))
         if done == total and self._stage:
-            self._observer.stage(self._stage)
+            self.observer.stage(self._stage)
 
     def uploading(self, sent: int, total: int) -> None:
         """The merge waits for an upload."""
         if total:
-            self._observer.progress("upload", sent, total, "B")
+            self.observer.progress("upload", sent, total, "B")
         else:
             self.again()
 
     def again(self) -> None:
         """Say once more how far it is, so that the observer can cancel."""
         if self._last is not None:
-            self._observer.progress(*self._last)
+            self.observer.progress(*self._last)
 
     def counted(self, total: Tally) -> None:
         """Now and then: what was counted in the end is told by whoever runs the merge."""
@@ -141,7 +173,7 @@ class Bridge:
 
         if (now := time.monotonic()) >= self._next_summary:
             self._next_summary = now + _SUMMARY_S
-            self._observer.statistics(summarize(total, self.labels))
+            self.observer.statistics(summarize(total, self._labels))
 
     def warning(self, message: str) -> None:
-        self._observer.warning(message)
+        self.observer.warning(message)

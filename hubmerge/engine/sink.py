@@ -115,15 +115,31 @@ def sound(files: Sequence[tuple[Path, FinishedShard]], tell: Callable[[int, int]
 
 
 @contextmanager
-def sole_owner(folder: Path) -> Iterator[None]:
+def sole_owner(folder: Path, rank: int = 0) -> Iterator[None]:
     """Nobody else on this machine works in `folder` meanwhile; it is made if it is missing.
 
-    The folder itself is locked, so that nothing is left in one that turns out to be somebody else's; the lock goes
-    with the process, however it ends.
+    Rank 0 locks the folder itself, so that nothing is left in one that turns out to be somebody else's; the other
+    processes of a merge lock a file of their rank. A lock goes with the process, however that ends.
     """
     make_folder(folder)
+    lock = folder / WORK / f"rank-{rank}.lock" if rank else folder
+    with ExitStack() as held:
+        if rank:
+            with writing(lock):
+                lock.parent.mkdir(exist_ok=True)
+                lock.touch()
+        else:
+            for left in folder.glob(f"{WORK}/rank-*.lock"):  # by an earlier run, perhaps of more processes
+                with _locked(left, folder):
+                    pass
+        held.enter_context(_locked(lock, folder))
+        yield
+
+
+@contextmanager
+def _locked(path: Path, folder: Path) -> Iterator[None]:
     with written("the folder cannot be read", str(folder)):
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        held = os.open(path, os.O_RDONLY)
     try:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -25,10 +25,10 @@ from hubmerge.engine.chunks import (
     epsilon_of,
     runnable,
 )
+from hubmerge.engine.distributed import check_reachable, of_all_devices, share
 from hubmerge.engine.first_passes import find_thresholds, probe
 from hubmerge.engine.journal import Journal, plan_identity
 from hubmerge.engine.parallel_shards import Overall, write_shards
-from hubmerge.engine.rank_folders import adopt, check_complete, collect
 from hubmerge.engine.shard_work import Output, readings, write_shard
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.engine.steps import ranked_by_tensor
@@ -105,35 +105,29 @@ def merge_variants(
     options = replace(options, beside=tuple(variant.plan for variant in variants[1:]))
     options.ranks.agree("the plan", plan_identity(first.plan))
     with runnable(options, first.plan, observer).on_device(first.plan, observer.warning) as opened:
-        statistics, device = merge_share(variants, reader, opened, observer)
+        statistics = _statistics(variants, reader, opened, observer)
+        thresholds = [_thresholds(variant, reader, opened, observer) for variant in variants]
+        _write(variants, statistics, thresholds, reader, opened, observer)
+        device = of_all_devices(options.ranks.gather(opened.device_facts()))
     if options.bursts is not None:
         device |= options.bursts.facts
-    for variant in variants:
-        adopt(variant.folder, variant.plan, variant.journal, verified=True)
-        check_complete(variant.folder, variant.plan, variant.journal)
     return [replace(_collected(variant, statistics), device=device) for variant in variants]
 
 
-def merge_share(
+def _write(
     variants: Sequence[Variant],
+    statistics: Statistics | None,
+    thresholds: Sequence[Thresholds],
     reader: TensorReader,
     options: StreamOptions,
     observer: Observer,
-    untold: Sequence[str] = (),
-) -> tuple[Statistics | None, dict[str, Any]]:
-    """Write this process's share of the shards; when it returns, every process has written its own.
-
-    `untold`: warnings of a process whose observer nobody watches; in the end they reach rank 0's. Returns the probe's
-    statistics, where there was one, and the facts of all processes' devices.
-    """
+) -> None:
+    """Write this process's shards; when it returns, every process has written its own."""
     ranks, plan = options.ranks, variants[0].plan
-    statistics = _statistics(variants, reader, options, observer)
-    thresholds = [_thresholds(variant, reader, options, observer) for variant in variants]
     outputs = [Output(v.plan, v.folder, v.sensitivities, t) for v, t in zip(variants, thresholds, strict=True)]
-    finished = [set(ranks.first(sorted(v.journal.shards))) for v in variants]
-    left = [s for s in plan.shards if any(s.filename not in names for names in finished)]
-    mine = ranks.mine(left, lambda s: s.size)
-    numbers = [number for number, shard in enumerate(plan.shards) if shard in mine]
+    finished = [set(v.journal.shards) for v in variants]
+    mine = ranks.mine(list(enumerate(plan.shards)))
+    numbers = [number for number, shard in mine if any(shard.filename not in names for names in finished)]
     if numbers:
         _try_device(outputs, options, statistics)
         options.tell(observer.warning)
@@ -182,8 +176,9 @@ def merge_share(
             variant.journal.add_shard(finished_shard)
     for variant in variants:
         variant.settle()
-        collect(ranks, plan, variant.journal)
-    return statistics, ranks.report(untold, options.device_facts(), observer.warning)
+        share(ranks, variant.journal)
+        if ranks.rank == 0:
+            check_reachable(ranks, variant.folder, variant.plan, variant.journal)
 
 
 def _try_device(outputs: Sequence[Output], options: StreamOptions, statistics: Statistics | None) -> None:

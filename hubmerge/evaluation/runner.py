@@ -26,9 +26,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event as ThreadEvent
-from typing import Literal, Protocol
+from typing import Literal
 
 from hubmerge import __version__, machine
+from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.errors import (
     CancelledError,
     CorruptError,
@@ -69,25 +70,6 @@ _PERHAPS_THE_MACHINE = (MemoryLimitError, WallLimitError)
 _ABOUT_THE_MODEL = (EvaluationError, MemoryLimitError, FormatError, HeaderError, IndexFileError, CorruptError)
 
 
-class EvaluationObserver(Protocol):
-    """Watches a run; every method may raise to end it."""
-
-    def stage(self, name: str) -> None:
-        """resolve, fetch model, fetch data, start lighteval, load model, generate, score."""
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
-
-    def warning(self, message: str) -> None: ...
-
-
-class Unobserved:
-    """An observer that ignores everything."""
-
-    def stage(self, name: str) -> None: ...
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
-    def warning(self, message: str) -> None: ...
-
-
 @dataclass(frozen=True)
 class EvaluateOptions:
     """Options of a run. Only `limit`, `dtype` and `backend` should change a score."""
@@ -113,7 +95,7 @@ class _Run:
     hub: Hub
     workdir: Path
     options: EvaluateOptions
-    observer: EvaluationObserver
+    observer: Observer
     cancelled: Callable[[], bool]
 
     @property
@@ -129,7 +111,7 @@ def evaluate(
     workdir: Path,
     split: Split = "test",
     options: EvaluateOptions | None = None,
-    observer: EvaluationObserver | None = None,
+    observer: Observer | None = None,
     cancel: Cancel | None = None,
     allow_local: bool = False,
 ) -> EvaluationResult:
@@ -230,7 +212,7 @@ def _cancellable(run: _Run) -> Callable[[str, int, int, str], None]:
     return progress
 
 
-def _teller(observer: EvaluationObserver) -> Callable[[Event], None]:
+def _teller(observer: Observer) -> Callable[[Event], None]:
     """Passes the child's events on to the observer; malformed ones are left out."""
 
     def tell(event: Event) -> None:

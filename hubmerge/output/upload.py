@@ -16,13 +16,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.sink import FinishedShard
+from hubmerge.engine.sink import MANIFEST, FinishedShard
 from hubmerge.errors import HubmergeError
 from hubmerge.hub.client import Hub
 from hubmerge.output.publish import Target, ensure_target, note_created
+from hubmerge.plan.plan import Plan
 
 _TICK_S = 0.2
+
+
+def forget_lost(hub: Hub, target: Target, plan: Plan, journal: Journal, folder: Path, ranks: Ranks) -> bool:
+    """Whether the target no longer holds shards that were uploaded; they are made again, and so is what follows."""
+    own = {shard.filename for shard in ranks.mine(plan.shards)} & journal.uploaded
+    held = [journal.shards[name] for name in sorted(own)]
+    missing = hub.missing_uploads(target.repo, [(s.sha256, s.size) for s in held]) if held else ()
+    lost = [s.filename for s in held if s.sha256 in missing]
+    if not any(ranks.gather(len(lost))):
+        return False
+    ranks.in_turn(lambda: (folder / MANIFEST).unlink(missing_ok=True))
+    journal.forget(lost)
+    return True
 
 
 class ShardUploader:

@@ -38,6 +38,11 @@ MAX_DATA_BYTES = 2 * 10**9  # of all files of a dataset, on a server
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
+def weighs(plan: Plan) -> bool:
+    """Whether the plan's method weighs by sensitivities."""
+    return "sensitivity" in get_method(plan.recipe.method).extras
+
+
 class Calibration:
     """Reads the calibration data of plans over the same models, each once.
 
@@ -58,7 +63,7 @@ class Calibration:
 
         Raises what reading the data, the tokenizers or the named files raises.
         """
-        if plan.calibration or "sensitivity" not in get_method(plan.recipe.method).extras:
+        if plan.calibration or not weighs(plan):
             return plan
         specs = [agent.calibration or plan.recipe.calibration for agent in plan.recipe.agents]
         pinned = [

@@ -48,7 +48,7 @@ def test_what_the_client_tries_again_is_told_as_json_too(line: Line, switch: Fau
 def test_a_warning_is_told_once(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     terminal = Terminal(as_json)
     for words in ("no device", "no device", "another"):
-        terminal.stream.warning(words)
+        terminal.warning(words)
     assert capsys.readouterr().err.count("no device") == 1
 
 
@@ -85,9 +85,9 @@ def test_the_bar_of_a_stage_that_comes_again_has_the_new_total(
     ("command", "where"),
     [
         (["probe", "RECIPE"], "hubmerge.cli.probe.probe"),
-        (["merge", "RECIPE", "--out", "out"], "hubmerge.cli.merge.merge_to_folder"),
-        (["sweep", "SWEEP", "--out", "out"], "hubmerge.cli.sweep.merge_to_folders"),
-        (["publish", "out", "ada/x"], "hubmerge.output.finished.publish_folder"),
+        (["merge", "RECIPE", "--out", "out"], "hubmerge.line.merge_to_folder"),
+        (["sweep", "SWEEP", "--out", "out"], "hubmerge.cli.merge.merge_to_folders"),
+        (["publish", "out", "ada/x"], "hubmerge.library.publish_folder"),
     ],
     ids=["probe", "merge", "sweep", "publish"],
 )
@@ -105,9 +105,8 @@ def test_an_error_stands_on_a_line_of_its_own_where_a_bar_was(
     (tmp_path / "SWEEP").write_text(json.dumps({**models, "sweep": [{"method": "ram"}]}))
 
     def fails(*arguments: object, **named: object) -> None:
-        observer = named.get("observer", arguments[-1])
-        more = () if where.endswith("probe") else ("elements",)
-        observer.progress("merge", 1, 10, *more)  # type: ignore[attr-defined]
+        observer = next(one for one in arguments if isinstance(one, Terminal))
+        observer.progress("merge", 1, 10, "elements")
         raise CorruptError("damaged")
 
     monkeypatch.setattr(where, fails)

@@ -147,7 +147,7 @@ def test_merge_says_what_takes_long_in_every_stage(recipe: Path, slowly: Callabl
     slowly("hubmerge.sources.open._read_header", "resolve")
     slowly("hubmerge.engine.compiled.entries.Entry.load", "compile")
     slowly("hubmerge.engine.shard_work.read_chunk", "merge")
-    slowly("hubmerge.merge.render_figures", "card")
+    slowly("hubmerge.line.render_figures", "card")
     assert main(["merge", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
     assert never_waited(slowly) == []
 
@@ -202,7 +202,7 @@ def test_sweep_says_that_it_reads_headers(recipe: Path, slowly: Callable[..., No
 
 
 def test_leaderboard_says_that_it_reads_results(tmp_path: Path, slowly: Callable[..., None]):
-    slowly("hubmerge.leaderboard.files.read_folder", "results")
+    slowly("hubmerge.board.files.read_folder", "results")
     assert main(["leaderboard", "--results", str(tmp_path), "--log-json"]) == 0
     assert never_waited(slowly) == []
 

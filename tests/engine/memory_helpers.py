@@ -16,7 +16,7 @@ from benchmarks.metering import NOWHERE, measure, merging
 from benchmarks.synthetic import Shape, write_family
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.engine.stream import StreamOptions
-from hubmerge.prepare import prepare
+from hubmerge.line import Request, prepare
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sensitivity.file import SensitivityMetadata, weights_digest, write_tensors
@@ -89,5 +89,5 @@ def merge_once(recipe: Recipe, folder: Path) -> None:
 
 
 def predicted(recipe: Recipe, threads: int) -> int:
-    plan = prepare(recipe, NOWHERE, allow_local=True).plan
+    plan = prepare(recipe, NOWHERE, Request(allow_local=True)).plan
     return predict(plan, Machine(2), StreamOptions(threads=threads)).memory_bytes

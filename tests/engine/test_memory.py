@@ -11,9 +11,9 @@ from memory_helpers import AGENTS, IMPORTED, NOWHERE, PROMISED, Family, merge, m
 from benchmarks.metering import measure
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.engine.stream import StreamOptions
+from hubmerge.line import Request, prepare
 from hubmerge.methods import registry
 from hubmerge.plan.plan import Plan
-from hubmerge.prepare import prepare
 from hubmerge.recipe.recipe import Recipe
 
 ELEMENT_WISE = [name for name, method in registry().items() if not method.needs_whole("mlp.weight", (2, 2))]
@@ -26,11 +26,13 @@ def planned(method: str, agents: int = AGENTS, base: str = LARGE, **more: object
     content = {"base": base, "agents": [f"{base}{parent}agent={k + 1}&density=0.1" for k in range(agents)]}
     calibration = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"} if method in ("fisher", "sar") else None
     recipe = Recipe.model_validate({**content, "method": method, "calibration": calibration, **more})
-    return prepare(recipe, NOWHERE, allow_local=True, calibrate="not").plan  # what rows there are weighs nothing here
+    return prepare(
+        recipe, NOWHERE, Request(allow_local=True, calibrate="not")
+    ).plan  # what rows there are weighs nothing here
 
 
 def test_the_constant_is_what_imports_take() -> None:
-    modules = "hubmerge.cli.merge, hubmerge.engine.compiled, hubmerge.merge, hubmerge.engine.prediction"
+    modules = "hubmerge.cli.merge, hubmerge.engine.compiled, hubmerge.line, hubmerge.engine.prediction"
     assert measure([sys.executable, "-c", f"import {modules}"]).peak_rss_bytes >= IMPORTED
 
 

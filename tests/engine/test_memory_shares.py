@@ -24,8 +24,8 @@ from hubmerge.engine.memory import (
     stream_bytes,
 )
 from hubmerge.hub.client import Hub
+from hubmerge.line import Request, prepare
 from hubmerge.plan.plan import Plan
-from hubmerge.prepare import prepare
 from hubmerge.recipe.recipe import Recipe
 
 NOWHERE = Hub("http://127.0.0.1:9")  # never asked
@@ -34,7 +34,7 @@ BASE = "synthetic:llama-70b?layers=2"
 
 def planned(method: str, agents: int, **more: object) -> Plan:
     content = {"base": BASE, "agents": [f"{BASE}&agent={k + 1}&density=0.1" for k in range(agents)], "method": method}
-    return prepare(Recipe.model_validate({**content, **more}), NOWHERE, allow_local=True).plan
+    return prepare(Recipe.model_validate({**content, **more}), NOWHERE, Request(allow_local=True)).plan
 
 
 def taken(shares: Shares) -> int:

@@ -18,8 +18,8 @@ from hubmerge.engine.device.choose import device_there
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
+from hubmerge.line import Request, prepare
 from hubmerge.plan.plan import Plan
-from hubmerge.prepare import prepare
 from hubmerge.recipe.recipe import Recipe
 
 HUB = Hub("http://127.0.0.1:9")  # never asked
@@ -30,7 +30,7 @@ WIDE = Shape(layers=1, hidden=1024, intermediate=3072, key_value=256, vocabulary
 
 def planned(method: str, agents: int = 3, shape: str = NAME, **more: object) -> Plan:
     content = {"base": shape, "agents": [f"{shape}?agent={k + 1}&density=0.1" for k in range(agents)]}
-    return prepare(Recipe.model_validate({**content, "method": method, **more}), HUB, allow_local=True).plan
+    return prepare(Recipe.model_validate({**content, "method": method, **more}), HUB, Request(allow_local=True)).plan
 
 
 def family(folder: Path, shape: Shape) -> dict[str, Any]:
@@ -69,7 +69,9 @@ def test_the_peak_memory_of_a_process_is_within_a_quarter_of_what_its_plan_said(
     merge_once(method, tmp_path)
     recipe = Recipe.model_validate({**models, "method": method, **more})
     threads = 2 if case != "large" else 4
-    predicted = predict(prepare(recipe, HUB, allow_local=True).plan, Machine(2), StreamOptions(threads=threads))
+    predicted = predict(
+        prepare(recipe, HUB, Request(allow_local=True)).plan, Machine(2), StreamOptions(threads=threads)
+    )
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe.to_yaml())
     out = tmp_path / "out"

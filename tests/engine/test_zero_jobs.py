@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ from cache_helpers import KB, FolderHub, made_model, reads_of
 from fake_spaces import spaces
 from merge_helpers import Job
 
-from hubmerge import merge as line_module
+from hubmerge import line as line_module
 from hubmerge.engine.device.zero import lent_bursts
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.isolation.child import ChildProcess
 from hubmerge.isolation.scrub import Scrubber
-from hubmerge.merge import merge_to_hub
+from hubmerge.line import merge_to_hub
 from hubmerge.plan.disk import output_need
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import load_settings
@@ -62,9 +63,7 @@ def published_in_bursts(
     monkeypatch.setattr(job.watcher, "warning", told.append)
     with lent_bursts(load_settings()) as bursts:
         options = StreamOptions(4096, 2, backend="eager", bursts=bursts)
-        merge_to_hub(
-            prepared, job.hub, job.out, cache=job.inputs, observer=job.watcher, options=options, disk_budget=budget
-        )
+        merge_to_hub(prepared, job.hub, job.out, replace(options, cache=job.inputs, disk_budget=budget), job.watcher)
     assert job.commits() == 1
     return dict(job.report()["environment"]), told
 

@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,9 +25,8 @@ from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import DiskError
 from hubmerge.hub import transfer as hub_bytes
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_folders
+from hubmerge.line import Request, merge_to_folders, prepare_variants
 from hubmerge.plan.disk import output_need, used_bytes
-from hubmerge.prepare import prepare_variants
 from hubmerge.recipe.recipe import recipe_from_dict
 
 
@@ -143,11 +143,11 @@ def test_a_budget_for_all_merges_counts_what_an_earlier_run_has_finished(tmp_pat
     folders = write_parents(tmp_path)
     recipes = [recipe_from_dict(recipe_dict(folders[0], folders[1:], method)) for method in ("ram", "linear")]
     hub, outs = Hub("http://127.0.0.1:9"), [tmp_path / "ram", tmp_path / "linear"]
-    merges = list(zip(prepare_variants(recipes, hub, allow_local=True), outs, strict=True))
+    merges = list(zip(prepare_variants(recipes, hub, Request(allow_local=True)), outs, strict=True))
 
     def merge(count: int, budget: int) -> None:
         options, cache = StreamOptions(threads=1, backend="eager"), tmp_path / "in"
-        merge_to_folders(merges[:count], hub, cache=cache, observer=Watcher(), options=options, disk_budget=budget)
+        merge_to_folders(merges[:count], hub, replace(options, cache=cache, disk_budget=budget), Watcher())
 
     one = output_need(merges[0][0].plan, uploaded=False)
     merge(1, one)

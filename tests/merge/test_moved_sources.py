@@ -13,8 +13,7 @@ from builders import llama_shapes, random_base, sparse_agent, write_model
 from fault_line import OUT_SHARD_BYTES, Family, Line, weights
 from huggingface_hub import HfApi
 
-from hubmerge import merge as line_module
-from hubmerge import prepare as prepare_module
+from hubmerge import line as line_module
 from hubmerge.cli.main import main
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.pins import commits_for
@@ -38,7 +37,7 @@ class Command:
             "HUBMERGE_DATA": str(line.folder / "data"),
         }.items():
             patch.setenv(name, value)
-        patch.setattr(prepare_module, "make_plan", partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES))
+        patch.setattr(line_module, "make_plan", partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES))
         patch.setattr(line_module, "render_figures", lambda report: {})
 
     def run(self, *more: str) -> int:

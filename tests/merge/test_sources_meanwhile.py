@@ -15,7 +15,7 @@ from cache_helpers import threads_left
 from huggingface_hub import HfApi
 from merge_helpers import OUT_SHARD_BYTES, Job, upload_family
 
-from hubmerge import merge as line_module
+from hubmerge import line as line_module
 from hubmerge.errors import GatedError, HubmergeError, HubUnavailableError, SourceChangedError, SourceNotFoundError
 from hubmerge.sources.shard_cache import ShardCache
 from localhub.fault_rules import FaultSwitch, Observe, WholeFile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,13 @@ import pytest
 from builders import recipe_dict, write_parents
 from merge_helpers import Job, Killed, Watcher
 
-from hubmerge import prepare as prepare_module
+from hubmerge import line as line_module
 from hubmerge.cli.main import main
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import CancelledError
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_folders
+from hubmerge.line import Request, merge_to_folders, prepare_variants
 from hubmerge.plan import plan as planning
-from hubmerge.prepare import prepare_variants
 from hubmerge.recipe.recipe import recipe_from_dict
 
 SMALL = 20_000
@@ -89,7 +89,7 @@ def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        prepare_module, "make_plan", lambda *models, **more: planning.make_plan(*models, max_shard_bytes=SMALL, **more)
+        line_module, "make_plan", lambda *models, **more: planning.make_plan(*models, max_shard_bytes=SMALL, **more)
     )
     folders = write_parents(tmp_path)
     recipes = [recipe_from_dict(recipe_dict(folders[0], folders[1:], method)) for method in ("ram", "linear")]
@@ -97,9 +97,9 @@ def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
     outs = [tmp_path / "ram", tmp_path / "linear"]
 
     def merge(observer: Any) -> None:
-        merges = zip(prepare_variants(recipes, hub, allow_local=True), outs, strict=True)
+        merges = zip(prepare_variants(recipes, hub, Request(allow_local=True)), outs, strict=True)
         options = StreamOptions(threads=1, backend="eager")
-        merge_to_folders([*merges], hub, cache=tmp_path / "in", observer=observer, options=options, resume=True)
+        merge_to_folders([*merges], hub, replace(options, cache=tmp_path / "in"), observer)
 
     with pytest.raises(Killed):
         merge(killed_at_the_end(Told()))
@@ -129,7 +129,7 @@ def test_verifying_is_told_in_json_lines(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("hubmerge.merge.make_report", killed)
+        patch.setattr("hubmerge.line.make_report", killed)
         with pytest.raises(Killed):
             main(command)
     capsys.readouterr()

@@ -83,12 +83,12 @@ GROUPS = {
         ),
     ),
     "board": Group(
-        ("hubmerge/leaderboard/*.py",),
+        ("hubmerge/board/*.py",),
         (
-            *(f"tests/leaderboard/test_board_{name}.py" for name in ("export", "files", "source")),
+            *(f"tests/board/test_board_{name}.py" for name in ("export", "files", "source")),
             "tests/output/test_board_intervals.py",
-            "tests/leaderboard/test_leaderboard.py",
-            "tests/leaderboard/test_provenance.py",
+            "tests/board/test_leaderboard.py",
+            "tests/board/test_provenance.py",
         ),
     ),
     "localhub": Group(

@@ -13,10 +13,11 @@ from builders import T, llama_shapes, random_base, sparse_agent, write_model
 from fault_line import Line
 from huggingface_hub import HfApi
 
-from hubmerge import merge as line_module
+from hubmerge import line as line_module
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import CancelledError, HubUnavailableError, NonFiniteError, SourceNotFoundError
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_hub
+from hubmerge.line import merge_to_hub
 from hubmerge.output.publish import Published
 from localhub.fault_rules import FaultSwitch, LostAnswer, Observe, Status
 from localhub.process import LocalHubProcess
@@ -81,8 +82,8 @@ class Run:
                 self.line.prepare(),
                 self.line.hub,
                 self.folder / "out",
-                cache=self.folder / "inputs",
-                observer=self.watcher,
+                StreamOptions(cache=self.folder / "inputs"),
+                self.watcher,
             )
 
     def as_a_worker(self) -> None:

@@ -12,10 +12,10 @@ from builders import random_base, write_model
 from cache_helpers import KB, FolderHub, made_model, reads_of, threads_left
 from merge_helpers import OUT_SHARD_BYTES, Job
 
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import CorruptError, SourceChangedError
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_hub
-from hubmerge.prepare import Prepared
+from hubmerge.line import Prepared, merge_to_hub
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import HeaderDigest
 from hubmerge.sources.open import open_model
@@ -52,9 +52,8 @@ def test_a_server_that_lies_about_a_header_alone_is_found_out_before_anything_of
             prepared,
             job.hub,
             job.out,
-            cache=job.inputs,
-            observer=job.watcher,
-            disk_budget=2 * OUT_SHARD_BYTES + inputs,
+            StreamOptions(cache=job.inputs, disk_budget=2 * OUT_SHARD_BYTES + inputs),
+            job.watcher,
         )
     assert threads_left() == []
     assert not job.api.repo_exists(job.target) or job.commits() == 0

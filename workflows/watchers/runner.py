@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hubmerge.errors import HubmergeError, HubUnavailableError, InternalError, QuotaError
+from hubmerge.line import Request, prepare
 from hubmerge.output.publish import Target
-from hubmerge.prepare import prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.jobs.account import Account
 from workflows.jobs.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationDesk
@@ -172,7 +172,7 @@ class Watchers:
         """The merge job, after every check that needs no weights; the form's jobs are made the same way."""
         target = Target(planned.target, rule.private, expose=planned.expose)
         recipe = recipe_from_dict(dict(planned.recipe))
-        prepared = prepare(recipe, self._account.hub, target=target, license_choice=rule.license, calibrate="apart")
+        prepared = prepare(recipe, self._account.hub, Request(target, rule.license, calibrate="apart"))
         payload = {
             "recipe": prepared.plan.recipe.to_dict(),
             "target": target.repo,

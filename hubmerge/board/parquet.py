@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hubmerge.leaderboard.export import row_data
-from hubmerge.leaderboard.values import Board
+from hubmerge.board.export import row_data
+from hubmerge.board.values import Board
 
 
 def _schema() -> Any:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
+from hubmerge.board.lineage import Node
+from hubmerge.board.values import Refusal
 from hubmerge.evaluation.result import EvaluationResult, Split, result_path
 from hubmerge.evaluation.signing import Provenance, provenance
-from hubmerge.leaderboard.lineage import Node
-from hubmerge.leaderboard.values import Refusal
 
 _RunKey = tuple[str, str, str, str, str]
 

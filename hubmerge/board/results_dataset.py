@@ -27,13 +27,8 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-from hubmerge.errors import FormatError, HubUnavailableError, ResultError, SourceNotFoundError
-from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split, parse_result, result_path
-from hubmerge.evaluation.signing import believed, provenance
-from hubmerge.hub.client import Hub, TreeFile
-from hubmerge.hub.errors import BranchMovedError
-from hubmerge.leaderboard.dataset_card import dataset_card
-from hubmerge.leaderboard.files import (
+from hubmerge.board.dataset_card import dataset_card
+from hubmerge.board.files import (
     FLAGS,
     MAX_FILES,
     MAX_FLAGS_BYTES,
@@ -44,10 +39,15 @@ from hubmerge.leaderboard.files import (
     parse_files,
     renamed,
 )
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.parquet import board_parquet, read_results_parquet, results_parquet
-from hubmerge.leaderboard.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
-from hubmerge.leaderboard.values import Flag, Refusal
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
+from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
+from hubmerge.board.values import Flag, Refusal
+from hubmerge.errors import FormatError, HubUnavailableError, ResultError, SourceNotFoundError
+from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split, parse_result, result_path
+from hubmerge.evaluation.signing import believed, provenance
+from hubmerge.hub.client import Hub, TreeFile
+from hubmerge.hub.errors import BranchMovedError
 
 DETAILS = "details/"
 BOARD_TABLE = "data/board.parquet"

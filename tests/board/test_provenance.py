@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from board_helpers import ENVIRONMENT, family, parent, result, result_data, task
 
+from hubmerge.board.export import board_data, suite_csv
+from hubmerge.board.files import renamed
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.trust import Trust, keys_file, named_keys, parse_keys
+from hubmerge.board.values import Board, Flag, Row
 from hubmerge.cli.main import main
 from hubmerge.errors import ResultError, SettingsError
 from hubmerge.evaluation.result import EvaluationResult, parse_result, result_path
 from hubmerge.evaluation.signing import believed, provenance, public_key, signed
-from hubmerge.leaderboard.export import board_data, suite_csv
-from hubmerge.leaderboard.files import renamed
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.trust import Trust, keys_file, named_keys, parse_keys
-from hubmerge.leaderboard.values import Board, Flag, Row
 from hubmerge.settings import Settings
 from workflows.app.board_table import table
 
@@ -295,7 +295,7 @@ def test_json_csv_and_parquet_say_who_ran_a_row(tmp_path: Path) -> None:
 
     import pyarrow.parquet as pq
 
-    from hubmerge.leaderboard.parquet import board_parquet
+    from hubmerge.board.parquet import board_parquet
 
     built = board(result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5}), *own())
     [suite] = board_data(built)["suites"]

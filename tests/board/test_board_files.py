@@ -11,13 +11,13 @@ import pytest
 from board_helpers import ENVIRONMENT, HOSTILE, family, result, result_data, sha, task
 from hypothesis import given, settings
 
+from hubmerge.board.export import board_json, suite_csv
+from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, parse_flags, read_folder
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.parquet import board_parquet
+from hubmerge.board.values import Flag
 from hubmerge.errors import ResultError
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, result_path
-from hubmerge.leaderboard.export import board_json, suite_csv
-from hubmerge.leaderboard.files import MAX_FLAGS_BYTES, parse_files, parse_flags, read_folder
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.parquet import board_parquet
-from hubmerge.leaderboard.values import Flag
 
 
 def stored(*results: EvaluationResult) -> list[tuple[str, bytes]]:
@@ -197,7 +197,7 @@ def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(
     for path, data in stored(*family()):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
-    monkeypatch.setattr("hubmerge.leaderboard.files.MAX_FILES", 2)
+    monkeypatch.setattr("hubmerge.board.files.MAX_FILES", 2)
     read = read_folder(tmp_path)
     assert len(read.results) == 2
     assert {r.reason for r in read.refused} == {"more than 2 files"}

@@ -14,13 +14,13 @@ import pytest
 from board_helpers import family, result, task
 
 from benchmarks.board import synthetic
+from hubmerge.board.export import board_data, board_json, row_data, suite_csv
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.parquet import board_parquet
+from hubmerge.board.values import Flag
 from hubmerge.cli.leaderboard import add_arguments, run_cli
 from hubmerge.cli.terminal import Terminal
 from hubmerge.evaluation.result import result_path
-from hubmerge.leaderboard.export import board_data, board_json, row_data, suite_csv
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.parquet import board_parquet
-from hubmerge.leaderboard.values import Flag
 from hubmerge.output.card_scores import scores_view
 from hubmerge.settings import Settings
 from workflows.app.board_panels import score_sections
@@ -147,7 +147,7 @@ def test_the_command_imports_nothing_heavy(tmp_path: Path, form: list[str]) -> N
         "import sys\nfrom hubmerge.cli.main import main\n"
         f"assert main(['leaderboard', '--results', {str(tmp_path)!r}, *{form!r}]) == 0\n"
         "heavy = {'torch', 'numpy', 'gradio', 'pandas', 'pyarrow', 'datasets', 'huggingface_hub', 'httpx2', 'jinja2'}\n"
-        "heavy |= {'matplotlib', 'numba', 'sqlite3', 'yaml', 'asyncio', 'hubmerge.merge', 'localhub'}\n"
+        "heavy |= {'matplotlib', 'numba', 'sqlite3', 'yaml', 'asyncio', 'hubmerge.line', 'localhub'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from hubmerge.board.values import FLAG_KINDS, Flag, Refusal
 from hubmerge.errors import ResultError
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
 from hubmerge.hub.names import is_hub_id
-from hubmerge.leaderboard.values import FLAG_KINDS, Flag, Refusal
 
 RESULTS = "results/"
 FLAGS = "flags.json"

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.results_dataset import LoadedResults, ResultsDataset
+from hubmerge.board.values import Board
 from hubmerge.errors import HubmergeError, HubUnavailableError, SourceNotFoundError
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.results_dataset import LoadedResults, ResultsDataset
-from hubmerge.leaderboard.values import Board
 
 REFRESH_S = 30.0
 FIRST_WAIT_S = 5.0  # for the first board, while another thread reads it, and between two tries to read it

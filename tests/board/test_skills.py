@@ -10,9 +10,9 @@ from board_helpers import PARENTS, family, parent, result
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.values import Row
 from hubmerge.evaluation.result import EvaluationResult
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.values import Row
 from hubmerge.output.card_scores import scores_view
 from hubmerge.output.intervals import Estimate, difference, score_interval
 from hubmerge.output.report import Parent

@@ -14,10 +14,10 @@ from board_helpers import result, sha, task
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from report_helpers import report
 
+from hubmerge.board.eval_results import evaluation_rows, publish_scores
 from hubmerge.errors import PermissionDeniedError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.hub.client import Hub
-from hubmerge.leaderboard.eval_results import evaluation_rows, publish_scores
 from hubmerge.output.card import render_card
 from hubmerge.output.report import Report
 from localhub.process import LocalHubProcess

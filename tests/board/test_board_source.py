@@ -7,12 +7,12 @@ import threading
 import pytest
 from board_helpers import family, result
 
+from hubmerge.board.files import ResultFiles
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.results_dataset import LoadedResults
+from hubmerge.board.source import FIRST_WAIT_S, DatasetBoard
+from hubmerge.board.values import Board
 from hubmerge.errors import HubUnavailableError, SourceNotFoundError
-from hubmerge.leaderboard.files import ResultFiles
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.results_dataset import LoadedResults
-from hubmerge.leaderboard.source import FIRST_WAIT_S, DatasetBoard
-from hubmerge.leaderboard.values import Board
 
 
 class Dataset:
@@ -82,7 +82,7 @@ def test_a_hub_that_never_answered_is_told(dataset: Dataset, source: DatasetBoar
 def test_nobody_waits_long_for_a_first_board_that_the_hub_does_not_give(
     dataset: Dataset, source: DatasetBoard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hubmerge.leaderboard.source.FIRST_WAIT_S", 0.1)
+    monkeypatch.setattr("hubmerge.board.source.FIRST_WAIT_S", 0.1)
     inside, go_on = threading.Event(), threading.Event()
 
     def slow() -> LoadedResults:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hubmerge.leaderboard.values import Board, Row, RowFlag, SuiteBoard
+from hubmerge.board.values import Board, Row, RowFlag, SuiteBoard
 from hubmerge.output.domains import DomainLine
 from hubmerge.output.intervals import Estimate
 from hubmerge.output.skills import SkillsKept

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 
+from hubmerge.board.values import Flag, RowFlag
 from hubmerge.evaluation.result import EvaluationResult
-from hubmerge.leaderboard.values import Flag, RowFlag
 
 MAX_ANCESTORS = 500  # listed per row
 

@@ -32,12 +32,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hubmerge.evaluation.result import EvaluationResult, RunError, Split, result_path
-from hubmerge.evaluation.signing import Provenance
-from hubmerge.hub.names import is_hub_id
-from hubmerge.leaderboard.lineage import Lineage, Node
-from hubmerge.leaderboard.standing import Standing
-from hubmerge.leaderboard.values import (
+from hubmerge.board.lineage import Lineage, Node
+from hubmerge.board.standing import Standing
+from hubmerge.board.values import (
     COMBINED,
     Board,
     Flag,
@@ -48,6 +45,9 @@ from hubmerge.leaderboard.values import (
     SuiteBoard,
     TaskLine,
 )
+from hubmerge.evaluation.result import EvaluationResult, RunError, Split, result_path
+from hubmerge.evaluation.signing import Provenance
+from hubmerge.hub.names import is_hub_id
 from hubmerge.output.domains import INSTRUCTION, ParentLine, domain_line, domain_order
 from hubmerge.output.intervals import Estimate, difference, mean, score_interval
 from hubmerge.output.skills import skills_kept

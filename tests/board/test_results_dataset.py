@@ -15,15 +15,10 @@ import pytest
 from board_helpers import HOSTILE, family, result
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from hubmerge.errors import HubUnavailableError, ResultError
-from hubmerge.evaluation.result import result_path
-from hubmerge.evaluation.signing import public_key, signed
-from hubmerge.hub.client import Hub
-from hubmerge.hub.errors import BranchMovedError
-from hubmerge.leaderboard.dataset_card import dataset_card
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.parquet import results_parquet
-from hubmerge.leaderboard.results_dataset import (
+from hubmerge.board.dataset_card import dataset_card
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.parquet import results_parquet
+from hubmerge.board.results_dataset import (
     BOARD_TABLE,
     CARD,
     RESULTS_TABLE,
@@ -31,8 +26,13 @@ from hubmerge.leaderboard.results_dataset import (
     blob_id,
     details_folder,
 )
-from hubmerge.leaderboard.trust import KEYS, Trust, keys_file, reader_trust
-from hubmerge.leaderboard.values import Flag, Refusal
+from hubmerge.board.trust import KEYS, Trust, keys_file, reader_trust
+from hubmerge.board.values import Flag, Refusal
+from hubmerge.errors import HubUnavailableError, ResultError
+from hubmerge.evaluation.result import result_path
+from hubmerge.evaluation.signing import public_key, signed
+from hubmerge.hub.client import Hub
+from hubmerge.hub.errors import BranchMovedError
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 
@@ -273,7 +273,7 @@ def test_of_more_files_than_are_read_the_first_count_and_that_is_said(
     dataset: ResultsDataset, local_hub: LocalHubProcess, repo: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset.publish(family())
-    monkeypatch.setattr("hubmerge.leaderboard.results_dataset.MAX_FILES", 2)
+    monkeypatch.setattr("hubmerge.board.results_dataset.MAX_FILES", 2)
     loaded = opened(local_hub, repo).load()
     assert len(loaded.results) == 2
     assert [r.reason for r in loaded.refused] == ["more than 2 files"]
@@ -285,8 +285,8 @@ def test_a_table_or_card_without_measure_is_not_read_and_costs_nothing_else(
     dataset.publish([result(f"org/m{k}", "a", {"math": 0.1}) for k in range(10)])
     card = b"---\nlicense: mit\n---\n# Mine\n"
     add(api, repo, CARD, card)
-    monkeypatch.setattr("hubmerge.leaderboard.results_dataset.MAX_TABLE_BYTES", 10)
-    monkeypatch.setattr("hubmerge.leaderboard.results_dataset._CARD_BYTES", 10)
+    monkeypatch.setattr("hubmerge.board.results_dataset.MAX_TABLE_BYTES", 10)
+    monkeypatch.setattr("hubmerge.board.results_dataset._CARD_BYTES", 10)
     assert len(opened(local_hub, repo).load().results) == 10
     dataset.publish([result("org/m11", "a", {"math": 0.1})])
     assert Path(api.hf_hub_download(repo, CARD, repo_type="dataset")).read_bytes() == card

@@ -9,9 +9,9 @@ from board_helpers import PARENTS, family, parent, result, sha, task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.values import Board, Flag, Row, SuiteBoard
 from hubmerge.evaluation.result import EvaluationResult
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.values import Board, Flag, Row, SuiteBoard
 from hubmerge.output.intervals import score_interval
 
 
