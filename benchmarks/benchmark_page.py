@@ -137,7 +137,7 @@ def _floor(rows: Sequence[Row], machine: Row, figures: Path) -> str:
         else ""
     )
     return (
-        "## Floor\n\nThe stream in its steady state (imports, compiled code and card left out) beside its floor: every "
+        "## Floor\n\nThe stream in its steady state (imports and card left out) beside its floor: every "
         f"input read once (RAM+: twice), as many bytes as the output has written once, by all cores.{how}\n\n"
     ) + table(head, cells)
 

@@ -1,4 +1,4 @@
-"""One stream, measured from inside: imports, loading of compiled code and the card left out.
+"""One stream, measured from inside: imports and the card left out.
 
     python -m benchmarks.stream_meter RECIPE [--sink disk|null] [--no-hash] [--threads N] [--chunk-elements N]
     python -m benchmarks.stream_meter RECIPE --floor 1|2 [--no-hash]

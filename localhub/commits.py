@@ -304,7 +304,7 @@ def _large_file(store: Store, repo: Repo, value: Json) -> File:
 
 
 def _changes(tree: Tree, operations: list[Operation]) -> dict[str, File | None]:
-    """What the operations, in order, change in the tree."""
+    """The changes that the operations, in order, make in the tree."""
     working: dict[str, File | Entry] = dict(tree)
     touched: dict[str, None] = {}
     for operation in operations:

@@ -18,7 +18,7 @@ _LARGEST = 1024 * 1024  # bytes of a file that is compared
 
 
 def difference(store: Store, old: Tree, new: Tree) -> str:
-    """What leads from one tree to another; "" where nothing does."""
+    """The difference between two trees; "" where they are equal."""
     parts: list[str] = []
     length = 0
     for path in sorted({*old, *new}):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -138,7 +137,3 @@ class Peak:
 
     def __call__(self) -> None:
         self.bytes = max(self.bytes, used_bytes([self._folder]))
-
-
-def threads_left() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("hubmerge-")]

@@ -86,7 +86,7 @@ def test_what_is_not_needed_is_not_loaded() -> None:
         "report = Report.from_json(data | {'evaluations': []})\n"
         "assert render_card(report)\nHub('http://127.0.0.1:1')\n"
         "board = 'hubmerge.board.leaderboard'\n"
-        "heavy = {'huggingface_hub', 'httpx2', 'matplotlib', board, 'numba', 'scipy'}\n"
+        "heavy = {'huggingface_hub', 'httpx2', 'matplotlib', board, 'torch', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)

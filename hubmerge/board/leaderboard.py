@@ -146,7 +146,7 @@ def _doubt(result: EvaluationResult, now: datetime | None) -> str | None:
     try:
         created = _moment(result.created)
     except ValueError:
-        return "its date is none"
+        return "its date is not valid"
     checks = (
         (not is_hub_id(result.model), "its model is not a repo's name"),
         (result.suite == COMBINED, "its suite has the name of the combined board"),
@@ -191,7 +191,7 @@ def _with_equal_tasks(
 
 
 def _tasks_of(result: EvaluationResult) -> tuple[tuple[Any, ...], ...]:
-    """What must be equal for two scores to compare; empty for a failed run.
+    """The facts that must be equal for two scores to compare; empty for a failed run.
 
     Not the commits of the datasets: the suite's version is over their content.
     """

@@ -2,7 +2,7 @@
 
     results/MODEL/SHA/SUITE-VERSION-SPLIT.json    the truth, one file per run
     details/MODEL/SHA/SUITE-VERSION-SPLIT/*.parquet   what was asked, answered and scored, per sample
-    keys.json                                     public keys of whoever signs results here
+    keys.json                                     public keys of those who sign results here
     flags.json, versions.json                     written by the keepers of the dataset, read here
     data/results.parquet                          all result files in one, to load them with one request
     data/board.parquet                            the board built from them

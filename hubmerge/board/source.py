@@ -46,7 +46,7 @@ class DatasetBoard:
 
     def board(self) -> Board:
         """The board as it is known; HubmergeError while none is."""
-        # whoever comes while another thread rebuilds gets the board as it was
+        # a visitor who comes while another thread rebuilds the board gets the old one
         if not self._lock.acquire(timeout=0 if self._is_known else FIRST_WAIT_S):
             if not self._is_known:
                 raise HubUnavailableError(

@@ -41,7 +41,7 @@ class Trust:
             return frozenset(parse_keys(self.pins.read_bytes()))
         except FileNotFoundError:
             pass
-        except ValueError as error:  # never believed anew by itself: whoever damaged it may have changed the keys, too
+        except ValueError as error:  # not made anew by itself: whoever damaged it may have changed the keys, too
             raise SettingsError(
                 "the file of trusted keys is damaged",
                 where=str(self.pins),
@@ -68,7 +68,7 @@ def named_keys(settings: Settings) -> frozenset[str]:
     for word in words:
         if not _KEY.fullmatch(word):
             raise SettingsError(
-                "a public key is not one",
+                "a public key is not valid",
                 where="HUBMERGE_TRUSTED_KEYS",
                 expected="64 lowercase hex digits each, with spaces between them",
                 got=word[:80],

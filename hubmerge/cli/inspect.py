@@ -54,7 +54,7 @@ _OF_ALL = ("base", "agents", "kinds", "architecture", "parameters", "tensors", "
 
 
 def _of_sweep(names: Sequence[str], plans: Sequence[Plan]) -> dict[str, Any]:
-    """As `plan_summary`: variants that are merged in one pass take their memory together, passes their time in turn."""
+    """The summary of a sweep: variants of one pass take their memory together, and passes their time in turn."""
     from hubmerge.engine.prediction import Machine, Prediction, as_facts, predict
     from hubmerge.engine.stream import StreamOptions, layout_of
     from hubmerge.plan.disk import output_need, sensitivity_need

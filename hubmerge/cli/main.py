@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
         if missing is None:
             raise
         failure = missing
-    except BrokenPipeError:  # whoever reads the output has seen enough
+    except BrokenPipeError:  # the reader of the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
         return 1
     except (MemoryError, OSError) as error:

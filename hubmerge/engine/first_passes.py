@@ -47,7 +47,7 @@ CountChunk = Callable[[eager.ChunkInputs], Counts]
 
 def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
     """One pass over the inputs for their statistics; NonFiniteError names tensor and model."""
-    with runnable(options, plan, observer).on_device(plan, observer.warning) as opened:
+    with runnable(options, observer).on_device(plan, observer.warning) as opened:
         if opened.engine is not None:
             opened.engine.check_counting(len(plan.agents))
         return _probe(plan, reader, opened, observer)
@@ -63,7 +63,7 @@ def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: O
     done, total = 0, sum(t.elements for t in mine)
 
     def count(chunk: Chunk) -> tuple[Chunk, Counted[Tally]]:
-        module = options.module(len(plan.agents), "F32")
+        module = options.module()
         return chunk, module.probe_chunk(read_chunk(reader, chunk), epsilon)
 
     def counted_chunks() -> Iterator[tuple[Chunk, Counted[Tally]]]:

@@ -24,7 +24,7 @@ from hubmerge import machine as this_machine
 from hubmerge.engine import memory
 from hubmerge.engine.chunks import StreamOptions, is_whole
 from hubmerge.engine.device.choose import device_there
-from hubmerge.engine.eager import compilable
+from hubmerge.engine.library import is_built
 from hubmerge.engine.steps import kept_bytes, read_bytes
 from hubmerge.engine.uncached import gathered_bytes
 from hubmerge.plan.disk import DISK_MARGIN_BYTES, output_need
@@ -34,8 +34,7 @@ from hubmerge.sources.block_reader import BLOCK_BYTES, KEPT_BLOCKS
 _MB = 1_000_000
 
 # peak resident bytes
-_IMPORTED = 78 * _MB  # interpreter, numpy, and machine code that was kept
-_COMPILER = 175 * _MB  # numba and LLVM with what they hold, in the process that compiles
+_IMPORTED = 54 * _MB  # interpreter, numpy
 _CLIENT = 16 * _MB  # of the Hub
 _CARD = 75 * _MB  # the figures' library, loaded when the stream is done
 _TENSOR, _TENSOR_PER_AGENT, _TENSOR_PER_VARIANT = 8_000, 4_000, 2_000  # tallies of one tensor
@@ -46,7 +45,7 @@ _WHOLE = 16  # bytes per element of a whole tensor beside the plain operations: 
 _RATE_NS = 1.7  # of one core at speed 1, per element of an input and pass, with statistics, hashing and writing
 _EAGER = 30.0  # times as long, operation by operation
 _START_S = 1.5  # imports, and the card with its figures
-_COMPILE_S = 20.0  # once on a machine
+_BUILD_S = 5.0  # of the fast pass, once on a machine
 _REFERENCE_S = 0.0005  # what `_speed` measures at speed 1
 
 
@@ -56,7 +55,7 @@ class Machine:
 
     cores: int
     speed: float = 1.0  # of one core, relative to the one that the rate was measured on
-    compiles: bool = False  # it has no machine code yet
+    to_build: bool = False  # whether its fast pass has to be built first
     device: bool = False  # that "auto" takes
     input_bytes: int | None = None  # what fetched inputs may take on its disk; None: as much as they are
 
@@ -65,7 +64,7 @@ class Machine:
         """This machine, as far as the process may use it for `plans` together."""
         outputs = sum(output_need(plan, uploaded=False) for plan in plans)
         free = shutil.disk_usage(Path.cwd()).free - DISK_MARGIN_BYTES - outputs
-        return cls(this_machine.cores(), _speed(), _compiles(), device_there(), max(0, free))
+        return cls(this_machine.cores(), _speed(), not is_built(), device_there(), max(0, free))
 
 
 @dataclass(frozen=True)
@@ -84,9 +83,8 @@ def predict(plan: Plan, machine: Machine, options: StreamOptions | None = None) 
             needed += min(KEPT_BLOCKS * BLOCK_BYTES, plan.download_bytes)  # of shards that are read by ranges
     on_device = options.device == "cuda" or (options.device == "auto" and machine.device)
     needed += _DEVICE * on_device + _TORCH * (on_device or options.ranks.size > 1)
-    if machine.compiles and any(_is_compiled(plan, t, options) for t in plan.tensors() if t.action == "merge"):
-        needed += _COMPILER
-        seconds = None if seconds is None else seconds + _COMPILE_S / machine.speed
+    if machine.to_build and options.backend != "eager" and seconds is not None:
+        seconds += _BUILD_S / machine.speed
     return Prediction(needed, seconds)
 
 
@@ -115,21 +113,9 @@ def _seconds(plan: Plan, machine: Machine, options: StreamOptions) -> float | No
         return None
     # a pass that only counts, or a further recipe in the same pass, takes about half as long
     passes = (1 + read_bytes(plan, options) / max(1, plan.input_bytes) + len(options.beside)) / 2
-    slow = any(not _is_compiled(plan, t, options) for t in plan.tensors() if t.action == "merge")
+    slow = options.backend == "eager"
     work = plan.elements * (len(plan.agents) + 1) * passes * _RATE_NS * 1e-9 * (_EAGER if slow else 1)
     return (_START_S + work / min(options.workers(plan) + 2, machine.cores)) / machine.speed
-
-
-def _is_compiled(plan: Plan, tensor: PlannedTensor, options: StreamOptions) -> bool:
-    return options.backend != "eager" and not is_whole(plan, tensor) and compilable(len(plan.agents), tensor.dtype)
-
-
-def _compiles() -> bool:
-    try:
-        from hubmerge.engine import compiled  # which most commands do without
-    except (ImportError, OSError):  # then nothing is compiled (chunks.runnable)
-        return False
-    return bool(compiled.to_compile())
 
 
 @cache

@@ -104,7 +104,7 @@ def merge_variants(
             raise InternalError("variants with other models, dtypes or ε cannot be merged in one pass")
     options = replace(options, beside=tuple(variant.plan for variant in variants[1:]))
     options.ranks.agree("the plan", plan_identity(first.plan))
-    with runnable(options, first.plan, observer).on_device(first.plan, observer.warning) as opened:
+    with runnable(options, observer).on_device(first.plan, observer.warning) as opened:
         statistics = _statistics(variants, reader, opened, observer)
         thresholds = [_thresholds(variant, reader, opened, observer) for variant in variants]
         _write(variants, statistics, thresholds, reader, opened, observer)

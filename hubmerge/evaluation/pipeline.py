@@ -196,7 +196,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         for detail in sorted(details, key=lambda d: int(d.doc.id)):
             score = float(detail.metric[definition.metric])
             if not 0.0 <= score <= 1.0:
-                raise EvaluationError("a score that is none", where=task["name"], expected="0 … 1", got=str(score))
+                raise EvaluationError("a score out of its range", where=task["name"], expected="0 … 1", got=str(score))
             samples.append(
                 Sample(
                     prompts.prepare_prompt(detail.doc),

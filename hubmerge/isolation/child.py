@@ -279,7 +279,7 @@ def _event(job: ChildJob, line: bytes) -> Event:
             raise ValueError("no event")
     except (ValueError, RecursionError):
         raise EvaluationError(
-            "the evaluating process said something that is no event", where=job.what, got=ascii(line[:80])
+            "the evaluating process sent a line that is no event", where=job.what, got=ascii(line[:80])
         ) from None
     return event
 

@@ -305,7 +305,7 @@ def _anomalies(report: Report) -> list[tuple[str, list[str]]]:
         ("Practically the same update twice", [" / ".join(pair) for pair in twins]),
         ("The same update in two sizes", [" / ".join(pair) for pair in alike if pair not in twins]),
         ("No known license is stated", [p.label for p in report.parents if (p.license or "").lower() not in KNOWN]),
-        ("Gated, with terms that bind whoever uses the merge", [p.label for p in report.parents if p.gated]),
+        ("Gated, with terms that bind every user of the merge", [p.label for p in report.parents if p.gated]),
     )
     return [(what, who) for what, who in findings if who]
 

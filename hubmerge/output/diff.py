@@ -39,7 +39,6 @@ from hubmerge.statistics.summary import concentration
 
 SCHEMA = 1  # version of the JSON form
 _AGENT, _ZEROS = 0, 1  # the agents of a comparison's plan
-_SMALL = 8_000_000  # elements, for which compiling would take longer than counting them operation by operation
 _METHOD = "ram"  # of the recipe that names the two models: its ε, and that it needs nothing else, are what counts
 
 Measure = Literal["density", "relative_l2"]
@@ -223,8 +222,6 @@ def measure(
     Shards on the Hub are kept in `cache` while they fit into the disk's budget, in bytes.
     Raises NonFiniteError, SourceChangedError, and what reading the models may raise.
     """
-    if plan.elements <= _SMALL:
-        options = replace(options, backend="eager")  # which changes no bit
     folders = UnchangedFolders(plan.models)
     budget = max(0, available_bytes((cache,), disk_budget))  # what exceeds it is read by ranges
     watching = _Watching(observer, "fetch" if any(m.ref.kind == "hub" for m in plan.models) else "probe")

@@ -32,7 +32,7 @@ def planned(method: str, agents: int = AGENTS, base: str = LARGE, **more: object
 
 
 def test_the_constant_is_what_imports_take() -> None:
-    modules = "hubmerge.cli.merge, hubmerge.engine.compiled, hubmerge.line, hubmerge.engine.prediction"
+    modules = "hubmerge.cli.merge, hubmerge.engine.fast, hubmerge.line, hubmerge.engine.prediction"
     assert measure([sys.executable, "-c", f"import {modules}"]).peak_rss_bytes >= IMPORTED
 
 
@@ -47,10 +47,10 @@ def test_the_plan_of_any_model_says_no_more_than_was_promised(method: str, backe
 
 
 def test_not_even_of_the_largest_model_on_a_new_machine() -> None:
-    """With what has to be compiled first, and the tallies of a thousand tensors."""
+    """With the fast pass to be built first, and the tallies of a thousand tensors."""
     plan = planned("ram_quantile", base=HUGE)
     for threads in (2, 256):
-        assert predict(plan, Machine(threads, compiles=True)).memory_bytes <= PROMISED
+        assert predict(plan, Machine(threads, to_build=True)).memory_bytes <= PROMISED
 
 
 # where fewer cores run sixteen threads, results wait less, and so do less of them

@@ -39,7 +39,7 @@ def family(folder: Path, shape: Shape) -> dict[str, Any]:
 
 
 def merge_once(method: str, folder: Path) -> None:
-    """So that all that can be kept of compiled code is."""
+    """So that the fast pass is built."""
     path = folder / "once.yaml"
     path.write_text(Recipe.model_validate({**family(folder / "once", SMALL), "method": method}).to_yaml())
     command = [sys.executable, "-m", "hubmerge", "merge", str(path), "--out", str(folder / "merged_once")]
@@ -81,13 +81,13 @@ def test_the_peak_memory_of_a_process_is_within_a_quarter_of_what_its_plan_said(
     assert 0.75 <= predicted.memory_bytes / measured <= 1.25, (predicted.memory_bytes, measured)
 
 
-def test_what_must_be_compiled_first_is_part_of_what_is_predicted() -> None:
-    plan, new = planned("ram"), Machine(2, compiles=True)
+def test_building_the_fast_pass_is_part_of_what_is_predicted() -> None:
+    plan, new = planned("ram"), Machine(2, to_build=True)
     first, second = predict(plan, new), predict(plan, Machine(2))
-    assert first.memory_bytes > second.memory_bytes + 100_000_000
+    assert first.memory_bytes == second.memory_bytes  # another process builds it
     assert first.seconds is not None
     assert second.seconds is not None
-    assert first.seconds > second.seconds + 10
+    assert first.seconds > second.seconds + 2
     eager = StreamOptions(threads=2, backend="eager")
     assert predict(plan, new, eager) == predict(plan, Machine(2), eager)
 

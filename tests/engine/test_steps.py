@@ -33,8 +33,8 @@ from hubmerge.statistics.statistics import Overlaps
 
 SIZE = 4  # elements of a chunk
 BYTES = 4 * 2 * SIZE  # of a chunk of two models in float32
-_MEDIAN = Magnitudes(Threshold("delta", "tensor", lambda n: max(1, n // 2)), 0.0, compiled=False)
-_ALL = Magnitudes(Threshold("delta", "tensor", lambda n: n), 0.0, compiled=False)
+_MEDIAN = Magnitudes(Threshold("delta", "tensor", lambda n: max(1, n // 2)), 0.0, fast=False)
+_ALL = Magnitudes(Threshold("delta", "tensor", lambda n: n), 0.0, fast=False)
 
 
 def MEDIAN(tensor: PlannedTensor) -> Magnitudes | None:

@@ -18,8 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cache_helpers import threads_left
-from merge_helpers import OUT_SHARD_BYTES, Job
+from line import OUT_SHARD_BYTES, Line, threads_left
 
 from hubmerge.errors import CancelledError
 from hubmerge.hub import transfer as hub_bytes
@@ -80,7 +79,7 @@ class Reading(threading.Thread):
 
 
 @pytest.fixture
-def patient(faulty_hub: LocalHubProcess, in_folder: object) -> Iterator[Hub]:
+def patient(faulty_hub: LocalHubProcess, undisturbed: object) -> Iterator[Hub]:
     """Waits as long as it is asked to."""
     hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"], patience=Patience()).breakable()
     yield hub
@@ -88,7 +87,7 @@ def patient(faulty_hub: LocalHubProcess, in_folder: object) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def model(faulty_hub: LocalHubProcess, in_folder: object) -> Model:
+def model(faulty_hub: LocalHubProcess, undisturbed: object) -> Model:
     hub = Hub(faulty_hub.endpoint, faulty_hub.tokens["ada"])
     return open_model(ModelName.parse("ada/one"), hub, allow_local=False)
 
@@ -193,45 +192,45 @@ def test_abandoning_a_cache_breaks_off_what_it_fetches_and_lets_its_readers_go(
 @pytest.mark.parametrize("inputs", [10**9, 0], ids=["whole", "ranges"])
 @pytest.mark.parametrize("end", [CancelledError, KeyboardInterrupt])
 def test_a_cancelled_merge_ends_at_once_and_the_next_run_goes_on(
-    job: Job, in_folder: dict[str, str], switch: FaultSwitch, fault: Any, inputs: int, end: type[BaseException]
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, fault: Any, inputs: int, end: type[BaseException]
 ) -> None:
-    job.hub = Hub(job.process.endpoint, job.process.tokens["ada"])
-    job.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    line.hub = Hub(line.process.endpoint, line.process.tokens["ada"])
+    line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
     rule = switch.add(SHARD.replace(NAME, "model-00001-of-00005.safetensors"), fault, times=None, skip=HEADERS)
 
     def seen(stage: str) -> None:
         if fired(switch, rule):
             raise end("enough")
 
-    job.watcher.seen = seen
-    running = Reading(job.to_hub)
+    line.watcher.seen = seen
+    running = Reading(line.to_hub)
     assert isinstance(running.ended_with(), end)
     assert threads_left() == []
-    assert not job.api.repo_exists(job.target)
+    assert not line.api.repo_exists(line.target)
     switch.clear()
-    job.watcher.seen = lambda stage: None
-    job.to_hub()
-    assert job.published() == in_folder
-    assert job.commits() == 1
+    line.watcher.seen = lambda stage: None
+    line.to_hub()
+    assert line.published() == undisturbed
+    assert line.commits() == 1
 
 
 @pytest.mark.parametrize("when", ["header", "whole", "ranges"])
 def test_ctrl_c_ends_a_command_whose_merge_waits_for_the_hub(
-    job: Job, in_folder: dict[str, str], switch: FaultSwitch, tmp_path: Path, when: str
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, tmp_path: Path, when: str
 ) -> None:
     """A thread that waits for bytes of a silent Hub is left behind after a few seconds."""
     inputs = 10_000 if when == "ranges" else 10**9
-    budget = job.prepare().plan.output_bytes + inputs
+    budget = line.prepare().plan.output_bytes + inputs
     # a shard that is read by ranges is read once for its checksum before it is merged
     rule = switch.add(SHARD, Stall(at=STALL_AT), skip={"header": 0, "whole": HEADERS, "ranges": HEADERS + 1}[when])
-    (tmp_path / "recipe.yaml").write_text(str(job.recipe | {"method": "linear"}))
+    (tmp_path / "recipe.yaml").write_text(str(line.recipe | {"method": "linear"}))
     environment = {
         **os.environ,
-        "HF_ENDPOINT": job.process.endpoint,
-        "HF_TOKEN": job.process.tokens["ada"],
+        "HF_ENDPOINT": line.process.endpoint,
+        "HF_TOKEN": line.process.tokens["ada"],
         "HUBMERGE_DATA": str(tmp_path / "data"),
     }
-    command = [sys.executable, "-m", "hubmerge", "run", str(tmp_path / "recipe.yaml"), "--to", job.target]
+    command = [sys.executable, "-m", "hubmerge", "run", str(tmp_path / "recipe.yaml"), "--to", line.target]
     command += ["--license", "mit", "--disk-budget", f"{budget / 1e9:.9f}"]
     running = subprocess.Popen(command, env=environment, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
@@ -244,4 +243,4 @@ def test_ctrl_c_ends_a_command_whose_merge_waits_for_the_hub(
     last = output.splitlines()[-1]  # which also says whether what waited for the network was left
     assert last.startswith(b"hubmerge: interrupted; the same command goes on"), "without a trace"
     assert_hung_up(switch, rule)
-    assert not job.api.repo_exists(job.target)
+    assert not line.api.repo_exists(line.target)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from builders import recipe_dict, write_parents
-from fault_line import Family, Line, Watcher
+from line import Line, Watcher
 
 from hubmerge.cli.main import main
 from hubmerge.engine.sink import MANIFEST, sole_owner
@@ -76,7 +76,8 @@ def test_a_shard_that_changes_while_it_is_merged_is_noticed_and_nothing_made_of_
     models: list[Path], recipe: dict[str, Any], tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
     out = tmp_path / "out"
-    observer = Watcher({"merge": lambda: change(models[1])})
+    observer = Watcher()
+    observer.at["merge"] = lambda: change(models[1])
     with pytest.raises(SourceChangedError) as error:
         merge_to_folder(checked(recipe), NOWHERE, out, StreamOptions(cache=tmp_path / "cache"), observer)
     assert SHARD in str(error.value)
@@ -97,7 +98,8 @@ def test_a_folder_that_changed_between_plan_and_merge_is_noticed(
 def test_a_tokenizer_that_goes_meanwhile_is_a_changed_source(
     models: list[Path], recipe: dict[str, Any], tmp_path: Path
 ) -> None:
-    observer = Watcher({"card": lambda: (models[0] / "tokenizer.json").unlink()})
+    observer = Watcher()
+    observer.at["card"] = lambda: (models[0] / "tokenizer.json").unlink()
     with pytest.raises(SourceChangedError, match=r"tokenizer\.json"):
         merge_to_folder(checked(recipe), NOWHERE, tmp_path / "out", StreamOptions(cache=tmp_path / "cache"), observer)
 
@@ -115,31 +117,29 @@ def test_a_second_process_into_the_same_folder_is_refused_and_the_first_goes_on(
 
 
 def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away(line: Line) -> None:
-    prepared, out = line.prepare(), line.folder / "out"
+    prepared, out = line.prepare(), line.out
     with sole_owner(out), pytest.raises(FolderInUseError) as error:
-        merge_to_hub(prepared, line.hub, out, StreamOptions(cache=line.folder / "inputs"), Watcher())
+        merge_to_hub(prepared, line.hub, out, StreamOptions(cache=line.inputs), Watcher())
     assert error.value.retryable
     assert not line.api.repo_exists(line.target)
 
 
-def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, own: Family) -> None:
-    prepared, out = line.prepare(), line.folder / "out"
-    older = prepared.plan.base.ref.sha
+def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, own: Path) -> None:
+    base, older = line.recipe["base"], line.prepare().plan.base.ref.sha
 
     def break_off() -> None:
         raise KeyboardInterrupt
 
+    line.watcher.at["merge"] = break_off
     with pytest.raises(KeyboardInterrupt):
-        merge_to_folder(
-            prepared, line.hub, out, StreamOptions(cache=line.folder / "inputs"), Watcher({"merge": break_off})
-        )
-    line.api.upload_file(path_or_fileobj=b"{}", path_in_repo="extra.json", repo_id=own.base)
+        line.to_folder()
+    line.api.upload_file(path_or_fileobj=b"{}", path_in_repo="extra.json", repo_id=base)
     with pytest.raises(TargetExistsError, match="name those versions") as error:
-        merge_to_folder(line.prepare(), line.hub, out, StreamOptions(cache=line.folder / "inputs"), Watcher())
-    assert f"{own.base}@{older}" in str(error.value)
-    line.recipe = {**line.recipe, "base": f"{own.base}@{older}"}
-    merge_to_folder(line.prepare(), line.hub, out, StreamOptions(cache=line.folder / "inputs"), Watcher())
-    assert (out / MANIFEST).is_file()
+        line.to_folder()
+    assert f"{base}@{older}" in str(error.value)
+    line.recipe = {**line.recipe, "base": f"{base}@{older}"}
+    line.to_folder()
+    assert (line.out / MANIFEST).is_file()
 
 
 @pytest.mark.parametrize("where", ["file", "file/below", "x" * 300])

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from builders import recipe_dict, write_parents
-from merge_helpers import Job, Killed
+from line import Killed, Line
 
 from hubmerge.cli.main import main
 from hubmerge.engine.usage import in_words, together, total
 from hubmerge.output.card import fetch_facts
 
 
-def test_a_resumed_merge_says_what_its_last_run_took_and_that_there_were_others(job: Job) -> None:
+def test_a_resumed_merge_says_what_its_last_run_took_and_that_there_were_others(line: Line) -> None:
     left = [5]
 
     def stop(stage: str) -> None:
@@ -23,20 +23,20 @@ def test_a_resumed_merge_says_what_its_last_run_took_and_that_there_were_others(
         if left[0] < 0:
             raise Killed
 
-    job.watcher.seen = stop
+    line.watcher.seen = stop
     with pytest.raises(Killed):
-        job.to_hub()
-    job.watcher.seen = lambda stage: None
-    job.to_hub()
-    environment = job.report()["environment"]
+        line.to_hub()
+    line.watcher.seen = lambda stage: None
+    line.to_hub()
+    environment = line.report()["environment"]
     assert environment["resumed"] is True
     assert environment["fetch"]["hits"] > 0
     assert environment["seconds"] > 0
 
 
-def test_a_merge_in_one_run_does_not_say_that_it_was_resumed(job: Job) -> None:
-    job.to_hub()
-    assert "resumed" not in job.report()["environment"]
+def test_a_merge_in_one_run_does_not_say_that_it_was_resumed(line: Line) -> None:
+    line.to_hub()
+    assert "resumed" not in line.report()["environment"]
 
 
 def test_processes_add_up_what_they_fetched_and_the_largest_counts_of_memory_and_disk() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from builders import recipe_dict, write_parents
-from merge_helpers import Job, Killed, Watcher
+from line import Killed, Line, Watcher
 
 from hubmerge import line as line_module
 from hubmerge.cli.main import main
@@ -63,23 +63,23 @@ def shard_bytes(folder: Path) -> int:
 
 @pytest.mark.parametrize("uploaded", [False, True], ids=["folder", "hub"])
 def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verified(
-    job: Job, in_folder: dict[str, str], uploaded: bool
+    line: Line, undisturbed: dict[str, str], uploaded: bool
 ) -> None:
-    job.watcher = killed_at_the_end(Told())
+    line.watcher = killed_at_the_end(Told())
     with pytest.raises(Killed):
-        job.to_folder()
-    there = shard_bytes(job.out)
+        line.to_folder()
+    there = shard_bytes(line.out)
     assert there > 1_000_000
-    job.watcher = cancelled_at("verify")
+    line.watcher = cancelled_at("verify")
     with pytest.raises(CancelledError):
-        job.to_hub() if uploaded else job.to_folder()
-    assert job.watcher.stages == ["verify"]
-    job.watcher = told = Told()
+        line.to_hub() if uploaded else line.to_folder()
+    assert line.watcher.stages == ["verify"]
+    line.watcher = told = Told()
     if uploaded:
-        job.to_hub()
-        assert job.published() == in_folder
+        line.to_hub()
+        assert line.published() == undisturbed
     else:
-        assert job.to_folder() == in_folder
+        assert line.to_folder() == undisturbed
     assert told.stages[0] == "verify"
     assert told.stages.count("verify") == 1
     assert (told.verified[0], told.verified[-1]) == ((0, there), (there, there))
@@ -111,10 +111,10 @@ def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
     assert told.verified[-1] == (both, both)
 
 
-def test_a_merge_that_begins_or_is_finished_verifies_nothing(job: Job, in_folder: dict[str, str]) -> None:
+def test_a_merge_that_begins_or_is_finished_verifies_nothing(line: Line, undisturbed: dict[str, str]) -> None:
     for _ in range(2):
-        assert job.to_folder() == in_folder
-    assert "verify" not in job.watcher.stages
+        assert line.to_folder() == undisturbed
+    assert "verify" not in line.watcher.stages
 
 
 def test_verifying_is_told_in_json_lines(

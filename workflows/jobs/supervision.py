@@ -190,7 +190,7 @@ def _silent_death(code: int, stage: str) -> HubmergeError:
         return MemoryLimitError("the job's process was killed, most likely for its memory", where=f"stage {stage}")
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return InternalError(
-        "the job's process died without a word",
+        "the job's process died without a message",
         where=f"stage {stage}",
         got=how,
         next_step="See its child.log.",

@@ -92,7 +92,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class WatchContext:
-    """What a look may use."""
+    """Everything that a look may use."""
 
     hub: Hub  # with the owner's token
     hinted: tuple[str, ...]  # repos that deliveries named since the last look; hints, not facts

@@ -1,8 +1,9 @@
-"""A merge of a family in several shards, to a folder or to the embedded Hub, watched while it runs."""
+"""The whole line in this process: a merge of a small family from the Hub with fault switches to a folder or back."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,36 +30,29 @@ from hubmerge.plan.plan import make_plan
 from hubmerge.recipe.recipe import recipe_from_dict
 from localhub.process import LocalHubProcess
 
-IN_SHARDS = 5
-OUT_SHARD_BYTES = 250_000  # of 1.1 MB
+SHARDS = tuple(f"model-0000{n}-of-00005.safetensors" for n in range(1, 6))  # of each model, 230 to 340 kB
+OUT_SHARD_BYTES = 240_000  # of the 1.3 MB of a merge; the first is smaller than the first shard of an input
 OWN_WORDS = {"README.md", "hubmerge.json"}  # name the target, the time and the machine
 
 
-def upload_family(api: HfApi, folder: Path, prefix: str = "ada/", *, private: bool = False) -> dict[str, Any]:
-    """A base and two agents of 1.1 MB each in IN_SHARDS shards; the recipe of their merge."""
+def upload_family(api: HfApi, folder: Path, prefix: str, *, private: bool = False) -> dict[str, Any]:
+    """A base and two agents of 1.3 MB each, in `folder` and in repos; the recipe of their merge."""
     base = random_base(0, sizes=llama_shapes(layers=6, hidden=96, intermediate=256, vocab=40))
     models = {"base": base, "one": sparse_agent(base, 0.2, 1), "two": sparse_agent(base, 0.3, 2)}
     for name, tensors in models.items():
-        write_model(folder / name, tensors, shards=IN_SHARDS)
+        write_model(folder / name, tensors, shards=len(SHARDS))
         api.create_repo(f"{prefix}{name}", private=private)
         api.upload_folder(repo_id=f"{prefix}{name}", folder_path=folder / name)
     return {"base": f"{prefix}base", "agents": [f"{prefix}one", f"{prefix}two"], "method": "ram_plus"}
 
 
-@contextmanager
-def unhurried_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """The client's own pauses between tries, noted instead of waited for."""
-    pauses: list[float] = []
+def weights(files: dict[str, str]) -> dict[str, str]:
+    """Those files in which no repo is named."""
+    return {name: digest for name, digest in files.items() if name.endswith(".safetensors")}
 
-    class Clock:
-        sleep = staticmethod(pauses.append)
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(time, name)
-
-    with monkeypatch.context() as context:
-        context.setattr(_http, "time", Clock())
-        yield pauses
+def threads_left() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("hubmerge-")]
 
 
 class Killed(BaseException):
@@ -66,14 +60,17 @@ class Killed(BaseException):
 
 
 class Watcher:
-    """The line's observer; `seen` is called whenever it is told something."""
+    """The line's observer: `at[stage]` is called once, when that stage begins, and `seen` at every word to it."""
 
     def __init__(self) -> None:
         self.stages: list[str] = []
+        self.at: dict[str, Callable[[], object]] = {}
         self.seen: Callable[[str], None] = lambda stage: None
 
     def stage(self, name: str) -> None:
         self.stages.append(name)
+        if act := self.at.pop(name, None):
+            act()
         self.seen(name)
 
     def progress(self, stage: str, done: int, total: int, unit: str) -> None:
@@ -86,8 +83,8 @@ class Watcher:
 
 
 @dataclass
-class Job:
-    """One merge, which can be run again and again as a worker would."""
+class Line:
+    """One merge, which can be run again and again as a command or a worker would."""
 
     process: LocalHubProcess
     folder: Path
@@ -102,8 +99,14 @@ class Job:
         token = self.process.tokens.get(self.user, "")  # nobody has none
         self.hub = Hub(self.process.endpoint, token, patience=Patience(sleep=self.pauses.append))
         self.api = HfApi(self.process.endpoint, token=token or False)
-        self.out = self.folder / "out"
-        self.inputs = self.folder / "inputs"
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def inputs(self) -> Path:
+        return self.folder / "inputs"
 
     def prepare(self) -> Prepared:
         small = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
@@ -112,6 +115,7 @@ class Job:
             return prepare(recipe_from_dict(self.recipe), self.hub, Request(target=target, license="mit"))
 
     def to_folder(self, **more: Any) -> dict[str, str]:
+        """The sha256 of every file there that is a function of the inputs."""
         with patch.object(line_module, "render_figures", lambda report: {}):  # most of the time, and not the topic
             merge_to_folder(self.prepare(), self.hub, self.out, self.options(), self.watcher, **more)
         return {p.name: sha256(p.read_bytes()).hexdigest() for p in self.out.iterdir() if p.name not in OWN_WORDS}
@@ -147,3 +151,19 @@ class Job:
     def disk(self) -> int:
         """What weights take on this disk: inputs and output, finished or not."""
         return used_bytes([self.folder], lambda path: ".safetensors" in path)
+
+
+@contextmanager
+def unhurried_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The client's own pauses between tries, noted instead of waited for."""
+    pauses: list[float] = []
+
+    class Clock:
+        sleep = staticmethod(pauses.append)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(time, name)
+
+    with monkeypatch.context() as context:
+        context.setattr(_http, "time", Clock())
+        yield pauses

@@ -1,4 +1,4 @@
-"""The compiled pass gives the eager path's bits, for every method, dtype, rounding and number of agents."""
+"""The fast pass gives the definition's bits, for every method, dtype, rounding and number of agents."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 
 from hubmerge.counter_rng import make_key
 from hubmerge.dtypes import decode, encode
-from hubmerge.engine import compiled, eager
-from hubmerge.engine.compiled.magnitude_counts import count_magnitudes
+from hubmerge.engine import eager, fast
 from hubmerge.engine.counting import BLOCK, activity, count_inputs, fold_inputs
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope, Threshold
@@ -76,28 +75,25 @@ def rule_of(method_name: str, chunk: eager.ChunkInputs, rounding: str) -> eager.
         *(("F16", "F16"), ("F32", "F16"), ("mixed", "F16")),
     ],
 )
-def test_compiled_and_eager_agree_bit_for_bit(
-    method: str, rounding: str, agents: int, stored: str, output: str
-) -> None:
+def test_both_passes_agree_bit_for_bit(method: str, rounding: str, agents: int, stored: str, output: str) -> None:
     dtypes = tuple(["F32", "BF16", "F16"][k % 3] if stored == "mixed" else stored for k in range(agents + 1))
-    assert compiled.supports(agents, output)
     for n in SIZES:
         chunk = for_method(chunk_of(agents, n, dtypes, start=7 * BLOCK), method)
         rule = rule_of(method, chunk, rounding)
         key = make_key(3, "rounding", method)
         slow = eager.merge_chunk(chunk, rule, output, key, with_inputs=True)
-        fast = compiled.merge_chunk(chunk, rule, output, key, with_inputs=True)
-        assert fast.raw.tobytes() == slow.raw.tobytes()
-        assert fast.result.sums.tobytes() == slow.result.sums.tobytes()
-        assert fast.result.tally.to_json() == slow.result.tally.to_json()
-        assert fast.inputs is not None
+        quick = fast.merge_chunk(chunk, rule, output, key, with_inputs=True)
+        assert quick.raw.tobytes() == slow.raw.tobytes()
+        assert quick.result.sums.tobytes() == slow.result.sums.tobytes()
+        assert quick.result.tally.to_json() == slow.result.tally.to_json()
+        assert quick.inputs is not None
         assert slow.inputs is not None
-        assert fast.inputs.sums.tobytes() == slow.inputs.sums.tobytes()
-        assert fast.inputs.tally.to_json() == slow.inputs.tally.to_json()
-        probed = compiled.probe_chunk(chunk, 1e-5)
+        assert quick.inputs.sums.tobytes() == slow.inputs.sums.tobytes()
+        assert quick.inputs.tally.to_json() == slow.inputs.tally.to_json()
+        probed = fast.probe_chunk(chunk, 1e-5)
         assert probed.tally.to_json() == eager.probe_chunk(chunk, 1e-5).tally.to_json()
         assert probed.sums.tobytes() == slow.inputs.sums.tobytes()
-        met = compiled.count_overlaps(chunk, 1e-5)
+        met = fast.count_overlaps(chunk, 1e-5)
         assert met.tolist() == eager.count_overlaps(chunk, 1e-5).tolist() == probed.tally.by_overlap.tolist()
 
 
@@ -107,14 +103,14 @@ def test_elements_need_not_lie_side_by_side(dtypes: tuple[str, ...]) -> None:
     gaps = eager.ChunkInputs(tuple(raw[::2] for raw in chunk.raws), dtypes, 0)
     close = replace(gaps, raws=tuple(np.ascontiguousarray(raw) for raw in gaps.raws))
     rule, key = rule_of("ram", close, "nearest"), make_key(0, "rounding", "t")
-    found, expected = (compiled.merge_chunk(c, rule, "BF16", key, with_inputs=True) for c in (gaps, close))
+    found, expected = (fast.merge_chunk(c, rule, "BF16", key, with_inputs=True) for c in (gaps, close))
     assert found.raw.tobytes() == expected.raw.tobytes()
     assert found.inputs is not None
     assert expected.inputs is not None
     assert found.inputs.tally.to_json() == expected.inputs.tally.to_json()
     np.testing.assert_array_equal(found.inputs.sums, expected.inputs.sums)
     threshold = Threshold("delta", "tensor", lambda n: 1)
-    counts = [count_magnitudes(c, (), threshold, 1e-5) for c in (gaps, close)]
+    counts = [fast.count_magnitudes(c, (), threshold, 1e-5) for c in (gaps, close)]
     np.testing.assert_array_equal(*counts)
 
 
@@ -123,15 +119,14 @@ def test_as_many_agents_as_a_recipe_takes_are_merged_alike(method: str) -> None:
     dtypes = ("BF16",) * (MAX_AGENTS + 1)
     chunk = for_method(chunk_of(MAX_AGENTS, BLOCK + 65, dtypes), method)
     rule = rule_of(method, chunk, "nearest")
-    assert compiled.supports(MAX_AGENTS, "BF16")
     slow = eager.merge_chunk(chunk, rule, "BF16", make_key(0, "x"), with_inputs=True)
-    fast = compiled.merge_chunk(chunk, rule, "BF16", make_key(0, "x"), with_inputs=True)
-    assert fast.raw.tobytes() == slow.raw.tobytes()
-    assert fast.result.sums.tobytes() == slow.result.sums.tobytes()
-    assert fast.inputs is not None
+    quick = fast.merge_chunk(chunk, rule, "BF16", make_key(0, "x"), with_inputs=True)
+    assert quick.raw.tobytes() == slow.raw.tobytes()
+    assert quick.result.sums.tobytes() == slow.result.sums.tobytes()
+    assert quick.inputs is not None
     assert slow.inputs is not None
-    assert fast.inputs.sums.tobytes() == slow.inputs.sums.tobytes()
-    assert fast.inputs.tally.to_json() == slow.inputs.tally.to_json()
+    assert quick.inputs.sums.tobytes() == slow.inputs.sums.tobytes()
+    assert quick.inputs.tally.to_json() == slow.inputs.tally.to_json()
 
 
 def test_nan_and_infinity_are_counted_alike_and_stay_what_they_are() -> None:
@@ -141,11 +136,11 @@ def test_nan_and_infinity_are_counted_alike_and_stay_what_they_are() -> None:
         rule = rule_of("linear", chunk_of(2, 5000, ("F32", "F32", "F32")), rounding)
         key = make_key(0, "x")
         slow = eager.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
-        fast = compiled.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
-        assert fast.raw.tobytes() == slow.raw.tobytes()
-        assert fast.inputs is not None
-        assert fast.inputs.tally.nonfinite.tolist() == [1, 1, 1]
-        assert fast.result.tally.nonfinite == slow.result.tally.nonfinite == 3
+        quick = fast.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
+        assert quick.raw.tobytes() == slow.raw.tobytes()
+        assert quick.inputs is not None
+        assert quick.inputs.tally.nonfinite.tolist() == [1, 1, 1]
+        assert quick.result.tally.nonfinite == slow.result.tally.nonfinite == 3
 
 
 @pytest.mark.parametrize("exponents", [(-140, -60), (-120, 60), (-24, 24), (100, 110), (-30, 0), (-45, 30, -8, 0, -60)])
@@ -166,19 +161,14 @@ def test_sums_of_very_small_and_very_large_updates_are_alike(exponents: tuple[in
         rule = replace(rule_of("ram_plus", chunk_of(len(exponents), n, dtypes), "nearest"), epsilon=0.0)
         for output in ("BF16", "F32"):
             slow = eager.merge_chunk(chunk, rule, output, make_key(0, "x"), with_inputs=True)
-            fast = compiled.merge_chunk(chunk, rule, output, make_key(0, "x"), with_inputs=True)
-            assert fast.raw.tobytes() == slow.raw.tobytes()
-            assert fast.inputs is not None
+            quick = fast.merge_chunk(chunk, rule, output, make_key(0, "x"), with_inputs=True)
+            assert quick.raw.tobytes() == slow.raw.tobytes()
+            assert quick.inputs is not None
             assert slow.inputs is not None
-            np.testing.assert_array_equal(fast.inputs.sums, slow.inputs.sums)  # NaN where both have one
-            np.testing.assert_array_equal(fast.result.sums, slow.result.sums)
+            np.testing.assert_array_equal(quick.inputs.sums, slow.inputs.sums)  # NaN where both have one
+            np.testing.assert_array_equal(quick.result.sums, slow.result.sums)
             if not with_nan:
-                assert fast.inputs.tally.to_json() == slow.inputs.tally.to_json()
-
-
-def test_what_is_not_compiled_runs_eagerly() -> None:
-    assert not compiled.supports(compiled.MAX_AGENTS + 1, "BF16")
-    assert not compiled.supports(2, "F64")
+                assert quick.inputs.tally.to_json() == slow.inputs.tally.to_json()
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
@@ -194,7 +184,7 @@ def test_values_at_the_edges_of_16_bits_are_rounded_alike(dtype: str, rounding: 
     rule = rule_of("linear", chunk_of(2, 5000, ("F32",) * 3), rounding)
     key = make_key(0, "x")
     slow = eager.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
-    fast = compiled.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
-    assert fast.raw.dtype == slow.raw.dtype
-    assert fast.raw.tobytes() == slow.raw.tobytes()
-    assert fast.result.tally.to_json() == slow.result.tally.to_json()
+    quick = fast.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
+    assert quick.raw.dtype == slow.raw.dtype
+    assert quick.raw.tobytes() == slow.raw.tobytes()
+    assert quick.result.tally.to_json() == slow.result.tally.to_json()
