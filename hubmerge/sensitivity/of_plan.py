@@ -1,4 +1,4 @@
-"""Provides the sensitivity of every agent of a plan: the named file, or one computed from the named data and kept.
+"""Provides the sensitivity of every agent of a plan: the named file, or one computed from the named data and kept."""
 
 from __future__ import annotations
 
