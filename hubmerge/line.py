@@ -132,12 +132,11 @@ def probe(
 ) -> Statistics:
     """Read the inputs once and count what the agents changed; raises NonFiniteError, SourceChangedError."""
     plan, options = prepared.plan, options or StreamOptions()
-    bridge = Bridge(observer or Unobserved(), plan.labels)
     folders = UnchangedFolders(plan.models)
     with temporary_folder() as cache:
         budget = max(0, available_bytes((cache,), options.disk_budget))  # what exceeds it is read by ranges
         with TensorReader(plan.models, ShardCache(hub, cache, plan.models, budget)) as reader:
-            statistics = stream.probe(plan, reader, options, bridge)
+            statistics = stream.probe(plan, reader, options, observer or Unobserved())
     folders.check()
     return statistics
 
@@ -188,8 +187,8 @@ def merge_to_folders(
             planned = [(prepared.plan, folder) for prepared, folder in together]
             journals = resumed(planned, held, ranks, verifying(observer))
             opened = [_Merge(*merge, journal) for merge, journal in zip(together, journals, strict=True)]
-            bridge, again = Bridge(observer, together[0][0].plan.labels), number < len(passes)
-            work = _Work(hub, options, bridge, cache, inputs, gauge, limit, keep_inputs=again)
+            again = number < len(passes)
+            work = _Work(hub, options, Bridge(observer), cache, inputs, gauge, limit, keep_inputs=again)
             reports |= _merge(opened, work)
     return [reports[folder] for _, folder in merges]
 
@@ -221,7 +220,7 @@ def merge_to_hub(
         [journal] = resumed([(plan, folder)], held, ranks, verifying(observer), uploads=True)
         lost = forget_lost(hub, target, plan, journal, folder, ranks)
         merging = lost or ranks.first(not (folder / MANIFEST).is_file())
-        gauge, bridge = DiskGauge({cache, folder}), Bridge(observer, plan.labels)
+        gauge, bridge = DiskGauge({cache, folder}), Bridge(observer)
         alone = withdrawn_if_refused(hub, target, folder, observer.warning) if ranks.size == 1 else nullcontext()
         uploader = ShardUploader(
             hub,
@@ -280,7 +279,7 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
             weighing[0].plan,
             work.hub,
             work.cache / "sensitivity",
-            bridge.observer,
+            bridge,
             weighing[0].allow_local,
             KeptSensitivities(work.options.sensitivities),
             ranks=ranks,
@@ -306,8 +305,8 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
     environment = _environment(plan, merged[0], work, ranks.gather(usage_now(store.fetched, work.gauge)))
     environment["seconds"] = round(time.monotonic() - started, 3)
     refuse_equal_to_base(plan, merged[0].statistics)
-    bridge.observer.statistics(summarize(merged[0].statistics.total, plan.labels))
-    bridge.observer.stage("card")
+    bridge.statistics(summarize(merged[0].statistics.total, plan.labels))
+    bridge.stage("card")
     return {
         merge.folder: ranks.by_first(
             partial(_complete, merge, one, work, environment), Report.to_json, Report.from_json
