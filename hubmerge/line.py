@@ -6,9 +6,9 @@
     merge_to_hub     the same on the Hub: each finished shard is uploaded and deleted while the next one is merged,
                      then there is one commit
 
-No weight moves in `prepare`. The others can be repeated after a kill, and go on behind the last thing that was made
-durable. Several processes that a launcher started call the same functions together (engine/distributed.py); rank 0
-writes card and manifest and makes the commit, and all of them get its result.
+No weight moves in `prepare`. The other functions can be called again after a kill; they go on where the journal ends.
+Several processes of a launcher call the same functions together (engine/distributed.py). Rank 0 writes card and
+manifest and makes the commit, and all processes get its result.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from hubmerge.statistics.summary import summarize
 
 @dataclass(frozen=True)
 class Request:
-    """What decides whether a recipe may be merged, beside the recipe."""
+    """The conditions of a merge beside its recipe."""
 
     target: Target | None = None  # where it is published; None: nowhere yet
     license: str | None = None  # of the result; it must be chosen for a target where the parents leave it open
@@ -78,7 +78,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A merge that nothing known speaks against."""
+    """A merge that has passed every check before weights are read."""
 
     plan: Plan
     license: Mapping[str, str]
@@ -89,7 +89,7 @@ class Prepared:
 
 
 def prepare(recipe: Recipe, hub: Hub, request: Request | None = None, observer: Observer | None = None) -> Prepared:
-    """Pin and check everything that headers, cards and the target can tell; raises with every problem."""
+    """Pin the models and check all that headers, cards and the target show; raises with every problem."""
     [prepared] = prepare_variants([recipe], hub, request, observer)
     return prepared
 
@@ -247,7 +247,7 @@ def merge_to_hub(
 
 @dataclass(frozen=True)
 class _Merge:
-    """A merge whose folder is this process's own, and whose journal says what is done already."""
+    """A merge in a folder that this process owns, with the journal of its finished shards."""
 
     prepared: Prepared
     folder: Path
@@ -256,7 +256,7 @@ class _Merge:
 
 @dataclass(frozen=True)
 class _Work:
-    """What merges in one pass share."""
+    """The things that merges in one pass share."""
 
     hub: Hub
     options: StreamOptions
@@ -270,7 +270,7 @@ class _Work:
 
 
 def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
-    """Everything that is not done yet of merges in one pass."""
+    """Do all that is left of merges in one pass."""
     started = time.monotonic()
     plan, bridge, ranks = merges[0].prepared.plan, work.bridge, work.options.ranks
     measured: tuple[Model, ...] = ()
@@ -316,7 +316,7 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
 
 
 def _complete(merge: _Merge, merged: MergeResult, work: _Work, environment: Mapping[str, Any]) -> Report:
-    """Everything around the finished shards of one folder, the manifest last."""
+    """Write everything around the finished shards of one folder, the manifest last."""
     prepared, plan = merge.prepared, merge.prepared.plan
     files, notes = folder_files(plan, companions_of(work.hub))
     report = make_report(
@@ -337,7 +337,7 @@ def _complete(merge: _Merge, merged: MergeResult, work: _Work, environment: Mapp
 
 
 def _environment(plan: Plan, merged: MergeResult, work: _Work, usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Where the merge ran, and what its processes took."""
+    """The machine and versions of the merge, and the time, memory and disk of its processes."""
     options = work.options
     budget = work.input_bytes if any(model.ref.kind == "hub" for model in plan.models) else None
     return {
@@ -362,7 +362,7 @@ def _cache(options: StreamOptions, folder: Path) -> Path:
 
 
 def _finished_before(merges: Sequence[tuple[Prepared, Path]], ranks: Ranks) -> dict[Path, Report]:
-    """The reports of those that rank 0 finds finished; TargetExistsError where another merge is."""
+    """The reports of merges that rank 0 finds finished; TargetExistsError where a folder holds another one."""
     known: list[Any] = []
     for number, (prepared, folder) in enumerate(merges if ranks.rank == 0 else ()):
         if (folder / MANIFEST).is_file():
