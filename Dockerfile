@@ -2,7 +2,7 @@
 # runs without a GPU as well.
 FROM python:3.12-slim-bookworm
 
-# a compiler, for packages that come as source; uid 1000, as which Spaces run what they are given
+# a compiler, for the fast pass and for packages that come as source; uid 1000, as which Spaces run what they are given
 RUN apt-get update -qq \
     && apt-get install -y -qq --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/* \
@@ -27,8 +27,7 @@ ENV HUBMERGE_DATA=/data \
     HOME=/home/user \
     GRADIO_ANALYTICS_ENABLED=False \
     PYTHONUNBUFFERED=1
-# A merge of the example agents shows that the image merges, and compiles what every merge needs into the user's cache,
-# so that the first job on a processor like this one does not wait for it; on another it is compiled then.
+# a merge of the example agents shows that the image merges
 RUN hubmerge merge examples/recipes/ram_plus.yaml --out /tmp/merged && rm -r /tmp/merged
 
 EXPOSE 7860

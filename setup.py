@@ -1,12 +1,16 @@
-"""What pyproject.toml cannot say: the examples, which stand beside the package here, lie inside it in a wheel."""
+"""What pyproject.toml cannot say: the fast pass in C, which is optional, and the examples, which stand beside the
+package here and lie inside it in a wheel."""
 
 from __future__ import annotations
 
+import runpy
 import shutil
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.errors import CompileError
 
 
 class WithExamples(build_py):
@@ -19,4 +23,21 @@ class WithExamples(build_py):
             shutil.copytree("examples", Path(self.build_lib, "hubmerge", "examples"), ignore=code, dirs_exist_ok=True)
 
 
-setup(cmdclass={"build_py": WithExamples})
+class FastPass(build_ext):
+    """pass.c as hubmerge/engine/build.py builds it, for every kind of machine in one library."""
+
+    def build_extension(self, ext: Extension) -> None:
+        build = runpy.run_path("hubmerge/engine/build.py")
+        compiler = build["find_compiler"]()
+        if compiler is None:
+            raise CompileError("there is no C compiler, so merges will take some sixty times as long")
+        try:
+            build["build"](compiler, Path(self.get_ext_fullpath(ext.name)))
+        except OSError as error:
+            raise CompileError(str(error)) from None
+
+
+setup(
+    cmdclass={"build_py": WithExamples, "build_ext": FastPass},
+    ext_modules=[Extension("hubmerge.engine._pass", ["hubmerge/engine/pass.c"], optional=True)],
+)

@@ -137,7 +137,7 @@ def _floor(rows: Sequence[Row], machine: Row, figures: Path) -> str:
         else ""
     )
     return (
-        "## Floor\n\nThe stream in its steady state (imports, compiled code and card left out) beside its floor: every "
+        "## Floor\n\nThe stream in its steady state (imports and card left out) beside its floor: every "
         f"input read once (RAM+: twice), as many bytes as the output has written once, by all cores.{how}\n\n"
     ) + table(head, cells)
 
@@ -210,7 +210,7 @@ def _large(rows: Sequence[Row], machine: Row, figures: Path) -> str:
          f"{r['largest'] / 1e9:.2f} B", f"{r['elements'] / 1e9:.2f} B", _mb(r["peak_rss_bytes"]),
          _mb(r["predicted_memory_bytes"]), f"{r['wall_s']:.0f}",
          f"{r.get('merge_s', r['wall_s']) * r['all_elements'] / r['elements'] / 3600:.2f} h",
-         f"{r['all_predicted_seconds'] / 3600:.2f} h")
+         f"{told / 3600:.2f} h" if (told := r["all_predicted_seconds"]) else "—")
         for r in rows
     ]  # fmt: skip
     head = ("shape", "method", "largest tensor", "merged here", "peak RSS", "predicted", "wall, s", "whole model",

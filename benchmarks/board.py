@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hubmerge.leaderboard.export import board_json, suite_csv
-from hubmerge.leaderboard.files import ResultFiles, parse_files
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.parquet import board_parquet
-from hubmerge.leaderboard.values import Flag
+from hubmerge.board.export import board_json, suite_csv
+from hubmerge.board.files import ResultFiles, parse_files
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.parquet import board_parquet
+from hubmerge.board.values import Flag
 
 T = TypeVar("T")
 DOMAINS = ("math", "instruction", "code", "tool", "memory", "search")

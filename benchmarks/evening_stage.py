@@ -115,7 +115,7 @@ class Stage:
         )
 
     def warm_up(self) -> None:
-        """Compile once what the methods run, as a Space has done after its first merges."""
+        """Build the fast pass once, as a Space does when it starts."""
         zoo, recipe = examples() / "zoo", self.root / "warm.json"
         sweep = [{"method": method, **({"parameters": given} if given else {})} for method, given in METHODS]
         for agents in (("math", "tool"), ("math", "tool", "mem")):
@@ -129,7 +129,7 @@ class Stage:
         return {
             **{name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ},
             "HOME": str(self.root / "home"),
-            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),  # of compiled code
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),  # of the fast pass
             "TMPDIR": str(self.disk / "tmp"),
             "HF_ENDPOINT": self.hub.endpoint,
             "HF_HUB_DISABLE_XET": "1",

@@ -12,7 +12,7 @@ that the line asks for.
 
 Half of the moments are uniform over the time of an undisturbed run; the other half come a random time after a
 random stage has begun, so that short stages are hit as well. Each run is a fork of a process that has imported and
-compiled everything, because start-up would otherwise take most of the kills. The parent never speaks to the Hub
+built everything, because start-up would otherwise take most of the kills. The parent never speaks to the Hub
 through the client, so that no connection is shared. Disk use of the work folder is sampled while a run is watched.
 """
 
@@ -112,12 +112,12 @@ class Bench:
             (root / f"{model}.yaml").write_text(text)
 
     def warm_up(self, family: Path) -> None:
-        """Import and compile what a run needs, without the Hub."""
-        import hubmerge.prepare
+        """Import and build what a run needs, without the Hub."""
+        import hubmerge.line
         from hubmerge.cli.main import main
         from hubmerge.plan.plan import make_plan
 
-        hubmerge.prepare.make_plan = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
+        hubmerge.line.make_plan = partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES)
         for agents in (2, 3):
             recipe = {
                 "base": str(family / "base"),

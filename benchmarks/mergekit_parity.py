@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_folder
-from hubmerge.prepare import prepare
+from hubmerge.line import Request, merge_to_folder, prepare
 from hubmerge.recipe.file import recipe_from_yaml
 
 PYTHON = Path(".cache/mergekit/bin/python")
@@ -175,8 +175,8 @@ class _Quiet:
 
 def run_hubmerge(document: str, out: Path) -> Values:
     hub = Hub("http://127.0.0.1:9")  # nobody listens: all models are folders
-    prepared = prepare(recipe_from_yaml(document), hub, license_choice="apache-2.0", allow_local=True)
-    merge_to_folder(prepared, hub, out, cache=out / "cache", observer=_Quiet())
+    prepared = prepare(recipe_from_yaml(document), hub, Request(license="apache-2.0", allow_local=True))
+    merge_to_folder(prepared, hub, out, StreamOptions(cache=out / "cache"), _Quiet())
     return read(out)
 
 

@@ -29,9 +29,9 @@ import psutil
 from benchmarks.synthetic import SHAPES, write_family
 from hubmerge.engine.prediction import Machine, as_facts, predict
 from hubmerge.hub.client import Hub
+from hubmerge.line import Request, prepare
 from hubmerge.machine import cores
 from hubmerge.plan.disk import DiskGauge
-from hubmerge.prepare import prepare
 from hubmerge.recipe.file import load_recipe
 
 NOWHERE = Hub("http://127.0.0.1:9")  # everything is local
@@ -227,7 +227,7 @@ def merging(recipe: Path, *more: str, module: str = "hubmerge") -> list[str]:
 
 def inspected(recipe: Path) -> dict[str, Any]:
     """What `hubmerge inspect` says of such a merge."""
-    plan = prepare(load_recipe(recipe), NOWHERE, allow_local=True).plan
+    plan = prepare(load_recipe(recipe), NOWHERE, Request(allow_local=True)).plan
     prediction = predict(plan, replace(Machine.here(plan), device=False))
     return {"parameters": plan.elements, **as_facts(prediction)}
 

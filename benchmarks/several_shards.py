@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-import hubmerge.prepare
+import hubmerge.line
 from hubmerge.cli.main import main
 from hubmerge.plan.plan import make_plan
 
 if __name__ == "__main__":
-    hubmerge.prepare.make_plan = partial(make_plan, max_shard_bytes=128 * 2**20)
+    hubmerge.line.make_plan = partial(make_plan, max_shard_bytes=128 * 2**20)
     sys.exit(main())

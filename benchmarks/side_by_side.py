@@ -45,7 +45,7 @@ def comparison(suite: Suite) -> list[dict[str, Any]]:
     for shape in sorted(suite.shapes, key=largest_tensor):
         family = suite.family(shape)
         base, agents = str(family / "base"), [str(family / f"agent{k}") for k in range(len(DENSITIES))]
-        add(shape, "imports", "", suite.best([sys.executable, "-c", "import hubmerge.merge, hubmerge.engine.compiled"]))
+        add(shape, "imports", "", suite.best([sys.executable, "-c", "import hubmerge.line, hubmerge.engine.fast"]))
         if MERGEKIT.is_file():
             code = "import mergekit.scripts.run_yaml"
             add(shape, "mergekit, imports", "", suite.best([str(MERGEKIT.parent / "python"), "-c", code], repeat=2))

@@ -1,4 +1,4 @@
-"""One stream, measured from inside: imports, loading of compiled code and the card left out.
+"""One stream, measured from inside: imports and the card left out.
 
     python -m benchmarks.stream_meter RECIPE [--sink disk|null] [--no-hash] [--threads N] [--chunk-elements N]
     python -m benchmarks.stream_meter RECIPE --floor 1|2 [--no-hash]
@@ -33,16 +33,16 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-import hubmerge.engine.null_sink
 import hubmerge.engine.sink
 from hubmerge.engine.chunks import Chunk, chunks_of, read_chunk
 from hubmerge.engine.follower import Follower
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.stream import Silent, StreamOptions, merge
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.stream import StreamOptions, merge
 from hubmerge.engine.uncached import UncachedFile
 from hubmerge.hub.client import Hub
+from hubmerge.line import Request, prepare
 from hubmerge.plan.plan import Plan
-from hubmerge.prepare import prepare
 from hubmerge.recipe.file import load_recipe
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources import buffers
@@ -68,14 +68,16 @@ def main() -> None:
     hashed = not options.no_hash
     with tempfile.TemporaryDirectory(dir=options.out) as place:
         if options.floor:
-            plan, block = prepare(recipe, HUB, allow_local=True).plan, block_to_write()
+            plan, block = prepare(recipe, HUB, Request(allow_local=True)).plan, block_to_write()
             result = timed(plan, lambda: floor(plan, options.floor, hashed, Path(place), stream, block))
         else:
             small = [f"synthetic:qwen2.5-0.5b?layers=1&agent={k + 1}&density=0.1" for k in range(len(recipe.agents))]
             data = {**recipe.to_dict(), "base": "synthetic:qwen2.5-0.5b?layers=1", "agents": small}
             warm = Recipe.model_validate(data)
-            merged(prepare(warm, HUB, allow_local=True).plan, Path(place) / "warm", replace(stream, sink="null"))
-            plan = prepare(recipe, HUB, allow_local=True).plan
+            merged(
+                prepare(warm, HUB, Request(allow_local=True)).plan, Path(place) / "warm", replace(stream, sink="null")
+            )
+            plan = prepare(recipe, HUB, Request(allow_local=True)).plan
             stream = replace(stream, sink=options.sink)
             with hashing(on=hashed):
                 result = timed(plan, lambda: merged(plan, Path(place) / "out", stream))
@@ -101,8 +103,7 @@ def hashing(*, on: bool) -> Iterator[None]:
         yield
         return
     without = SimpleNamespace(sha256=NoHash)
-    engine = hubmerge.engine
-    with patch.object(engine.sink, "hashlib", without), patch.object(engine.null_sink, "hashlib", without):
+    with patch.object(hubmerge.engine.sink, "hashlib", without):
         yield
 
 
@@ -128,7 +129,7 @@ def timed(plan: Plan, work: Callable[[], None]) -> dict[str, Any]:
 def merged(plan: Plan, folder: Path, options: StreamOptions) -> None:
     journal = Journal.open(folder, plan, resume=False)
     with TensorReader(plan.models, LocalOrFetched(HUB, folder / "cache")) as reader:
-        merge(plan, reader, journal, folder, options, Silent())
+        merge(plan, reader, journal, folder, options, Unobserved())
 
 
 def read_once(plan: Plan) -> None:

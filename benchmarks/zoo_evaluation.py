@@ -19,11 +19,11 @@ from typing import Any
 
 from examples.zoo.domains import DOMAIN_NAMES
 from examples.zoo.evaluate import evaluate_model
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_folders
-from hubmerge.prepare import prepare_variants
+from hubmerge.line import Request, merge_to_folders, prepare_variants
 from hubmerge.recipe.sweep import load_sweep
 from localhub.process import LocalHubProcess
 
@@ -64,9 +64,11 @@ def _merged(folder: Path) -> dict[str, Path]:
     variants = load_sweep(ROOT / "examples" / "recipes" / "all_methods.yaml").variants
     folders = {name: folder / name for name, _ in variants}
     if not all((path / "hubmerge.json").exists() for path in folders.values()):
-        prepared = prepare_variants([recipe for _, recipe in variants], Hub("http://127.0.0.1:9"), allow_local=True)
+        prepared = prepare_variants(
+            [recipe for _, recipe in variants], Hub("http://127.0.0.1:9"), Request(allow_local=True)
+        )
         pairs = list(zip(prepared, folders.values(), strict=True))
-        merge_to_folders(pairs, Hub("http://127.0.0.1:9"), cache=folder / "cache", observer=_Quiet(), resume=True)
+        merge_to_folders(pairs, Hub("http://127.0.0.1:9"), StreamOptions(cache=folder / "cache"), _Quiet())
     return folders
 
 

@@ -13,11 +13,11 @@ import shutil
 from pathlib import Path
 
 from examples.zoo.evaluate import Score, evaluate_model
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_folders
+from hubmerge.line import Request, merge_to_folders, prepare_variants
 from hubmerge.output.figures import render_figures
 from hubmerge.output.report import Report
-from hubmerge.prepare import prepare_variants
 from hubmerge.recipe.sweep import load_sweep
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,10 +42,10 @@ def main() -> None:
     shutil.rmtree(options.out, ignore_errors=True)
     variants = load_sweep(ROOT / "examples" / "recipes" / "all_methods.yaml").variants
     hub = Hub("http://127.0.0.1:9")  # everything is local
-    prepared = prepare_variants([recipe for _, recipe in variants], hub, allow_local=True)
+    prepared = prepare_variants([recipe for _, recipe in variants], hub, Request(allow_local=True))
     folders = [options.out / name for name, _ in variants]
     reports = merge_to_folders(
-        list(zip(prepared, folders, strict=True)), hub, cache=options.out / "cache", observer=_Quiet()
+        list(zip(prepared, folders, strict=True)), hub, StreamOptions(cache=options.out / "cache"), _Quiet()
     )
     rows: list[tuple[str, dict[str, Score], Report | None]] = []
     for name in ("base", *DOMAINS):

@@ -125,12 +125,6 @@ def user_cache(environ: Mapping[str, str] | None = None) -> Path | None:
         return None
 
 
-def numbas_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What the compiler of machine code reads of the environment; NUMBA_CACHE_DIR is where the code is kept."""
-    env = os.environ if environ is None else environ
-    return {name: env[name] for name in sorted(env) if name.startswith("NUMBA_")}
-
-
 def use_one_blas_thread() -> None:
     """Let numpy's BLAS use one thread in this process, if numpy was not imported yet. Its other threads would spin for
     0.1 s, and matrix products need one thread anyway, so that the order of their sums is the same on every machine."""
@@ -138,6 +132,6 @@ def use_one_blas_thread() -> None:
 
 
 def evaluation_environment(environ: Mapping[str, str] | None = None, *, network: bool) -> dict[str, str]:
-    """What an evaluating process inherits of `environ` (default: the process environment), by an allow-list."""
+    """The variables of `environ` (default: the process environment) that an evaluating process inherits."""
     env = os.environ if environ is None else environ
     return {name: env[name] for name in (*_INHERITED, *(_WAY_OUT if network else ())) if name in env}

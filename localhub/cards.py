@@ -1,4 +1,4 @@
-"""What the Hub derives from a repo's README.md and config.json: card data, tags, library and pipeline.
+"""The facts that the Hub derives from a repo's README.md and config.json: card data, tags, library and pipeline.
 
 The card is the YAML block between two `---` lines at the top of README.md, with blank lines before it
 allowed; lines may end as on any system. Aliases in the YAML are refused, because a few hundred bytes of them unfold to
@@ -101,7 +101,7 @@ def _check_events(text: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold: keys as strings, dates as text, and null for what is no number."""
+    """The value in a form that JSON can hold: keys as strings, dates as text, and null for NaN and infinities."""
     if isinstance(value, dict):
         return {_text(_plain(key)): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):

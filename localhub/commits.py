@@ -3,7 +3,7 @@
 A commit arrives as lines of JSON: a header, then files, large files by digest, and deletions, whose order
 matters. The contents become blobs first, outside of any transaction; then one transaction compares the head
 with the expected parent, applies the operations to the head's tree, writes the commit, moves the ref and
-queues the webhooks. Whatever is wrong with any line leaves the repo as it was.
+queues the webhooks. A mistake in any line leaves the repo as it was.
 """
 
 from __future__ import annotations
@@ -304,7 +304,7 @@ def _large_file(store: Store, repo: Repo, value: Json) -> File:
 
 
 def _changes(tree: Tree, operations: list[Operation]) -> dict[str, File | None]:
-    """What the operations, in order, change in the tree."""
+    """The changes that the operations, in order, make in the tree."""
     working: dict[str, File | Entry] = dict(tree)
     touched: dict[str, None] = {}
     for operation in operations:

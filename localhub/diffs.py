@@ -1,7 +1,7 @@
 """The difference between two trees as git writes it, so that `git apply` takes it.
 
 A large file shows as its pointer. The search for the shortest difference takes time that grows with the product of both
-sides' lines; where that is too much, the changed stretch is removed and added whole, which is as true.
+sides' lines; where that is too much, the changed stretch is removed and added whole, which is just as correct.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LARGEST = 1024 * 1024  # bytes of a file that is compared
 
 
 def difference(store: Store, old: Tree, new: Tree) -> str:
-    """What leads from one tree to another; "" where nothing does."""
+    """The difference between two trees; "" where they are equal."""
     parts: list[str] = []
     length = 0
     for path in sorted({*old, *new}):

@@ -265,7 +265,7 @@ def _set_status(call: Call, db: sqlite3.Connection, repo: Repo, num: int, status
 
 
 def _diff(call: Call, repo: Repo, row: sqlite3.Row) -> str:
-    """What the pull request changes since it left its base; nothing for those who may not see the files."""
+    """The changes of the pull request since it left its base; empty for readers who may not see the files."""
     try:
         require_files(call.store, call.users, call.identity, repo)
     except HubError:
@@ -278,7 +278,7 @@ def _diff(call: Call, repo: Repo, row: sqlite3.Row) -> str:
 
 
 def _heads(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[str | None, str | None]:
-    """Of the base and of the pull request."""
+    """The heads of the base and of the pull request."""
     return hub.trees.head(repo.id, row["base"]), hub.trees.head(repo.id, f"refs/pr/{row['num']}")
 
 
@@ -289,7 +289,7 @@ def _fork(hub: Hub, repo: Repo, base_head: str, head: str) -> str | None:
 
 
 def _merge_plan(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[Changes, list[str]]:
-    """What merging would change on the base, and the paths in conflict."""
+    """The changes that merging would make on the base, and the paths in conflict."""
     base_head, head = _heads(hub, repo, row)
     if base_head is None or head is None:
         return {}, [row["base"]]

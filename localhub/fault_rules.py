@@ -1,4 +1,4 @@
-"""What the fault switches can do, as values, and the client that sets them.
+"""The faults that can be switched on, as values, and the client that sets them.
 
 A rule says which requests it is about and what befalls them:
 

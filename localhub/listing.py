@@ -1,4 +1,4 @@
-"""What a repo looks like to the API, and the search over all of them.
+"""The API's view of a repo, and the search over all repos.
 
 Listings page through one SQL query; its conditions include what the caller may see, so a page is never short
 and never leaks. Filters of the real Hub that need facts a local Hub does not have (who serves a model, its

@@ -65,7 +65,7 @@ def ignore_rules(gitignore: str) -> Rules:
 
 
 def decide(rules: Rules, path: str) -> bool:
-    """What the last matching rule says; no match is no."""
+    """The verdict of the last matching rule; False without a match."""
     return next((value for pattern, value in reversed(rules) if pattern.fullmatch(path)), False)
 
 

@@ -55,13 +55,13 @@ class Limits:
 
     @property
     def line_bytes(self) -> int:
-        """Of one line of a commit: a regular file in base64, and its path."""
+        """The most bytes of one line of a commit: a regular file in base64, and its path."""
         return self.regular_bytes * 4 // 3 + 64 * 1024
 
 
 @dataclass(frozen=True)
 class Hub:
-    """What every handler works on."""
+    """The state that every handler works on."""
 
     store: Store
     trees: Trees
@@ -263,7 +263,7 @@ def match(routes: list[Route], method: str, path: str) -> tuple[Route, dict[str,
 
 
 def identify(hub: Hub, authorization: str | None) -> Identity | None:
-    """Who sends the request; a token that nobody has is refused on every route."""
+    """The sender of the request; an unknown token is refused on every route."""
     if not authorization:
         return None
     scheme, _, value = authorization.partition(" ")

@@ -1,4 +1,4 @@
-"""What the front matter of a Space's README.md may say, as the Hub checks it.
+"""Checks of the front matter of a Space's README.md, as the Hub makes them.
 
 https://huggingface.co/docs/hub/spaces-config-reference lists the keys. One that is not known is left alone.
 """
@@ -104,6 +104,6 @@ _CHECKS: Mapping[str, Check] = {
 
 
 def space_problems(card: Mapping[str, Any]) -> list[str]:
-    """What the Hub would refuse of a Space's front matter."""
+    """The errors for which the Hub would refuse a Space's front matter."""
     found = ((key, _CHECKS[key](value)) for key, value in card.items() if key in _CHECKS)
     return [f'"{key}" {problem}' for key, problem in found if problem]

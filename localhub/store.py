@@ -1,4 +1,4 @@
-"""Where the local Hub keeps everything: one SQLite file and content-addressed blobs below one folder.
+"""The storage of the embedded Hub: one SQLite file and content-addressed blobs below one folder.
 
     DATA/hub.sqlite3       rows, in WAL mode; the only truth about what exists
     DATA/git/ab/cdef…      regular files, by git blob sha1

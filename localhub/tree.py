@@ -48,7 +48,7 @@ class Entry(NamedTuple):
 
 
 class File(NamedTuple):
-    """What a commit puts at a path."""
+    """The entry that a commit puts at a path."""
 
     oid: str
     size: int

@@ -1,4 +1,4 @@
-"""What the real Hub has at an address and this one has not, by name: nobody should look for a mistake of their own."""
+"""The addresses of the real Hub that this one does not serve, by name, so that nobody looks for a mistake of theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who exists on the local Hub: users, organisations, their tokens and the OAuth applications.
+"""The accounts of the embedded Hub: users, organisations, their tokens and the OAuth applications.
 
 These are configuration, not state: they come from `default_users()` or from a JSON file and never change
 while the server runs. Tokens that OAuth hands out are state and live in the store.

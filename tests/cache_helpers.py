@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +35,6 @@ class FolderHub:
         return self
 
     def hang_up(self) -> None: ...
-    def close(self) -> None: ...
 
     def download(self, repo: str, sha: str, file: FileInfo, folder: Path, progress: Callable[[int], None]) -> Path:
         self.before(repo, file.path)
@@ -139,7 +137,3 @@ class Peak:
 
     def __call__(self) -> None:
         self.bytes = max(self.bytes, used_bytes([self._folder]))
-
-
-def threads_left() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("hubmerge-")]

@@ -1,7 +1,12 @@
-"""What all tests share: a quiet Hub client that never leaves this machine, and one embedded Hub per session."""
+"""What all tests share: a Hub client that never leaves this machine, embedded Hubs, and the whole line on one.
+
+`local_hub` has no faults; `faulty_hub` has switches, all of them off when a test begins. `line` is a merge on it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -25,9 +30,12 @@ os.environ["HUBMERGE_DATA"] = f"{_home.name}/data"  # what commands keep does no
 for _name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"):
     os.environ.pop(_name, None)
 
-from localhub.process import LocalHubProcess  # noqa: E402
+from builders import recipe_dict, write_parents  # noqa: E402
+from huggingface_hub import HfApi  # noqa: E402
+from line import Line, unhurried_client, upload_family  # noqa: E402
 
-pytest_plugins = ("line_fixtures", "merge_fixtures")
+from localhub.fault_rules import FaultSwitch  # noqa: E402
+from localhub.process import LocalHubProcess  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
@@ -54,6 +62,80 @@ def local_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProc
     data: Path = tmp_path_factory.mktemp("localhub")
     with LocalHubProcess(data) as hub:
         yield hub
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    """A recipe of a base and two agents in folders beside it, all under MIT."""
+    folders = write_parents(tmp_path)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe_dict(folders[0], folders[1:])))
+    return path
+
+
+@pytest.fixture(scope="session")
+def faulty_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    with LocalHubProcess(tmp_path_factory.mktemp("faulty"), options=("--faults",)) as hub:
+        yield hub
+
+
+@pytest.fixture
+def switch(faulty_hub: LocalHubProcess) -> Iterator[FaultSwitch]:
+    with FaultSwitch(faulty_hub.endpoint) as switch:
+        yield switch
+
+
+@pytest.fixture
+def client_pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    with unhurried_client(monkeypatch) as pauses:
+        yield pauses
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A repo that no other test uses."""
+    return "ada/f-" + hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:12]
+
+
+@pytest.fixture(scope="session")
+def family_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("family")
+
+
+@pytest.fixture(scope="session")
+def family(faulty_hub: LocalHubProcess, family_folder: Path) -> dict[str, Any]:
+    """The recipe of a merge of models on the Hub with faults."""
+    return upload_family(HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"]), family_folder, "ada/")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(
+    faulty_hub: LocalHubProcess, family: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """What the family's merge to a folder gives: the sha256 of every file that is a function of the inputs."""
+    return Line(faulty_hub, tmp_path_factory.mktemp("undisturbed"), family, "ada/undisturbed").to_folder()
+
+
+@pytest.fixture
+def line(
+    faulty_hub: LocalHubProcess,
+    tmp_path: Path,
+    family: dict[str, Any],
+    undisturbed: dict[str, str],
+    name: str,
+    switch: FaultSwitch,
+) -> Line:
+    """The family's merge into a target of its own; `undisturbed` has run before any fault is switched on."""
+    folder = tmp_path / "line"
+    folder.mkdir()
+    return Line(faulty_hub, folder, dict(family), name)
+
+
+@pytest.fixture
+def own(line: Line, tmp_path: Path) -> Path:
+    """The same family in repos of this test's own, which it may change, and the line over it; its folder."""
+    line.recipe = upload_family(line.api, tmp_path / "family", line.target + "-")
+    return tmp_path / "family"
 
 
 @pytest.fixture(scope="module")

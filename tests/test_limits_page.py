@@ -23,23 +23,20 @@ BOUND = re.compile(
 )
 NO_BOUND = {
     "how often something is looked at, told, written or asked": (
-        r"_(?:EVERY|AFTER)_S|\b_?(?:POLL|TICK|TELLING|SUMMARY|NOTING|SILENCE|LOCK_RETRY|BACKOFF_BASE)_S",
+        r"_(?:EVERY|AFTER)_S|\b_?(?:POLL|TICK|TELLING|SUMMARY|SILENCE|LOCK_RETRY|BACKOFF_BASE)_S",
         r"scoring\.py VERSION_S",
-        r"kept_code\.py _DAY_S",
     ),
     "a buffer or block; it changes speed only": (
-        r"\b_?(?:BLOCK|COPY|READ|WRITE|GATHERED|ALL_GATHERED|FIRST_READ|AHEAD_LEAST|AT_ONCE|SAMPLE|COPIED_FROM)_BYTES",
+        r"\b_?(?:BLOCK|COPY|READ|WRITE|GATHERED|ALL_GATHERED|FIRST_READ|AHEAD_LEAST|AT_ONCE|SAMPLE)_BYTES",
         r"(?:CHUNK|PANEL)_ELEMENTS|_TENSORS_A_LINE|KEPT_(?:TENSORS|BLOCKS)|_LARGEST_CHUNK",
-        r"buffers\.py (?:KEPT|PAGE)|compiled/passes\.py _ROWS",
+        r"buffers\.py (?:KEPT|PAGE)|fast\.py (?:KEY_BYTES|_COUNTED_AT_ONCE)",
     ),
     "the length of a digest": (r"_(?:CHECKSUM|DIGEST)_BYTES|VERSION_DIGITS",),
     "an estimate, or a bound of an error": (r"prediction\.py |BYTES_PER_SECOND|_STARTING_S|MAX_ERROR",),
     "how much of a value or list a message or page shows": (
         r"wording\.py |sensitivity/file\.py NAMED_AT_MOST|in_child\.py _MAX_TEXT|diff_panels\.py LISTED",
     ),
-    "follows from another one": (
-        r"templates\.py _LINE_BYTES|burst_process\.py _ENDING_S|compiled/__init__\.py MAX_AGENTS",
-    ),
+    "follows from another one": (r"templates\.py _LINE_BYTES|burst_process\.py _ENDING_S",),
     "a least, of what a machine or token has": (r"LEAST_STREAM_BYTES|_MIN_TOKEN_CHARACTERS|machine\.py _MOST_DIGITS",),
 }
 

@@ -68,7 +68,7 @@ def test_light_commands_do_not_import_torch_or_gradio(command: str) -> None:
         "import sys\nfrom hubmerge.cli.main import main\n"
         f"try:\n    main([{command!r}, '--help'] if {command!r} != 'methods' else ['methods'])\n"
         "except SystemExit:\n    pass\n"
-        "import hubmerge.merge, localhub.server\n"
+        "import hubmerge.line, localhub.server\n"
         "print(sorted({'torch', 'gradio', 'transformers', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -85,8 +85,8 @@ def test_what_is_not_needed_is_not_loaded() -> None:
         "data = json.loads(Path('tests/data/report.json').read_text())\n"
         "report = Report.from_json(data | {'evaluations': []})\n"
         "assert render_card(report)\nHub('http://127.0.0.1:1')\n"
-        "board = 'hubmerge.leaderboard.leaderboard'\n"
-        "heavy = {'huggingface_hub', 'httpx2', 'matplotlib', board, 'numba', 'scipy'}\n"
+        "board = 'hubmerge.board.leaderboard'\n"
+        "heavy = {'huggingface_hub', 'httpx2', 'matplotlib', board, 'torch', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)

@@ -21,13 +21,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from hubmerge.board.results_dataset import ResultsDataset
+from hubmerge.board.source import DatasetBoard
+from hubmerge.board.trust import reader_trust
 from hubmerge.engine.device.zero import announce
 from hubmerge.errors import LoginError
 from hubmerge.extras import require
 from hubmerge.hub.client import Hub
-from hubmerge.leaderboard.results_dataset import ResultsDataset
-from hubmerge.leaderboard.source import DatasetBoard
-from hubmerge.leaderboard.trust import reader_trust
 from hubmerge.settings import Settings
 from workflows.bot import Bot, Intervals
 from workflows.jobs.logs import set_up_logging

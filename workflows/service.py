@@ -15,10 +15,10 @@ from pydantic import SecretStr
 
 from hubmerge.errors import LoginError, PermissionDeniedError
 from hubmerge.hub.client import Hub, Identity, RepoSummary
+from hubmerge.line import Request, prepare
 from hubmerge.output.diff import comparison_recipe, open_comparison
 from hubmerge.output.publish import Target
 from hubmerge.plan.plan import Plan
-from hubmerge.prepare import prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
 from workflows.app.service import Comparison, JobView, MergeRequest, Visitor
@@ -69,16 +69,14 @@ class MergeService:
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         hub = self._hub(visitor.token if visitor else None)
-        return prepare(recipe_from_dict(dict(recipe)), hub, license_choice=license or None, calibrate="not").plan
+        return prepare(recipe_from_dict(dict(recipe)), hub, Request(license=license or None, calibrate="not")).plan
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         target = Target(request.target.strip(), request.private, expose=not request.private)
         prepared = prepare(
             recipe_from_dict(dict(request.recipe)),
             self._hub(visitor.token),
-            target=target,
-            license_choice=request.license,
-            calibrate="apart",
+            Request(target, request.license, calibrate="apart"),
         )
         payload = {
             "recipe": prepared.plan.recipe.to_dict(),

@@ -16,8 +16,8 @@ from hubmerge.extras import require
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
+    from hubmerge.cli.terminal import Terminal
     from hubmerge.evaluation.result import EvaluationResult
-    from hubmerge.evaluation.runner import EvaluationObserver
 
 _SUITES = ("zoo", "math", "instruction", "code", "tool", "memory", "memory_short", "search")  # tests hold it
 
@@ -46,47 +46,35 @@ def _positive(text: str) -> int:
     return value
 
 
-def run_cli(arguments: Any, settings: Settings, observer: EvaluationObserver | None = None) -> int:
+def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Run the command. Errors are raised, and the caller prints them."""
-    from hubmerge.evaluation.runner import DETAILS, EvaluateOptions, evaluate
+    from hubmerge.evaluation.runner import DETAILS, EvaluateOptions
     from hubmerge.evaluation.suites import pin
     from hubmerge.hub.login import hub_of_user
+    from hubmerge.library import evaluate, evaluation_folder
     from hubmerge.recipe.file import model_here
 
     require("eval", "an evaluation")
-    hub = hub_of_user(settings)
-    name = model_here(arguments.model, observer.warning if observer is not None else lambda message: None)
-    if observer is not None:
-        observer.stage("resolve")
+    hub, name = hub_of_user(settings), model_here(arguments.model, terminal.warning)
+    terminal.stage("resolve")
     suite = pin(arguments.suite, hub, arguments.split, limit=arguments.limit, dtype=arguments.dtype)
-    # answers are keyed by the model's commit, so runs of one model may share a folder
-    label = str(name).replace("/", "--").strip(".-~")[-80:] or "model"
-    workdir = settings.data_dir / "evaluations" / f"{label}--{suite.suite.name}-{suite.version}-{suite.split}"
-    result = evaluate(
-        name,
-        suite,
-        hub=hub,
-        workdir=workdir,
-        options=EvaluateOptions(
-            limit=arguments.limit,
-            batch_size=arguments.batch_size,
-            device=arguments.device,
-            dtype=arguments.dtype,
-            seed=arguments.seed,
-            backend=arguments.backend,
-            wall_s=arguments.wall_limit,
-            memory_bytes=None if arguments.memory_limit is None else int(arguments.memory_limit * 1e9),
-            data_cache=settings.data_dir / "evaluation-data",
-        ),
-        observer=observer,
-        allow_local=True,
+    options = EvaluateOptions(
+        limit=arguments.limit,
+        batch_size=arguments.batch_size,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        seed=arguments.seed,
+        backend=arguments.backend,
+        wall_s=arguments.wall_limit,
+        memory_bytes=None if arguments.memory_limit is None else int(arguments.memory_limit * 1e9),
     )
+    result = evaluate(name, suite, hub=hub, options=options, observer=terminal)
     if arguments.out is not None:
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(result.to_json(), encoding="utf-8")
         if result.status == "done":
             details = arguments.out.with_suffix(".details")
-            shutil.copytree(workdir / DETAILS, details, dirs_exist_ok=True)
+            shutil.copytree(evaluation_folder(settings, name, suite) / DETAILS, details, dirs_exist_ok=True)
     sys.stdout.write(result.to_json().rstrip() + "\n" if arguments.json else table(result))
     return 0 if result.status == "done" else 1
 

@@ -10,13 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from hubmerge.cli.terminal import Terminal
-from hubmerge.engine.progress import resolving
 from hubmerge.hub.client import Hub
+from hubmerge.line import Request, prepare, prepare_variants
 from hubmerge.methods.varying import varies, worded, written
 from hubmerge.output.plan_words import Group, cost_of, fit_of, in_words, models_of, plan_summary
 from hubmerge.plan.licenses import strictest
 from hubmerge.plan.plan import Plan
-from hubmerge.prepare import prepare, prepare_variants
 from hubmerge.recipe.file import read_document, recipe_in
 from hubmerge.recipe.sweep import sweep_in
 
@@ -25,13 +24,13 @@ def run_cli(arguments: Any, hub: Hub, terminal: Terminal) -> int:
     """Print the plan's summary; errors are raised for the caller to print."""
     terminal.stage("resolve")
     document = read_document(arguments.recipe)
-    sweep = sweep_in(document)
+    sweep, request = sweep_in(document), Request(allow_local=True)
     if sweep is None:
-        plan = prepare(recipe_in(document), hub, allow_local=True, tell=resolving(terminal), begin=terminal.stage).plan
+        plan = prepare(recipe_in(document), hub, request, terminal).plan
         summary = plan_summary(plan)
     else:
         recipes = [recipe for _, recipe in sweep.variants]
-        prepared = prepare_variants(recipes, hub, allow_local=True, tell=resolving(terminal), begin=terminal.stage)
+        prepared = prepare_variants(recipes, hub, request, terminal)
         plan = prepared[0].plan
         summary = _of_sweep([name for name, _ in sweep.variants], [one.plan for one in prepared])
     if (decision := strictest([m.license for m in plan.models])).needs_choice:
@@ -55,7 +54,7 @@ _OF_ALL = ("base", "agents", "kinds", "architecture", "parameters", "tensors", "
 
 
 def _of_sweep(names: Sequence[str], plans: Sequence[Plan]) -> dict[str, Any]:
-    """As `plan_summary`: variants that are merged in one pass take their memory together, passes their time in turn."""
+    """The summary of a sweep: variants of one pass take their memory together, and passes their time in turn."""
     from hubmerge.engine.prediction import Machine, Prediction, as_facts, predict
     from hubmerge.engine.stream import StreamOptions, layout_of
     from hubmerge.plan.disk import output_need, sensitivity_need
@@ -66,7 +65,8 @@ def _of_sweep(names: Sequence[str], plans: Sequence[Plan]) -> dict[str, Any]:
     machine = Machine.here(*plans)
     options = StreamOptions(threads=machine.cores, device="auto")
     said = [predict(first, machine, replace(options, beside=tuple(more))) for first, *more in passes.values()]
-    needed = max(one.memory_bytes for one in said), sum(one.seconds for one in said)
+    seconds = [one.seconds for one in said if one.seconds is not None]
+    needed = Prediction(max(one.memory_bytes for one in said), sum(seconds) if len(seconds) == len(said) else None)
     common = plan_summary(plans[0])
     least = sum(output_need(plan, uploaded=False) for plan in plans) + sensitivity_need(plans)
     return {
@@ -76,7 +76,7 @@ def _of_sweep(names: Sequence[str], plans: Sequence[Plan]) -> dict[str, Any]:
         "output_bytes": sum(plan.output_bytes for plan in plans),
         "folder_disk_least_bytes": least,
         "folder_disk_most_bytes": least + plans[0].download_bytes,
-        **as_facts(Prediction(*needed)),
+        **as_facts(needed),
         "identities": [plan.identity for plan in plans],
         "warnings": list(dict.fromkeys(warning for plan in plans for warning in plan.warnings)),
     }

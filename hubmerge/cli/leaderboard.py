@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hubmerge.errors import ResultError
 from hubmerge.settings import Settings
 
 if TYPE_CHECKING:
+    from hubmerge.board.values import Board, Row, SuiteBoard
     from hubmerge.cli.terminal import Terminal
-    from hubmerge.leaderboard.values import Board, Row, SuiteBoard
     from hubmerge.output.intervals import Estimate
 
 
@@ -34,10 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Print the board; errors are raised for the caller to print."""
-    from hubmerge.leaderboard.export import board_json, suite_csv
+    from hubmerge.board.export import board_json, suite_csv
+    from hubmerge.board.read import leaderboard
 
     terminal.stage("results")
-    board = _board(arguments, settings)
+    board = leaderboard(
+        arguments.results, suite=arguments.suite, suite_version=arguments.suite_version, split=arguments.split
+    )
     terminal.close()
     if arguments.json:
         sys.stdout.write(board_json(board))
@@ -54,52 +55,6 @@ def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
         return 0
     sys.stdout.write(_text(board))
     return 0
-
-
-def _board(arguments: Any, settings: Settings) -> Board:
-    from dataclasses import replace
-
-    from hubmerge.leaderboard.files import read_folder
-    from hubmerge.leaderboard.leaderboard import build_board
-    from hubmerge.leaderboard.trust import folder_keys, named_keys, reader_trust
-
-    named = arguments.results or settings.results_repo or str(settings.data_dir / "results-dataset")
-    if _is_folder(named):
-        folder = Path(named).expanduser()
-        files = read_folder(folder)
-        trusted = named_keys(settings) or folder_keys(folder)
-    else:
-        from hubmerge.hub.login import hub_of_user
-        from hubmerge.leaderboard.results_dataset import ResultsDataset
-
-        cache = settings.data_dir / "results-cache"
-        trust = reader_trust(settings, named)
-        loaded = ResultsDataset(hub_of_user(settings), named, cache=cache, trust=trust).load()
-        files, trusted = loaded.files, loaded.trusted
-    versions = {arguments.suite: arguments.suite_version} if arguments.suite and arguments.suite_version else None
-    board = build_board(
-        files.results,
-        files.flags,
-        suite_versions=versions,
-        split=arguments.split,
-        refused=files.refused,
-        now=datetime.now(UTC),
-        trusted=trusted,
-    )
-    if arguments.suite is None:
-        return board
-    if (suite := board.suite(arguments.suite)) is None:
-        raise ResultError(
-            "no such suite in these results",
-            where=named,
-            expected=", ".join(s.suite for s in board.suites) or "any result",
-            got=arguments.suite,
-        )
-    return replace(board, suites=(suite,))
-
-
-def _is_folder(named: str) -> bool:
-    return named.startswith((".", "/", "~")) or Path(named).is_dir() or named.count("/") != 1
 
 
 def _text(board: Board) -> str:

@@ -28,7 +28,7 @@ from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalEr
 from hubmerge.settings import Settings, load_settings
 from hubmerge.wording import did_you_mean
 
-_END_AFTER_S = 10.0  # after Ctrl-C or SIGTERM
+_END_AFTER_S = 5.0  # after Ctrl-C or SIGTERM
 _TERMINATED = 128 + signal.SIGTERM  # as a shell has it
 _LICENSE = "license of the result, where the parents leave it open; publishing needs one"
 _JSON = "the result as one JSON object on standard output (docs/command_line.md), an error as one on stderr"
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
         if missing is None:
             raise
         failure = missing
-    except BrokenPipeError:  # whoever reads the output has seen enough
+    except BrokenPipeError:  # the reader of the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the exit
         return 1
     except (MemoryError, OSError) as error:
@@ -271,14 +271,20 @@ def _add_stream_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--disk-budget", type=gigabytes, metavar="GB", help=words)
 
 
-def _stream_options(arguments: Any) -> Any:
+def _stream_options(arguments: Any, settings: Settings) -> Any:
     from hubmerge.engine.stream import StreamOptions
 
     if arguments.device == "cuda":
         from hubmerge.engine.device.choose import require_cuda
 
         require_cuda()
-    options = StreamOptions(arguments.chunk_elements or 0, arguments.threads or 0, device=arguments.device)
+    options = StreamOptions(
+        arguments.chunk_elements or 0,
+        arguments.threads or 0,
+        device=arguments.device,
+        sensitivities=settings.data_dir / "sensitivity",
+        disk_budget=arguments.disk_budget,
+    )
     return replace(options, device_memory_bytes=arguments.device_memory or options.device_memory_bytes)
 
 
@@ -314,30 +320,30 @@ def _probe(arguments: Any, settings: Settings) -> int:
     from hubmerge.cli.probe import run_cli
 
     with Terminal(arguments.log_json) as terminal:
-        return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
+        return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments, settings))
 
 
 def _diff(arguments: Any, settings: Settings) -> int:
     from hubmerge.cli.diff import run_cli
 
     with Terminal(arguments.log_json) as terminal:
-        return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments))
+        return run_cli(arguments, _hub(settings), terminal, _stream_options(arguments, settings))
 
 
 def _merge(arguments: Any, settings: Settings) -> int:
-    from hubmerge.cli.merge import run_cli
+    from hubmerge.cli.merge import run_merge
 
     if arguments.null_sink:
         arguments.again = ""  # the same command begins anew
     with _telling(arguments) as terminal:
-        return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
+        return run_merge(arguments, settings, _hub(settings), terminal, _stream_options(arguments, settings))
 
 
 def _sweep(arguments: Any, settings: Settings) -> int:
-    from hubmerge.cli.sweep import run_cli
+    from hubmerge.cli.merge import run_sweep
 
     with _telling(arguments) as terminal:
-        return run_cli(arguments, settings, _hub(settings), terminal, _stream_options(arguments))
+        return run_sweep(arguments, settings, _hub(settings), terminal, _stream_options(arguments, settings))
 
 
 def _sensitivity(arguments: Any, settings: Settings) -> int:
@@ -348,12 +354,18 @@ def _sensitivity(arguments: Any, settings: Settings) -> int:
 
 
 def _publish(arguments: Any, settings: Settings) -> int:
-    from hubmerge.output.finished import publish_folder
-    from hubmerge.output.publish import Target
+    from hubmerge.library import publish
 
     with _telling(arguments) as terminal:
-        target = Target(arguments.repo, arguments.private, arguments.public)
-        published = publish_folder(target, arguments.folder, _hub(settings), terminal, license_choice=arguments.license)
+        published = publish(
+            arguments.folder,
+            arguments.repo,
+            private=arguments.private,
+            public=arguments.public,
+            license=arguments.license,
+            hub=_hub(settings),
+            observer=terminal,
+        )
         terminal.say(f"{published.url} at {published.commit}\n", **asdict(published))
     return 0
 
@@ -362,7 +374,7 @@ def _run(arguments: Any, settings: Settings) -> int:
     from hubmerge.cli.run import run_cli
 
     with _telling(arguments) as terminal:
-        return run_cli(arguments, settings, terminal, _stream_options(arguments))
+        return run_cli(arguments, settings, terminal, _stream_options(arguments, settings))
 
 
 def _evaluate(arguments: Any, settings: Settings) -> int:

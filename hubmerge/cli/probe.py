@@ -7,15 +7,10 @@ import sys
 from typing import Any
 
 from hubmerge.cli.terminal import Terminal
-from hubmerge.engine.progress import resolving
-from hubmerge.engine.stream import StreamOptions, probe
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
-from hubmerge.plan.disk import available_bytes, temporary_folder
-from hubmerge.prepare import prepare
+from hubmerge.line import Request, prepare, probe
 from hubmerge.recipe.file import load_recipe
-from hubmerge.sources.reader import TensorReader
-from hubmerge.sources.shard_cache import ShardCache
-from hubmerge.sources.unchanged import UnchangedFolders
 from hubmerge.statistics.statistics import SCHEMA
 from hubmerge.statistics.summary import summarize
 
@@ -23,20 +18,14 @@ from hubmerge.statistics.summary import summarize
 def run_cli(arguments: Any, hub: Hub, terminal: Terminal, options: StreamOptions) -> int:
     """Read the inputs once and print what was counted; errors are raised for the caller to print."""
     terminal.stage("resolve")
-    plan = prepare(load_recipe(arguments.recipe), hub, allow_local=True, tell=resolving(terminal), calibrate="not").plan
+    prepared = prepare(load_recipe(arguments.recipe), hub, Request(allow_local=True, calibrate="not"), terminal)
     terminal.stage("probe")
-    folders = UnchangedFolders(plan.models)
-    with temporary_folder() as cache:
-        budget = max(0, available_bytes((cache,), arguments.disk_budget))  # what exceeds it is read by ranges
-        store = ShardCache(hub, cache, plan.models, budget)
-        with TensorReader(plan.models, store) as reader:
-            statistics = probe(plan, reader, options, terminal.stream)
-    folders.check()
+    statistics = probe(prepared, hub, options, terminal)
     terminal.close()
     labels = statistics.agents
     data = {
         "schema": SCHEMA,
-        "identity": plan.identity,
+        "identity": prepared.identity,
         "epsilon": statistics.epsilon,
         "agents": list(labels),
         "total": summarize(statistics.total, labels),

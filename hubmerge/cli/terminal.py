@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from hubmerge.engine.progress import doing, unit_of
+from hubmerge.engine.progress import doing
 from hubmerge.errors import printable
 from hubmerge.hub.errors import tell_retries
 
@@ -41,7 +41,6 @@ class Terminal:
         self._warnings: set[str] = set()
         self._ended = threading.Event()
         self._ticker: threading.Thread | None = None
-        self.stream = StreamTerminal(self)
         if as_json:
             tell_retries(self._client_warning)
 
@@ -203,17 +202,3 @@ def _bar(words: str, total: int | None, unit: str) -> Any:
     unit = f" {unit}" if unit not in ("", "B", " el") else unit
     scaled = unit in ("B", " el")
     return tqdm(total=total, desc=words, unit=unit, unit_scale=scaled, file=sys.stderr, leave=False, bar_format=form)
-
-
-class StreamTerminal:
-    def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        self._terminal.progress(stage, done, total, unit_of(stage))
-
-    def counted(self, total: Any) -> None:
-        pass
-
-    def warning(self, message: str) -> None:
-        self._terminal.warning(message)

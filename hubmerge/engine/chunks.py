@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,8 @@ from hubmerge.engine import eager, memory
 from hubmerge.engine.counting import Counted
 from hubmerge.engine.device.choose import LANES, MEMORY_BYTES, DeviceName, chunk_elements, host_threads, open_engine
 from hubmerge.engine.distributed import ALONE, Ranks
-from hubmerge.engine.eager import compilable
 from hubmerge.engine.parallel_shards import shards_at_once
+from hubmerge.engine.progress import Observer
 from hubmerge.engine.selection import Counts, Magnitudes, Selection
 from hubmerge.errors import IncompatibleError, NonFiniteError
 from hubmerge.methods import Method, get_method
@@ -42,32 +43,6 @@ Sensitivities = Mapping[str, StoredTensor]  # tensor → where its sensitivity l
 Thresholds = Mapping[str, tuple[float, ...]]  # tensor → one per agent
 
 
-class Observer(Protocol):
-    """Watches a stream from outside; every method is called in the caller's thread and may raise to cancel."""
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        """`done` of `total` elements of stage "probe", "select" or "merge", or parts of "compile"."""
-
-    def counted(self, total: Tally) -> None:
-        """The statistics of all tensors counted so far."""
-
-    def warning(self, message: str) -> None:
-        """Something that changes how the merge runs, not what it gives."""
-
-
-class Silent:
-    """An observer that looks away."""
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        pass
-
-    def counted(self, total: Tally) -> None:
-        pass
-
-    def warning(self, message: str) -> None:
-        pass
-
-
 @dataclass(frozen=True)
 class StreamOptions:
     """How, never what: no field changes a bit of the result."""
@@ -76,15 +51,18 @@ class StreamOptions:
     threads: int = 0  # at most, and fewer where memory does not allow them; 0: one per core
     memory_bytes: int = 0  # of all threads' chunks and counters; 0: as this machine allows (memory.py)
     beside: tuple[Plan, ...] = ()  # other recipes that are merged in the same pass
-    backend: Backend = "auto"  # "eager": never compile
+    backend: Backend = "auto"  # "eager": never the fast pass
     device: DeviceName = "cpu"
     device_memory_bytes: int = MEMORY_BYTES  # the most that the device is asked for
     engine: Engine | None = None  # of the device, while it is open: `on_device`
     device_failed: str = ""  # why a device that is there could not be opened
     parallel_shards: int = 0  # written at once; 0: as many as the cores are good for
     ranks: Ranks = ALONE  # the processes that share the work
-    sink: Sink = "disk"  # "null": shards are counted and hashed, not written (null_sink.py); by one process only
+    sink: Sink = "disk"  # "null": shards are counted and hashed, not written; by one process only
     bursts: Bursts | None = None  # where a GPU is lent for one shard at a time
+    cache: Path | None = None  # folder of fetched inputs; None: in the output's working folder
+    sensitivities: Path | None = None  # folder where computed ones are kept for the next merge
+    disk_budget: int | None = None  # bytes that output and fetched inputs may take together; None: what is free
 
     @contextmanager
     def on_device(self, plan: Plan, warn: Callable[[str], None]) -> Iterator[StreamOptions]:
@@ -93,10 +71,8 @@ class StreamOptions:
             yield self
             return
 
-        def host(agents: int, dtype: str) -> ModuleType:
-            return backend_module(self.backend, agents, dtype)
-
         memory, local_rank = self.device_memory_bytes, self.ranks.local_rank
+        host = backend_module(self.backend)
         opened = open_engine(self.device, len(plan.agents), host, warn, memory_bytes=memory, local_rank=local_rank)
         if opened.engine is None:
             yield replace(self, device="cpu", device_failed=opened.failed)  # nobody tries again
@@ -118,11 +94,11 @@ class StreamOptions:
             return self.engine.facts()
         return {"device_failed": self.device_failed} if self.device_failed else {}
 
-    def module(self, agents: int, dtype: str) -> Any:
+    def module(self) -> Any:
         """What counts and merges chunks; the choice changes no bit."""
         if self.engine is not None and self.engine.working:
             return self.engine
-        return backend_module(self.backend, agents, dtype)
+        return backend_module(self.backend)
 
     def tell(self, warn: Callable[[str], None]) -> None:
         """Pass on, in the caller's thread, what the device has to say."""
@@ -141,7 +117,7 @@ class StreamOptions:
             (plan, *self.beside),
             self.wanted_threads,
             self.memory_bytes or memory.stream_bytes(machine.memory_bytes()),
-            compiled=self.backend != "eager",
+            fast=self.backend != "eager",
             chunk_elements=self.chunk_elements,
         )
 
@@ -224,7 +200,7 @@ class Work:
 
     def count_overlaps(self, stored: eager.ChunkInputs) -> Counts:
         """Where the updates of a chunk meet, [K, K+1]; on the CPU, as `count`."""
-        module = backend_module(self._options.backend, len(stored.raws) - 1, "F32")
+        module = backend_module(self._options.backend)
         overlaps: Counts = module.count_overlaps(stored, epsilon_of(self._plan))
         return overlaps
 
@@ -241,7 +217,7 @@ class Work:
             stored = replace(stored, uniform_keys=draw_keys(self._plan, tensor))
         if stored.sensitivities and "sensitivity" not in rule.extras:
             stored = replace(stored, sensitivities=())
-        module = eager if rule.whole else self._options.module(len(stored.raws) - 1, tensor.dtype)
+        module = eager if rule.whole else self._options.module()
         key = make_key(self._plan.recipe.seed, "rounding", tensor.name)
         with placed(tensor.begin + chunk.start * DTYPE_BYTES[tensor.dtype]):
             out = module.merge_chunk(stored, rule, tensor.dtype, key, with_inputs=with_inputs)
@@ -276,11 +252,11 @@ def magnitudes_of(plan: Plan, options: StreamOptions) -> MagnitudesOf | None:
     """What the method ranks of a tensor before it can merge; None where it ranks nothing of any."""
     if plan.threshold is None:
         return None
-    epsilon, rows, compiled = epsilon_of(plan), options.shares(plan).rows, options.backend != "eager"
+    epsilon, rows, fast = epsilon_of(plan), options.shares(plan).rows, options.backend != "eager"
 
     def of(tensor: PlannedTensor) -> Magnitudes | None:
         threshold = plan.threshold_of(tensor) if tensor.action == "merge" else None
-        return None if threshold is None else Magnitudes(threshold, epsilon, compiled=compiled, at_once=rows)
+        return None if threshold is None else Magnitudes(threshold, epsilon, fast=fast, at_once=rows)
 
     return of
 
@@ -339,40 +315,35 @@ def _name_in(tensor: PlannedTensor, agent: int, file: Sensitivities) -> str:
     return tensor.inputs[agent + 1].entry.name if tensor.name not in file else tensor.name
 
 
-def backend_module(backend: Backend, agents: int, dtype: str) -> ModuleType:
-    """eager or compiled; the choice changes no bit."""
+def backend_module(backend: Backend) -> ModuleType:
+    """eager or fast; the choice changes no bit."""
     if backend == "eager":
         return eager
-    from hubmerge.engine import compiled  # which most commands do without
+    from hubmerge.engine import fast  # which most commands do without
 
-    return compiled if compiled.supports(agents, dtype) else eager
+    return fast
 
 
-def runnable(options: StreamOptions, plan: Plan, observer: Observer) -> StreamOptions:
-    """`options` as this machine can follow them: eager, with a warning, where it has no machine code of the passes.
+def runnable(options: StreamOptions, observer: Observer) -> StreamOptions:
+    """`options` as this machine can follow them: eager, with a warning, where it has no fast pass.
 
-    What is not compiled yet is compiled here, as a stage of its own.
+    Where the fast pass is not built yet it is built here, as a stage of its own.
     """
-    if options.backend == "eager" or not any(compilable(len(plan.agents), dtype) for dtype in plan.merged_dtypes):
+    if options.backend == "eager":
         return options
-    try:
-        from hubmerge.engine import compiled
+    from hubmerge.engine import fast, library
 
-        kinds = {kind for kinds in plan.input_kinds for kind in kinds}
-        compiled.compile_missing(
-            lambda done, total: observer.progress("compile", done, total),
-            overlaps=plan.overlap_scope is not None,
-            ranking=None if plan.threshold is None else plan.threshold.of,
-            stored="uint16" if kinds == {"BF16"} else "float32",
-        )
-        why = compiled.unavailable()
-    except (ImportError, OSError) as error:  # llvmlite's library is not there, or finds no memory
-        why = str(error)
+    to_build = not library.is_built()
+    if to_build:
+        observer.progress("compile", 0, 1, "parts")
+    why = fast.unavailable()
+    if to_build:
+        observer.progress("compile", 1, 1, "parts")
     if why is None:
         return options
-    first_line = (why.splitlines() or [""])[0][:200]
     observer.warning(
-        f"nothing can be compiled on this machine, so the merge takes much longer; its bytes are the same: {first_line}"
+        "this machine has no fast pass, so that the merge takes some sixty times as long; its bytes are the same: "
+        f"{why}. A C compiler mends it: install gcc, or `pip install ziglang`"
     )
     return replace(options, backend="eager")
 

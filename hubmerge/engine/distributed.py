@@ -1,32 +1,42 @@
 """One merge in several processes: each takes some of the tensors and shards, and the bytes are those of one process.
 
-`accelerate launch` and `torchrun` start the same command several times and tell each process its rank. Rank 0 runs
-the whole line (folder, journal, card, manifest); the others help with the part that costs time:
+`torchrun` and `accelerate launch` start the same command several times, on one machine or on several, and tell each
+process its rank. All of them run the same line; of n processes
 
-    probe       tensors are shared out; the tallies, which are per tensor, are gathered and added in plan order
+    probe       rank r counts every n-th tensor; tallies, which are per tensor, are gathered and added in plan order
     thresholds  a threshold over the model adds up everyone's counts (integers); one per tensor is found by its owner
-    merge       shards are shared out; each process writes its own ones
+    merge       rank r writes every n-th shard, and uploads it where the target is on the Hub
+    the end     rank 0 writes card and manifest, and makes the one commit
 
 Nothing is reduced in floating point, so no sum depends on how many processes there are. What is exchanged is JSON,
 never pickled objects: the port of a process group is open to whoever can reach it.
 
-What a helper does stands in helper.py, and what becomes of its files in rank_folders.py.
+Each process has a journal of its own beside rank 0's, and at its start it reads all journals that it sees. So a merge
+that was killed goes on with any number of processes: a shard that a process cannot see is made again.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hubmerge.disk_errors import writing
+from hubmerge.engine.sink import WORK, FinishedShard
 from hubmerge.errors import HubmergeError, RecipeError, SettingsError
 from hubmerge.settings import Settings
 from hubmerge.statistics.statistics import Tally
+
+if TYPE_CHECKING:
+    from hubmerge.engine.journal import Journal
+    from hubmerge.plan.plan import Plan
 
 _PATIENCE = timedelta(days=7)  # a lost process closes its connections, which is noticed at once
 
@@ -46,7 +56,6 @@ class Ranks:
     rank = 0
     size = 1
     local_rank = 0  # among the processes of this machine
-    held = ExitStack()  # given up when the processes part
 
     def gather(self, value: Any) -> list[Any]:
         """Everyone's value (plain JSON) by rank; every process must call it at the same point."""
@@ -55,6 +64,14 @@ class Ranks:
     def first(self, value: T) -> T:
         """Rank 0's value, plain JSON."""
         return self.gather(value)[0] if self.size > 1 else value
+
+    def by_first(self, act: Callable[[], T], to_json: Callable[[T], Any], from_json: Callable[[Any], T]) -> T:
+        """What `act` gives to rank 0, the only one to act, for every process."""
+        if self.rank:
+            return from_json(self.first(None))
+        done = act()
+        self.gather(None if self.size == 1 else to_json(done))
+        return done
 
     def agree(self, what: str, value: str) -> None:
         """ProcessLostError unless everyone has the same value; returns when everyone is here."""
@@ -66,10 +83,17 @@ class Ranks:
                 next_step="Pin the models of the recipe to commits, and start all processes with the same command.",
             )
 
-    def mine(self, items: Sequence[T], size: Callable[[T], int]) -> list[T]:
-        """This process's part of `items`, in their order."""
-        owners = assign([size(item) for item in items], self.size)
-        return [item for item, owner in zip(items, owners, strict=True) if owner == self.rank]
+    def mine(self, items: Sequence[T]) -> list[T]:
+        """This process's part of `items`, in their order: every `size`-th."""
+        return list(items[self.rank :: self.size])
+
+    def in_turn(self, act: Callable[[], T]) -> T:
+        """What `act` gives: rank 0 acts first, then the others, which see what it left."""
+        found = [act()] if self.rank == 0 else []
+        self.gather(None)
+        found = found or [act()]
+        self.gather(None)
+        return found[0]
 
     def joined(self, own: Mapping[str, T]) -> dict[str, T]:
         """Everyone's mapping in one."""
@@ -89,24 +113,6 @@ class Ranks:
             return own
         known = self.first(None if own is None else {n: t.to_json() for n, t in own.items()})
         return None if known is None else _tallies(known)
-
-    def report(self, warnings: Sequence[str], device: Mapping[str, Any], warn: Callable[[str], None]) -> dict[str, Any]:
-        """Rank 0's `warn` gets the `warnings` of the others, each once, with the ranks that have it.
-
-        Returns the facts of all processes' devices in one (Engine.facts): the most memory that one took, and why any
-        of them was given up.
-        """
-        if self.size == 1:
-            return dict(device)
-        everyone = self.gather([list(warnings), dict(device)])
-        by_message: dict[str, list[int]] = {}
-        for rank, (messages, _) in enumerate(everyone[1:], 1):
-            for message in messages:
-                by_message.setdefault(message, []).append(rank)
-        if self.rank == 0:
-            for message, ranks in by_message.items():
-                warn(f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {message}")
-        return _of_all_devices([facts for _, facts in everyone])
 
     def with_others(self, parts: Iterator[NDArray[np.int64]], shape: tuple[int, int]) -> Iterator[NDArray[np.int64]]:
         """The parts of a sparse count ([m, 3]: row, bin, how often), then what the other processes counted.
@@ -135,7 +141,6 @@ class _Group(Ranks):
 
     def __init__(self, rank: int, size: int, local_rank: int) -> None:
         self.rank, self.size, self.local_rank = rank, size, local_rank
-        self.held = ExitStack()
 
     def gather(self, value: Any) -> list[Any]:
         import torch
@@ -174,9 +179,7 @@ def join(settings: Settings) -> Iterator[Ranks]:
     try:
         # a launcher that numbers no processes of a machine starts them side by side
         local_rank = settings.rank if settings.local_rank is None else settings.local_rank
-        group = _Group(settings.rank, settings.world_size, local_rank)
-        with group.held:
-            yield group
+        yield _Group(settings.rank, settings.world_size, local_rank)
     finally:
         distributed.destroy_process_group()
 
@@ -204,8 +207,63 @@ def _noticing_loss() -> Iterator[None]:
         ) from None
 
 
-def _of_all_devices(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def see_alike(ranks: Ranks, folder: Path) -> None:
+    """ProcessLostError unless every process sees the folder of rank 0, which must exist there."""
+    mark = folder / WORK / ranks.first(f"seen-{secrets.token_hex(8)}")
+    if ranks.rank == 0 and ranks.size > 1:
+        with writing(mark):
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+    ranks.gather("marked")
+    blind = [str(rank) for rank, seen in enumerate(ranks.gather(mark.exists())) if not seen and ranks.size > 1]
+    if ranks.rank == 0:
+        mark.unlink(missing_ok=True)
+    if blind:
+        raise ProcessLostError(
+            "the processes of this merge do not see the same output folder",
+            where=str(folder),
+            got=f"not seen by rank {', '.join(blind)}",
+            next_step="Choose a folder that all machines share, or publish with `hubmerge run`, which needs none.",
+        )
+
+
+def keep_own(ranks: Ranks, plan: Plan, journal: Journal) -> None:
+    """Leave to the other processes the finished shards that are theirs."""
+    own = {shard.filename for shard in ranks.mine(plan.shards)} | journal.uploaded
+    journal.shards = {name: shard for name, shard in journal.shards.items() if name in own}
+
+
+def share(ranks: Ranks, journal: Journal, *, uploaded_only: bool = False) -> None:
+    """Everyone learns which shards the others have finished, or `uploaded_only`."""
+    if ranks.size == 1:
+        return
+    shards = (s for name, s in journal.shards.items() if name in journal.uploaded or not uploaded_only)
+    own = [shard.to_json() for shard in shards]
+    for finished, uploaded in ranks.gather([own, sorted(journal.uploaded)]):
+        journal.uploaded |= set(uploaded)
+        for shard in finished:
+            journal.shards.setdefault(shard["filename"], FinishedShard.from_json(shard))
+
+
+def check_reachable(ranks: Ranks, folder: Path, plan: Plan, journal: Journal) -> None:
+    """ProcessLostError unless every shard is in `folder` or uploaded. For rank 0, at the end."""
+    if ranks.size == 1:
+        return
+    names = [shard.filename for shard in plan.shards if shard.filename not in journal.uploaded]
+    missing = [name for name in names if name not in journal.shards or not (folder / name).is_file()]
+    if missing:  # a target that takes shards as plain files, whose bytes go with the commit
+        raise ProcessLostError(
+            "finished shards of another process are out of reach",
+            where=str(folder),
+            got=", ".join(missing[:3]),
+            next_step="Let all processes see the same folder, or start one process.",
+        )
+
+
+def of_all_devices(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Engine.facts by rank, in one; a process that says nothing of a device has none."""
+    if len(facts) == 1:
+        return dict(facts[0])
     together = {name: value for own in reversed(facts) for name, value in own.items()}
     if together:
         together["device"] = ", ".join(dict.fromkeys(str(own.get("device", "cpu")) for own in facts))
@@ -218,14 +276,3 @@ def _of_all_devices(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _tallies(data: Mapping[str, Any]) -> dict[str, Tally]:
     return {name: Tally.from_json(tally) for name, tally in data.items()}
-
-
-def assign(sizes: Sequence[int], processes: int) -> list[int]:
-    """The owner of each item: largest first, to whoever has least; ties to the lower rank."""
-    loads = [0] * processes
-    owners = [0] * len(sizes)
-    for item in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        owner = loads.index(min(loads))
-        owners[item] = owner
-        loads[owner] += sizes[item]
-    return owners

@@ -1,6 +1,6 @@
 """One chunk, operation by operation in numpy: the definition of what a merge computes, and the fallback.
 
-compiled/ does the same in one pass and must give the same bits.
+fast.py does the same in one pass and must give the same bits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from hubmerge.statistics.statistics import Counts, ResultTally, Tally
 
 Raw = NDArray[Any]
 
-COMPILED_AGENTS = 32  # a recipe's most; a kernel of so many takes seconds to compile, once
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -33,7 +31,7 @@ class Rule:
     epsilon: float  # an update is active above it
     rounding: Rounding
     both_roundings: bool  # also measure what the other rounding mode would have stored
-    whole: bool = False  # the kernel takes a whole tensor at once, so only the eager path can run it
+    whole: bool = False  # the kernel takes a whole tensor at once, so only this pass can run it
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,10 @@ class ChunkOutput:
     inputs: Counted[Tally] | None
     result: Counted[ResultTally]
 
-
-def compilable(agents: int, dtype: str) -> bool:
-    """What the compiled pass covers; everything else runs here, with the same result."""
-    return agents <= COMPILED_AGENTS and dtype in ("BF16", "F16", "F32")
+    def bits(self) -> object:
+        """Equal where two outputs are the same to the last bit, statistics included."""
+        counted: tuple[Counted[Any] | None, ...] = (self.inputs, self.result)
+        return self.raw.tobytes(), [c and (c.sums.tobytes(), c.tally.to_json()) for c in counted]
 
 
 def count_overlaps(chunk: ChunkInputs, epsilon: float) -> Counts:
@@ -96,6 +94,14 @@ def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_in
             stored_base = decode(encode(base, dtype, "nearest", None), dtype)
         inputs = count_inputs(base, agents, deltas, act) if with_inputs else None
         return ChunkOutput(raw, inputs, count_result(base, deltas, act, delta, exact, stored, other, stored_base))
+
+
+def merged(chunk: ChunkInputs, rule: Rule) -> Float32:
+    """δ* of one chunk, before it is rounded."""
+    _, _, deltas = decoded(chunk)
+    with np.errstate(all="ignore"):
+        delta: Float32 = rule.kernel((*deltas, *_extras(chunk, rule)), rule.per_agent, rule.constants)
+        return delta
 
 
 def _extras(chunk: ChunkInputs, rule: Rule) -> list[Float32]:

@@ -1,39 +1,41 @@
 """The journal of a merge into one folder: what is durable, so that a resumed merge repeats only what has no line.
 
-Lines of JSON, each with a checksum (journal_lines.py), in the order in which things happened:
+Lines of JSON, each sealed with a checksum, in the order in which things happened:
 
     plan        which merge this is, and of which commits
     probed      statistics of some tensors; they count once probe says that those of all tensors are there
     thresholds  what a threshold's passes have found
     shard       a shard is a file; uploaded: its bytes are at the target; lost: neither
-    usage       what a process of a run has fetched and taken so far; the last line of a process counts
+
+A kill tears the last line, a full disk may leave half a line before a whole one, and a machine that loses power may
+leave zeros. What comes after the first line that is not sound is as if it had never been written: it is repeated.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from hubmerge.disk_errors import reading, writing
-from hubmerge.engine.finished_shards import has_size, sound
-from hubmerge.engine.journal_lines import sealed, sound_line, sound_lines
-from hubmerge.engine.sink import WORK, FinishedShard
-from hubmerge.engine.usage import Usage
+from hubmerge.engine.sink import WORK, FinishedShard, has_size, sound
 from hubmerge.errors import TargetExistsError
 from hubmerge.plan.plan import Plan
-from hubmerge.sources.unchanged import UnchangedFolders
+from hubmerge.sources.folder import UnchangedFolders
 from hubmerge.statistics.statistics import SCHEMA, Tally
 
-_JOURNAL = "journal.jsonl"
+_JOURNAL = "journal.jsonl"  # of rank 0
+_OF_RANK = "journal-{}.jsonl"  # of the other processes of a merge
 _FORM = 5  # its version
 _TENSORS_A_LINE = 256  # about 5 MB of tallies
+_SEAL = ', "crc32": "'
 
 
 class Journal:
@@ -42,9 +44,9 @@ class Journal:
     Nothing is recorded that was made of local folders which are no longer as they were pinned.
     """
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: Plan, rank: int = 0) -> None:
         self._folder = folder
-        self._path = folder / WORK / _JOURNAL
+        self._path = folder / WORK / (_OF_RANK.format(rank) if rank else _JOURNAL)
         self._identity = plan_identity(plan)
         self._refs = [m.ref for m in plan.models]
         self._folders = UnchangedFolders(plan.models)
@@ -55,9 +57,7 @@ class Journal:
         self.shards: dict[str, FinishedShard] = {}
         self.uploaded: set[str] = set()  # shards that the target holds; their files are no longer needed
         self.on_shard: Callable[[FinishedShard], None] | None = None  # called when a shard has its line
-        self.usages: dict[str, Usage] = {}  # by a name that a process has in one run
-        self.metered: Callable[[], Usage] | None = None  # what this process has taken, noted with every line
-        self._own_name = secrets.token_hex(8)
+        self.resumed = False  # an earlier run was cut short
         self._uploads = False
         self._lock = threading.Lock()
 
@@ -70,25 +70,32 @@ class Journal:
         resume: bool,
         uploads: bool = False,
         verified: bool = False,
+        rank: int = 0,
         tell: Callable[[int, int], None] = lambda done, total: None,
     ) -> Self:
         """The journal of `folder` for this plan; `uploads`: shards are uploaded and deleted one by one.
 
+        It knows what all journals there say, and adds to that of process `rank`; rank 0 is the first to open its own.
         `verified`: its shards were written just now and are not read again, or `verify` follows. `tell`: see there.
 
         Raises TargetExistsError when the folder holds something else, or an unfinished merge and not `resume`.
         """
-        journal = cls(folder, plan)
+        journal = cls(folder, plan, rank)
         journal._uploads = uploads
         path = journal._path
-        if path.is_file():
+        if journals := sorted((folder / WORK).glob("journal*.jsonl")):  # rank 0's comes last: it ends the probe
             if not resume:
                 raise TargetExistsError(
                     "an unfinished merge is here",
                     where=str(folder),
                     next_step="Go on with it (`resume`), or remove the folder.",
                 )
-            journal._read(folder)
+            for one in journals:
+                journal._read(folder, one)
+            for name, shard in journal._here():
+                if not has_size(folder / name, shard):
+                    del journal.shards[name]
+            journal.resumed = journal._begun
             if not verified:
                 cls.verify([journal], tell)
         else:
@@ -100,10 +107,13 @@ class Journal:
                 )
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-        if not journal._begun:
-            pins = [{"kind": r.kind, "id": r.id, "sha": r.sha, "requested": r.requested} for r in journal._refs]
-            journal._append({"event": "plan", "identity": journal._identity, "models": pins})
+        if not rank and not journal._begun:
+            journal._append(journal._first_line())
         return journal
+
+    def _first_line(self) -> dict[str, Any]:
+        pins = [{"kind": r.kind, "id": r.id, "sha": r.sha, "requested": r.requested} for r in self._refs]
+        return {"event": "plan", "identity": self._identity, "models": pins}
 
     @staticmethod
     def verify(journals: Sequence[Journal], tell: Callable[[int, int], None]) -> None:
@@ -158,17 +168,6 @@ class Journal:
         self.uploaded.add(filename)
         self._append({"event": "uploaded", "filename": filename})
 
-    def note_usage(self, usage: Usage) -> None:
-        """What this process has taken so far."""
-        self.add_usages({self._own_name: usage})
-
-    def add_usages(self, usages: Mapping[str, Usage]) -> None:
-        """What processes have taken so far, by their names."""
-        for name, usage in usages.items():
-            if self.usages.get(name) != usage:
-                self.usages[name] = usage
-                self._append(_usage_line(name, usage))
-
     def forget(self, filenames: Iterable[str]) -> None:
         """These shards are lost, on both sides."""
         for filename in filenames:
@@ -183,10 +182,7 @@ class Journal:
 
     def _append(self, line: Mapping[str, Any]) -> None:
         with self._lock, writing(self._path), open(self._path, "ab", buffering=0) as file:
-            lines = [line]
-            if self.metered is not None and line["event"] != "usage":
-                self.usages[self._own_name] = usage = self.metered()
-                lines.append(_usage_line(self._own_name, usage))
+            lines = [line] if self._begun or line["event"] == "plan" else [self._first_line(), line]
             left = memoryview("".join(map(sealed, lines)).encode())
             end = file.tell()
             try:
@@ -197,18 +193,22 @@ class Journal:
                 with suppress(OSError):
                     file.truncate(end)
                 raise
+            self._begun = True
 
-    def _read(self, folder: Path) -> None:
+    def _read(self, folder: Path, path: Path) -> None:
         """Line by line, since all of them together may take more memory than the merge."""
-        length = 0
-        with reading(self._path), open(self._path, "rb") as file:
+        length, own = 0, path == self._path
+        with reading(path), open(path, "rb") as file:
             for line, end in sound_lines(file):
                 self._take(line, folder)
-                self._begun = True
+                self._begun |= own
                 length = end
+            if not own:  # whoever works there looks after it
+                return
             whole = file.seek(0, os.SEEK_END)
             file.seek(0)
-            if not length and (b"\n" in file.read() or any(p for p in folder.iterdir() if p.name != WORK)):
+            damaged = b"\n" in file.read() or any(p for p in folder.iterdir() if p.name != WORK)
+            if not length and damaged and path.name == _JOURNAL:
                 raise TargetExistsError(
                     "the journal of an unfinished merge is damaged, or of another version of hubmerge",
                     where=str(self._path),
@@ -218,9 +218,6 @@ class Journal:
             with writing(self._path), open(self._path, "r+b") as file:
                 file.truncate(length)
         self._probed = {}  # of a probe that was cut short
-        for name, shard in self._here():
-            if not has_size(folder / name, shard):
-                del self.shards[name]
 
     def _here(self) -> list[tuple[str, FinishedShard]]:
         """The shards that are files."""
@@ -239,8 +236,6 @@ class Journal:
                 self.thresholds = {n: tuple(v) for n, v in line["tensors"].items()}
             case "shard":
                 self.shards[line["filename"]] = FinishedShard.from_json(line)
-            case "usage":
-                self.usages[line["name"]] = Usage.from_json(line)
             case "uploaded":
                 if self._uploads:
                     self.uploaded.add(line["filename"])
@@ -282,5 +277,27 @@ def plan_identity(plan: Plan) -> str:
     return digest.hexdigest()
 
 
-def _usage_line(name: str, usage: Usage) -> dict[str, Any]:
-    return {"event": "usage", "name": name, **usage.to_json()}
+def sealed(line: Mapping[str, Any]) -> str:
+    """A line as it is written, with its line break."""
+    text = json.dumps(line)
+    return f'{text[:-1]}{_SEAL}{zlib.crc32(text.encode()):08x}"}}\n'
+
+
+def sound_line(text: bytes) -> dict[str, Any] | None:
+    """What a line says; None where it is not sound."""
+    content, _, seal = text.rpartition(_SEAL.encode())
+    if seal != b'%08x"}\n' % zlib.crc32(content + b"}"):
+        return None
+    found: dict[str, Any] = json.loads(content + b"}")
+    return found
+
+
+def sound_lines(raw: Iterable[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
+    """The lines before the first one that is not sound, and how many bytes end with each."""
+    length = 0
+    for text in raw:
+        line = sound_line(text)
+        if line is None:
+            return
+        length += len(text)
+        yield line, length

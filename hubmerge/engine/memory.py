@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hubmerge.engine.counting import BLOCK
-from hubmerge.engine.eager import compilable
 from hubmerge.methods import get_method
 from hubmerge.sources.header import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from hubmerge.plan.plan import InputKind, Plan
 
-STREAM_BYTES = 260_000_000  # with the compiler's memory, too, a process of 8 agents stays 512 MB above its imports
+STREAM_BYTES = 260_000_000  # a process of 8 agents stays 512 MB above its imports
 LEAST_STREAM_BYTES = 32_000_000
 KEPT_BYTES = 160_000_000  # inputs that lie there from their counting to their merging, at most
 HISTOGRAM_BYTES = 32_000_000  # of all threads' histograms, unless it has to be more
@@ -37,9 +36,9 @@ LARGEST_CHUNK, GOOD_CHUNK, SMALLEST_CHUNK = 1024 * 1024, 512 * 1024, 256 * 1024 
 LARGEST_EAGER_CHUNK, SMALLEST_EAGER_CHUNK = 128 * 1024, 16 * 1024  # what numpy makes on the way is long, but near
 
 THREAD, THREAD_PER_AGENT = 4_000_000, 400_000  # counters of a thread, and what the allocator keeps for it
-ROW = 8 * 65_648 * 4  # one agent's histograms of keys (magnitude_counts.py)
+ROW = 4 * 65_648 * 4  # one agent's histograms of keys (pass.c)
 
-_ELSEWHERE = 192_000_000  # what a process takes beside its stream, without compiling
+_ELSEWHERE = 192_000_000  # what a process takes beside its stream
 
 
 @dataclass(frozen=True)
@@ -55,15 +54,14 @@ class Shares:
 
 
 def shares_of(
-    plans: Sequence[Plan], wanted_threads: int, stream_bytes: int, *, compiled: bool = True, chunk_elements: int = 0
+    plans: Sequence[Plan], wanted_threads: int, stream_bytes: int, *, fast: bool = True, chunk_elements: int = 0
 ) -> Shares:
     """For merges of the same models in one pass; `chunk_elements` is taken as it is, unless it is 0."""
     agents, selects, keeps = len(plans[0].agents), _selects(plans), _keeps(plans)
-    fused = compiled and all(compilable(agents, dtype) for plan in plans for dtype in plan.merged_dtypes)
-    per_element = _element_bytes(plans, fused=fused)
+    per_element = _element_bytes(plans, fused=fast)
     largest, good, smallest = (
         (LARGEST_CHUNK, GOOD_CHUNK, SMALLEST_CHUNK)
-        if fused
+        if fast
         else (LARGEST_EAGER_CHUNK, LARGEST_EAGER_CHUNK // 2, SMALLEST_EAGER_CHUNK)
     )
     if chunk_elements:
@@ -110,7 +108,7 @@ def plain_bytes(agents: int) -> int:
 def _element_bytes(plans: Sequence[Plan], *, fused: bool) -> int:
     agents = len(plans[0].agents)
     extras = {name for plan in plans for name in get_method(plan.recipe.method).extras}
-    measured = 8 * agents if "sensitivity" in extras else 0  # as they are read, and side by side
+    measured = 4 * agents if "sensitivity" in extras else 0
     of_inputs = max((_input_bytes(kind, agents) for kind in plans[0].input_kinds), default=0)
     of_outputs = sum(4 * max(map(DTYPE_BYTES.__getitem__, p.merged_dtypes), default=0) for p in plans)
     if not fused:

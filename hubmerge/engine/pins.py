@@ -151,7 +151,7 @@ class RunPins:
         plain = isinstance(name, str) and re.fullmatch(r"[\w-]+", name)
         return {"folder": name, "models": pins} if plain and pins else {}
 
-    def given_up(self, folder: str) -> Path | None:
+    def older_run(self, folder: str) -> Path | None:
         """The folder of an older run that will never be gone on with, when one begins to work in `folder`."""
         older = self._runs / self._known.get("folder", folder)
         return older if older.name != folder and older.is_dir() else None

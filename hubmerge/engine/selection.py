@@ -5,7 +5,7 @@ and one bit more, which tells whether its lower half is zero or not: the order o
 an even key is that of one value alone. The keys are counted in one pass, which finds the key that holds the wanted
 rank. Differences of bf16 models hardly ever need more bits, so that mostly this is the value; only for odd keys the
 lower halves are counted within the key in a second pass. No sample, no sort: the result is the element itself. Memory
-is a few histograms of 65,536 bins per agent and thread. magnitude_counts.py does the counting of both passes compiled.
+is a few histograms of 65,536 bins per agent and thread. pass.c does the counting of both passes, too.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Magnitudes:
 
     threshold: Threshold
     epsilon: float
-    compiled: bool = True  # the same counts in one pass
+    fast: bool = True  # the same counts in one pass
     at_once: int = 1  # agents whose histograms a thread then has
 
     def count(self, chunk: ChunkInputs, wanted: Sequence[int] = ()) -> Counts:
         """The key of every pattern; with a `wanted` key per row, the lower half of what has it, if it is odd."""
-        if self.compiled:
-            from hubmerge.engine.compiled.magnitude_counts import count_magnitudes  # which most commands do without
+        if self.fast:
+            from hubmerge.engine.fast import count_magnitudes  # which most commands do without
 
             return count_magnitudes(chunk, wanted, self.threshold, self.epsilon, self.at_once)
         found = []

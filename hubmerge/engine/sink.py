@@ -10,7 +10,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +23,15 @@ from hubmerge.disk_errors import make_folder, writing, written
 from hubmerge.engine.follower import Follower
 from hubmerge.engine.uncached import UncachedFile
 from hubmerge.errors import DiskError, FolderInUseError
+from hubmerge.machine import cores
 from hubmerge.plan.plan import PlannedShard
 from hubmerge.statistics.statistics import ResultTally, Tally
 
 MANIFEST = "hubmerge.json"
 WORK = ".hubmerge"  # inside the output folder, gone when it is complete
+HASHING_THREADS = 8  # as many as a disk has use for
+BLOCK_BYTES = 1024 * 1024  # between two looks at whether it was broken off
+TELLING_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -59,16 +65,81 @@ class FinishedShard:
         )
 
 
+def has_size(path: Path, shard: FinishedShard) -> bool:
+    """Whether a file of the shard's size is there."""
+    try:
+        return path.stat().st_size == shard.size
+    except OSError:  # gone, or no longer readable: it is made again
+        return False
+
+
+def sound(files: Sequence[tuple[Path, FinishedShard]], tell: Callable[[int, int], None]) -> list[bool]:
+    """For each file whether it has the size and the sha256 of its shard, hashed in threads, file by file.
+
+    `tell(done, total)` is told bytes, in this thread, where there are any. It may raise to break it off, as a signal
+    does: each thread then ends within one block.
+    """
+    total = sum(shard.size for _, shard in files)
+    if not total:
+        return [has_size(path, shard) for path, shard in files]
+    done = [0] * len(files)  # each by one thread
+    broken_off = threading.Event()
+
+    def check(number: int) -> bool:
+        path, shard = files[number]
+        found = has_size(path, shard) and digest_of(path, number) == shard.sha256
+        done[number] = shard.size
+        return found
+
+    def digest_of(path: Path, number: int) -> str:
+        digest, block = hashlib.sha256(), memoryview(bytearray(BLOCK_BYTES))
+        try:
+            with open(path, "rb", buffering=0) as file:
+                while (count := file.readinto(block)) and not broken_off.is_set():
+                    digest.update(block[:count])
+                    done[number] += count
+        except OSError:
+            return ""
+        return digest.hexdigest()
+
+    tell(0, total)
+    with ThreadPoolExecutor(min(HASHING_THREADS, cores(), len(files))) as pool:
+        try:
+            checks = [pool.submit(check, number) for number in range(len(files))]
+            while wait(checks, TELLING_S).not_done:
+                tell(min(sum(done), total), total)
+        finally:
+            broken_off.set()
+    tell(total, total)
+    return [one.result() for one in checks]
+
+
 @contextmanager
-def sole_owner(folder: Path) -> Iterator[None]:
+def sole_owner(folder: Path, rank: int = 0) -> Iterator[None]:
     """Nobody else on this machine works in `folder` meanwhile; it is made if it is missing.
 
-    The folder itself is locked, so that nothing is left in one that turns out to be somebody else's; the lock goes
-    with the process, however it ends.
+    Rank 0 locks the folder itself, so that nothing is left in one that turns out to be somebody else's; the other
+    processes of a merge lock a file of their rank. A lock goes with the process, however that ends.
     """
     make_folder(folder)
+    lock = folder / WORK / f"rank-{rank}.lock" if rank else folder
+    with ExitStack() as held:
+        if rank:
+            with writing(lock):
+                lock.parent.mkdir(exist_ok=True)
+                lock.touch()
+        else:
+            for left in folder.glob(f"{WORK}/rank-*.lock"):  # by an earlier run, perhaps of more processes
+                with _locked(left, folder):
+                    pass
+        held.enter_context(_locked(lock, folder))
+        yield
+
+
+@contextmanager
+def _locked(path: Path, folder: Path) -> Iterator[None]:
     with written("the folder cannot be read", str(folder)):
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        held = os.open(path, os.O_RDONLY)
     try:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,3 +221,39 @@ class ShardWriter:
         if self._file is not None:
             self._file.close()
         self._temporary.unlink(missing_ok=True)
+
+
+class NullShardWriter:
+    """In the place of ShardWriter: a shard is counted and hashed as it would be written, and then dropped.
+
+    A merge into it costs what a merge costs, except for the disk. It shows memory, speed and the hashes of the result
+    for models that no disk here holds (sources/synthetic.py), and whether a recipe goes through at all.
+    """
+
+    def __init__(self, folder: Path, shard: PlannedShard) -> None:
+        self._shard = shard
+        self._digest = hashlib.sha256()
+        self._counted = 0
+        self._hashing = Follower(self._digest.update, "hubmerge-hash")
+
+    def __enter__(self) -> Self:
+        self._hashing.__enter__()
+        self.write(self._shard.header)
+        return self
+
+    def write(self, data: bytes | memoryview) -> None:
+        """The next bytes, in file order, which must not change any more."""
+        view = memoryview(data).cast("B")
+        self._counted += len(view)
+        self._hashing.put(view)
+
+    def finish(self) -> tuple[int, str]:
+        """The size in bytes and the sha256 that the file would have."""
+        assert self._counted == self._shard.size, (self._counted, self._shard.size)
+        self._hashing.finish()
+        return self._counted, self._digest.hexdigest()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hashing.__exit__(kind, error, trace)

@@ -53,7 +53,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedTensors:
     """Which tensors of a shard are counted before they are merged, and what of them is kept.
 
     ranked    per output what is ranked in a tensor by itself; None where nothing is in any
@@ -76,7 +76,7 @@ class Counted:
         workers: int,
         *,
         overlaps: bool = False,
-    ) -> Counted:
+    ) -> CountedTensors:
         """With room for a whole tensor and what `workers` threads count meanwhile, in at most `kept_bytes`."""
         nothing_kept = cls(chunk_of, tuple(ranked), overlaps, 0)
         counted = [t for t in tensors if t in nothing_kept]
@@ -109,13 +109,13 @@ class Steps:
     It yields None where nothing can be begun before a result has been taken.
 
     rules_of  asked once per tensor, when it is counted
-    unread    told of a tensor that is read once less than `Counted.readings` says
+    unread    told of a tensor that is read once less than `CountedTensors.readings` says
     """
 
     def __init__(
         self,
         tensors: Sequence[PlannedTensor],
-        counted: Counted,
+        counted: CountedTensors,
         rules_of: RulesOf,
         unread: Callable[[PlannedTensor], None],
     ) -> None:
@@ -215,7 +215,7 @@ def read_bytes(plan: Plan, options: StreamOptions) -> int:
     return max(total, plan.input_bytes)
 
 
-def _all_counted(plan: Plan, options: StreamOptions) -> Iterator[tuple[PlannedShard, Counted]]:
+def _all_counted(plan: Plan, options: StreamOptions) -> Iterator[tuple[PlannedShard, CountedTensors]]:
     together = (plan, *options.beside)
     ranked, scopes = [ranked_by_tensor(one, options) for one in together], {one.overlap_scope for one in together}
     overlaps = "tensor" in scopes and "model" not in scopes  # which a probe tells
@@ -223,7 +223,7 @@ def _all_counted(plan: Plan, options: StreamOptions) -> Iterator[tuple[PlannedSh
     workers = max(1, everyone // _at_once(plan, options))
     for shard in plan.shards if overlaps or any(ranked) else ():
         share = most * workers // everyone
-        yield shard, Counted.of(shard.tensors, lambda _: size, ranked, share, workers, overlaps=overlaps)
+        yield shard, CountedTensors.of(shard.tensors, lambda _: size, ranked, share, workers, overlaps=overlaps)
 
 
 def _at_once(plan: Plan, options: StreamOptions) -> int:
@@ -231,7 +231,7 @@ def _at_once(plan: Plan, options: StreamOptions) -> int:
     return max(1, min(options.shards_at_once(plan), len(plan.shards)))
 
 
-def _most_kept(tensors: Sequence[PlannedTensor], counted: Counted) -> int:
+def _most_kept(tensors: Sequence[PlannedTensor], counted: CountedTensors) -> int:
     """Bytes that are kept at once, at most."""
     kept = [t for t in tensors if t in counted and counted.keeps(t)]
     largest = max((min(counted.chunk_of(t), t.elements) * _element_bytes(t) for t in kept), default=0)

@@ -16,19 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.engine.chunks import (
-    Observer,
     Sensitivities,
-    Silent,
     StreamOptions,
     Thresholds,
     Work,
     epsilon_of,
     runnable,
 )
+from hubmerge.engine.distributed import check_reachable, of_all_devices, share
 from hubmerge.engine.first_passes import find_thresholds, probe
 from hubmerge.engine.journal import Journal, plan_identity
-from hubmerge.engine.parallel_shards import Overall, write_shards
-from hubmerge.engine.rank_folders import adopt, check_complete, collect
+from hubmerge.engine.parallel_shards import Overall, Relay, write_shards
+from hubmerge.engine.progress import Observer
 from hubmerge.engine.shard_work import Output, readings, write_shard
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.engine.steps import ranked_by_tensor
@@ -40,8 +39,6 @@ from hubmerge.statistics.statistics import ResultTally, Statistics, zero_result
 
 __all__ = [
     "MergeResult",
-    "Observer",
-    "Silent",
     "StreamOptions",
     "Variant",
     "layout_of",
@@ -104,36 +101,30 @@ def merge_variants(
             raise InternalError("variants with other models, dtypes or ε cannot be merged in one pass")
     options = replace(options, beside=tuple(variant.plan for variant in variants[1:]))
     options.ranks.agree("the plan", plan_identity(first.plan))
-    with runnable(options, first.plan, observer).on_device(first.plan, observer.warning) as opened:
-        statistics, device = merge_share(variants, reader, opened, observer)
+    with runnable(options, observer).on_device(first.plan, observer.warning) as opened:
+        statistics = _statistics(variants, reader, opened, observer)
+        thresholds = [_thresholds(variant, reader, opened, observer) for variant in variants]
+        _write(variants, statistics, thresholds, reader, opened, observer)
+        device = of_all_devices(options.ranks.gather(opened.device_facts()))
     if options.bursts is not None:
         device |= options.bursts.facts
-    for variant in variants:
-        adopt(variant.folder, variant.plan, variant.journal, verified=True)
-        check_complete(variant.folder, variant.plan, variant.journal)
     return [replace(_collected(variant, statistics), device=device) for variant in variants]
 
 
-def merge_share(
+def _write(
     variants: Sequence[Variant],
+    statistics: Statistics | None,
+    thresholds: Sequence[Thresholds],
     reader: TensorReader,
     options: StreamOptions,
     observer: Observer,
-    untold: Sequence[str] = (),
-) -> tuple[Statistics | None, dict[str, Any]]:
-    """Write this process's share of the shards; when it returns, every process has written its own.
-
-    `untold`: warnings of a process whose observer nobody watches; in the end they reach rank 0's. Returns the probe's
-    statistics, where there was one, and the facts of all processes' devices.
-    """
+) -> None:
+    """Write this process's shards; when it returns, every process has written its own."""
     ranks, plan = options.ranks, variants[0].plan
-    statistics = _statistics(variants, reader, options, observer)
-    thresholds = [_thresholds(variant, reader, options, observer) for variant in variants]
     outputs = [Output(v.plan, v.folder, v.sensitivities, t) for v, t in zip(variants, thresholds, strict=True)]
-    finished = [set(ranks.first(sorted(v.journal.shards))) for v in variants]
-    left = [s for s in plan.shards if any(s.filename not in names for names in finished)]
-    mine = ranks.mine(left, lambda s: s.size)
-    numbers = [number for number, shard in enumerate(plan.shards) if shard in mine]
+    finished = [set(v.journal.shards) for v in variants]
+    mine = ranks.mine(list(enumerate(plan.shards)))
+    numbers = [number for number, shard in mine if any(shard.filename not in names for names in finished)]
     if numbers:
         _try_device(outputs, options, statistics)
         options.tell(observer.warning)
@@ -160,30 +151,32 @@ def merge_share(
             [t for n in numbers for t in readings(outputs_of(n), n, used, statistics, workers())], again=False
         )
 
-    def write(number: int, watching: Observer) -> list[FinishedShard]:
+    def write(number: int, relay: Relay) -> list[FinishedShard]:
         nonlocal used
         if (now := options.lasting()).engine is not used.engine:  # other chunks may be read more or less often
             used = now
             expect(numbers[numbers.index(number) :])
         outputs = outputs_of(number)
         if options.bursts is not None:
-            lent = options.bursts.write(outputs, number, reader, options, watching, observer.warning, statistics)
+            lent = options.bursts.write(outputs, number, reader, options, relay, observer.warning, statistics)
             if lent is not None:
                 return lent
         try:
-            return write_shard(outputs, number, reader, used, watching, statistics, workers())
+            return write_shard(outputs, number, reader, used, relay, statistics, workers())
         finally:
             buffers.drop()
 
     expect(numbers)
-    overall = Overall(observer, sum(map(elements, set(range(len(plan.shards))) - set(numbers))), plan.elements)
+    others = sum(map(elements, set(range(len(plan.shards))) - set(numbers)))
+    overall = Overall(observer, plan.labels, others, plan.elements)
     for number, written in write_shards(numbers, elements, write, at_once, overall, reader.abandon):
         for (variant, _), finished_shard in zip(open_in(number), written, strict=True):
             variant.journal.add_shard(finished_shard)
     for variant in variants:
         variant.settle()
-        collect(ranks, plan, variant.journal)
-    return statistics, ranks.report(untold, options.device_facts(), observer.warning)
+        share(ranks, variant.journal)
+        if ranks.rank == 0:
+            check_reachable(ranks, variant.folder, variant.plan, variant.journal)
 
 
 def _try_device(outputs: Sequence[Output], options: StreamOptions, statistics: Statistics | None) -> None:

@@ -26,9 +26,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Event as ThreadEvent
-from typing import Literal, Protocol
+from typing import Literal
 
 from hubmerge import __version__, machine
+from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.errors import (
     CancelledError,
     CorruptError,
@@ -47,7 +48,6 @@ from hubmerge.evaluation.machine_faults import (
     require_room,
     try_once_more,
 )
-from hubmerge.evaluation.model_files import check_evaluable, stage_model
 from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, Split, TaskScore
 from hubmerge.evaluation.rows import fetch_rows, few_shot_split
 from hubmerge.evaluation.suites import PinnedSuite, Suite, pin
@@ -57,7 +57,9 @@ from hubmerge.isolation.child import ChildJob, Event, fresh_environment, plain, 
 from hubmerge.isolation.in_child import WallLimitError
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
+from hubmerge.sources.companions import makes_tokenizer
 from hubmerge.sources.open import open_model
+from hubmerge.sources.staged import stage_model
 
 Backend = Literal["transformers", "vllm"]
 Cancel = Callable[[], bool] | ThreadEvent
@@ -67,25 +69,6 @@ CHILD_MODULE = "hubmerge.evaluation.child"
 _PERHAPS_THE_MACHINE = (MemoryLimitError, WallLimitError)
 # what is wrong with a model, as against what is wrong with the Hub or the request
 _ABOUT_THE_MODEL = (EvaluationError, MemoryLimitError, FormatError, HeaderError, IndexFileError, CorruptError)
-
-
-class EvaluationObserver(Protocol):
-    """Watches a run; every method may raise to end it."""
-
-    def stage(self, name: str) -> None:
-        """resolve, fetch model, fetch data, start lighteval, load model, generate, score."""
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
-
-    def warning(self, message: str) -> None: ...
-
-
-class Unobserved:
-    """An observer that ignores everything."""
-
-    def stage(self, name: str) -> None: ...
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
-    def warning(self, message: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -113,7 +96,7 @@ class _Run:
     hub: Hub
     workdir: Path
     options: EvaluateOptions
-    observer: EvaluationObserver
+    observer: Observer
     cancelled: Callable[[], bool]
 
     @property
@@ -129,7 +112,7 @@ def evaluate(
     workdir: Path,
     split: Split = "test",
     options: EvaluateOptions | None = None,
-    observer: EvaluationObserver | None = None,
+    observer: Observer | None = None,
     cancel: Cancel | None = None,
     allow_local: bool = False,
 ) -> EvaluationResult:
@@ -158,8 +141,7 @@ def evaluate(
         require_room(opened, workdir, run.what)
         observer.stage("fetch model")
         with cleared_where_the_disk_is_full(workdir, run.what):
-            for note in stage_model(opened, hub, workdir / "model", workdir / "inputs", _cancellable(run)):
-                observer.warning(note)
+            _stage_model(run)
     except _ABOUT_THE_MODEL as error:
         return _failed(run, facts, error, time.monotonic() - started)
     observer.stage("fetch data")
@@ -187,6 +169,39 @@ def evaluate(
     return result
 
 
+def check_evaluable(model: Model) -> None:
+    """EvaluationError for a model that cannot be evaluated as it is stored."""
+    if model.adapter is not None:
+        raise EvaluationError(
+            "an adapter alone cannot be evaluated",
+            where=str(model.ref),
+            expected="a model with all its weights",
+            got=model.kind,
+            next_step="Merge it with its base first.",
+        )
+    quantized = isinstance(model.config.get("quantization_config"), dict) or model.kind != "weights"
+    if quantized:
+        raise EvaluationError(
+            "quantized weights are not evaluated",
+            where=str(model.ref),
+            expected="weights in float32, float16 or bfloat16",
+            got=model.kind,
+            next_step="Evaluate the model before quantization.",
+        )
+    if not any(map(makes_tokenizer, model.files)):
+        raise EvaluationError("the model has no tokenizer", where=str(model.ref), expected="tokenizer.json", got="none")
+
+
+def _stage_model(run: _Run) -> None:
+    def fetched(done: int, total: int) -> None:
+        if run.cancelled():
+            raise CancelledError("the evaluation was cancelled")
+        run.observer.progress("fetch model", done, total, "B")
+
+    for note in stage_model(run.model, run.hub, run.workdir / "model", run.workdir / "inputs", fetched):
+        run.observer.warning(note)
+
+
 def _check(options: EvaluateOptions) -> None:
     require("eval", "an evaluation")
     if options.dtype not in DTYPES:
@@ -199,7 +214,7 @@ def _check(options: EvaluateOptions) -> None:
             missing = "a CUDA device"
         if missing:
             raise EvaluationError(
-                "the backend vllm is not at hand",
+                "the backend vllm is not installed",
                 expected="the package vllm and a CUDA device",
                 got=f"without {missing}",
                 next_step="Use the backend transformers.",
@@ -219,18 +234,7 @@ def _asked(cancel: Cancel | None) -> Callable[[], bool]:
     return cancel.is_set if isinstance(cancel, ThreadEvent) else cancel
 
 
-def _cancellable(run: _Run) -> Callable[[str, int, int, str], None]:
-    """Reports progress to the observer, which may raise to end the run."""
-
-    def progress(stage: str, done: int, total: int, unit: str) -> None:
-        if run.cancelled():
-            raise CancelledError("the evaluation was cancelled")
-        run.observer.progress(stage, done, total, unit)
-
-    return progress
-
-
-def _teller(observer: EvaluationObserver) -> Callable[[Event], None]:
+def _teller(observer: Observer) -> Callable[[Event], None]:
     """Passes the child's events on to the observer; malformed ones are left out."""
 
     def tell(event: Event) -> None:

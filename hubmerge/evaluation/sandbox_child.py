@@ -130,7 +130,7 @@ class Asked:
 
 
 def _raised(name: str, text: str) -> Exception:
-    """What the solution raised, as far as tests can tell: its class of Python's own, or its name, and its text."""
+    """The solution's exception as tests can tell it: a class of Python's own, or the class's name, and the text."""
     found = getattr(builtins, name, None)
     kind = found if isinstance(found, type) and issubclass(found, Exception) else Exception
     if issubclass(kind, UnicodeError):  # these want to be told more
@@ -321,7 +321,7 @@ def encode(value: Any, inner: Callable[[Any], Any]) -> Any:
 
 
 def decode(value: Any, inner: Callable[[Any], Any]) -> Any:
-    """What `encode` made of a value."""
+    """The value that `encode` wrote."""
     if not isinstance(value, dict):
         if isinstance(value, list):
             raise ValueError("no value")

@@ -1,8 +1,8 @@
 """The one door to the Hub: every request of hubmerge goes through `Hub`, and every answer is typed.
 
 Only the modules of this room import the client, huggingface_hub: this one, writing.py (requests that change a repo),
-transfer.py (bytes of files, read by hand because the answers are not trusted), connections.py (connections that can be
-cut) and errors.py (the client's errors in our words, and which of them are worth a retry).
+transfer.py (bytes of files, read by hand because the answers are not trusted) and errors.py (the client's errors in our
+words, and which of them are worth a retry).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hubmerge.errors import FormatError, GatedError, HubUnavailableError, LoginError, SourceNotFoundError
-from hubmerge.hub.connections import new_client
 from hubmerge.hub.errors import Patience, checked_endpoint, checked_token, quiet_client, translated
 from hubmerge.hub.names import FileInfo, is_hub_id
 from hubmerge.hub.transfer import HubBytes, is_as_named, is_sound
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
     from hubmerge.hub.login import ClientCache
 
 RepoType = Literal["model", "dataset"]
+CONNECT_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 300.0  # a commit of many files is answered when it is done
 MAX_FILES = 100_000  # of a repo; the Hub advises against more
 SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; only weights are larger
 _SHA = re.compile(r"[0-9a-f]{40}")
@@ -350,8 +351,15 @@ def eval_results(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 @cache
 def _limit_waiting() -> None:
     """Give the client timeouts, since it waits for ever by default. This is done once, as it closes connections."""
+    import httpx2
     from huggingface_hub import set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
     from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    def new_client() -> httpx2.Client:
+        made = default_client_factory()
+        made.timeout = httpx2.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        return made
 
     set_client_factory(new_client)
     quiet_client()

@@ -109,7 +109,7 @@ class Patience:
         """CancelledError once `stopped` is set, or `until` is over."""
         over = self.until is not None and time.monotonic() > self.until
         if over or (self.stopped is not None and self.stopped.is_set()):
-            raise CancelledError("what was asked of the Hub was broken off")
+            raise CancelledError("a request to the Hub was broken off")
 
     def _wait(self, seconds: float) -> None:
         if self.sleep is not None:
@@ -274,7 +274,7 @@ def _remedy(kind: type[HubUnavailableError], after_s: float | None) -> str:
     if after_s:
         return f"Try again in {after_s:.0f} s; the Hub asks for it."
     if kind is RefusedError:
-        return "Look at what it says; the same request will be refused again."
+        return "Read the Hub's message; the same request will be refused again."
     return "Try again later."
 
 
@@ -326,7 +326,7 @@ def checked_endpoint(endpoint: str) -> str:
         usable, secret = False, "@" in endpoint
     if secret or not usable or parts.query or parts.fragment:
         raise SettingsError(
-            "the address of the Hub is none",
+            "the address of the Hub is not valid",
             where="HF_ENDPOINT",
             expected="http://host or https://host" + ", without a user or password" * secret,
             got="" if secret else _without_queries(endpoint)[:80],

@@ -118,7 +118,7 @@ def _info(path: Path, folder: Path) -> FileInfo:
 
 
 def _missing(files: Mapping[str, FileInfo], folder: Path) -> list[str]:
-    """What a merge would need and the cache has not."""
+    """The files that a merge would need and the cache lacks."""
     if _ADAPTER[0] in files and _SINGLE not in files and _INDEX not in files:
         return [name for name in _ADAPTER if name not in files]
     shards: list[str] = [_SINGLE]

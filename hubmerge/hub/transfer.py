@@ -10,7 +10,8 @@ A download appends to `NAME.partial`, so a broken connection or a killed process
 The file gets its name after its sha256 was compared with the one that the Hub states. When a later run asks for it, it
 loses the name until it was verified again. A file that was damaged meanwhile is fetched once more.
 
-A breakable Hub reads over connections of its own (hub/connections.py), and cuts them to break off.
+What a breakable Hub reads ends with the next bytes that come, or with the pause, once it is broken off. A server that
+says nothing is waited for up to _TIMEOUT_S; commands and jobs, whose process can be ended, do not wait that long.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from urllib.parse import urljoin, urlsplit
 
 from hubmerge.disk_errors import written
 from hubmerge.errors import CorruptError, FormatError, HubUnavailableError
-from hubmerge.hub.connections import Lines
 from hubmerge.hub.errors import Patience, TransientHubError, translated
 from hubmerge.hub.names import FileInfo
 from hubmerge.settings import Settings
@@ -68,8 +68,7 @@ class HubBytes:
     def __init__(
         self, endpoint: str, token: str | bool, patience: Patience, repo_type: str, connect: Callable[[], None]
     ) -> None:
-        """`connect` sets the client up and is called before every request. Reads can be broken off where `patience`
-        can be stopped."""
+        """`connect` is called before every request, to set the client up."""
         self._repo_type = repo_type
         self._endpoint = endpoint
         self._origin = _origin(endpoint)
@@ -77,20 +76,9 @@ class HubBytes:
         self._token = token
         self._patience = patience
         self._connect = connect
-        self._lines = None if patience.stopped is None else Lines()
 
     def with_patience(self, patience: Patience) -> HubBytes:
         return HubBytes(self._endpoint, self._token, patience, self._repo_type, self._connect)
-
-    def hang_up(self) -> None:
-        """Make all reading threads raise CancelledError; `patience` must be stopped before."""
-        if self._lines is not None:
-            self._lines.cut()
-
-    def close(self) -> None:
-        """Close the connections; no thread may be reading."""
-        if self._lines is not None:
-            self._lines.close()
 
     def range(self, repo_id: str, sha: str, path: str, start: int, end: int) -> bytes:
         """Bytes start … end−1 of a file."""
@@ -205,6 +193,7 @@ class HubBytes:
                 )
             size = 0
             for part in _capped(response, end - start, where):
+                self._patience.check()
                 size += len(part)
                 yield part
         if size != end - start:
@@ -230,8 +219,8 @@ class HubBytes:
             for _ in range(_MAX_REDIRECTS + 1):
                 self._refuse_private_network(url, where)
                 sent = own if _origin(url) == self._origin else plain
-                session = get_session() if self._lines is None else self._lines.client()
-                with session.stream("GET", url, headers=sent, follow_redirects=False, timeout=_TIMEOUT_S) as response:
+                streamed = get_session().stream("GET", url, headers=sent, follow_redirects=False, timeout=_TIMEOUT_S)
+                with streamed as response:
                     if sent is own:  # storage elsewhere has ETags of its own making
                         stated = response.headers
                         etag = stated.get("x-linked-etag") or stated.get("etag") or etag

@@ -1,9 +1,8 @@
-"""Requests that change a repo: creating it, uploads ahead of a commit, copies on the server, the commit.
+"""Requests that change a repo: creating it, uploads ahead of a commit, the commit.
 
-A file's bytes come to a repo before the commit that names it. They are uploaded or, where another repo of the same Hub
-holds them, copied there by the Hub itself. Another thread can break a transfer off (`breakable`). In an upload the
-client reads the file through an object that raises, or its Xet session is aborted. For reads the connections are cut
-(hub/transfer.py).
+A file's bytes are uploaded to a repo before the commit that names it. Another thread can break a transfer off
+(`breakable`). In an upload the client reads the file through an object that raises, or its Xet session is aborted. A
+read ends with its next bytes.
 """
 
 from __future__ import annotations
@@ -12,27 +11,16 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from hubmerge.errors import CancelledError, HubmergeError, SourceNotFoundError
+from hubmerge.errors import SourceNotFoundError
 from hubmerge.hub.errors import Patience, TooLateError, translated
 from hubmerge.hub.transfer import BreakableFile, HubBytes
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
-
-
-@dataclass(frozen=True)
-class LargeFile:
-    """A file of a repo at a commit whose content is in LFS."""
-
-    repo: str
-    sha: str  # of the commit
-    path: str
-    size: int  # bytes
-    sha256: str
 
 
 class HubWriting:
@@ -96,45 +84,6 @@ class HubWriting:
         """Delete the repo with everything in it; not repeated when the Hub does not answer."""
         with translated(repo_id, writing=True):
             self._api.delete_repo(repo_id, repo_type=self.repo_type)
-
-    def copy_large_file(self, repo_id: str, source: LargeFile) -> bool:
-        """Let the Hub copy the content of another repo's file to `repo_id`, so that a commit can name it.
-
-        False where the Hub will not or cannot: another storage region, a source that may not be copied, no such
-        service. The content can be uploaded instead, so a refusal is no error.
-        """
-        from huggingface_hub import CommitOperationCopy, RepoFile
-        from huggingface_hub._commit_api import _CopySource
-        from huggingface_hub.errors import FileDuplicationError
-
-        def ask() -> bool:
-            with translated(repo_id, writing=True):
-                found = self._api.get_paths_info(
-                    source.repo, [source.path], revision=source.sha, repo_type=self.repo_type
-                )
-                file = found[0] if len(found) == 1 else None
-                if not isinstance(file, RepoFile) or file.lfs is None or file.lfs.sha256 != source.sha256:
-                    return False
-                operation = CommitOperationCopy(
-                    source.path,
-                    source.path,
-                    src_revision=source.sha,
-                    src_repo_id=source.repo,
-                    src_repo_type=self.repo_type,
-                )
-                key = _CopySource(source.repo, self.repo_type, source.path, source.sha)
-                # the part of a commit's copy that comes before the commit, as a preupload does for bytes
-                self._api._duplicate_lfs_files(
-                    repo_id, [operation], files_to_copy={key: file}, repo_type=self.repo_type
-                )
-            return not self.missing_uploads(repo_id, [(source.sha256, source.size)])
-
-        try:
-            return self.patience.repeat(ask)
-        except CancelledError:
-            raise
-        except (HubmergeError, FileDuplicationError):
-            return False
 
     def preupload(
         self,
@@ -258,7 +207,7 @@ class HubWriting:
         return str(info.oid)
 
     def breakable(self) -> Self:
-        """The same Hub for threads whose reads, uploads and pauses another thread may end; `close` it afterwards."""
+        """The same Hub for threads whose reads, uploads and pauses another thread can end."""
         return self._with_patience(replace(self.patience, stopped=threading.Event()))
 
     def unbreakable(self) -> Self:
@@ -272,10 +221,9 @@ class HubWriting:
         return twin
 
     def hang_up(self) -> None:
-        """End all reads of a breakable Hub at once and start no request; an upload under way goes on."""
+        """Begin nothing more, and end what a breakable Hub reads: with the next bytes that come."""
         assert self.patience.stopped is not None
         self.patience.stopped.set()
-        self._bytes.hang_up()
 
     def break_off(self) -> None:
         """`hang_up`, and end the upload at its next 64 KiB; call it again until the upload has ended.
@@ -287,10 +235,6 @@ class HubWriting:
             from huggingface_hub.utils._xet import abort_xet_session
 
             abort_xet_session()  # type: ignore[no-untyped-call]
-
-    def close(self) -> None:
-        """Close the connections of a breakable Hub; no thread may be reading."""
-        self._bytes.close()
 
 
 def _goes_to_xet() -> bool:

@@ -14,8 +14,6 @@ def where(condition: Any, yes: Any, no: Any) -> Any:
     """Element-wise choice; `yes` and `no` are arrays or scalars of the operands' dtype."""
     if isinstance(condition, np.ndarray | np.generic):
         return np.where(condition, yes, no)
-    if hasattr(condition, "choose"):  # compiled/kernel_trace.py's symbols
-        return condition.choose(yes, no)
     return _torch_where(condition, yes, no)
 
 

@@ -133,7 +133,7 @@ def _rule(written: Any) -> Rule:
         if not isinstance(layers, list | tuple) or len(layers) != 2 or any(type(n) is not int for n in layers):
             raise ValueError(f"layers are the first, and the one after the last (got {str(layers)[:80]})")
         if not 0 <= layers[0] < layers[1]:
-            raise ValueError(f"layers {list(layers)} are none")
+            raise ValueError(f"layers {list(layers)} hold no layer")
         layers = (layers[0], layers[1])
     return Rule(_value(written["value"]), part, layers)
 

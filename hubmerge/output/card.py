@@ -305,7 +305,7 @@ def _anomalies(report: Report) -> list[tuple[str, list[str]]]:
         ("Practically the same update twice", [" / ".join(pair) for pair in twins]),
         ("The same update in two sizes", [" / ".join(pair) for pair in alike if pair not in twins]),
         ("No known license is stated", [p.label for p in report.parents if (p.license or "").lower() not in KNOWN]),
-        ("Gated, with terms that bind whoever uses the merge", [p.label for p in report.parents if p.gated]),
+        ("Gated, with terms that bind every user of the merge", [p.label for p in report.parents if p.gated]),
     )
     return [(what, who) for what, who in findings if who]
 
@@ -334,8 +334,8 @@ def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
     def shards_of(key: str) -> str:
         return f"{(count := get(key, 0)):,} shard{'' if count == 1 else 's'}"
 
-    runs, processes = get("runs", 1), get("processes", 1)
-    fetched = [size(get("bytes", 0)) + (f" in {runs:,} runs" if runs > 1 else ""), f"{shards_of('shards')} whole"]
+    processes = get("processes", 1)
+    fetched = [size(get("bytes", 0)), f"{shards_of('shards')} whole"]
     if again := get("refetched_shards"):
         fetched.append(f"{again:,} of them again, since they had not fitted in")
     if ranged := get("ranged_shards"):
@@ -348,16 +348,15 @@ def fetch_facts(fetch: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def in_runs(environment: Mapping[str, Any]) -> str:
-    """The words behind the time of a merge that took several runs."""
-    runs = environment.get("runs", 1)
-    return f" in {runs:,} runs" if isinstance(runs, int) and runs > 1 else ""
+def of_last_run(environment: Mapping[str, Any]) -> str:
+    """What follows the time of a merge that was cut short and resumed."""
+    return ", the last run of a resumed merge" if environment.get("resumed") is True else ""
 
 
 def _environment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows (name, value) with units; entries without a known name follow unchanged."""
     rows = []
-    others = (k for k in values if k not in _HARDWARE_NAMES and k != "runs")
+    others = (k for k in values if k not in _HARDWARE_NAMES and k != "resumed")
     for key in (*(k for k in _HARDWARE_NAMES if k in values), *others):
         value = values[key]
         if key == "fetch" and isinstance(value, Mapping):
@@ -374,6 +373,6 @@ def _environment(values: Mapping[str, Any]) -> list[tuple[str, str]]:
         if key == "peak_rss_bytes" and values.get("processes", 1) != 1:
             text += ", the largest process"
         if key == "seconds":
-            text += in_runs(values)
+            text += of_last_run(values)
         rows.append((_HARDWARE_NAMES.get(key, key if key in _PACKAGES else key.capitalize()), text))
     return rows

@@ -26,7 +26,7 @@ BENCHMARKS: Mapping[str, tuple[str, str]] = {"gsm8k": ("openai/gsm8k", "gsm8k")}
 
 
 def scores_view(rows: Sequence[Mapping[str, Any]], parents: Sequence[Parent]) -> dict[str, Any] | None:
-    """What the template prints; None without rows."""
+    """The values that the template prints; None without rows."""
     if not rows:
         return None
     models = list(dict.fromkeys([_MERGE, *(str(r.get("model") or _MERGE) for r in rows)]))

@@ -22,24 +22,23 @@ import numpy as np
 from hubmerge import __version__
 from hubmerge.engine.chunks import StreamOptions, chunks_of, epsilon_of
 from hubmerge.engine.first_passes import probe
-from hubmerge.engine.progress import Observer, unit_of
+from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.hub.client import Hub
 from hubmerge.plan.compatibility import architecture
 from hubmerge.plan.disk import available_bytes
 from hubmerge.plan.plan import Plan, make_comparison
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.sources.base import Model
+from hubmerge.sources.folder import UnchangedFolders
 from hubmerge.sources.open import open_models
 from hubmerge.sources.reader import TensorReader
 from hubmerge.sources.shard_cache import ShardCache
-from hubmerge.sources.unchanged import UnchangedFolders
 from hubmerge.statistics.histogram import MANTISSA_BITS
 from hubmerge.statistics.statistics import MODULES, Statistics, Tally, layer_of, module_of
 from hubmerge.statistics.summary import concentration
 
 SCHEMA = 1  # version of the JSON form
 _AGENT, _ZEROS = 0, 1  # the agents of a comparison's plan
-_SMALL = 8_000_000  # elements, for which compiling would take longer than counting them operation by operation
 _METHOD = "ram"  # of the recipe that names the two models: its ε, and that it needs nothing else, are what counts
 
 Measure = Literal["density", "relative_l2"]
@@ -223,8 +222,6 @@ def measure(
     Shards on the Hub are kept in `cache` while they fit into the disk's budget, in bytes.
     Raises NonFiniteError, SourceChangedError, and what reading the models may raise.
     """
-    if plan.elements <= _SMALL:
-        options = replace(options, backend="eager")  # which changes no bit
     folders = UnchangedFolders(plan.models)
     budget = max(0, available_bytes((cache,), disk_budget))  # what exceeds it is read by ranges
     watching = _Watching(observer, "fetch" if any(m.ref.kind == "hub" for m in plan.models) else "probe")
@@ -236,27 +233,23 @@ def measure(
     return make_diff(plan, statistics, integers)
 
 
-class _Watching:
+class _Watching(Unobserved):
     """Passes the progress of the pass and of the cache, both in the caller's thread, on to one observer."""
 
     def __init__(self, observer: Observer, first: str) -> None:
         self._observer = observer
         self._stage = first
         observer.stage(first)  # at once, since what the pass waits for first is not what was told before
-        self.warning = observer.warning
+
+    def warning(self, message: str) -> None:
+        self._observer.warning(message)
 
     def fetching(self, done: int, total: int) -> None:
         """Report the bytes that the pass waits for at its start; the others are fetched meanwhile."""
         if self._stage in ("compile", "fetch"):
-            self._tell("fetch", done, total, "B")
+            self.progress("fetch", done, total, "B")
 
-    def progress(self, stage: str, done: int, total: int) -> None:
-        self._tell(stage, done, total, unit_of(stage))
-
-    def counted(self, total: Tally) -> None:
-        pass
-
-    def _tell(self, stage: str, done: int, total: int, unit: str) -> None:
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
         if stage != self._stage:
             self._observer.stage(stage)
         self._stage = stage

@@ -26,7 +26,7 @@ class DomainLine:
 
     @property
     def verdict(self) -> str:
-        """How it stands to the parents, in words; nothing where none was scored."""
+        """The comparison with the parents, in words; empty where none was scored."""
         if self.synergy:
             return "above every parent" + ("" if self.synergy_certain else ", within chance")
         if self.change is None:

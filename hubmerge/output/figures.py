@@ -66,7 +66,7 @@ def render_figures(report: Report) -> dict[str, bytes]:
 
 
 def png(draw: Callable[[], Figure]) -> bytes:
-    """What `draw` returns, without metadata, which would name the version of matplotlib."""
+    """The PNG of the figure that `draw` returns, without metadata, which would name the version of matplotlib."""
     # imported here, as below: matplotlib takes a third of a second, and most commands draw nothing
     from matplotlib import rc_context
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Collection, Mapping, Set
 from dataclasses import replace
 from difflib import SequenceMatcher
@@ -14,14 +13,11 @@ from hubmerge.engine.progress import Observer
 from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.errors import RecipeError, TargetExistsError
 from hubmerge.hub.client import Hub
-from hubmerge.hub.writing import LargeFile
 from hubmerge.output.card import render_card
-from hubmerge.output.publish import Published, Target, Telling, Uploaded, publish
+from hubmerge.output.publish import Published, Target, Uploaded, publish
 from hubmerge.output.report import Report
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.wording import json_file
-
-_TOLD_EVERY_S = 0.2
 
 
 def load_report(folder: Path) -> Report:
@@ -64,12 +60,11 @@ def publish_folder(
     observer: Observer,
     extra: Mapping[str, bytes] | None = None,
     uploaded: Set[str] = frozenset(),
-    copies: Mapping[str, LargeFile] | None = None,
     license_choice: str | None = None,
 ) -> Published:
     """Publish a complete folder and the files `extra` in one commit; repeatable. The folder stays as it is.
 
-    `uploaded`: shards whose bytes the target holds already. `copies`: see `publish.large_files`. `license_choice` is
+    `uploaded`: shards whose bytes the target holds already. `license_choice` is
     needed where the merge has none; RecipeError where it is missing, or less strict than the parents'.
     """
     report = load_report(folder)
@@ -90,33 +85,9 @@ def publish_folder(
         title,
         [Uploaded(f.name, f.size, f.sha256) if f.name in uploaded else folder / f.name for f in report.files],
         {**small, **(extra or {})},
-        lambda done, total: observer.progress("publish", done, total, "B"),
-        copies,
+        observer,
         {f.name: f.sha256 for f in report.files},
-        _Telling(observer),
     )
-
-
-class _Telling(Telling):
-    """Passes progress on to the observer, a few times a second."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._next_s = 0.0
-
-    def verifying(self, before: int, total: int, done: int) -> None:
-        self._tell("verify", before + done, total)
-
-    def uploading(self, before: int, total: int, done: int) -> None:
-        self._tell("publish", before + done, total)
-
-    def committing(self) -> None:
-        self._observer.progress("commit", 0, 0, "")
-
-    def _tell(self, stage: str, done: int, total: int) -> None:
-        if (now := time.monotonic()) >= self._next_s:
-            self._next_s = now + _TOLD_EVERY_S
-            self._observer.progress(stage, done, total, "B")
 
 
 def _licensed(report: Report, choice: str | None) -> Report:

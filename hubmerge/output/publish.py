@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hubmerge.disk_errors import writing
+from hubmerge.engine.progress import Observer
 from hubmerge.engine.sink import MANIFEST, WORK
 from hubmerge.errors import (
     CorruptError,
@@ -41,14 +43,12 @@ from hubmerge.errors import (
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import BranchMovedError
 from hubmerge.hub.names import is_hub_id
-from hubmerge.hub.writing import LargeFile
-from hubmerge.sources.base import Model
 
 _COMMIT_TRIES = 5
+_TOLD_EVERY_S = 0.2
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MAX_MANIFEST_BYTES = 16_000_000
 _INITIAL_FILES = {".gitattributes"}  # the files of a repo that was just created
-_COPIED_FROM_BYTES = 1_000_000  # smaller files cost less than the requests of a copy
 _CREATED = "created.json"  # in the working folder: the target, where this very job made it
 # errors of the inputs that no retry mends, so that nothing will ever be published there
 _REFUSALS = (
@@ -100,19 +100,6 @@ class Published:
     repo: str
     commit: str  # 40 hex
     url: str
-
-
-class Telling:
-    """The progress of `publish`; every method may raise to cancel."""
-
-    def verifying(self, before: int, total: int, done: int) -> None:
-        """`done` bytes of a shard that follows `before` others were read again, of `total`."""
-
-    def uploading(self, before: int, total: int, done: int) -> None:
-        """The same for bytes sent."""
-
-    def committing(self) -> None:
-        """All bytes are uploaded, and the commit begins."""
 
 
 @dataclass(frozen=True)
@@ -243,20 +230,6 @@ def _withdraw(hub: Hub, target: Target, folder: Path) -> None:
         path.unlink()
 
 
-def large_files(models: Sequence[Model], target: Target) -> dict[str, LargeFile]:
-    """Large files of the models on the target's Hub, by sha256, which the Hub may copy instead of an upload.
-
-    Files of a private model are not copied to a public target: the copy would show that the model holds them.
-    """
-    return {
-        file.sha256: LargeFile(model.ref.id, model.ref.sha, file.path, file.size, file.sha256)
-        for model in reversed(models)
-        if model.ref.kind == "hub" and (target.private or not model.private)
-        for file in model.files.values()
-        if file.sha256 is not None
-    }
-
-
 def publish(
     hub: Hub,
     target: Target,
@@ -264,17 +237,15 @@ def publish(
     title: str,
     shards: Sequence[Path | Uploaded],
     files: Mapping[str, bytes],
-    uploaded: Callable[[int, int], None],
-    copies: Mapping[str, LargeFile] | None = None,
+    observer: Observer,
     digests: Mapping[str, str] | None = None,
-    telling: Telling | None = None,
 ) -> Published:
     """Publish `shards` and `files` (with the manifest) in one commit; safe to repeat after any failure.
 
-    `uploaded(done, total)` is told bytes when a shard is there, and `telling` more often; `copies`: see `large_files`.
+    `observer` is told bytes in the stages verify and publish, and when the Hub is asked for the commit.
     `digests`: by name the sha256 that a shard must have; CorruptError, before any of it is sent, where it has another.
     """
-    telling = telling or Telling()
+    told = _Told(observer)
     known: dict[str, str] = {}
     if digests and (here := [s for s in shards if isinstance(s, Path)]):
         state = check_target(hub, target, identity)
@@ -282,7 +253,7 @@ def publish(
             return _published(hub, target, identity, state.head)
         there, before = [path.stat().st_size if path.is_file() else 0 for path in here], 0
         for path, size in zip(here, there, strict=True):  # before the target is made
-            known[path.name] = _verified(path, digests[path.name], partial(telling.verifying, before, sum(there)))
+            known[path.name] = _verified(path, digests[path.name], partial(told, "verify", before, sum(there)))
             before += size
     state = ensure_target(hub, target, identity)
     if state.state == "ours":
@@ -293,24 +264,17 @@ def publish(
         if isinstance(shard, Uploaded):
             operations.append(hub.uploaded(shard.name, shard.size, shard.sha256))
         else:
-            sent = partial(telling.uploading, sum(sizes[: number - 1]), sum(sizes))
+            sent = partial(told, "publish", sum(sizes[: number - 1]), sum(sizes))
             operations.append(hub.preupload(target.repo, shard, shard.name, sha256=known.get(shard.name), sent=sent))
-        uploaded(sum(sizes[:number]), sum(sizes))
-    small = dict(files)
-    for name, content in files.items():
-        if copies and len(content) >= _COPIED_FROM_BYTES:
-            source = copies.get(hashlib.sha256(content).hexdigest())
-            if source is not None and hub.copy_large_file(target.repo, source):
-                operations.append(hub.uploaded(name, source.size, source.sha256))
-                del small[name]
-    telling.committing()
+        observer.progress("publish", sum(sizes[:number]), sum(sizes), "B")
+    observer.progress("commit", 0, 0, "")
     failures = 0
     while True:
         try:
             commit = hub.commit(
                 target.repo,
                 operations,
-                small.items(),
+                files.items(),
                 message=f"{title} {_mark(identity)}",
                 description=f"hubmerge job {identity}",
                 parent=state.head,
@@ -330,6 +294,20 @@ def publish(
             # a branch that moved is followed at once, unless the Hub still shows it where it was
             if not isinstance(error, BranchMovedError) or state.head == parent:
                 hub.patience.pause(failures, error)
+
+
+class _Told:
+    """Tells bytes to an observer, a few times a second."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._next_s = 0.0
+
+    def __call__(self, stage: str, before: int, total: int, done: int) -> None:
+        """`done` bytes of a file that follows `before` others, of `total` of all files."""
+        if (now := time.monotonic()) >= self._next_s:
+            self._next_s = now + _TOLD_EVERY_S
+            self._observer.progress(stage, before + done, total, "B")
 
 
 def _verified(shard: Path, sha256: str, read: Callable[[int], None]) -> str:

@@ -27,7 +27,7 @@ from hubmerge.statistics.summary import summarize
 
 SCHEMA = 3
 SIXTEEN_BITS = ("BF16", "F16")
-_OWN_FACTOR = ("ram", "ram_plus", "ram_plus_soft")  # whose λ reports of before schema 3 have right
+_OWN_FACTOR = ("ram", "ram_plus", "ram_plus_soft")  # methods whose λ is right in reports from before schema 3
 
 
 @dataclass(frozen=True)

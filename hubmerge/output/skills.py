@@ -59,7 +59,7 @@ class SkillsKept:
 
     @property
     def order(self) -> tuple[bool, int, float] | None:
-        """What merges are ranked by, most first: the number of skills kept, then the mean gain kept.
+        """The key by which merges are ranked, most first: the number of skills kept, then the mean gain kept.
 
         Merges that keep skills of one parent alone come after all others: they combine nothing, and one trained agent
         beside an untrained one would win. None: there is no skill, hence no rank.
@@ -82,7 +82,7 @@ def _percent(share: float) -> str:
 
 
 def skills_kept(own: Mapping[tuple[str, str], Estimate], parents: Sequence[ParentLine]) -> SkillsKept | None:
-    """What a merge with these scores, by (domain, task), kept of its parents; None until all have them, too."""
+    """The skills that a merge with these scores, by (domain, task), kept; None until all parents have scores, too."""
     bases = [p for p in parents if p.role == "base"]
     if not own or len(bases) != 1 or any(not own.keys() <= p.tasks.keys() for p in parents):
         return None

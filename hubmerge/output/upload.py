@@ -4,27 +4,40 @@ The journal records a shard's life: "shard" when its file is durable, "uploaded"
 does not need the file again. Only then is the file deleted. A kill in between costs an upload that the Hub answers with
 "known", never a merge. Merging waits while an earlier shard is still being uploaded, so at most two lie on disk.
 
-A shard that equals a parent's is copied by the Hub instead of uploaded. When the merge ends early, an upload that is
-under way is broken off, unless a retry could use it.
+When the merge ends early, an upload that is under way is broken off, unless a retry could use it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.sink import FinishedShard
+from hubmerge.engine.sink import MANIFEST, FinishedShard
 from hubmerge.errors import HubmergeError
 from hubmerge.hub.client import Hub
-from hubmerge.hub.writing import LargeFile
 from hubmerge.output.publish import Target, ensure_target, note_created
+from hubmerge.plan.plan import Plan
 
 _TICK_S = 0.2
+
+
+def forget_lost(hub: Hub, target: Target, plan: Plan, journal: Journal, folder: Path, ranks: Ranks) -> bool:
+    """Whether the target no longer holds shards that were uploaded; they are made again, and so is what follows."""
+    own = {shard.filename for shard in ranks.mine(plan.shards)} & journal.uploaded
+    held = [journal.shards[name] for name in sorted(own)]
+    missing = hub.missing_uploads(target.repo, [(s.sha256, s.size) for s in held]) if held else ()
+    lost = [s.filename for s in held if s.sha256 in missing]
+    if not any(ranks.gather(len(lost))):
+        return False
+    ranks.in_turn(lambda: (folder / MANIFEST).unlink(missing_ok=True))
+    journal.forget(lost)
+    return True
 
 
 class ShardUploader:
@@ -32,7 +45,6 @@ class ShardUploader:
 
     waiting   called while the caller waits for an upload; may raise to cancel
     deleting  called before a file is deleted, when the disk's use is at a peak
-    copies    what the Hub can copy to the target instead of an upload, by sha256
     """
 
     def __init__(
@@ -45,7 +57,6 @@ class ShardUploader:
         *,
         waiting: Callable[[], None] = lambda: None,
         deleting: Callable[[], None] = lambda: None,
-        copies: Mapping[str, LargeFile] | None = None,
     ) -> None:
         self._hub = hub.breakable()
         self._target = target
@@ -54,7 +65,6 @@ class ShardUploader:
         self._folder = folder
         self._waiting = waiting
         self._deleting = deleting
-        self._copies = copies or {}
         self._target_is_there = False
         self.sent = self.size = 0  # bytes of the shard that is on its way
         self._pending: deque[Future[None]] = deque()
@@ -100,14 +110,12 @@ class ShardUploader:
                 note_created(self._folder, self._target, state)
             self._target_is_there = True
         path = self._folder / shard.filename
-        source = self._copies.get(shard.sha256)
-        if source is None or not self._hub.copy_large_file(self._target.repo, source):
-            self.sent, self.size = 0, shard.size
-            operation = self._hub.preupload(
-                self._target.repo, path, shard.filename, sha256=shard.sha256, sent=self._note_sent
-            )
-            if not self._hub.is_uploaded(operation):
-                return  # the target takes it as a plain file, whose bytes go with the commit
+        self.sent, self.size = 0, shard.size
+        operation = self._hub.preupload(
+            self._target.repo, path, shard.filename, sha256=shard.sha256, sent=self._note_sent
+        )
+        if not self._hub.is_uploaded(operation):
+            return  # the target takes it as a plain file, whose bytes go with the commit
         self._journal.add_uploaded(shard.filename)
         self._deleting()
         path.unlink()
@@ -128,4 +136,3 @@ class ShardUploader:
                     self._hub.break_off()
                     wait((future,), _TICK_S)
         self._pool.shutdown(wait=True)
-        self._hub.close()

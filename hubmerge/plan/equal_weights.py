@@ -47,7 +47,7 @@ def refuse_equal_to_base(plan: Plan, statistics: Statistics) -> None:
             problems=[
                 Problem(
                     IncompatibleError.code,
-                    "an agent changed nothing of what is merged",
+                    "an agent changed none of the merged tensors",
                     where=str(m.ref),
                     got="the base's value in every element",
                     next_step="Remove it.",

@@ -58,7 +58,7 @@ def _text(file: IO[str], where: str) -> str:
             "the recipe cannot be read",
             where=where,
             expected="UTF-8 text",
-            got=f"a byte that is none at {error.start}",
+            got=f"another encoding, from byte {error.start} on",
             next_step="Save it as UTF-8.",
         ) from None
 

@@ -1,5 +1,4 @@
-"""What mergekit 0.1.5 reads in a document: its keys, the parameters of each method, and how it writes values; and a
-document checked for them."""
+"""The keys of mergekit 0.1.5's documents, the parameters of its methods, its forms of values, and checks of these."""
 
 from __future__ import annotations
 

@@ -1,15 +1,17 @@
-"""The sensitivity of every agent of a plan: the named file, or computed on the named data and kept for next time."""
+"""Provides the sensitivity of every agent of a plan: the named file, or one computed from the named data and kept."""
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from hubmerge import __version__
-from hubmerge.errors import DiskError
+from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks
+from hubmerge.engine.progress import Observer
+from hubmerge.errors import DiskError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.plan.disk import computed_sensitivities, computing_need, is_derived
 from hubmerge.plan.plan import Plan
@@ -20,15 +22,10 @@ from hubmerge.sensitivity.file import SensitivityFile, check_sensitivity, read_s
 from hubmerge.sensitivity.kept import KeptSensitivities
 from hubmerge.sensitivity.rows import Calibration, kept_name, named_file
 from hubmerge.sensitivity.staging import require_memory
+from hubmerge.sources.base import Model
 
 _PLENTY = 1 << 62  # bytes
-
-
-class Observer(Protocol):
-    def stage(self, name: str) -> None: ...
-
-    @property
-    def progress(self) -> Callable[[str, int, int, str], None]: ...
+_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 @dataclass(frozen=True)
@@ -49,16 +46,19 @@ def sensitivities_of(
     allow_local: bool,
     kept: KeptSensitivities,
     *,
+    ranks: Ranks = ALONE,
     disk_bytes: int | None = None,
     at_peak: Callable[[], None] = lambda: None,
-) -> tuple[SensitivityFile, ...]:
-    """One checked file per agent, in recipe order; made in `folder` where the recipe names data instead of a file.
+) -> tuple[Model, ...]:
+    """One checked file per agent as a model, in recipe order; made in `folder` where the recipe names data instead.
 
-    What is made is kept in `kept`, and what was kept there is not made again. `disk_bytes`: what all of this may take
-    on disk; `at_peak` is called when it takes most.
-    Raises SensitivityError for a file of another model or other data, and for data that are no pairs, DiskError and
-    MemoryLimitError before anything is fetched or computed that will not fit.
+    New files are kept in `kept`, and files that are there are not computed again. `disk_bytes`: the disk that all of
+    this may take; `at_peak` is called when it takes most.
+    Raises SensitivityError for a file of another model or other data, and for data that are no pairs. Raises DiskError
+    and MemoryLimitError before anything that will not fit is fetched or computed.
     """
+    if ranks.rank:
+        return _as_models(same_files(ranks, plan, folder, ()))
     observer.stage("sensitivity")
     plan = Calibration(hub, allow_local).of(plan)  # where whoever prepared it left that out
     files: dict[int, SensitivityFile] = {}
@@ -100,7 +100,48 @@ def sensitivities_of(
         shutil.rmtree(dense, ignore_errors=True)
         kept.keep(made.file)
         files[made.agent] = file
-    return tuple(files[k] for k in range(len(plan.agents)))
+    return _as_models(same_files(ranks, plan, folder, [files[k] for k in range(len(plan.agents))]))
+
+
+def _as_models(files: Sequence[SensitivityFile]) -> tuple[Model, ...]:
+    return tuple(file.as_model() for file in files)
+
+
+def same_files(ranks: Ranks, plan: Plan, folder: Path, files: Sequence[SensitivityFile]) -> Sequence[SensitivityFile]:
+    """The files that rank 0 has named or computed; every process opens the same ones.
+
+    A named file is opened by its name, a computed one in `folder`, where rank 0 keeps them. Raises ProcessLostError
+    where a process does not see the file, or sees another one.
+    """
+    if ranks.size == 1:
+        return files
+    names = ranks.first([f.path.name for f in files])
+    if ranks.rank:
+        paths = [
+            folder / name if agent.sensitivity is None else plan.recipe.path_of(agent.sensitivity)
+            for agent, name in zip(plan.recipe.agents, names, strict=True)
+        ]
+        try:
+            files = [read_sensitivity(path) for path in paths]
+        except SourceNotFoundError as error:
+            raise ProcessLostError(
+                "a sensitivity file of rank 0 is not where this process looks for it",
+                where=error.problems[0].where,
+                got=error.problems[0].got,
+                next_step="Let all processes see the same folder (HUBMERGE_DATA), or name files that all have.",
+            ) from None
+    ranks.agree("the sensitivities", hashlib.sha256(b"".join(map(_sample, files))).hexdigest())
+    return files
+
+
+def _sample(file: SensitivityFile) -> bytes:
+    """A digest of metadata and of blocks all over the file: gradients of another machine differ nearly everywhere."""
+    digest = hashlib.sha256(repr(sorted(file.metadata.to_strings().items())).encode())
+    with file.path.open("rb") as source:
+        for number in range(_SAMPLES):
+            source.seek(file.size * number // _SAMPLES)
+            digest.update(source.read(_SAMPLE_BYTES))
+    return digest.digest()
 
 
 def _rooms(

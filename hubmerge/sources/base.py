@@ -65,7 +65,7 @@ class Model:
 
     @property
     def kind(self) -> str:
-        """What the stored tensors are."""
+        """The kind of the stored tensors, in words."""
         if self.adapter is not None:
             return "LoRA adapter"
         return "fp8 weights" if any(t.entry.dtype.startswith("F8") for t in self.tensors.values()) else "weights"

@@ -83,7 +83,7 @@ class OpenFiles:
             return file
 
     def _opened(self, path: Path) -> _Descriptor:
-        """Of those that are open, as many are given up as it takes."""
+        """Open a file, closing as many of the open ones as it takes."""
         while True:
             try:
                 return _Descriptor(path)

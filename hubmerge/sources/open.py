@@ -14,7 +14,6 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -34,12 +33,11 @@ from hubmerge.recipe.model_name import SYNTHETIC, ModelName, ModelRef
 from hubmerge.recipe.recipe import Recipe
 from hubmerge.sources.adapter_config import AdapterConfig, parse_adapter_config
 from hubmerge.sources.base import HeaderDigest, Model, StoredTensor
-from hubmerge.sources.folder import link_outside, list_folder, read_inside
+from hubmerge.sources.folder import ADAPTER_CONFIG, CONFIG, folder_digest, link_outside, list_folder, read_inside
 from hubmerge.sources.header import MAX_TENSORS, Header, header_length, parse_header
 from hubmerge.sources.remedies import Weightless
 from hubmerge.sources.synthetic import open_synthetic
 from hubmerge.sources.tokens import MAX_TOKENIZER_BYTES, MAX_TOKENIZER_VALUES, TOKENIZER, rows_differ, token_table
-from hubmerge.sources.unchanged import ADAPTER_CONFIG, CONFIG, folder_digest
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -91,7 +89,8 @@ def open_models(
     read = HeadersRead()
     errors: list[HubmergeError] = []
     models: list[Model] = []
-    with closing(hub.breakable()) as asked, ThreadPoolExecutor(max_workers=8) as pool:
+    asked = hub.breakable()
+    with ThreadPoolExecutor(max_workers=8) as pool:
         try:
             for future in [
                 pool.submit(

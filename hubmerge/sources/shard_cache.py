@@ -211,7 +211,6 @@ class ShardCache:
         """Break off what is being fetched; returns when no thread is left."""
         self.abandon()
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._hub.close()
         self._files.close()
 
     # --- reading -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which token has which row: read from tokenizer.json, for models whose vocabularies differ in size."""
+"""Reads from tokenizer.json which row belongs to which token, for models whose vocabularies differ in size."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tokens_of(content: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def token_table(content: Mapping[str, Any]) -> TokenTable | None:
-    """All that a parsed tokenizer.json tells of rows; None where `tokens_of` is."""
+    """The tokens and rows of a parsed tokenizer.json; None where `tokens_of` is None."""
     ids = tokens_of(content)
     if ids is None:
         return None

@@ -1,7 +1,7 @@
 """Tied output heads: one tensor, merged and counted once, however many models happen to store it twice.
 
-Where config.json ties the head to the embedding, a checkpoint may store the head, as a copy, or leave it out;
-both load to the same model. So models are compared by a view of their tensors in which that choice is undone:
+Where config.json ties the head to the embedding, a checkpoint may store the head as a copy or leave it out; both load
+to the same model. So models are compared by a view of their tensors without this difference:
 
     base tied                head left out of every view; an agent with a head of its own cannot be merged
     base untied, agent tied  the agent's embedding is what it uses as a head, and stands in for it
@@ -28,7 +28,7 @@ Tensors = Mapping[str, StoredTensor]
 
 @dataclass(frozen=True)
 class Untied:
-    """The tensors of base and agents as they are merged, and what was found on the way."""
+    """The tensors of base and agents as they are merged, with problems and notes."""
 
     base: Tensors
     agents: tuple[Tensors, ...]
@@ -90,7 +90,7 @@ def _without_head(base: Model, agents: Sequence[Model], head: str, embedding: st
 
 
 def _of_one_shape(models: Sequence[Model], head: str, embedding: str) -> bool:
-    """Whether one tensor can be both. Some classes say that they tie, and have a head of another shape."""
+    """Whether one tensor can be both embedding and head. Some classes declare ties and have a head of another shape."""
     return not any(
         head in m.tensors and embedding in m.tensors and m.tensors[head].entry.shape != m.tensors[embedding].entry.shape
         for m in models

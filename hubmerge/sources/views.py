@@ -1,10 +1,9 @@
-"""What the stored tensors of base and agents stand for, before anything is compared.
+"""Makes comparable views of base and agents from their stored tensors, before anything is compared.
 
-In this order: fp8 elements get their scales, what the recipe ignores is left out, adapters become models on their
-base, names that differ by a known prefix are brought to the base's, what the base has under ignored names becomes
-everybody's, and all get the rows that vocabularies add. Each step is a pure
-function of headers and small files, and hands on models of which the rest of the plan need not know how their
-tensors come about.
+The steps in order: fp8 elements get their scales, ignored tensors are left out, adapters become models on their base,
+names that differ by a known prefix become the base's, all models get the base's tensors of ignored names, and all get
+the rows that vocabularies add. Each step is a pure function of headers and small files, so the rest of the plan need
+not know how a model's tensors come about.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from hubmerge.wording import incompatible
 
 @dataclass(frozen=True)
 class Views:
-    """Base and agents as the merge sees them, and what was found on the way."""
+    """Base and agents as the merge sees them, with problems and notes."""
 
     base: Model
     agents: tuple[Model, ...]
@@ -41,8 +40,9 @@ def views_of(
     ignore: Sequence[str] = (),
     rows: Callable[[Model, Sequence[Model]], Grown] = with_added_rows,
 ) -> Views:
-    """Every model by the tensors that it stands for, less those of names that `ignore`; problems in the recipe's
-    order. `rows`: what becomes of a vocabulary that has grown."""
+    """The views of all models, without the tensors that the recipe ignores; problems stand in the recipe's order.
+
+    `rows`: the treatment of a vocabulary that has grown."""
     if base.adapter is not None:
         problem = incompatible(
             "the base is an adapter",
@@ -72,7 +72,7 @@ def views_of(
 
 
 def _seen(base: Model, agent: Model, ignored: Ignored) -> tuple[Seen, tuple[str, ...]]:
-    """The agent, and which of its stored tensors are left out."""
+    """The agent's view, and the names of its stored tensors that are left out."""
     if agent.adapter is not None:
         left, dropped = without(agent, ignored)
         return attached(base, left), dropped

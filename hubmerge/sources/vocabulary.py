@@ -1,15 +1,15 @@
-"""Agents that added tokens: the rows that all have are merged, the added ones are kept as whoever has them has them.
+"""Agents that added tokens: rows that all models have are merged, and added rows are kept as the agents have them.
 
 Every token of the base must have the same id in such an agent's tokenizer.json, so that rows of the same number are
 rows of the same token.
 
-One agent that adds rows: beyond the base's rows, base and other agents read its rows, and its tokenizer is kept.
+If one agent adds rows, the base and the other agents read its rows beyond the base's, and its tokenizer is kept.
 
-Several: the output has the union of their tokens, in the recipe's order behind the base's, and its tokenizer is the
-base's with these added. In their rows everybody reads what the agents hold that have the token: its row, or the mean
-where several have it, since the base has none to count updates from. Rows that no token names are not taken over.
+If several do, the output has the union of their tokens, in the recipe's order behind the base's, and its tokenizer is
+the base's with these added. In an added row all models read the row of the agents that have the token, or the mean
+where several have it, since the base has no row to count updates from. Rows without a token are not taken over.
 
-So nobody differs in added rows, and every method leaves them as they are.
+So all models are equal in added rows, and every method leaves these as they are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OTHERS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that several agents' vocabularies make the output's."""
+    """A token of the output that agents' vocabularies add."""
 
     content: str
     id: int  # in the output
@@ -61,11 +61,11 @@ class Grown:
 
 
 def with_added_rows(base: Model, agents: Sequence[Model], keeper: int | None = None) -> Grown:
-    """All models with the rows that agents add. `keeper`: of the models, the base being 0, the one whose tokenizer the
-    output has; rows that others add are left out then.
+    """All models with the rows that agents add. `keeper`: the model (0: the base) whose tokenizer the output has; rows
+    that others add are left out then.
 
-    One problem for each agent whose rows cannot be told, which then seems to have the base's, so that nothing else is
-    found wrong with them."""
+    An agent whose added rows cannot be identified makes one problem. It is then treated as if it had the base's rows,
+    so that they cause no further problem."""
     tables = {n: t for n, t in base.tensors.items() if (is_embedding(n) or is_head(n)) and len(t.entry.shape) == 2}
     rows = {t.entry.shape[0] for t in tables.values()}
     if len(rows) != 1:
@@ -87,7 +87,7 @@ def with_added_rows(base: Model, agents: Sequence[Model], keeper: int | None = N
 
 
 def _with_its_size(agent: Model, tables: Mapping[str, StoredTensor], base_rows: int) -> Model:
-    """An agent that has the base's tables does not have the vocab_size of those that were ignored."""
+    """The agent with the base's vocab_size in its config, where its own tables were ignored and it has the base's."""
     borrowed = tables and all(isinstance(agent.tensors.get(n), BorrowedTensor) for n in tables)
     return replace(agent, config=with_vocab_size(agent.config, base_rows)) if borrowed else agent
 
@@ -99,7 +99,7 @@ def _as_base(agent: Model, base: Model, tables: Mapping[str, StoredTensor]) -> M
 
 
 def _untold(base: Model, agent: Model, tables: Mapping[str, StoredTensor], base_rows: int) -> Problem | None:
-    """Why nobody can tell which tokens an agent's added rows belong to."""
+    """The problem of an agent whose added rows cannot be assigned to tokens."""
     sizes = {n: agent.tensors[n].entry.shape[0] for n in tables if n in agent.tensors}
     got = ", ".join(f"{n} of {count} rows" for n, count in sizes.items())
     reason = step = ""
@@ -179,7 +179,7 @@ def _with_rows_of_keeper(
 
 
 def _cut(agent: Model, base: Model, tables: Mapping[str, StoredTensor], base_rows: int) -> Model:
-    """An agent without the rows that it adds."""
+    """The agent without the rows that it adds."""
     cut = {n: first_rows(agent.tensors[n], base_rows) for n in tables if n in agent.tensors}
     config = with_vocab_size(agent.config, base.config.get("vocab_size", base_rows))
     return replace(agent, tensors=MappingProxyType({**agent.tensors, **cut}), config=config)
@@ -213,7 +213,7 @@ def _with_rows_of_one(
 def _with_rows_of_several(
     base: Model, agents: Sequence[Model], growing: Sequence[int], tables: Mapping[str, StoredTensor], base_rows: int
 ) -> Grown:
-    """With the union of what all agents add, those too whose tokens fit into rows that the base has."""
+    """All models with the union of the tokens that agents add, also of those whose tokens fit into the base's rows."""
     tokens = base.tokens
     assert tokens is not None
     names = " and ".join(agents[k].ref.id for k in growing)
@@ -305,8 +305,8 @@ def _shown(token: str) -> str:
 
 
 def without_added_rows(base: Model, agents: Sequence[Model]) -> Grown:
-    """A base and one agent with the base's rows alone, where `with_added_rows` finds that the agent's begin with
-    them: what is added has nothing that it differs from."""
+    """A base and one agent with the base's rows alone, where `with_added_rows` finds that the agent's begin with them:
+    an added row has no counterpart to differ from."""
     (agent,) = agents
     grown = with_added_rows(base, agents)
     if grown.vocabulary is None:
@@ -348,7 +348,7 @@ def _extended(
 
 
 def with_vocab_size(config: Mapping[str, Any], rows: int) -> Mapping[str, Any]:
-    """A config.json for `rows` rows, said where it says it now."""
+    """A config.json for `rows` rows, in the key that states the number now."""
     text = config.get("text_config")
     changed = dict(config)
     if isinstance(text, dict) and "vocab_size" in text:

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_config
 from tiny_inputs import candidates
 
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_folder
+from hubmerge.line import Request, merge_to_folder, prepare
 from hubmerge.output.report import Report
-from hubmerge.prepare import prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 
 NOWHERE = Hub("http://127.0.0.1:9")
@@ -79,8 +79,8 @@ def merged(folders: Sequence[Path], out: Path, ignore: Sequence[str] = ()) -> Re
     """The merge of agents into their base, by the line itself, into the folder `out`."""
     base, *agents = map(str, folders)
     recipe = recipe_from_dict({"base": base, "agents": agents, "method": "ram", "ignore": list(ignore)})
-    prepared = prepare(recipe, NOWHERE, allow_local=True, license_choice="mit")
-    return merge_to_folder(prepared, NOWHERE, out, cache=out.parent / "cache", observer=Quiet())
+    prepared = prepare(recipe, NOWHERE, Request(allow_local=True, license="mit"))
+    return merge_to_folder(prepared, NOWHERE, out, StreamOptions(cache=out.parent / "cache"), Quiet())
 
 
 def outputs(model: Any) -> tuple[tuple[str, ...], list[torch.Tensor]]:

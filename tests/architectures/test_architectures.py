@@ -33,7 +33,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """A card's figures take longer than the rest of a small merge, and are the same for all."""
-    monkeypatch.setattr("hubmerge.merge.render_figures", lambda report: {})
+    monkeypatch.setattr("hubmerge.line.render_figures", lambda report: {})
 
 
 @pytest.mark.slow

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hubmerge.engine.stream import Silent, StreamOptions, probe
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.stream import StreamOptions, probe
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.hub.client import Hub
-from hubmerge.prepare import prepare
+from hubmerge.line import Request, prepare
 from hubmerge.recipe.file import load_recipe
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import Recipe
@@ -79,10 +80,12 @@ def test_tensors_seeds_and_agents_differ_and_the_same_name_gives_the_same() -> N
 
 def test_densities_and_the_shared_part_are_what_the_name_says() -> None:
     plan = prepare(
-        recipe(*(agent(k, more="&layers=1") for k in (1, 2, 3)), base=f"{NAME}?layers=1"), HUB, allow_local=True
+        recipe(*(agent(k, more="&layers=1") for k in (1, 2, 3)), base=f"{NAME}?layers=1"),
+        HUB,
+        Request(allow_local=True),
     ).plan
     with TensorReader(plan.models, LocalOrFetched(HUB, Path("unused"))) as reader:
-        total = probe(plan, reader, StreamOptions(), Silent()).total
+        total = probe(plan, reader, StreamOptions(), Unobserved()).total
     for k in range(3):
         density = total.changed[k] / total.elements
         shared = 1 - total.by_overlap[k, 1] / total.changed[k]
@@ -154,9 +157,9 @@ def test_a_shape_of_ones_own_has_the_tensors_that_its_numbers_say() -> None:
     assert open_synthetic(f"synthetic:?{numbers}").ref.sha == open_synthetic(f"synthetic:?{turned}").ref.sha
     own = f"synthetic:?{numbers}"
     two = recipe(*(f"{own}&agent={k}&density=0.5" for k in (1, 2)), base=own)
-    plan = prepare(two, HUB, allow_local=True).plan
+    plan = prepare(two, HUB, Request(allow_local=True)).plan
     with TensorReader(plan.models, LocalOrFetched(HUB, Path("unused"))) as reader:
-        total = probe(plan, reader, StreamOptions(), Silent()).total
+        total = probe(plan, reader, StreamOptions(), Unobserved()).total
     assert total.changed[0] / total.elements == pytest.approx(0.5, rel=0.05)
 
 
@@ -168,17 +171,22 @@ def test_the_commit_of_a_published_shape_does_not_depend_on_what_else_can_be_nam
 
 
 def test_a_recipe_with_synthetic_models_is_pinned_and_written_as_it_was_read(tmp_path: Path) -> None:
-    plan = prepare(recipe(agent(1), agent(2)), HUB, allow_local=True).plan
+    plan = prepare(recipe(agent(1), agent(2)), HUB, Request(allow_local=True)).plan
     path = tmp_path / "recipe.yaml"
     path.write_text(plan.recipe.to_yaml())
-    again = prepare(load_recipe(path), HUB, allow_local=True).plan
+    again = prepare(load_recipe(path), HUB, Request(allow_local=True)).plan
     assert again.identity == plan.identity
-    assert prepare(recipe(agent(1), agent(2, more="&seed=1")), HUB, allow_local=True).plan.identity != plan.identity
+    assert (
+        prepare(recipe(agent(1), agent(2, more="&seed=1")), HUB, Request(allow_local=True)).plan.identity
+        != plan.identity
+    )
 
 
 def test_the_largest_plan_is_made_from_shapes_alone() -> None:
     big = "synthetic:llama-405b"
-    plan = prepare(recipe(*(f"{big}?agent={k}&density=0.1" for k in (1, 2, 3)), base=big), HUB, allow_local=True).plan
+    plan = prepare(
+        recipe(*(f"{big}?agent={k}&density=0.1" for k in (1, 2, 3)), base=big), HUB, Request(allow_local=True)
+    ).plan
     assert plan.elements == 405_853_388_800
     assert plan.input_bytes == 4 * 2 * plan.elements + 4 * (plan.base.tensors["model.embed_tokens.weight"].entry.begin)
     assert plan.download_bytes == 0

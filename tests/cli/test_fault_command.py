@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_line import Family
 
 from hubmerge.cli import inspect as inspect_command
 from hubmerge.cli.main import main
@@ -26,9 +25,9 @@ CANARY = "hf_canary"
 
 
 @pytest.fixture
-def hub_recipe(tmp_path: Path, family: Family) -> Path:
+def hub_recipe(tmp_path: Path, family: dict[str, Any]) -> Path:
     path = tmp_path / "hub.yaml"
-    path.write_text(json.dumps(family.recipe()))
+    path.write_text(json.dumps(family))
     return path
 
 

@@ -38,7 +38,7 @@ sys.exit(c.main(["inspect", "recipe.yaml"], own_process=True))
 
 TERMINATED = """
 import os, signal, sys, hubmerge.cli.main as c
-from hubmerge.engine.null_sink import NullShardWriter
+from hubmerge.engine.sink import NullShardWriter
 from hubmerge.engine.sink import ShardWriter
 for writer in (ShardWriter, NullShardWriter):
     def terminated(writer, finish=writer.finish):

@@ -143,22 +143,22 @@ def test_inspect_says_how_many_headers_there_are(recipe: Path, slowly: Callable[
 
 
 def test_merge_says_what_takes_long_in_every_stage(recipe: Path, slowly: Callable[..., None], monkeypatch: Any):
-    monkeypatch.setattr("hubmerge.engine.compiled.entries.Entry.is_there", lambda entry: False)
+    monkeypatch.setattr("hubmerge.engine.library.is_built", lambda: False)
     slowly("hubmerge.sources.open._read_header", "resolve")
-    slowly("hubmerge.engine.compiled.entries.Entry.load", "compile")
+    slowly("hubmerge.engine.fast.unavailable", "compile")
     slowly("hubmerge.engine.shard_work.read_chunk", "merge")
-    slowly("hubmerge.merge.render_figures", "card")
+    slowly("hubmerge.line.render_figures", "card")
     assert main(["merge", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
     assert never_waited(slowly) == []
 
 
-def test_compiling_says_how_many_parts_are_there(recipe: Path, ear: Ear, monkeypatch: Any):
-    monkeypatch.setattr("hubmerge.engine.compiled.entries.Entry.is_there", lambda entry: False)
+def test_building_the_fast_pass_is_a_stage(recipe: Path, ear: Ear, monkeypatch: Any):
+    monkeypatch.setattr("hubmerge.engine.library.is_built", lambda: False)
     assert main(["merge", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
     stages = [line["stage"] for line in ear.lines() if line["type"] == "stage"]
     assert stages == ["resolve", "merge", "compile", "merge", "card"]
     told = [(line["done"], line["total"]) for line in ear.lines() if line.get("unit") == "parts"]
-    assert (2, 2) in told
+    assert (1, 1) in told
 
 
 @pytest.mark.parametrize("command", ["probe", "diff"])
@@ -202,7 +202,7 @@ def test_sweep_says_that_it_reads_headers(recipe: Path, slowly: Callable[..., No
 
 
 def test_leaderboard_says_that_it_reads_results(tmp_path: Path, slowly: Callable[..., None]):
-    slowly("hubmerge.leaderboard.files.read_folder", "results")
+    slowly("hubmerge.board.files.read_folder", "results")
     assert main(["leaderboard", "--results", str(tmp_path), "--log-json"]) == 0
     assert never_waited(slowly) == []
 

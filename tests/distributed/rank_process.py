@@ -23,8 +23,7 @@ from typing import Any
 
 import torch.distributed  # noqa: F401
 
-from hubmerge import merge as line
-from hubmerge import prepare
+from hubmerge import line
 from hubmerge.cli import main as cli
 from hubmerge.engine import journal, stream
 from hubmerge.engine.device import choose
@@ -89,7 +88,7 @@ def _note(notes: Path) -> None:
 
 
 def _run(order: dict[str, Any], rank: int) -> int:
-    prepare.make_plan = partial(prepare.make_plan, max_shard_bytes=order["shard_bytes"])  # type: ignore[assignment]
+    line.make_plan = partial(line.make_plan, max_shard_bytes=order["shard_bytes"])  # type: ignore[assignment]
     line.render_figures = lambda report: {}  # most of the time, and not the topic
     if os.environ.get("PRETEND_A_DEVICE"):
         choose.device_there = lambda nodes=None: True

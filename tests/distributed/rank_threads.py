@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
 from threading import Barrier
 from typing import Any
 
@@ -15,7 +14,6 @@ class Thread(Ranks):
 
     def __init__(self, rank: int, size: int, barrier: Barrier, board: list[str]) -> None:
         self.rank, self.size = rank, size
-        self.held = ExitStack()
         self._barrier, self._board = barrier, board
 
     def gather(self, value: Any) -> list[Any]:
@@ -24,6 +22,10 @@ class Thread(Ranks):
         found = [json.loads(text) for text in self._board]
         self._barrier.wait(20)
         return found
+
+    def lost(self) -> None:
+        """The others notice that this one is gone."""
+        self._barrier.abort()
 
 
 def ranks_of(size: int) -> list[Thread]:

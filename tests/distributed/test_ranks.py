@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from threading import BrokenBarrierError
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,33 +19,57 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 from rank_threads import Thread, ranks_of
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, assign, refuse_several
-from hubmerge.engine.journal import Journal, plan_identity
-from hubmerge.engine.rank_folders import claim, rank_folder, take_over
-from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_share, merge_variants
-from hubmerge.errors import RecipeError, SettingsError
-from hubmerge.output.helper import share_sensitivities
+from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, refuse_several, see_alike
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.resume import own, own_cache, resumed
+from hubmerge.engine.sink import FinishedShard, sole_owner
+from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, merge_variants
+from hubmerge.errors import FolderInUseError, RecipeError, SettingsError, TargetExistsError
+from hubmerge.plan.plan import Plan
 from hubmerge.sensitivity.file import SensitivityMetadata, read_sensitivity, write_tensors
+from hubmerge.sensitivity.of_plan import same_files
 from hubmerge.settings import load_settings
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
+Act = Callable[[Thread], Any]
 
-def merged_by(size: int, plan: Any, out: Path) -> MergeResult:
-    def work(ranks: Thread) -> MergeResult | None:
-        own = rank_folder(out, ranks.rank) if ranks.rank else out
-        options = StreamOptions(4096, 1, backend="eager", ranks=ranks)
-        if ranks.rank:
-            ranks.agree("the plan", plan_identity(plan))
-        with TensorReader(plan.models, LocalOrFetched(NOWHERE, own / "cache")) as reader:
-            journal = Journal.open(own, plan, resume=False)
-            if ranks.rank:
-                merge_share([Variant(plan, journal, own)], reader, options, Silent())
-                return None
-            return merge_variants([Variant(plan, journal, own)], reader, options, Silent())[0]
 
-    out.mkdir(parents=True)
+def together(size: int, act: Act) -> list[Any]:
+    """What `act` gives to each of `size` processes, or the error that it ends with."""
+
+    def ended(ranks: Thread) -> Any:
+        try:
+            return act(ranks)
+        except Exception as error:
+            return error
+
     with ThreadPoolExecutor(size) as pool:
-        return next(r for r in pool.map(work, ranks_of(size)) if r is not None)
+        return list(pool.map(ended, ranks_of(size)))
+
+
+def merged_by(size: int, plan: Plan, out: Path, shards: int | None = None) -> list[Any]:
+    """What each process has of a merge into `out`; each breaks off behind so many `shards` of its own."""
+
+    def work(ranks: Thread) -> MergeResult:
+        with ExitStack() as held:
+            own([out], held, ranks)
+            [journal] = resumed([(plan, out)], held, ranks, lambda done, total: None)
+            before, add = len(journal.shards), journal.add_shard
+
+            def add_or_break_off(shard: FinishedShard) -> None:
+                add(shard)
+                if shards is not None and len(journal.shards) - before >= shards:
+                    ranks.lost()
+                    raise RuntimeError("broken off")
+
+            journal.add_shard = add_or_break_off  # type: ignore[method-assign]
+            options = StreamOptions(4096, 1, backend="eager", ranks=ranks)
+            reader = held.enter_context(
+                TensorReader(plan.models, LocalOrFetched(NOWHERE, own_cache(out / "cache", ranks)))
+            )
+            return merge_variants([Variant(plan, journal, out)], reader, options, Unobserved())[0]
+
+    return together(size, work)
 
 
 @pytest.mark.parametrize(
@@ -71,77 +96,108 @@ def test_several_ranks_give_the_bytes_and_statistics_of_one(
     write_family(tmp_path)
     plan = plan_of(tmp_path, method, parameters=parameters, max_shard_bytes=12_000)
     one = run(plan, tmp_path / "one")
-    several = merged_by(size, plan, tmp_path / "several")
+    found = merged_by(size, plan, tmp_path / "several")
+    several = found[0]
     assert len(plan.shards) >= 3
     assert bytes_of(tmp_path / "several", plan) == bytes_of(tmp_path / "one", plan)
     assert several.statistics.total.to_json() == one.statistics.total.to_json()
     assert list(several.statistics.tensors) == list(one.statistics.tensors)
     assert several.total.to_json() == one.total.to_json()
-    assert [s.sha256 for s in several.shards] == [s.sha256 for s in one.shards]
+    assert [[s.sha256 for s in each.shards] for each in found] == [[s.sha256 for s in one.shards]] * size
 
 
-def test_one_process_adopts_what_helpers_of_a_killed_merge_have_finished(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["ram", "ram_plus", "ties"])
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 3), (3, 2, 1), (2, 2)], ids=str)
+def test_a_merge_goes_on_with_any_number_of_processes_and_makes_no_finished_shard_again(
+    tmp_path: Path, method: str, sizes: tuple[int, ...]
+) -> None:
     write_family(tmp_path)
-    plan = plan_of(tmp_path, "ram", max_shard_bytes=12_000)
-    one, out = run(plan, tmp_path / "one"), tmp_path / "out"
-    run(plan, rank_folder(out, 3))  # as if a helper had written all shards
-    written = {s.filename: (rank_folder(out, 3) / s.filename).stat().st_mtime_ns for s in plan.shards}
-    out.mkdir(exist_ok=True)
-    with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
-        journal = Journal.open(out, plan, resume=False)
-        take_over(ALONE, out, plan, journal)
-        assert not rank_folder(out, 3).exists()
-        adopted = merge(plan, reader, journal, out, StreamOptions(4096, 1, backend="eager"), Silent())
+    plan, out = plan_of(tmp_path, method, max_shard_bytes=6_000), tmp_path / "out"
+    one = run(plan, tmp_path / "one")
+    kept: dict[str, int] = {}
+    for size in sizes[:-1]:
+        ended = merged_by(size, plan, out, shards=1)
+        assert {type(error) for error in ended} <= {RuntimeError, BrokenBarrierError}
+        there = {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
+        assert kept.items() <= there.items()
+        assert len(there) > len(kept)
+        kept = there
+    assert len(kept) < len(plan.shards)
+    finished = merged_by(sizes[-1], plan, out)
     assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
-    assert adopted.total.to_json() == one.total.to_json()
-    assert {s.filename: (out / s.filename).stat().st_mtime_ns for s in plan.shards} == written
+    assert {name: (out / name).stat().st_mtime_ns for name in kept} == kept
+    for each in finished:
+        assert each.statistics.total.to_json() == one.statistics.total.to_json()
+        assert each.total.to_json() == one.total.to_json()
 
 
-def test_a_process_that_lost_the_others_keeps_its_folder_until_it_ends(tmp_path: Path) -> None:
+def test_a_shard_whose_bytes_have_changed_is_made_again_by_whoever_has_it_now(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plan, out = plan_of(tmp_path, "ram", max_shard_bytes=6_000), tmp_path / "out"
+    run(plan, tmp_path / "one")
+    merged_by(2, plan, out)
+    changed = out / plan.shards[1].filename
+    changed.write_bytes(bytes(changed.stat().st_size))
+    assert all(isinstance(each, MergeResult) for each in merged_by(3, plan, out))
+    assert bytes_of(out, plan) == bytes_of(tmp_path / "one", plan)
+
+
+def test_a_folder_in_which_a_process_of_an_earlier_run_still_works_is_refused(tmp_path: Path) -> None:
     write_family(tmp_path)
     plan, out = plan_of(tmp_path, "ram", max_shard_bytes=12_000), tmp_path / "out"
-    lost = ranks_of(2)[1]
-    claim(lost, rank_folder(out, 1))
-    journal = Journal.open(out, plan, resume=False)
-    with pytest.raises(ProcessLostError, match=f"still at work here .*rank-1: got process {os.getpid()} on"):
-        take_over(ALONE, out, plan, journal)
-    lost.held.close()
-    take_over(ALONE, out, plan, journal)
-    take_over(ALONE, out, plan, journal)  # one process on its own claims nothing for itself
+    with sole_owner(out, 1), ExitStack() as held, pytest.raises(FolderInUseError, match="another process is merging"):
+        own([out], held, ALONE)
+    assert isinstance(merged_by(1, plan, out)[0], MergeResult)
 
 
-FULL_DISK = """
-import resource, signal, sys
-from pathlib import Path
-from hubmerge.engine.distributed import ALONE
-from hubmerge.errors import DiskError
-from hubmerge.engine.rank_folders import claim
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-try:
-    claim(ALONE, Path(sys.argv[1]))
-except DiskError as error:
-    print(error.code)
-"""
+def test_rank_0_alone_finds_out_that_a_folder_is_somebody_elses_and_leaves_nothing_there(tmp_path: Path) -> None:
+    write_family(tmp_path)
+    plan, out = plan_of(tmp_path, "ram"), tmp_path / "out"
+    out.mkdir()
+    (out / "theirs.txt").write_text("theirs")
+    first, second = ranks_of(2)
+    with ExitStack() as held:
+        own([out], held, first)
+        with pytest.raises(TargetExistsError, match="not empty"):
+            resumed([(plan, out)], held, first, lambda done, total: None)
+    own([out], ExitStack(), second)
+    assert [path.name for path in out.iterdir()] == ["theirs.txt"]
 
 
-def test_a_full_disk_is_told_as_such_when_a_folder_is_claimed(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout == "E_DISK\n"
+def test_processes_that_do_not_see_the_folder_of_rank_0_refuse(tmp_path: Path) -> None:
+    ended = together(3, lambda ranks: see_alike(ranks, tmp_path / ("one" if ranks.rank < 2 else "two")))
+    assert all(isinstance(error, ProcessLostError) and "not seen by rank 2" in str(error) for error in ended)
+    assert together(2, lambda ranks: see_alike(ranks, tmp_path / "one")) == [None, None]
+    assert not [*tmp_path.rglob("seen-*")]
 
 
-def test_the_largest_goes_first_to_whoever_has_least() -> None:
-    assert assign([5, 1, 4, 3, 3], 2) == [0, 1, 1, 1, 0]
-    assert assign([2, 9, 4, 3], 2) == [1, 0, 1, 1]
-    assert assign([1, 1, 1], 5) == [0, 1, 2]
-    assert assign([], 3) == []
+def test_inputs_that_more_processes_had_fetched_are_removed_by_fewer(tmp_path: Path) -> None:
+    for name in ("inputs", "inputs-1", "inputs-2", "inputs-3"):
+        (tmp_path / name).mkdir()
+    found = together(2, lambda ranks: own_cache(tmp_path / "inputs", ranks).name)
+    assert found == ["inputs", "inputs-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["inputs", "inputs-1"]
+
+
+def test_each_process_takes_every_nth_item() -> None:
+    assert together(3, lambda ranks: ranks.mine("abcdefgh")) == [["a", "d", "g"], ["b", "e", "h"], ["c", "f"]]
+    assert together(2, lambda ranks: ranks.mine([1])) == [[1], []]
+
+
+def test_rank_0_acts_before_the_others_and_what_it_alone_does_is_known_to_all() -> None:
+    acted: list[int] = []
+    together(3, lambda ranks: ranks.in_turn(lambda: acted.append(ranks.rank)))
+    assert acted[0] == 0
+    assert sorted(acted) == [0, 1, 2]
+    assert together(2, lambda ranks: ranks.by_first(lambda: ranks.rank + 7, str, int)) == [7, 7]
+    assert ALONE.by_first(lambda: 7, str, str) == 7
 
 
 def test_one_process_exchanges_nothing() -> None:
     parts = [np.array([[0, 3, 2]]), np.array([[1, 3, 5]])]
     assert ALONE.gather(7) == [7]
     assert list(ALONE.with_others(iter(parts), (2, 8))) == parts
-    assert ALONE.mine([3, 1], lambda n: n) == [3, 1]
+    assert ALONE.mine([3, 1]) == [3, 1]
 
 
 def test_counts_of_others_are_added_once() -> None:
@@ -167,7 +223,7 @@ def test_processes_that_resolved_other_commits_refuse() -> None:
         assert all("commit0, commit1" in text for text in pool.map(work, ranks_of(2)))
 
 
-def test_a_helper_that_would_weigh_by_another_file_than_rank_0_refuses(tmp_path: Path) -> None:
+def test_a_process_that_would_weigh_by_another_file_than_rank_0_refuses(tmp_path: Path) -> None:
     """Two machines, each with a file of that name; then a machine without."""
     facts = {"hubmerge": "1", "torch": "2", "transformers": "4", "model_id": "a", "model_sha": "0" * 40}
     more = {"model_weights": "", "data": "d", "data_digest": "0" * 64, "pairs": 1, "max_tokens": 2, "prompt": "p"}
@@ -182,7 +238,7 @@ def test_a_helper_that_would_weigh_by_another_file_than_rank_0_refuses(tmp_path:
 
     def share(ranks: Ranks, folder: str) -> str:
         try:
-            return str(share_sensitivities(ranks, plan, tmp_path / folder, () if ranks.rank else (file,))[0].path)
+            return str(same_files(ranks, plan, tmp_path / folder, () if ranks.rank else (file,))[0].path)
         except ProcessLostError as refused:
             return str(refused)
 
@@ -192,7 +248,7 @@ def test_a_helper_that_would_weigh_by_another_file_than_rank_0_refuses(tmp_path:
 
     assert both("one") == [str(file.path), str(file.path)]
     assert all("do not agree on the sensitivities" in text for text in both("two"))
-    assert share_sensitivities(ALONE, plan, tmp_path, (file,)) == (file,)
+    assert same_files(ALONE, plan, tmp_path, (file,)) == (file,)
 
     first, second = ranks_of(2)
     with ThreadPoolExecutor(1) as pool:

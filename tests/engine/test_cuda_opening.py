@@ -11,8 +11,8 @@ import pytest
 import torch
 from cuda_fake import MEMORY, FakeCuda
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
-from test_compiled import chunk_of, for_method, rule_of
 from test_device_engine import Warned
+from test_fast import chunk_of, for_method, rule_of
 
 from hubmerge import machine
 from hubmerge.cli import main as cli

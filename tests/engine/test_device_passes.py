@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_compiled import chunk_of, for_method, rule_of
+from test_fast import chunk_of, for_method, rule_of
 from torch.profiler import ProfilerActivity, profile
 
 from hubmerge.counter_rng import Key, draws, make_key, uniform

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fault_line import Line
+from line import Line
 
 from hubmerge.engine import journal as journal_module
-from hubmerge.engine.journal import Journal
-from hubmerge.engine.journal_lines import sealed, sound_lines
+from hubmerge.engine.journal import Journal, sealed, sound_lines
 from hubmerge.errors import DiskError, RecipeError, TargetExistsError
 from hubmerge.output.finished import load_report
 
@@ -66,7 +65,7 @@ def unfinished(line: Line) -> Line:
 
     line.watcher.at = {"card": stop}
     with pytest.raises(KeyboardInterrupt):
-        line.merge()
+        line.to_folder()
     return line
 
 
@@ -91,10 +90,10 @@ def test_what_a_damaged_journal_no_longer_says_is_repeated(
     unfinished: Line, undisturbed: dict[str, str], damage: Callable[[Path], None]
 ) -> None:
     damage(journal_of(unfinished))
-    assert unfinished.merge() == undisturbed
+    assert unfinished.to_folder() == undisturbed
     resumed = load_report(unfinished.folder / "out")
     unfinished.folder = unfinished.folder / "whole"
-    unfinished.merge()
+    unfinished.to_folder()
     assert resumed.statistics == load_report(unfinished.folder / "out").statistics
 
 
@@ -115,14 +114,14 @@ def test_a_journal_that_does_not_say_whose_it_is_is_refused_and_nothing_touched(
     journal.write_bytes(b"".join([first, *lines[1:]]))
     before = {p: p.read_bytes() for p in (unfinished.folder / "out").rglob("*") if p.is_file() and p.name != "lock"}
     with pytest.raises(TargetExistsError, match="damaged"):
-        unfinished.merge()
+        unfinished.to_folder()
     assert all(path.read_bytes() == content for path, content in before.items())
 
 
 def test_finished_shards_without_a_journal_line_at_all_are_somebody_elses(unfinished: Line) -> None:
     journal_of(unfinished).write_bytes(b'{"event": "pla')
     with pytest.raises(TargetExistsError, match="damaged"):
-        unfinished.merge()
+        unfinished.to_folder()
 
 
 def test_a_finished_shard_that_rots_before_the_merge_is_resumed_is_made_again(
@@ -133,7 +132,7 @@ def test_a_finished_shard_that_rots_before_the_merge_is_resumed_is_made_again(
         content[-1] ^= 1
         shard.write_bytes(content)
         break
-    assert unfinished.merge() == undisturbed
+    assert unfinished.to_folder() == undisturbed
 
 
 def test_lines_are_sound_up_to_the_first_that_is_not() -> None:
@@ -179,7 +178,7 @@ def test_a_cache_that_is_a_file_is_named_without_a_word_of_threads(
 ) -> None:
     (line.folder / "inputs").write_text("somebody's")
     with caplog.at_level(logging.WARNING), pytest.raises(DiskError, match="Not a directory"):
-        line.merge()
+        line.to_folder()
     assert not caplog.records
 
 

@@ -12,8 +12,8 @@ import engine_helpers
 import pytest
 import torch
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
-from test_compiled import chunk_of, for_method, rule_of
 from test_device_engine import Warned
+from test_fast import chunk_of, for_method, rule_of
 
 from hubmerge.counter_rng import make_key
 from hubmerge.engine.counting import BLOCK

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from stream_helpers import StopAfter, bytes_of, plan_of, run, write_family
 
-from hubmerge.engine import finished_shards, sink
 from hubmerge.engine import journal as journal_module
+from hubmerge.engine import sink
 from hubmerge.engine.follower import Follower
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.sink import WORK, FinishedShard, ShardWriter
@@ -146,7 +146,7 @@ def test_a_shard_that_was_uploaded_and_deleted_is_made_again_where_a_folder_is_w
 def test_reading_finished_shards_again_tells_the_bytes_done_of_those_that_are_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finished_shards, "TELLING_S", 0.0)
+    monkeypatch.setattr(sink, "TELLING_S", 0.0)
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram_plus", max_shard_bytes=9_000)
     journal = opened(tmp_path, plan, uploads=True)
@@ -197,8 +197,8 @@ def test_reading_finished_shards_again_is_broken_off_within_a_block(
         if by == "a signal" and done:  # all threads have been started
             asked.set()
 
-    monkeypatch.setattr(finished_shards, "TELLING_S", 0.01)
-    monkeypatch.setattr(finished_shards, "hashlib", SimpleNamespace(sha256=Digest))
+    monkeypatch.setattr(sink, "TELLING_S", 0.01)
+    monkeypatch.setattr(sink, "hashlib", SimpleNamespace(sha256=Digest))
     before = set(threading.enumerate())
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts behind itself
     try:

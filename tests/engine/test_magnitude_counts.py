@@ -1,4 +1,4 @@
-"""The compiled counting passes of selection against the plain ones: the same triples for every kind of chunk."""
+"""The fast counting passes of selection against the plain ones: the same triples for every kind of chunk."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubmerge.counter_rng import make_key
-from hubmerge.engine.compiled.magnitude_counts import _bound
 from hubmerge.engine.eager import ChunkInputs
+from hubmerge.engine.fast import _bound
 from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods.base import Threshold
 
@@ -37,10 +37,10 @@ def chunk(seed: int, dtypes: tuple[str, ...], count: int) -> ChunkInputs:
 @pytest.mark.parametrize("dtypes", [("BF16",) * 4, ("F32",) * 3, ("BF16", "F16", "F32"), ("BF16",) * 9])
 @pytest.mark.parametrize("drop", [None, 0.0, 0.7])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # float16 has no 3e38
-def test_compiled_counts_are_the_plain_ones(dtypes: tuple[str, ...], drop: float | None) -> None:
+def test_the_fast_counts_are_the_plain_ones(dtypes: tuple[str, ...], drop: float | None) -> None:
     stored = chunk(len(dtypes), dtypes, 10_000)
     threshold = Threshold("delta" if drop is None else "dropped", "model", lambda n: 1, drop or 0.0)
-    plain, fused = Magnitudes(threshold, 1e-5, compiled=False), Magnitudes(threshold, 1e-5)
+    plain, fused = Magnitudes(threshold, 1e-5, fast=False), Magnitudes(threshold, 1e-5)
     with np.errstate(all="ignore"):
         coarse = plain.count(stored)
         assert np.array_equal(fused.count(stored), coarse)
@@ -55,10 +55,10 @@ def test_compiled_counts_are_the_plain_ones(dtypes: tuple[str, ...], drop: float
 
 @pytest.mark.parametrize("dtypes", [("BF16",) * 4, ("F32",) * 3, ("BF16", "F16", "F32"), ("BF16",) * 2])
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # float16 has no 3e38
-def test_compiled_counts_of_private_updates_are_the_plain_ones(dtypes: tuple[str, ...]) -> None:
+def test_the_fast_counts_of_private_updates_are_the_plain_ones(dtypes: tuple[str, ...]) -> None:
     stored = chunk(len(dtypes), dtypes, 10_001)
     threshold = Threshold("private", "tensor", lambda n: 1)
-    plain, fused = Magnitudes(threshold, 1e-4, compiled=False), Magnitudes(threshold, 1e-4)
+    plain, fused = Magnitudes(threshold, 1e-4, fast=False), Magnitudes(threshold, 1e-4)
     with np.errstate(all="ignore"):
         coarse = plain.count(stored)
         assert np.array_equal(fused.count(stored), coarse)

@@ -11,9 +11,9 @@ from memory_helpers import AGENTS, IMPORTED, NOWHERE, PROMISED, Family, merge, m
 from benchmarks.metering import measure
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.engine.stream import StreamOptions
+from hubmerge.line import Request, prepare
 from hubmerge.methods import registry
 from hubmerge.plan.plan import Plan
-from hubmerge.prepare import prepare
 from hubmerge.recipe.recipe import Recipe
 
 ELEMENT_WISE = [name for name, method in registry().items() if not method.needs_whole("mlp.weight", (2, 2))]
@@ -26,11 +26,13 @@ def planned(method: str, agents: int = AGENTS, base: str = LARGE, **more: object
     content = {"base": base, "agents": [f"{base}{parent}agent={k + 1}&density=0.1" for k in range(agents)]}
     calibration = {"data": "./pairs.jsonl", "prompt": "q", "answer": "a"} if method in ("fisher", "sar") else None
     recipe = Recipe.model_validate({**content, "method": method, "calibration": calibration, **more})
-    return prepare(recipe, NOWHERE, allow_local=True, calibrate="not").plan  # what rows there are weighs nothing here
+    return prepare(
+        recipe, NOWHERE, Request(allow_local=True, calibrate="not")
+    ).plan  # what rows there are weighs nothing here
 
 
 def test_the_constant_is_what_imports_take() -> None:
-    modules = "hubmerge.cli.merge, hubmerge.engine.compiled, hubmerge.merge, hubmerge.engine.prediction"
+    modules = "hubmerge.cli.merge, hubmerge.engine.fast, hubmerge.line, hubmerge.engine.prediction"
     assert measure([sys.executable, "-c", f"import {modules}"]).peak_rss_bytes >= IMPORTED
 
 
@@ -45,11 +47,10 @@ def test_the_plan_of_any_model_says_no_more_than_was_promised(method: str, backe
 
 
 def test_not_even_of_the_largest_model_on_a_new_machine() -> None:
-    """With what has to be compiled first, and the tallies of a thousand tensors."""
-    everything = frozenset({"merging", "counting", "overlaps", "loop"})
+    """With the fast pass to be built first, and the tallies of a thousand tensors."""
     plan = planned("ram_quantile", base=HUGE)
     for threads in (2, 256):
-        assert predict(plan, Machine(threads, to_compile=everything)).memory_bytes <= PROMISED
+        assert predict(plan, Machine(threads, to_build=True)).memory_bytes <= PROMISED
 
 
 # where fewer cores run sixteen threads, results wait less, and so do less of them

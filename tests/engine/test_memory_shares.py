@@ -24,8 +24,8 @@ from hubmerge.engine.memory import (
     stream_bytes,
 )
 from hubmerge.hub.client import Hub
+from hubmerge.line import Request, prepare
 from hubmerge.plan.plan import Plan
-from hubmerge.prepare import prepare
 from hubmerge.recipe.recipe import Recipe
 
 NOWHERE = Hub("http://127.0.0.1:9")  # never asked
@@ -34,25 +34,25 @@ BASE = "synthetic:llama-70b?layers=2"
 
 def planned(method: str, agents: int, **more: object) -> Plan:
     content = {"base": BASE, "agents": [f"{BASE}&agent={k + 1}&density=0.1" for k in range(agents)], "method": method}
-    return prepare(Recipe.model_validate({**content, **more}), NOWHERE, allow_local=True).plan
+    return prepare(Recipe.model_validate({**content, **more}), NOWHERE, Request(allow_local=True)).plan
 
 
 def taken(shares: Shares) -> int:
     return shares.threads * (shares.thread_bytes + shares.chunk * shares.element_bytes) + shares.kept_bytes
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("method", ["ram", "ties", "ram_quantile", "dare_ties"])
-def test_no_number_of_threads_or_agents_takes_more_than_there_is(method: str, compiled: bool) -> None:
+def test_no_number_of_threads_or_agents_takes_more_than_there_is(method: str, fast: bool) -> None:
     for agents in (2, 8, 32):
         plan = planned(method, agents)
         for threads in (1, 2, 3, 7, 16, 64, 1000):
             for most in (STREAM_BYTES, LEAST_STREAM_BYTES * 4):
-                shares = shares_of([plan], threads, most, compiled=compiled)
+                shares = shares_of([plan], threads, most, fast=fast)
                 assert taken(shares) <= most, (agents, threads, shares)
                 assert 1 <= shares.threads <= threads
                 assert shares.chunk % BLOCK == 0
-                assert shares.chunk >= (SMALLEST_CHUNK if compiled else SMALLEST_EAGER_CHUNK) or shares.threads == 1
+                assert shares.chunk >= (SMALLEST_CHUNK if fast else SMALLEST_EAGER_CHUNK) or shares.threads == 1
 
 
 def test_a_few_threads_lack_nothing() -> None:
@@ -64,9 +64,9 @@ def test_a_few_threads_lack_nothing() -> None:
 
 def test_histograms_go_before_chunks_chunks_before_what_is_kept_and_that_before_threads() -> None:
     plan = planned("ram_quantile", 4)
-    found = [shares_of([plan], threads, STREAM_BYTES) for threads in (2, 6, 8, 12, 64)]
+    found = [shares_of([plan], threads, STREAM_BYTES) for threads in (2, 6, 8, 14, 64)]
     few, more, many, full, over = found
-    assert [s.threads for s in found] == [2, 6, 8, 12, over.threads]
+    assert [s.threads for s in found] == [2, 6, 8, 14, over.threads]
     assert over.threads < 64
     assert few.rows == 4 > more.rows
     assert few.kept_bytes == KEPT_BYTES > many.kept_bytes

@@ -22,8 +22,8 @@ from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
+from hubmerge.line import Request, prepare
 from hubmerge.plan.plan import Plan
-from hubmerge.prepare import prepare
 from hubmerge.recipe.recipe import Recipe
 from localhub.process import LocalHubProcess
 
@@ -143,7 +143,7 @@ def test_two_processes(long_family: Family, short_family: Family, tmp_path: Path
     with ThreadPoolExecutor(2) as pool:
         done = [pool.submit(measure, command, {**common, "RANK": str(rank)}) for rank in range(2)]
         peaks = [future.result().peak_rss_bytes for future in done]
-    plan = prepare(recipe, NOWHERE, allow_local=True).plan
+    plan = prepare(recipe, NOWHERE, Request(allow_local=True)).plan
     said = predict(plan, Machine(2), StreamOptions(threads=2, ranks=Two())).memory_bytes
     for peak in peaks:
         assert_near(said, peak)

@@ -38,7 +38,7 @@ def test_the_peak_memory_of_a_sweep_is_within_a_quarter_of_what_inspect_said(
     path = tmp_path / "sweep.yaml"
     path.write_text(json.dumps({**models(shape), "sweep": entries}))
     command = [sys.executable, "-m", "hubmerge", "sweep", str(path), "--device", "cpu", "--out"]
-    measure([*command, str(tmp_path / "once")])  # so that all that can be kept of compiled code is
+    measure([*command, str(tmp_path / "once")])  # so that the fast pass is built
     said = inspected(path)["predicted_memory_bytes"]
     peak = measure([*command, str(tmp_path / "out")]).peak_rss_bytes
     assert 0.75 <= said / peak <= 1.25, (said, peak)

@@ -15,14 +15,12 @@ from stream_helpers import NOWHERE, plan_of, write_family
 
 from hubmerge.cli.main import main
 from hubmerge.cli.terminal import Terminal
-from hubmerge.engine.null_sink import NullShardWriter
 from hubmerge.engine.progress import Observer
-from hubmerge.engine.sink import ShardWriter
+from hubmerge.engine.sink import NullShardWriter, ShardWriter
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import DiskError
-from hubmerge.merge import merge_to_folder
+from hubmerge.line import Request, merge_to_folder, prepare
 from hubmerge.output.finished import load_report
-from hubmerge.prepare import prepare
 from hubmerge.recipe.file import load_recipe
 
 REPO = Path(__file__).resolve().parents[2]
@@ -73,15 +71,15 @@ def test_no_shard_is_written_even_for_a_moment(
 
 
 def test_the_output_needs_no_disk(recipe: Path, tmp_path: Path) -> None:
-    prepared = prepare(load_recipe(recipe), NOWHERE, license_choice="apache-2.0", allow_local=True)
+    prepared = prepare(load_recipe(recipe), NOWHERE, Request(license="apache-2.0", allow_local=True))
     options = StreamOptions(threads=1)
     with pytest.raises(DiskError):
         merge_to_folder(
-            prepared, NOWHERE, tmp_path / "a", cache=tmp_path / "c", observer=QUIET, options=options, disk_budget=1000
+            prepared, NOWHERE, tmp_path / "a", replace(options, cache=tmp_path / "c", disk_budget=1000), QUIET
         )
     options = replace(options, sink="null")
     folder = tmp_path / "b"
-    merge_to_folder(prepared, NOWHERE, folder, cache=tmp_path / "c", observer=QUIET, options=options, disk_budget=1000)
+    merge_to_folder(prepared, NOWHERE, folder, replace(options, cache=tmp_path / "c", disk_budget=1000), QUIET)
     assert load_report(folder).files[0].size > 1000
     assert list(folder.glob("*.safetensors")) == []
 

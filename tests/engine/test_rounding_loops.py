@@ -1,20 +1,17 @@
-"""Outputs and draws of compiled code at every place of a chunk: parts, last elements, special values."""
+"""Outputs and draws of the fast pass at every place of a chunk: parts, last elements, special values."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hubmerge.counter_rng import make_key, uniform
 from hubmerge.dtypes import encode
-from hubmerge.engine import compiled, eager
+from hubmerge.engine import eager, fast
 from hubmerge.methods import get_method
-from hubmerge.methods.ops import where
 
 F = np.float32
-PART = 512  # of passes.py
+PART = 512  # of pass.c
 SPECIAL = [np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 3.39e38, -3.4e38, 1e-45, -1e-40, 1 + 2.0**-8, 1 + 3 * 2.0**-8]
 
 
@@ -43,11 +40,11 @@ def test_bf16_outputs_are_eagers(n: int, rounding: str, both: bool, base: str, a
     inputs, key = chunk(n, base, agent, 12_345), make_key(5, "rounding", "w")
     with np.errstate(all="ignore"):
         slow = eager.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
-    fast = compiled.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
-    assert fast.raw.tobytes() == slow.raw.tobytes()
-    found, expected = fast.result.tally, slow.result.tally
+    quick = fast.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
+    assert quick.raw.tobytes() == slow.raw.tobytes()
+    found, expected = quick.result.tally, slow.result.tally
     assert (found.changed, found.rounded, found.nonfinite) == (expected.changed, expected.rounded, expected.nonfinite)
-    np.testing.assert_array_equal(fast.result.sums, slow.result.sums)
+    np.testing.assert_array_equal(quick.result.sums, slow.result.sums)
 
 
 @pytest.mark.parametrize("both", [False, True])
@@ -59,8 +56,8 @@ def test_sums_know_what_the_other_rounding_would_have_stored(rounding: str, both
     raws = tuple(encode(v, "BF16", "nearest", None) for v in (base, base * F(1.02)))
     inputs, key = eager.ChunkInputs(raws, ("BF16", "BF16"), 0), make_key(5, "rounding", "w")
     slow = eager.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
-    fast = compiled.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
-    assert fast.result.sums.tobytes() == slow.result.sums.tobytes()
+    quick = fast.merge_chunk(inputs, rule(rounding, both), "BF16", key, with_inputs=False)
+    assert quick.result.sums.tobytes() == slow.result.sums.tobytes()
     own, other = slow.result.sums[2], slow.result.sums[3]  # Σo·s as stored, and as the other way would store it
     assert (own.tobytes() == other.tobytes()) is not both
 
@@ -68,12 +65,12 @@ def test_sums_know_what_the_other_rounding_would_have_stored(rounding: str, both
 @pytest.mark.parametrize("start", [0, 1, 4095, 2**40 + 3])
 @pytest.mark.parametrize("n", [1, 16, PART + 1, 3 * PART + 77])
 def test_draws_are_those_of_the_elements(start: int, n: int) -> None:
-    """A kernel whose update is the draw itself."""
-
-    def kernel(inputs: object, per_agent: object, constants: object) -> object:
-        return where(inputs[0] == inputs[0], inputs[1], inputs[0])  # type: ignore[index]
-
+    """DARE of an update of ones, with a probability that half of the draws lie below."""
     inputs = eager.ChunkInputs((np.zeros(n, F), np.ones(n, F)), ("F32", "F32"), start, (make_key(1, "drop", "a"),))
-    drawing = replace(rule("nearest", both=False), kernel=kernel, extras=("uniform",))
-    fast = compiled.merge_chunk(inputs, drawing, "F32", make_key(0, "x"), with_inputs=False)
-    assert fast.raw.tobytes() == uniform(make_key(1, "drop", "a"), start, n).tobytes()
+    scalars = ((F(1), F(0.5), F(3)),)
+    dropping = eager.Rule(
+        get_method("dare_linear").kernel, ("uniform",), scalars, (F(1), F(0)), 1e-5, "nearest", both_roundings=False
+    )
+    quick = fast.merge_chunk(inputs, dropping, "F32", make_key(0, "x"), with_inputs=False)
+    kept = uniform(make_key(1, "drop", "a"), start, n) >= F(0.5)
+    assert quick.raw.tobytes() == np.where(kept, F(3), F(0)).astype(F).tobytes()

@@ -75,16 +75,16 @@ def test_nothing_to_rank_gives_zero() -> None:
     assert selected(Threshold("private", "tensor", lambda n: 1), base, [base, base], 2) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 0.9])
-def test_what_a_drop_leaves_is_ranked_as_if_every_element_were_rescaled(p: float, compiled: bool) -> None:
+def test_what_a_drop_leaves_is_ranked_as_if_every_element_were_rescaled(p: float, fast: bool) -> None:
     rng = np.random.default_rng(3)
     agents = [(rng.normal(size=5000) * 10.0**-k).astype(F) for k in range(2)]
     keys = tuple(make_key(0, "uniform", str(k), "t") for k in range(2))
     stored = ChunkInputs((np.zeros(5000, F), *agents), ("F32",) * 3, 4096, uniform_keys=keys)
     for rank in (1, 100, 400, 5000):
         got = select(
-            Magnitudes(Threshold("dropped", "model", lambda n, r=rank: r, p), 1e-5, compiled),
+            Magnitudes(Threshold("dropped", "model", lambda n, r=rank: r, p), 1e-5, fast),
             2,
             lambda count: iter([count(stored)]),
         )

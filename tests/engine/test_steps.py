@@ -21,9 +21,10 @@ from hubmerge.engine import memory, shard_work
 from hubmerge.engine.chunks import MagnitudesOf
 from hubmerge.engine.eager import ChunkInputs
 from hubmerge.engine.journal import Journal
+from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.selection import Counts, Magnitudes
-from hubmerge.engine.steps import AHEAD, Counted, Step, Steps, kept_bytes, read_bytes
-from hubmerge.engine.stream import Silent, StreamOptions, merge
+from hubmerge.engine.steps import AHEAD, CountedTensors, Step, Steps, kept_bytes, read_bytes
+from hubmerge.engine.stream import StreamOptions, merge
 from hubmerge.methods.base import Threshold
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.base import StoredTensor
@@ -33,8 +34,8 @@ from hubmerge.statistics.statistics import Overlaps
 
 SIZE = 4  # elements of a chunk
 BYTES = 4 * 2 * SIZE  # of a chunk of two models in float32
-_MEDIAN = Magnitudes(Threshold("delta", "tensor", lambda n: max(1, n // 2)), 0.0, compiled=False)
-_ALL = Magnitudes(Threshold("delta", "tensor", lambda n: n), 0.0, compiled=False)
+_MEDIAN = Magnitudes(Threshold("delta", "tensor", lambda n: max(1, n // 2)), 0.0, fast=False)
+_ALL = Magnitudes(Threshold("delta", "tensor", lambda n: n), 0.0, fast=False)
 
 
 def MEDIAN(tensor: PlannedTensor) -> Magnitudes | None:
@@ -75,7 +76,9 @@ class Driven:
         self.unread: list[str] = []
         self.most_kept = 0
         self.reads: Counter[str] = Counter()  # elements
-        self.counted = Counted.of(tensors, lambda tensor: SIZE, ranked, room * BYTES, workers=room, overlaps=overlaps)
+        self.counted = CountedTensors.of(
+            tensors, lambda tensor: SIZE, ranked, room * BYTES, workers=room, overlaps=overlaps
+        )
         self._values = values
         steps = Steps(tensors, self.counted, self._rules_of, lambda t: self.unread.append(t.name))
         pending: deque[tuple[Step, list[Counts | None]]] = deque()
@@ -224,15 +227,15 @@ def test_where_updates_meet_is_told_of_a_tensor_before_it_is_merged(
 
 def test_there_is_no_more_room_than_there_are_chunks() -> None:
     tensors = planned([2 * SIZE + 1, 1, 0, SIZE], copied=[3])
-    assert Counted.of(tensors, lambda tensor: SIZE, [MEDIAN], 10**12, 2).room == 4
-    assert Counted.of(tensors, lambda tensor: SIZE, [None], 10**12, 2, overlaps=True).room == 4
-    assert Counted.of(tensors, lambda tensor: SIZE, [None], 10**12, 2).room == 0
+    assert CountedTensors.of(tensors, lambda tensor: SIZE, [MEDIAN], 10**12, 2).room == 4
+    assert CountedTensors.of(tensors, lambda tensor: SIZE, [None], 10**12, 2, overlaps=True).room == 4
+    assert CountedTensors.of(tensors, lambda tensor: SIZE, [None], 10**12, 2).room == 0
 
 
 def test_there_is_room_for_the_largest_tensor_that_fits_and_for_what_the_threads_count_meanwhile() -> None:
     tensors = planned([5 * SIZE, 2 * SIZE, *[SIZE] * 90, 9 * SIZE])
     for fits, workers, room in ((8, 1, 7), (8, 2, 8), (100, 1, 11), (100, 8, 25), (4, 1, 4), (1, 1, 1)):
-        assert Counted.of(tensors, lambda tensor: SIZE, [MEDIAN], fits * BYTES, workers).room == room
+        assert CountedTensors.of(tensors, lambda tensor: SIZE, [MEDIAN], fits * BYTES, workers).room == room
 
 
 def test_threads_that_write_several_shards_at_once_share_what_is_kept(
@@ -290,7 +293,7 @@ def test_inputs_that_fit_into_memory_are_read_once_for_what_is_counted_of_each_t
         out = tmp_path / f"out_{scope}"
         out.mkdir()
         with TensorReader(plan.models, store) as reader:
-            merge(plan, reader, Journal.open(out, plan, resume=False), out, options, Silent())
+            merge(plan, reader, Journal.open(out, plan, resume=False), out, options, Unobserved())
         assert store.total == 3 * 2 * 2 * 50_000 * passes
         headers = sum(header.bytes for model in plan.models for header in model.headers.values())
         assert 0 <= read_bytes(plan, options) - store.total <= 2 * headers
@@ -312,7 +315,7 @@ def test_what_is_read_is_foretold_where_some_tensors_are_kept_and_others_are_not
     out.mkdir()
     store = Reading(NOWHERE, tmp_path / "cache")
     with TensorReader(plan.models, store) as reader:
-        merge(plan, reader, Journal.open(out, plan, resume=False), out, options, Silent())
+        merge(plan, reader, Journal.open(out, plan, resume=False), out, options, Unobserved())
     assert store.total == 3 * 2 * (2 * 50_000 + 20_000)
     headers = sum(header.bytes for model in plan.models for header in model.headers.values())
     assert 0 <= read_bytes(plan, options) - store.total <= 2 * headers

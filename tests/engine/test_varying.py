@@ -12,11 +12,10 @@ from builders import T, f32
 from safetensors.numpy import load_file
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-from hubmerge.engine.chunks import Work
-from hubmerge.engine.compiled.kernel_trace import known
 from hubmerge.engine.first_passes import find_thresholds
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, merge
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.stream import MergeResult, StreamOptions, merge
 from hubmerge.errors import IncompatibleError
 from hubmerge.methods.varying import at, parse, places_of
 from hubmerge.output.plan_words import plan_summary
@@ -144,7 +143,7 @@ def test_each_tensor_is_merged_as_by_a_recipe_of_its_own_numbers(method: str, fa
 
 
 @pytest.mark.parametrize("method", ["ties", "dare_ties", "dare_linear"])
-def test_the_bytes_do_not_depend_on_chunks_threads_the_compiler_or_when_thresholds_are_found(
+def test_the_bytes_do_not_depend_on_chunks_threads_the_pass_or_when_thresholds_are_found(
     method: str, family: Any, tmp_path: Path
 ) -> None:
     folder, *_ = family
@@ -159,8 +158,8 @@ def test_the_bytes_do_not_depend_on_chunks_threads_the_compiler_or_when_threshol
         with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
             journal = Journal.open(out, plan, resume=False)
             if thresholds_first:  # as where a GPU is lent for each shard
-                journal.add_thresholds(find_thresholds(plan, reader, options, Silent()))
-            merge(plan, reader, journal, out, options, Silent())
+                journal.add_thresholds(find_thresholds(plan, reader, options, Unobserved()))
+            merge(plan, reader, journal, out, options, Unobserved())
         return out
 
     first = bytes_of(tmp_path / "a", plan)
@@ -227,23 +226,6 @@ def test_the_base_counts_in_a_mean_with_its_weight_and_one_agent_is_enough(famil
         np.testing.assert_allclose(np.frombuffer(found[name], np.float32), mean.ravel(), rtol=2e-7, atol=1e-9)
     with pytest.raises(IncompatibleError, match="at least two agents"):
         plan_of(folder, "linear", agents=own)
-
-
-def test_other_numbers_need_no_other_machine_code(tmp_path: Path) -> None:
-    """Code rests on scalars being 0, 1 or something else (compiled/kernel_trace.py), never on what else."""
-    sizes = {f"model.layers.{i}.mlp.up_proj.weight": (64,) for i in range(40)}
-    write_family(tmp_path, sizes=sizes, densities=(0.2, 0.3))
-    own = [{"p": [0.1, 0.5, 0.3]}, {}]
-    plan = plan_of(
-        tmp_path,
-        "dare_linear",
-        agents=agents_of(tmp_path, ([0.2, 0.9], 0.7), own),
-        parameters={"p": 0.25, "lambda": [0.3, 0.8]},
-    )
-    rules = [Work(plan, StreamOptions(), None).rule(tensor, ()) for tensor in plan.tensors()]
-    scalars = [(np.array(r.per_agent, np.float32), np.array(r.constants, np.float32)) for r in rules if r is not None]
-    assert len({(a.tobytes(), c.tobytes()) for a, c in scalars}) == 40
-    assert len({(known(a), known(c)) for a, c in scalars}) == 1
 
 
 NAMES = {

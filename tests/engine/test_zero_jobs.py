@@ -7,26 +7,28 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cache_helpers import KB, FolderHub, made_model, reads_of
 from fake_spaces import spaces
-from merge_helpers import Job
+from line import Line
 
-from hubmerge import merge as line_module
+from hubmerge import line as line_module
 from hubmerge.engine.device.zero import lent_bursts
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.isolation.child import ChildProcess
 from hubmerge.isolation.scrub import Scrubber
-from hubmerge.merge import merge_to_hub
+from hubmerge.line import merge_to_hub
 from hubmerge.plan.disk import output_need
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import load_settings
 from hubmerge.sources.reader import sources_of
 from hubmerge.sources.shard_cache import ShardCache
-from workflows.jobs.protocol import Failure, JobSpec, Line, Notice, Result, decoded
+from workflows.jobs.protocol import Failure, JobSpec, Notice, Result, decoded
+from workflows.jobs.protocol import Line as SpokenLine
 from workflows.jobs.worker import child_environment
 
 FAKE = Path(spaces.__file__).parents[1]
@@ -52,70 +54,70 @@ def needed_bytes(plan: Plan) -> list[int]:
 
 
 def published_in_bursts(
-    job: Job, monkeypatch: pytest.MonkeyPatch, inputs: int | None
+    line: Line, monkeypatch: pytest.MonkeyPatch, inputs: int | None
 ) -> tuple[dict[str, Any], list[str]]:
     """The environment that the card tells, and the warnings. `inputs`: the part of the disk budget for inputs."""
-    prepared = job.prepare()
+    prepared = line.prepare()
     budget = None if inputs is None else output_need(prepared.plan, uploaded=True) + inputs
     told: list[str] = []
     monkeypatch.setattr(line_module, "render_figures", lambda report: {})
-    monkeypatch.setattr(job.watcher, "warning", told.append)
+    monkeypatch.setattr(line.watcher, "warning", told.append)
     with lent_bursts(load_settings()) as bursts:
         options = StreamOptions(4096, 2, backend="eager", bursts=bursts)
         merge_to_hub(
-            prepared, job.hub, job.out, cache=job.inputs, observer=job.watcher, options=options, disk_budget=budget
+            prepared, line.hub, line.out, replace(options, cache=line.inputs, disk_budget=budget), line.watcher
         )
-    assert job.commits() == 1
-    return dict(job.report()["environment"]), told
+    assert line.commits() == 1
+    return dict(line.report()["environment"]), told
 
 
 @pytest.mark.parametrize("method", ["ram_plus", "ram"])
 def test_inputs_are_held_within_the_budget_while_a_burst_reads_them(
-    job: Job, in_folder: dict[str, str], monkeypatch: pytest.MonkeyPatch, method: str
+    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    job.recipe = {**job.recipe, "method": method}
-    plan = job.prepare().plan
+    line.recipe = {**line.recipe, "method": method}
+    plan = line.prepare().plan
     budget = max(needed_bytes(plan))
     assert budget < plan.download_bytes  # not all of them
-    environment, warnings = published_in_bursts(job, monkeypatch, budget)
+    environment, warnings = published_in_bursts(line, monkeypatch, budget)
     assert warnings == []
     assert environment["bursts"] == len(spaces.notes("call")) == len(plan.shards) > 1
     assert environment["fetch"]["high_water_bytes"] <= budget
     assert environment["fetch"]["ranged_shards"] == 0
     if method == "ram_plus":
-        assert job.published() == in_folder
+        assert line.published() == undisturbed
 
 
 def test_a_shard_whose_inputs_exceed_the_budget_is_merged_on_the_cpu_and_the_others_are_not(
-    job: Job, in_folder: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = needed_bytes(job.prepare().plan)
+    needed = needed_bytes(line.prepare().plan)
     budget = max(needed) - 1
-    environment, warnings = published_in_bursts(job, monkeypatch, budget)
+    environment, warnings = published_in_bursts(line, monkeypatch, budget)
     assert [w for w in warnings if "disk budget" in w] == warnings
     assert len(warnings) == 1
     assert environment["bursts"] == len([n for n in needed if n <= budget]) < len(needed)
     assert environment["fetch"]["high_water_bytes"] <= budget
-    assert job.published() == in_folder
+    assert line.published() == undisturbed
 
 
 def test_a_budget_for_ranges_only_asks_for_no_gpu(
-    job: Job, in_folder: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment, warnings = published_in_bursts(job, monkeypatch, 0)
+    environment, warnings = published_in_bursts(line, monkeypatch, 0)
     assert len(warnings) == 1
     assert (spaces.notes("call"), "bursts" in environment) == ([], False)
-    assert job.published() == in_folder
+    assert line.published() == undisturbed
 
 
 def test_a_quota_that_ends_half_way_changes_no_byte(
-    job: Job, in_folder: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    line: Line, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SPACES", "quota@3")
-    environment, warnings = published_in_bursts(job, monkeypatch, None)
+    environment, warnings = published_in_bursts(line, monkeypatch, None)
     assert len(warnings) == 1
     assert environment["bursts"] == 2
-    assert job.published() == in_folder
+    assert line.published() == undisturbed
 
 
 def test_what_is_held_stays_until_it_is_given_back_and_goes_with_its_last_use(tmp_path: Path) -> None:
@@ -139,26 +141,26 @@ def test_what_is_held_stays_until_it_is_given_back_and_goes_with_its_last_use(tm
         cache.close()
 
 
-# --- the app's own job, in its process ---------------------------------------------------------------------
+# --- the app's own line, in its process ---------------------------------------------------------------------
 
 
 @contextmanager
-def child_of(job: Job, target: str, **environment: str) -> Iterator[ChildProcess]:
+def child_of(line: Line, target: str, **environment: str) -> Iterator[ChildProcess]:
     """The child process that the worker would start for this merge."""
     spec = JobSpec(
         job_id="j",
         fence=1,
         kind="merge",
         user="ada",
-        payload={"recipe": job.recipe, "target": target, "private": False, "license": "mit"},
-        token=job.process.tokens["ada"],
-        workdir=job.folder / target.replace("/", "-"),
-        shared=job.folder / "shared",
-        endpoint=job.process.endpoint,
+        payload={"recipe": line.recipe, "target": target, "private": False, "license": "mit"},
+        token=line.process.tokens["ada"],
+        workdir=line.folder / target.replace("/", "-"),
+        shared=line.folder / "shared",
+        endpoint=line.process.endpoint,
     )
     spec.workdir.mkdir(parents=True)
     command = [sys.executable, "-m", "workflows.jobs.child", "--guard-seconds", "300"]
-    variables = child_environment({**os.environ, **environment}, job.process.endpoint)
+    variables = child_environment({**os.environ, **environment}, line.process.endpoint)
     scrubber = Scrubber(spec.token)
     child = ChildProcess(command, spec.to_line(), variables, spec.workdir / "child.log", scrubber, beating=True)
     try:
@@ -168,7 +170,7 @@ def child_of(job: Job, target: str, **environment: str) -> Iterator[ChildProcess
         raise
 
 
-def ended(child: ChildProcess, limit_s: float = 120.0) -> list[Line]:
+def ended(child: ChildProcess, limit_s: float = 120.0) -> list[SpokenLine]:
     """What the child still said until its end."""
     deadline = time.monotonic() + limit_s  # only turns a hang into a failure
     lines: list[bytes] = []
@@ -178,24 +180,24 @@ def ended(child: ChildProcess, limit_s: float = 120.0) -> list[Line]:
     return list(decoded(lines + child.close()[1]))
 
 
-def test_a_job_of_the_app_on_zerogpu_publishes_the_bytes_of_a_job_on_the_cpu(job: Job) -> None:
-    with child_of(job, job.target, SPACES_ZERO_GPU="") as child:
+def test_a_job_of_the_app_on_zerogpu_publishes_the_bytes_of_a_job_on_the_cpu(line: Line) -> None:
+    with child_of(line, line.target, SPACES_ZERO_GPU="") as child:
         lines = ended(child)
     assert any(isinstance(line, Result) for line in lines)
-    wanted = job.published()
+    wanted = line.published()
     assert spaces.notes("call") == []
-    job.target += "-lent"
-    with child_of(job, job.target) as child:
+    line.target += "-lent"
+    with child_of(line, line.target) as child:
         lines = ended(child)
     assert any(isinstance(line, Result) for line in lines)
     assert not [line for line in lines if isinstance(line, Notice) and "GPU" in line.message]
     assert len(spaces.notes("call")) == len(spaces.notes("worker")) == 1
-    assert job.report()["environment"]["bursts"] == 1
-    assert job.published() == wanted
+    assert line.report()["environment"]["bursts"] == 1
+    assert line.published() == wanted
 
 
-def test_cancelling_a_job_ends_its_burst(job: Job) -> None:
-    with child_of(job, job.target, FAKE_SPACES="hang") as child:
+def test_cancelling_a_job_ends_its_burst(line: Line) -> None:
+    with child_of(line, line.target, FAKE_SPACES="hang") as child:
         deadline = time.monotonic() + 120
         while not spaces.notes("middle"):
             assert time.monotonic() < deadline

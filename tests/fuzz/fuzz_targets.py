@@ -16,6 +16,11 @@ from typing import Any
 import safetensors
 import tokenizers
 
+from hubmerge.board.eval_results import _own_report
+from hubmerge.board.export import board_json, suite_csv
+from hubmerge.board.files import FLAGS, VERSIONS, parse_files
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.trust import keys_file, parse_keys
 from hubmerge.engine.pins import pins_in
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import HubmergeError, PermissionDeniedError, SensitivityError
@@ -23,11 +28,6 @@ from hubmerge.evaluation.facts import model_facts
 from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, parse_result, result_path
 from hubmerge.hub.client import RepoState
 from hubmerge.hub.names import FileInfo
-from hubmerge.leaderboard.eval_results import _own_report
-from hubmerge.leaderboard.export import board_json, suite_csv
-from hubmerge.leaderboard.files import FLAGS, VERSIONS, parse_files
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.trust import keys_file, parse_keys
 from hubmerge.output.finished import load_report
 from hubmerge.output.task import task_of
 from hubmerge.plan.compatibility import architecture

@@ -11,9 +11,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from cache_helpers import threads_left
 from huggingface_hub import HfApi, constants
-from merge_helpers import Job, Killed
+from line import Killed, Line, threads_left
 
 from hubmerge.errors import CancelledError, HubUnavailableError
 from hubmerge.hub.client import Hub
@@ -37,7 +36,7 @@ class Endless:
         self.begun.set()
         until = time.monotonic() + GIVEN_UP_S
         while not self.gave_up and time.monotonic() < until:
-            file._check()
+            file._check(file.tell())
             time.sleep(0.002)
         self.gave_up = True
         return self._read(file, size)
@@ -52,41 +51,41 @@ def endless() -> Iterator[Endless]:
 
 @pytest.mark.parametrize("end", [CancelledError, KeyboardInterrupt, Killed])
 def test_cancelling_breaks_a_running_upload_off_and_the_next_run_goes_on(
-    job: Job, in_folder: dict[str, str], endless: Endless, end: type[BaseException]
+    line: Line, undisturbed: dict[str, str], endless: Endless, end: type[BaseException]
 ) -> None:
     def seen(stage: str) -> None:
         if endless.begun.is_set():
             raise end("enough")
 
-    job.watcher.seen = seen
+    line.watcher.seen = seen
     with pytest.raises(end):
-        job.to_hub()
+        line.to_hub()
     assert not endless.gave_up
     assert threads_left() == []
-    assert job.commits() == 0
-    assert job.finished_shards() >= 1, "what was not uploaded is still here"
-    job.watcher.seen = lambda stage: None
+    assert line.commits() == 0
+    assert line.finished_shards() >= 1, "what was not uploaded is still here"
+    line.watcher.seen = lambda stage: None
     with patch.object(BreakableFile, "read", endless._read):
-        job.to_hub()
-    assert job.published() == in_folder
-    assert job.commits() == 1
+        line.to_hub()
+    assert line.published() == undisturbed
+    assert line.commits() == 1
 
 
 def test_an_error_that_a_retry_may_mend_lets_the_running_upload_come_to_its_end(
-    job: Job, in_folder: dict[str, str], switch: FaultSwitch
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch
 ) -> None:
     """The journal then has one shard more that needs no second upload."""
     switch.add("/lfs-uploads/", Delay(seconds=0.5))
 
     def seen(stage: str) -> None:
-        if job.finished_shards():
+        if line.finished_shards():
             raise HubUnavailableError("something passing")
 
-    job.watcher.seen = seen
+    line.watcher.seen = seen
     with pytest.raises(HubUnavailableError):
-        job.to_hub()
+        line.to_hub()
     assert threads_left() == []
-    assert '"uploaded"' in (job.out / ".hubmerge" / "journal.jsonl").read_text()
+    assert '"uploaded"' in (line.out / ".hubmerge" / "journal.jsonl").read_text()
 
 
 @pytest.fixture(scope="module")

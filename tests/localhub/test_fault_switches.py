@@ -71,10 +71,15 @@ def hung_up(switch: FaultSwitch, rule: int) -> int:
 
 
 @pytest.fixture
-def path(faulty_ada: HfApi, name: str) -> str:
+def ada(faulty_hub: LocalHubProcess) -> HfApi:
+    return HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"])
+
+
+@pytest.fixture
+def path(ada: HfApi, name: str) -> str:
     """The address of a file with CONTENT."""
-    faulty_ada.create_repo(name)
-    faulty_ada.upload_file(repo_id=name, path_or_fileobj=CONTENT, path_in_repo="file.bin")
+    ada.create_repo(name)
+    ada.upload_file(repo_id=name, path_or_fileobj=CONTENT, path_in_repo="file.bin")
     return f"/{name}/resolve/main/file.bin"
 
 
@@ -188,24 +193,22 @@ def test_a_reset_delivers_the_bytes_before_it_and_no_more(
 
 
 def test_a_reset_upload_changes_nothing(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, faulty_ada: HfApi, name: str
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, ada: HfApi, name: str
 ) -> None:
-    faulty_ada.create_repo(name)
+    ada.create_repo(name)
     rule = switch.add("/commit/main", Reset(at=100, of="request"))
     with pytest.raises(Exception, match=r"[Rr]eset|[Bb]roken|[Dd]isconnect"):
-        faulty_ada.create_commit(name, [CommitOperationAdd("a.txt", b"a" * 5000)], commit_message="never")
+        ada.create_commit(name, [CommitOperationAdd("a.txt", b"a" * 5000)], commit_message="never")
     assert switch.state(rule).fired == 1
-    assert len(faulty_ada.list_repo_commits(name)) == 1
+    assert len(ada.list_repo_commits(name)) == 1
 
 
-def test_a_lost_answer_leaves_the_commit(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, faulty_ada: HfApi, name: str
-):
-    faulty_ada.create_repo(name)
+def test_a_lost_answer_leaves_the_commit(faulty_hub: LocalHubProcess, switch: FaultSwitch, ada: HfApi, name: str):
+    ada.create_repo(name)
     switch.add("/commit/main", LostAnswer(), methods=["POST"])
     with pytest.raises(Exception, match=r"[Rr]eset|[Dd]isconnect"):
-        faulty_ada.create_commit(name, [CommitOperationAdd("a.txt", b"a")], commit_message="made it")
-    assert [c.title for c in faulty_ada.list_repo_commits(name)] == ["made it", "initial commit"]
+        ada.create_commit(name, [CommitOperationAdd("a.txt", b"a")], commit_message="made it")
+    assert [c.title for c in ada.list_repo_commits(name)] == ["made it", "initial commit"]
 
 
 def test_a_range_is_answered_with_the_whole_file(faulty_hub: LocalHubProcess, switch: FaultSwitch, path: str) -> None:
@@ -272,22 +275,22 @@ def test_a_client_that_hangs_up_while_it_waits_is_counted(
 
 
 def test_a_stale_head_is_an_earlier_commit_of_main_everywhere(
-    faulty_hub: LocalHubProcess, switch: FaultSwitch, faulty_ada: HfApi, name: str
+    faulty_hub: LocalHubProcess, switch: FaultSwitch, ada: HfApi, name: str
 ) -> None:
-    faulty_ada.create_repo(name)
+    ada.create_repo(name)
     for number in (1, 2):
-        faulty_ada.upload_file(repo_id=name, path_or_fileobj=str(number).encode(), path_in_repo="n.txt")
-    second, first, initial = (c.commit_id for c in faulty_ada.list_repo_commits(name))
+        ada.upload_file(repo_id=name, path_or_fileobj=str(number).encode(), path_in_repo="n.txt")
+    second, first, initial = (c.commit_id for c in ada.list_repo_commits(name))
     switch.add(name, StaleHead(), times=None)
-    assert faulty_ada.model_info(name).sha == first
-    assert faulty_ada.model_info(name, revision="main").sha == first
+    assert ada.model_info(name).sha == first
+    assert ada.model_info(name, revision="main").sha == first
     assert whole(faulty_hub, "GET", f"/{name}/resolve/main/n.txt").body == b"1"
-    assert [c.commit_id for c in faulty_ada.list_repo_commits(name)] == [first, initial]
-    assert {f.path for f in faulty_ada.list_repo_tree(name)} == {".gitattributes", "n.txt"}
-    assert faulty_ada.model_info(name, revision=second).sha == second, "a pinned commit is what it is"
+    assert [c.commit_id for c in ada.list_repo_commits(name)] == [first, initial]
+    assert {f.path for f in ada.list_repo_tree(name)} == {".gitattributes", "n.txt"}
+    assert ada.model_info(name, revision=second).sha == second, "a pinned commit is what it is"
     switch.clear()
     switch.add(name, StaleHead(commits=50), times=None)
-    assert faulty_ada.model_info(name).sha == initial
+    assert ada.model_info(name).sha == initial
     assert whole(faulty_hub, "GET", f"/{name}/resolve/main/n.txt").status == 404
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fault_line import SHARDS, Line
+from line import SHARDS, Line
 from small_disk import small_disk
 
 from hubmerge.engine import journal, sink
@@ -67,7 +67,7 @@ def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(
     if stage == "merge":
         line.watcher.at = {"merge": lambda: fill_when_fetched(disk, line.folder / "inputs", left)}
     with pytest.raises(DiskError) as caught:
-        line.merge()
+        line.to_folder()
     assert caught.value.code == "E_DISK"
     assert caught.value.retryable
     assert "No space left" in str(caught.value)
@@ -77,7 +77,7 @@ def test_a_disk_that_fills_is_named_and_the_next_run_goes_on(
     if (stage, left) == ("merge", 400_000):
         assert before, "what was finished stays"
     (disk / "ballast").unlink()
-    assert line.merge() == undisturbed
+    assert line.to_folder() == undisturbed
     assert before.items() <= whole_shards(line).items()
 
 
@@ -107,7 +107,7 @@ def test_a_limit_on_file_sizes_is_an_error_with_exit_code_1_and_the_command_goes
     assert not line.api.repo_exists(line.target)
     again = run("-m", "hubmerge")
     assert again.returncode == 0, again.stderr
-    assert line.commits() == 2
+    assert line.commits() == 1
     published = line.published()
     assert published["tokenizer.json"] == undisturbed["tokenizer.json"]
     assert "model.safetensors" in published
@@ -136,9 +136,9 @@ def test_an_error_at_any_sync_leaves_what_can_be_gone_on_with(
         for module in (sink, journal):
             context.setattr(module, "os", FullDisk())
         with pytest.raises(DiskError, match="No space left"):
-            line.merge()
+            line.to_folder()
     assert not list((line.folder / "out").rglob("*.tmp"))
-    assert line.merge() == undisturbed
+    assert line.to_folder() == undisturbed
 
 
 def test_a_journal_that_was_begun_and_not_written_is_begun_again(line: Line, undisturbed: dict[str, str]) -> None:
@@ -151,4 +151,4 @@ def test_a_journal_that_was_begun_and_not_written_is_begun_again(line: Line, und
     assert path.read_text().count('"plan"') == 1
     Journal.open(line.folder / "out", prepared.plan, resume=True)
     assert path.read_text().count('"plan"') == 1
-    assert line.merge() == undisturbed
+    assert line.to_folder() == undisturbed

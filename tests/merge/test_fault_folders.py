@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from builders import recipe_dict, write_parents
-from fault_line import Family, Line, Watcher
+from line import Line, Watcher
 
 from hubmerge.cli.main import main
 from hubmerge.engine.sink import MANIFEST, sole_owner
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import FolderInUseError, SourceChangedError, SourceNotFoundError, TargetExistsError
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_folder, merge_to_hub
-from hubmerge.prepare import Prepared, prepare
+from hubmerge.line import Prepared, Request, merge_to_folder, merge_to_hub, prepare
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.open import open_model
@@ -44,7 +44,7 @@ def recipe_file(recipe: dict[str, Any], tmp_path: Path) -> Path:
 
 
 def checked(recipe: dict[str, Any]) -> Prepared:
-    return prepare(recipe_from_dict(recipe), NOWHERE, allow_local=True)
+    return prepare(recipe_from_dict(recipe), NOWHERE, Request(allow_local=True))
 
 
 def replace_shard(folder: Path) -> None:
@@ -76,9 +76,10 @@ def test_a_shard_that_changes_while_it_is_merged_is_noticed_and_nothing_made_of_
     models: list[Path], recipe: dict[str, Any], tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
     out = tmp_path / "out"
-    observer = Watcher({"merge": lambda: change(models[1])})
+    observer = Watcher()
+    observer.at["merge"] = lambda: change(models[1])
     with pytest.raises(SourceChangedError) as error:
-        merge_to_folder(checked(recipe), NOWHERE, out, cache=tmp_path / "cache", observer=observer)
+        merge_to_folder(checked(recipe), NOWHERE, out, StreamOptions(cache=tmp_path / "cache"), observer)
     assert SHARD in str(error.value)
     assert not (out / MANIFEST).exists()
     journal = [json.loads(line) for line in (out / ".hubmerge" / "journal.jsonl").read_text().splitlines()]
@@ -91,15 +92,16 @@ def test_a_folder_that_changed_between_plan_and_merge_is_noticed(
     prepared = checked(recipe)
     flip_a_bit(models[1])
     with pytest.raises(SourceChangedError, match="one"):
-        merge_to_folder(prepared, NOWHERE, tmp_path / "out", cache=tmp_path / "cache", observer=Watcher())
+        merge_to_folder(prepared, NOWHERE, tmp_path / "out", StreamOptions(cache=tmp_path / "cache"), Watcher())
 
 
 def test_a_tokenizer_that_goes_meanwhile_is_a_changed_source(
     models: list[Path], recipe: dict[str, Any], tmp_path: Path
 ) -> None:
-    observer = Watcher({"card": lambda: (models[0] / "tokenizer.json").unlink()})
+    observer = Watcher()
+    observer.at["card"] = lambda: (models[0] / "tokenizer.json").unlink()
     with pytest.raises(SourceChangedError, match=r"tokenizer\.json"):
-        merge_to_folder(checked(recipe), NOWHERE, tmp_path / "out", cache=tmp_path / "cache", observer=observer)
+        merge_to_folder(checked(recipe), NOWHERE, tmp_path / "out", StreamOptions(cache=tmp_path / "cache"), observer)
 
 
 def test_a_second_process_into_the_same_folder_is_refused_and_the_first_goes_on(
@@ -115,29 +117,29 @@ def test_a_second_process_into_the_same_folder_is_refused_and_the_first_goes_on(
 
 
 def test_a_second_run_of_the_same_merge_waits_for_no_lock_and_takes_nothing_away(line: Line) -> None:
-    prepared, out = line.prepare(), line.folder / "out"
+    prepared, out = line.prepare(), line.out
     with sole_owner(out), pytest.raises(FolderInUseError) as error:
-        merge_to_hub(prepared, line.hub, out, cache=line.folder / "inputs", observer=Watcher())
+        merge_to_hub(prepared, line.hub, out, StreamOptions(cache=line.inputs), Watcher())
     assert error.value.retryable
     assert not line.api.repo_exists(line.target)
 
 
-def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, own: Family) -> None:
-    prepared, out = line.prepare(), line.folder / "out"
-    older = prepared.plan.base.ref.sha
+def test_an_unfinished_merge_of_an_older_version_says_which_to_name(line: Line, own: Path) -> None:
+    base, older = line.recipe["base"], line.prepare().plan.base.ref.sha
 
     def break_off() -> None:
         raise KeyboardInterrupt
 
+    line.watcher.at["merge"] = break_off
     with pytest.raises(KeyboardInterrupt):
-        merge_to_folder(prepared, line.hub, out, cache=line.folder / "inputs", observer=Watcher({"merge": break_off}))
-    line.api.upload_file(path_or_fileobj=b"{}", path_in_repo="extra.json", repo_id=own.base)
+        line.to_folder()
+    line.api.upload_file(path_or_fileobj=b"{}", path_in_repo="extra.json", repo_id=base)
     with pytest.raises(TargetExistsError, match="name those versions") as error:
-        merge_to_folder(line.prepare(), line.hub, out, cache=line.folder / "inputs", observer=Watcher(), resume=True)
-    assert f"{own.base}@{older}" in str(error.value)
-    line.recipe = {**line.recipe, "base": f"{own.base}@{older}"}
-    merge_to_folder(line.prepare(), line.hub, out, cache=line.folder / "inputs", observer=Watcher(), resume=True)
-    assert (out / MANIFEST).is_file()
+        line.to_folder()
+    assert f"{base}@{older}" in str(error.value)
+    line.recipe = {**line.recipe, "base": f"{base}@{older}"}
+    line.to_folder()
+    assert (line.out / MANIFEST).is_file()
 
 
 @pytest.mark.parametrize("where", ["file", "file/below", "x" * 300])

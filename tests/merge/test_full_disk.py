@@ -10,23 +10,22 @@ import errno
 import io
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from builders import recipe_dict, write_parents
-from cache_helpers import threads_left
-from merge_helpers import OUT_SHARD_BYTES, Job, Watcher
+from line import OUT_SHARD_BYTES, Line, Watcher, threads_left
 
 from hubmerge.engine import uncached
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import DiskError
 from hubmerge.hub import transfer as hub_bytes
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_folders
+from hubmerge.line import Request, merge_to_folders, prepare_variants
 from hubmerge.plan.disk import output_need, used_bytes
-from hubmerge.prepare import prepare_variants
 from hubmerge.recipe.recipe import recipe_from_dict
 
 
@@ -81,22 +80,22 @@ class SmallDiskForInputs:
         return io.BufferedRandom(Partial(path, "a+"))  # type: ignore[arg-type]
 
 
-def assert_refused(job: Job) -> None:
+def assert_refused(line: Line) -> None:
     with pytest.raises(DiskError) as caught:
-        job.to_hub()
+        line.to_hub()
     assert caught.value.code == "E_DISK"
     assert caught.value.retryable
     assert "No space left" in str(caught.value)
     assert threads_left() == []
-    assert not [*job.out.rglob("*.tmp")]
-    assert not job.api.repo_exists(job.target) or job.commits() == 0
+    assert not [*line.out.rglob("*.tmp")]
+    assert not line.api.repo_exists(line.target) or line.commits() == 0
 
 
-def assert_goes_on(job: Job, in_folder: dict[str, str]) -> None:
-    job.to_hub()
-    assert job.published() == in_folder
-    assert job.commits() == 1
-    assert not [*job.folder.rglob("*.safetensors")]
+def assert_goes_on(line: Line, undisturbed: dict[str, str]) -> None:
+    line.to_hub()
+    assert line.published() == undisturbed
+    assert line.commits() == 1
+    assert not [*line.folder.rglob("*.safetensors")]
 
 
 @pytest.mark.parametrize(
@@ -104,27 +103,29 @@ def assert_goes_on(job: Job, in_folder: dict[str, str]) -> None:
     [{"shards": 0}, {"shards": 2}, {"room": 0}, {"room": 100_000}, {"room": 600_000}, {"room": 1_000_000}],
     ids=str,
 )
-def test_a_disk_that_fills_while_shards_are_written(job: Job, in_folder: dict[str, str], disk: dict[str, int]) -> None:
+def test_a_disk_that_fills_while_shards_are_written(
+    line: Line, undisturbed: dict[str, str], disk: dict[str, int]
+) -> None:
     with patch.object(uncached, "os", SmallDisk(**disk)):
-        assert_refused(job)
-    assert_goes_on(job, in_folder)
+        assert_refused(line)
+    assert_goes_on(line, undisturbed)
 
 
 @pytest.mark.parametrize("room", [0, 1, 100_000, 400_000, 2_000_000])
-def test_a_disk_that_fills_in_the_middle_of_a_download(job: Job, in_folder: dict[str, str], room: int) -> None:
+def test_a_disk_that_fills_in_the_middle_of_a_download(line: Line, undisturbed: dict[str, str], room: int) -> None:
     assert not hasattr(hub_bytes, "open")
     with patch.object(hub_bytes, "open", SmallDiskForInputs(room), create=True):
-        assert_refused(job)
-    there = sum(p.stat().st_size for p in job.inputs.rglob("*") if p.is_file())
+        assert_refused(line)
+    there = sum(p.stat().st_size for p in line.inputs.rglob("*") if p.is_file())
     assert there == room, "what fitted stays, to go on with"
-    assert_goes_on(job, in_folder)
+    assert_goes_on(line, undisturbed)
 
 
 @pytest.mark.parametrize("written", [0, 40])
 def test_a_disk_too_full_for_the_digests_of_a_shard_that_is_read_by_ranges(
-    job: Job, in_folder: dict[str, str], written: int
+    line: Line, undisturbed: dict[str, str], written: int
 ) -> None:
-    job.disk_budget = 2 * OUT_SHARD_BYTES
+    line.disk_budget = 2 * OUT_SHARD_BYTES
     write_bytes = Path.write_bytes
 
     def refused(path: Path, data: bytes) -> int:
@@ -134,20 +135,20 @@ def test_a_disk_too_full_for_the_digests_of_a_shard_that_is_read_by_ranges(
         return write_bytes(path, data)
 
     with patch.object(Path, "write_bytes", refused):
-        assert_refused(job)
-    assert all(p.stat().st_size <= written for p in job.inputs.rglob("*") if p.is_file())
-    assert_goes_on(job, in_folder)
+        assert_refused(line)
+    assert all(p.stat().st_size <= written for p in line.inputs.rglob("*") if p.is_file())
+    assert_goes_on(line, undisturbed)
 
 
 def test_a_budget_for_all_merges_counts_what_an_earlier_run_has_finished(tmp_path: Path) -> None:
     folders = write_parents(tmp_path)
     recipes = [recipe_from_dict(recipe_dict(folders[0], folders[1:], method)) for method in ("ram", "linear")]
     hub, outs = Hub("http://127.0.0.1:9"), [tmp_path / "ram", tmp_path / "linear"]
-    merges = list(zip(prepare_variants(recipes, hub, allow_local=True), outs, strict=True))
+    merges = list(zip(prepare_variants(recipes, hub, Request(allow_local=True)), outs, strict=True))
 
     def merge(count: int, budget: int) -> None:
         options, cache = StreamOptions(threads=1, backend="eager"), tmp_path / "in"
-        merge_to_folders(merges[:count], hub, cache=cache, observer=Watcher(), options=options, disk_budget=budget)
+        merge_to_folders(merges[:count], hub, replace(options, cache=cache, disk_budget=budget), Watcher())
 
     one = output_need(merges[0][0].plan, uploaded=False)
     merge(1, one)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi, hf_hub_download
 
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.output.report import Report
 from localhub.process import LocalHubProcess
 
@@ -213,15 +214,14 @@ def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(
 
     from hubmerge.errors import DiskError
     from hubmerge.hub.client import Hub
-    from hubmerge.merge import merge_to_folder
-    from hubmerge.prepare import prepare
+    from hubmerge.line import merge_to_folder, prepare
     from hubmerge.recipe.file import recipe_from_yaml
 
     hub = Hub(zoo_hub.endpoint, zoo_hub.tokens["ada"])
     prepared = prepare(recipe_from_yaml(RECIPE.format(method="ram")), hub)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10_000_000})())
     with pytest.raises(DiskError, match="not enough disk"):
-        merge_to_folder(prepared, hub, tmp_path / "out", cache=tmp_path / "cache", observer=Quiet())
+        merge_to_folder(prepared, hub, tmp_path / "out", StreamOptions(cache=tmp_path / "cache"), Quiet())
     assert not list((tmp_path / "out").iterdir())
     assert not (tmp_path / "cache").exists()
 

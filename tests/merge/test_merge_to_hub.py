@@ -12,8 +12,7 @@ from unittest.mock import patch
 
 import pytest
 from builders import tokenizer_files
-from cache_helpers import threads_left
-from merge_helpers import IN_SHARDS, OUT_SHARD_BYTES, Job, Killed
+from line import OUT_SHARD_BYTES, SHARDS, Killed, Line, threads_left
 
 from hubmerge.engine.journal import Journal
 from hubmerge.errors import CorruptError, DiskError, HubUnavailableError
@@ -30,32 +29,32 @@ HEADERS = 1  # the first read of a shard is that of its header
 
 
 def test_a_merge_to_the_hub_has_the_bytes_of_a_merge_to_a_folder_in_one_commit(
-    job: Job, in_folder: dict[str, str]
+    line: Line, undisturbed: dict[str, str]
 ) -> None:
-    done = job.to_hub(extra={"pick.md": b"chosen"})
-    published = job.published()
+    done = line.to_hub(extra={"pick.md": b"chosen"})
+    published = line.published()
     assert published.pop("pick.md")
-    assert published == in_folder
-    assert job.commits() == 1
-    assert done.commit == job.api.model_info(job.target).sha
-    assert not [*job.folder.rglob("*.safetensors")]
-    assert job.watcher.stages == ["fetch", "merge", "card", "publish"]
+    assert published == undisturbed
+    assert line.commits() == 1
+    assert done.commit == line.api.model_info(line.target).sha
+    assert not [*line.folder.rglob("*.safetensors")]
+    assert line.watcher.stages == ["fetch", "merge", "card", "publish"]
     assert threads_left() == []
 
 
 def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within_its_budget(
-    job: Job, in_folder: dict[str, str], switch: FaultSwitch
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch
 ) -> None:
     """The inputs take 3.3 MB, the output 1.1 MB; uploads are slow, so that merging could run ahead."""
-    assert len([name for name in in_folder if name.endswith(".safetensors")]) >= 4
-    job.disk_budget = 2 * OUT_SHARD_BYTES + 1_000_000
+    assert len([name for name in undisturbed if name.endswith(".safetensors")]) >= 4
+    line.disk_budget = 2 * OUT_SHARD_BYTES + 1_000_000
     shards, disk = [0], [0]
     upload, drain = ShardUploader._upload, ShardUploader.drain
     all_finished = threading.Event()
 
     def watch(stage: str) -> None:
-        shards[0] = max(shards[0], job.finished_shards())
-        disk[0] = max(disk[0], job.disk())
+        shards[0] = max(shards[0], line.finished_shards())
+        disk[0] = max(disk[0], line.disk())
 
     def slow(uploader: ShardUploader, shard: Any) -> None:
         """As slow as it may be: until nothing goes on without it."""
@@ -68,61 +67,61 @@ def test_no_more_than_two_finished_shards_lie_on_disk_and_the_whole_stays_within
         all_finished.set()
         drain(uploader)
 
-    job.watcher.seen = watch
+    line.watcher.seen = watch
     with patch.object(ShardUploader, "_upload", slow), patch.object(ShardUploader, "drain", last):
-        job.to_hub()
-    assert job.published() == in_folder
+        line.to_hub()
+    assert line.published() == undisturbed
     assert shards[0] == 2
-    assert disk[0] <= job.disk_budget + ROUNDED_UP
-    environment = job.report()["environment"]
+    assert disk[0] <= line.disk_budget + ROUNDED_UP
+    environment = line.report()["environment"]
     assert environment["fetch"]["high_water_bytes"] <= 1_000_000 + OUT_SHARD_BYTES
-    assert environment["disk_high_water_bytes"] <= job.disk_budget + SMALL_FILES
+    assert environment["disk_high_water_bytes"] <= line.disk_budget + SMALL_FILES
     assert environment["fetch"]["bytes"] >= 3 * 1_000_000
 
 
-def test_the_report_says_what_was_fetched(job: Job) -> None:
-    job.to_hub()
-    fetch = job.report()["environment"]["fetch"]
-    weights = job.prepare().plan.download_bytes
+def test_the_report_says_what_was_fetched(line: Line) -> None:
+    line.to_hub()
+    fetch = line.report()["environment"]["fetch"]
+    weights = line.prepare().plan.download_bytes
     assert fetch["bytes"] == weights
-    assert fetch["shards"] == 3 * IN_SHARDS
-    assert fetch["hits"] == 3 * IN_SHARDS, "the second pass of RAM+ finds everything"
+    assert fetch["shards"] == 3 * len(SHARDS)
+    assert fetch["hits"] == 3 * len(SHARDS), "the second pass of RAM+ finds everything"
     assert (fetch["refetched_shards"], fetch["range_bytes"]) == (0, 0)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.4, 0.7])
 def test_no_budget_is_too_small_for_the_inputs_and_the_bytes_stay_the_same(
-    job: Job, in_folder: dict[str, str], share: float
+    line: Line, undisturbed: dict[str, str], share: float
 ) -> None:
-    plan = job.prepare().plan
-    job.disk_budget = plan.output_bytes + plan.companions.bytes + int(share * plan.download_bytes)
+    plan = line.prepare().plan
+    line.disk_budget = plan.output_bytes + plan.companions.bytes + int(share * plan.download_bytes)
     peak = [0]
-    job.watcher.seen = lambda stage: peak.__setitem__(0, max(peak[0], job.disk()))
-    assert job.to_folder() == in_folder
-    assert peak[0] <= job.disk_budget + ROUNDED_UP
+    line.watcher.seen = lambda stage: peak.__setitem__(0, max(peak[0], line.disk()))
+    assert line.to_folder() == undisturbed
+    assert peak[0] <= line.disk_budget + ROUNDED_UP
     assert threads_left() == []
 
 
-def test_thresholds_of_each_tensor_fetch_the_inputs_once_however_small_the_disk(job: Job) -> None:
-    job.recipe = {**job.recipe, "method": "ties", "parameters": {"trim_scope": "tensor"}}
-    plan = job.prepare().plan
-    job.disk_budget = plan.output_bytes + int(0.7 * plan.download_bytes)
-    job.to_folder()
-    fetch = json.loads((job.out / "hubmerge.json").read_text())["environment"]["fetch"]
+def test_thresholds_of_each_tensor_fetch_the_inputs_once_however_small_the_disk(line: Line) -> None:
+    line.recipe = {**line.recipe, "method": "ties", "parameters": {"trim_scope": "tensor"}}
+    plan = line.prepare().plan
+    line.disk_budget = plan.output_bytes + int(0.7 * plan.download_bytes)
+    line.to_folder()
+    fetch = json.loads((line.out / "hubmerge.json").read_text())["environment"]["fetch"]
     assert (fetch["bytes"], fetch["refetched_shards"], fetch["range_bytes"]) == (plan.download_bytes, 0, 0)
 
 
-def test_a_budget_below_the_output_is_refused_before_anything_is_fetched(job: Job, switch: FaultSwitch) -> None:
-    job.disk_budget = 100_000
+def test_a_budget_below_the_output_is_refused_before_anything_is_fetched(line: Line, switch: FaultSwitch) -> None:
+    line.disk_budget = 100_000
     seen = switch.add(SHARD, Observe(), times=None)
     with pytest.raises(DiskError, match="disk budget is too small"):
-        job.to_hub()
+        line.to_hub()
     assert switch.state(seen).seen == HEADERS
-    assert not job.api.repo_exists(job.target)
+    assert not line.api.repo_exists(line.target)
 
 
-def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(job: Job, in_folder: dict[str, str]) -> None:
-    plan = job.prepare().plan
+def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(line: Line, undisturbed: dict[str, str]) -> None:
+    plan = line.prepare().plan
     facts = plan_summary(plan)
     sizes = sorted(s.size for s in plan.shards)
     beside = sum(len(content) for content in tokenizer_files().values())
@@ -131,25 +130,25 @@ def test_the_plan_names_the_smallest_disk_and_the_most_that_is_used(job: Job, in
     assert facts["disk_most_bytes"] == plan.download_bytes + sizes[-1] + sizes[-2] + beside
     assert facts["folder_disk_least_bytes"] == plan.output_bytes + beside
     assert facts["folder_disk_most_bytes"] == plan.download_bytes + plan.output_bytes + beside
-    job.disk_budget = facts["disk_least_bytes"] - 1
+    line.disk_budget = facts["disk_least_bytes"] - 1
     with pytest.raises(DiskError, match="disk budget is too small"):
-        job.to_hub()
-    job.disk_budget = None
-    job.to_hub()
-    assert job.report()["environment"]["disk_high_water_bytes"] <= facts["disk_most_bytes"] + SMALL_FILES
-    small = Job(job.process, job.folder.with_name("small"), job.recipe, f"{job.target}-small")
+        line.to_hub()
+    line.disk_budget = None
+    line.to_hub()
+    assert line.report()["environment"]["disk_high_water_bytes"] <= facts["disk_most_bytes"] + SMALL_FILES
+    small = Line(line.process, line.folder.with_name("small"), line.recipe, f"{line.target}-small")
     small.disk_budget = facts["disk_least_bytes"]
     small.to_hub()
-    assert small.published() == job.published() == in_folder
+    assert small.published() == line.published() == undisturbed
     assert small.report()["environment"]["disk_high_water_bytes"] <= facts["disk_least_bytes"] + SMALL_FILES
 
 
-def test_what_is_free_decides_where_no_budget_is_given(job: Job, in_folder: dict[str, str]) -> None:
-    plan = job.prepare().plan
+def test_what_is_free_decides_where_no_budget_is_given(line: Line, undisturbed: dict[str, str]) -> None:
+    plan = line.prepare().plan
     free = plan.output_bytes + DISK_MARGIN_BYTES + plan.download_bytes // 3
     with patch("shutil.disk_usage", lambda path: type("Usage", (), {"free": free})()):
-        assert job.to_folder() == in_folder
-    fetch = json.loads((job.out / "hubmerge.json").read_text())["environment"]["fetch"]
+        assert line.to_folder() == undisturbed
+    fetch = json.loads((line.out / "hubmerge.json").read_text())["environment"]["fetch"]
     assert fetch["budget_bytes"] <= plan.download_bytes // 3
     assert fetch["refetched_shards"] > 0
 
@@ -198,11 +197,11 @@ POINTS = {
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_kill_between_upload_and_commit_gives_one_commit_and_merges_no_uploaded_shard_again(
-    job: Job, in_folder: dict[str, str], point: str
+    line: Line, undisturbed: dict[str, str], point: str
 ) -> None:
     owner, name, dying, times = POINTS[point]
     with patch.object(owner, name, dying(times, getattr(owner, name))), pytest.raises(Killed):
-        job.to_hub()
+        line.to_hub()
     assert threads_left() == []
     merged: list[str] = []
     add_shard = Journal.add_shard
@@ -211,24 +210,26 @@ def test_a_kill_between_upload_and_commit_gives_one_commit_and_merges_no_uploade
         merged.append(shard.filename)
         add_shard(journal, shard)
 
-    uploaded = [line for line in journal_lines(job) if '"uploaded"' in line]
-    if job.api.repo_exists(job.target) and job.commits():
-        assert job.published() == in_folder
+    uploaded = [line for line in journal_lines(line) if '"uploaded"' in line]
+    if line.api.repo_exists(line.target) and line.commits():
+        assert line.published() == undisturbed
     with patch.object(Journal, "add_shard", noted):
-        job.to_hub()
-    assert job.published() == in_folder
-    assert job.commits() == 1
+        line.to_hub()
+    assert line.published() == undisturbed
+    assert line.commits() == 1
     assert not [name for name in merged if any(name in line for line in uploaded)]
-    assert not [*job.folder.rglob("*.safetensors")]
+    assert not [*line.folder.rglob("*.safetensors")]
 
 
-def journal_lines(job: Job) -> list[str]:
-    path = job.out / ".hubmerge" / "journal.jsonl"
+def journal_lines(line: Line) -> list[str]:
+    path = line.out / ".hubmerge" / "journal.jsonl"
     return path.read_text().splitlines() if path.exists() else []
 
 
 @pytest.mark.parametrize("moment", range(0, 40, 6))
-def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(job: Job, in_folder: dict[str, str], moment: int) -> None:
+def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(
+    line: Line, undisturbed: dict[str, str], moment: int
+) -> None:
     left = [moment]
 
     def die(stage: str) -> None:
@@ -236,26 +237,26 @@ def test_a_kill_at_any_word_to_the_observer_is_gone_on_from(job: Job, in_folder:
         if left[0] < 0:
             raise Killed
 
-    job.disk_budget = 2 * OUT_SHARD_BYTES + 1_200_000
-    job.watcher.seen = die
+    line.disk_budget = 2 * OUT_SHARD_BYTES + 1_200_000
+    line.watcher.seen = die
     with pytest.raises(Killed):
-        job.to_hub()
+        line.to_hub()
     assert threads_left() == []
-    job.watcher.seen = lambda stage: None
-    job.to_hub()
-    assert job.published() == in_folder
-    assert job.commits() == 1
+    line.watcher.seen = lambda stage: None
+    line.to_hub()
+    assert line.published() == undisturbed
+    assert line.commits() == 1
 
 
-def test_uploads_that_the_target_has_lost_are_merged_again(job: Job, in_folder: dict[str, str]) -> None:
+def test_uploads_that_the_target_has_lost_are_merged_again(line: Line, undisturbed: dict[str, str]) -> None:
     """Somebody deletes the empty repo between two runs: what was uploaded to it is gone."""
     with patch.object(Hub, "commit", killed_before(1, Hub.commit)), pytest.raises(Killed):
-        job.to_hub()
-    assert job.finished_shards() == 0
-    job.api.delete_repo(job.target)
-    job.to_hub()
-    assert job.published() == in_folder
-    assert job.commits() == 1
+        line.to_hub()
+    assert line.finished_shards() == 0
+    line.api.delete_repo(line.target)
+    line.to_hub()
+    assert line.published() == undisturbed
+    assert line.commits() == 1
 
 
 # --- faults ------------------------------------------------------------------------------------------------------
@@ -263,65 +264,65 @@ def test_uploads_that_the_target_has_lost_are_merged_again(job: Job, in_folder: 
 
 @pytest.mark.parametrize("trouble", [Reset(at=10_000), Status(status=503), Reset(at=0)], ids=str)
 def test_a_connection_that_drops_while_fetching_ahead_is_taken_up_again(
-    job: Job, in_folder: dict[str, str], switch: FaultSwitch, trouble: Any
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, trouble: Any
 ) -> None:
-    job.disk_budget = 2 * OUT_SHARD_BYTES + 1_200_000
+    line.disk_budget = 2 * OUT_SHARD_BYTES + 1_200_000
     rule = switch.add(SHARD, trouble, skip=HEADERS, times=2)
-    job.to_hub()
+    line.to_hub()
     assert switch.state(rule).fired == 2
-    assert job.published() == in_folder
+    assert line.published() == undisturbed
 
 
 @pytest.mark.parametrize("inputs", [3_400_000, 900_000, 0], ids=["all fits", "some fits", "ranges only"])
 def test_a_wrong_byte_anywhere_is_corrupt_nothing_is_committed_and_the_next_run_is_whole(
-    job: Job, in_folder: dict[str, str], switch: FaultSwitch, inputs: int
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, inputs: int
 ) -> None:
-    job.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
     switch.add(SHARD, WrongByte(at=150_000, mask=4), skip=HEADERS)
     with pytest.raises(CorruptError, match=r"model-00003-of-00005\.safetensors in ada/one"):
-        job.to_hub()
+        line.to_hub()
     assert threads_left() == []
-    assert not job.api.repo_exists(job.target) or job.commits() == 0
-    job.to_hub()
-    assert job.published() == in_folder
-    assert job.commits() == 1
+    assert not line.api.repo_exists(line.target) or line.commits() == 0
+    line.to_hub()
+    assert line.published() == undisturbed
+    assert line.commits() == 1
 
 
 @pytest.mark.parametrize("route", ["/lfs-uploads/", r"\.git/info/lfs/objects/batch", "/api/repos/create"])
 @pytest.mark.parametrize("trouble", [Status(status=500), LostAnswer()], ids=lambda t: t.kind)
 def test_trouble_while_uploading_in_the_background_ends_in_one_whole_commit(
-    job: Job,
-    in_folder: dict[str, str],
+    line: Line,
+    undisturbed: dict[str, str],
     switch: FaultSwitch,
     client_pauses: list[float],
     route: str,
     trouble: Any,
 ) -> None:
     rule = switch.add(route, trouble, skip=int(route != "/api/repos/create"))
-    job.to_hub()
+    line.to_hub()
     assert switch.state(rule).fired == 1
-    assert job.published() == in_folder
-    assert job.commits() == 1
+    assert line.published() == undisturbed
+    assert line.commits() == 1
 
 
 def test_a_hub_that_takes_no_upload_ends_the_merge_with_its_error_and_the_next_run_goes_on(
-    job: Job, in_folder: dict[str, str], switch: FaultSwitch, client_pauses: list[float]
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, client_pauses: list[float]
 ) -> None:
     switch.add("/lfs-uploads/", Status(status=507, message="out of storage"), times=None)
     with pytest.raises(HubUnavailableError, match="out of storage"):
-        job.to_hub()
+        line.to_hub()
     assert threads_left() == []
-    assert job.commits() == 0
+    assert line.commits() == 0
     switch.clear()
-    job.to_hub()
-    assert job.published() == in_folder
-    assert job.commits() == 1
+    line.to_hub()
+    assert line.published() == undisturbed
+    assert line.commits() == 1
 
 
 def test_a_finished_folder_that_was_made_without_uploads_is_published_as_it_is(
-    job: Job, in_folder: dict[str, str], tmp_path: Path
+    line: Line, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
-    assert job.to_folder() == in_folder
-    job.to_hub()
-    assert job.published() == in_folder
-    assert job.commits() == 1
+    assert line.to_folder() == undisturbed
+    line.to_hub()
+    assert line.published() == undisturbed
+    assert line.commits() == 1

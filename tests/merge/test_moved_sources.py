@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 from builders import llama_shapes, random_base, sparse_agent, write_model
-from fault_line import OUT_SHARD_BYTES, Family, Line, weights
-from huggingface_hub import HfApi
+from line import OUT_SHARD_BYTES, SHARDS, Line, weights
 
-from hubmerge import merge as line_module
-from hubmerge import prepare as prepare_module
+from hubmerge import line as line_module
 from hubmerge.cli.main import main
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.pins import commits_for
@@ -26,8 +24,8 @@ from hubmerge.recipe.recipe import recipe_from_dict
 class Command:
     """`hubmerge` on a family of this test's own, in this process."""
 
-    def __init__(self, line: Line, family: Family, ada: HfApi, patch: pytest.MonkeyPatch) -> None:
-        self.line, self.family, self.ada = line, family, ada
+    def __init__(self, line: Line, patch: pytest.MonkeyPatch) -> None:
+        self.line, self.ada, self.agents = line, line.api, line.recipe["agents"]
         self._patch = patch
         self.runs, self.out = line.folder / "data" / "runs", line.folder / "merged"
         self.recipe = line.folder / "recipe.yaml"
@@ -38,7 +36,7 @@ class Command:
             "HUBMERGE_DATA": str(line.folder / "data"),
         }.items():
             patch.setenv(name, value)
-        patch.setattr(prepare_module, "make_plan", partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES))
+        patch.setattr(line_module, "make_plan", partial(make_plan, max_shard_bytes=OUT_SHARD_BYTES))
         patch.setattr(line_module, "render_figures", lambda report: {})
 
     def run(self, *more: str) -> int:
@@ -67,7 +65,7 @@ class Command:
 
     def move(self) -> str:
         """The first agent's branch gets other weights; its commit before."""
-        repo = self.family.agents[0]
+        repo = self.agents[0]
         before = str(self.ada.model_info(repo).sha)
         self.ada.upload_folder(repo_id=repo, folder_path=self.other(), commit_message="moved")
         assert self.ada.model_info(repo).sha != before
@@ -75,7 +73,7 @@ class Command:
 
     def other(self) -> Path:
         base = random_base(0, sizes=llama_shapes(layers=6, hidden=96, intermediate=256, vocab=40))
-        return write_model(self.line.folder / "models" / "other", sparse_agent(base, 0.2, 9), shards=3)
+        return write_model(self.line.folder / "models" / "other", sparse_agent(base, 0.2, 9), shards=len(SHARDS))
 
     def published(self) -> dict[str, str]:
         return weights(self.line.published())
@@ -84,13 +82,12 @@ class Command:
         return {path.name: sha256(path.read_bytes()).hexdigest() for path in self.out.glob("*.safetensors")}
 
     def parents(self) -> list[dict[str, Any]]:
-        state = self.line.hub.repo_state(self.line.target)
-        return list(json.loads(self.line.hub.read_file(state.id, state.sha, "hubmerge.json"))["parents"])
+        return list(self.line.report()["parents"])
 
 
 @pytest.fixture
-def command(line: Line, own: Family, monkeypatch: pytest.MonkeyPatch) -> Command:
-    return Command(line, own, line.api, monkeypatch)
+def command(line: Line, own: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    return Command(line, monkeypatch)
 
 
 def test_a_run_goes_on_with_the_commits_that_it_began_with_and_says_so(
@@ -103,13 +100,11 @@ def test_a_run_goes_on_with_the_commits_that_it_began_with_and_says_so(
     command.killed(command.run)  # once more, and in the same folder
     assert [path for path in command.runs.iterdir() if path.is_dir()] == [folder]
     told = capsys.readouterr().err
-    assert f"goes on with the versions that it began with: {command.family.agents[0]}@{before[:12]}" in told
+    assert f"goes on with the versions that it began with: {command.agents[0]}@{before[:12]}" in told
     assert "To begin with the newest, add --newest." in told
     assert command.run() == 0
     assert command.published() == weights(undisturbed)
-    assert [(p["sha"], p["requested"]) for p in command.parents() if p["id"] == command.family.agents[0]] == [
-        (before, "main")
-    ]
+    assert [(p["sha"], p["requested"]) for p in command.parents() if p["id"] == command.agents[0]] == [(before, "main")]
     assert not list(command.runs.iterdir())
 
 
@@ -169,7 +164,7 @@ def test_a_run_whose_commits_are_gone_says_how_to_begin_anew(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command.killed(command.run)
-    repo = command.family.agents[0]
+    repo = command.agents[0]
     command.ada.delete_repo(repo)
     command.ada.create_repo(repo)
     command.ada.upload_folder(repo_id=repo, folder_path=command.other())
@@ -189,7 +184,7 @@ def test_a_merge_to_a_folder_goes_on_with_its_commits_too(
     before = command.move()
     assert command.merge("--resume") == 0
     told = capsys.readouterr().err
-    assert f"goes on with the versions that it began with: {command.family.agents[0]}@{before[:12]}" in told
+    assert f"goes on with the versions that it began with: {command.agents[0]}@{before[:12]}" in told
     assert "To begin with the newest, merge into another folder." in told
     assert command.merged() == weights(undisturbed)
     assert command.merge("--resume") == 0, "finished, it is found as well"
@@ -198,7 +193,7 @@ def test_a_merge_to_a_folder_goes_on_with_its_commits_too(
 def test_a_model_that_the_recipe_names_by_an_earlier_id_keeps_no_merge_from_going_on(
     command: Command, undisturbed: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    renamed = command.family.agents[1]
+    renamed = command.agents[1]
     command.ada.move_repo(renamed, renamed + "-since")
     command.killed(command.merge)
     command.killed(command.run)
@@ -218,8 +213,8 @@ def test_a_recipe_that_names_another_version_is_another_merge(
 ) -> None:
     command.killed(command.merge)
     command.move()
-    newest = str(command.ada.model_info(command.family.agents[0]).sha)
-    agents = [f"{command.family.agents[0]}@{newest}", command.family.agents[1]]
+    newest = str(command.ada.model_info(command.agents[0]).sha)
+    agents = [f"{command.agents[0]}@{newest}", command.agents[1]]
     command.recipe.write_text(json.dumps({**command.line.recipe, "agents": agents}))
     assert command.merge("--resume") == 1
     assert "E_TARGET_EXISTS: an unfinished merge of other versions of the models is here" in capsys.readouterr().err

@@ -19,8 +19,7 @@ from real_models import KINDS, trained, write
 
 from hubmerge.engine.chunks import StreamOptions
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_folder
-from hubmerge.prepare import prepare
+from hubmerge.line import Request, merge_to_folder, prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 
 NOWHERE = Hub("http://127.0.0.1:9")
@@ -62,10 +61,8 @@ class Silent:
 
 def merged(base: Path, agents: list[Path], out: Path) -> Path:
     recipe = recipe_from_dict({"base": str(base), "agents": [str(a) for a in agents], "method": "ram"})
-    prepared = prepare(recipe, NOWHERE, license_choice="mit", allow_local=True)
-    merge_to_folder(
-        prepared, NOWHERE, out, cache=out.parent / "cache", observer=Silent(), options=StreamOptions(backend="eager")
-    )
+    prepared = prepare(recipe, NOWHERE, Request(license="mit", allow_local=True))
+    merge_to_folder(prepared, NOWHERE, out, StreamOptions(backend="eager", cache=out.parent / "cache"), Silent())
     return out
 
 

@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import HfApi
 
+from hubmerge.board.results_dataset import ResultsDataset
 from hubmerge.cli.main import main
 from hubmerge.evaluation import runner
 from hubmerge.evaluation.result import EvaluationResult, RunEnvironment, TaskScore
 from hubmerge.hub.client import Hub
-from hubmerge.leaderboard.results_dataset import ResultsDataset
 from hubmerge.sources.open import open_model
 from localhub.process import LocalHubProcess
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from cache_helpers import threads_left
 from huggingface_hub import HfApi
-from merge_helpers import OUT_SHARD_BYTES, Job, upload_family
+from line import OUT_SHARD_BYTES, Line, threads_left, upload_family, weights
 
-from hubmerge import merge as line_module
+from hubmerge import line as line_module
 from hubmerge.errors import GatedError, HubmergeError, HubUnavailableError, SourceChangedError, SourceNotFoundError
 from hubmerge.sources.shard_cache import ShardCache
 from localhub.fault_rules import FaultSwitch, Observe, WholeFile
@@ -33,47 +32,42 @@ def ada(faulty_hub: LocalHubProcess) -> HfApi:
 
 
 @pytest.fixture(params=["gated", "private"])
-def guarded(request: pytest.FixtureRequest, job: Job, ada: HfApi, tmp_path: Path) -> str:
-    """The family in repos that Ada guards; the job is Bob's, whom she has let in where that can be done."""
-    own = upload_family(ada, tmp_path / "family", job.target + "-", private=request.param == "private")
+def guarded(request: pytest.FixtureRequest, line: Line, ada: HfApi, tmp_path: Path) -> str:
+    """The family in repos that Ada guards; the line is Bob's, whom she has let in where that can be done."""
+    own = upload_family(ada, tmp_path / "family", line.target + "-", private=request.param == "private")
     if request.param == "gated":
         for repo in (own["base"], *own["agents"]):
             ada.update_repo_settings(repo, gated="manual")
-    job.recipe = own
+    line.recipe = own
     return str(request.param)
 
 
-def of_bob(job: Job) -> Job:
-    return Job(job.process, job.folder, job.recipe, job.target.replace("ada/", "bob/"), user="bob")
+def of_bob(line: Line) -> Line:
+    return Line(line.process, line.folder, line.recipe, line.target.replace("ada/", "bob/"), user="bob")
 
 
-def let_in(ada: HfApi, job: Job, user: str) -> None:
-    for repo in (job.recipe["base"], *job.recipe["agents"]):
+def let_in(ada: HfApi, line: Line, user: str) -> None:
+    for repo in (line.recipe["base"], *line.recipe["agents"]):
         ada.grant_access(repo, user)
 
 
-def weights(files: dict[str, str]) -> dict[str, str]:
-    """Those files in which no repo is named."""
-    return {name: digest for name, digest in files.items() if name.endswith(".safetensors")}
-
-
-def assert_nothing_came(job: Job) -> None:
+def assert_nothing_came(line: Line) -> None:
     assert threads_left() == []
-    assert not job.api.repo_exists(job.target) or job.commits() == 0
+    assert not line.api.repo_exists(line.target) or line.commits() == 0
 
 
 @room
 def test_guarded_models_are_merged_with_the_token_of_who_may_read_them(
-    job: Job, in_folder: dict[str, str], guarded: str, ada: HfApi, inputs: int
+    line: Line, undisturbed: dict[str, str], guarded: str, ada: HfApi, inputs: int
 ) -> None:
     if guarded == "gated":
-        let_in(ada, job, "bob")
-        job = of_bob(job)
-    job.disk_budget = 2 * OUT_SHARD_BYTES + inputs
-    job.to_hub()
-    assert weights(job.published()) == weights(in_folder)
-    assert job.commits() == 1
-    fetch = job.report()["environment"]["fetch"]
+        let_in(ada, line, "bob")
+        line = of_bob(line)
+    line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    line.to_hub()
+    assert weights(line.published()) == weights(undisturbed)
+    assert line.commits() == 1
+    fetch = line.report()["environment"]["fetch"]
     assert bool(fetch["ranged_shards"]) == (inputs < ROOM["all fits"])
     assert bool(fetch["shards"]) == (inputs > ROOM["ranges only"])
 
@@ -83,14 +77,14 @@ REFUSALS: dict[str, type[HubmergeError]] = {"gated": GatedError, "private": Sour
 
 @pytest.mark.parametrize("user", ["bob", "nobody"])
 def test_guarded_models_are_refused_to_others_before_anything_is_fetched(
-    job: Job, guarded: str, ada: HfApi, user: str
+    line: Line, guarded: str, ada: HfApi, user: str
 ) -> None:
-    other = Job(job.process, job.folder, job.recipe, job.target.replace("ada/", f"{user}/"), user=user)
+    other = Line(line.process, line.folder, line.recipe, line.target.replace("ada/", f"{user}/"), user=user)
     with pytest.raises(REFUSALS[guarded]) as caught:
         other.to_folder()
-    assert all(repo in str(caught.value) for repo in (job.recipe["base"], *job.recipe["agents"]))
+    assert all(repo in str(caught.value) for repo in (line.recipe["base"], *line.recipe["agents"]))
     assert not caught.value.retryable
-    assert not job.folder.exists()
+    assert not [*line.folder.iterdir()]
 
 
 CLOSED: dict[str, Callable[[HfApi, str], object]] = {
@@ -103,60 +97,42 @@ CLOSED: dict[str, Callable[[HfApi, str], object]] = {
 @pytest.mark.parametrize("closing", CLOSED)
 @room
 def test_a_model_that_is_closed_meanwhile_ends_the_merge_and_nothing_is_published(
-    job: Job, in_folder: dict[str, str], guarded: str, ada: HfApi, closing: str, inputs: int
+    line: Line, undisturbed: dict[str, str], guarded: str, ada: HfApi, closing: str, inputs: int
 ) -> None:
-    let_in(ada, job, "bob")
-    job = of_bob(job)
+    let_in(ada, line, "bob")
+    line = of_bob(line)
     if inputs == ROOM["all fits"]:
         inputs //= 2  # so that it is not all there before
-    job.disk_budget = 2 * OUT_SHARD_BYTES + inputs
-    at(job, "fetch", lambda: CLOSED[closing](ada, job.recipe["agents"][0]))
+    line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    line.watcher.at["fetch"] = lambda: CLOSED[closing](ada, line.recipe["agents"][0])
     with pytest.raises((GatedError, SourceChangedError)) as caught:
-        job.to_hub()
+        line.to_hub()
     assert isinstance(caught.value, GatedError if closing == "the reader is put out" else SourceChangedError)
-    assert job.recipe["agents"][0] in str(caught.value)
-    assert_nothing_came(job)
+    assert line.recipe["agents"][0] in str(caught.value)
+    assert_nothing_came(line)
 
 
 # --- changes -----------------------------------------------------------------------------------------------------
-
-
-def at(job: Job, stage: str, act: Callable[[], object]) -> None:
-    """`act` once, when that stage begins."""
-
-    def seen(name: str) -> None:
-        if name == stage:
-            job.watcher.seen = lambda stage: None
-            act()
-
-    job.watcher.seen = seen
-
-
-@pytest.fixture
-def own(job: Job, ada: HfApi, tmp_path: Path) -> Path:
-    """The same family in repos of this test's own; its folder."""
-    job.recipe = upload_family(ada, tmp_path / "family", job.target + "-")
-    return tmp_path / "family"
 
 
 @room
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
 @pytest.mark.parametrize("change", ["commit", "squash"])
 def test_a_model_that_moves_on_meanwhile_is_merged_as_it_was_pinned(
-    job: Job, in_folder: dict[str, str], own: Path, ada: HfApi, stage: str, change: str, inputs: int
+    line: Line, undisturbed: dict[str, str], own: Path, ada: HfApi, stage: str, change: str, inputs: int
 ) -> None:
-    agent = job.recipe["agents"][0]
+    agent = line.recipe["agents"][0]
 
     def move() -> None:
         ada.upload_folder(repo_id=agent, folder_path=own / "two", commit_message="other")
         if change == "squash":
             ada.super_squash_history(agent)
 
-    job.disk_budget = 2 * OUT_SHARD_BYTES + inputs
-    at(job, stage, move)
-    job.to_hub()
-    assert weights(job.published()) == weights(in_folder)
-    assert job.commits() == 1
+    line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    line.watcher.at[stage] = move
+    line.to_hub()
+    assert weights(line.published()) == weights(undisturbed)
+    assert line.commits() == 1
 
 
 def replaced(ada: HfApi, repo: str, folder: Path) -> None:
@@ -180,26 +156,26 @@ GONE: dict[str, Callable[[HfApi, str, Path], object]] = {
 @pytest.mark.parametrize("stage", ["fetch", "merge"])
 @pytest.mark.parametrize("way", GONE)
 def test_a_model_that_is_gone_meanwhile_ends_the_merge_and_nothing_is_published(
-    job: Job, in_folder: dict[str, str], own: Path, ada: HfApi, stage: str, way: str, inputs: int
+    line: Line, undisturbed: dict[str, str], own: Path, ada: HfApi, stage: str, way: str, inputs: int
 ) -> None:
-    agent = job.recipe["agents"][0]
-    job.disk_budget = 2 * OUT_SHARD_BYTES + inputs
-    at(job, stage, lambda: GONE[way](ada, agent, own))
+    agent = line.recipe["agents"][0]
+    line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    line.watcher.at[stage] = lambda: GONE[way](ada, agent, own)
     with pytest.raises(SourceChangedError) as caught:
-        job.to_hub()
+        line.to_hub()
     assert caught.value.code == "E_SOURCE_CHANGED"
     assert agent in str(caught.value)
-    assert_nothing_came(job)
+    assert_nothing_came(line)
 
 
 def test_a_base_that_is_gone_when_only_its_small_files_are_missing_is_noticed(
-    job: Job, in_folder: dict[str, str], own: Path, ada: HfApi
+    line: Line, undisturbed: dict[str, str], own: Path, ada: HfApi
 ) -> None:
-    at(job, "card", lambda: ada.delete_repo(job.recipe["base"]))
+    line.watcher.at["card"] = lambda: ada.delete_repo(line.recipe["base"])
     with pytest.raises(SourceChangedError) as caught:
-        job.to_hub()
-    assert job.recipe["base"] in str(caught.value)
-    assert_nothing_came(job)
+        line.to_hub()
+    assert line.recipe["base"] in str(caught.value)
+    assert_nothing_came(line)
 
 
 # --- a server that knows no ranges -------------------------------------------------------------------------------
@@ -210,24 +186,24 @@ BLOCK = 51_200
 
 @pytest.mark.parametrize("moment", ["verifying the first", "verifying the last", "merging"])
 def test_a_whole_file_in_place_of_a_block_is_refused_and_the_next_run_is_whole(
-    job: Job, in_folder: dict[str, str], switch: FaultSwitch, moment: str
+    line: Line, undisturbed: dict[str, str], switch: FaultSwitch, moment: str
 ) -> None:
     """A shard of several blocks, read once for its checksum and then again."""
-    size = job.hub.repo_state("ada/one").files["model-00003-of-00005.safetensors"].size
+    size = line.hub.repo_state("ada/one").files["model-00003-of-00005.safetensors"].size
     blocks = [f"bytes={begin}-{min(begin + BLOCK, size) - 1}" for begin in range(0, size, BLOCK)]
     assert len(blocks) > 2
-    job.disk_budget = 2 * OUT_SHARD_BYTES
+    line.disk_budget = 2 * OUT_SHARD_BYTES
     before = {"verifying the first": 0, "verifying the last": len(blocks) - 1, "merging": len(blocks)}[moment]
     asked = switch.add(SHARD, Observe(), times=None)
     rule = switch.add(SHARD, WholeFile(), skip=HEADERS + before)
     with patch.object(line_module, "ShardCache", partial(ShardCache, block_bytes=BLOCK)):
         with pytest.raises(HubUnavailableError, match=r"206 bytes .* got 200") as caught:
-            job.to_hub()
+            line.to_hub()
         assert caught.value.retryable
-        assert_nothing_came(job)
+        assert_nothing_came(line)
         assert switch.state(rule).fired == 1
         ranges = [request.range for request in switch.state(asked).requests[HEADERS:]]
         assert ranges[: before + 1] == [*blocks, ranges[-1]][: before + 1]
-        job.to_hub()
-    assert job.published() == in_folder
-    assert job.commits() == 1
+        line.to_hub()
+    assert line.published() == undisturbed
+    assert line.commits() == 1

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import recipe_dict, write_parents
-from merge_helpers import Job, Killed, Watcher
+from line import Killed, Line, Watcher
 
-from hubmerge import prepare as prepare_module
+from hubmerge import line as line_module
 from hubmerge.cli.main import main
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import CancelledError
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_folders
+from hubmerge.line import Request, merge_to_folders, prepare_variants
 from hubmerge.plan import plan as planning
-from hubmerge.prepare import prepare_variants
 from hubmerge.recipe.recipe import recipe_from_dict
 
 SMALL = 20_000
@@ -63,23 +63,23 @@ def shard_bytes(folder: Path) -> int:
 
 @pytest.mark.parametrize("uploaded", [False, True], ids=["folder", "hub"])
 def test_a_merge_that_goes_on_tells_how_much_of_the_finished_shards_it_has_verified(
-    job: Job, in_folder: dict[str, str], uploaded: bool
+    line: Line, undisturbed: dict[str, str], uploaded: bool
 ) -> None:
-    job.watcher = killed_at_the_end(Told())
+    line.watcher = killed_at_the_end(Told())
     with pytest.raises(Killed):
-        job.to_folder()
-    there = shard_bytes(job.out)
+        line.to_folder()
+    there = shard_bytes(line.out)
     assert there > 1_000_000
-    job.watcher = cancelled_at("verify")
+    line.watcher = cancelled_at("verify")
     with pytest.raises(CancelledError):
-        job.to_hub() if uploaded else job.to_folder()
-    assert job.watcher.stages == ["verify"]
-    job.watcher = told = Told()
+        line.to_hub() if uploaded else line.to_folder()
+    assert line.watcher.stages == ["verify"]
+    line.watcher = told = Told()
     if uploaded:
-        job.to_hub()
-        assert job.published() == in_folder
+        line.to_hub()
+        assert line.published() == undisturbed
     else:
-        assert job.to_folder() == in_folder
+        assert line.to_folder() == undisturbed
     assert told.stages[0] == "verify"
     assert told.stages.count("verify") == 1
     assert (told.verified[0], told.verified[-1]) == ((0, there), (there, there))
@@ -89,7 +89,7 @@ def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        prepare_module, "make_plan", lambda *models, **more: planning.make_plan(*models, max_shard_bytes=SMALL, **more)
+        line_module, "make_plan", lambda *models, **more: planning.make_plan(*models, max_shard_bytes=SMALL, **more)
     )
     folders = write_parents(tmp_path)
     recipes = [recipe_from_dict(recipe_dict(folders[0], folders[1:], method)) for method in ("ram", "linear")]
@@ -97,9 +97,9 @@ def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
     outs = [tmp_path / "ram", tmp_path / "linear"]
 
     def merge(observer: Any) -> None:
-        merges = zip(prepare_variants(recipes, hub, allow_local=True), outs, strict=True)
+        merges = zip(prepare_variants(recipes, hub, Request(allow_local=True)), outs, strict=True)
         options = StreamOptions(threads=1, backend="eager")
-        merge_to_folders([*merges], hub, cache=tmp_path / "in", observer=observer, options=options, resume=True)
+        merge_to_folders([*merges], hub, replace(options, cache=tmp_path / "in"), observer)
 
     with pytest.raises(Killed):
         merge(killed_at_the_end(Told()))
@@ -111,10 +111,10 @@ def test_a_sweep_verifies_the_shards_of_all_variants_in_one_stage(
     assert told.verified[-1] == (both, both)
 
 
-def test_a_merge_that_begins_or_is_finished_verifies_nothing(job: Job, in_folder: dict[str, str]) -> None:
+def test_a_merge_that_begins_or_is_finished_verifies_nothing(line: Line, undisturbed: dict[str, str]) -> None:
     for _ in range(2):
-        assert job.to_folder() == in_folder
-    assert "verify" not in job.watcher.stages
+        assert line.to_folder() == undisturbed
+    assert "verify" not in line.watcher.stages
 
 
 def test_verifying_is_told_in_json_lines(
@@ -129,7 +129,7 @@ def test_verifying_is_told_in_json_lines(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("hubmerge.merge.make_report", killed)
+        patch.setattr("hubmerge.line.make_report", killed)
         with pytest.raises(Killed):
             main(command)
     capsys.readouterr()

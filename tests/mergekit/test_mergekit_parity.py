@@ -30,7 +30,7 @@ from benchmarks.mergekit_parity import (
     write_families,
 )
 from hubmerge.hub.client import Hub
-from hubmerge.prepare import prepare
+from hubmerge.line import Request, prepare
 from hubmerge.recipe.file import recipe_from_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +68,7 @@ def expected(case: Case, base: Array, agents: Array) -> Array:
 def test_the_plan_of_a_document_warns_of_what_it_means_differently(families: Path):
     case = next(case for case in CASES if case.name == "ties")
     recipe = recipe_from_yaml(case.document(families))
-    plan = prepare(recipe, Hub("http://127.0.0.1:9"), license_choice="apache-2.0", allow_local=True).plan
+    plan = prepare(recipe, Hub("http://127.0.0.1:9"), Request(license="apache-2.0", allow_local=True)).plan
     assert recipe.notes
     assert plan.warnings[: len(recipe.notes)] == recipe.notes
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hubmerge.counter_rng import make_key
-from hubmerge.engine import compiled, eager
+from hubmerge.engine import eager, fast
 from hubmerge.engine.selection import Magnitudes, select
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
@@ -22,7 +22,7 @@ def merged(
     sensitivities: list[np.ndarray],
     parameters: dict | None = None,
     weights: list[float] | None = None,
-    backend: object = compiled,
+    backend: object = fast,
 ) -> np.ndarray:
     method = get_method(method_name)
     values = method.parse_parameters(parameters or {})
@@ -59,7 +59,7 @@ def family(seed: int, n: int, k: int) -> tuple[np.ndarray, list[np.ndarray], lis
 @pytest.mark.parametrize("method", ["fisher", "sar"])
 @pytest.mark.parametrize("k", [2, 3, 4])
 @pytest.mark.parametrize("weights", [None, [0.5, 2.0, 1.0, 1.5]])
-@pytest.mark.parametrize("backend", [eager, compiled], ids=["eager", "compiled"])
+@pytest.mark.parametrize("backend", [eager, fast], ids=["eager", "fast"])
 def test_the_result_equals_the_naive_reference(method: str, k: int, weights: list | None, backend: object) -> None:
     base, agents, sensitivities = family(k, 3000, k)
     weights = weights[:k] if weights else None

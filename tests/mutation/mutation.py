@@ -51,7 +51,7 @@ GROUPS = {
         ),
     ),
     "journal": Group(
-        ("hubmerge/engine/journal.py", "hubmerge/engine/journal_lines.py", "hubmerge/engine/finished_shards.py"),
+        ("hubmerge/engine/journal.py", "hubmerge/engine/sink.py"),
         (
             "tests/engine/test_journal.py",
             "tests/engine/test_fault_journal.py",
@@ -65,7 +65,6 @@ GROUPS = {
             "tests/output/test_fault_publishing.py",
             "tests/output/test_fault_withdrawal.py",
             "tests/cli/test_cli_license.py",
-            "tests/output/test_server_copies.py",
         ),
     ),
     "store": Group(
@@ -83,12 +82,14 @@ GROUPS = {
         ),
     ),
     "board": Group(
-        ("hubmerge/leaderboard/*.py",),
+        ("hubmerge/board/*.py",),
         (
-            *(f"tests/leaderboard/test_board_{name}.py" for name in ("export", "files", "source")),
+            *(f"tests/board/test_board_{name}.py" for name in ("export", "files", "source")),
+            *(
+                f"tests/board/test_{name}.py"
+                for name in ("eval_results", "leaderboard", "provenance", "results_dataset")
+            ),
             "tests/output/test_board_intervals.py",
-            "tests/leaderboard/test_leaderboard.py",
-            "tests/leaderboard/test_provenance.py",
         ),
     ),
     "localhub": Group(

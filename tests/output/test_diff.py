@@ -193,33 +193,15 @@ def test_the_trained_agents_of_the_zoo(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3}, {"chunk_elements": 4096}, {"backend": "eager"}])
-def test_no_option_of_reading_changes_a_bit(
-    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_option_of_reading_changes_a_bit(tmp_path: Path, options: dict[str, Any]) -> None:
     sizes = {"model.embed_tokens.weight": (200, 64), "model.layers.0.mlp.up_proj.weight": (301, 64), "model.x": ()}
     base = random_base(0, sizes=sizes)
     agent = sparse_agent(base, 0.3, 1)
     write_model(tmp_path / "base", base, config=llama_config(base))
     write_model(tmp_path / "agent", agent, config=llama_config(base), shards=2)
-    monkeypatch.setattr(diff_module, "_SMALL", 0)  # compiled, where not asked otherwise
     expected = diff_of(tmp_path / "base", tmp_path / "agent", tmp_path, backend="eager", threads=2)
     found = diff_of(tmp_path / "base", tmp_path / "agent", tmp_path, **options)
     assert json.dumps(found.to_json()) == json.dumps(expected.to_json())
-
-
-def test_a_small_model_is_not_worth_compiling_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    used = []
-
-    def probe(plan: Any, reader: Any, options: StreamOptions, observer: Any) -> Any:
-        used.append(options.backend)
-        raise IncompatibleError("far enough")
-
-    monkeypatch.setattr(diff_module, "probe", probe)
-    for limit in (10**6, 100):
-        monkeypatch.setattr(diff_module, "_SMALL", limit)
-        with pytest.raises(IncompatibleError, match="far enough"):
-            compare(tmp_path / str(limit), random_base(0), random_base(1))
-    assert used == ["eager", "auto"]
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])

@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 from builders import T, llama_shapes, random_base, sparse_agent, write_model
-from fault_line import Line
 from huggingface_hub import HfApi
+from line import Line, Watcher, threads_left
 
-from hubmerge import merge as line_module
 from hubmerge.errors import CancelledError, HubUnavailableError, NonFiniteError, SourceNotFoundError
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_hub
 from hubmerge.output.publish import Published
 from localhub.fault_rules import FaultSwitch, LostAnswer, Observe, Status
 from localhub.process import LocalHubProcess
@@ -26,7 +25,7 @@ GATE = "model.layers.5.mlp.up_proj.weight"  # in the last shard
 
 
 @pytest.fixture(scope="module")
-def broken(faulty_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+def broken(faulty_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A recipe whose second agent has one NaN near the end of its weights."""
     api = HfApi(faulty_hub.endpoint, token=faulty_hub.tokens["ada"])
     folder = tmp_path_factory.mktemp("broken")
@@ -42,48 +41,35 @@ def broken(faulty_hub: LocalHubProcess, tmp_path_factory: pytest.TempPathFactory
     return {"base": "ada/broken-base", "agents": ["ada/broken-one", "ada/broken-bad"], "method": "linear"}
 
 
-class Watcher:
-    """Acts once, as soon as it is time: by default when the job has made its target."""
+class Once(Watcher):
+    """Acts once, as soon as it is time: by default when the merge has made its target."""
 
     def __init__(self, time: Callable[[], bool]) -> None:
-        self.time = time
+        super().__init__()
+        self.time, self.seen = time, self._look
         self.act: Callable[[], object] | None = None
         self.warnings: list[str] = []
 
-    def _look(self) -> None:
+    def _look(self, stage: str) -> None:
         if self.act is not None and self.time():
             act, self.act = self.act, None
             act()
-
-    def stage(self, name: str) -> None:
-        self._look()
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
-        self._look()
-
-    def statistics(self, values: object) -> None: ...
 
     def warning(self, message: str) -> None:
         self.warnings.append(message)
 
 
-class Run:
+class Run(Line):
     """A merge to the Hub, which can be run again as a worker would."""
 
-    def __init__(self, process: LocalHubProcess, folder: Path, recipe: dict[str, object], target: str) -> None:
-        self.line = Line(process, folder, recipe, target)
-        self.api, self.target, self.folder = self.line.api, target, folder
-        self.watcher = Watcher((folder / "out" / ".hubmerge" / "created.json").exists)
+    watcher: Once
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.watcher = Once((self.out / ".hubmerge" / "created.json").exists)
 
     def __call__(self) -> Published:
-        with patch.object(line_module, "render_figures", lambda report: {}):
-            return merge_to_hub(
-                self.line.prepare(),
-                self.line.hub,
-                self.folder / "out",
-                cache=self.folder / "inputs",
-                observer=self.watcher,
-            )
+        return self.to_hub()
 
     def as_a_worker(self) -> None:
         """Tried once more where an upload came while the repo was being made anew."""
@@ -93,14 +79,14 @@ class Run:
             self()
 
     def was_uploaded(self) -> bool:
-        return '"uploaded"' in (self.folder / "out" / ".hubmerge" / "journal.jsonl").read_text()
+        return '"uploaded"' in (self.out / ".hubmerge" / "journal.jsonl").read_text()
 
     def is_there(self) -> bool:
         return self.api.repo_exists(self.target)
 
 
 @pytest.fixture
-def run(faulty_hub: LocalHubProcess, tmp_path: Path, broken: dict[str, object], name: str, switch: FaultSwitch) -> Run:
+def run(faulty_hub: LocalHubProcess, tmp_path: Path, broken: dict[str, Any], name: str, switch: FaultSwitch) -> Run:
     return Run(faulty_hub, tmp_path, dict(broken), name)
 
 
@@ -116,7 +102,7 @@ def test_a_merge_that_is_refused_after_its_first_shard_leaves_no_repo_behind(run
 
 
 def test_a_merge_that_is_refused_before_its_first_shard_makes_none(run: Run, switch: FaultSwitch) -> None:
-    run.line.recipe["method"] = "ram_plus"  # measures everything first
+    run.recipe["method"] = "ram_plus"  # measures everything first
     made = switch.add("/api/repos/create$", Observe(), times=None)
     with pytest.raises(NonFiniteError, match=GATE):
         run()
@@ -226,8 +212,8 @@ def test_the_same_target_can_be_used_again_afterwards(run: Run, faulty_hub: Loca
     write_model(tmp_path / "fixed", sparse_agent(base, 0.3, 2), shards=3)
     run.api.create_repo(fixed)
     run.api.upload_folder(repo_id=fixed, folder_path=tmp_path / "fixed")
-    good = {**run.line.recipe, "agents": ["ada/broken-one", fixed]}
+    good = {**run.recipe, "agents": ["ada/broken-one", fixed]}
     other = Run(faulty_hub, tmp_path / "again", good, run.target)
     assert other().repo == run.target
-    assert other.line.commits() == 2
-    assert [t.name for t in threading.enumerate() if t.name.startswith("hubmerge-")] == []
+    assert other.commits() == 1
+    assert threads_left() == []

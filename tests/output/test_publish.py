@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi, lfs
 
+from hubmerge.engine.progress import Unobserved
 from hubmerge.errors import (
     CorruptError,
     HubUnavailableError,
@@ -80,7 +81,7 @@ def files(identity: str = IDENTITY) -> dict[str, bytes]:
 
 
 def send(hub: Hub, name: str, shards: list[Path], *, private: bool = False, identity: str = IDENTITY) -> Published:
-    return publish(hub, Target(name, private), identity, TITLE, shards, files(identity), lambda done, total: None)
+    return publish(hub, Target(name, private), identity, TITLE, shards, files(identity), Unobserved())
 
 
 def titles(ada: HfApi, name: str) -> list[str]:
@@ -95,12 +96,18 @@ def fail(error: Exception) -> Callable[[], None]:
 
 
 def test_everything_goes_up_in_one_commit(hub: Watched, ada: HfApi, name: str, shards: list[Path]):
-    told: list[tuple[int, int]] = []
-    done = publish(hub, Target(name, False), IDENTITY, TITLE, shards, files(), lambda *a: told.append(a))
+    told: list[tuple[object, ...]] = []
+
+    class Noting(Unobserved):
+        def progress(self, *news: object) -> None:
+            told.append(news)
+
+    done = publish(hub, Target(name, False), IDENTITY, TITLE, shards, files(), Noting())
     assert done == Published(name, ada.model_info(name).sha or "", f"{hub.endpoint}/{name}")
     assert titles(ada, name)[0] == f"{TITLE} [hubmerge {IDENTITY[:16]}]"
     assert len(titles(ada, name)) == 2, "the first is the Hub's own, which made the repo"
-    assert told == [(5000, 10000), (10000, 10000)]
+    assert told[-1] == ("commit", 0, 0, "")
+    assert {("publish", 5000, 10000, "B"), ("publish", 10000, 10000, "B")} <= set(told)
     info = ada.model_info(name, files_metadata=True)
     assert {s.rfilename for s in info.siblings or ()} == {*files(), *(p.name for p in shards), ".gitattributes"}
     hashes = {s.rfilename: s.lfs.sha256 for s in info.siblings or () if s.lfs}
@@ -358,7 +365,7 @@ def test_a_shard_that_is_not_what_its_manifest_says_is_refused_before_the_repo_i
     else:
         shards[1].write_bytes(b"\0" + shards[1].read_bytes()[1:])
     with pytest.raises(CorruptError, match=shards[1].name):
-        publish(hub, Target(name, False), IDENTITY, TITLE, shards, files(), lambda done, total: None, digests=digests)
+        publish(hub, Target(name, False), IDENTITY, TITLE, shards, files(), Unobserved(), digests=digests)
     assert not hub.exists(name)
     assert hub.commits == 0
 

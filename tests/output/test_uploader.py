@@ -40,8 +40,6 @@ class Takes:
     def breakable(self) -> Takes:
         return self
 
-    def close(self) -> None: ...
-
     def preupload(self, repo: str, path: Path, name: str, *, sha256: str, sent: Any = None) -> str:
         self.gate.wait()
         path.read_bytes()

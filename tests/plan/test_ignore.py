@@ -245,6 +245,6 @@ def test_an_agent_that_only_changed_what_is_ignored_is_not_called_the_base(
     path.write_text(recipe(base, plain, other, ignore=[Q]).to_yaml())
     assert main(["merge", str(path), "--out", str(tmp_path / "out")]) == 1
     error = capsys.readouterr().err
-    assert f"E_INCOMPATIBLE: an agent changed nothing of what is merged in {other}" in error
+    assert f"E_INCOMPATIBLE: an agent changed none of the merged tensors in {other}" in error
     assert "got the base's value in every element" in error
     assert not (tmp_path / "out" / "hubmerge.json").exists()

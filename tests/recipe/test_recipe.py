@@ -454,7 +454,7 @@ def test_a_weight_over_layers_or_by_rules_survives_yaml_and_is_one_number_where_
         (varying([{"filter": "mlp"}]), "a rule has `value`"),
         (varying([{"filter": "", "value": 1}]), "a filter is a part of a tensor's name"),
         (varying([{"filters": "mlp", "value": 1}]), "a rule has `value`"),
-        (varying([{"layers": [4, 4], "value": 1}]), "layers [4, 4] are none"),
+        (varying([{"layers": [4, 4], "value": 1}]), "layers [4, 4] hold no layer"),
         (varying([{"layers": [0, 1.5], "value": 1}]), "layers are the first"),
         (varying([1, 101]), "between -100 and 100"),
         (varying([1.0] * 1025), "a list over the layers has 1 to 1024 numbers"),

@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 from hubmerge.cli.main import main
 from hubmerge.errors import SensitivityError
 from hubmerge.hub.client import Hub
+from hubmerge.line import Prepared, Request, prepare
 from hubmerge.output.report import Report
-from hubmerge.prepare import Prepared, prepare
 from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.recipe.recipe import Recipe, recipe_from_dict
 from hubmerge.sensitivity import rows as rows_module
@@ -41,7 +41,7 @@ def recipe(data: Path, **changes: Any) -> Recipe:
 
 
 def prepared(data: Path, **changes: Any) -> Prepared:
-    return prepare(recipe(data, **changes), NOWHERE, allow_local=True)
+    return prepare(recipe(data, **changes), NOWHERE, Request(allow_local=True))
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_a_dataset_of_the_hub_is_read_once_at_a_commit_that_the_recipe_then_name
         spec = {"data": "org/pairs", "prompt": "prompt", "answer": "answer"} | (
             {"revision": revision} if revision else {}
         )
-        plan = prepare(recipe(data, calibration=spec), NOWHERE, allow_local=True, calibrate="not").plan
+        plan = prepare(recipe(data, calibration=spec), NOWHERE, Request(allow_local=True, calibrate="not")).plan
         hub = SimpleNamespace(datasets=Datasets(), endpoint="", token=None, read_file=NOWHERE.read_file)
         read = Calibration(hub, allow_local=True).of(plan)  # type: ignore[arg-type]
         assert read.recipe.calibration is not None

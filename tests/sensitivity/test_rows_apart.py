@@ -12,8 +12,8 @@ from huggingface_hub import HfApi
 
 from hubmerge.errors import DiskError, HubmergeError, RecipeError, SensitivityError
 from hubmerge.hub.client import Hub
+from hubmerge.line import Request, prepare
 from hubmerge.output.publish import Target
-from hubmerge.prepare import prepare
 from hubmerge.recipe.calibration import CalibrationRows
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sensitivity import rows as rows_module
@@ -58,13 +58,15 @@ def recipe(data: str) -> object:
 
 def read(data: str, hub: Hub) -> tuple[CalibrationRows, ...]:
     """As a server reads it: nothing of this machine but the models."""
-    plan = prepare(recipe_from_dict(recipe(data)), hub, allow_local=True, calibrate="not").plan
+    plan = prepare(recipe_from_dict(recipe(data)), hub, Request(allow_local=True, calibrate="not")).plan
     return Calibration(hub, allow_local=False, apart=True).of(plan).calibration
 
 
 def test_rows_that_are_read_apart_are_those_that_are_read_here(hub: Hub, publish: Publish, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_bytes(ROWS)
-    here = prepare(recipe_from_dict(recipe(str(tmp_path / "rows.jsonl"))), hub, allow_local=True).plan.calibration
+    here = prepare(
+        recipe_from_dict(recipe(str(tmp_path / "rows.jsonl"))), hub, Request(allow_local=True)
+    ).plan.calibration
     apart = read(publish({"train.jsonl": ROWS}), hub)
     assert [rows.identity() for rows in apart] == [rows.identity() for rows in here]
     assert [rows.texts for rows in apart] == [rows.texts for rows in here]
@@ -121,7 +123,7 @@ def test_private_data_is_told_of_by_no_public_merge_unless_somebody_says_so_outr
     asked = recipe_from_dict(recipe(publish({"train.jsonl": ROWS}, private=True)))
 
     def prepared(target: Target) -> tuple[bool, ...]:
-        done = prepare(asked, hub, target=target, license_choice="apache-2.0", allow_local=True, calibrate="apart")
+        done = prepare(asked, hub, Request(target=target, license="apache-2.0", allow_local=True, calibrate="apart"))
         return tuple(rows.as_dict()["private"] for rows in done.plan.calibration)
 
     with pytest.raises(RecipeError, match=r"a public merge would tell what private models or data hold.*got ada/rows-"):

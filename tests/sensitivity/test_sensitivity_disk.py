@@ -17,7 +17,7 @@ from sensitivity_helpers import PAIRS, write_rows
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import DiskError, MemoryLimitError
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_folder
+from hubmerge.line import Prepared, Request, merge_to_folder, prepare
 from hubmerge.output.report import Report
 from hubmerge.plan.disk import (
     DISK_MARGIN_BYTES,
@@ -29,7 +29,6 @@ from hubmerge.plan.disk import (
     most_use,
     sensitivity_need,
 )
-from hubmerge.prepare import Prepared, prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 from localhub.fault_rules import FaultSwitch, Observe
 from localhub.process import LocalHubProcess
@@ -89,7 +88,7 @@ def recipe(tmp_path: Path) -> dict[str, Any]:
 
 
 def planned(recipe: dict[str, Any], hub: Hub) -> Prepared:
-    return prepare(recipe_from_dict(recipe), hub, license_choice="mit", allow_local=True)
+    return prepare(recipe_from_dict(recipe), hub, Request(license="mit", allow_local=True))
 
 
 def merge(prepared: Prepared, hub: Hub, folder: Path, budget: int | None) -> Report:
@@ -97,10 +96,8 @@ def merge(prepared: Prepared, hub: Hub, folder: Path, budget: int | None) -> Rep
         prepared,
         hub,
         folder / "out",
-        cache=folder / "inputs",
-        observer=Quiet(),
-        options=StreamOptions(chunk_elements=8192, threads=1, backend="eager"),
-        disk_budget=budget,
+        StreamOptions(chunk_elements=8192, threads=1, backend="eager", cache=folder / "inputs", disk_budget=budget),
+        Quiet(),
     )
 
 

@@ -20,11 +20,11 @@ from hubmerge.engine.prediction import Machine, predict
 from hubmerge.errors import HubmergeError, IncompatibleError, MemoryLimitError, SourceNotFoundError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.names import FileInfo
+from hubmerge.line import Request, prepare
 from hubmerge.output.plan_words import plan_summary
 from hubmerge.plan.disk import output_need
 from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
-from hubmerge.prepare import prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model
 from hubmerge.sources.companions import is_of_tokenizer, kind_of, makes_tokenizer, reader, select_companions
@@ -51,7 +51,7 @@ def plan_of(
         for name, tensors, files in zip(("base", "a", "b"), (BASE, *AGENTS), (base_files, first, second), strict=True)
     ]
     recipe = recipe_from_dict({"base": str(parents[0]), "agents": [str(p) for p in parents[1:]], "method": "ram"})
-    return prepare(recipe, NOWHERE, license_choice="mit", allow_local=True).plan
+    return prepare(recipe, NOWHERE, Request(license="mit", allow_local=True)).plan
 
 
 def files_of(plan: Plan) -> tuple[dict[str, bytes], list[str]]:
@@ -348,7 +348,7 @@ def test_a_link_out_of_the_folder_is_refused_and_its_content_is_nowhere(tmp_path
     agents = [write_model(tmp_path / n, t) for n, t in zip("ab", AGENTS, strict=True)]
     recipe = recipe_from_dict({"base": str(base), "agents": [str(a) for a in agents], "method": "ram"})
     with pytest.raises(SourceNotFoundError) as caught:
-        prepare(recipe, NOWHERE, license_choice="mit", allow_local=True)
+        prepare(recipe, NOWHERE, Request(license="mit", allow_local=True))
     assert "a link that leads out of the folder" in str(caught.value)
     assert name in str(caught.value)
     assert "the secret" not in str(caught.value)
@@ -361,7 +361,7 @@ def test_an_agents_license_is_no_way_out_either(tmp_path: Path):
     (agents[1] / "NOTICE").symlink_to("../secret")
     recipe = recipe_from_dict({"base": str(base), "agents": [str(a) for a in agents], "method": "ram"})
     with pytest.raises(SourceNotFoundError, match="NOTICE"):
-        prepare(recipe, NOWHERE, license_choice="mit", allow_local=True)
+        prepare(recipe, NOWHERE, Request(license="mit", allow_local=True))
 
 
 def test_a_file_that_became_a_link_after_the_plan_is_not_followed(tmp_path: Path):

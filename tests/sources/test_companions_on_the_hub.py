@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,8 @@ from test_companions import AGENTS, BASE, DENSE, RICH
 from hubmerge.engine.chunks import StreamOptions
 from hubmerge.errors import IncompatibleError, MemoryLimitError
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_hub
+from hubmerge.line import Prepared, Request, merge_to_hub, prepare
 from hubmerge.output.publish import Target
-from hubmerge.prepare import Prepared, prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 from localhub.process import LocalHubProcess
 
@@ -49,7 +49,7 @@ class Repos:
 
     def prepare(self) -> Prepared:
         recipe = recipe_from_dict({"base": self.names[0], "agents": self.names[1:3], "method": "ram"})
-        return prepare(recipe, self.hub, target=Target(self.names[3], False), license_choice="mit")
+        return prepare(recipe, self.hub, Request(target=Target(self.names[3], False), license="mit"))
 
 
 @pytest.fixture
@@ -73,9 +73,7 @@ def test_every_companion_of_a_repo_is_in_the_repo_of_the_merge(repos: Repos):
     repos.upload(FILES, FILES, FILES)
     work = repos.folder / "work"
     options = StreamOptions(backend="eager")
-    published = merge_to_hub(
-        repos.prepare(), repos.hub, work / "out", cache=work / "in", observer=Silent(), options=options
-    )
+    published = merge_to_hub(repos.prepare(), repos.hub, work / "out", replace(options, cache=work / "in"), Silent())
     result = Path(repos.api.snapshot_download(published.repo, local_dir=repos.folder / "result"))
     assert {name: (result / name).read_bytes() for name in FILES} == FILES
     one = repos.names[1].partition("/")[2]

@@ -5,20 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fault_line import SHARDS, Family, Line
+from line import SHARDS, Line
 
 from hubmerge.errors import CorruptError, HubmergeError, HubUnavailableError
 from hubmerge.sources.header import header_length
 from localhub.fault_rules import FaultSwitch, Observe, Reset, StaleHead, Status, WholeFile, WrongByte
 
-AGENT = "ada/family-one"
+AGENT = "ada/one"
 SHARD = f"/{AGENT}/resolve/[0-9a-f]{{40}}/{SHARDS[1]}$"
 HEADERS = 1  # the first read of a shard is that of its header
 
 
 def test_the_merge_is_a_function_of_its_inputs(line: Line, undisturbed: dict[str, str]) -> None:
     """So that the comparisons of these tests mean something."""
-    assert line.merge() == undisturbed
+    assert line.to_folder() == undisturbed
     assert {"config.json", "tokenizer.json"} <= undisturbed.keys()
     assert len([name for name in undisturbed if name.endswith(".safetensors")]) > 2
     assert line.pauses == []
@@ -30,7 +30,7 @@ def test_a_connection_that_drops_in_mid_shard_goes_on_at_that_byte(
 ) -> None:
     reads = switch.add(SHARD, Observe(), times=None)
     switch.add(SHARD, Reset(at=at), skip=HEADERS, times=2)
-    assert line.merge() == undisturbed
+    assert line.to_folder() == undisturbed
     size = line.hub.repo_state(AGENT).files[SHARDS[1]].size
     assert [r.range for r in switch.state(reads).requests[HEADERS:]] == [
         f"bytes={begin}-{size - 1}" for begin in (0, at, 2 * at)
@@ -43,12 +43,12 @@ def test_a_connection_that_keeps_dropping_is_given_up_and_the_next_run_goes_on_w
 ) -> None:
     switch.add(SHARD, Reset(at=10_000), skip=HEADERS, times=None)
     with pytest.raises(HubUnavailableError) as caught:
-        line.merge()
+        line.to_folder()
     assert caught.value.retryable
     assert len(line.pauses) == 4
     switch.clear()
     reads = switch.add(SHARD, Observe(), times=None)
-    assert line.merge() == undisturbed
+    assert line.to_folder() == undisturbed
     assert [r.range.split("-")[0] for r in switch.state(reads).requests[HEADERS:] if r.range] == ["bytes=50000"]
 
 
@@ -58,7 +58,7 @@ ROUTES = [
     SHARD,
     f"/{AGENT}/resolve/.*/model.safetensors.index.json",
     f"/{AGENT}/resolve/.*/config.json",
-    "/ada/family-base/resolve/.*/tokenizer.json",
+    "/ada/base/resolve/.*/tokenizer.json",
 ]
 
 
@@ -75,7 +75,7 @@ def test_trouble_on_any_reading_route_is_waited_out_as_long_as_the_hub_asks(
         )
     ):
         switch.add(route, fault, methods=["GET"], skip=number)
-    assert line.merge() == undisturbed
+    assert line.to_folder() == undisturbed
     assert [state.fired for state in switch.states()] == [1, 1, 1, 1]
     asked = sorted(line.pauses)[-2:]
     assert 7 <= asked[0] <= 8
@@ -88,10 +88,10 @@ def test_a_pause_that_is_too_long_for_a_request_leaves_the_job_to_be_run_again(
 ) -> None:
     switch.add(SHARD, Status(status=429, retry_after="3600"), skip=HEADERS)
     with pytest.raises(HubUnavailableError) as caught:
-        line.merge()
+        line.to_folder()
     assert caught.value.retryable
     assert line.pauses == []
-    assert line.merge() == undisturbed
+    assert line.to_folder() == undisturbed
 
 
 @pytest.mark.parametrize("skip", [0, HEADERS], ids=["header", "shard"])
@@ -102,26 +102,26 @@ def test_a_whole_file_in_place_of_a_range_is_refused_and_nothing_of_it_is_kept(
         switch.add(SHARD, Reset(at=10_000), skip=HEADERS)
     switch.add(SHARD, WholeFile(), skip=2 * skip)
     with pytest.raises(HubUnavailableError, match=r"206 bytes .* got 200"):
-        line.merge()
+        line.to_folder()
     # other shards are fetched ahead, and may have been broken off in the middle
     partial = [
         p.stat().st_size for p in line.folder.rglob(SHARDS[1] + "*.partial") if AGENT.replace("/", "--") in str(p)
     ]
     assert partial == ([10_000] if skip else [])
     switch.clear()
-    assert line.merge() == undisturbed
+    assert line.to_folder() == undisturbed
 
 
 def test_a_wrong_byte_in_a_shard_is_corrupt_and_the_next_run_is_whole(
     line: Line, undisturbed: dict[str, str], switch: FaultSwitch
 ) -> None:
-    switch.add(SHARD, WrongByte(at=200_000, mask=1), skip=HEADERS)
+    switch.add(SHARD, WrongByte(at=150_000, mask=1), skip=HEADERS)
     with pytest.raises(CorruptError) as caught:
-        line.merge()
+        line.to_folder()
     assert AGENT in str(caught.value)
     assert SHARDS[1] in str(caught.value)
     assert not [p for p in line.folder.rglob(SHARDS[1] + "*") if AGENT.replace("/", "--") in str(p)]
-    assert line.merge() == undisturbed
+    assert line.to_folder() == undisturbed
 
 
 def test_a_wrong_byte_in_a_part_that_a_resumed_download_kept_is_corrupt(
@@ -130,8 +130,8 @@ def test_a_wrong_byte_in_a_part_that_a_resumed_download_kept_is_corrupt(
     switch.add(SHARD, Reset(at=150_000), skip=HEADERS)
     switch.add(SHARD, WrongByte(at=149_999), skip=HEADERS)
     with pytest.raises(CorruptError):
-        line.merge()
-    assert line.merge() == undisturbed
+        line.to_folder()
+    assert line.to_folder() == undisturbed
 
 
 def test_a_wrong_byte_in_a_header_is_refused_or_changes_nothing(
@@ -161,22 +161,22 @@ def test_a_wrong_byte_in_a_small_file_is_corrupt(
     line: Line, undisturbed: dict[str, str], switch: FaultSwitch, file: str
 ) -> None:
     # a digit or letter into another one, so that the file stays valid JSON
-    text = line.hub.read_file("ada/family-base", line.hub.repo_state("ada/family-base").sha, file)
+    text = line.hub.read_file("ada/base", line.hub.repo_state("ada/base").sha, file)
     place = next(i for i, c in enumerate(text) if chr(c).isdigit()) if file == "config.json" else text.index(b"unk")
-    switch.add(f"/ada/family-base/resolve/.*/{file}$", WrongByte(at=place, mask=1))
+    switch.add(f"/ada/base/resolve/.*/{file}$", WrongByte(at=place, mask=1))
     with pytest.raises(CorruptError, match=file):
-        line.merge()
-    assert line.merge() == undisturbed
+        line.to_folder()
+    assert line.to_folder() == undisturbed
 
 
-def test_a_stale_head_is_pinned_and_merged_as_what_it_is(line: Line, own: Family, switch: FaultSwitch) -> None:
+def test_a_stale_head_is_pinned_and_merged_as_what_it_is(line: Line, own: Path, switch: FaultSwitch) -> None:
     """Two repos of which one is seen as it was: the report names that commit, and its files are what was merged."""
-    agent = own.agents[0]
+    agent = line.recipe["agents"][0]
     older = line.api.list_repo_commits(agent)[0].commit_id
     line.api.upload_file(repo_id=agent, path_or_fileobj=b"later", path_in_repo="later.txt")
     switch.add(f"/api/models/{agent}", StaleHead(), times=None)
     prepared = line.prepare()
     assert prepared.plan.agents[0].ref.sha == older
     assert "later.txt" not in prepared.plan.agents[0].files
-    line.merge()
-    assert f'"{older}"' in (line.folder / "out" / "hubmerge.json").read_text()
+    line.to_folder()
+    assert f'"{older}"' in (line.out / "hubmerge.json").read_text()

@@ -25,9 +25,9 @@ from transformers import (
     dynamic_module_utils,
 )
 
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_folder
-from hubmerge.prepare import prepare
+from hubmerge.line import Request, merge_to_folder, prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.config import merged_config, without_code
 
@@ -200,8 +200,8 @@ def test_the_merge_of_a_hostile_base_holds_none_of_it(model: Path, asked: list[s
     (model / "config.json").write_text(json.dumps(config))
     recipe = recipe_from_dict({"base": str(model), "agents": list(map(str, agents)), "method": "ram"})
     hub, out = Hub("http://127.0.0.1:9"), model.parent / "out"
-    prepared = prepare(recipe, hub, allow_local=True, license_choice="mit")
-    report = merge_to_folder(prepared, hub, out, cache=model.parent / "cache", observer=Quiet())
+    prepared = prepare(recipe, hub, Request(allow_local=True, license="mit"))
+    report = merge_to_folder(prepared, hub, out, StreamOptions(cache=model.parent / "cache"), Quiet())
     assert any(w.startswith("config.json: auto_map, ") for w in report.warnings)
     assert not list(out.rglob("*.py"))
     text = (out / "config.json").read_text()

@@ -155,7 +155,7 @@ sys.exit(main(sys.argv[1:]))
 """
         command = [sys.executable, "-c", code, "merge", str(recipe), "--out", str(tmp_path / out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
-        assert (done.returncode, done.stderr) == (0, "")
+        assert done.returncode == 0, done.stderr
         return (tmp_path / out / "model.safetensors").read_bytes()
 
     assert merge(4, "few") == merge(16, "some")

@@ -9,13 +9,13 @@ from unittest.mock import patch
 
 import pytest
 from builders import random_base, write_model
-from cache_helpers import KB, FolderHub, made_model, reads_of, threads_left
-from merge_helpers import OUT_SHARD_BYTES, Job
+from cache_helpers import KB, FolderHub, made_model, reads_of
+from line import OUT_SHARD_BYTES, Line, threads_left
 
+from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import CorruptError, SourceChangedError
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_hub
-from hubmerge.prepare import Prepared
+from hubmerge.line import Prepared, merge_to_hub
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import HeaderDigest
 from hubmerge.sources.open import open_model
@@ -25,7 +25,7 @@ from hubmerge.sources.shard_cache import ShardCache
 LIE = "model-00003-of-00005.safetensors"
 
 
-def planned_from_a_lie(job: Job) -> Prepared:
+def planned_from_a_lie(line: Line) -> Prepared:
     """While it is planned, one shard's header has two tensors of the same shape the wrong way round."""
     read = Hub.read_range
 
@@ -36,32 +36,31 @@ def planned_from_a_lie(job: Job) -> Prepared:
         return raw
 
     with patch.object(Hub, "read_range", lying):
-        prepared = job.prepare()
-    honest = job.prepare()
+        prepared = line.prepare()
+    honest = line.prepare()
     assert prepared.plan.agents[0].tensors != honest.plan.agents[0].tensors
     return prepared
 
 
 @pytest.mark.parametrize("inputs", [4_000_000, 0], ids=["whole shards", "ranges"])
 def test_a_server_that_lies_about_a_header_alone_is_found_out_before_anything_of_it_is_merged(
-    job: Job, in_folder: dict[str, str], inputs: int
+    line: Line, undisturbed: dict[str, str], inputs: int
 ) -> None:
-    prepared = planned_from_a_lie(job)
+    prepared = planned_from_a_lie(line)
     with pytest.raises(CorruptError, match=rf"another header.*{LIE} in ada/one"):
         merge_to_hub(
             prepared,
-            job.hub,
-            job.out,
-            cache=job.inputs,
-            observer=job.watcher,
-            disk_budget=2 * OUT_SHARD_BYTES + inputs,
+            line.hub,
+            line.out,
+            StreamOptions(cache=line.inputs, disk_budget=2 * OUT_SHARD_BYTES + inputs),
+            line.watcher,
         )
     assert threads_left() == []
-    assert not job.api.repo_exists(job.target) or job.commits() == 0
-    job.disk_budget = 2 * OUT_SHARD_BYTES + inputs
-    honest = Job(job.process, job.folder.with_name("honest"), job.recipe, job.target, disk_budget=job.disk_budget)
+    assert not line.api.repo_exists(line.target) or line.commits() == 0
+    line.disk_budget = 2 * OUT_SHARD_BYTES + inputs
+    honest = Line(line.process, line.folder.with_name("honest"), line.recipe, line.target, disk_budget=line.disk_budget)
     honest.to_hub()
-    assert honest.published() == in_folder
+    assert honest.published() == undisturbed
 
 
 def test_notes_of_a_ranged_shard_are_not_taken_for_another_header(tmp_path: Path) -> None:

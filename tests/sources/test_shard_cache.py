@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_helpers import KB, FolderHub, Peak, made_model, read_all, reads_of, threads_left
+from cache_helpers import KB, FolderHub, Peak, made_model, read_all, reads_of
+from line import threads_left
 
 from hubmerge.errors import CancelledError, CorruptError, HubUnavailableError
 from hubmerge.sources.base import Model

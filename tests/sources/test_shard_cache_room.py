@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cache_helpers import KB, FolderHub, Peak, made_model, read_all, reads_of, threads_left
+from cache_helpers import KB, FolderHub, Peak, made_model, read_all, reads_of
+from line import threads_left
 
 from hubmerge.plan.disk import used_bytes
 from hubmerge.sources.base import Model

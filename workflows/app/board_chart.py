@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.hub.names import is_hub_id
-from hubmerge.leaderboard.values import Row, SuiteBoard
 from hubmerge.output.intervals import Estimate
 from workflows.app.board_table import interval_text, model_href
 from workflows.app.format import el, percent_text

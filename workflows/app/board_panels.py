@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from hubmerge.board.export import flag_text
+from hubmerge.board.values import COMBINED, Board, Refusal, Row, SuiteBoard
 from hubmerge.hub.names import is_hub_id
-from hubmerge.leaderboard.export import flag_text
-from hubmerge.leaderboard.values import COMBINED, Board, Refusal, Row, SuiteBoard
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from hubmerge.output.domains import ParentLine

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from hubmerge.board.export import board_json, suite_csv
 from hubmerge.errors import HubmergeError
-from hubmerge.leaderboard.export import board_json, suite_csv
 from workflows.app.service import BoardSource
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from hubmerge.board.export import flag_text
+from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.hub.names import is_hub_id
-from hubmerge.leaderboard.export import flag_text
-from hubmerge.leaderboard.values import Row, SuiteBoard
 from hubmerge.markdown import short_count
 from hubmerge.output.intervals import Estimate
 from workflows.app.format import bytes_text, el, link, time_text

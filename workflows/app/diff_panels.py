@@ -53,7 +53,7 @@ def job_standing(job: JobView) -> Markup:
 
 
 def diff_panel(diff: Diff, figure: bytes) -> Markup:
-    """What the training changed: the figure, and the figures."""
+    """The changes of the training: a figure, and tables of numbers."""
     told = el("p", f"{compared(diff)}.", cls="hm-dim")
     if diff.nothing_changed:
         return join(notice("good", NOTHING_CHANGED), told, warnings_panel(diff.warnings))

@@ -119,7 +119,7 @@ def _step(field: ParameterField) -> float:
 
 
 def parameters_of(fields: Sequence[ParameterField], values: Sequence[Any]) -> dict[str, Any]:
-    """What the components hold, as a recipe's `parameters`; empty ones are left to their defaults."""
+    """The components' values as a recipe's `parameters`; empty ones keep their defaults."""
     result: dict[str, Any] = {}
     for field, value in zip(fields, values, strict=True):
         if value is None or value == "":
@@ -137,7 +137,7 @@ def _from_yaml(field: ParameterField, text: Any) -> Any:
 
 
 def values_of(fields: Sequence[ParameterField], parameters: Mapping[str, Any]) -> list[Any]:
-    """What the components show for a recipe's `parameters`."""
+    """The values that the components show for a recipe's `parameters`."""
     shown = []
     for field in fields:
         value = parameters.get(field.name, field.default)

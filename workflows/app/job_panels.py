@@ -16,7 +16,7 @@ from markupsafe import Markup
 from hubmerge.errors import LoginError
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
-from hubmerge.output.card import fetch_facts, in_runs
+from hubmerge.output.card import fetch_facts, of_last_run
 from workflows.app.format import (
     bytes_text,
     diff_href,
@@ -255,7 +255,7 @@ def _run_facts(run: object) -> Markup | None:
     facts: list[tuple[str, str]] = []
     if (seconds := number_of(run, "seconds")) is not None:
         took = duration_text(seconds) if seconds >= 0.5 else "under 1 s"
-        facts.append(("Merged in", took + in_runs(run)))
+        facts.append(("Merged in", took + of_last_run(run)))
     for key, name in (("peak_rss_bytes", "Memory at its peak"), ("disk_high_water_bytes", "Disk at its peak")):
         if (amount := number_of(run, key)) is not None:
             facts.append((name, bytes_text(amount)))

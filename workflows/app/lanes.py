@@ -29,7 +29,7 @@ from typing import Any
 import gradio as gr
 
 from hubmerge.errors import QuotaError
-from hubmerge.hub.connections import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S
+from hubmerge.hub.client import ANSWER_TIMEOUT_S, CONNECT_TIMEOUT_S
 from hubmerge.hub.errors import ASKED_UNTIL
 from workflows.app.session import bearer_of, visitor_of
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import gradio as gr
 
+from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import HubmergeError
-from hubmerge.leaderboard.values import Board, Row, SuiteBoard
 from workflows.app.board_chart import score_chart
 from workflows.app.board_panels import COMPARED, comparison, refused_panel, suite_title, summary
 from workflows.app.board_table import MAX_ROWS, VIEWS, columns, table

@@ -74,7 +74,7 @@ class MergeForm:
 
     @property
     def kept(self) -> list[Any]:
-        """What a browser keeps of what was typed."""
+        """The part of the form that the browser keeps."""
         return [*self.recipe_inputs, *self.target_inputs]
 
     @property
@@ -241,7 +241,7 @@ def _agent(name: str, weight: Any, own: Mapping[str, Any]) -> Any:
 
 
 def _read_more(text: Any, recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """What the box of YAML adds to the fields."""
+    """The settings that the box of YAML adds to the fields."""
     if not str(text or "").strip():
         return {}
     if len(str(text)) > MAX_RECIPE_BYTES:

@@ -11,8 +11,8 @@ from typing import Any
 
 import gradio as gr
 
+from hubmerge.board.values import Board, Row, SuiteBoard
 from hubmerge.errors import HubmergeError
-from hubmerge.leaderboard.values import Board, Row, SuiteBoard
 from workflows.app.board_panels import lineage_section, model_head, score_sections, statistics_section
 from workflows.app.format import el, join, link
 from workflows.app.panels import notice, problems_panel

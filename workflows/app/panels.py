@@ -108,7 +108,7 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> Markup:
 
 
 def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> Markup:
-    """What a merge will read, need and write; `license_choice`: what the user chose, if anything."""
+    """The summary of a merge: what it reads, needs and writes. `license_choice`: the user's choice, if any."""
     facts = plan_summary(plan)
     weights = (None, *(f"{w:g}" if isinstance(w, float) else worded(written(w)) for w in plan.recipe.weights))
     rows = [

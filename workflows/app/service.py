@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
+from hubmerge.board.values import Board
 from hubmerge.hub.client import RepoSummary
-from hubmerge.leaderboard.values import Board
 from hubmerge.plan.plan import Plan
 
 

@@ -34,7 +34,7 @@ class WatcherBoard:
         problem = None
         if state is not None and state.code is not None:
             # an error may name a private repo
-            problem = {"code": state.code, "message": state.text if own else "only its owner is told why"}
+            problem = {"code": state.code, "message": state.text if own else "only its owner may see the reason"}
         return WatcherView(
             name=rule.name,
             owner=rule.owner,

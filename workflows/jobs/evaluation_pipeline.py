@@ -12,15 +12,15 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import cast
 
+from hubmerge.board.eval_results import publish_scores
+from hubmerge.board.results_dataset import ResultsDataset, details_of
+from hubmerge.board.trust import Trust
 from hubmerge.errors import EvaluationError, HubmergeError
 from hubmerge.evaluation.result import EvaluationResult, Split, result_path
 from hubmerge.evaluation.runner import EvaluateOptions, evaluate
 from hubmerge.evaluation.signing import signed
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
-from hubmerge.leaderboard.eval_results import publish_scores
-from hubmerge.leaderboard.results_dataset import ResultsDataset, details_of
-from hubmerge.leaderboard.trust import Trust
 from hubmerge.recipe.model_name import ModelName
 from workflows.jobs.pipeline import StageEmitter
 from workflows.jobs.protocol import Emit, JobSpec, Result

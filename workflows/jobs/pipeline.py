@@ -11,22 +11,21 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hubmerge.engine.device.zero import Bursts, lent_bursts
-from hubmerge.engine.progress import resolving
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
-from hubmerge.merge import merge_to_hub
+from hubmerge.line import Request, merge_to_hub, prepare
 from hubmerge.output.finished import load_report
 from hubmerge.output.publish import Target
-from hubmerge.prepare import prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings, load_settings
 from workflows.jobs.protocol import Emit, JobSpec, Notice, Progress, Result, StageStarted, Statistics
 
 STATISTICS_EVERY_S = 1.0
-_SHOWN = ("seconds", "runs", "peak_rss_bytes", "disk_high_water_bytes", "fetch")  # of the report's environment
+_SHOWN = ("seconds", "resumed", "peak_rss_bytes", "disk_high_water_bytes", "fetch")  # of the report's environment
 
 
 def run(spec: JobSpec, emit: Emit) -> None:
@@ -36,26 +35,12 @@ def run(spec: JobSpec, emit: Emit) -> None:
     target = Target(payload["target"], bool(payload["private"]), bool(payload.get("expose")))
     observer = StageEmitter(emit)
     observer.stage("resolve")
-    prepared = prepare(
-        recipe_from_dict(payload["recipe"]),
-        hub,
-        target=target,
-        license_choice=payload.get("license"),
-        tell=resolving(observer),
-        begin=observer.stage,
-    )
+    prepared = prepare(recipe_from_dict(payload["recipe"]), hub, Request(target, payload.get("license")), observer)
     folder, cache = spec.workdir / "out", spec.workdir / "inputs"
     settings = load_settings()
     with lent_bursts(settings) as bursts:
-        published = merge_to_hub(
-            prepared,
-            hub,
-            folder,
-            cache=cache,
-            observer=observer,
-            options=stream_options(settings, bursts),
-            sensitivities=spec.shared / "sensitivity",
-        )
+        options = replace(stream_options(settings, bursts), cache=cache, sensitivities=spec.shared / "sensitivity")
+        published = merge_to_hub(prepared, hub, folder, options, observer)
     shutil.rmtree(cache, ignore_errors=True)
     report = load_report(folder)
     ran = report.environment

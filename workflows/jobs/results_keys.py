@@ -15,8 +15,8 @@ from functools import lru_cache
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from hubmerge.board.trust import Trust, named_keys
 from hubmerge.evaluation.signing import public_key
-from hubmerge.leaderboard.trust import Trust, named_keys
 from hubmerge.settings import Settings
 from workflows.jobs.tokens import random_secret
 

@@ -45,7 +45,7 @@ class Timing:
     cancel_s: float = 0.5
     heartbeat_s: float = 5.0
     progress_s: float = 0.3
-    grace_s: float = 20.0  # between TERM and KILL
+    grace_s: float = 10.0  # between TERM and KILL
     sweep_s: float = 300.0
     keep_failed_s: float = 3 * 86400.0  # a failed job's folder, for another submission to go on from
 
@@ -190,7 +190,7 @@ def _silent_death(code: int, stage: str) -> HubmergeError:
         return MemoryLimitError("the job's process was killed, most likely for its memory", where=f"stage {stage}")
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return InternalError(
-        "the job's process died without a word",
+        "the job's process died without a message",
         where=f"stage {stage}",
         got=how,
         next_step="See its child.log.",

@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hubmerge.board.export import flag_text
+from hubmerge.board.lineage import Lineage
+from hubmerge.board.results_dataset import LoadedResults, ResultsDataset
 from hubmerge.errors import SourceNotFoundError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.suites import pin
 from hubmerge.hub.client import Hub
-from hubmerge.leaderboard.export import flag_text
-from hubmerge.leaderboard.lineage import Lineage
-from hubmerge.leaderboard.results_dataset import LoadedResults, ResultsDataset
 from workflows.jobs.evaluations import KnownScores, ScoreKey, SuiteVersion
 from workflows.watchers.runner import Flagged, Ranking, no_flags, no_ranking
 

@@ -3,7 +3,7 @@
     class MyWatcher(Watcher):
         kind = "my-kind"                       # `watch: my-kind` in a rule's YAML
         rule = MyRule                          # a subclass of RuleHead with further fields
-        def look(self, rule, sight): ...       # → Decision
+        def look(self, rule, context): ...       # → Decision
 
 A look reads and decides; it writes nothing. The runner (runner.py) keeps budgets, merged sets, the queue and the record
 of skipped models, in the same way for every kind.
@@ -91,8 +91,8 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class Sight:
-    """What a look may use."""
+class WatchContext:
+    """Everything that a look may use."""
 
     hub: Hub  # with the owner's token
     hinted: tuple[str, ...]  # repos that deliveries named since the last look; hints, not facts
@@ -112,7 +112,7 @@ class Watcher(ABC):
     rule: ClassVar[type[RuleHead]]
 
     @abstractmethod
-    def look(self, rule: Any, sight: Sight) -> Decision:
+    def look(self, rule: Any, context: WatchContext) -> Decision:
         """Read the Hub and decide. Raises HubmergeError when the look as a whole is not possible now."""
 
     @abstractmethod

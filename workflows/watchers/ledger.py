@@ -217,7 +217,7 @@ class Ledger:
 
 
 class RuleMemory:
-    """What one rule has read of models: the facts, and what they depend on. Implements base.Memory."""
+    """The facts that one rule has read of models, with the keys that they depend on. Implements base.Memory."""
 
     def __init__(self, engine: Engine, rule: str) -> None:
         self._engine = engine

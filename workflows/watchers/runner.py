@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hubmerge.errors import HubmergeError, HubUnavailableError, InternalError, QuotaError
+from hubmerge.line import Request, prepare
 from hubmerge.output.publish import Target
-from hubmerge.prepare import prepare
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.jobs.account import Account
-from workflows.jobs.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationDesk
+from workflows.jobs.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationRequests
 from workflows.jobs.jobs import Job, NewJob
-from workflows.watchers.base import Decision, PlannedMerge, Scores, Sight, Skip, Watcher
+from workflows.watchers.base import Decision, PlannedMerge, Scores, Skip, WatchContext, Watcher
 from workflows.watchers.facts import Facts, OwnMerge, facts_of
 from workflows.watchers.inbox import Inbox
 from workflows.watchers.kinds import registry
@@ -71,7 +71,7 @@ class Watchers:
         ledger: Ledger,
         inbox: Inbox,
         *,
-        desk: EvaluationDesk | None = None,
+        requests: EvaluationRequests | None = None,
         ranking: Ranking = no_ranking,
         flagged: Flagged = no_flags,
     ) -> None:
@@ -79,7 +79,7 @@ class Watchers:
         self._account = account
         self._ledger = ledger
         self._inbox = inbox
-        self._desk = desk
+        self._requests = requests
         self._ranking = ranking
         self._flagged = flagged
         self._files: dict[str, frozenset[str]] = {}  # commit of an old merge → its shards
@@ -127,7 +127,7 @@ class Watchers:
     def _take(self, rule: RuleHead, hinted: tuple[str, ...], dry_run: bool) -> Turn:
         try:
             self._account.require(rule.owner)
-            sight = Sight(
+            context = WatchContext(
                 hub=self._account.hub,
                 hinted=hinted,
                 own=self._ledger.own_targets(),
@@ -138,7 +138,7 @@ class Watchers:
                 scores=lambda suite, models: self._scores(suite, models, dry_run),
                 flags=self._flags,
             )
-            decision = self._kind(rule).look(rule, sight)
+            decision = self._kind(rule).look(rule, context)
         except HubmergeError as error:
             return Turn(rule.name, error=error)
         except Exception as error:  # a job boundary: a bug in one kind of watcher is not the other rules'
@@ -172,7 +172,7 @@ class Watchers:
         """The merge job, after every check that needs no weights; the form's jobs are made the same way."""
         target = Target(planned.target, rule.private, expose=planned.expose)
         recipe = recipe_from_dict(dict(planned.recipe))
-        prepared = prepare(recipe, self._account.hub, target=target, license_choice=rule.license, calibrate="apart")
+        prepared = prepare(recipe, self._account.hub, Request(target, rule.license, calibrate="apart"))
         payload = {
             "recipe": prepared.plan.recipe.to_dict(),
             "target": target.repo,
@@ -191,10 +191,10 @@ class Watchers:
         values = {m.pin: ranked[m.id, m.sha] for m in models if (m.id, m.sha) in ranked}
         pending: set[str] = set()
         for model in models:
-            if model.pin in values or self._desk is None or dry_run:
+            if model.pin in values or self._requests is None or dry_run:
                 continue
             try:
-                job = self._desk.request(self._desk.key(model.id, model.sha, suite), OF_CANDIDATE)
+                job = self._requests.request(self._requests.key(model.id, model.sha, suite), OF_CANDIDATE)
             except QuotaError:  # others are under way; its turn comes
                 pending.add(model.pin)
                 continue

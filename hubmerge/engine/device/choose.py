@@ -62,7 +62,7 @@ class Opened:
 def open_engine(
     device: DeviceName,
     agents: int,
-    host: Callable[[int, str], ModuleType],
+    host: ModuleType,
     warn: Callable[[str], None],
     *,
     memory_bytes: int = MEMORY_BYTES,

@@ -62,12 +62,10 @@ _COUNTING = Rule(_first, (), (), (), 1e-5, "nearest", both_roundings=False)
 class Engine:
     """Counts and merges chunks on one torch device; called from several threads.
 
-    `host`: (agents, dtype) → the module that does the same on the CPU.
+    `host`: the module that does the same on the CPU.
     """
 
-    def __init__(
-        self, device: torch.device, host: Callable[[int, str], ModuleType], *, memory_bytes: int, lanes: int = LANES
-    ) -> None:
+    def __init__(self, device: torch.device, host: ModuleType, *, memory_bytes: int, lanes: int = LANES) -> None:
         """A CUDA device must have an index: without one, some of torch's functions refuse it and others take the
         thread's current device."""
         self._device = device
@@ -107,21 +105,19 @@ class Engine:
             return passes.Counts(vector, n).inputs(agents)
 
         def on_host() -> Counted[Tally]:
-            counted: Counted[Tally] = self._host(agents, "F32").probe_chunk(chunk, epsilon)
+            counted: Counted[Tally] = self._host.probe_chunk(chunk, epsilon)
             return counted
 
         return self._tried(chunk, on_device, on_host)
 
     def merge_chunk(self, chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
         """eager.merge_chunk."""
-        agents = len(chunk.raws) - 1
 
         def on_device(lane: _Lane) -> ChunkOutput:
             return lane.merge(chunk, rule, dtype, key, with_inputs=with_inputs)
 
         def on_host() -> ChunkOutput:
-            module = self._host(agents, dtype)
-            output: ChunkOutput = module.merge_chunk(chunk, rule, dtype, key, with_inputs=with_inputs)
+            output: ChunkOutput = self._host.merge_chunk(chunk, rule, dtype, key, with_inputs=with_inputs)
             return output
 
         return self._tried(chunk, on_device, on_host)
@@ -179,7 +175,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 (a trial may fail in any way)
             self._fail(error)
             return
-        if _bits(found) != _bits(eager.merge_chunk(chunk, rule, dtype, key, with_inputs=True)):
+        if found.bits() != eager.merge_chunk(chunk, rule, dtype, key, with_inputs=True).bits():
             self._fail("it computes other bits than the CPU")
 
     def check_counting(self, agents: int) -> None:
@@ -339,9 +335,3 @@ def _trial(rule: Rule, agents: int, dtype: str) -> ChunkInputs:
         tuple(make_key(2, "trial", str(k)) for k in range(agents)) if "uniform" in rule.extras else (),
         tuple(np.abs(v) for v in values[1:]) if "sensitivity" in rule.extras else (),
     )
-
-
-def _bits(output: ChunkOutput) -> object:
-    assert output.inputs is not None
-    tallies = (output.inputs.tally.to_json(), output.result.tally.to_json())
-    return output.raw.tobytes(), output.inputs.sums.tobytes(), output.result.sums.tobytes(), tallies

@@ -121,7 +121,7 @@ def _prompt(language: Language) -> Callable[[Row], str]:
 
 
 def _needed(row: Row, kind: Kind) -> list[dict[str, Any]]:
-    """Of the functions what the match needs."""
+    """The parts of the functions that a match needs."""
     functions = [{"name": f["name"], "parameters": f["parameters"]} for f in _functions(row)]
     if kind == "simple":
         if not functions:

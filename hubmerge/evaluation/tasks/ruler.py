@@ -28,6 +28,7 @@ from hubmerge.evaluation.tasks.base import Row, Rows, Task
 from hubmerge.evaluation.tasks.qa import (
     Paragraph,
     contains_answer,
+    gold,
     golds,
     identity,
     numbered,
@@ -142,7 +143,7 @@ def long_row(row: Row, pool: _Pool, tokens: int) -> dict[str, Any]:
 
 
 def _others(row: Row, needed: Sequence[Paragraph], pool: _Pool, key: str) -> Iterator[Paragraph]:
-    """What may stand around the needed ones: the row's own distractors, then other rows' paragraphs without end."""
+    """Paragraphs to put around the needed ones: the row's own distractors, then other rows' without end."""
     own = paragraphs(row)
     yield from (paragraph for paragraph in own if paragraph not in needed)
     mine = set(own)
@@ -167,10 +168,6 @@ def _score(answer: str, reference: Any) -> float:
     return float(contains_answer(answer, reference))
 
 
-def _gold(row: Row) -> str | None:
-    return next(iter(golds(row)), None)
-
-
 def _task(name: str, title: str, rows: Rows, tokens: int) -> Task:
     expand: Callable[[Sequence[Row]], Sequence[Row]] = partial(_expand, tokens=tokens)
     return Task(
@@ -183,7 +180,7 @@ def _task(name: str, title: str, rows: Rows, tokens: int) -> Task:
         prompt=_prompt,
         reference=golds,
         score=_score,
-        gold=_gold,
+        gold=gold,
         max_new_tokens=512,
         expand=expand,
         source="arXiv:2404.06654",

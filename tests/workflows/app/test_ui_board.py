@@ -14,9 +14,9 @@ import pytest
 from board_helpers import HOSTILE, PARENTS, family, parent, result, sha
 from pages_fake import FakeService
 
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.values import COMBINED, Board, Flag, Refusal, SuiteBoard
 from hubmerge.errors import HubUnavailableError
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.values import COMBINED, Board, Flag, Refusal, SuiteBoard
 from hubmerge.settings import Settings
 from workflows.app.app import RunningApp, launch_app
 from workflows.app.board_chart import score_chart

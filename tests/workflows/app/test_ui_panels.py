@@ -200,9 +200,12 @@ def test_a_finished_merge_says_what_it_took_of_disk_and_network() -> None:
     head, _, _ = job_panel(job_view(state="done", result=result), "https://hub.example")
     for text in ("281 MB", "122 MB", "346 MB, 20 shards whole", "12 shards of an earlier pass or run", "68.0 MB"):
         assert text in head
-    assert "1 min 15 s in" not in head
-    result["run"] = {**run, "runs": 3}
-    assert "1 min 15 s in 3 runs" in job_panel(job_view(state="done", result=result), "https://hub.example")[0]
+    assert "1 min 15 s, the last run" not in head
+    result["run"] = {**run, "resumed": True}
+    assert (
+        "1 min 15 s, the last run of a resumed merge"
+        in job_panel(job_view(state="done", result=result), "https://hub.example")[0]
+    )
     assert "Disk at its peak" not in job_panel(job_view(state="done", result={"repo": "ada/merged"}), "")[0]
 
 

@@ -12,11 +12,11 @@ from board_helpers import family, result
 from huggingface_hub import HfApi
 from pydantic import SecretStr
 
+from hubmerge.board.results_dataset import ResultsDataset
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.result import EvaluationResult, parse_result
 from hubmerge.evaluation.signing import public_key
 from hubmerge.hub.client import Hub
-from hubmerge.leaderboard.results_dataset import ResultsDataset
 from hubmerge.settings import Settings
 from localhub.process import LocalHubProcess
 from workflows.jobs import evaluation_pipeline

@@ -10,7 +10,7 @@ from builders import random_base, sparse_agent, write_model
 from huggingface_hub import HfApi
 from pydantic import SecretStr
 
-from hubmerge import merge as line
+from hubmerge import line
 from hubmerge.engine.device.zero import Bursts
 from hubmerge.errors import SettingsError
 from hubmerge.settings import load_settings

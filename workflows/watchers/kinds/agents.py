@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from hubmerge.errors import HubmergeError, HubUnavailableError
 from hubmerge.hub.client import Candidate
-from workflows.watchers.base import Decision, Scores, Sight, Watcher, digest
+from workflows.watchers.base import Decision, Scores, WatchContext, Watcher, digest
 from workflows.watchers.engine import decide, is_of_base, refusal
 from workflows.watchers.facts import Facts, read_facts
 from workflows.watchers.fit import BaseUnfitError, Fitting
@@ -55,49 +55,49 @@ class AgentsWatcher(Watcher):
             ("Method", rule.recipe.method),
         )
 
-    def look(self, rule: AgentRule, sight: Sight) -> Decision:
-        base = read_facts(sight.hub, rule.base.id, rule.base.revision)
-        fitting = Fitting(sight.hub, base, rule.license)
-        listed = {c.id: c for c in _search(rule, sight)}
-        names = rule.join.fixed or tuple(dict.fromkeys([*listed, *_plausible(rule, sight.hinted)]))
+    def look(self, rule: AgentRule, context: WatchContext) -> Decision:
+        base = read_facts(context.hub, rule.base.id, rule.base.revision)
+        fitting = Fitting(context.hub, base, rule.license)
+        listed = {c.id: c for c in _search(rule, context)}
+        names = rule.join.fixed or tuple(dict.fromkeys([*listed, *_plausible(rule, context.hinted)]))
         candidates: list[Facts] = []
         budget = NEW_PER_LOOK
         for name in names:
             found = listed.get(name)
-            facts = self._remembered(rule, sight, name, found, base)
+            facts = self._remembered(rule, context, name, found, base)
             if facts is None:
                 if budget == 0:
                     return Decision(waiting=f"still reading: {len(names)} models are new")
                 budget -= 1
-                facts = self._read(rule, sight, name, found, fitting, base)
-            if name in sight.own or any(merge.is_in(facts, base) for merge in sight.own_merges):
+                facts = self._read(rule, context, name, found, fitting, base)
+            if name in context.own or any(merge.is_in(facts, base) for merge in context.own_merges):
                 facts = facts.model_copy(update={"own": True})
             # a hint at a repo of another lineage is none at a candidate
             if found is not None or name in rule.join.fixed or is_of_base(rule, facts):
                 candidates.append(facts)
-        flags = sight.flags([base, *candidates])
+        flags = context.flags([base, *candidates])
         base, *candidates = (f.model_copy(update={"flag": flags.get(f.id, "")}) for f in (base, *candidates))
         scores = Scores()
         if rule.join.best is not None and rule.suite is not None:
-            scores = sight.scores(rule.suite, [c for c in candidates if refusal(rule, base, c) is None])
-        return decide(rule, base, candidates, sight.history, sight.budget_left, scores)
+            scores = context.scores(rule.suite, [c for c in candidates if refusal(rule, base, c) is None])
+        return decide(rule, base, candidates, context.history, context.budget_left, scores)
 
     def _remembered(
-        self, rule: AgentRule, sight: Sight, name: str, found: Candidate | None, base: Facts
+        self, rule: AgentRule, context: WatchContext, name: str, found: Candidate | None, base: Facts
     ) -> Facts | None:
-        if found is None or not found.sha or name in sight.hinted:
+        if found is None or not found.sha or name in context.hinted:
             return None
-        return sight.memory.get(name, _key(rule, base, found))
+        return context.memory.get(name, _key(rule, base, found))
 
     def _read(
-        self, rule: AgentRule, sight: Sight, name: str, found: Candidate | None, fitting: Fitting, base: Facts
+        self, rule: AgentRule, context: WatchContext, name: str, found: Candidate | None, fitting: Fitting, base: Facts
     ) -> Facts:
         """The facts at the head, with the result of the fit. A model that stays unreadable for some looks is left
         out."""
         place = (rule.name, name)
         sha = found.sha if found else ""
         try:
-            facts = read_facts(sight.hub, name, listed_tags=found.tags if found else ())
+            facts = read_facts(context.hub, name, listed_tags=found.tags if found else ())
             if refusal(rule, base, facts) is None:
                 facts = fitting.fitted(facts)
         except BaseUnfitError as error:
@@ -110,17 +110,17 @@ class AgentsWatcher(Watcher):
         except HubmergeError as error:  # gone, or closed to the owner
             return Facts(id=name, sha=sha, code=error.code, text=str(error))
         self._failures.pop(place, None)
-        sight.memory.put(name, _key(rule, base, facts), facts)
+        context.memory.put(name, _key(rule, base, facts), facts)
         return facts
 
 
-def _search(rule: AgentRule, sight: Sight) -> Iterator[Candidate]:
+def _search(rule: AgentRule, context: WatchContext) -> Iterator[Candidate]:
     if rule.join.fixed:
         return
     wanted = rule.agents
     lineage = f"base_model:{rule.base.id}" if wanted.lineage == "any" else f"base_model:{wanted.lineage}:{rule.base.id}"
     for author in wanted.authors or (None,):
-        found = sight.hub.find_models(tags=[lineage, *wanted.tags], author=author, limit=MOST_LISTED)
+        found = context.hub.find_models(tags=[lineage, *wanted.tags], author=author, limit=MOST_LISTED)
         if len(found) >= MOST_LISTED:
             log.warning("rule %s: a search gives %d models; older ones are not seen", rule.name, len(found))
         yield from found

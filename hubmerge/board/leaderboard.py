@@ -1,0 +1,402 @@
+"""The leaderboard: a pure function of evaluation results and flags.
+
+    board = build_board(results, flags)
+
+Results that a trusted key signed decide: where there are some, others are listed as *community* without a rank, push
+nobody down, and can neither displace a signed row nor choose the version or tasks that are shown (board/standing.py).
+
+The order of the results does not matter and the same result twice counts once. Per suite one version is shown: the
+given one, or that of the newest result. Within it every row has the same tasks (the set that most results have; the
+others are refused), so that columns compare. Each model stands with its newest commit; an older one is shown only
+as the parent of a merge that is shown.
+
+Suites that measure one domain each and carry its name (math, code, …) are joined on a combined board; there a model
+has an overall score, and a rank, once all of these suites were run on it.
+
+Rank: 1 + the number of models whose interval lies wholly above one's own, so that models whose intervals overlap
+the best one's share rank 1. Failed runs, flagged models and superseded commits are listed without a rank and push
+nobody down.
+
+Against the parents, only scores of the very commit that was merged count, under the same suite, version and split:
+how much of the parents' skills was kept (hubmerge/output/skills.py), and in which domains the merge is above every
+parent, can be said only once all of them have one.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hubmerge.board.lineage import Lineage, Node
+from hubmerge.board.standing import Standing
+from hubmerge.board.values import (
+    COMBINED,
+    Board,
+    Flag,
+    Refusal,
+    Row,
+    RowFlag,
+    RowProvenance,
+    SuiteBoard,
+    TaskLine,
+)
+from hubmerge.evaluation.result import EvaluationResult, RunError, Split, result_path
+from hubmerge.evaluation.signing import Provenance
+from hubmerge.hub.names import is_hub_id
+from hubmerge.output.domains import INSTRUCTION, ParentLine, domain_line, domain_order
+from hubmerge.output.intervals import Estimate, difference, mean, score_interval
+from hubmerge.output.skills import skills_kept
+
+MAX_TASKS = 200
+MAX_PARENTS = 65  # a base and 64 agents
+_NAME = re.compile(r"[A-Za-z0-9][\w.+\-]{0,99}", re.ASCII)
+_CLOCKS_DIFFER = timedelta(days=1)
+
+_Key = tuple[str, str, str, str, str]  # model, sha, suite, version, split
+
+
+def build_board(
+    results: Iterable[EvaluationResult],
+    flags: Iterable[Flag] = (),
+    *,
+    suite_versions: Mapping[str, str] | None = None,
+    split: Split = "test",
+    refused: Iterable[Refusal] = (),
+    now: datetime | None = None,
+    trusted: Collection[str] = (),
+) -> Board:
+    """The board of `split`. `refused`: files that could not be read, to be listed with what is refused here.
+
+    `suite_versions`: the version to show of a suite. `now`: a result from more than a day later is refused, since a
+    wrong clock would decide which version and which commit are the newest. `trusted`: public keys whose signatures are
+    believed.
+    """
+    flags = tuple(sorted(set(flags), key=lambda f: (f.model, f.sha or "", f.kind, f.reason)))
+    out = set(refused)
+    standing = Standing(trusted)
+    accepted = _accept(results, now, standing, out)
+    lineage = Lineage(standing.ancestry(accepted))
+    marks = lineage.flagged(flags)
+    suites: dict[str, dict[str, list[EvaluationResult]]] = defaultdict(lambda: defaultdict(list))
+    for result in standing.admit(accepted, split, out):
+        suites[result.suite][result.suite_version].append(result)
+    boards: list[SuiteBoard] = []
+    single: dict[str, tuple[str, dict[Node, _Scored]]] = {}
+    for suite, found in sorted(suites.items()):
+        newest = {version: max(_moment(r.created) for r in group) for version, group in found.items()}
+        versions = tuple(sorted(found, key=lambda v: (newest[v], v), reverse=True))
+        shown = (suite_versions or {}).get(suite, versions[0])
+        group = _with_equal_tasks(found.get(shown, []), standing, out)
+        scored = _all_scored(group, out)
+        if _domains(scored) == (suite,):
+            single[suite] = (shown, scored)
+        boards.append(SuiteBoard(suite, shown, split, versions, *_rows(scored, lineage, marks, standing)))
+    if signed := {s: own for s, own in single.items() if any(standing.is_signed(p.result) for p in own[1].values())}:
+        single = signed  # a suite that only the community has must not leave everybody incomplete
+    if len(single) > 1:
+        version = " ".join(f"{suite}-{version}" for suite, (version, _) in single.items())
+        joined = _joined({suite: scored for suite, (_, scored) in single.items()}, standing)
+        boards.insert(0, SuiteBoard(COMBINED, version, split, (version,), *_rows(joined, lineage, marks, standing)))
+    return Board(tuple(boards), flags, tuple(sorted(out, key=lambda r: (r.where, r.reason))))
+
+
+def _accept(
+    results: Iterable[EvaluationResult], now: datetime | None, standing: Standing, out: set[Refusal]
+) -> list[EvaluationResult]:
+    """One credible result per run, in an order that does not depend on the input's."""
+    best: dict[_Key, tuple[EvaluationResult, Provenance]] = {}
+
+    def preference(pair: tuple[EvaluationResult, Provenance]) -> tuple[Any, ...]:
+        return (pair[1] == "signed", *_preference(pair[0]))
+
+    for result in results:
+        if reason := _doubt(result, now):
+            out.add(Refusal(result_path(result)[:300], reason))
+            continue
+        if (found := standing.check(result)) == "forged":
+            out.add(Refusal(result_path(result)[:300], "its signature is not of this content"))
+            continue
+        key = (result.model, result.sha, result.suite, result.suite_version, result.split)
+        known = best.get(key)
+        if known is None:
+            best[key] = (result, found)
+        elif known[0] != result:
+            best[key], (other, _) = sorted((known, (result, found)), key=preference, reverse=True)
+            out.add(
+                Refusal(result_path(other), f"another result of the same run is preferred to that of {other.created}")
+            )
+    for result, found in best.values():
+        standing.note(result, found)
+    return [best[key][0] for key in sorted(best)]
+
+
+def _preference(result: EvaluationResult) -> tuple[bool, datetime, str]:
+    return (result.status == "done", _moment(result.created), result.to_json())
+
+
+def _doubt(result: EvaluationResult, now: datetime | None) -> str | None:
+    """Why a well-formed result is not credible; None when it is."""
+    parents = result.facts.parents
+    scales = result.facts.effective_scales
+    try:
+        created = _moment(result.created)
+    except ValueError:
+        return "its date is not valid"
+    checks = (
+        (not is_hub_id(result.model), "its model is not a repo's name"),
+        (result.suite == COMBINED, "its suite has the name of the combined board"),
+        (not _NAME.fullmatch(result.suite) or not _NAME.fullmatch(result.suite_version), "its suite is not a name"),
+        (now is not None and created > now + _CLOCKS_DIFFER, "its date lies in the future"),
+        (len(result.tasks) > MAX_TASKS, f"more than {MAX_TASKS} tasks"),
+        (len(parents) > MAX_PARENTS, f"more than {MAX_PARENTS} parents"),
+        (bool(parents) and [p.role for p in parents].count("base") != 1, "a merge has one base"),
+        (any((p.id, p.sha) == (result.model, result.sha) for p in parents), "a merge is its own parent"),
+        (len(scales) not in (0, sum(p.role == "agent" for p in parents)), "as many λ as agents are needed"),
+    )
+    return next((reason for doubtful, reason in checks if doubtful), None)
+
+
+def _moment(text: str) -> datetime:
+    """ISO 8601 as UTC; ValueError when it is none."""
+    value = datetime.fromisoformat(text)
+    try:
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    except OverflowError:  # the first or last day of the calendar in another time zone
+        raise ValueError("out of the calendar") from None
+
+
+def _with_equal_tasks(
+    group: Sequence[EvaluationResult], standing: Standing, out: set[Refusal]
+) -> list[EvaluationResult]:
+    """The results of the tasks that most have, signed ones first; of two sets as frequent, the first that was there."""
+    tasks = {id(r): _tasks_of(r) for r in group}
+    if len({t for t in tasks.values() if t}) > 1:
+        first: dict[Any, tuple[datetime, str]] = {}
+        decisive = standing.signed_first(r for r in group if tasks[id(r)])
+        counts = Counter(tasks[id(r)] for r in decisive)
+        for r in decisive:
+            stamp = (_moment(r.created), repr(tasks[id(r)]))
+            first[tasks[id(r)]] = min(first.get(tasks[id(r)], stamp), stamp)
+        usual = min(counts, key=lambda t: (-counts[t], first[t]))
+        for r in group:
+            if tasks[id(r)] not in ((), usual):
+                out.add(Refusal(result_path(r), "its tasks are others than this suite's at this version"))
+        group = [r for r in group if tasks[id(r)] in ((), usual)]
+    return list(group)
+
+
+def _tasks_of(result: EvaluationResult) -> tuple[tuple[Any, ...], ...]:
+    """The facts that must be equal for two scores to compare; empty for a failed run.
+
+    Not the commits of the datasets: the suite's version is over their content.
+    """
+    return tuple(sorted((t.task, t.domain, t.metric, t.few_shot, t.task_version, t.dataset) for t in result.tasks))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A result with its intervals."""
+
+    result: EvaluationResult
+    tasks: tuple[TaskLine, ...]
+    domains: Mapping[str, Estimate]
+    overall: Estimate | None
+    failures: Mapping[str, RunError] = field(default_factory=dict)
+
+    @property
+    def by_task(self) -> Mapping[tuple[str, str], Estimate]:
+        return {(t.domain, t.task): t.score for t in self.tasks}
+
+
+def _all_scored(group: Iterable[EvaluationResult], out: set[Refusal]) -> dict[Node, _Scored]:
+    scored: dict[Node, _Scored] = {}
+    for result in group:
+        try:
+            scored[result.model, result.sha] = _scored(result)
+        except (ArithmeticError, ValueError) as error:  # bounds keep these out; one file must never end the board
+            out.add(Refusal(result_path(result)[:300], f"its scores cannot be computed with: {error}"[:300]))
+    return scored
+
+
+def _scored(result: EvaluationResult) -> _Scored:
+    lines = tuple(
+        TaskLine(
+            t.task,
+            t.domain,
+            t.metric,
+            score_interval(t.value, t.samples, t.stderr),
+            t.samples,
+            t.truncated,
+            t.few_shot,
+            t.task_version,
+            t.dataset,
+            t.dataset_revision,
+        )
+        for t in sorted(result.tasks, key=lambda t: (domain_order(t.domain), t.task))
+    )
+    parts: dict[str, list[Estimate]] = {}
+    for line in lines:
+        parts.setdefault(line.domain, []).append(line.score)
+    domains = {domain: mean(found) for domain, found in parts.items()}
+    return _Scored(result, lines, domains, mean(list(domains.values())) if domains else None)
+
+
+def _domains(scored: Mapping[Node, _Scored]) -> tuple[str, ...]:
+    return tuple(sorted({d for s in scored.values() for d in s.domains}, key=domain_order))
+
+
+def _joined(suites: Mapping[str, Mapping[Node, _Scored]], standing: Standing) -> dict[Node, _Scored]:
+    """One entry per model and commit out of several suites; its newest result tells the facts.
+
+    Signed scores are not joined with others of the same model: only the signed ones count there.
+    """
+    parts: dict[Node, dict[str, _Scored]] = defaultdict(dict)
+    for suite, scored in suites.items():
+        for node, own in scored.items():
+            parts[node][suite] = own
+    for node, found in parts.items():
+        signed = {suite: own for suite, own in found.items() if standing.is_signed(own.result)}
+        parts[node] = signed or found
+    return {node: _join(found, complete=set(suites)) for node, found in parts.items()}
+
+
+def _join(parts: Mapping[str, _Scored], complete: set[str]) -> _Scored:
+    failures = {suite: p.result.error for suite, p in parts.items() if p.result.error is not None}
+    done = {suite: p for suite, p in parts.items() if suite not in failures}
+    told = max((p.result for p in (done or parts).values()), key=_preference)
+    domains = {d: e for p in done.values() for d, e in p.domains.items()}
+    ordered = {d: domains[d] for d in sorted(domains, key=domain_order)}
+    tasks = sorted((t for p in done.values() for t in p.tasks), key=lambda t: (domain_order(t.domain), t.task))
+    overall = mean(list(ordered.values())) if set(done) == complete else None
+    return _Scored(told, tuple(tasks), ordered, overall, failures)
+
+
+def _rows(
+    scored: Mapping[Node, _Scored], lineage: Lineage, marks: Mapping[Node, tuple[RowFlag, ...]], standing: Standing
+) -> tuple[tuple[str, ...], tuple[Row, ...]]:
+    decisive = {id(r) for r in standing.signed_first(s.result for s in scored.values())}
+    newest = _newest([s.result for s in scored.values()])
+    shown = set(newest.values())
+    waiting = list(shown)
+    while waiting:  # parents of what is shown, and theirs
+        for p in scored[waiting.pop()].result.facts.parents:
+            if (node := (p.id, p.sha)) in scored and node not in shown:
+                shown.add(node)
+                waiting.append(node)
+    counted = {n for n in shown if n not in marks and n == newest[n[0]] and id(scored[n].result) in decisive}
+    ranked = [scored[n] for n in sorted(counted)]
+    signed = {n: s for n, s in scored.items() if standing.is_signed(s.result)}
+    domains = _domains(scored)
+    overall = _Ranking([s.overall for s in ranked if s.overall])
+    by_domain = {d: _Ranking([s.domains[d] for s in ranked if d in s.domains]) for d in domains}
+    rows = []
+    for node in sorted(shown):
+        own = scored[node]
+        counts = node in counted
+        credible = signed if node in signed else scored  # no stranger's score of a parent makes a signed row look good
+        ranks = {d: by_domain[d].of(e) for d, e in own.domains.items()} if counts else {}
+        row = _row(own, [_parent(p, credible) for p in own.result.facts.parents], ranks)
+        rows.append(
+            replace(
+                row,
+                rank=overall.of(own.overall) if counts and own.overall else None,
+                ancestors=tuple(f"{id}@{sha}" for id, sha in lineage.ancestors(node)),
+                flags=marks.get(node, ()),
+                superseded=node != newest[node[0]],
+                provenance=_shown_provenance(standing.of(own.result)),
+            )
+        )
+    return domains, tuple(sorted(_ranked_by_skills(rows), key=_place))
+
+
+def _ranked_by_skills(rows: Sequence[Row]) -> list[Row]:
+    """The rows, those with a rank and skills with their rank by them, too."""
+    orders = [r.skills.order if r.rank is not None and r.skills else None for r in rows]
+    known = sorted(order for order in orders if order is not None)
+    return [
+        row if order is None else replace(row, skills_rank=1 + len(known) - bisect_right(known, order))
+        for row, order in zip(rows, orders, strict=True)
+    ]
+
+
+def _shown_provenance(found: Provenance) -> RowProvenance:
+    assert found != "forged"  # left out by _accept
+    return found
+
+
+class _Ranking:
+    """Ranks among intervals: 1 + how many lie wholly above."""
+
+    def __init__(self, estimates: Sequence[Estimate]) -> None:
+        self._lows = sorted(e.low for e in estimates)
+
+    def of(self, estimate: Estimate) -> int:
+        return 1 + len(self._lows) - bisect_right(self._lows, estimate.high)
+
+
+def _newest(group: Sequence[EvaluationResult]) -> dict[str, Node]:
+    """Each model's newest commit among the results: by the commit's date, else by the result's."""
+
+    def age(result: EvaluationResult) -> tuple[datetime, datetime, str]:
+        created = _moment(result.created)
+        try:
+            committed = _moment(result.facts.created or result.created)
+        except ValueError:
+            committed = created
+        return (min(committed, created), created, result.sha)
+
+    found: dict[str, EvaluationResult] = {}
+    for result in group:
+        known = found.get(result.model)
+        if known is None or age(result) > age(known):
+            found[result.model] = result
+    return {model: (model, r.sha) for model, r in found.items()}
+
+
+def _parent(parent: Any, scored: Mapping[Node, _Scored]) -> ParentLine:
+    own = scored.get((parent.id, parent.sha))
+    line = ParentLine(parent.role, parent.id, parent.sha, parent.weight, "not scored")
+    if own is None:
+        return line
+    if own.result.status == "failed":
+        return replace(line, status="failed")
+    return replace(line, status="scored", domains=own.domains, tasks=own.by_task, overall=own.overall)
+
+
+def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int]) -> Row:
+    """The row as far as it depends on the model, its parents and its ranks per domain."""
+    result = own.result
+    lines = tuple(domain_line(domain, score, parents, ranks.get(domain)) for domain, score in own.domains.items())
+    base = next((p for p in parents if p.role == "base" and INSTRUCTION in p.domains), None)
+    change = (
+        difference(own.domains[INSTRUCTION], base.domains[INSTRUCTION]) if base and INSTRUCTION in own.domains else None
+    )
+    return Row(
+        model=result.model,
+        sha=result.sha,
+        status=result.status,
+        error=result.error,
+        created=result.created,
+        facts=result.facts,
+        environment=result.environment,
+        tasks=own.tasks,
+        domains=lines,
+        overall=own.overall,
+        skills=skills_kept(own.by_task, parents),
+        instruction_change=change,
+        parents=tuple(parents),
+        failures=own.failures,
+        claimed_by=result.run_by,
+    )
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    """Ranked rows first, then those without a rank, failed ones last."""
+    value = row.overall.value if row.overall else 0.0
+    covered = -len(row.domains)
+    return (row.status == "failed", row.rank is None, row.rank or 0, covered, -value, row.model, row.sha)

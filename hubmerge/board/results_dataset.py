@@ -1,0 +1,357 @@
+"""The results dataset on the Hub, which holds the result of every evaluation; anyone can rebuild the board from it.
+
+    results/MODEL/SHA/SUITE-VERSION-SPLIT.json    the truth, one file per run
+    details/MODEL/SHA/SUITE-VERSION-SPLIT/*.parquet   what was asked, answered and scored, per sample
+    keys.json                                     public keys of those who sign results here
+    flags.json, versions.json                     written by the keepers of the dataset, read here
+    data/results.parquet                          all result files in one, to load them with one request
+    data/board.parquet                            the board built from them
+    README.md                                     tells `datasets.load_dataset` about the three tables
+
+Loading lists the tree of one commit and takes each result file by its git blob id from memory, from a folder of
+blobs, out of results.parquet (whose lines are believed only where content and blob id fit), and only then by a
+request of its own. Publishing writes result, details and both rebuilt tables in one commit on the commit that was
+read; when main has moved meanwhile everything is read and rebuilt again, so nothing that others wrote is dropped. A
+lost answer to a commit shows as a result that is already there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+from hubmerge.board.dataset_card import dataset_card
+from hubmerge.board.files import (
+    FLAGS,
+    MAX_FILES,
+    MAX_FLAGS_BYTES,
+    RESULTS,
+    VERSIONS,
+    ResultFiles,
+    is_result_path,
+    parse_files,
+    renamed,
+)
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
+from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
+from hubmerge.board.values import Flag, Refusal
+from hubmerge.errors import FormatError, HubUnavailableError, ResultError, SourceNotFoundError
+from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, Split, parse_result, result_path
+from hubmerge.evaluation.signing import believed, provenance
+from hubmerge.hub.client import Hub, TreeFile
+from hubmerge.hub.errors import BranchMovedError
+
+DETAILS = "details/"
+BOARD_TABLE = "data/board.parquet"
+RESULTS_TABLE = "data/results.parquet"
+CARD = "README.md"
+MAX_TABLE_BYTES = 512 * 1024 * 1024
+_COMMIT_TRIES = 5
+_WORTH_THE_TABLE = 8  # missing files from which on the table is fetched instead
+_CARD_BYTES = 1024 * 1024
+_DETAIL = re.compile(r"[A-Za-z0-9][\w.+\-]{0,150}\.parquet", re.ASCII)
+
+
+@dataclass(frozen=True)
+class LoadedResults:
+    """The dataset at one commit."""
+
+    sha: str
+    files: ResultFiles
+    contents: Mapping[str, tuple[str, bytes]]  # path → (blob id, bytes)
+    tree: Mapping[str, TreeFile]
+    published: tuple[str, ...] = ()  # public keys in keys.json, which anyone who may write there can change
+    trusted: frozenset[str] = frozenset()  # those that are believed
+
+    @property
+    def results(self) -> tuple[EvaluationResult, ...]:
+        return self.files.results
+
+    @cached_property
+    def believed(self) -> tuple[EvaluationResult, ...]:
+        """The results that may decide something: those signed by a trusted key, where there is one."""
+        return believed(self.files.results, self.trusted)
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        return self.files.flags
+
+    @property
+    def refused(self) -> tuple[Refusal, ...]:
+        return self.files.refused
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The outcome of `publish`: the dataset's commit, the result files written, and those kept as they were."""
+
+    commit: str
+    written: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+class ResultsDataset:
+    """A results dataset on a Hub. `cache`: a folder for result files by blob id; None keeps them in memory only.
+
+    `trust`: whose signatures are believed; without it all results count alike.
+    """
+
+    def __init__(self, hub: Hub, repo: str, *, cache: Path | None = None, trust: Trust | None = None) -> None:
+        self._hub = hub.datasets
+        self.repo = repo
+        self._cache = cache
+        self._trust = trust or Trust()
+        self._loaded: LoadedResults | None = None
+
+    @property
+    def url(self) -> str:
+        return self._hub.url(self.repo)
+
+    def load(self) -> LoadedResults:
+        """The results at the head of main; asks for nothing else while the head has not moved."""
+        sha = self._hub.head(self.repo)
+        if self._loaded is None or self._loaded.sha != sha:
+            self._loaded = self._load_at(sha)
+        return self._loaded
+
+    def publish(
+        self,
+        results: Sequence[EvaluationResult],
+        details: Mapping[str, Path] | None = None,
+        *,
+        force: bool = False,
+        private: bool = False,
+    ) -> Recorded:
+        """Add results and their details in one commit; nothing is committed when all of them are there.
+
+        `details`: path in the dataset, below `details_folder` of one of the results, → local parquet file. A run
+        that is done in the dataset is kept unless `force`; a failed one is replaced by a later result. What a trusted
+        key signed replaces what none did, and is replaced by signed results only. `private`
+        counts for a dataset that does not exist yet.
+        """
+        contents = {result_path(r): r.to_json().encode() for r in results}
+        for path, data in contents.items():
+            parse_result(data, where=path)  # what is written must be readable
+        owners = {path: _owner(path, results) for path in details or {}}
+        if self._missing():
+            self._hub.create_repo(self.repo, private=private)
+        operations = {path: self._hub.preupload(self.repo, file, path) for path, file in (details or {}).items()}
+        failures = 0
+        while True:
+            loaded = self.load()
+            new = {
+                p: d for p, d in contents.items() if self._replaces(d, loaded.contents.get(p), p, loaded.trusted, force)
+            }
+            kept = tuple(sorted(set(contents) - set(new)))
+            if not new:
+                return Recorded(loaded.sha, (), kept)
+            try:
+                commit = self._hub.commit(
+                    self.repo,
+                    [operation for path, operation in operations.items() if owners[path] in new],
+                    self._files(loaded, new).items(),
+                    message=_title(results, new),
+                    description="",
+                    parent=loaded.sha,
+                )
+                return Recorded(commit, tuple(sorted(new)), kept)
+            except HubUnavailableError as error:
+                failures += 1
+                if failures == _COMMIT_TRIES:
+                    raise
+                if not isinstance(error, BranchMovedError):
+                    self._hub.patience.pause(failures, error)
+
+    def find(self, model: str, sha: str, suite: str, version: str, split: Split) -> EvaluationResult | None:
+        """The recorded and believed run of a model at a commit under a suite at its version; None: there is none."""
+        if self._missing():
+            return None
+        wanted = (model, sha, suite, version, split)
+        return next(
+            (r for r in self.load().believed if (r.model, r.sha, r.suite, r.suite_version, r.split) == wanted), None
+        )
+
+    def is_private(self) -> bool:
+        """False for one that does not exist yet: `publish` makes it public unless it is told otherwise."""
+        return not self._missing() and self._hub.repo_state(self.repo).private
+
+    def _missing(self) -> bool:
+        try:
+            self._hub.head(self.repo)
+        except SourceNotFoundError:
+            return True
+        return False
+
+    @staticmethod
+    def _replaces(new: bytes, old: tuple[str, bytes] | None, path: str, trusted: frozenset[str], force: bool) -> bool:
+        if old is None:
+            return True
+        if old[1] == new:
+            return False
+        try:
+            known = parse_result(old[1], where=path)
+        except ResultError:
+            return True  # what cannot be read is no result
+        own = parse_result(new, where=path)
+        mine, theirs = (provenance(r, trusted) == "signed" for r in (own, known))
+        if mine != theirs:
+            return mine
+        return force or (known.status == "failed" and own.created > known.created)
+
+    def _files(self, loaded: LoadedResults, new: Mapping[str, bytes]) -> dict[str, bytes]:
+        """The commit's small files: results, both tables rebuilt, and the card where it needs a change."""
+        contents = {**loaded.contents, **{path: (blob_id(data), data) for path, data in new.items()}}
+        parsed = parse_files((path, data) for path, (_, data) in contents.items())
+        now = datetime.now(UTC)
+        results = renamed(parsed.results, loaded.files.versions)
+        boards = [
+            build_board(results, loaded.flags, split=split, now=now, trusted=loaded.trusted)
+            for split in ("test", "dev")
+        ]
+        files = dict(new)
+        if self._trust.keys - set(loaded.published):
+            files[KEYS] = keys_file({*loaded.published, *self._trust.keys})
+        files[RESULTS_TABLE] = results_parquet({p: contents[p] for p in contents if _is_utf8(contents[p][1])})
+        files[BOARD_TABLE] = board_parquet(*boards)
+        known = loaded.tree.get(CARD)
+        if known is None or known.size <= _CARD_BYTES:
+            text = self._hub.read_file(self.repo, loaded.sha, CARD, _CARD_BYTES) if known else None
+            if (card := dataset_card(text)) is not None:
+                files[CARD] = card
+        return files
+
+    # --- loading -----------------------------------------------------------------------------------------
+
+    def _load_at(self, sha: str) -> LoadedResults:
+        tree = self._hub.tree(self.repo, sha)
+        paths = [p for p in sorted(tree) if is_result_path(p)]
+        refused = [Refusal(RESULTS, f"more than {MAX_FILES} files")] if len(paths) > MAX_FILES else []
+        wanted: dict[str, TreeFile] = {}
+        for path in paths[:MAX_FILES]:
+            if tree[path].size > MAX_RESULT_BYTES:
+                refused.append(Refusal(path, f"{tree[path].size} bytes, at most {MAX_RESULT_BYTES} are read"))
+            else:
+                wanted[path] = tree[path]
+        contents = self._contents(sha, tree, wanted, refused)
+        files = [(path, data) for path, (_, data) in contents.items()]
+        kept = [path for path in (FLAGS, VERSIONS) if path in tree]
+        files += [(path, self._small(sha, path, MAX_FLAGS_BYTES, refused)) for path in kept]
+        published = self._published(sha, tree, refused)
+        trusted = self._trust.of(published)
+        if trusted and (foreign := sorted(set(published) - trusted)):
+            refused.append(Refusal(KEYS, f"not believed here: {', '.join(foreign)}"[:500]))
+        parsed = parse_files(files)
+        read = ResultFiles(parsed.results, parsed.flags, (*parsed.refused, *refused), parsed.versions)
+        return LoadedResults(sha, read, contents, tree, published, trusted)
+
+    def _published(self, sha: str, tree: Mapping[str, TreeFile], refused: list[Refusal]) -> tuple[str, ...]:
+        if KEYS not in tree:
+            return ()
+        try:
+            return parse_keys(self._small(sha, KEYS, MAX_KEYS_BYTES, refused))
+        except ValueError as error:
+            refused.append(Refusal(KEYS, str(error)))
+            return ()
+
+    def _contents(
+        self, sha: str, tree: Mapping[str, TreeFile], wanted: Mapping[str, TreeFile], refused: list[Refusal]
+    ) -> dict[str, tuple[str, bytes]]:
+        """Every result file's bytes, each from the nearest place that has them."""
+        known = dict(self._loaded.contents.values()) if self._loaded else {}
+        missing = [f for f in wanted.values() if f.oid not in known]
+        if self._cache is not None:
+            known |= {f.oid: data for f in missing if (data := self._cached(f.oid)) is not None}
+            missing = [f for f in missing if f.oid not in known]
+        if len(missing) >= _WORTH_THE_TABLE and RESULTS_TABLE in tree:
+            known |= self._from_table(sha, {f.oid for f in missing})
+            missing = [f for f in missing if f.oid not in known]
+        for file in missing:
+            known[file.oid] = data = self._small(sha, file.path, MAX_RESULT_BYTES, refused)
+            if file.sha256 is None and data and blob_id(data) != file.oid:
+                raise HubUnavailableError(
+                    "the Hub sends another file than it lists", where=f"{file.path} in {self.repo}@{sha[:12]}"
+                )
+            self._keep(file.oid, data)
+        return {path: (file.oid, data) for path, file in wanted.items() if (data := known[file.oid])}
+
+    def _from_table(self, sha: str, oids: set[str]) -> dict[str, bytes]:
+        try:
+            table = read_results_parquet(self._hub.read_file(self.repo, sha, RESULTS_TABLE, MAX_TABLE_BYTES))
+        except (FormatError, ValueError):
+            return {}  # a broken table costs requests, nothing else
+        return {oid: data for oid, data in table.values() if oid in oids and blob_id(data) == oid}
+
+    def _small(self, sha: str, path: str, limit: int, refused: list[Refusal]) -> bytes:
+        try:
+            return self._hub.read_file(self.repo, sha, path, limit)
+        except FormatError as error:
+            refused.append(Refusal(path, error.what))
+            return b""
+
+    def _cached(self, oid: str) -> bytes | None:
+        assert self._cache is not None
+        try:
+            data = (self._cache / oid).read_bytes()
+        except OSError:
+            return None
+        return data if blob_id(data) == oid else None
+
+    def _keep(self, oid: str, data: bytes) -> None:
+        if self._cache is None or blob_id(data) != oid:
+            return
+        self._cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self._cache, delete=False) as out:
+            out.write(data)
+        os.replace(out.name, self._cache / oid)
+
+
+def details_folder(result: EvaluationResult) -> str:
+    """Where the parquet files of a result's samples lie, with a slash at the end."""
+    return DETAILS + result_path(result).removeprefix(RESULTS).removesuffix(".json") + "/"
+
+
+def details_of(result: EvaluationResult, workdir: Path) -> dict[str, Path]:
+    """A run's details as `publish` takes them; `workdir` is the folder that it was made in."""
+    if result.status != "done":
+        return {}
+    return {details_folder(result) + path.name: path for path in sorted((workdir / "details").glob("*.parquet"))}
+
+
+def blob_id(data: bytes) -> str:
+    """git's id of a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def _owner(path: str, results: Sequence[EvaluationResult]) -> str:
+    """The result file that a details file belongs to."""
+    for result in results:
+        folder = details_folder(result)
+        if path.startswith(folder) and _DETAIL.fullmatch(path.removeprefix(folder)):
+            return result_path(result)
+    raise ResultError(
+        "details that belong to none of the results",
+        where=path[:200],
+        expected="details/MODEL/SHA/SUITE-VERSION-SPLIT/NAME.parquet",
+    )
+
+
+def _title(results: Sequence[EvaluationResult], new: Mapping[str, bytes]) -> str:
+    first = next(r for r in results if result_path(r) in new)
+    more = f" and {len(new) - 1} more" if len(new) > 1 else ""
+    return f"{first.suite} on {first.model}@{first.sha[:12]}{more}"
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

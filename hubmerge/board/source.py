@@ -1,0 +1,84 @@
+"""The board of a running app: it is rebuilt when the results dataset has changed, which is checked now and then.
+
+While the Hub does not answer, the last board stays. Before the first board, a visitor is soon told that there is none
+yet, and not every visitor asks the Hub again, since a waiting thread cannot show other pages.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.results_dataset import LoadedResults, ResultsDataset
+from hubmerge.board.values import Board
+from hubmerge.errors import HubmergeError, HubUnavailableError, SourceNotFoundError
+
+REFRESH_S = 30.0
+FIRST_WAIT_S = 5.0  # for the first board, while another thread reads it, and between two tries to read it
+
+
+class DatasetBoard:
+    """Implements workflows.app.service.BoardSource; safe to be asked by many threads at once."""
+
+    def __init__(
+        self,
+        dataset: ResultsDataset,
+        *,
+        refresh_s: float = REFRESH_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dataset = dataset
+        self._refresh_s = refresh_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked_at: float | None = None
+        self._loaded: LoadedResults | None = None
+        self._board = Board()
+        self._is_known = False
+        self._failure: HubmergeError | None = None  # the last one, while no board is known
+
+    @property
+    def url(self) -> str:
+        return self._dataset.url
+
+    def board(self) -> Board:
+        """The board as it is known; HubmergeError while none is."""
+        # a visitor who comes while another thread rebuilds the board gets the old one
+        if not self._lock.acquire(timeout=0 if self._is_known else FIRST_WAIT_S):
+            if not self._is_known:
+                raise HubUnavailableError(
+                    "the results are being read for the first time", next_step="Try again in some seconds."
+                )
+            return self._board
+        try:
+            pause_s = self._refresh_s if self._is_known else min(self._refresh_s, FIRST_WAIT_S)
+            if self._asked_at is None or self._clock() - self._asked_at >= pause_s:
+                self._refresh()
+                self._asked_at = self._clock()
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
+            return self._board
+        finally:
+            self._lock.release()
+
+    def _refresh(self) -> None:
+        """Read the dataset where it has moved; a failure is kept where there is nothing to show instead."""
+        try:
+            loaded = self._dataset.load()
+        except SourceNotFoundError:
+            loaded = None  # no result was ever recorded
+        except HubmergeError as error:
+            self._failure = None if self._is_known else error
+            return
+        if loaded is not self._loaded:
+            board = Board()
+            if loaded is not None:
+                now = datetime.now(UTC)
+                board = build_board(
+                    loaded.results, loaded.flags, refused=loaded.refused, now=now, trusted=loaded.trusted
+                )
+            self._loaded, self._board = loaded, board
+        self._is_known, self._failure = True, None

@@ -1,0 +1,95 @@
+"""Community results, which no trusted key signed, are listed beside signed ones on a board and decide nothing.
+
+Without a signed result of the split nothing changes. With one, a community result stays only where it can displace
+nothing: its suite version must have signed results, it must have their tasks and no more prompts than theirs, and its
+model must have no signed result in the suite, at any commit. A signed row's lineage comes from signed results alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+
+from hubmerge.board.lineage import Node
+from hubmerge.board.values import Refusal
+from hubmerge.evaluation.result import EvaluationResult, Split, result_path
+from hubmerge.evaluation.signing import Provenance, provenance
+
+_RunKey = tuple[str, str, str, str, str]
+
+
+class Standing:
+    """The provenance of every accepted result, by its run."""
+
+    def __init__(self, trusted: Collection[str]) -> None:
+        self._trusted = frozenset(trusted)
+        self._known: dict[_RunKey, Provenance] = {}
+
+    def check(self, result: EvaluationResult) -> Provenance:
+        return provenance(result, self._trusted)
+
+    def note(self, result: EvaluationResult, found: Provenance) -> None:
+        self._known[_key(result)] = found
+
+    def of(self, result: EvaluationResult) -> Provenance:
+        return self._known.get(_key(result), "community")
+
+    def is_signed(self, result: EvaluationResult) -> bool:
+        return self.of(result) == "signed"
+
+    def signed_first(self, results: Iterable[EvaluationResult]) -> list[EvaluationResult]:
+        """The signed results, or all where none is signed."""
+        results = list(results)
+        return [r for r in results if self.is_signed(r)] or results
+
+    def ancestry(self, results: Iterable[EvaluationResult]) -> list[EvaluationResult]:
+        """The results that say what a model descends from: of a commit with signed results only those."""
+        by_node: dict[Node, list[EvaluationResult]] = defaultdict(list)
+        for result in results:
+            by_node[result.model, result.sha].append(result)
+        return [r for group in by_node.values() for r in self.signed_first(group)]
+
+    def admit(self, results: Sequence[EvaluationResult], split: Split, out: set[Refusal]) -> list[EvaluationResult]:
+        """The results of `split` that a board is built of."""
+        results = [r for r in results if r.split == split]
+        signed = [r for r in results if self.is_signed(r)]
+        versions: dict[str, set[str]] = defaultdict(set)
+        commits: dict[str, set[str]] = defaultdict(set)
+        models = {(r.suite, r.model) for r in signed}
+        most: dict[tuple[str, str, str], int] = {}
+        for r in signed:
+            versions[r.suite].add(r.suite_version)
+            commits[r.model].add(r.sha)
+            for t in r.tasks:
+                place = (r.suite, r.suite_version, t.task)
+                most[place] = max(most.get(place, 0), t.samples)
+        scored = {place[:2] for place in most}
+
+        def doubt(r: EvaluationResult) -> str | None:
+            if r.suite in versions and r.suite_version not in versions[r.suite]:
+                return "a community result of a version of the suite that no signed result has"
+            if (r.suite, r.model) in models:
+                return "a community result of a model that has a signed one"
+            if r.model in commits and r.sha not in commits[r.model]:
+                return "a community result of another commit than the signed ones of this model"
+            if (r.suite, r.suite_version) not in scored:
+                return None
+            for t in r.tasks:
+                limit = most.get((r.suite, r.suite_version, t.task))
+                if limit is None:
+                    return "its tasks are others than the signed results'"
+                if t.samples > limit:
+                    return f"{t.samples} prompts of {t.task[:80]}, of which the suite has {limit}"
+            return None
+
+        kept = []
+        for r in results:
+            if not self.is_signed(r) and (reason := doubt(r)):
+                out.add(Refusal(result_path(r)[:300], reason))
+            else:
+                kept.append(r)
+        return kept
+
+
+def _key(result: EvaluationResult) -> _RunKey:
+    return (result.model, result.sha, result.suite, result.suite_version, result.split)

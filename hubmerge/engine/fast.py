@@ -1,0 +1,358 @@
+"""The fast pass: a chunk counted and merged by pass.c, with the bits of the definition.
+
+pass.c has the kernels of the methods that come with it. Of any other method the kernel runs as it is, in numpy, on
+blocks of PIECE elements, which stay in the second cache level; all else is the same.
+
+A chunk costs a few dozen microseconds of Python beside its arithmetic, in which no other thread runs; so the scratch of
+a thread is made once. ctypes calls without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from ctypes import Structure, addressof, c_double, c_int64, c_uint64, c_void_p
+from dataclasses import replace
+from functools import cache
+from math import ceil
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hubmerge.counter_rng import Key, make_key
+from hubmerge.dtypes import STORAGE, Rounding, encode
+from hubmerge.engine import eager
+from hubmerge.engine.counting import BLOCK, Counted
+from hubmerge.engine.eager import ChunkInputs, ChunkOutput, Rule
+from hubmerge.engine.library import Library, UnavailableError, library
+from hubmerge.methods import registry
+from hubmerge.methods.base import Threshold
+from hubmerge.sources.buffers import empty
+from hubmerge.statistics.histogram import BINS, Histogram
+from hubmerge.statistics.statistics import Counts, ResultTally, Tally, zero_result, zero_tally
+
+PIECE = 16_384  # elements that a kernel in numpy takes at once
+KEY_BYTES = 4 * ((1 << 16) + 112) * 4  # of one agent's histogram of keys
+_COUNTED_AT_ONCE = 512 * BLOCK  # elements, until a bin's sum of offsets could overflow
+_LINE = 64  # bytes of a cache line
+_KINDS = {"F32": 0, "BF16": 1, "F16": 2}
+_WORKSPACES = 4  # kept per thread; variants of a merge take turns at every chunk
+_thread = threading.local()  # .workspaces, .keys
+
+
+class _Call(Structure):
+    """struct call"""
+
+    _fields_ = (
+        ("agents", c_int64), ("elements", c_int64), ("start", c_int64), ("rows", c_void_p), ("kinds", c_void_p),
+        ("uniform_keys", c_void_p), ("sensitivities", c_void_p), ("workspace", c_void_p), ("counts", c_void_p),
+        ("sums", c_void_p), ("result_sums", c_void_p), ("kernel", c_int64), ("per_agent", c_void_p),
+        ("constants", c_void_p), ("columns", c_int64), ("given", c_void_p), ("out", c_void_p), ("kind", c_int64),
+        ("stochastic", c_int64), ("both_roundings", c_int64), ("first", c_uint64), ("second", c_uint64),
+        ("epsilon", c_double),
+    )  # fmt: skip
+
+
+class _Ranking(Structure):
+    """struct ranking"""
+
+    _fields_ = (
+        ("first_agent", c_int64), ("agents", c_int64), ("keys", c_void_p), ("spans", c_void_p), ("wanted", c_void_p),
+        ("bound", c_uint64), ("is_private", c_int64),
+    )  # fmt: skip
+
+
+class _Pass:
+    """One call of pass.c and the arrays that it points to."""
+
+    def __init__(self, chunk: ChunkInputs, epsilon: float, extras: int = 0) -> None:
+        self.agents, self.elements = len(chunk.raws) - 1, len(chunk.raws[0])
+        self._kept: list[Any] = []
+        self.call = _Call(
+            agents=self.agents,
+            elements=self.elements,
+            start=chunk.start,
+            rows=self.address(_addresses(self._contiguous(chunk.raws))),
+            kinds=self.address(np.array([_KINDS[dtype] for dtype in chunk.dtypes])),
+            kernel=-1,
+            epsilon=epsilon,
+        )
+        if chunk.uniform_keys:
+            self.call.uniform_keys = self.address(_key_words(chunk.uniform_keys))
+        if chunk.sensitivities:
+            self.call.sensitivities = self.address(_addresses(self._contiguous(chunk.sensitivities)))
+        self._workspace = _Workspace.of_thread(self.agents, extras)
+        self.call.workspace = self._workspace.address
+        k = self.agents
+        self._counts = np.zeros(k * (k + 1) + 2 * k * k + 1 + k + (k + 1) + 2 * k + 3, np.int64)
+        self.call.counts = self.address(self._counts)
+        parts = np.split(self._counts, np.cumsum([k * (k + 1), k * k, k * k, 1, k, k + 1, k, k]))
+        self.by_overlap = parts[0].reshape(k, k + 1)
+        self._pairs = parts[1].reshape(k, k), parts[2].reshape(k, k)
+        self._conflict, self._identical, self._nonfinite, self._largest, self._least, self.result = parts[3:]
+        self._least[:] = 0xFFFFFFFF
+        self._sums = self._result_sums = np.zeros((0, 0))
+
+    def _contiguous(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        found = [np.ascontiguousarray(array) for array in arrays]
+        self._kept.append(found)
+        return found
+
+    def address(self, array: NDArray[Any]) -> int:
+        """Where it lies, which it does as long as this object lives."""
+        self._kept.append(array)
+        return _address(array)
+
+    def count_inputs(self) -> None:
+        k = self.agents
+        self._sums = np.zeros((3 * k + k * (k + 1) // 2, -(-self.elements // BLOCK)))
+        self.call.sums = self.address(self._sums)
+
+    def merge_into(self, out: NDArray[Any], rule: Rule, dtype: str, key: Key) -> None:
+        self._result_sums = np.zeros((len(ResultTally.SUMS) * self.agents, -(-self.elements // BLOCK)))
+        self.call.result_sums = self.address(self._result_sums)
+        self.call.out, self.call.kind = self.address(out), _KINDS[dtype]
+        self.call.stochastic, self.call.both_roundings = rule.rounding == "stochastic", rule.both_roundings
+        self.call.first, self.call.second = key.first, key.second
+        self.call.kernel = _kernels().get(rule.kernel, -1)
+        per_agent = np.array(rule.per_agent, np.float32)
+        self.call.per_agent, self.call.columns = self.address(per_agent), per_agent.shape[1] if per_agent.size else 0
+        self.call.constants = self.address(np.array(rule.constants, np.float32))
+
+    def run(self, first: int, end: int) -> None:
+        _loaded().work(addressof(self.call), first, end)
+
+    def run_all(self, piece: int = _COUNTED_AT_ONCE) -> Histogram:
+        """Works through the chunk; the histogram of what was counted."""
+        parts = []
+        for first in range(0, self.elements, piece):
+            self.run(first, min(self.elements, first + piece))
+            if self.call.sums:
+                parts.append(self.histogram())
+        return parts[0] if len(parts) == 1 else Histogram.sum_of(parts)
+
+    def histogram(self) -> Histogram:
+        """Of the magnitudes that were counted since the last time."""
+        room = self._workspace.room
+        filled = _loaded().take(addressof(self.call), _address(room), room.shape[1])
+        return Histogram(*room[:, :filled].copy())
+
+    def inputs(self, histogram: Histogram) -> Counted[Tally]:
+        changed, overlap = self.by_overlap.sum(axis=1), self.by_overlap.sum(axis=0)
+        overlap[1:] //= np.arange(1, self.agents + 1)
+        overlap[0] = self.elements - overlap.sum()
+        nothing = _nothing(self.agents)
+        active, agree = (both + both.T + np.diag(changed) for both in self._pairs)
+        tally = Tally(
+            elements=self.elements,
+            changed=changed,
+            identical=self._identical,
+            overlap=overlap,
+            by_overlap=self.by_overlap,
+            pair_active=active,
+            pair_agree=agree,
+            conflict=int(self._conflict[0]),
+            nonfinite=self._nonfinite,
+            dot=nothing.dot,
+            max_abs=self._largest.astype(np.uint32).view(np.float32).astype(np.float64),
+            moments=nothing.moments,
+            histogram=histogram,
+        )
+        return Counted(tally, self._sums)
+
+    def outputs(self) -> Counted[ResultTally]:
+        changed, rounded, nonfinite = self.result.tolist()
+        nothing = _no_result(self.agents)
+        tally = replace(nothing, elements=self.elements, changed=changed, rounded=rounded, nonfinite=nonfinite)
+        return Counted(tally, self._result_sums)
+
+
+class _Workspace:
+    """A thread's scratch for so many agents and further inputs of a kernel."""
+
+    def __init__(self, agents: int, extras: int) -> None:
+        size = _loaded().workspace_bytes(agents, extras)
+        self._memory = np.zeros(size + _LINE, np.uint8)
+        self.address = -(-_address(self._memory) // _LINE) * _LINE
+        self.room = np.empty((3, agents * BINS), np.int64)  # for a histogram
+
+    @classmethod
+    def of_thread(cls, agents: int, extras: int) -> _Workspace:
+        kept: dict[tuple[int, int], _Workspace] | None = getattr(_thread, "workspaces", None)
+        if kept is None:
+            kept = _thread.workspaces = {}
+        if (agents, extras) not in kept:
+            if len(kept) == _WORKSPACES:
+                kept.clear()
+            kept[agents, extras] = cls(agents, extras)
+        return kept[agents, extras]
+
+
+@cache
+def unavailable() -> str | None:
+    """Why this machine has no fast pass; None where it has one that gives the definition's bits."""
+    try:
+        library()
+    except UnavailableError as error:
+        return str(error)
+    for chunk, rule, dtype in _trials():
+        key = make_key(1, "trial")
+        slow, quick = (m.merge_chunk(chunk, rule, dtype, key, with_inputs=True) for m in (eager, sys.modules[__name__]))
+        if slow.bits() != quick.bits():
+            return "what was built computes other bits than the definition"
+    return None
+
+
+def _trials() -> Iterator[tuple[ChunkInputs, Rule, str]]:
+    """Small chunks with what machines could differ in: subnormals, both zeros, ties, many exponents."""
+    rng = np.random.default_rng(0)
+    n = BLOCK + 1025
+    base = np.ldexp(rng.standard_normal(n), rng.integers(-12, 1, n)).astype(np.float32)
+    base[:64], base[64:128] = -0.0, 1e-41
+    steps = np.ldexp(rng.standard_normal((2, n)), rng.integers(-16, -4, n)).astype(np.float32)
+    values = [base, *(np.where(rng.random(n) < 0.5, base + step, base) for step in steps)]
+    scalars = tuple((np.float32(0.7), np.float32(1.3)) for _ in steps)
+    kernel = registry()["ram"].kernel
+    kinds: list[tuple[str, Rounding]] = [("BF16", "stochastic"), ("F16", "nearest"), ("F32", "nearest")]
+    for dtype, rounding in kinds:
+        rule = Rule(
+            kernel, (), scalars, (np.float32(1e-5), np.float32(0), np.float32(1)), 1e-5, rounding, both_roundings=True
+        )
+        raws = tuple(encode(v, dtype, "nearest", None) for v in values)
+        yield ChunkInputs(raws, (dtype,) * len(raws), 3 * BLOCK), rule, dtype
+
+
+def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
+    """eager.probe_chunk."""
+    work = _Pass(replace(chunk, uniform_keys=(), sensitivities=()), epsilon)
+    work.count_inputs()
+    return work.inputs(work.run_all())
+
+
+def count_overlaps(chunk: ChunkInputs, epsilon: float) -> Counts:
+    """eager.count_overlaps."""
+    work = _Pass(replace(chunk, uniform_keys=(), sensitivities=()), epsilon)
+    work.run_all()
+    return work.by_overlap
+
+
+def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
+    """eager.merge_chunk."""
+    fused = rule.kernel in _kernels()
+    extras = len(chunk.uniform_keys) + len(chunk.sensitivities)
+    plain = chunk if fused else replace(chunk, uniform_keys=(), sensitivities=())
+    work = _Pass(plain, rule.epsilon, extras if fused else 0)
+    out = empty(work.elements, np.float32 if dtype == "F32" else np.uint16)
+    work.merge_into(out, rule, dtype, key)
+    if with_inputs:
+        work.count_inputs()
+    histogram = work.run_all() if fused else _run_pieces(work, chunk, rule)
+    raw = out.view(STORAGE[dtype])
+    return ChunkOutput(raw, work.inputs(histogram) if with_inputs else None, work.outputs())
+
+
+def _run_pieces(work: _Pass, chunk: ChunkInputs, rule: Rule) -> Histogram:
+    """`run_all` of a kernel that pass.c does not have."""
+    parts = []
+    for first in range(0, work.elements, PIECE):
+        end = min(work.elements, first + PIECE)
+        given = np.ascontiguousarray(eager.merged(_piece(chunk, first, end), rule))
+        work.call.given = _address(given)
+        work.run(first, end)
+        if work.call.sums and (end == work.elements or end % _COUNTED_AT_ONCE == 0):
+            parts.append(work.histogram())
+    return Histogram.sum_of(parts)
+
+
+def _piece(chunk: ChunkInputs, first: int, end: int) -> ChunkInputs:
+    raws, sensitivities = (tuple(row[first:end] for row in rows) for rows in (chunk.raws, chunk.sensitivities))
+    return replace(chunk, raws=raws, sensitivities=sensitivities, start=chunk.start + first)
+
+
+def count_magnitudes(
+    chunk: ChunkInputs, wanted: Sequence[int], threshold: Threshold, epsilon: float, at_once: int = 1
+) -> NDArray[np.int64]:
+    """[m, 3] (row, bin, count) of the keys of the magnitudes that `threshold` ranks; a row per agent, or one.
+
+    With one `wanted` key per row: of the lower halves of what has it; an even key has no such. `at_once`: agents whose
+    histograms lie beside each other in memory.
+    """
+    drop, private = threshold.of == "dropped", threshold.of == "private"
+    work = _Pass(replace(chunk, uniform_keys=chunk.uniform_keys if drop else (), sensitivities=()), epsilon)
+    keys = np.array(wanted, np.uint16)
+    parts = []
+    drops = [0.0] if private else [threshold.drop_of(k) for k in range(work.agents)]
+    for some in _together(drops, at_once):
+        count = some.stop - some.start  # histograms
+        spans = np.tile(np.array([1 << 16, 0]), (count, 1))
+        ranking = _Ranking(
+            first_agent=some.start,
+            agents=work.agents if private else count,
+            keys=_address(_keys(count)),
+            spans=work.address(spans),
+            wanted=work.address(keys[some]) if wanted else None,
+            bound=_bound(drops[some.start]),
+            is_private=private,
+        )
+        if not (private and wanted and wanted[0] % 2 == 0):
+            _loaded().rank(addressof(work.call), addressof(ranking))
+        ranking.agents = count
+        found = np.empty((int((spans[:, 1] + 2).sum()), 3), np.int64)
+        found = found[: _loaded().take_keys(addressof(ranking), _address(found), len(found))]
+        found[:, 0] += some.start
+        parts.append(found)
+    return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
+
+
+def _together(drops: Sequence[float], at_once: int) -> Iterator[slice]:
+    """Agents that follow each other and are counted in one pass: at most so many, of one drop."""
+    first = 0
+    for k in range(1, len(drops) + 1):
+        if k == len(drops) or k - first == at_once or drops[k] != drops[first]:
+            yield slice(first, k)
+            first = k
+
+
+def _bound(p: float) -> int:
+    """The smallest k with k · 2⁻²⁴ ≥ p, p being rounded to float32 as a kernel's constants are."""
+    return ceil(float(np.float32(p)) * 2**24)
+
+
+def _keys(rows: int) -> NDArray[np.uint8]:
+    """This thread's histograms of keys, all zero between two passes; made once, since fresh pages cost more than
+    counting."""
+    kept: NDArray[np.uint8] | None = getattr(_thread, "keys", None)
+    if kept is None or kept.size < rows * KEY_BYTES:
+        kept = _thread.keys = np.zeros(rows * KEY_BYTES, np.uint8)
+    return kept
+
+
+def _key_words(keys: Sequence[Key]) -> NDArray[np.uint64]:
+    return np.array([(key.first, key.second) for key in keys], np.uint64)
+
+
+def _addresses(rows: Sequence[NDArray[Any]]) -> NDArray[np.uint64]:
+    return np.array([_address(row) for row in rows], np.uint64)
+
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+@cache
+def _kernels() -> dict[Any, int]:
+    """The kernels of methods that pass.c has, by the name of the method's module."""
+    modules = {method.kernel: method.kernel.__module__.rpartition(".")[2] for method in registry().values()}
+    numbers = {kernel: _loaded().kernel_number(module.encode()) for kernel, module in modules.items()}
+    return {kernel: number for kernel, number in numbers.items() if number >= 0}
+
+
+def _loaded() -> Library:
+    return library()
+
+
+_nothing = cache(zero_tally)  # its arrays are only read
+_no_result = cache(zero_result)

@@ -1,0 +1,1227 @@
+/* The fast pass over a chunk: load, subtract, count, merge, round, store; what definition.py says, bit for bit.
+
+   A chunk is worked through in blocks of 4,096 elements, so that everything between the stored inputs and the stored
+   output stays in the first two cache levels. Loops work on vectors of WIDTH elements in the vector types of GCC and
+   Clang, which exist on every machine. The file is compiled once for each kind of machine (library.py), without
+   contraction and without fast-math: every operation is one rounded IEEE operation, which is why the bits agree.
+
+   Intrinsics stand where compilers find no good instructions: to widen and narrow, for the larger of two, and to pack what is not zero. */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __AVX512VBMI2__
+#include <immintrin.h>
+#define WIDTH 16
+#elif defined __AVX2__
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+
+#ifndef MACHINE
+#define MACHINE 1
+#endif
+#define JOINED(name, machine) name##_##machine
+#define NAMED(name, machine) JOINED(name, machine)
+#define ENTRY(name) __attribute__((visibility("default"))) NAMED(name, MACHINE)
+#define INLINE static inline __attribute__((always_inline))
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+enum {
+    BLOCK = 4096,         /* elements; definition.py's */
+    LANES = 64,           /* columns of a block */
+    ROWS = 4 * LANES,     /* elements of a group of rows, which a last block is filled up to */
+    SPACED = BLOCK + 112, /* of rows, which would share cache sets if they lay a power of two apart */
+    PART = 512,           /* elements from draws to output, in the first cache level even where rows are many */
+    COPIES = 4,           /* of counters: most elements share few bins, and each addition waits for the last one */
+    SHORT = (1 << 15) + 16,
+    LOW_BITS = 18, /* of a pattern, within a bin of histogram.py */
+    BINS = 1 << 13,
+    COUNT_SHIFT = 40, /* a long pattern's bin counts above, and sums offsets below */
+    KEYS = (1 << 16) + 112
+};
+enum { FLOAT32, BFLOAT16, FLOAT16 };
+enum { CHANGED, ROUNDED, NONFINITE };
+enum { INACTIVE = 0, ACTIVE = 1, POSITIVE = 3 }; /* an agent at an element */
+
+typedef float floats __attribute__((vector_size(4 * WIDTH)));
+typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t uints __attribute__((vector_size(4 * WIDTH)));
+typedef uint64_t longs __attribute__((vector_size(4 * WIDTH))); /* half as many */
+typedef uint16_t halves __attribute__((vector_size(2 * WIDTH)));
+typedef int16_t shorts __attribute__((vector_size(2 * WIDTH)));
+typedef int8_t few_bytes __attribute__((vector_size(WIDTH)));
+typedef int8_t bytes __attribute__((vector_size(4 * WIDTH))); /* four times as many */
+
+/* One chunk and what is to be done with it; fast.py has the same fields. */
+struct call {
+    int64_t agents, elements, start;    /* element 0 is `start` of its tensor */
+    const void *const *rows;            /* agents + 1: elements as stored, the base's first */
+    const int64_t *kinds;               /* how they are stored */
+    const uint64_t *uniform_keys;       /* [agents][2], or NULL */
+    const float *const *sensitivities;  /* agents, or NULL */
+    void *workspace;                    /* `workspace_bytes`, aligned to a cache line */
+    int64_t *counts;                    /* as `counted` says */
+    double *sums;                       /* [3K + K(K+1)/2][blocks], NULL where inputs are not counted */
+    double *result_sums;                /* [6K][blocks], NULL where nothing is merged */
+    int64_t kernel;                     /* of KERNELS; -1: `given` is what it gave */
+    const float *per_agent, *constants; /* [agents][columns] */
+    int64_t columns;
+    const float *given;                 /* from the first element of the call */
+    void *out;                          /* [elements] */
+    int64_t kind;                       /* how the output is stored */
+    int64_t stochastic, both_roundings;
+    uint64_t first, second;             /* the key of the rounding draws */
+    double epsilon;
+};
+
+/* Where `counts` has what: the first of `by_overlap` [K][K+1], pairs [K][K] twice, … */
+struct counted {
+    int64_t *by_overlap, *pair_active, *pair_agree, *conflict, *identical, *nonfinite, *largest, *least, *result;
+};
+
+static struct counted counted(const struct call *call) {
+    int64_t k = call->agents, *at = call->counts;
+    struct counted to;
+    to.by_overlap = at, at += k * (k + 1);
+    to.pair_active = at, at += k * k;
+    to.pair_agree = at, at += k * k;
+    to.conflict = at, at += 1;
+    to.identical = at, at += k;
+    to.nonfinite = at, at += k + 1;
+    to.largest = at, at += k;
+    to.least = at, at += k;
+    to.result = at;
+    return to;
+}
+
+/* Scratch of one thread. Rows lie SPACED elements apart. */
+struct work {
+    float *base, *inputs, *scaled, *delta, *step, *other_step; /* `inputs`: deltas, then a kernel's extras */
+    int8_t *states, *alone, *shared, *count; /* INACTIVE …; flags, -1 or 0; how many are active */
+    uint16_t *patterns, *packed, *places;
+    uint32_t *longs, *fine; /* fine[K][COPIES][SHORT]: by the upper half of patterns whose lower half is 0 */
+    uint64_t *coarse;       /* [K][COPIES][BINS]: the other patterns */
+    float *decoded;         /* models that are not all stored alike */
+    char *tails;            /* [rows][BLOCK] of 4 bytes: a last block, filled up with zeros */
+};
+
+struct found { /* of one agent in one block */
+    uint32_t largest; /* pattern of a magnitude */
+    int has_long;     /* whether the lower half of any pattern is not 0; only where inputs are counted */
+};
+
+static int64_t laid_out(struct work *work, char *at, int64_t agents, int64_t extras) {
+    char *begin = at;
+#define TAKE(name, size) (work->name = (void *)at, at += ((int64_t)(size) * (int64_t)sizeof *work->name + 63) / 64 * 64)
+    TAKE(fine, agents * COPIES * SHORT); /* these two are zero between two passes */
+    TAKE(coarse, agents * COPIES * BINS);
+    TAKE(base, SPACED);
+    TAKE(inputs, (agents + extras) * SPACED);
+    TAKE(scaled, agents * SPACED);
+    TAKE(delta, SPACED);
+    TAKE(step, SPACED);
+    TAKE(other_step, SPACED);
+    TAKE(states, agents * SPACED);
+    TAKE(alone, SPACED);
+    TAKE(shared, SPACED);
+    TAKE(count, SPACED);
+    TAKE(patterns, SPACED);
+    TAKE(packed, SPACED);
+    TAKE(places, SPACED);
+    TAKE(longs, SPACED);
+    TAKE(decoded, (agents + 1) * SPACED);
+    TAKE(tails, (2 * agents + 1) * BLOCK * 4);
+#undef TAKE
+    return at - begin;
+}
+
+int64_t ENTRY(workspace_bytes)(int64_t agents, int64_t extras) {
+    struct work work;
+    return laid_out(&work, NULL, agents, extras);
+}
+
+/* Vectors */
+
+#define SPLAT(x) ((x) - (floats){0}) /* x - 0 is x, -0 too */
+#define ZERO ((floats){0})
+
+INLINE floats load(const float *at) {
+    floats values;
+    memcpy(&values, at, sizeof values);
+    return values;
+}
+INLINE void store(float *at, floats values) { memcpy(at, &values, sizeof values); }
+INLINE floats where(ints condition, floats yes, floats no) {
+    return (floats)((condition & (ints)yes) | (~condition & (ints)no));
+}
+INLINE ints magnitude(floats x) { return (ints)x & 0x7FFFFFFF; }
+INLINE floats absolute(floats x) { return (floats)magnitude(x); }
+#if WIDTH == 16
+INLINE uints load_halves(const uint16_t *at) {
+    return (uints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)at));
+}
+INLINE void store_halves(uint16_t *at, uints values) {
+    _mm256_storeu_si256((void *)at, _mm512_cvtepi32_epi16((__m512i)values));
+}
+INLINE ints flags(const int8_t *at) { return (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)at)); }
+INLINE void store_flags(int8_t *at, ints flags) {
+    _mm_storeu_si128((void *)at, _mm512_cvtepi32_epi8((__m512i)flags));
+}
+INLINE ints larger_of(ints a, ints b) { return (ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+INLINE uints smaller_of(uints a, uints b) { return (uints)_mm512_min_epu32((__m512i)a, (__m512i)b); }
+#else
+INLINE uints load_halves(const uint16_t *at) {
+    halves loaded;
+    memcpy(&loaded, at, sizeof loaded);
+    return __builtin_convertvector(loaded, uints);
+}
+INLINE void store_halves(uint16_t *at, uints values) {
+    halves narrow = __builtin_convertvector(values, halves);
+    memcpy(at, &narrow, sizeof narrow);
+}
+INLINE ints flags(const int8_t *at) { /* in two steps, which GCC has instructions for */
+    few_bytes loaded;
+    memcpy(&loaded, at, sizeof loaded);
+    return __builtin_convertvector(__builtin_convertvector(loaded, shorts), ints);
+}
+INLINE void store_flags(int8_t *at, ints flags) {
+    few_bytes narrow = __builtin_convertvector(__builtin_convertvector(flags, shorts), few_bytes);
+    memcpy(at, &narrow, sizeof narrow);
+}
+INLINE ints larger_of(ints a, ints b) {
+    ints larger = a > b;
+    return (larger & a) | (~larger & b);
+}
+INLINE uints smaller_of(uints a, uints b) {
+    uints smaller = (uints)(a < b);
+    return (smaller & a) | (~smaller & b);
+}
+#endif
+INLINE int64_t summed(ints counts) {
+    int64_t total = 0;
+    for (int i = 0; i < WIDTH; i++) total += counts[i];
+    return total;
+}
+INLINE int64_t summed_bytes(bytes counts) {
+    int total = 0;
+    for (int i = 0; i < 4 * WIDTH; i++) total += counts[i];
+    return total;
+}
+INLINE bytes load_bytes(const int8_t *at) {
+    bytes loaded;
+    memcpy(&loaded, at, sizeof loaded);
+    return loaded;
+}
+
+/* Stored elements */
+
+INLINE floats from_half(uints half) {
+    uints bits = (half & 0x7FFF) << 13;
+    uints scaled = (uints)((floats)bits * 0x1p112f); /* subnormals become normal, exactly */
+    uints special = (uints)((half & 0x7C00) == 0x7C00);
+    return (floats)((special & (bits | 0x7F800000)) | (~special & scaled) | ((half & 0x8000) << 16));
+}
+
+INLINE uints to_half(floats value) { /* to nearest, ties to even */
+    uints sign = (uints)value & 0x80000000u, size = (uints)value ^ sign;
+    uints normal = (size + 0xC8000FFFu + ((size >> 13) & 1)) >> 13;
+    uints small = (uints)((floats)size + 0.5f) - 0x3F000000u; /* the addition rounds to steps of 2^-24 */
+    uints special = ((uints)(size > 0x7F800000u) & 0x7E00) | 0x7C00;
+    uints is_small = (uints)(size < 0x38800000u), is_special = (uints)(size >= 0x47800000u);
+    uints rounded = (is_small & small) | (~is_small & normal);
+    return ((is_special & special) | (~is_special & rounded)) | (sign >> 16);
+}
+
+INLINE floats stored_at(const void *row, const int kind, int64_t i) {
+    if (kind == FLOAT32) return load((const float *)row + i);
+    __builtin_prefetch((const uint16_t *)row + i + BLOCK, 0, 2); /* of the next block, which comes soon */
+    uints wide = load_halves((const uint16_t *)row + i);
+    return kind == BFLOAT16 ? (floats)(wide << 16) : from_half(wide);
+}
+
+#define BY_KIND(kind, call) /* call(kind) with a constant, so that no element asks for it */ \
+    switch (kind) {                                                                         \
+    case FLOAT32: call(FLOAT32); break;                                                     \
+    case BFLOAT16: call(BFLOAT16); break;                                                   \
+    default: call(FLOAT16);                                                                 \
+    }
+
+static void decode(const void *row, int64_t kind, int64_t n, float *out) {
+#define DECODE(kind) \
+    for (int64_t i = 0; i < n; i += WIDTH) store(out + i, stored_at(row, kind, i))
+    BY_KIND(kind, DECODE)
+}
+
+/* Draws: counter_rng.py */
+
+#define GOLDEN 0x9E3779B97F4A7C15u
+#define FACTOR1 0xBF58476D1CE4E5B9u
+#define FACTOR2 0x94D049BB133111EBu
+
+INLINE uint64_t mixed(uint64_t x) {
+    x = (x ^ (x >> 30)) * FACTOR1;
+    x = (x ^ (x >> 27)) * FACTOR2;
+    return x ^ (x >> 31);
+}
+INLINE uint64_t draw(uint64_t first, uint64_t second, uint64_t index) {
+    return mixed(mixed(index * GOLDEN + first) ^ second);
+}
+
+struct draws {
+    longs even, odd; /* counters of the next WIDTH elements */
+    uint64_t second;
+};
+
+INLINE struct draws draws_from(uint64_t first, uint64_t second, uint64_t index) {
+    uint64_t even[WIDTH / 2], odd[WIDTH / 2];
+    for (uint64_t i = 0; i < WIDTH / 2; i++) {
+        even[i] = (index + 2 * i) * GOLDEN + first;
+        odd[i] = (index + 2 * i + 1) * GOLDEN + first;
+    }
+    struct draws draws = {.second = second};
+    memcpy(&draws.even, even, sizeof even);
+    memcpy(&draws.odd, odd, sizeof odd);
+    return draws;
+}
+INLINE longs nearly_mixed(longs x, uint64_t second) { /* what the last step leaves out changes the lower 33 bits only */
+    x = (x ^ (x >> 30)) * FACTOR1;
+    x = (x ^ (x >> 27)) * FACTOR2;
+    x = x ^ (x >> 31) ^ second;
+    x = (x ^ (x >> 30)) * FACTOR1;
+    return (x ^ (x >> 27)) * FACTOR2;
+}
+INLINE uints next(struct draws *draws) { /* upper halves of the next WIDTH draws, right but for the lowest bit */
+    longs even = nearly_mixed(draws->even, draws->second), odd = nearly_mixed(draws->odd, draws->second);
+    draws->even += WIDTH * GOLDEN;
+    draws->odd += WIDTH * GOLDEN;
+    return (uints)((even >> 32) | (odd & 0xFFFFFFFF00000000u)); /* little-endian */
+}
+
+static void draw_uniform(uint64_t first, uint64_t second, uint64_t index, int64_t n, float *out) {
+    struct draws draws = draws_from(first, second, index);
+    for (int64_t i = 0; i < n; i += WIDTH)
+        store(out + i, __builtin_convertvector((ints)(next(&draws) >> 8), floats) * 0x1p-24f);
+}
+
+/* Differences, and where they are active */
+
+/* Of `together` agents from `first`, for whom all that the loop keeps fits the vector registers. */
+INLINE void differences_of(
+    const struct work *work, const void *const *rows, const int kind, const int together, const int counting,
+    int64_t first, int64_t n, float epsilon, struct found *found
+) {
+    floats limit = SPLAT(epsilon);
+    ints ored[3] = {{0}, {0}, {0}}, largest[3] = {{0}, {0}, {0}};
+    for (int64_t i = 0; i < n; i += WIDTH) {
+        floats base = stored_at(rows[0], kind, i);
+        if (first == 0) store(work->base + i, base);
+#pragma GCC unroll 3
+        for (int k = 0; k < together; k++) {
+            floats delta = stored_at(rows[1 + first + k], kind, i) - base;
+            ints bits = magnitude(delta), on = (floats)bits > limit;
+            store(work->inputs + (first + k) * SPACED + i, delta);
+            store_flags(work->states + (first + k) * SPACED + i, on & (ACTIVE - 2 * (delta > ZERO)));
+            if (counting)
+                ored[k] |= bits;
+            else
+                largest[k] = larger_of(bits, largest[k]);
+        }
+    }
+    for (int k = 0; k < together; k++)
+        for (int i = 0; i < WIDTH; i++) {
+            if (found[first + k].largest < (uint32_t)largest[k][i]) found[first + k].largest = (uint32_t)largest[k][i];
+            found[first + k].has_long |= (ored[k][i] & 0xFFFF) != 0;
+        }
+}
+
+static void differences(
+    const struct work *work, const struct call *call, const void *const *rows, int counting, int64_t n,
+    struct found *found
+) {
+    int64_t agents = call->agents, kind = call->kinds[0];
+    const void *floats_at[agents + 1];
+    for (int64_t k = 1; k <= agents; k++)
+        if (call->kinds[k] != call->kinds[0]) kind = -1;
+    if (kind < 0) { /* not all alike */
+        for (int64_t k = 0; k <= agents; k++) {
+            decode(rows[k], call->kinds[k], n, work->decoded + k * SPACED);
+            floats_at[k] = work->decoded + k * SPACED;
+        }
+        rows = floats_at, kind = FLOAT32;
+    }
+    memset(found, 0, (size_t)agents * sizeof *found);
+    for (int64_t k = 0; k < agents;) {
+        float epsilon = (float)call->epsilon;
+#define TOGETHER(kind, together)                                                              \
+    if (counting) differences_of(work, rows, kind, together, 1, k, n, epsilon, found);        \
+    else differences_of(work, rows, kind, together, 0, k, n, epsilon, found)
+#define THREE(kind) TOGETHER(kind, 3)
+#define TWO(kind) TOGETHER(kind, 2)
+#define ONE_ALONE(kind) TOGETHER(kind, 1)
+        if (agents - k >= 3) {
+            BY_KIND(kind, THREE)
+            k += 3;
+        } else if (agents - k == 2) {
+            BY_KIND(kind, TWO)
+            k += 2;
+        } else {
+            BY_KIND(kind, ONE_ALONE)
+            k += 1;
+        }
+    }
+}
+
+static void count_active(const struct work *work, int64_t agents, int64_t n) {
+    for (int64_t i = 0; i < n; i += sizeof(bytes)) {
+        bytes count = {0};
+        for (int64_t k = 0; k < agents; k++) count -= load_bytes(work->states + k * SPACED + i) != INACTIVE;
+        memcpy(work->count + i, &count, sizeof count);
+    }
+}
+
+/* Counting a block of the inputs. A block adds at most BLOCK / sizeof(bytes) to a byte, of at most 127; on machines
+   of short vectors it is counted in parts. */
+
+#define COUNTED_AT_ONCE (64 * (int64_t)sizeof(bytes))
+
+#define COUNT(n, flags)                                                                                        \
+    ({                                                                                                         \
+        int64_t total_ = 0;                                                                                    \
+        for (int64_t part_ = 0; part_ < (n); part_ += COUNTED_AT_ONCE) {                                       \
+            bytes counts_ = {0};                                                                               \
+            int64_t end_ = MIN((n), part_ + COUNTED_AT_ONCE);                                                  \
+            for (int64_t i = part_; i < end_; i += sizeof(bytes)) counts_ -= (flags);                          \
+            total_ += summed_bytes(counts_);                                                                   \
+        }                                                                                                      \
+        total_;                                                                                                \
+    })
+
+static void count_overlaps(const struct work *work, int64_t agents, int64_t n, int64_t *by_overlap) {
+    for (int64_t k = 0; k < agents; k++)
+        for (int64_t c = 1; c <= agents; c++) {
+            const int8_t *states = work->states + k * SPACED;
+            int8_t wanted = (int8_t)c;
+            by_overlap[k * (agents + 1) + c] +=
+                COUNT(n, (load_bytes(states + i) != INACTIVE) & (load_bytes(work->count + i) == wanted));
+        }
+}
+
+static void count_pairs(const struct work *work, int64_t agents, int64_t n, const struct counted *to) {
+    for (int64_t a = 0; a < agents; a++)
+        for (int64_t b = a + 1; b < agents; b++) {
+            const int8_t *one = work->states + a * SPACED, *other = work->states + b * SPACED;
+            to->pair_active[a * agents + b] +=
+                COUNT(n, (load_bytes(one + i) != INACTIVE) & (load_bytes(other + i) != INACTIVE));
+            to->pair_agree[a * agents + b] +=
+                COUNT(n, (load_bytes(one + i) != INACTIVE) & (load_bytes(one + i) == load_bytes(other + i)));
+        }
+    for (int64_t part = 0; part < n; part += COUNTED_AT_ONCE) {
+        bytes counts = {0};
+        for (int64_t i = part; i < MIN(n, part + COUNTED_AT_ONCE); i += sizeof(bytes)) {
+            bytes rises = {0}, falls = {0};
+            for (int64_t k = 0; k < agents; k++) {
+                bytes states = load_bytes(work->states + k * SPACED + i);
+                rises |= states == POSITIVE;
+                falls |= states == ACTIVE;
+            }
+            counts -= rises & falls;
+        }
+        *to->conflict += summed_bytes(counts);
+    }
+}
+
+/* values[n] that are not zero, packed, and their places unless that is NULL; writes up to 32 more than it returns. */
+static int64_t pack(const uint16_t *values, int64_t n, uint16_t *packed, uint16_t *places) {
+    int64_t found = 0;
+#if WIDTH == 16
+    uint16_t numbers[32];
+    for (int i = 0; i < 32; i++) numbers[i] = (uint16_t)i;
+    __m512i at = _mm512_loadu_si512(numbers);
+    for (int64_t i = 0; i < n; i += 32) {
+        __m512i some = _mm512_loadu_si512(values + i);
+        __mmask32 filled = _mm512_test_epi16_mask(some, some);
+        _mm512_storeu_si512(packed + found, _mm512_maskz_compress_epi16(filled, some));
+        if (places) {
+            _mm512_storeu_si512(places + found, _mm512_maskz_compress_epi16(filled, at));
+            at = _mm512_add_epi16(at, _mm512_set1_epi16(32));
+        }
+        found += __builtin_popcount(filled);
+    }
+#else
+    for (int64_t i = 0; i < n; i++) {
+        packed[found] = values[i];
+        if (places) places[found] = (uint16_t)i;
+        found += values[i] != 0;
+    }
+#endif
+    return found;
+}
+
+/* Upper halves of the patterns of deltas[n] that are not zero and whose lower half is. */
+static int64_t pack_short(const struct work *work, const float *deltas, int64_t n, int has_long) {
+#if WIDTH == 16
+    if (!has_long) {
+        uint16_t upper[32];
+        for (int i = 0; i < 32; i++) upper[i] = (uint16_t)(2 * i + 1);
+        __m512i places = _mm512_loadu_si512(upper);
+        int64_t found = 0;
+        for (int64_t i = 0; i < n; i += 32) {
+            __m512i first = _mm512_loadu_si512(deltas + i), second = _mm512_loadu_si512(deltas + i + 16);
+            __m512i some = _mm512_permutex2var_epi16(first, places, second);
+            some = _mm512_and_si512(some, _mm512_set1_epi16(0x7FFF));
+            __mmask32 filled = _mm512_test_epi16_mask(some, some);
+            _mm512_storeu_si512(work->packed + found, _mm512_maskz_compress_epi16(filled, some));
+            found += __builtin_popcount(filled);
+        }
+        return found;
+    }
+#else
+    (void)has_long;
+#endif
+    for (int64_t i = 0; i < n; i += WIDTH) {
+        ints bits = magnitude(load(deltas + i)), is_short = (bits & 0xFFFF) == 0;
+        store_halves(work->patterns + i, (uints)(is_short & (bits >> 16)));
+    }
+    return pack(work->patterns, n, work->packed, NULL);
+}
+
+/* Patterns of deltas[n] whose lower half is not zero. */
+static int64_t pack_long(const float *deltas, int64_t n, uint32_t *packed) {
+    int64_t found = 0;
+#if WIDTH == 16
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512i some = _mm512_and_si512(_mm512_loadu_si512(deltas + i), _mm512_set1_epi32(0x7FFFFFFF));
+        __mmask16 filled = _mm512_test_epi32_mask(some, _mm512_set1_epi32(0xFFFF));
+        _mm512_storeu_si512(packed + found, _mm512_maskz_compress_epi32(filled, some));
+        found += __builtin_popcount(filled);
+    }
+#else
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, deltas + i, 4);
+        packed[found] = bits & 0x7FFFFFFF;
+        found += (bits & 0xFFFF) != 0;
+    }
+#endif
+    return found;
+}
+
+/* Returns how many magnitudes are not zero. */
+static int64_t count_magnitudes(
+    const struct work *work, int64_t agent, int64_t n, struct found *in, int64_t *largest, int64_t *least
+) {
+    uint32_t *fine = work->fine + agent * COPIES * SHORT;
+    uint64_t *coarse = work->coarse + agent * COPIES * BINS;
+    const uint16_t *packed = work->packed;
+    const float *deltas = work->inputs + agent * SPACED;
+    int64_t i = 0, found = pack_short(work, deltas, n, in->has_long);
+    uint16_t low = 0xFFFF, high = 0;
+    for (int64_t j = 0; j < found; j++) low = MIN(low, packed[j]), high = MAX(high, packed[j]);
+    if (found) *least = MIN(*least, ((int64_t)low << 16) - 1);
+    in->largest = (uint32_t)high << 16;
+    for (; i + 8 <= found; i += 8) {
+        uint64_t four, more;
+        memcpy(&four, packed + i, 8);
+        memcpy(&more, packed + i + 4, 8);
+        fine[four & 0xFFFF]++;
+        fine[SHORT + ((four >> 16) & 0xFFFF)]++;
+        fine[2 * SHORT + ((four >> 32) & 0xFFFF)]++;
+        fine[3 * SHORT + (four >> 48)]++;
+        fine[more & 0xFFFF]++;
+        fine[SHORT + ((more >> 16) & 0xFFFF)]++;
+        fine[2 * SHORT + ((more >> 32) & 0xFFFF)]++;
+        fine[3 * SHORT + (more >> 48)]++;
+    }
+    for (; i < found; i++) fine[packed[i]]++;
+    int64_t more = in->has_long ? pack_long(deltas, n, work->longs) : 0;
+    for (i = 0; i < more; i++) {
+        uint32_t bits = work->longs[i];
+        in->largest = MAX(in->largest, bits);
+        *least = MIN(*least, (int64_t)bits - 1);
+        coarse[(i % COPIES) * BINS + (bits >> LOW_BITS)] += ((uint64_t)1 << COUNT_SHIFT) + (bits & ((1 << LOW_BITS) - 1));
+    }
+    *largest = MAX(*largest, (int64_t)in->largest);
+    return found + more;
+}
+
+static void count_nonfinite(
+    const struct work *work, const struct call *call, const void *const *rows, int64_t n, const struct counted *to
+) {
+    for (int64_t k = 0; k <= call->agents; k++) {
+        float *values = work->step; /* which nobody has written yet */
+        decode(rows[k], call->kinds[k], (n + ROWS - 1) / ROWS * ROWS, values);
+        for (int64_t i = 0; i < n; i++) {
+            to->nonfinite[k] += !(values[i] - values[i] == 0);
+            /* two infinities are the same value, whose difference is none */
+            if (k > 0) to->identical[k - 1] += values[i] == work->base[i] && values[i] - values[i] != 0;
+        }
+    }
+}
+
+/* definition.block_scales of one block */
+static float scale_of(uint32_t pattern) {
+    int64_t exponent = pattern >> 23;
+    if (pattern == 0 || (103 <= exponent && exponent < 151)) return 1;
+    int64_t inverse = 254 - exponent;
+    uint32_t bits = (uint32_t)(inverse < 1 ? 1 : inverse > 254 ? 254 : inverse) << 23;
+    float scale;
+    memcpy(&scale, &bits, 4);
+    return scale;
+}
+
+static void scale(const float *values, float factor, int64_t n, float *out) {
+    for (int64_t i = 0; i < n; i += WIDTH) store(out + i, load(values + i) * factor);
+}
+
+/* Sums over a block in definition.block_sums's order: LANES columns, groups of four rows, columns halved as a tree. */
+
+static double total(floats lanes[LANES / WIDTH]) {
+    float columns[LANES];
+    memcpy(columns, lanes, sizeof columns);
+#pragma GCC unroll 6
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) columns[i] += columns[i + half];
+    return columns[0];
+}
+
+#define GROUPED(p) (((p)[0] + (p)[1]) + ((p)[2] + (p)[3]))
+
+static void powers(const float *x, int64_t n, double out[4]) { /* Σx, Σx³, Σx⁴, Σx² */
+    floats lanes[4][LANES / WIDTH];
+    for (int column = 0; column < LANES / WIDTH; column++) {
+        floats sums[4] = {ZERO, ZERO, ZERO, ZERO};
+        for (int64_t i = column * WIDTH; i < n; i += ROWS) {
+            floats own[4], cubes[4], fourths[4], squares[4];
+#pragma GCC unroll 4
+            for (int row = 0; row < 4; row++) {
+                own[row] = load(x + i + row * LANES);
+                squares[row] = own[row] * own[row];
+                cubes[row] = squares[row] * own[row];
+                fourths[row] = squares[row] * squares[row];
+            }
+            sums[0] += GROUPED(own), sums[1] += GROUPED(cubes), sums[2] += GROUPED(fourths);
+            sums[3] += GROUPED(squares);
+        }
+        for (int quantity = 0; quantity < 4; quantity++) lanes[quantity][column] = sums[quantity];
+    }
+    for (int quantity = 0; quantity < 4; quantity++) out[quantity] = total(lanes[quantity]);
+}
+
+static double dot(const float *x, const float *y, int64_t n) {
+    floats lanes[LANES / WIDTH] = {ZERO};
+    for (int64_t i = 0; i < n; i += ROWS)
+#pragma GCC unroll 16
+        for (int column = 0; column < LANES / WIDTH; column++) {
+            floats products[4];
+#pragma GCC unroll 4
+            for (int row = 0; row < 4; row++) {
+                int64_t at = i + row * LANES + column * WIDTH;
+                products[row] = load(x + at) * load(y + at);
+            }
+            lanes[column] += GROUPED(products);
+        }
+    return total(lanes);
+}
+
+static double masked_dot(const float *x, const int8_t *mask, const float *y, int64_t n) {
+    floats lanes[LANES / WIDTH] = {ZERO};
+    for (int column = 0; column < LANES / WIDTH; column++)
+        for (int64_t i = column * WIDTH; i < n; i += ROWS) {
+            floats products[4];
+#pragma GCC unroll 4
+            for (int row = 0; row < 4; row++) {
+                int64_t at = i + row * LANES;
+                products[row] = where(flags(mask + at), load(x + at) * load(y + at), ZERO);
+            }
+            lanes[column] += GROUPED(products);
+        }
+    return total(lanes);
+}
+
+/* Σx², Σx·merged, Σx·step where alone; Σx², Σx·merged where shared */
+static void regions(
+    const float *x, const int8_t *alone, const int8_t *shared, const float *merged, const float *step, int64_t n,
+    double out[5]
+) {
+    floats lanes[5][LANES / WIDTH];
+    for (int column = 0; column < LANES / WIDTH; column++) {
+        floats sums[5] = {ZERO, ZERO, ZERO, ZERO, ZERO};
+        for (int64_t i = column * WIDTH; i < n; i += ROWS) {
+            floats found[5][4];
+#pragma GCC unroll 4
+            for (int row = 0; row < 4; row++) {
+                int64_t at = i + row * LANES;
+                floats own = load(x + at), square = own * own, kept = own * load(merged + at);
+                ints only = flags(alone + at), both = flags(shared + at);
+                found[0][row] = where(only, square, ZERO);
+                found[1][row] = where(only, kept, ZERO);
+                found[2][row] = where(only, own * load(step + at), ZERO);
+                found[3][row] = where(both, square, ZERO);
+                found[4][row] = where(both, kept, ZERO);
+            }
+#pragma GCC unroll 5
+            for (int quantity = 0; quantity < 5; quantity++) sums[quantity] += GROUPED(found[quantity]);
+        }
+        for (int quantity = 0; quantity < 5; quantity++) lanes[quantity][column] = sums[quantity];
+    }
+    for (int quantity = 0; quantity < 5; quantity++) out[quantity] = total(lanes[quantity]);
+}
+
+static int64_t pair(int64_t a, int64_t b, int64_t agents) { /* where `sums` has agents a <= b */
+    return 3 * agents + a * agents - a * (a - 1) / 2 + b - a;
+}
+
+static int is_safe(const struct found *found, int64_t agents) {
+    for (int64_t k = 0; k < agents; k++)
+        if (scale_of(found[k].largest) != 1) return 0;
+    return 1;
+}
+
+static const float *scaled(const struct work *work, const struct found *found, int64_t agents, int64_t n) {
+    if (is_safe(found, agents)) return work->inputs;
+    for (int64_t k = 0; k < agents; k++)
+        scale(work->inputs + k * SPACED, scale_of(found[k].largest), n, work->scaled + k * SPACED);
+    return work->scaled;
+}
+
+static void count_inputs(
+    const struct work *work, const struct call *call, const void *const *rows, struct found *found, int64_t block,
+    int64_t n, int64_t padded
+) {
+    struct counted to = counted(call);
+    int64_t agents = call->agents, blocks = (call->elements + BLOCK - 1) / BLOCK;
+    double *sums = call->sums + block;
+    int finite = 1;
+    count_overlaps(work, agents, padded, to.by_overlap);
+    count_pairs(work, agents, padded, &to);
+    for (int64_t k = 0; k < agents; k++) {
+        to.identical[k] += n - count_magnitudes(work, k, padded, found + k, to.largest + k, to.least + k);
+        finite &= found[k].largest < 0x7F800000u;
+    }
+    if (!finite) count_nonfinite(work, call, rows, n, &to);
+    const float *values = scaled(work, found, agents, padded);
+    for (int64_t a = 0; a < agents; a++) {
+        double out[4], undo = 1 / (double)scale_of(found[a].largest);
+        powers(values + a * SPACED, padded, out);
+        sums[a * blocks] = out[0] * undo;
+        sums[(agents + a) * blocks] = out[1] * (undo * undo * undo);
+        sums[(2 * agents + a) * blocks] = out[2] * (undo * undo * (undo * undo));
+        sums[pair(a, a, agents) * blocks] = out[3] * (undo * undo);
+        for (int64_t b = a + 1; b < agents; b++) {
+            double other = 1 / (double)scale_of(found[b].largest);
+            sums[pair(a, b, agents) * blocks] =
+                dot(values + a * SPACED, values + b * SPACED, padded) * (undo * other);
+        }
+    }
+}
+
+static void sum_result(
+    const struct work *work, const struct call *call, const struct found *found, int64_t block, int64_t n
+) {
+    int64_t agents = call->agents, blocks = (call->elements + BLOCK - 1) / BLOCK;
+    int has_other = call->both_roundings && call->kind != FLOAT32;
+    double *sums = call->result_sums + block;
+    uint32_t largest = 0;
+    for (int64_t k = 0; k < agents; k++) largest = MAX(largest, found[k].largest);
+    float common = scale_of(largest);
+    const float *values = scaled(work, found, agents, n);
+    if (common != 1) {
+        scale(work->delta, common, n, work->delta);
+        scale(work->step, common, n, work->step);
+        if (has_other) scale(work->other_step, common, n, work->other_step);
+    }
+    for (int64_t k = 0; k < agents; k++) {
+        double out[5], undo = 1 / (double)scale_of(found[k].largest), both = undo / (double)common;
+        for (int64_t i = 0; i < n; i += sizeof(bytes)) {
+            bytes active = load_bytes(work->states + k * SPACED + i) != INACTIVE, once = load_bytes(work->count + i) == 1;
+            bytes alone = active & once, shared = active & ~once;
+            memcpy(work->alone + i, &alone, sizeof alone);
+            memcpy(work->shared + i, &shared, sizeof shared);
+        }
+        const float *own = values + k * SPACED;
+        regions(own, work->alone, work->shared, work->delta, work->step, n, out);
+        sums[k * blocks] = out[0] * (undo * undo);
+        sums[(agents + k) * blocks] = out[1] * both;
+        sums[(2 * agents + k) * blocks] = out[2] * both;
+        sums[(3 * agents + k) * blocks] =
+            has_other ? masked_dot(own, work->alone, work->other_step, n) * both : out[2] * both;
+        sums[(4 * agents + k) * blocks] = out[3] * (undo * undo);
+        sums[(5 * agents + k) * blocks] = out[4] * both;
+    }
+}
+
+/* The methods' kernels: hubmerge/methods, operation by operation. */
+
+#define IN(row) load(inputs + (row) * SPACED + i)
+#define OF(k, column) SPLAT(per_agent[(k) * columns + (column)])
+#define KERNEL(name)                                                                                           \
+    INLINE floats name(const float *inputs, const float *per_agent, int64_t columns, const float *constants,   \
+                       const int64_t agents, int64_t i)
+#define ONE SPLAT(1.0f)
+
+KERNEL(linear) {
+    floats total = IN(0) * OF(0, 0);
+    for (int64_t k = 1; k < agents; k++) total += IN(k) * OF(k, 0);
+    return total / constants[0];
+}
+
+KERNEL(task_arithmetic) {
+    floats total = IN(0) * OF(0, 0);
+    for (int64_t k = 1; k < agents; k++) total += IN(k) * OF(k, 0);
+    return constants[0] * total;
+}
+
+KERNEL(dare_linear) {
+    floats total = IN(0) * 0.0f;
+    for (int64_t k = 0; k < agents; k++)
+        total += where(IN(agents + k) >= OF(k, 1), IN(k) * OF(k, 2), ZERO) * OF(k, 0);
+    return constants[0] * total;
+}
+
+KERNEL(ram) {
+    floats epsilon = SPLAT(constants[0]), count = IN(0) * 0.0f, shared = count, unique = count;
+    for (int64_t k = 0; k < agents; k++) {
+        floats weighted = IN(k) * OF(k, 0);
+        ints active = absolute(IN(k)) > epsilon;
+        count += where(active, ONE, ZERO);
+        shared += where(active, weighted, ZERO);
+        unique += where(active, weighted * OF(k, 1), ZERO);
+    }
+    ints several = count > ONE;
+    return where(several, shared / where(several, count, ONE), unique);
+}
+
+KERNEL(ram_quantile) {
+    floats least = SPLAT(constants[2]), count = IN(0) * 0.0f, everyone = count, unique = count;
+    for (int64_t k = 0; k < agents; k++) {
+        floats weighted = IN(k) * OF(k, 0), size = absolute(IN(k));
+        ints active = where(size >= OF(k, 1), size, -ONE) > least;
+        count += where(active, ONE, ZERO);
+        everyone += weighted;
+        unique += where(active, weighted, ZERO);
+    }
+    return where(count > ONE, everyone / constants[1], where(count > ZERO, unique * constants[0], ZERO));
+}
+
+INLINE floats of_elected(floats agreeing, floats weights, const float *constants) {
+    floats mean = SPLAT(constants[1]), divisor = mean * weights + (ONE - mean);
+    return constants[0] * (agreeing / where(divisor == ZERO, ONE, divisor));
+}
+
+KERNEL(ties) {
+    floats total = IN(0) * 0.0f, agreeing = total, weights = total;
+#define KEPT(k) where(absolute(IN(k)) >= OF(k, 1), IN(k) * OF(k, 0), ZERO)
+    for (int64_t k = 0; k < agents; k++) total += KEPT(k);
+    floats sign = where(total >= ZERO, ONE, -ONE);
+    for (int64_t k = 0; k < agents; k++) {
+        floats kept = KEPT(k);
+        ints agrees = kept * sign > ZERO;
+        agreeing += where(agrees, kept, ZERO);
+        weights += where(agrees, OF(k, 0), ZERO);
+    }
+    return of_elected(agreeing, weights, constants);
+}
+
+KERNEL(dare_ties) {
+    floats total = IN(0) * 0.0f, agreeing = total, weights = total;
+#define DROPPED(k) where(IN(agents + (k)) >= OF(k, 2), IN(k) * OF(k, 3), ZERO)
+#define LEFT(dropped, k) where(absolute(dropped) >= OF(k, 1), (dropped) * OF(k, 0), ZERO)
+    for (int64_t k = 0; k < agents; k++) {
+        floats dropped = DROPPED(k);
+        total += LEFT(dropped, k);
+    }
+    floats sign = where(total >= ZERO, ONE, -ONE);
+    for (int64_t k = 0; k < agents; k++) {
+        floats dropped = DROPPED(k), kept = LEFT(dropped, k);
+        ints agrees = kept * sign > ZERO;
+        agreeing += where(agrees, kept, ZERO);
+        weights += where(agrees, OF(k, 0), ZERO);
+    }
+    return of_elected(agreeing, weights, constants);
+}
+
+KERNEL(fisher) {
+    floats weighted = IN(0) * 0.0f, information = weighted, plain = weighted;
+    for (int64_t k = 0; k < agents; k++) {
+        floats f = IN(agents + k) * OF(k, 0);
+        weighted += IN(k) * f;
+        information += f;
+        plain += IN(k) * OF(k, 0);
+    }
+    ints known = information > ZERO;
+    return constants[0] * where(known, weighted / where(known, information, ONE), plain / constants[1]);
+}
+
+KERNEL(sar) {
+    floats epsilon = SPLAT(constants[0]), p = SPLAT(constants[2]);
+    floats count = IN(0) * 0.0f, sign = count, most = count - ONE, total = count;
+    for (int64_t k = 0; k < agents; k++) {
+        ints active = absolute(IN(k)) > epsilon;
+        count += where(active, ONE, ZERO);
+        floats sensitivity = where(active, IN(2 * agents + k), -ONE);
+        ints decides = where(active, sensitivity, -ONE - ONE) >= most;
+        sign = where(decides, where(IN(k) > ZERO, ONE, -ONE), sign);
+        most = where(decides, sensitivity, most);
+    }
+    for (int64_t k = 0; k < agents; k++) {
+        ints agrees = where(absolute(IN(k)) > epsilon, IN(k) * sign, ZERO) > ZERO;
+        ints weak = where(count > ONE, ZERO, where(absolute(IN(k)) > OF(k, 1), ZERO, ONE)) > ZERO;
+        floats thinned = where(IN(agents + k) >= p, IN(k) * constants[3], ZERO);
+        total += where(agrees, where(weak, thinned, IN(k)) * OF(k, 0), ZERO);
+    }
+    return constants[1] * total;
+}
+
+#define EACH_KERNEL(DO) \
+    DO(linear) DO(task_arithmetic) DO(dare_linear) DO(ram) DO(ram_quantile) DO(ties) DO(dare_ties) DO(fisher) DO(sar)
+
+#define LOOP(name)                                                                                             \
+    static void each_##name(const float *inputs, const struct call *call, int64_t n, float *restrict out) {    \
+        int64_t columns = call->columns, agents = call->agents;                                                \
+        const float *per_agent = call->per_agent, *constants = call->constants;                                \
+        if (agents == 2)                                                                                       \
+            for (int64_t i = 0; i < n; i += WIDTH)                                                             \
+                store(out + i, name(inputs, per_agent, columns, constants, 2, i));                             \
+        else if (agents == 3)                                                                                  \
+            for (int64_t i = 0; i < n; i += WIDTH)                                                             \
+                store(out + i, name(inputs, per_agent, columns, constants, 3, i));                             \
+        else                                                                                                   \
+            for (int64_t i = 0; i < n; i += WIDTH)                                                             \
+                store(out + i, name(inputs, per_agent, columns, constants, agents, i));                        \
+    }
+EACH_KERNEL(LOOP)
+
+static const struct {
+    const char *module; /* of hubmerge/methods */
+    void (*each)(const float *inputs, const struct call *call, int64_t n, float *restrict out);
+} KERNELS[] = {
+#define LISTED(name) {#name, each_##name},
+    EACH_KERNEL(LISTED)};
+
+/* The number of a module's kernel, -1 where there is none. */
+int64_t ENTRY(kernel_number)(const char *module) {
+    for (size_t i = 0; i < sizeof KERNELS / sizeof *KERNELS; i++)
+        if (!strcmp(KERNELS[i].module, module)) return (int64_t)i;
+    return -1;
+}
+
+/* Rounding and storing */
+
+INLINE uints rounded_bf16(floats value, const int stochastic, uints drawn) { /* lower halves are zero */
+    uints bits = (uints)value, is_nan = (uints)(value != value);
+    bits += stochastic ? drawn >> 16 : 0x7FFF + ((bits >> 16) & 1);
+    return ((is_nan & 0x7FC00000u) | (~is_nan & bits)) & 0xFFFF0000u;
+}
+
+INLINE floats rounded_f16(
+    floats value, const int stochastic, uint64_t first, uint64_t second, uint64_t index, uints *patterns
+) {
+    uints near = to_half(value);
+    if (stochastic) { /* of the patterns of a sign, one less is one step toward zero */
+        uints inner = near + (uints)(absolute(from_half(near)) > absolute(value));
+        floats low = from_half(inner), high = from_half(inner + 1);
+        for (int i = 0; i < WIDTH; i++) {
+            double chance = (double)(draw(first, second, index + (uint64_t)i) >> 11) * 0x1p-53;
+            uint32_t step = chance < ((double)value[i] - (double)low[i]) / ((double)high[i] - (double)low[i]);
+            if ((near[i] & 0x7C00) != 0x7C00) near[i] = inner[i] + step;
+        }
+    }
+    *patterns = near;
+    return from_half(near);
+}
+
+INLINE void finish_as(
+    const int kind, const int stochastic, const int has_other, const int recode, const struct work *work,
+    const struct call *call, int64_t place, uint64_t index, int64_t n, void *out, int64_t *result
+) {
+    const float *bases = work->base + place, *deltas = work->delta + place;
+    struct draws draws = draws_from(call->first, call->second, index);
+    ints changed = {0}, moved = {0}, nonfinite = {0};
+    for (int64_t i = 0; i < n; i += WIDTH) {
+        floats base = load(bases + i), delta = load(deltas + i), stored, other = ZERO, before = base;
+        floats exact = where(delta == ZERO, base, base + delta); /* base + 0 would turn -0 into +0 */
+        if (kind == FLOAT32) {
+            stored = exact;
+            store((float *)out + i, exact);
+        } else if (kind == BFLOAT16) {
+            uints drawn = stochastic || has_other ? next(&draws) : (uints){0};
+            uints bits = rounded_bf16(exact, stochastic, drawn);
+            stored = (floats)bits;
+            store_halves((uint16_t *)out + i, bits >> 16);
+            if (has_other) other = (floats)rounded_bf16(exact, !stochastic, drawn);
+            if (recode) before = (floats)rounded_bf16(base, 0, drawn);
+        } else {
+            uints bits, unused;
+            stored = rounded_f16(exact, stochastic, call->first, call->second, index + (uint64_t)i, &bits);
+            store_halves((uint16_t *)out + i, bits);
+            if (has_other)
+                other = rounded_f16(exact, !stochastic, call->first, call->second, index + (uint64_t)i, &unused);
+            if (recode) before = rounded_f16(base, 0, 0, 0, 0, &unused);
+        }
+        store(work->step + place + i, stored - base);
+        if (has_other) store(work->other_step + place + i, other - base);
+        changed -= stored != before;
+        moved -= stored != exact;
+        nonfinite -= ((ints)stored & 0x7F800000) == 0x7F800000;
+    }
+    result[CHANGED] += summed(changed);
+    result[ROUNDED] += summed(moved);
+    result[NONFINITE] += summed(nonfinite);
+}
+
+static void finish(
+    const struct work *work, const struct call *call, int64_t place, uint64_t index, int64_t n, void *out,
+    int64_t *result
+) {
+    int recode = call->kind != FLOAT32 && call->kinds[0] != call->kind;
+#define FINISH(kind, stochastic, other) \
+    finish_as(kind, stochastic, other, recode, work, call, place, index, n, out, result)
+#define FINISH_16(kind)                                                                                        \
+    if (call->stochastic && call->both_roundings) FINISH(kind, 1, 1);                                          \
+    else if (call->stochastic) FINISH(kind, 1, 0);                                                             \
+    else if (call->both_roundings) FINISH(kind, 0, 1);                                                         \
+    else FINISH(kind, 0, 0)
+    switch (call->kind) {
+    case FLOAT32: FINISH(FLOAT32, 0, 0); break;
+    case BFLOAT16: FINISH_16(BFLOAT16); break;
+    default: FINISH_16(FLOAT16);
+    }
+}
+
+/* Rows from which `padded` elements can be read: a last block is filled up with zeros. */
+static void block_rows(const struct work *work, const struct call *call, int64_t start, int64_t n, const void **rows,
+                       const float **sensitivities) {
+    int64_t whole = n % ROWS == 0;
+    for (int64_t k = 0; k <= call->agents; k++) {
+        int64_t size = call->kinds[k] == FLOAT32 ? 4 : 2;
+        const char *row = (const char *)call->rows[k] + start * size;
+        char *tail = work->tails + k * BLOCK * 4;
+        if (!whole) memset(tail, 0, BLOCK * 4), memcpy(tail, row, (size_t)(n * size));
+        rows[k] = whole ? row : tail;
+    }
+    for (int64_t k = 0; call->sensitivities && k < call->agents; k++) {
+        char *tail = work->tails + (call->agents + 1 + k) * BLOCK * 4;
+        if (!whole) memset(tail, 0, BLOCK * 4), memcpy(tail, call->sensitivities[k] + start, (size_t)(n * 4));
+        sensitivities[k] = whole ? call->sensitivities[k] + start : (const float *)tail;
+    }
+}
+
+static void merge_block(
+    const struct work *work, const struct call *call, const float *const *sensitivities, int64_t start, int64_t first,
+    int64_t n, int64_t padded
+) {
+    int64_t agents = call->agents, size = call->kind == FLOAT32 ? 4 : 2;
+    struct counted to = counted(call);
+    float last[BLOCK];
+    for (int64_t place = 0; place < padded; place += PART) {
+        int64_t few = MIN(padded - place, PART), left = n - place;
+        uint64_t index = (uint64_t)(call->start + start + place);
+        float *inputs = work->inputs + place, *delta = work->delta + place;
+        int64_t row = agents;
+        for (int64_t k = 0; call->uniform_keys && k < agents; k++)
+            draw_uniform(call->uniform_keys[2 * k], call->uniform_keys[2 * k + 1], index, few, inputs + row++ * SPACED);
+        for (int64_t k = 0; call->sensitivities && k < agents; k++)
+            memcpy(inputs + row++ * SPACED, sensitivities[k] + place, (size_t)few * 4);
+        if (call->kernel >= 0)
+            KERNELS[call->kernel].each(inputs, call, few, delta);
+        else
+            memcpy(delta, call->given + start - first + place, (size_t)(MIN(few, left) < 0 ? 0 : MIN(few, left)) * 4);
+        if (left < few) memset(delta + (left < 0 ? 0 : left), 0, (size_t)(few - (left < 0 ? 0 : left)) * 4);
+        void *out = (char *)call->out + (start + place) * size;
+        finish(work, call, place, index, few, left < few ? (void *)last : out, to.result);
+        if (left < few && left > 0) memcpy(out, last, (size_t)(left * size));
+    }
+}
+
+/* Elements first … end - 1 of a chunk, `first` being a multiple of BLOCK. Counts are added to; histograms stay in the
+   workspace until `take`. Of a call without sums and without an output only `by_overlap` is counted. */
+void ENTRY(work)(const struct call *call, int64_t first, int64_t end) {
+    int64_t agents = call->agents, extras = agents * ((call->uniform_keys != NULL) + (call->sensitivities != NULL));
+    struct work work;
+    laid_out(&work, call->workspace, agents, extras);
+    for (int64_t start = first; start < end; start += BLOCK) {
+        int64_t n = MIN(end - start, BLOCK), padded = (n + ROWS - 1) / ROWS * ROWS;
+        const void *rows[agents + 1];
+        const float *sensitivities[agents];
+        struct found found[agents];
+        block_rows(&work, call, start, n, rows, sensitivities);
+        differences(&work, call, rows, call->sums != NULL, padded, found);
+        count_active(&work, agents, padded);
+        if (call->sums)
+            count_inputs(&work, call, rows, found, start / BLOCK, n, padded);
+        else if (!call->out)
+            count_overlaps(&work, agents, padded, counted(call).by_overlap);
+        if (call->out) {
+            merge_block(&work, call, sensitivities, start, first, n, padded);
+            sum_result(&work, call, found, start / BLOCK, padded);
+        }
+    }
+}
+
+/* Histogram's keys, counts and offsets into out[3][room], of magnitudes from `least` + 1 to `largest`; leaves the
+   workspace's counters empty. Returns how many there are. */
+int64_t ENTRY(take)(const struct call *call, int64_t *out, int64_t room) {
+    struct counted counts = counted(call);
+    struct work work;
+    int64_t filled = 0;
+    laid_out(&work, call->workspace, call->agents, 0); /* the counters lie first */
+    for (int64_t k = 0; k < call->agents; k++) {
+        if (counts.largest[k] == 0) continue;
+        for (int64_t bin = (counts.least[k] + 1) >> LOW_BITS; bin <= counts.largest[k] >> LOW_BITS; bin++) {
+            int64_t count = 0, offset = 0;
+            for (int64_t copy = 0; copy < COPIES; copy++) {
+                uint32_t *fine = work.fine + (k * COPIES + copy) * SHORT + 4 * bin;
+                uint64_t *coarse = work.coarse + (k * COPIES + copy) * BINS + bin;
+                for (int64_t part = 0; part < 4; part++) count += fine[part], offset += (int64_t)fine[part] * (part << 16);
+                count += (int64_t)(*coarse >> COUNT_SHIFT);
+                offset += (int64_t)(*coarse & (((uint64_t)1 << COUNT_SHIFT) - 1));
+                memset(fine, 0, 4 * sizeof *fine);
+                *coarse = 0;
+            }
+            if (count == 0) continue;
+            if (filled < room) out[filled] = k * BINS + bin, out[room + filled] = count, out[2 * room + filled] = offset;
+            filled++;
+        }
+    }
+    return filled;
+}
+
+/* Counting the keys of magnitudes for a threshold: selection.py */
+
+struct ranking {
+    int64_t first_agent, agents; /* of the call's, whose histograms lie in keys[agents or 1][COPIES][KEYS] */
+    uint32_t *keys;
+    int64_t *spans;        /* [agents][2]: the smallest and the largest bin, 0 left out */
+    const uint16_t *wanted; /* per agent of these, or NULL: lower halves of what has this key are counted */
+    uint64_t bound;        /* of a random drop: draws below bound · 2^-24 are dropped */
+    int64_t is_private;    /* magnitudes where one agent alone is active; in one row */
+};
+
+/* Keys of agent - base, or lower halves of what has the key `wanted`; 0 where there is nothing to count. */
+INLINE void key_values(const void *base, const void *agent, const int kind, const int fine, int64_t n, uint16_t wanted,
+                       uint16_t *values) {
+    for (int64_t i = 0; i < n; i += WIDTH) {
+        uints bits = (uints)magnitude(stored_at(agent, kind, i) - stored_at(base, kind, i)), low = bits & 0xFFFF;
+        uints key = ((bits >> 16) << 1) | ((uints)(low != 0) & 1);
+        store_halves(values + i, fine ? (uints)(key == wanted) & low : key);
+    }
+}
+
+/* Leaves of packed[n] what a random drop leaves. */
+static int64_t surviving(uint16_t *packed, const uint16_t *places, int64_t n, uint64_t first, uint64_t second,
+                         uint64_t index, uint64_t bound, uint16_t *out) {
+    uint64_t start = index * GOLDEN + first;
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t drawn = mixed(mixed(places[i] * GOLDEN + start) ^ second) >> 40;
+        packed[i] = drawn >= bound ? packed[i] : 0;
+    }
+    memset(packed + n, 0, 64);
+    return pack(packed, n, out, NULL);
+}
+
+static void add_keys(const uint16_t *packed, int64_t n, uint32_t *keys, int64_t span[2]) {
+    uint16_t low = 0xFFFF, high = 0;
+    int64_t i = 0;
+    for (i = 0; i < n; i++) low = MIN(low, packed[i]), high = packed[i] > high ? packed[i] : high;
+    span[0] = MIN(span[0], low), span[1] = high > span[1] ? high : span[1];
+    for (i = 0; i + 4 <= n; i += 4) {
+        uint64_t four;
+        memcpy(&four, packed + i, 8);
+        keys[four & 0xFFFF]++;
+        keys[KEYS + ((four >> 16) & 0xFFFF)]++;
+        keys[2 * KEYS + ((four >> 32) & 0xFFFF)]++;
+        keys[3 * KEYS + (four >> 48)]++;
+    }
+    for (; i < n; i++) keys[packed[i]]++;
+}
+
+/* Counts one agent's values of a block, which lie in work->patterns. */
+static void count_values(const struct work *work, const struct call *call, const struct ranking *ranking, int64_t agent,
+                         int64_t row, int64_t start, int64_t n, int64_t padded) {
+    uint32_t *keys = ranking->keys + row * COPIES * KEYS;
+    uint16_t *packed = work->packed;
+    int64_t found = pack(work->patterns, padded, packed, call->uniform_keys ? work->places : NULL);
+    if (call->uniform_keys) {
+        const uint64_t *key = call->uniform_keys + 2 * agent;
+        found = surviving(packed, work->places, found, key[0], key[1], (uint64_t)(call->start + start), ranking->bound,
+                          work->patterns);
+        packed = work->patterns;
+    }
+    add_keys(packed, found, keys, ranking->spans + 2 * row);
+    if (!ranking->wanted && !ranking->is_private) keys[0] += (uint32_t)(n - found);
+}
+
+void ENTRY(rank)(const struct call *call, const struct ranking *ranking) {
+    static const float zeros[BLOCK];
+    int64_t agents = call->agents;
+    struct work work;
+    laid_out(&work, call->workspace, agents, 0);
+    for (int64_t start = 0; start < call->elements; start += BLOCK) {
+        int64_t n = MIN(call->elements - start, BLOCK), padded = (n + ROWS - 1) / ROWS * ROWS;
+        const void *rows[agents + 1];
+        struct found found[agents];
+        block_rows(&work, call, start, n, rows, NULL);
+        int64_t kind = FLOAT32, differs = ranking->is_private;
+        for (int64_t k = 1; k <= agents; k++) differs |= call->kinds[k] != call->kinds[0];
+        if (differs)
+            differences(&work, call, rows, 0, padded, found);
+        else
+            kind = call->kinds[0];
+        if (ranking->is_private) count_active(&work, agents, padded);
+        for (int64_t k = ranking->first_agent; k < ranking->first_agent + ranking->agents; k++) {
+            int64_t row = ranking->is_private ? 0 : k - ranking->first_agent;
+            const uint16_t *wanted = ranking->wanted ? ranking->wanted + row : NULL;
+            if (wanted && *wanted % 2 == 0) continue; /* an even key is one value's */
+            float *own = work.inputs + k * SPACED;
+            for (int64_t i = 0; ranking->is_private && i < padded; i += WIDTH) {
+                ints alone = (flags(work.states + k * SPACED + i) != INACTIVE) & (flags(work.count + i) == 1);
+                store(own + i, where(alone, load(own + i), ZERO));
+            }
+            const void *base = differs ? zeros : rows[0], *agent = differs ? own : rows[k + 1];
+#define KEY_VALUES(kind)                                                                \
+    if (wanted) key_values(base, agent, kind, 1, padded, *wanted, work.patterns);       \
+    else key_values(base, agent, kind, 0, padded, 0, work.patterns)
+            BY_KIND(kind, KEY_VALUES)
+            count_values(&work, call, ranking, k, row, start, n, padded);
+        }
+    }
+}
+
+/* Rows, bins and counts of what is not empty into out[room][3]; leaves the histograms empty. */
+int64_t ENTRY(take_keys)(const struct ranking *ranking, int64_t *out, int64_t room) {
+    int64_t filled = 0;
+    for (int64_t row = 0; row < ranking->agents; row++) {
+        uint32_t *keys = ranking->keys + row * COPIES * KEYS;
+        int64_t low = ranking->spans[2 * row], high = ranking->spans[2 * row + 1];
+        for (int64_t bin = 0; bin <= high; bin = bin == 0 && low > 0 ? low : bin + 1) {
+            uint32_t *at = keys + bin, count = at[0] + at[KEYS] + at[2 * KEYS] + at[3 * KEYS];
+            at[0] = at[KEYS] = at[2 * KEYS] = at[3 * KEYS] = 0;
+            if (count == 0) continue;
+            if (filled < room) out[3 * filled] = row, out[3 * filled + 1] = bin, out[3 * filled + 2] = count;
+            filled++;
+        }
+    }
+    return filled;
+}
+
+#if MACHINE == 1
+#ifndef DIGEST
+#define DIGEST ""
+#endif
+__attribute__((visibility("default"))) const char *const source_digest = DIGEST; /* library.py's */
+
+/* The best kind of machine that this file is compiled for and this processor is. */
+__attribute__((visibility("default"))) int64_t machine(void) {
+#if defined __x86_64__
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512vbmi2"))
+        return 4;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) return 3;
+#endif
+    return 1;
+}
+#endif

@@ -1,4 +1,0 @@
-"""The leaderboard's parts: intervals, values, lineage, and the files that it is read from and written to.
-
-`hubmerge.leaderboard.leaderboard.build_board` puts them together.
-"""

@@ -1,0 +1,245 @@
+"""Result files and flags from strangers: what cannot be believed is refused with its reason, the rest is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from board_helpers import ENVIRONMENT, HOSTILE, family, result, result_data, sha, task
+from hypothesis import given, settings
+
+from hubmerge.board.export import board_json, suite_csv
+from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, parse_flags, read_folder
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.parquet import board_parquet
+from hubmerge.board.values import Flag
+from hubmerge.errors import ResultError
+from hubmerge.evaluation.result import MAX_RESULT_BYTES, EvaluationResult, result_path
+
+
+def stored(*results: EvaluationResult) -> list[tuple[str, bytes]]:
+    return [(result_path(r), r.to_json().encode()) for r in results]
+
+
+def hostile(**changes: Any) -> bytes:
+    return json.dumps(result_data("evil/one", "9", {"math": 0.5}) | changes).encode()
+
+
+def scored(**changes: Any) -> bytes:
+    return hostile(tasks=[{**task("math_task", "math", 0.5), **changes}])
+
+
+def facts(**changes: Any) -> bytes:
+    return hostile(facts={"author": "x", **changes})
+
+
+PLACE = f"results/evil/one/{sha('9')}/trio-1-test.json"
+ROWS = {
+    "no JSON": b"\x00\xff{",
+    "deep": b"[" * 100_000,
+    "a list": b"[]",
+    "NaN": scored().replace(b'"value": 0.5', b'"value": NaN'),
+    "infinite": scored().replace(b'"value": 0.5', b'"value": 1e999'),
+    "a number as text": scored(value="0.5"),
+    "true as a number": scored(value=True),
+    "above its maximum": scored(value=1.01),
+    "below zero": scored(value=-0.01),
+    "no samples": scored(samples=0),
+    "infinitely many samples": scored(samples="@").replace(b'"@"', b"1e400"),
+    "samples beyond 64 bits": scored(samples=2**63),
+    "samples beyond a float": scored(samples=2**2000),
+    "more prompts cut than asked": scored(truncated=101),
+    "a negative number of prompts cut": scored(truncated=-1),
+    "samples of 5000 digits": scored(samples="@").replace(b'"@"', b"9" * 5000),
+    "more samples than a dataset has": scored(samples=10**18),
+    "shots beyond 64 bits": scored(few_shot=2**63),
+    "a version beyond 64 bits": scored(task_version=2**63),
+    "elements beyond 64 bits": facts(parameters=2**63),
+    "bytes beyond 64 bits": facts(size_bytes=2**70),
+    "a scale beyond reason": facts(effective_scales=[1e308]),
+    "a weight beyond reason": facts(parents=[{"role": "base", "id": "o/b", "sha": "", "weight": 1e308}]),
+    "parameters with NaN": facts(method_parameters={"a": "@"}).replace(b'"@"', b"NaN"),
+    "parameters with infinity": facts(method_parameters={"a": ["@"]}).replace(b'"@"', b"1e999"),
+    "parameters beyond 64 bits": facts(method_parameters={"a": 2**63}),
+    "parameters with half a character": facts(method_parameters={"\ud800": 1}),
+    "parameters without end": facts(method_parameters={"a": list(range(600))}),
+    "parameters nested deeply": facts(method_parameters={"a": "@"}).replace(b'"@"', b"[" * 900 + b"]" * 900),
+    "parameters that turn text round": facts(method_parameters={"a": "\u202egnp"}),
+    "a seed beyond 64 bits": hostile(environment={**ENVIRONMENT, "seed": 2**63}),
+    "a time beyond reason": hostile(environment={**ENVIRONMENT, "seconds": 1e300}),
+    "a foreign field": hostile(extra=1),
+    "a missing field": hostile(facts={}),
+    "another sha": hostile(sha=sha("8")),
+    "another model": hostile(model="org/base"),
+    "another suite": hostile(suite="other"),
+    "no sha": hostile(sha="main"),
+    "scores of a failed run": hostile(status="failed", error={"code": "E", "message": "m"}),
+    "done without scores": hostile(tasks=[]),
+    "a task twice": hostile(tasks=[task("a", "math", 0.5)] * 2),
+    "text without end": facts(author="x" * 2001),
+    "direction of text": hostile(facts={"author": "\u202egnp"}),
+    "a giant": hostile(facts={"author": "x", "recipe": "y" * MAX_RESULT_BYTES}),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_broken_file_is_refused_and_takes_no_other_with_it(name: str) -> None:
+    read = parse_files([(PLACE, ROWS[name]), *stored(*family())])
+    assert [r.where for r in read.refused] == [PLACE]
+    assert read.refused[0].reason
+    board = build_board(read.results, read.flags, refused=read.refused)
+    assert board.suites == build_board(family()).suites
+    assert board.refused == read.refused
+
+
+NUMBERS = st.one_of(
+    st.integers(),
+    st.integers(2**53, 2**64),
+    st.floats(),
+    st.just(10**400),
+    st.none(),
+    st.booleans(),
+    st.text(max_size=3),
+)
+PLACES = (
+    *(("tasks", 0, key) for key in ("value", "stderr", "samples", "few_shot", "task_version")),
+    *(("facts", key) for key in ("parameters", "size_bytes", "density", "overlap", "conflict")),
+    ("facts", "effective_scales", 0),
+    ("facts", "method_parameters", "r"),
+    ("facts", "parents", 0, "weight"),
+    ("environment", "seed"),
+    ("environment", "seconds"),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(changes=st.lists(st.tuples(st.sampled_from(PLACES), NUMBERS), min_size=1, max_size=3))
+def test_whatever_numbers_a_file_states_the_board_is_built_and_written_in_every_form(
+    changes: list[tuple[tuple[Any, ...], Any]],
+) -> None:
+    data = json.loads(family()[-1].to_json())
+    for path, value in changes:
+        place = data
+        for part in path[:-1]:
+            place = place[part]
+        place[path[-1]] = value
+    read = parse_files([(result_path(family()[-1]), json.dumps(data).encode()), *stored(*family()[:-1])])
+    assert len(read.results) + len(read.refused) == len(family())
+    board = build_board(read.results, read.flags, refused=read.refused)
+    assert json.loads(board_json(board))["suites"]
+    assert all(suite_csv(suite) for suite in board.suites)
+    assert board_parquet(board)
+
+
+def test_foreign_html_is_text_and_refuses_nothing() -> None:
+    odd = result("org/odd", "9", {"math": 0.5}, facts={"author": HOSTILE, "license": HOSTILE, "method": HOSTILE})
+    read = parse_files(stored(odd))
+    assert read.results[0].facts.license == HOSTILE
+
+
+def test_flags_are_read_one_by_one() -> None:
+    entries = [
+        {"kind": "contaminated", "model": "org/math", "reason": HOSTILE},
+        {"kind": "withdrawn", "model": "org/base", "sha": sha("b")},
+        {"kind": "loved", "model": "org/base"},
+        {"kind": "withdrawn", "model": "<b>"},
+        {"kind": "withdrawn", "model": "org/base", "sha": 5},
+        {"kind": "withdrawn", "model": "org/base", "more": 1},
+        "withdrawn",
+    ]
+    half = [{"kind": "withdrawn", "model": "org/base", name: "\ud800"} for name in ("sha", "reason")]
+    flags, refused = parse_flags(json.dumps({"flags": [*entries, *half]}).encode())
+    assert flags == (Flag("contaminated", "org/math", None, HOSTILE), Flag("withdrawn", "org/base", sha("b")))
+    assert [r.where for r in refused] == [f"flags.json, entry {k}" for k in range(3, 10)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{",
+        b"[]",
+        b"null",
+        b'{"flags": 1}',
+        b"[" * 100_000,
+        b" " * (MAX_FLAGS_BYTES + 1),
+        json.dumps({"flags": [{"kind": "withdrawn", "model": "org/math"}] * 5001}).encode(),
+    ],
+    ids=range(7),
+)
+def test_a_broken_flags_file_is_refused_as_a_whole(data: bytes) -> None:
+    flags, refused = parse_flags(data)
+    assert flags == ()
+    assert [r.where for r in refused] == ["flags.json"]
+
+
+def test_a_folder_is_read_without_following_links(tmp_path: Path) -> None:
+    for path, data in stored(*family()):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    (tmp_path / "flags.json").write_text('{"flags": [{"kind": "withdrawn", "model": "org/math"}]}')
+    (tmp_path / "notes.json").write_text("not a result")
+    (tmp_path / "secret").write_text("top")
+    (tmp_path / "results" / "link.json").symlink_to(tmp_path / "secret")
+    (tmp_path / "results" / "giant.json").write_bytes(b" " * (MAX_RESULT_BYTES + 1))
+    read = read_folder(tmp_path)
+    assert sorted(r.model for r in read.results) == sorted(r.model for r in family())
+    assert read.flags == (Flag("withdrawn", "org/math"),)
+    assert [r.where for r in read.refused] == ["results/giant.json"]
+    assert build_board(read.results) == build_board(family())
+
+
+def test_files_of_a_folder_beyond_the_most_are_named_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path, data in stored(*family()):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    monkeypatch.setattr("hubmerge.board.files.MAX_FILES", 2)
+    read = read_folder(tmp_path)
+    assert len(read.results) == 2
+    assert {r.reason for r in read.refused} == {"more than 2 files"}
+
+
+def test_a_file_whose_name_is_no_text_is_refused_and_told(tmp_path: Path) -> None:
+    for path, data in stored(*family()):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    try:
+        (tmp_path / "results" / "a\udcff.json").write_bytes(b"{")
+        (tmp_path / "results" / "b\udcff.json").write_bytes(b" " * (MAX_RESULT_BYTES + 1))
+    except OSError:
+        pytest.skip("this file system takes UTF-8 only")
+    read = read_folder(tmp_path)
+    assert [r.where for r in read.refused] == ["results/a?.json", "results/b?.json"]
+    board_json(build_board(read.results, read.flags, refused=read.refused)).encode()
+
+
+def test_a_missing_folder_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ResultError, match="no such folder"):
+        read_folder(tmp_path / "none")
+
+
+def test_results_of_a_version_that_the_keepers_call_equal_stand_with_the_others(tmp_path: Path) -> None:
+    old, new = result("org/one", "1", {"math": 0.5}), result("org/two", "2", {"math": 0.6}, suite_version="2")
+    apart = build_board(parse_files(stored(old, new)).results).suites[0]
+    assert [r.model for r in apart.rows] == ["org/two"]
+    half = {"suite": "trio", "version": "2", "same_as": "\ud800"}
+    same = {"suite": "trio", "version": "1", "same_as": "2"}
+    table = json.dumps({"versions": [same, {"suite": 1}, "x", half]}).encode()
+    for path, data in [*stored(old, new), ("versions.json", table)]:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    read = read_folder(tmp_path)
+    assert [r.where for r in read.refused] == [f"versions.json, entry {n}" for n in (2, 3, 4)]
+    [suite] = build_board(read.results).suites
+    assert (suite.version, suite.versions, [r.model for r in suite.rows]) == ("2", ("2",), ["org/two", "org/one"])
+
+
+@pytest.mark.parametrize("data", [b"{", b"[]", b'{"versions": 1}', b"[" * 100_000, b" " * (MAX_FLAGS_BYTES + 1)])
+def test_a_broken_table_of_versions_is_refused_and_the_results_are_read(data: bytes) -> None:
+    read = parse_files([*stored(*family()), ("versions.json", data)])
+    assert [r.where for r in read.refused] == ["versions.json"]
+    assert len(read.results) == 4

@@ -1,0 +1,165 @@
+"""Scores in a merge's own repo: the card, the Hub's two formats, and what is never touched."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from board_helpers import result, sha, task
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
+from report_helpers import report
+
+from hubmerge.board.eval_results import evaluation_rows, publish_scores
+from hubmerge.errors import PermissionDeniedError
+from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.hub.client import Hub
+from hubmerge.output.card import render_card
+from hubmerge.output.report import Report
+from localhub.process import LocalHubProcess
+
+NAMES = iter(range(1000))
+MINE = b"---\nlicense: mit\n---\n# Mine\n"
+GSM8K = {"dataset": "openai/gsm8k", "few_shot": 5}
+
+
+@pytest.fixture
+def hub(local_hub: LocalHubProcess) -> Hub:
+    return Hub(local_hub.endpoint, local_hub.tokens["ada"])
+
+
+@pytest.fixture
+def api(local_hub: LocalHubProcess) -> HfApi:
+    return HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+
+
+def merge_report(repo: str) -> Report:
+    return report(target=repo, evaluations=[])
+
+
+@pytest.fixture
+def repo(api: HfApi, hub: Hub) -> str:
+    """A repo as a merge leaves it."""
+    name = f"ada/merged-{next(NAMES)}"
+    api.create_repo(name)
+    own = merge_report(name)
+    card = render_card(own, endpoint=hub.endpoint).encode()
+    push(api, name, {"hubmerge.json": json.dumps(own.to_json()).encode(), "README.md": card, "config.json": b"{}"})
+    return name
+
+
+def push(api: HfApi, repo: str, files: dict[str, bytes]) -> None:
+    api.create_commit(repo, [CommitOperationAdd(p, d) for p, d in files.items()], commit_message="files")
+
+
+def text(api: HfApi, repo: str, path: str) -> str:
+    return Path(api.hf_hub_download(repo, path)).read_text(encoding="utf-8")
+
+
+def results_of(repo: str) -> Sequence[EvaluationResult]:
+    """The merge of tests/data/report.json, and its parents."""
+
+    def run(model: str, letter: str, gsm8k: float, math500: float | None, **changes: Any) -> EvaluationResult:
+        tasks = [task("gsm8k", "math", gsm8k, **GSM8K)]
+        tasks += [task("math_500", "math", math500, 500)] if math500 is not None else []
+        return result(model, letter, tasks, suite="math", **changes)
+
+    return [
+        run(repo, "9", 0.80, 0.50),
+        run("org/base", "a", 0.20, 0.10),
+        run("org/math", "b", 0.70, 0.60),
+        result("other.org/tool_use", "c", None, suite="math"),
+    ]
+
+
+def test_the_card_gets_every_parent_beside_the_merge(hub: Hub, api: HfApi, repo: str) -> None:
+    published = publish_scores(hub, repo, results_of(repo))
+    assert published.commit == api.model_info(repo).sha
+    assert not published.card_kept
+    card = text(api, repo, "README.md")
+    assert "| Task | Metric | this merge | base | math | `tool_use` |" in card
+    [line] = [x for x in card.splitlines() if x.startswith("| `gsm8k`")]
+    assert line.endswith("| 0.800 (0.711 to 0.867, n = 100) | 0.200 (0.133 to 0.289, n = 100) | "
+                         "0.700 (0.604 to 0.781, n = 100) | failed |")  # fmt: skip
+    [domain] = [x for x in card.splitlines() if x.startswith("| math |")]
+    assert "Skills kept" not in card  # tool_use failed, so that the best parent may be missing
+    assert "no difference beyond chance" in domain  # (0.80 + 0.50) / 2 against (0.70 + 0.60) / 2
+    assert domain.endswith("| no difference beyond chance |")
+    assert "No evaluation has been run yet" not in card
+
+
+def test_registered_benchmarks_and_others_stand_where_the_hub_looks(hub: Hub, api: HfApi, repo: str) -> None:
+    publish_scores(hub, repo, results_of(repo), source_url="https://hub.example/datasets/ada/results")
+    [entry] = yaml.safe_load(text(api, repo, ".eval_results/hubmerge-math.yaml"))
+    assert entry["dataset"] == {"id": "openai/gsm8k", "task_id": "gsm8k", "revision": sha("d")}
+    assert entry["value"] == 80.0
+    assert entry["notes"] == "5-shot, exact_match, n = 100"
+    assert entry["source"]["url"] == "https://hub.example/datasets/ada/results"
+    [index] = ModelCard(text(api, repo, "README.md")).data.eval_results or []
+    assert (index.dataset_type, index.metric_value) == ("data/math_500", 0.5)
+
+
+def test_the_same_scores_again_make_no_commit_and_new_ones_one(hub: Hub, api: HfApi, repo: str) -> None:
+    publish_scores(hub, repo, results_of(repo)[:1])
+    before = len(api.list_repo_commits(repo))
+    assert publish_scores(hub, repo, results_of(repo)[:1]).commit is None
+    assert publish_scores(hub, repo, results_of(repo)).commit is not None
+    assert len(api.list_repo_commits(repo)) == before + 1
+    assert json.loads(text(api, repo, "hubmerge.json"))["identity"] == merge_report(repo).identity
+
+
+def test_a_card_that_somebody_edited_stays(hub: Hub, api: HfApi, repo: str) -> None:
+    push(api, repo, {"README.md": MINE})
+    published = publish_scores(hub, repo, results_of(repo))
+    assert published.card_kept
+    assert published.commit is not None
+    assert text(api, repo, "README.md") == MINE.decode()
+    assert json.loads(text(api, repo, "hubmerge.json"))["evaluations"] == []
+    assert ".eval_results/hubmerge-math.yaml" in api.list_repo_files(repo)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [None, b"{}", b"[" * 100_000, b'{"identity": "x"}', json.dumps(report(target="bob/other").to_json()).encode()],
+)
+def test_a_repo_that_is_no_merge_of_ours_is_not_touched(hub: Hub, api: HfApi, manifest: bytes | None) -> None:
+    name = f"ada/foreign-{next(NAMES)}"
+    api.create_repo(name)
+    push(api, name, {"README.md": MINE, **({"hubmerge.json": manifest} if manifest else {})})
+    before = api.model_info(name).sha
+    with pytest.raises(PermissionDeniedError, match="our own merges only"):
+        publish_scores(hub, name, results_of(name))
+    assert api.model_info(name).sha == before
+
+
+def test_a_manifest_that_lost_a_figure_is_not_rendered_by_guesswork(hub: Hub, api: HfApi, repo: str) -> None:
+    broken = merge_report(repo).to_json()
+    del broken["statistics"]["total"]["shares"]
+    push(api, repo, {"hubmerge.json": json.dumps(broken).encode()})
+    with pytest.raises(PermissionDeniedError, match="not a report"):
+        publish_scores(hub, repo, results_of(repo))
+
+
+def test_a_manifest_with_what_is_no_number_is_not_taken_for_one_that_can_be_written_again(
+    hub: Hub, api: HfApi, repo: str
+) -> None:
+    push(api, repo, {"hubmerge.json": json.dumps(merge_report(repo).to_json() | {"parameters": math.inf}).encode()})
+    with pytest.raises(PermissionDeniedError, match="not a report"):
+        publish_scores(hub, repo, results_of(repo))
+
+
+def test_results_of_others_of_other_commits_and_other_versions_are_left_out() -> None:
+    own, base, *_ = results_of("ada/merged")
+    foreign = [
+        base.model_copy(update={"sha": sha("f")}),
+        base.model_copy(update={"suite_version": "9"}),
+        base.model_copy(update={"split": "dev"}),
+        own.model_copy(update={"model": "bob/merged"}),
+    ]
+    rows = evaluation_rows(merge_report("ada/merged"), "ada/merged", [own, *foreign])
+    assert {row.get("model") for row in rows} == {None}
+    assert len(rows) == 2

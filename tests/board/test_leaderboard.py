@@ -1,0 +1,347 @@
+"""The board against one computed by hand, and its promises under any order, repetition and hostility."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from board_helpers import PARENTS, family, parent, result, sha, task
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.values import Board, Flag, Row, SuiteBoard
+from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.output.intervals import score_interval
+
+
+def only(board: Board) -> SuiteBoard:
+    [suite] = board.suites
+    return suite
+
+
+def row(board: Board, model: str) -> Row:
+    found = only(board).find(model)
+    assert found is not None
+    return found
+
+
+def reasons(board: Board) -> list[str]:
+    return [r.reason for r in board.refused]
+
+
+def test_the_family_by_hand() -> None:
+    suite = only(build_board(family()))
+    assert suite.domains == ("math", "instruction", "code")
+    merge = suite.find("org/merge")
+    assert merge is not None
+    math_line, instruction, code = merge.domains
+    # math: parents 0.20, 0.60, 0.10; instruction: 0.50, 0.40, 0.30; code: 0.30, 0.25, 0.80
+    assert (math_line.best_parent, instruction.best_parent, code.best_parent) == ("org/math", "org/base", "org/code")
+    assert merge.synergy == ("math",)
+    assert not math_line.synergy_certain  # 66 against 60 of 100 is within chance
+    assert merge.instruction_change is not None
+    assert merge.instruction_change.value == pytest.approx(-0.05)
+    assert merge.instruction_change.low < 0 < merge.instruction_change.high
+    assert merge.overall is not None
+    assert merge.overall.value == pytest.approx(0.61)
+    assert math_line.score == score_interval(0.66, 100)
+    assert merge.agents == 2
+    assert {p.status for p in merge.parents} == {"scored"}
+    assert merge.ancestors == tuple(f"{p['id']}@{p['sha']}" for p in PARENTS)
+
+
+def test_synergy_is_certain_once_every_difference_is_beyond_chance() -> None:
+    board = build_board(family(scores={"math": 0.90, "instruction": 0.45, "code": 0.72}))
+    line = row(board, "org/merge").domain("math")
+    assert line is not None
+    assert line.synergy_certain
+
+
+def test_models_whose_intervals_overlap_share_a_rank() -> None:
+    # of 100: Wilson 0.90 → 0.826–0.945, 0.84 → 0.756–0.899, 0.77 → 0.679–0.842, 0.50 → 0.404–0.596
+    values = {"a/first": 0.90, "a/second": 0.84, "a/third": 0.77, "a/last": 0.50}
+    board = build_board([result(m, "a", {"math": v}) for m, v in values.items()])
+    # third overlaps first (0.842 > 0.826); last lies below all three
+    assert {r.model: r.rank for r in only(board).rows} == {"a/first": 1, "a/second": 1, "a/third": 1, "a/last": 4}
+    assert [r.model for r in only(board).rows] == list(values)
+    board = build_board([result(m, "a", {"math": v}, samples=400) for m, v in values.items()])
+    # of 400 the intervals are half as wide: 0.867–0.926, 0.801–0.873, 0.726–0.809, 0.451–0.549
+    assert {r.model: r.rank for r in only(board).rows} == {"a/first": 1, "a/second": 1, "a/third": 2, "a/last": 4}
+
+
+def test_a_rank_is_one_plus_the_number_wholly_above() -> None:
+    values = [0.02 * k for k in range(51)]
+    suite = only(build_board([result(f"a/m{k}", "a", {"math": v}) for k, v in enumerate(values)]))
+    for own in suite.rows:
+        assert own.overall is not None
+        above = sum(1 for r in suite.rows if r.overall and r.overall.low > own.overall.high)
+        assert own.rank == 1 + above
+
+
+def test_without_scored_parents_there_is_no_synergy() -> None:
+    merge = row(build_board(family()[3:]), "org/merge")
+    assert merge.synergy == ()
+    assert merge.instruction_change is None
+    assert [p.status for p in merge.parents] == ["not scored"] * 3
+
+
+def test_synergy_needs_the_score_of_every_parent() -> None:
+    base, math_agent, _, merge = family()
+    found = row(build_board([base, math_agent, merge]), "org/merge")
+    assert found.synergy == ()
+    assert [p.status for p in found.parents].count("not scored") == 1
+
+
+def test_only_the_merged_commit_of_a_parent_counts() -> None:
+    base, _, code, merge = family()
+    other = result("org/math", "f", {"math": 0.99, "instruction": 0.4, "code": 0.25})
+    found = row(build_board([base, other, code, merge]), "org/merge")
+    assert [p.status for p in found.parents] == ["scored", "not scored", "scored"]
+    assert found.domains[0].best_parent == "org/base"
+
+
+@pytest.mark.parametrize("change", [{"suite_version": "2"}, {"split": "dev"}, {"suite": "other"}])
+def test_parents_count_under_the_same_suite_version_and_split_only(change: dict[str, str]) -> None:
+    base, math_agent, code, merge = family()
+    other = math_agent.model_copy(update=change)
+    board = build_board([base, other, code, merge], suite_versions={"trio": "1"})
+    suite = board.suite("trio")
+    assert suite is not None
+    found = suite.find("org/merge")
+    assert found is not None
+    assert [p.status for p in found.parents] == ["scored", "not scored", "scored"]
+
+
+def test_a_failed_run_is_listed_with_its_reason_and_is_no_zero() -> None:
+    base, _, code, merge = family()
+    failed = result("org/math", "c")
+    board = build_board([base, failed, code, merge])
+    found = row(board, "org/math")
+    assert found.error is not None
+    assert found.error.message == "it generates nothing"
+    assert (found.rank, found.overall, found.domains) == (None, None, ())
+    assert only(board).rows[-1] == found
+    merged = row(board, "org/merge")
+    assert merged.parents[1].status == "failed"
+    assert merged.domains[0].best_parent == "org/base"
+    assert {r.rank for r in only(board).rows if r.status == "done"} <= {1, 2, 3}
+
+
+def test_the_newest_commit_of_a_model_is_shown_and_an_older_one_only_as_a_parent() -> None:
+    old = result("org/math", "c", {"math": 0.6, "instruction": 0.4, "code": 0.25}, facts={"created": "2025-01-01"})
+    new = result("org/math", "f", {"math": 0.7, "instruction": 0.4, "code": 0.25}, facts={"created": "2025-06-01"})
+    base, _, code, merge = family()
+    board = build_board([base, old, new, code])
+    assert [(r.sha, r.superseded) for r in only(board).rows if r.model == "org/math"] == [(sha("f"), False)]
+    board = build_board([base, old, new, code, merge])
+    shown = {r.sha: (r.superseded, r.rank is None) for r in only(board).rows if r.model == "org/math"}
+    assert shown == {sha("f"): (False, False), sha("c"): (True, True)}
+    found = only(board).find("org/math")
+    assert found is not None
+    assert found.sha == sha("f")
+
+
+def test_a_commit_s_date_after_its_evaluation_makes_it_no_newer() -> None:
+    claimed = result("org/a", "1", {"math": 0.9}, created="2026-01-01T00:00:00Z", facts={"created": "2099-01-01"})
+    later = result("org/a", "2", {"math": 0.5}, created="2026-02-01T00:00:00Z", facts={"created": "2026-02-01"})
+    assert [r.sha for r in only(build_board([claimed, later])).rows] == [sha("2")]
+
+
+def test_the_version_of_the_newest_result_is_shown_unless_another_is_asked_for() -> None:
+    old = result("org/base", "b", {"math": 0.2}, suite_version="v2", created="2026-01-01T00:00:00+00:00")
+    new = result("org/base", "b", {"math": 0.3}, suite_version="v1", created="2026-03-01T00:00:00+00:00")
+    suite = only(build_board([old, new]))
+    assert (suite.version, suite.versions) == ("v1", ("v1", "v2"))
+    assert only(build_board([old, new], suite_versions={"trio": "v2"})).version == "v2"
+    assert only(build_board([old, new], suite_versions={"trio": "v3"})).rows == ()
+
+
+def test_a_flag_follows_the_lineage_and_takes_the_rank() -> None:
+    child = result("org/child", "1", {"math": 0.5}, parents=(parent("org/merge", "e", "base"), parent("x/y", "9")))
+    flags = [Flag("contaminated", "org/math", reason="trained on the test"), Flag("withdrawn", "x/y", sha("9"))]
+    results = [*family(), child.model_copy(update={"suite": "other"})]
+    board = build_board(results, flags)
+    trio, other = board.suite("trio"), board.suite("other")
+    assert trio is not None
+    assert other is not None
+    marks = {r.model: [(f.kind, f.inherited_from) for f in r.flags] for r in (*trio.rows, *other.rows)}
+    assert marks == {
+        "org/base": [],
+        "org/code": [],
+        "org/math": [("contaminated", None)],
+        "org/merge": [("contaminated", "org/math")],
+        "org/child": [("contaminated", "org/math"), ("withdrawn", "x/y")],
+    }
+    assert {r.model for r in trio.rows if r.rank is None} == {"org/math", "org/merge"}
+
+
+def test_a_flag_of_another_commit_does_not_concern_this_one() -> None:
+    board = build_board(family(), [Flag("withdrawn", "org/math", sha("f"))])
+    assert not any(r.flags for r in only(board).rows)
+
+
+@pytest.mark.parametrize("suite", ["before", "zuletzt"])
+def test_naming_fewer_parents_elsewhere_does_not_shake_off_a_flag(suite: str) -> None:
+    hidden = family()[3].model_copy(update={"suite": suite, "facts": family()[0].facts})
+    board = build_board([*family(), hidden], [Flag("contaminated", "org/math")])
+    assert row(build_board(family(), [Flag("contaminated", "org/math")]), "org/merge").flags
+    found = board.suite("trio")
+    assert found is not None
+    assert [f.inherited_from for r in found.rows if r.model == "org/merge" for f in r.flags] == ["org/math"]
+    other = board.suite(suite)
+    assert other is not None
+    assert other.rows[0].flags
+
+
+def test_a_circle_of_parents_ends() -> None:
+    a = result("x/a", "1", {"math": 0.5}, parents=(parent("x/b", "2", "base"), parent("x/c", "3")))
+    b = result("x/b", "2", {"math": 0.5}, parents=(parent("x/a", "1", "base"), parent("x/c", "3")))
+    board = build_board([a, b], [Flag("withdrawn", "x/c")])
+    assert row(board, "x/a").ancestors == (f"x/b@{sha('2')}", f"x/c@{sha('3')}")
+    assert all(r.flags for r in only(board).rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": "../../etc"}, "not a repo's name"),
+        ({"model": "<img src=x>"}, "not a repo's name"),
+        ({"suite": "a/b"}, "not a name"),
+        ({"created": "yesterday"}, "date"),
+        ({"tasks": [task(f"t{k}", "math", 0.5) for k in range(201)]}, "more than 200 tasks"),
+        ({"created": "0001-01-01T00:00:00+14:00"}, "date"),
+        ({"created": "2099-01-01T00:00:00+00:00"}, "future"),
+    ],
+)
+def test_a_result_that_is_not_credible_is_refused_and_the_rest_stands(change: dict[str, str], reason: str) -> None:
+    good = family()
+    board = build_board([*good, good[0].model_copy(update=change)], now=datetime(2026, 2, 1, tzinfo=UTC))
+    assert only(board) == only(build_board(good))
+    assert reason in reasons(board)[0]
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"parents": [parent("a/b", "1")]}, "one base"),
+        ({"parents": [parent("a/b", "1", "base")] * 66}, "more than 65 parents"),
+        ({"parents": [parent("org/merge", "e", "base"), parent("a/b", "1")]}, "its own parent"),
+        ({"effective_scales": [1.0]}, "as many λ"),
+    ],
+)
+def test_facts_that_contradict_themselves_are_refused(facts: dict[str, object], reason: str) -> None:
+    bad = result("org/merge", "e", {"math": 0.5}, facts=facts)
+    board = build_board([result("org/base", "b", {"math": 0.5}), bad])
+    assert [r.model for r in only(board).rows] == ["org/base"]
+    assert reason in reasons(board)[0]
+
+
+def test_other_tasks_than_the_suite_s_are_refused() -> None:
+    odd = result("evil/one", "1", [task("math_task", "math", 1.0, few_shot=5)])
+    wide = result("evil/two", "2", [task(f"t{k}", f"domain{k}", 1.0) for k in range(50)])
+    board = build_board([odd, wide, *family()])
+    assert only(board).domains == ("math", "instruction", "code")
+    assert len(board.refused) == 2
+    assert all("tasks are others" in r for r in reasons(board))
+
+
+def test_the_later_of_two_results_of_one_run_counts_and_the_other_is_told() -> None:
+    early = result("org/base", "b", {"math": 0.2}, created="2026-01-01T00:00:00+00:00")
+    late = result("org/base", "b", {"math": 0.3}, created="2026-01-02T00:00:00+00:00")
+    board = build_board([late, early])
+    assert row(board, "org/base").domains[0].score.value == 0.3
+    assert "2026-01-01" in reasons(board)[0]
+
+
+def test_a_chain_of_five_thousand_merges_is_no_trouble() -> None:
+    results = [
+        result(
+            f"x/m{k}",
+            "a",
+            {"math": 0.5},
+            parents=(parent(f"x/m{k - 1}", "a", "base"), parent("x/agent", "b")) if k else (),
+        )
+        for k in range(5000)
+    ]
+    board = build_board(results, [Flag("contaminated", "x/m0")])
+    assert all(r.flags for r in only(board).rows)
+    assert max(len(r.ancestors) for r in only(board).rows) == 500
+
+
+def pool() -> list[EvaluationResult]:
+    """Results that meet in every way: versions, commits, failures, doubles, other tasks, circles."""
+    extra = [
+        result("org/base", "b", {"math": 0.25, "instruction": 0.5, "code": 0.3}, created="2026-01-03T00:00:00Z"),
+        result("org/math", "f", {"math": 0.7, "instruction": 0.4, "code": 0.2}, created="2026-02-01T00:00:00Z"),
+        result("org/code", "8"),
+        result("org/base", "b", {"math": 0.26, "instruction": 0.5, "code": 0.3}, created="2026-01-03T00:00:00Z"),
+        result("org/merge", "e", {"math": 0.5}, suite_version="2"),
+        result("org/merge", "e", {"math": 0.5}, split="dev"),
+        *suites("org/merge", "e", math=0.66, instruction=0.45, code=None),
+        result("x/odd", "1", [task("other", "math", 0.4)]),
+        result("x/bad", "1", {"math": 0.4}, created="never"),
+        result("x/loop", "1", {"math": 0.4, "instruction": 0.1, "code": 0.1}, parents=(parent("y/loop", "2", "base"),)),
+        result("y/loop", "2", {"math": 0.4, "instruction": 0.1, "code": 0.1}, parents=(parent("x/loop", "1", "base"),)),
+    ]
+    return [*family(), *extra]
+
+
+def suites(model: str, letter: str, **scores: float | None) -> list[EvaluationResult]:
+    """One suite per domain, as the suites of the project are."""
+    return [
+        result(model, letter, None if v is None else {d: v}, suite=d, parents=PARENTS if letter == "e" else ())
+        for d, v in scores.items()
+    ]
+
+
+def test_suites_of_one_domain_each_are_joined() -> None:
+    results = [
+        *suites("org/base", "b", math=0.2, instruction=0.5, code=0.3),
+        *suites("org/math", "c", math=0.6, instruction=0.4),
+        *suites("org/code", "d", math=0.1, instruction=0.3, code=None),
+        *suites("org/merge", "e", math=0.66, instruction=0.45, code=0.72),
+        *family(),  # a suite of three domains stays by itself
+    ]
+    board = build_board(results)
+    assert [s.suite for s in board.suites] == ["domains", "code", "instruction", "math", "trio"]
+    joined = board.suites[0]
+    assert joined.domains == ("math", "instruction", "code")
+    merge, base, math_agent, code_agent = (joined.find(f"org/{m}") for m in ("merge", "base", "math", "code"))
+    assert merge is not None
+    assert base is not None
+    assert math_agent is not None
+    assert code_agent is not None
+    assert merge.overall is not None
+    assert merge.overall.value == pytest.approx(0.61)
+    assert (merge.rank, base.rank, math_agent.rank, code_agent.rank) == (1, 2, None, None)
+    assert math_agent.overall is None
+    assert [d.rank for d in math_agent.domains] == [1, 1]
+    assert list(code_agent.failures) == ["code"]
+    assert code_agent.status == "done"
+    assert merge.skills is None  # code: only the base has a score
+    assert merge.synergy == ("math",)
+    assert merge.instruction_change is not None
+    assert merge.instruction_change.value == pytest.approx(-0.05)
+
+
+FLAGS = [Flag("contaminated", "org/math"), Flag("withdrawn", "y/loop", sha("2"), "gone")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_order_of_results_and_flags_never_matters(data: st.DataObject) -> None:
+    results = data.draw(
+        st.lists(st.sampled_from(range(len(pool()))), unique=True).map(lambda ks: [pool()[k] for k in ks])
+    )
+    shuffled = data.draw(st.permutations(results))
+    flags = data.draw(st.permutations(FLAGS))
+    assert build_board(results, FLAGS) == build_board(shuffled, flags)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(range(len(pool()))), max_size=20))
+def test_the_same_result_twice_counts_once(chosen: list[int]) -> None:
+    once = [pool()[k] for k in dict.fromkeys(chosen)]
+    again = [pool()[k] for k in chosen]
+    assert build_board(again, FLAGS) == build_board([*once, *once], FLAGS) == build_board(once, FLAGS)

@@ -1,0 +1,378 @@
+"""Who vouches for a row: forged, edited and replayed results beside signed ones, and what they may not decide."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from board_helpers import ENVIRONMENT, family, parent, result, result_data, task
+
+from hubmerge.board.export import board_data, suite_csv
+from hubmerge.board.files import renamed
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.trust import Trust, keys_file, named_keys, parse_keys
+from hubmerge.board.values import Board, Flag, Row
+from hubmerge.cli.main import main
+from hubmerge.errors import ResultError, SettingsError
+from hubmerge.evaluation.result import EvaluationResult, parse_result, result_path
+from hubmerge.evaluation.signing import believed, provenance, public_key, signed
+from hubmerge.settings import Settings
+from workflows.app.board_table import table
+
+SEED, OTHER = bytes(range(32)), bytes(range(1, 33))
+KEY = public_key(SEED)
+TRUSTED = frozenset({KEY})
+LATER = "2026-02-01T00:00:00+00:00"
+
+
+def own() -> list[EvaluationResult]:
+    return [signed(r, SEED, "bot") for r in family()]
+
+
+def board(*results: EvaluationResult, **changes: Any) -> Board:
+    return build_board(results, trusted=TRUSTED, **changes)
+
+
+def rows(built: Board, suite: str = "trio") -> dict[str, Row]:
+    found = built.suite(suite)
+    assert found is not None
+    return {r.model: r for r in found.rows}
+
+
+def again(result: EvaluationResult) -> EvaluationResult:
+    """As it comes back from its file."""
+    return parse_result(result.to_json().encode(), where="r")
+
+
+def edited(result: EvaluationResult, **changes: Any) -> EvaluationResult:
+    return EvaluationResult.model_validate(result.model_dump() | changes)
+
+
+def test_a_signed_result_is_known_after_its_file_was_read() -> None:
+    for each in own():
+        assert provenance(again(each), TRUSTED) == "signed"
+        assert again(each) == each
+
+
+def test_the_signature_is_one_of_the_documented_bytes() -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    one = signed(result("org/a", "1", {"math": 0.5}), SEED, "bot")
+    document = {
+        "schema_version": 1,
+        "model": "org/a",
+        "sha": "1" * 40,
+        "suite": "trio",
+        "suite_version": "1",
+        "split": "test",
+        "status": "done",
+        "tasks": [task("math_task", "math", 0.5)],
+        "facts": {"author": "org"},
+        "environment": ENVIRONMENT,
+        "created": "2026-01-02T00:00:00+00:00",
+        "run_by": "bot",
+    }
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    assert one.signature is not None
+    key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(KEY))
+    key.verify(bytes.fromhex(one.signature.value), b"hubmerge result 1\n" + text.encode())
+
+
+def test_a_file_without_the_new_fields_is_read_and_is_the_communitys() -> None:
+    old = parse_result(json.dumps(result_data("org/a", "1", {"math": 0.5})).encode(), where="r")
+    assert (old.run_by, old.signature) == (None, None)
+    [row] = rows(board(old)).values()
+    assert (row.run_by, row.signed, row.rank) == ("community", False, 1)
+
+
+def test_six_forged_rows_displace_no_signed_one() -> None:
+    real = board(*own())
+    forged = [result(f"evil/m{k}", "f", {"math": 1.0}, created=LATER, suite_version="9") for k in range(6)]
+    many = [result(f"evil/t{k}", "f", [task("other", "math", 1.0)], created=LATER) for k in range(6)]
+    built = board(*forged, *many, *own())
+    assert built.suites == real.suites
+    assert len(built.refused) == 12
+    assert {r.reason.split(" ")[0] for r in built.refused} == {"a", "its"}
+
+
+def test_without_signatures_the_same_six_would_have_decided() -> None:
+    forged = [result(f"evil/m{k}", "f", {"math": 1.0}, created=LATER, suite_version="9") for k in range(6)]
+    assert set(rows(build_board([*forged, *family()]))) == {f"evil/m{k}" for k in range(6)}
+
+
+def test_a_community_row_stands_beside_signed_ones_without_a_rank_and_pushes_nobody_down() -> None:
+    perfect = result("evil/best", "f", {"math": 1.0, "instruction": 1.0, "code": 1.0})
+    real, found = rows(board(*own())), rows(board(perfect, *own()))
+    assert found["evil/best"].rank is None
+    assert (found["evil/best"].run_by, found["evil/best"].signed) == ("community", False)
+    assert {m: found[m] for m in real} == real
+    assert (real["org/merge"].run_by, real["org/merge"].signed, real["org/merge"].rank) == ("bot", True, 1)
+
+
+@pytest.mark.parametrize("letter", ["e", "f"])
+def test_a_community_result_of_a_signed_model_is_left_out_at_any_commit(letter: str) -> None:
+    scores = {"math": 0.0, "instruction": 0.0, "code": 0.0}
+    facts = {"created": "2026-01-31T00:00:00+00:00"}
+    forged = result("org/merge", letter, scores, created=LATER, facts=facts)
+    assert board(forged, *own()).suites == board(*own()).suites
+
+
+def test_a_signed_failure_is_not_displaced_by_a_forged_success() -> None:
+    failed = signed(result("org/a", "1"), SEED, "bot")
+    forged = result("org/a", "1", {"math": 1.0}, created=LATER)
+    [row] = rows(board(forged, failed)).values()
+    assert (row.status, row.run_by) == ("failed", "bot")
+
+
+def test_a_community_score_of_a_parent_makes_no_signed_merge_look_good() -> None:
+    base, math, code, merge = own()
+    zero = result("org/math", "c", {"math": 0.0, "instruction": 0.0, "code": 0.0})
+    found = rows(board(base, zero, code, merge))
+    assert [p.status for p in found["org/merge"].parents] == ["scored", "not scored", "scored"]
+    assert found["org/merge"].synergy == ()
+    assert [p.status for p in rows(board(base, math, code, merge))["org/merge"].parents] == ["scored"] * 3
+
+
+def test_a_community_result_gives_a_signed_row_no_flagged_parents() -> None:
+    real = signed(result("org/a", "1", {"math": 0.5}), SEED, "bot")
+    parents = [parent("org/bad", "2", "base"), parent("org/bad", "3")]
+    lie = result("org/a", "1", {"math": 0.5}, suite="other", parents=parents)
+    built = board(lie, real, flags=[Flag("contaminated", "org/bad")])
+    [row] = rows(built).values()
+    assert (row.flags, row.rank, row.ancestors) == ((), 1, ())
+
+
+def test_a_suite_that_only_the_community_has_leaves_nobody_incomplete_on_the_combined_board() -> None:
+    real = [
+        signed(result("org/a", "1", {"math": 0.5}, suite="math"), SEED, "bot"),
+        signed(result("org/a", "1", {"code": 0.5}, suite="code"), SEED, "bot"),
+    ]
+    forged = result("evil/x", "f", {"search": 1.0}, suite="search")
+    mixed = result("org/a", "1", {"search": 0.0}, suite="search")
+    real_row = rows(board(*real), "domains")["org/a"]
+    assert real_row.rank == 1
+    assert rows(board(*real, forged, mixed), "domains") == {"org/a": real_row}
+
+
+def test_more_prompts_than_the_signed_results_of_the_suite_are_refused() -> None:
+    scores = {"math": 0.7, "instruction": 0.5, "code": 0.5}
+    [refused] = board(*own(), result("evil/x", "f", scores, samples=101)).refused
+    assert refused.reason == "101 prompts of math_task, of which the suite has 100"
+    assert "evil/x" in rows(board(*own(), result("evil/x", "f", scores, samples=100)))
+
+
+def test_a_signature_of_another_row_is_refused() -> None:
+    one, two = own()[:2]
+    replayed = two.model_copy(update={"signature": one.signature})
+    [refused] = board(replayed).refused
+    assert refused.reason == "its signature is not of this content"
+    assert board(replayed).suites == ()
+
+
+CHANGES: dict[str, Any] = {
+    "model": "org/other",
+    "sha": "f" * 40,
+    "suite": "other",
+    "split": "dev",
+    "created": LATER,
+    "run_by": "somebody",
+    "tasks": (task("math_task", "math", 1.0),),
+    "facts": {"author": "else"},
+    "environment": ENVIRONMENT | {"seed": 1},
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_an_edited_row_with_its_old_signature_is_refused(field: str) -> None:
+    one = signed(result("org/a", "1", {"math": 0.5}), SEED, "bot")
+    assert provenance(again(edited(one, **{field: CHANGES[field]})), TRUSTED) == "forged"
+    assert provenance(again(edited(one)), TRUSTED) == "signed"
+
+
+def test_an_edited_version_is_no_file_and_one_that_the_reader_renames_stays_signed() -> None:
+    one = own()[0]
+    with pytest.raises(ResultError, match="another version of the suite"):
+        again(one.model_copy(update={"suite_version": "2"}))
+    assert provenance(one.model_copy(update={"suite_version": "2"}), TRUSTED) == "signed"
+    forged = edited(one.model_copy(update={"signature": None}), suite_version="2").model_dump()
+    assert one.signature is not None
+    forged["signature"] = one.signature.model_dump() | {"suite_version": "2"}
+    assert provenance(EvaluationResult.model_validate(forged), TRUSTED) == "forged"
+
+
+def test_a_row_that_another_key_signed_is_the_communitys_whatever_it_says() -> None:
+    foreign = signed(result("org/merge", "e", {"math": 1.0}, created=LATER), OTHER, "bot")
+    assert provenance(foreign, TRUSTED) == "community"
+    built = board(foreign, *own())
+    assert built.suites == board(*own()).suites
+    [alone] = rows(board(foreign)).values()
+    assert (alone.run_by, alone.signed) == ("community", False)
+    claims = foreign.model_copy(update={"signature": own()[3].signature})  # names the trusted key
+    assert provenance(claims, TRUSTED) == "forged"
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`cryptography` is not installed."""
+    for name in [n for n in sys.modules if n.split(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+
+
+@pytest.mark.usefixtures("bare")
+def test_without_cryptography_signed_rows_are_unverified_and_the_board_is_built() -> None:
+    results = own_before
+    built = board(*results, result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5}))
+    found = rows(built)
+    assert {m: (r.run_by, r.signed) for m, r in found.items()} == {
+        "evil/x": ("community", False),
+        **dict.fromkeys(("org/base", "org/math", "org/code", "org/merge"), ("unverified", None)),
+    }
+    assert believed(results, TRUSTED) == results
+
+
+@pytest.mark.usefixtures("bare")
+def test_the_command_line_says_what_is_missing_to_check_signatures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(tmp_path / "copy", *own_before)
+    assert main(["leaderboard", "--results", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "unverified: signatures cannot be checked without `cryptography`" in out
+
+
+def test_the_command_line_shows_who_ran_a_row_of_a_copied_dataset(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strange = result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5})
+    folder = written(tmp_path / "copy", *own(), strange)
+    assert main(["leaderboard", "--results", str(folder)]) == 0
+    lines = {line.split()[1]: line.split()[-1] for line in capsys.readouterr().out.splitlines() if "@" in line}
+    assert lines == {
+        "org/merge@eeeeeee": "bot",
+        "org/math@ccccccc": "bot",
+        "org/code@ddddddd": "bot",
+        "org/base@bbbbbbb": "bot",
+        "evil/x@fffffff": "community",
+    }
+
+
+def written(folder: Path, *results: EvaluationResult) -> Path:
+    for each in results:
+        path = folder / result_path(each)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(each.to_json())
+    (folder / "keys.json").write_bytes(keys_file([KEY]))
+    return folder
+
+
+def test_the_page_has_a_column_of_who_ran_a_row() -> None:
+    built = board(result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5}), *own())
+    for view in ("Scores", "Skills kept", "Merges"):
+        shown = table(built.suites[0], view)
+        place = shown["headers"].index("Run by")
+        assert [line[place] for line in shown["data"]] == ["bot"] * 4 + ["community"]
+
+
+def test_two_versions_that_are_shown_as_one_keep_their_signatures() -> None:
+    old = signed(result("org/a", "1", {"math": 0.5}, suite_version="old"), SEED, "bot")
+    new = signed(result("org/b", "2", {"math": 0.5}, suite_version="new"), SEED, "bot")
+    found = rows(board(*renamed([again(old), again(new)], {("trio", "old"): "new"})))
+    assert {m: r.run_by for m, r in found.items()} == {"org/a": "bot", "org/b": "bot"}
+
+
+own_before = tuple(own())  # signed before the fixture takes `cryptography` away
+
+
+def test_json_csv_and_parquet_say_who_ran_a_row(tmp_path: Path) -> None:
+    import csv
+    import io
+
+    import pyarrow.parquet as pq
+
+    from hubmerge.board.parquet import board_parquet
+
+    built = board(result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5}), *own())
+    [suite] = board_data(built)["suites"]
+    data = {r["model"]: (r["run_by"], r["signed"]) for r in suite["rows"]}
+    lines = {r["model"]: (r["run_by"], r["signed"]) for r in csv.DictReader(io.StringIO(suite_csv(built.suites[0])))}
+    table = pq.read_table(io.BytesIO(board_parquet(built))).to_pylist()
+    assert data["org/merge"] == ("bot", True)
+    assert data["evil/x"] == ("community", False)
+    assert (lines["org/merge"], lines["evil/x"]) == (("bot", "yes"), ("community", "no"))
+    assert {r["model"]: (r["run_by"], r["signed"]) for r in table} == data
+
+
+def test_the_order_of_signed_forged_and_foreign_results_does_not_matter() -> None:
+    base = own()
+    results = [
+        *base,
+        base[1].model_copy(update={"signature": base[0].signature}),
+        *(result("org/merge", letter, {"math": 1.0}, created=LATER) for letter in "ef"),
+        signed(result("org/base", "b", {"math": 1.0, "instruction": 1.0, "code": 1.0}), OTHER, "x"),
+        result("evil/x", "f", {"math": 0.5, "instruction": 0.5, "code": 0.5}),
+    ]
+    expected = board(*results)
+    for seed in range(20):
+        shuffled = [*results, results[seed % len(results)]]
+        random.Random(seed).shuffle(shuffled)
+        assert board(*shuffled) == expected
+
+
+def test_every_pair_of_two_results_of_one_run_shows_the_signed_one() -> None:
+    real = signed(result("org/a", "1", {"math": 0.5}), SEED, "bot")
+    others = [result("org/a", "1", {"math": 1.0}, created=LATER), signed(result("org/a", "1"), OTHER, "bot")]
+    for other, order in itertools.product(others, (1, -1)):
+        [row] = rows(board(*[real, other][::order])).values()
+        assert (row.run_by, row.overall and row.overall.value) == ("bot", 0.5)
+
+
+# --- keys ------------------------------------------------------------------------------------------------
+
+
+def test_published_keys_are_believed_once(tmp_path: Path) -> None:
+    trust = Trust(pins=tmp_path / "pins" / "x.json")
+    assert trust.of(()) == frozenset()  # nothing is published yet, so nothing is kept
+    assert trust.of((KEY,)) == TRUSTED
+    assert trust.of((public_key(OTHER),)) == TRUSTED
+    assert Trust(pins=tmp_path / "pins" / "x.json").of(()) == TRUSTED
+
+
+def test_keys_of_the_settings_count_and_published_ones_do_not(tmp_path: Path) -> None:
+    assert Trust(TRUSTED, tmp_path / "x.json").of((public_key(OTHER),)) == TRUSTED
+    assert not (tmp_path / "x.json").exists()
+    assert named_keys(Settings(trusted_keys=f"{KEY}, {public_key(OTHER)}\n")) == {KEY, public_key(OTHER)}
+    with pytest.raises(SettingsError, match="HUBMERGE_TRUSTED_KEYS"):
+        named_keys(Settings(trusted_keys=KEY[:-1]))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b'{"keys": 1}',
+        b'{"keys": [1]}',
+        b'{"keys": ["' + b"A" * 64 + b'"]}',
+        b"[" * 60_000,
+        b" " * 70_000,
+        json.dumps({"keys": ["0" * 64] * 101}).encode(),
+    ],
+)
+def test_a_file_of_keys_that_is_none_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="key"):
+        parse_keys(data)
+    assert parse_keys(keys_file([KEY])) == (KEY,)
+
+
+def test_a_damaged_file_of_pinned_keys_is_named_and_nothing_is_believed_in_its_place(tmp_path: Path) -> None:
+    pins = tmp_path / "x.json"
+    pins.write_text('{"keys": ["torn')
+    with pytest.raises(SettingsError, match="the file of trusted keys is damaged"):
+        Trust(pins=pins).of(("a" * 64,))
+    assert pins.read_text() == '{"keys": ["torn'

@@ -1,0 +1,155 @@
+"""Skills kept: by hand, against a simulation, and what must not stand on top of the column."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from board_helpers import PARENTS, family, parent, result
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.values import Row
+from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.output.card_scores import scores_view
+from hubmerge.output.intervals import Estimate, difference, score_interval
+from hubmerge.output.report import Parent
+from hubmerge.output.skills import gain_kept
+
+SCORES = st.integers(0, 200).map(lambda hits: score_interval(hits / 200, 200))
+
+
+def row_of(results: list[EvaluationResult], model: str = "org/merge") -> Row:
+    found = build_board(results).suites[0].find(model)
+    assert found is not None
+    return found
+
+
+def test_the_family_s_skills_by_hand() -> None:
+    # math: base 0.20, best 0.60, merge 0.66; code: 0.30, 0.80, 0.72; at instruction nobody is above the base
+    row = row_of(family())
+    assert row.skills is not None
+    math_skill, code = row.skills.skills
+    assert (math_skill.task, math_skill.best_parent, math_skill.kept) == ("math_task", "org/math", True)
+    assert math_skill.gain_kept.value == pytest.approx(0.46 / 0.40)
+    assert (code.domain, code.best_parent, code.gain_kept.value) == ("code", "org/code", pytest.approx(0.42 / 0.50))
+    assert row.skills.text == "2 of 2 skills: 115 · 84 %"
+    assert row.skills.mean is not None
+    assert row.skills.mean.value == pytest.approx((1.15 + 0.84) / 2)
+    assert row.skills_rank == 1
+
+
+@pytest.mark.parametrize("missing", range(3))
+def test_nothing_is_said_until_every_parent_is_scored(missing: int) -> None:
+    results = family()
+    del results[missing]
+    row = row_of(results)
+    assert (row.skills, row.skills_rank) == (None, None)
+
+
+def test_nothing_is_said_of_a_parent_that_lacks_one_task() -> None:
+    suites = {"math": 0.6, "code": 0.7}
+    results = [result(p["id"], p["sha"][0], {d: 0.3}, suite=d) for p in PARENTS for d in suites]
+    results += [result("org/merge", "e", {d: v}, suite=d, parents=PARENTS) for d, v in suites.items()]
+    assert row_of(results).skills is not None
+    assert row_of(results[1:]).skills is None
+
+
+def test_a_parent_within_chance_of_the_base_has_no_skill() -> None:
+    parents = [result(p["id"], p["sha"][0], {"math": v}) for p, v in zip(PARENTS, (0.50, 0.60, 0.40), strict=True)]
+    row = row_of([*parents, result("org/merge", "e", {"math": 0.62}, parents=PARENTS)])
+    assert row.skills is not None  # 60 against 50 of 100 is within chance
+    assert row.skills.text == "no parent above the base"
+    assert row.skills_rank is None
+
+
+def test_a_skill_of_which_little_is_left_is_not_kept() -> None:
+    lost = row_of(family(scores={"math": 0.38, "instruction": 0.5, "code": 0.72})).skills
+    assert lost is not None
+    assert lost.text == "1 of 2 skills: 45 · 84 %"
+    below = row_of(family(scores={"math": 0.10, "instruction": 0.5, "code": 0.72})).skills
+    assert below is not None
+    assert below.text == "1 of 2 skills: −25 · 84 %"
+
+
+def test_one_trained_agent_beside_a_random_adapter_does_not_top_the_column() -> None:
+    """Neither by an agent that is good at everything: what one parent brings alone is no merit of a merge."""
+    tasks = ("math", "code", "tool", "memory")
+
+    def scored(name: str, letter: str, *values: float, **more: object) -> EvaluationResult:
+        return result(name, letter, dict(zip(tasks, values, strict=True)), samples=400, **more)
+
+    base, strong, noise = parent("z/base", "1", "base"), parent("z/strong", "2"), parent("z/noise", "3")
+    one, two = parent("z/one", "4"), parent("z/two", "5")
+    results = [
+        scored("z/base", "1", 0.20, 0.20, 0.20, 0.20),
+        scored("z/strong", "2", 0.80, 0.80, 0.80, 0.80),
+        scored("z/noise", "3", 0.19, 0.20, 0.18, 0.21),
+        scored("z/one", "4", 0.80, 0.20, 0.20, 0.20),
+        scored("z/two", "5", 0.20, 0.80, 0.20, 0.20),
+        scored("z/with-noise", "6", 0.80, 0.80, 0.79, 0.80, parents=(base, strong, noise)),
+        scored("z/of-two", "7", 0.70, 0.72, 0.20, 0.20, parents=(base, one, two)),
+        scored("z/forgot-one", "8", 0.80, 0.20, 0.20, 0.20, parents=(base, one, two)),
+    ]
+    rows = {r.model: r for r in build_board(results).suites[0].rows}
+    assert rows["z/with-noise"].skills
+    assert rows["z/with-noise"].skills.text == "4 of 4 skills: 100 · 100 · 98 · 100 %"
+    ranks = {name: rows[f"z/{name}"].skills_rank for name in ("of-two", "with-noise", "forgot-one")}
+    assert ranks == {"of-two": 1, "with-noise": 2, "forgot-one": 3}
+
+
+@given(SCORES, SCORES, SCORES)
+def test_an_interval_ends_where_that_of_the_difference_to_a_share_of_the_gain_reaches_0(
+    own: Estimate, best: Estimate, base: Estimate
+) -> None:
+    assume(difference(best, base).low > 0)
+    got = gain_kept(own, best, base)
+    assert math.isfinite(got.low)
+    assert math.isfinite(got.high)
+    assert got.low <= got.value <= got.high
+
+    def limit(r: float, sign: int) -> float:
+        """(own − base) − r (best − base), with a limit of its interval: below for −1."""
+        parts = ((1.0, own), (-r, best), (r - 1, base))
+        value = sum(factor * e.value for factor, e in parts)
+        sides = [(e.high - e.value) if factor * sign > 0 else (e.value - e.low) for factor, e in parts]
+        return value + sign * math.hypot(*(f * side for (f, _), side in zip(parts, sides, strict=True)))
+
+    assert limit(got.low, -1) == pytest.approx(0, abs=1e-9)
+    assert limit(got.high, 1) == pytest.approx(0, abs=1e-9)
+    assert (got.low > 0) == (difference(own, base).low > 0) or got.low == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("own", "best", "base"), [(0.6, 0.7, 0.2), (0.3, 0.8, 0.3), (0.9, 0.85, 0.5)])
+def test_the_interval_covers_the_truth_about_95_times_in_100(own: float, best: float, base: float) -> None:
+    draw, covered = random.Random(5), 0
+
+    def measured(truth: float) -> Estimate:
+        return score_interval(sum(draw.random() < truth for _ in range(150)) / 150, 150)
+
+    for _ in range(1500):
+        got = gain_kept(measured(own), measured(best), measured(base))
+        covered += got.low <= (own - base) / (best - base) <= got.high
+    assert 0.93 <= covered / 1500 <= 0.98
+
+
+def test_the_card_says_the_same_as_the_board() -> None:
+    roles = {"org/base": "base", "org/math": "agent", "org/code": "agent"}
+    parents = [
+        Parent(role, name, "hub", name, "b" * 40, "main", "mit", False, False, 1.0) for name, role in roles.items()
+    ]
+    rows = [
+        {"task": t.task, "metric": t.metric, "value": t.value, "samples": t.samples, "domain": t.domain, "model": model}
+        for r in family()
+        for model in [None if r.model == "org/merge" else r.model]
+        for t in r.tasks
+    ]
+    view = scores_view(rows, parents)
+    assert view is not None
+    assert view["skills"] == row_of(family()).skills
+    without = scores_view([r for r in rows if r["model"] != "org/code"], parents)
+    assert without is not None
+    assert without["skills"] is None
+    assert len(without["domains"]) == 3

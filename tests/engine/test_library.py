@@ -1,0 +1,130 @@
+"""The fast pass as a library: found, built once, kept, refused where it is not ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hubmerge.engine import build, fast, library
+from hubmerge.engine.library import Library
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def compiler() -> tuple[str, ...]:
+    found = build.find_compiler()
+    if found is None:
+        pytest.skip("there is no C compiler")
+    return found
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine on which nothing was built; its cache folder."""
+    library._library.cache_clear()
+    fast.unavailable.cache_clear()
+    monkeypatch.setattr(library, "_places", list)
+    monkeypatch.setattr(library, "user_cache", lambda: tmp_path)
+    yield tmp_path
+    library._library.cache_clear()
+    fast.unavailable.cache_clear()
+
+
+def test_it_is_built_once_and_kept(bare: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not library.is_built()
+    assert fast.unavailable() is None
+    assert library.is_built()
+    library._library.cache_clear()
+    monkeypatch.setattr(library, "build", lambda *_: pytest.fail("built again"))
+    assert isinstance(library.library(), Library)
+
+
+def test_processes_that_need_it_at_once_build_it_once(tmp_path: Path, compiler: tuple[str, ...]) -> None:
+    code = (
+        "from pathlib import Path\n"
+        "from hubmerge.engine import build, library\n"
+        "library._places = list\n"
+        "once = library.build\n"
+        "library.build = lambda *given: (print('built', flush=True), once(*given))\n"
+        "library.library()\n"
+    )
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+
+    def run(_: int) -> str:
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    with ThreadPoolExecutor(3) as pool:
+        assert "".join(pool.map(run, range(3))) == "built\n"
+
+
+def test_a_broken_file_is_built_anew(bare: Path, compiler: tuple[str, ...]) -> None:
+    path = library._path(bare, compiler)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"torn")
+    assert isinstance(library.library(), Library)
+
+
+def test_a_library_of_another_version_of_the_source_is_not_called(
+    tmp_path: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build.build(compiler, tmp_path / "pass.so")
+    Library(tmp_path / "pass.so")
+    monkeypatch.setattr(library, "digest", lambda: "another")
+    with pytest.raises(OSError, match=r"another version of pass\.c"):
+        Library(tmp_path / "pass.so")
+
+
+def test_what_computes_other_bits_than_the_definition_is_not_used(
+    bare: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = tmp_path / "pass.c"
+    source.write_text(
+        build.SOURCE.read_text()
+        .replace("return total / constants[0]", "return total")
+        .replace("return where(several, shared / where(several, count, ONE), unique)", "return unique")
+    )
+    monkeypatch.setattr(build, "SOURCE", source)
+    assert fast.unavailable() == "what was built computes other bits than the definition"
+
+
+def test_a_compiler_that_fails_is_told_in_its_own_words(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = bare / "cc"
+    broken.write_text("#!/bin/sh\necho 'fatal error: stdint.h: No such file' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(library, "find_compiler", lambda: (str(broken),))
+    assert "stdint.h: No such file" in (fast.unavailable() or "")
+
+
+def test_a_compiler_that_hangs_is_ended(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = bare / "cc"
+    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(library, "find_compiler", lambda: (str(hanging),))
+    monkeypatch.setattr(build, "BUILD_S", 0.2)
+    assert "timed out" in (fast.unavailable() or "")
+
+
+def test_where_nothing_can_be_kept_it_is_built_all_the_same(
+    bare: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "user_cache", lambda: None)
+    assert isinstance(library.library(), Library)
+
+
+def test_every_kind_of_machine_that_this_one_is_gives_the_same_bits(
+    bare: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for machine in sorted(build.MACHINES):
+        library._library.cache_clear()
+        fast.unavailable.cache_clear()
+        fast._kernels.cache_clear()
+        monkeypatch.setattr(library, "MACHINES", {1: (), machine: ()})
+        assert fast.unavailable() is None

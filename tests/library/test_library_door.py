@@ -1,0 +1,135 @@
+"""The library: what `import hubmerge` offers, how little it costs, and the page that shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hubmerge
+from hubmerge.cli.main import main
+from localhub.process import LocalHubProcess
+
+ROOT = Path(__file__).resolve().parents[2]
+OFFERED = ("inspect", "probe", "merge", "publish", "evaluate", "leaderboard")
+RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "zoo/tool-agent"], "method": "ram"}
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
+    with LocalHubProcess(tmp_path_factory.mktemp("hub"), zoo=True) as hub:
+        yield hub
+
+
+@pytest.fixture
+def place(zoo: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of user ada of an embedded Hub."""
+    monkeypatch.setenv("HF_ENDPOINT", zoo.endpoint)
+    monkeypatch.setenv("HF_TOKEN", zoo.tokens["ada"])
+    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def python(script: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    return done.stdout.strip()
+
+
+def test_import_hubmerge_imports_nothing_that_it_does_not_use() -> None:
+    heavy = "{'torch', 'gradio', 'matplotlib', 'transformers', 'numpy', 'pydantic', 'huggingface_hub', 'yaml'}"
+    script = f"import sys, hubmerge\nprint(sorted({heavy} & set(sys.modules)), hubmerge.__version__)"
+    assert python(script) == f"[] {hubmerge.__version__}"
+
+
+def test_the_functions_of_the_library_import_neither_torch_nor_gradio_nor_matplotlib() -> None:
+    script = (
+        "import sys, hubmerge\n"
+        f"offered = [getattr(hubmerge, name) for name in {OFFERED}]\n"
+        "print(sorted({'torch', 'gradio', 'matplotlib', 'transformers'} & set(sys.modules)))"
+    )
+    assert python(script) == "[]"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import hubmerge.line",
+        "import hubmerge.library",
+        "import hubmerge.cli.merge, hubmerge.cli.inspect, hubmerge.cli.probe, hubmerge.cli.evaluate",
+        "import hubmerge.board.leaderboard",
+        "import hubmerge.evaluation.runner, hubmerge.output.publish",
+        "from hubmerge import merge, leaderboard",
+    ],
+)
+def test_the_names_mean_functions_whatever_was_imported_before(first: str) -> None:
+    script = (
+        f"{first}\nimport hubmerge\nfrom hubmerge import board, line\n"
+        f"assert {OFFERED} == tuple(getattr(hubmerge, name).__name__ for name in {OFFERED})\n"
+        f"assert all(callable(getattr(hubmerge, name)) for name in {OFFERED})\n"
+        "assert set(hubmerge.__all__) <= set(dir(hubmerge))\n"
+        "print(hubmerge.merge.__module__)"
+    )
+    assert python(script) == "hubmerge.library"
+
+
+def test_a_name_that_is_not_offered_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'mrege'"):
+        hubmerge.mrege  # noqa: B018
+
+
+def test_every_function_says_what_it_raises() -> None:
+    for name in OFFERED:
+        words = getattr(hubmerge, name).__doc__
+        assert "Raises" in words, name
+
+
+def test_recipes_are_mappings_files_or_recipes(place: Path) -> None:
+    (place / "recipe.yaml").write_text(json.dumps(RECIPE))
+    plan = hubmerge.inspect(RECIPE)
+    assert plan.identity == hubmerge.inspect("recipe.yaml").identity == hubmerge.inspect(plan.recipe).identity
+
+
+def test_a_merge_goes_to_one_place(place: Path) -> None:
+    with pytest.raises(hubmerge.HubmergeError, match="E_RECIPE: a merge goes to a folder or to a repo"):
+        hubmerge.merge(RECIPE)  # type: ignore[call-overload]
+    with pytest.raises(hubmerge.HubmergeError, match="expected one of out and to"):
+        hubmerge.merge(RECIPE, "out", to="ada/both")  # type: ignore[call-overload]
+
+
+def test_the_command_and_the_library_make_the_same_folder(place: Path) -> None:
+    (place / "recipe.yaml").write_text(json.dumps(RECIPE))
+    assert main(["merge", "recipe.yaml", "--out", "by-command", "--license", "apache-2.0"]) == 0
+    hubmerge.merge(RECIPE, "by-library", license="apache-2.0")
+    for name in ("model.safetensors", "config.json", "recipe.yaml", "tokenizer.json"):
+        assert (place / "by-command" / name).read_bytes() == (place / "by-library" / name).read_bytes()
+
+
+def examples() -> str:
+    """The page's code, with every line at its own number."""
+    page = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
+    blocks = re.finditer(r"^```python\n(.*?)^```", page, re.M | re.S)
+    lines = [""] * (page.count("\n") + 1)
+    for block in blocks:
+        start = page.count("\n", 0, block.start(1))
+        code = block.group(1).splitlines()
+        lines[start : start + len(code)] = code
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_page_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(examples(), str(ROOT / "docs" / "library.md"), "exec"), names)
+    said = capsys.readouterr().out
+    assert "parameters," in said
+    assert "stands twice" in said
+    assert names["result"].status == "done"
+    assert names["board"].suites[0].rows[0].model == "ada/merged"
+    assert names["published"].repo == "ada/merged"
