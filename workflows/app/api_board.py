@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from hubmerge.errors import ResultError
 from hubmerge.leaderboard.export import row_data
 from hubmerge.leaderboard.values import Row, SuiteBoard
+
+from hubmerge.errors import ResultError
 from workflows.app.service import BoardSource, Visitor, WatcherSource
 
 MAX_LINES = 500  # rows of the board in one answer
