@@ -11,7 +11,7 @@ from builders import T, f32, random_base, sparse_agent, write_model
 from safetensors.numpy import load_file
 
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.stream import MergeResult, Observer, Silent, StreamOptions, merge
+from hubmerge.engine.stream import MergeResult, Silent, StreamObserver, StreamOptions, merge
 from hubmerge.hub.client import Hub
 from hubmerge.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from hubmerge.recipe.recipe import recipe_from_dict
@@ -73,7 +73,7 @@ def run(
     chunk: int = 4096,
     threads: int = 2,
     resume: bool = False,
-    observer: Observer | None = None,
+    observer: StreamObserver | None = None,
     parallel: int = 0,
 ) -> MergeResult:
     out.mkdir(parents=True, exist_ok=True)

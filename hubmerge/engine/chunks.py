@@ -20,7 +20,7 @@ from hubmerge.engine.counting import Counted
 from hubmerge.engine.device.choose import LANES, MEMORY_BYTES, DeviceName, chunk_elements, host_threads, open_engine
 from hubmerge.engine.distributed import ALONE, Ranks
 from hubmerge.engine.parallel_shards import shards_at_once
-from hubmerge.engine.selection import Counts, Magnitudes, Selection
+from hubmerge.engine.selection import BinCounts, Magnitudes, Selection
 from hubmerge.errors import IncompatibleError, NonFiniteError
 from hubmerge.methods import Method, get_method
 from hubmerge.methods.base import EPSILON, Scope
@@ -30,7 +30,7 @@ from hubmerge.sources.buffers import placed
 from hubmerge.sources.derived import BorrowedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import Scratch, TensorReader
-from hubmerge.statistics.statistics import Overlaps, ResultTally, Statistics, Tally
+from hubmerge.statistics.statistics import Counts, Overlaps, ResultTally, Statistics, Tally
 
 if TYPE_CHECKING:
     from hubmerge.engine.device.engine import Engine
@@ -42,7 +42,7 @@ Sensitivities = Mapping[str, StoredTensor]  # tensor → where its sensitivity l
 Thresholds = Mapping[str, tuple[float, ...]]  # tensor → one per agent
 
 
-class Observer(Protocol):
+class StreamObserver(Protocol):
     """Watches a stream from outside; every method is called in the caller's thread and may raise to cancel."""
 
     def progress(self, stage: str, done: int, total: int) -> None:
@@ -229,7 +229,7 @@ class Work:
         overlaps: Counts = module.count_overlaps(stored, epsilon_of(self._plan))
         return overlaps
 
-    def count(self, chunk: Chunk, stored: eager.ChunkInputs, selection: Selection) -> Counts:
+    def count(self, chunk: Chunk, stored: eager.ChunkInputs, selection: Selection) -> BinCounts:
         """What a chunk adds to the counts of a selection."""
         with np.errstate(all="ignore"):
             return selection.count(with_draws(self._plan, selection.magnitudes, chunk, stored))
@@ -349,7 +349,7 @@ def backend_module(backend: Backend) -> ModuleType:
     return fast
 
 
-def runnable(options: StreamOptions, observer: Observer) -> StreamOptions:
+def runnable(options: StreamOptions, observer: StreamObserver) -> StreamOptions:
     """`options` as this machine can follow them: eager, with a warning, where it has no fast pass.
 
     Where the fast pass is not built yet it is built here, as a stage of its own.

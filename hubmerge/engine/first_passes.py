@@ -20,7 +20,7 @@ from hubmerge.engine import eager
 from hubmerge.engine.chunks import (
     Chunk,
     MagnitudesOf,
-    Observer,
+    StreamObserver,
     StreamOptions,
     Thresholds,
     check_inputs,
@@ -34,7 +34,7 @@ from hubmerge.engine.chunks import (
 from hubmerge.engine.counting import Counted, fold_inputs
 from hubmerge.engine.folding import TensorFold
 from hubmerge.engine.in_order import in_order
-from hubmerge.engine.selection import Counts, Magnitudes, Selection, select
+from hubmerge.engine.selection import BinCounts, Magnitudes, Selection, select
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics.statistics import Statistics, Tally, zero_tally
@@ -42,10 +42,10 @@ from hubmerge.statistics.tally_sums import ToldSum
 
 MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
 
-CountChunk = Callable[[eager.ChunkInputs], Counts]
+CountChunk = Callable[[eager.ChunkInputs], BinCounts]
 
 
-def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
+def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: StreamObserver) -> Statistics:
     """One pass over the inputs for their statistics; NonFiniteError names tensor and model."""
     with runnable(options, observer).on_device(plan, observer.warning) as opened:
         if opened.engine is not None:
@@ -53,7 +53,7 @@ def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Ob
         return _probe(plan, reader, opened, observer)
 
 
-def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
+def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: StreamObserver) -> Statistics:
     epsilon = epsilon_of(plan)
     planned = [t for t in plan.tensors() if t.action == "merge"]
     mine = options.ranks.mine(planned)
@@ -95,7 +95,7 @@ def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: O
     return Statistics(plan.labels, epsilon, {t.name: tallies[t.name] for t in planned})
 
 
-def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
+def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, observer: StreamObserver) -> Thresholds:
     """The exact order statistics that the method asks for, per tensor and agent; empty when it asks for none."""
     magnitudes_in, threshold = magnitudes_of(plan, options), plan.threshold
     if magnitudes_in is None or threshold is None:
@@ -116,7 +116,7 @@ def _of_each_tensor(
     magnitudes_in: MagnitudesOf,
     reader: TensorReader,
     options: StreamOptions,
-    observer: Observer,
+    observer: StreamObserver,
 ) -> Thresholds:
     ranked = [t for t in merged if magnitudes_in(t) is not None]
     merged = options.ranks.mine(ranked)
@@ -124,7 +124,7 @@ def _of_each_tensor(
     done, total = 0, 2 * sum(t.elements for t in merged)
     found: dict[str, tuple[float, ...]] = {}
 
-    def passes(tensor: PlannedTensor, magnitudes: Magnitudes, count: CountChunk) -> Iterator[Counts]:
+    def passes(tensor: PlannedTensor, magnitudes: Magnitudes, count: CountChunk) -> Iterator[BinCounts]:
         nonlocal done
         for chunk, counts in _counted([tensor], count, plan, magnitudes, reader, options):
             done += chunk.count
@@ -149,7 +149,7 @@ def _of_model(
     magnitudes: Magnitudes,
     reader: TensorReader,
     options: StreamOptions,
-    observer: Observer,
+    observer: StreamObserver,
 ) -> tuple[float, ...]:
     """One or two passes, whose tensors the processes share out."""
     ranks = options.ranks
@@ -158,7 +158,7 @@ def _of_model(
     selection = Selection(magnitudes, len(plan.agents))
     done = 0
 
-    def own() -> Iterator[Counts]:
+    def own() -> Iterator[BinCounts]:
         nonlocal done
         for chunk, counts in _counted(mine, selection.count, plan, magnitudes, reader, options):
             done += chunk.count
@@ -181,10 +181,10 @@ def _counted(
     magnitudes: Magnitudes,
     reader: TensorReader,
     options: StreamOptions,
-) -> Iterator[tuple[Chunk, Counts]]:
+) -> Iterator[tuple[Chunk, BinCounts]]:
     """What every chunk adds to a pass, in order."""
 
-    def work(chunk: Chunk) -> tuple[Chunk, Counts]:
+    def work(chunk: Chunk) -> tuple[Chunk, BinCounts]:
         with np.errstate(all="ignore"):
             return chunk, count(with_draws(plan, magnitudes, chunk, read_chunk(reader, chunk)))
 

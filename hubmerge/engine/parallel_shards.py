@@ -19,7 +19,7 @@ from hubmerge.errors import CancelledError
 from hubmerge.statistics.statistics import Tally
 
 if TYPE_CHECKING:
-    from hubmerge.engine.chunks import Observer
+    from hubmerge.engine.chunks import StreamObserver
 
 CORES_PER_SHARD = 6  # that merge about as many bytes as one more core hashes
 MOST_SHARDS = 4  # at once: each reads somewhere else
@@ -56,7 +56,7 @@ class Relay:
 class Overall:
     """Progress and statistics of all shards, finished and in progress; called in the observer's thread."""
 
-    def __init__(self, observer: Observer, done: int, total: int) -> None:
+    def __init__(self, observer: StreamObserver, done: int, total: int) -> None:
         self.observer = observer
         self._done, self._total = done, total
         self._counted: Tally | None = None
@@ -97,7 +97,7 @@ class Overall:
 def write_shards(
     jobs: Sequence[J],
     elements: Callable[[J], int],
-    write: Callable[[J, Observer], R],
+    write: Callable[[J, StreamObserver], R],
     at_once: int,
     overall: Overall,
     abandon: Callable[[], None],

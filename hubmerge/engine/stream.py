@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.engine.chunks import (
-    Observer,
     Sensitivities,
     Silent,
+    StreamObserver,
     StreamOptions,
     Thresholds,
     Work,
@@ -40,8 +40,8 @@ from hubmerge.statistics.statistics import ResultTally, Statistics, zero_result
 
 __all__ = [
     "MergeResult",
-    "Observer",
     "Silent",
+    "StreamObserver",
     "StreamOptions",
     "Variant",
     "layout_of",
@@ -81,7 +81,7 @@ class Variant:
 
 
 def merge(
-    plan: Plan, reader: TensorReader, journal: Journal, folder: Path, options: StreamOptions, observer: Observer
+    plan: Plan, reader: TensorReader, journal: Journal, folder: Path, options: StreamOptions, observer: StreamObserver
 ) -> MergeResult:
     """Write every shard that the journal does not hold; the probe first when the method needs it.
 
@@ -92,7 +92,7 @@ def merge(
 
 
 def merge_variants(
-    variants: Sequence[Variant], reader: TensorReader, options: StreamOptions, observer: Observer
+    variants: Sequence[Variant], reader: TensorReader, options: StreamOptions, observer: StreamObserver
 ) -> list[MergeResult]:
     """Merge the same models by several recipes, reading the inputs once for all of them.
 
@@ -120,7 +120,7 @@ def _write(
     thresholds: Sequence[Thresholds],
     reader: TensorReader,
     options: StreamOptions,
-    observer: Observer,
+    observer: StreamObserver,
 ) -> None:
     """Write this process's shards; when it returns, every process has written its own."""
     ranks, plan = options.ranks, variants[0].plan
@@ -154,7 +154,7 @@ def _write(
             [t for n in numbers for t in readings(outputs_of(n), n, used, statistics, workers())], again=False
         )
 
-    def write(number: int, watching: Observer) -> list[FinishedShard]:
+    def write(number: int, watching: StreamObserver) -> list[FinishedShard]:
         nonlocal used
         if (now := options.lasting()).engine is not used.engine:  # other chunks may be read more or less often
             used = now
@@ -202,7 +202,7 @@ def layout_of(plan: Plan) -> object:
 
 
 def _statistics(
-    variants: Sequence[Variant], reader: TensorReader, options: StreamOptions, observer: Observer
+    variants: Sequence[Variant], reader: TensorReader, options: StreamOptions, observer: StreamObserver
 ) -> Statistics | None:
     """The probe's statistics when any variant needs them, or has them; None: they are counted while merging.
 
@@ -223,7 +223,7 @@ def _statistics(
     return Statistics(plan.labels, epsilon_of(plan), known)
 
 
-def _thresholds(variant: Variant, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
+def _thresholds(variant: Variant, reader: TensorReader, options: StreamOptions, observer: StreamObserver) -> Thresholds:
     if options.bursts is None and ranked_by_tensor(variant.plan, options) is not None:  # found tensor by tensor
         return {}
     known = options.ranks.first(variant.journal.thresholds)

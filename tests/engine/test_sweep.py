@@ -8,7 +8,7 @@ import pytest
 from stream_helpers import NOWHERE, StopAfter, bytes_of, plan_of, run, write_family
 
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.stream import MergeResult, Observer, Silent, StreamOptions, Variant, merge_variants
+from hubmerge.engine.stream import MergeResult, Silent, StreamObserver, StreamOptions, Variant, merge_variants
 from hubmerge.errors import InternalError, RecipeError
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.sweep import MAX_VARIANTS, sweep_from_dict
@@ -82,7 +82,7 @@ class CountingReader(TensorReader):
 
 
 def run_variants(
-    plans: list[Plan], out: Path, *, resume: bool = False, observer: Observer | None = None
+    plans: list[Plan], out: Path, *, resume: bool = False, observer: StreamObserver | None = None
 ) -> list[MergeResult]:
     folders = [out / str(number) for number in range(len(plans))]
     for folder in folders:

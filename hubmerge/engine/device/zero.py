@@ -30,7 +30,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.engine.chunks import Observer, Silent, StreamOptions, is_whole
+from hubmerge.engine.chunks import Silent, StreamObserver, StreamOptions, is_whole
 from hubmerge.engine.distributed import ALONE
 from hubmerge.engine.shard_work import Output, write_shard
 from hubmerge.engine.sink import FinishedShard
@@ -99,7 +99,7 @@ class Bursts:
         number: int,
         reader: TensorReader,
         options: StreamOptions,
-        observer: Observer,
+        observer: StreamObserver,
         warn: Callable[[str], None],
         statistics: Statistics | None,
     ) -> list[FinishedShard] | None:
