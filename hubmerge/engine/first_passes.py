@@ -31,8 +31,7 @@ from hubmerge.engine.chunks import (
     runnable,
     with_draws,
 )
-from hubmerge.engine.counting import Counted, fold_inputs
-from hubmerge.engine.folding import TensorFold
+from hubmerge.engine.counting import Counted, TensorFold, fold_inputs
 from hubmerge.engine.in_order import in_order
 from hubmerge.engine.selection import BinCounts, Magnitudes, Selection, select
 from hubmerge.plan.plan import Plan, PlannedTensor

@@ -25,9 +25,8 @@ from hubmerge.engine.chunks import (
     read_chunk,
     with_sensitivities,
 )
-from hubmerge.engine.counting import fold_inputs, fold_result
+from hubmerge.engine.counting import TensorFold, fold_inputs, fold_result
 from hubmerge.engine.eager import Rule
-from hubmerge.engine.folding import TensorFold
 from hubmerge.engine.in_order import in_order
 from hubmerge.engine.selection import BinCounts
 from hubmerge.engine.sink import FinishedShard, NullShardWriter, ShardWriter
