@@ -20,7 +20,6 @@ from hubmerge.engine import eager
 from hubmerge.engine.chunks import (
     Chunk,
     MagnitudesOf,
-    StreamObserver,
     StreamOptions,
     Thresholds,
     check_inputs,
@@ -33,6 +32,7 @@ from hubmerge.engine.chunks import (
 )
 from hubmerge.engine.counting import Counted, TensorFold, fold_inputs
 from hubmerge.engine.in_order import in_order
+from hubmerge.engine.progress import Observer, told_counts
 from hubmerge.engine.selection import BinCounts, Magnitudes, Selection, select
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.reader import TensorReader
@@ -44,7 +44,7 @@ MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
 CountChunk = Callable[[eager.ChunkInputs], BinCounts]
 
 
-def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: StreamObserver) -> Statistics:
+def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
     """One pass over the inputs for their statistics; NonFiniteError names tensor and model."""
     with runnable(options, observer).on_device(plan, observer.warning) as opened:
         if opened.engine is not None:
@@ -52,13 +52,13 @@ def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: St
         return _probe(plan, reader, opened, observer)
 
 
-def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: StreamObserver) -> Statistics:
+def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
     epsilon = epsilon_of(plan)
     planned = [t for t in plan.tensors() if t.action == "merge"]
     mine = options.ranks.mine(planned)
     nothing = zero_tally(len(plan.agents))
     tallies = {t.name: nothing for t in mine}
-    counted = ToldSum(nothing, observer.counted)
+    counted = ToldSum(nothing, told_counts(observer, plan.labels))
     done, total = 0, sum(t.elements for t in mine)
 
     def count(chunk: Chunk) -> tuple[Chunk, Counted[Tally]]:
@@ -88,13 +88,13 @@ def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: S
         if chunk.ends:
             tallies[name] = fold.tally()
             counted.add(tallies[name], last=done == total)
-        observer.progress("probe", done, total)
+        observer.progress("probe", done, total, "elements")
         options.tell(observer.warning)
     tallies = options.ranks.tallies(tallies)
     return Statistics(plan.labels, epsilon, {t.name: tallies[t.name] for t in planned})
 
 
-def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, observer: StreamObserver) -> Thresholds:
+def find_thresholds(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
     """The exact order statistics that the method asks for, per tensor and agent; empty when it asks for none."""
     magnitudes_in, threshold = magnitudes_of(plan, options), plan.threshold
     if magnitudes_in is None or threshold is None:
@@ -115,7 +115,7 @@ def _of_each_tensor(
     magnitudes_in: MagnitudesOf,
     reader: TensorReader,
     options: StreamOptions,
-    observer: StreamObserver,
+    observer: Observer,
 ) -> Thresholds:
     ranked = [t for t in merged if magnitudes_in(t) is not None]
     merged = options.ranks.mine(ranked)
@@ -127,7 +127,7 @@ def _of_each_tensor(
         nonlocal done
         for chunk, counts in _counted([tensor], count, plan, magnitudes, reader, options):
             done += chunk.count
-            observer.progress("select", done, total)
+            observer.progress("select", done, total, "elements")
             yield counts
 
     for tensor in merged:
@@ -136,7 +136,7 @@ def _of_each_tensor(
             found[tensor.name] = select(magnitudes, len(plan.agents), partial(passes, tensor, magnitudes))
         if done < end:  # the first pass was enough
             done = end
-            observer.progress("select", done, total)
+            observer.progress("select", done, total, "elements")
             reader.consumed(tensor, tensor.elements)
     joined = options.ranks.joined(found)
     return {t.name: tuple(joined[t.name]) for t in plan.tensors() if t.name in joined}
@@ -148,7 +148,7 @@ def _of_model(
     magnitudes: Magnitudes,
     reader: TensorReader,
     options: StreamOptions,
-    observer: StreamObserver,
+    observer: Observer,
 ) -> tuple[float, ...]:
     """One or two passes, whose tensors the processes share out."""
     ranks = options.ranks
@@ -161,7 +161,7 @@ def _of_model(
         nonlocal done
         for chunk, counts in _counted(mine, selection.count, plan, magnitudes, reader, options):
             done += chunk.count
-            observer.progress("select", done, 2 * share)
+            observer.progress("select", done, 2 * share, "elements")
             yield counts
 
     while selection.values is None:
@@ -169,7 +169,7 @@ def _of_model(
         for counts in ranks.with_others(own(), (len(plan.agents), MAGNITUDE_BINS)):
             selection.add(counts)
         selection.end_pass()
-    observer.progress("select", 2 * share, 2 * share)
+    observer.progress("select", 2 * share, 2 * share, "elements")
     return selection.values
 
 

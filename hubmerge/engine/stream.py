@@ -17,8 +17,6 @@ from typing import Any
 
 from hubmerge.engine.chunks import (
     Sensitivities,
-    Silent,
-    StreamObserver,
     StreamOptions,
     Thresholds,
     Work,
@@ -28,7 +26,8 @@ from hubmerge.engine.chunks import (
 from hubmerge.engine.distributed import check_reachable, of_all_devices, share
 from hubmerge.engine.first_passes import find_thresholds, probe
 from hubmerge.engine.journal import Journal, plan_identity
-from hubmerge.engine.parallel_shards import Overall, write_shards
+from hubmerge.engine.parallel_shards import Overall, Relay, write_shards
+from hubmerge.engine.progress import Observer
 from hubmerge.engine.shard_work import Output, readings, write_shard
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.engine.steps import ranked_by_tensor
@@ -40,8 +39,6 @@ from hubmerge.statistics.statistics import ResultTally, Statistics, zero_result
 
 __all__ = [
     "MergeResult",
-    "Silent",
-    "StreamObserver",
     "StreamOptions",
     "Variant",
     "layout_of",
@@ -81,7 +78,7 @@ class Variant:
 
 
 def merge(
-    plan: Plan, reader: TensorReader, journal: Journal, folder: Path, options: StreamOptions, observer: StreamObserver
+    plan: Plan, reader: TensorReader, journal: Journal, folder: Path, options: StreamOptions, observer: Observer
 ) -> MergeResult:
     """Write every shard that the journal does not hold; the probe first when the method needs it.
 
@@ -92,7 +89,7 @@ def merge(
 
 
 def merge_variants(
-    variants: Sequence[Variant], reader: TensorReader, options: StreamOptions, observer: StreamObserver
+    variants: Sequence[Variant], reader: TensorReader, options: StreamOptions, observer: Observer
 ) -> list[MergeResult]:
     """Merge the same models by several recipes, reading the inputs once for all of them.
 
@@ -120,7 +117,7 @@ def _write(
     thresholds: Sequence[Thresholds],
     reader: TensorReader,
     options: StreamOptions,
-    observer: StreamObserver,
+    observer: Observer,
 ) -> None:
     """Write this process's shards; when it returns, every process has written its own."""
     ranks, plan = options.ranks, variants[0].plan
@@ -154,23 +151,24 @@ def _write(
             [t for n in numbers for t in readings(outputs_of(n), n, used, statistics, workers())], again=False
         )
 
-    def write(number: int, watching: StreamObserver) -> list[FinishedShard]:
+    def write(number: int, relay: Relay) -> list[FinishedShard]:
         nonlocal used
         if (now := options.lasting()).engine is not used.engine:  # other chunks may be read more or less often
             used = now
             expect(numbers[numbers.index(number) :])
         outputs = outputs_of(number)
         if options.bursts is not None:
-            lent = options.bursts.write(outputs, number, reader, options, watching, observer.warning, statistics)
+            lent = options.bursts.write(outputs, number, reader, options, relay, observer.warning, statistics)
             if lent is not None:
                 return lent
         try:
-            return write_shard(outputs, number, reader, used, watching, statistics, workers())
+            return write_shard(outputs, number, reader, used, relay, statistics, workers())
         finally:
             buffers.drop()
 
     expect(numbers)
-    overall = Overall(observer, sum(map(elements, set(range(len(plan.shards))) - set(numbers))), plan.elements)
+    others = sum(map(elements, set(range(len(plan.shards))) - set(numbers)))
+    overall = Overall(observer, plan.labels, others, plan.elements)
     for number, written in write_shards(numbers, elements, write, at_once, overall, reader.abandon):
         for (variant, _), finished_shard in zip(open_in(number), written, strict=True):
             variant.journal.add_shard(finished_shard)
@@ -202,7 +200,7 @@ def layout_of(plan: Plan) -> object:
 
 
 def _statistics(
-    variants: Sequence[Variant], reader: TensorReader, options: StreamOptions, observer: StreamObserver
+    variants: Sequence[Variant], reader: TensorReader, options: StreamOptions, observer: Observer
 ) -> Statistics | None:
     """The probe's statistics when any variant needs them, or has them; None: they are counted while merging.
 
@@ -223,7 +221,7 @@ def _statistics(
     return Statistics(plan.labels, epsilon_of(plan), known)
 
 
-def _thresholds(variant: Variant, reader: TensorReader, options: StreamOptions, observer: StreamObserver) -> Thresholds:
+def _thresholds(variant: Variant, reader: TensorReader, options: StreamOptions, observer: Observer) -> Thresholds:
     if options.bursts is None and ranked_by_tensor(variant.plan, options) is not None:  # found tensor by tensor
         return {}
     known = options.ranks.first(variant.journal.thresholds)
