@@ -37,8 +37,8 @@ from line import Line, unhurried_client, upload_family  # noqa: E402
 from localhub.fault_rules import FaultSwitch  # noqa: E402
 from localhub.process import LocalHubProcess  # noqa: E402
 
-HERE = Path(__file__).resolve().parent
-SLOW = frozenset((HERE / "slow.txt").read_text(encoding="utf-8").splitlines())
+HERE = Path(__file__).parent
+SLOW = frozenset(HERE / line for line in (HERE / "slow.txt").read_text(encoding="utf-8").splitlines())
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
 
@@ -52,8 +52,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         browser = "chromium" in getattr(item, "fixturenames", ())
         if browser:  # a process holds one Playwright at a time, so those of all folders run in one worker
             item.add_marker(pytest.mark.xdist_group("browser"))
-        listed = item.path.relative_to(HERE).as_posix() in SLOW
-        if (browser or listed) and not item.get_closest_marker("quick"):
+        if (browser or item.path in SLOW) and not item.get_closest_marker("quick"):
             item.add_marker(pytest.mark.slow)
 
 
