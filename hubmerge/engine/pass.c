@@ -35,6 +35,7 @@ enum {
     LANES = 64,           /* columns of a block */
     ROWS = 4 * LANES,     /* elements of a group of rows, which a last block is filled up to */
     SPACED = BLOCK + 112, /* of rows, which would share cache sets if they lay a power of two apart */
+    NEAR = 1024,          /* elements whose differences are packed while they are in the first cache level */
     PART = 512,           /* elements from draws to output, in the first cache level even where rows are many */
     COPIES = 4,           /* of counters: most elements share few bins, and each addition waits for the last one */
     SHORT = (1 << 15) + 16,
@@ -111,7 +112,10 @@ struct work {
 
 struct found { /* of one agent in one block */
     uint32_t largest; /* pattern of a magnitude */
-    int has_long;     /* whether the lower half of any pattern is not 0; only where inputs are counted */
+    /* only where inputs are counted: whether the lower half of a pattern is not 0, in the last part; and of all parts
+       how many patterns are in work->packed and work->longs */
+    int has_long;
+    int64_t short_patterns, long_patterns;
 };
 
 static int64_t laid_out(struct work *work, char *at, int64_t agents, int64_t extras) {
@@ -130,9 +134,9 @@ static int64_t laid_out(struct work *work, char *at, int64_t agents, int64_t ext
     TAKE(shared, SPACED);
     TAKE(count, SPACED);
     TAKE(patterns, SPACED);
-    TAKE(packed, SPACED);
+    TAKE(packed, agents * SPACED);
     TAKE(places, SPACED);
-    TAKE(longs, SPACED);
+    TAKE(longs, agents * SPACED);
     TAKE(decoded, (agents + 1) * SPACED);
     TAKE(tails, (2 * agents + 1) * BLOCK * 4);
 #undef TAKE
@@ -238,9 +242,12 @@ INLINE uints to_half(floats value) { /* to nearest, ties to even */
 
 INLINE floats stored_at(const void *row, const int kind, int64_t i) {
     if (kind == FLOAT32) return load((const float *)row + i);
-    __builtin_prefetch((const uint16_t *)row + i + BLOCK, 0, 2); /* of the next block, which comes soon */
     uints wide = load_halves((const uint16_t *)row + i);
     return kind == BFLOAT16 ? (floats)(wide << 16) : from_half(wide);
+}
+
+INLINE void prefetch(const void *row, const int kind, int64_t i) { /* what the next block has there */
+    if (kind != FLOAT32) __builtin_prefetch((const uint16_t *)row + i + BLOCK, 0, 2);
 }
 
 #define BY_KIND(kind, call) /* call(kind) with a constant, so that no element asks for it */ \
@@ -307,34 +314,129 @@ static void draw_uniform(uint64_t first, uint64_t second, uint64_t index, int64_
         store(out + i, __builtin_convertvector((ints)(next(&draws) >> 8), floats) * 0x1p-24f);
 }
 
+/* Packing what is not zero; up to 32 elements behind what is returned are written, too. */
+
+/* values[n] that are not zero, packed, and their places unless that is NULL. */
+static int64_t pack(const uint16_t *values, int64_t n, uint16_t *packed, uint16_t *places) {
+    int64_t found = 0;
+#if WIDTH == 16
+    uint16_t numbers[32];
+    for (int i = 0; i < 32; i++) numbers[i] = (uint16_t)i;
+    __m512i at = _mm512_loadu_si512(numbers);
+    for (int64_t i = 0; i < n; i += 32) {
+        __m512i some = _mm512_loadu_si512(values + i);
+        __mmask32 filled = _mm512_test_epi16_mask(some, some);
+        _mm512_storeu_si512(packed + found, _mm512_maskz_compress_epi16(filled, some));
+        if (places) {
+            _mm512_storeu_si512(places + found, _mm512_maskz_compress_epi16(filled, at));
+            at = _mm512_add_epi16(at, _mm512_set1_epi16(32));
+        }
+        found += __builtin_popcount(filled);
+    }
+#else
+    for (int64_t i = 0; i < n; i++) {
+        packed[found] = values[i];
+        if (places) places[found] = (uint16_t)i;
+        found += values[i] != 0;
+    }
+#endif
+    return found;
+}
+
+/* Upper halves of the patterns of deltas[n] that are not zero and whose lower half is. */
+static int64_t pack_short(
+    const struct work *work, const float *deltas, int64_t n, int has_long, uint16_t *packed
+) {
+#if WIDTH == 16
+    if (!has_long) {
+        uint16_t upper[32];
+        for (int i = 0; i < 32; i++) upper[i] = (uint16_t)(2 * i + 1);
+        __m512i places = _mm512_loadu_si512(upper);
+        int64_t found = 0;
+        for (int64_t i = 0; i < n; i += 32) {
+            __m512i first = _mm512_loadu_si512(deltas + i), second = _mm512_loadu_si512(deltas + i + 16);
+            __m512i some = _mm512_permutex2var_epi16(first, places, second);
+            some = _mm512_and_si512(some, _mm512_set1_epi16(0x7FFF));
+            __mmask32 filled = _mm512_test_epi16_mask(some, some);
+            _mm512_storeu_si512(packed + found, _mm512_maskz_compress_epi16(filled, some));
+            found += __builtin_popcount(filled);
+        }
+        return found;
+    }
+#else
+    (void)has_long;
+#endif
+    for (int64_t i = 0; i < n; i += WIDTH) {
+        ints bits = magnitude(load(deltas + i)), is_short = (bits & 0xFFFF) == 0;
+        store_halves(work->patterns + i, (uints)(is_short & (bits >> 16)));
+    }
+    return pack(work->patterns, n, packed, NULL);
+}
+
+/* Patterns of deltas[n] whose lower half is not zero. */
+static int64_t pack_long(const float *deltas, int64_t n, uint32_t *packed) {
+    int64_t found = 0;
+#if WIDTH == 16
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512i some = _mm512_and_si512(_mm512_loadu_si512(deltas + i), _mm512_set1_epi32(0x7FFFFFFF));
+        __mmask16 filled = _mm512_test_epi32_mask(some, _mm512_set1_epi32(0xFFFF));
+        _mm512_storeu_si512(packed + found, _mm512_maskz_compress_epi32(filled, some));
+        found += __builtin_popcount(filled);
+    }
+#else
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, deltas + i, 4);
+        packed[found] = bits & 0x7FFFFFFF;
+        found += (bits & 0xFFFF) != 0;
+    }
+#endif
+    return found;
+}
+
 /* Differences, and where they are active */
 
 /* Of `together` agents from `first`, for whom all that the loop keeps fits the vector registers. */
 INLINE void differences_of(
     const struct work *work, const void *const *rows, const int kind, const int together, const int counting,
-    int64_t first, int64_t n, float epsilon, struct found *found
+    int64_t first, int64_t place, int64_t n, float epsilon, struct found *found
 ) {
     floats limit = SPLAT(epsilon);
     ints ored[3] = {{0}, {0}, {0}}, largest[3] = {{0}, {0}, {0}};
-    for (int64_t i = 0; i < n; i += WIDTH) {
-        floats base = stored_at(rows[0], kind, i);
-        if (first == 0) store(work->base + i, base);
+    const void *base_row = rows[0], *agent_rows[3];
+    float *bases = work->base, *deltas[3];
+    int8_t *states[3];
+    for (int k = 0; k < together; k++) {
+        agent_rows[k] = rows[1 + first + k];
+        deltas[k] = work->inputs + (first + k) * SPACED;
+        states[k] = work->states + (first + k) * SPACED;
+    }
+    for (int64_t line = place; line < place + n; line += 32) {
+        prefetch(base_row, kind, line);
 #pragma GCC unroll 3
-        for (int k = 0; k < together; k++) {
-            floats delta = stored_at(rows[1 + first + k], kind, i) - base;
-            ints bits = magnitude(delta), on = (floats)bits > limit;
-            store(work->inputs + (first + k) * SPACED + i, delta);
-            store_flags(work->states + (first + k) * SPACED + i, on & (ACTIVE - 2 * (delta > ZERO)));
-            if (counting)
-                ored[k] |= bits;
-            else
-                largest[k] = larger_of(bits, largest[k]);
+        for (int k = 0; k < together; k++) prefetch(agent_rows[k], kind, line);
+#pragma GCC unroll 2
+        for (int64_t i = line; i < line + 32; i += WIDTH) {
+            floats base = stored_at(base_row, kind, i);
+            store(bases + i, base);
+#pragma GCC unroll 3
+            for (int k = 0; k < together; k++) {
+                floats delta = stored_at(agent_rows[k], kind, i) - base;
+                ints bits = magnitude(delta), on = (floats)bits > limit;
+                store(deltas[k] + i, delta);
+                /* signs are counted alone */
+                store_flags(states[k] + i, counting ? on & (ACTIVE - 2 * (delta > ZERO)) : on);
+                if (counting)
+                    ored[k] |= bits;
+                else
+                    largest[k] = larger_of(bits, largest[k]);
+            }
         }
     }
     for (int k = 0; k < together; k++)
         for (int i = 0; i < WIDTH; i++) {
             if (found[first + k].largest < (uint32_t)largest[k][i]) found[first + k].largest = (uint32_t)largest[k][i];
-            found[first + k].has_long |= (ored[k][i] & 0xFFFF) != 0;
+            found[first + k].has_long = found[first + k].has_long || (ored[k][i] & 0xFFFF) != 0;
         }
 }
 
@@ -354,23 +456,34 @@ static void differences(
         rows = floats_at, kind = FLOAT32;
     }
     memset(found, 0, (size_t)agents * sizeof *found);
-    for (int64_t k = 0; k < agents;) {
-        float epsilon = (float)call->epsilon;
-#define TOGETHER(kind, together)                                                              \
-    if (counting) differences_of(work, rows, kind, together, 1, k, n, epsilon, found);        \
-    else differences_of(work, rows, kind, together, 0, k, n, epsilon, found)
+    for (int64_t place = 0; place < n; place += NEAR) {
+        int64_t few = MIN(NEAR, n - place);
+        for (int64_t k = 0; k < agents;) {
+            float epsilon = (float)call->epsilon;
+#define TOGETHER(kind, together)                                                                   \
+    if (counting) differences_of(work, rows, kind, together, 1, k, place, few, epsilon, found);    \
+    else differences_of(work, rows, kind, together, 0, k, place, few, epsilon, found)
 #define THREE(kind) TOGETHER(kind, 3)
 #define TWO(kind) TOGETHER(kind, 2)
 #define ONE_ALONE(kind) TOGETHER(kind, 1)
-        if (agents - k >= 3) {
-            BY_KIND(kind, THREE)
-            k += 3;
-        } else if (agents - k == 2) {
-            BY_KIND(kind, TWO)
-            k += 2;
-        } else {
-            BY_KIND(kind, ONE_ALONE)
-            k += 1;
+            if (agents - k >= 3) {
+                BY_KIND(kind, THREE)
+                k += 3;
+            } else if (agents - k == 2) {
+                BY_KIND(kind, TWO)
+                k += 2;
+            } else {
+                BY_KIND(kind, ONE_ALONE)
+                k += 1;
+            }
+        }
+        for (int64_t k = 0; counting && k < agents; k++) {
+            const float *deltas = work->inputs + k * SPACED + place;
+            uint16_t *packed = work->packed + k * SPACED + found[k].short_patterns;
+            found[k].short_patterns += pack_short(work, deltas, few, found[k].has_long, packed);
+            if (found[k].has_long)
+                found[k].long_patterns += pack_long(deltas, few, work->longs + k * SPACED + found[k].long_patterns);
+            found[k].has_long = 0;
         }
     }
 }
@@ -400,7 +513,33 @@ static void count_active(const struct work *work, int64_t agents, int64_t n) {
         total_;                                                                                                \
     })
 
+/* Of few agents, whose counts are kept in registers. */
+INLINE void count_overlaps_of(const struct work *work, const int agents, int64_t n, int64_t *by_overlap) {
+    for (int64_t part = 0; part < n; part += COUNTED_AT_ONCE) {
+        bytes counts[3][4] = {0};
+        for (int64_t i = part; i < MIN(n, part + COUNTED_AT_ONCE); i += sizeof(bytes)) {
+            bytes count = load_bytes(work->count + i);
+#pragma GCC unroll 3
+            for (int k = 0; k < agents; k++) {
+                bytes active = load_bytes(work->states + k * SPACED + i) != INACTIVE;
+#pragma GCC unroll 3
+                for (int c = 1; c <= agents; c++) counts[k][c] -= active & (count == (int8_t)c);
+            }
+        }
+        for (int k = 0; k < agents; k++)
+            for (int c = 1; c <= agents; c++) by_overlap[k * (agents + 1) + c] += summed_bytes(counts[k][c]);
+    }
+}
+
 static void count_overlaps(const struct work *work, int64_t agents, int64_t n, int64_t *by_overlap) {
+    if (agents == 2) {
+        count_overlaps_of(work, 2, n, by_overlap);
+        return;
+    }
+    if (agents == 3) {
+        count_overlaps_of(work, 3, n, by_overlap);
+        return;
+    }
     for (int64_t k = 0; k < agents; k++)
         for (int64_t c = 1; c <= agents; c++) {
             const int8_t *states = work->states + k * SPACED;
@@ -434,91 +573,14 @@ static void count_pairs(const struct work *work, int64_t agents, int64_t n, cons
     }
 }
 
-/* values[n] that are not zero, packed, and their places unless that is NULL; writes up to 32 more than it returns. */
-static int64_t pack(const uint16_t *values, int64_t n, uint16_t *packed, uint16_t *places) {
-    int64_t found = 0;
-#if WIDTH == 16
-    uint16_t numbers[32];
-    for (int i = 0; i < 32; i++) numbers[i] = (uint16_t)i;
-    __m512i at = _mm512_loadu_si512(numbers);
-    for (int64_t i = 0; i < n; i += 32) {
-        __m512i some = _mm512_loadu_si512(values + i);
-        __mmask32 filled = _mm512_test_epi16_mask(some, some);
-        _mm512_storeu_si512(packed + found, _mm512_maskz_compress_epi16(filled, some));
-        if (places) {
-            _mm512_storeu_si512(places + found, _mm512_maskz_compress_epi16(filled, at));
-            at = _mm512_add_epi16(at, _mm512_set1_epi16(32));
-        }
-        found += __builtin_popcount(filled);
-    }
-#else
-    for (int64_t i = 0; i < n; i++) {
-        packed[found] = values[i];
-        if (places) places[found] = (uint16_t)i;
-        found += values[i] != 0;
-    }
-#endif
-    return found;
-}
-
-/* Upper halves of the patterns of deltas[n] that are not zero and whose lower half is. */
-static int64_t pack_short(const struct work *work, const float *deltas, int64_t n, int has_long) {
-#if WIDTH == 16
-    if (!has_long) {
-        uint16_t upper[32];
-        for (int i = 0; i < 32; i++) upper[i] = (uint16_t)(2 * i + 1);
-        __m512i places = _mm512_loadu_si512(upper);
-        int64_t found = 0;
-        for (int64_t i = 0; i < n; i += 32) {
-            __m512i first = _mm512_loadu_si512(deltas + i), second = _mm512_loadu_si512(deltas + i + 16);
-            __m512i some = _mm512_permutex2var_epi16(first, places, second);
-            some = _mm512_and_si512(some, _mm512_set1_epi16(0x7FFF));
-            __mmask32 filled = _mm512_test_epi16_mask(some, some);
-            _mm512_storeu_si512(work->packed + found, _mm512_maskz_compress_epi16(filled, some));
-            found += __builtin_popcount(filled);
-        }
-        return found;
-    }
-#else
-    (void)has_long;
-#endif
-    for (int64_t i = 0; i < n; i += WIDTH) {
-        ints bits = magnitude(load(deltas + i)), is_short = (bits & 0xFFFF) == 0;
-        store_halves(work->patterns + i, (uints)(is_short & (bits >> 16)));
-    }
-    return pack(work->patterns, n, work->packed, NULL);
-}
-
-/* Patterns of deltas[n] whose lower half is not zero. */
-static int64_t pack_long(const float *deltas, int64_t n, uint32_t *packed) {
-    int64_t found = 0;
-#if WIDTH == 16
-    for (int64_t i = 0; i < n; i += 16) {
-        __m512i some = _mm512_and_si512(_mm512_loadu_si512(deltas + i), _mm512_set1_epi32(0x7FFFFFFF));
-        __mmask16 filled = _mm512_test_epi32_mask(some, _mm512_set1_epi32(0xFFFF));
-        _mm512_storeu_si512(packed + found, _mm512_maskz_compress_epi32(filled, some));
-        found += __builtin_popcount(filled);
-    }
-#else
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, deltas + i, 4);
-        packed[found] = bits & 0x7FFFFFFF;
-        found += (bits & 0xFFFF) != 0;
-    }
-#endif
-    return found;
-}
-
 /* Returns how many magnitudes are not zero. */
 static int64_t count_magnitudes(
-    const struct work *work, int64_t agent, int64_t n, struct found *in, int64_t *largest, int64_t *least
+    const struct work *work, int64_t agent, struct found *in, int64_t *largest, int64_t *least
 ) {
     uint32_t *fine = work->fine + agent * COPIES * SHORT;
     uint64_t *coarse = work->coarse + agent * COPIES * BINS;
-    const uint16_t *packed = work->packed;
-    const float *deltas = work->inputs + agent * SPACED;
-    int64_t i = 0, found = pack_short(work, deltas, n, in->has_long);
+    const uint16_t *packed = work->packed + agent * SPACED;
+    int64_t i = 0, found = in->short_patterns;
     uint16_t low = 0xFFFF, high = 0;
     for (int64_t j = 0; j < found; j++) low = MIN(low, packed[j]), high = MAX(high, packed[j]);
     if (found) *least = MIN(*least, ((int64_t)low << 16) - 1);
@@ -537,15 +599,14 @@ static int64_t count_magnitudes(
         fine[3 * SHORT + (more >> 48)]++;
     }
     for (; i < found; i++) fine[packed[i]]++;
-    int64_t more = in->has_long ? pack_long(deltas, n, work->longs) : 0;
-    for (i = 0; i < more; i++) {
-        uint32_t bits = work->longs[i];
+    for (i = 0; i < in->long_patterns; i++) {
+        uint32_t bits = work->longs[agent * SPACED + i];
         in->largest = MAX(in->largest, bits);
         *least = MIN(*least, (int64_t)bits - 1);
         coarse[(i % COPIES) * BINS + (bits >> LOW_BITS)] += ((uint64_t)1 << COUNT_SHIFT) + (bits & ((1 << LOW_BITS) - 1));
     }
     *largest = MAX(*largest, (int64_t)in->largest);
-    return found + more;
+    return found + in->long_patterns;
 }
 
 static void count_nonfinite(
@@ -699,7 +760,7 @@ static void count_inputs(
     count_overlaps(work, agents, padded, to.by_overlap);
     count_pairs(work, agents, padded, &to);
     for (int64_t k = 0; k < agents; k++) {
-        to.identical[k] += n - count_magnitudes(work, k, padded, found + k, to.largest + k, to.least + k);
+        to.identical[k] += n - count_magnitudes(work, k, found + k, to.largest + k, to.least + k);
         finite &= found[k].largest < 0x7F800000u;
     }
     if (!finite) count_nonfinite(work, call, rows, n, &to);
@@ -1104,10 +1165,15 @@ struct ranking {
 /* Keys of agent - base, or lower halves of what has the key `wanted`; 0 where there is nothing to count. */
 INLINE void key_values(const void *base, const void *agent, const int kind, const int fine, int64_t n, uint16_t wanted,
                        uint16_t *values) {
-    for (int64_t i = 0; i < n; i += WIDTH) {
-        uints bits = (uints)magnitude(stored_at(agent, kind, i) - stored_at(base, kind, i)), low = bits & 0xFFFF;
-        uints key = ((bits >> 16) << 1) | ((uints)(low != 0) & 1);
-        store_halves(values + i, fine ? (uints)(key == wanted) & low : key);
+    for (int64_t line = 0; line < n; line += 32) {
+        prefetch(base, kind, line);
+        prefetch(agent, kind, line);
+#pragma GCC unroll 2
+        for (int64_t i = line; i < line + 32; i += WIDTH) {
+            uints bits = (uints)magnitude(stored_at(agent, kind, i) - stored_at(base, kind, i)), low = bits & 0xFFFF;
+            uints key = ((bits >> 16) << 1) | ((uints)(low != 0) & 1);
+            store_halves(values + i, fine ? (uints)(key == wanted) & low : key);
+        }
     }
 }
 
