@@ -46,7 +46,6 @@ enum {
 };
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { CHANGED, ROUNDED, NONFINITE };
-enum { INACTIVE = 0, ACTIVE = 1, POSITIVE = 3 }; /* an agent at an element */
 
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
@@ -220,6 +219,35 @@ INLINE bytes load_bytes(const int8_t *at) {
     memcpy(&loaded, at, sizeof loaded);
     return loaded;
 }
+
+/* Where an agent is active, and where its update is positive besides: bits where a vector of flags becomes bits by one
+   instruction, else bytes. `signs`: whether anybody asks for the latter. */
+
+#if WIDTH == 16
+enum { SIGNS = BLOCK / 4 }; /* bytes of a row to its second half */
+INLINE void store_state(int8_t *row, int64_t i, floats delta, floats limit, const int signs) {
+    __mmask16 active = _mm512_cmp_ps_mask((__m512)absolute(delta), (__m512)limit, _CMP_GT_OQ);
+    memcpy(row + i / 8, &active, sizeof active);
+    if (!signs) return;
+    __mmask16 positive = _mm512_mask_cmp_ps_mask(active, (__m512)delta, _mm512_setzero_ps(), _CMP_GT_OQ);
+    memcpy(row + SIGNS + i / 8, &positive, sizeof positive);
+}
+INLINE bytes bits_at(const int8_t *at) {
+    __mmask64 bits;
+    memcpy(&bits, at, sizeof bits);
+    return (bytes)_mm512_movm_epi8(bits);
+}
+INLINE bytes active_at(const int8_t *row, int64_t i) { return bits_at(row + i / 8); }
+INLINE bytes positive_at(const int8_t *row, int64_t i) { return bits_at(row + SIGNS + i / 8); }
+#else
+enum { INACTIVE = 0, ACTIVE = 1, POSITIVE = 3 };
+INLINE void store_state(int8_t *row, int64_t i, floats delta, floats limit, const int signs) {
+    ints active = absolute(delta) > limit;
+    store_flags(row + i, signs ? active & (ACTIVE - 2 * (delta > ZERO)) : active);
+}
+INLINE bytes active_at(const int8_t *row, int64_t i) { return load_bytes(row + i) != INACTIVE; }
+INLINE bytes positive_at(const int8_t *row, int64_t i) { return load_bytes(row + i) == POSITIVE; }
+#endif
 
 /* Stored elements */
 
@@ -422,10 +450,9 @@ INLINE void differences_of(
 #pragma GCC unroll 3
             for (int k = 0; k < together; k++) {
                 floats delta = stored_at(agent_rows[k], kind, i) - base;
-                ints bits = magnitude(delta), on = (floats)bits > limit;
+                ints bits = magnitude(delta);
                 store(deltas[k] + i, delta);
-                /* signs are counted alone */
-                store_flags(states[k] + i, counting ? on & (ACTIVE - 2 * (delta > ZERO)) : on);
+                store_state(states[k], i, delta, limit, counting);
                 if (counting)
                     ored[k] |= bits;
                 else
@@ -491,8 +518,18 @@ static void differences(
 static void count_active(const struct work *work, int64_t agents, int64_t n) {
     for (int64_t i = 0; i < n; i += sizeof(bytes)) {
         bytes count = {0};
-        for (int64_t k = 0; k < agents; k++) count -= load_bytes(work->states + k * SPACED + i) != INACTIVE;
+        for (int64_t k = 0; k < agents; k++) count -= active_at(work->states + k * SPACED, i);
         memcpy(work->count + i, &count, sizeof count);
+    }
+}
+
+/* Where an agent alone is active, and where with others. */
+static void mark_alone(const struct work *work, int64_t agent, int64_t n) {
+    for (int64_t i = 0; i < n; i += sizeof(bytes)) {
+        bytes active = active_at(work->states + agent * SPACED, i), once = load_bytes(work->count + i) == 1;
+        bytes alone = active & once, shared = active & ~once;
+        memcpy(work->alone + i, &alone, sizeof alone);
+        memcpy(work->shared + i, &shared, sizeof shared);
     }
 }
 
@@ -521,7 +558,7 @@ INLINE void count_overlaps_of(const struct work *work, const int agents, int64_t
             bytes count = load_bytes(work->count + i);
 #pragma GCC unroll 3
             for (int k = 0; k < agents; k++) {
-                bytes active = load_bytes(work->states + k * SPACED + i) != INACTIVE;
+                bytes active = active_at(work->states + k * SPACED, i);
 #pragma GCC unroll 3
                 for (int c = 1; c <= agents; c++) counts[k][c] -= active & (count == (int8_t)c);
             }
@@ -545,7 +582,7 @@ static void count_overlaps(const struct work *work, int64_t agents, int64_t n, i
             const int8_t *states = work->states + k * SPACED;
             int8_t wanted = (int8_t)c;
             by_overlap[k * (agents + 1) + c] +=
-                COUNT(n, (load_bytes(states + i) != INACTIVE) & (load_bytes(work->count + i) == wanted));
+                COUNT(n, active_at(states, i) & (load_bytes(work->count + i) == wanted));
         }
 }
 
@@ -554,18 +591,18 @@ static void count_pairs(const struct work *work, int64_t agents, int64_t n, cons
         for (int64_t b = a + 1; b < agents; b++) {
             const int8_t *one = work->states + a * SPACED, *other = work->states + b * SPACED;
             to->pair_active[a * agents + b] +=
-                COUNT(n, (load_bytes(one + i) != INACTIVE) & (load_bytes(other + i) != INACTIVE));
+                COUNT(n, active_at(one, i) & active_at(other, i));
             to->pair_agree[a * agents + b] +=
-                COUNT(n, (load_bytes(one + i) != INACTIVE) & (load_bytes(one + i) == load_bytes(other + i)));
+                COUNT(n, active_at(one, i) & active_at(other, i) & ~(positive_at(one, i) ^ positive_at(other, i)));
         }
     for (int64_t part = 0; part < n; part += COUNTED_AT_ONCE) {
         bytes counts = {0};
         for (int64_t i = part; i < MIN(n, part + COUNTED_AT_ONCE); i += sizeof(bytes)) {
             bytes rises = {0}, falls = {0};
             for (int64_t k = 0; k < agents; k++) {
-                bytes states = load_bytes(work->states + k * SPACED + i);
-                rises |= states == POSITIVE;
-                falls |= states == ACTIVE;
+                bytes up = positive_at(work->states + k * SPACED, i);
+                rises |= up;
+                falls |= active_at(work->states + k * SPACED, i) & ~up;
             }
             counts -= rises & falls;
         }
@@ -797,12 +834,7 @@ static void sum_result(
     }
     for (int64_t k = 0; k < agents; k++) {
         double out[5], undo = 1 / (double)scale_of(found[k].largest), both = undo / (double)common;
-        for (int64_t i = 0; i < n; i += sizeof(bytes)) {
-            bytes active = load_bytes(work->states + k * SPACED + i) != INACTIVE, once = load_bytes(work->count + i) == 1;
-            bytes alone = active & once, shared = active & ~once;
-            memcpy(work->alone + i, &alone, sizeof alone);
-            memcpy(work->shared + i, &shared, sizeof shared);
-        }
+        mark_alone(work, k, n);
         const float *own = values + k * SPACED;
         regions(own, work->alone, work->shared, work->delta, work->step, n, out);
         sums[k * blocks] = out[0] * (undo * undo);
@@ -823,6 +855,7 @@ static void sum_result(
     INLINE floats name(const float *inputs, const float *per_agent, int64_t columns, const float *constants,   \
                        const int64_t agents, int64_t i)
 #define ONE SPLAT(1.0f)
+#define EACH_AGENT _Pragma("GCC unroll 3") for (int64_t k = 0; k < agents; k++)
 
 KERNEL(linear) {
     floats total = IN(0) * OF(0, 0);
@@ -838,14 +871,14 @@ KERNEL(task_arithmetic) {
 
 KERNEL(dare_linear) {
     floats total = IN(0) * 0.0f;
-    for (int64_t k = 0; k < agents; k++)
+    EACH_AGENT
         total += where(IN(agents + k) >= OF(k, 1), IN(k) * OF(k, 2), ZERO) * OF(k, 0);
     return constants[0] * total;
 }
 
 KERNEL(ram) {
     floats epsilon = SPLAT(constants[0]), count = IN(0) * 0.0f, shared = count, unique = count;
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         floats weighted = IN(k) * OF(k, 0);
         ints active = absolute(IN(k)) > epsilon;
         count += where(active, ONE, ZERO);
@@ -858,7 +891,7 @@ KERNEL(ram) {
 
 KERNEL(ram_quantile) {
     floats least = SPLAT(constants[2]), count = IN(0) * 0.0f, everyone = count, unique = count;
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         floats weighted = IN(k) * OF(k, 0), size = absolute(IN(k));
         ints active = where(size >= OF(k, 1), size, -ONE) > least;
         count += where(active, ONE, ZERO);
@@ -876,9 +909,9 @@ INLINE floats of_elected(floats agreeing, floats weights, const float *constants
 KERNEL(ties) {
     floats total = IN(0) * 0.0f, agreeing = total, weights = total;
 #define KEPT(k) where(absolute(IN(k)) >= OF(k, 1), IN(k) * OF(k, 0), ZERO)
-    for (int64_t k = 0; k < agents; k++) total += KEPT(k);
+    EACH_AGENT total += KEPT(k);
     floats sign = where(total >= ZERO, ONE, -ONE);
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         floats kept = KEPT(k);
         ints agrees = kept * sign > ZERO;
         agreeing += where(agrees, kept, ZERO);
@@ -891,12 +924,12 @@ KERNEL(dare_ties) {
     floats total = IN(0) * 0.0f, agreeing = total, weights = total;
 #define DROPPED(k) where(IN(agents + (k)) >= OF(k, 2), IN(k) * OF(k, 3), ZERO)
 #define LEFT(dropped, k) where(absolute(dropped) >= OF(k, 1), (dropped) * OF(k, 0), ZERO)
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         floats dropped = DROPPED(k);
         total += LEFT(dropped, k);
     }
     floats sign = where(total >= ZERO, ONE, -ONE);
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         floats dropped = DROPPED(k), kept = LEFT(dropped, k);
         ints agrees = kept * sign > ZERO;
         agreeing += where(agrees, kept, ZERO);
@@ -907,7 +940,7 @@ KERNEL(dare_ties) {
 
 KERNEL(fisher) {
     floats weighted = IN(0) * 0.0f, information = weighted, plain = weighted;
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         floats f = IN(agents + k) * OF(k, 0);
         weighted += IN(k) * f;
         information += f;
@@ -920,7 +953,7 @@ KERNEL(fisher) {
 KERNEL(sar) {
     floats epsilon = SPLAT(constants[0]), p = SPLAT(constants[2]);
     floats count = IN(0) * 0.0f, sign = count, most = count - ONE, total = count;
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         ints active = absolute(IN(k)) > epsilon;
         count += where(active, ONE, ZERO);
         floats sensitivity = where(active, IN(2 * agents + k), -ONE);
@@ -928,7 +961,7 @@ KERNEL(sar) {
         sign = where(decides, where(IN(k) > ZERO, ONE, -ONE), sign);
         most = where(decides, sensitivity, most);
     }
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         ints agrees = where(absolute(IN(k)) > epsilon, IN(k) * sign, ZERO) > ZERO;
         ints weak = where(count > ONE, ZERO, where(absolute(IN(k)) > OF(k, 1), ZERO, ONE)) > ZERO;
         floats thinned = where(IN(agents + k) >= p, IN(k) * constants[3], ZERO);
@@ -1243,10 +1276,9 @@ void ENTRY(rank)(const struct call *call, const struct ranking *ranking) {
             const uint16_t *wanted = ranking->wanted ? ranking->wanted + row : NULL;
             if (wanted && *wanted % 2 == 0) continue; /* an even key is one value's */
             float *own = work.inputs + k * SPACED;
-            for (int64_t i = 0; ranking->is_private && i < padded; i += WIDTH) {
-                ints alone = (flags(work.states + k * SPACED + i) != INACTIVE) & (flags(work.count + i) == 1);
-                store(own + i, where(alone, load(own + i), ZERO));
-            }
+            if (ranking->is_private) mark_alone(&work, k, padded);
+            for (int64_t i = 0; ranking->is_private && i < padded; i += WIDTH)
+                store(own + i, where(flags(work.alone + i), load(own + i), ZERO));
             const void *base = differs ? zeros : rows[0], *agent = differs ? own : rows[k + 1];
 #define KEY_VALUES(kind)                                                                \
     if (wanted) key_values(base, agent, kind, 1, padded, *wanted, work.patterns);       \
