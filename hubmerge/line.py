@@ -6,9 +6,9 @@
     merge_to_hub     the same on the Hub: each finished shard is uploaded and deleted while the next one is merged,
                      then there is one commit
 
-No weight moves in `prepare`. The others can be repeated after a kill, and go on behind the last thing that was made
-durable. Several processes that a launcher started call the same functions together (engine/distributed.py); rank 0
-writes card and manifest and makes the commit, and all of them get its result.
+No weight moves in `prepare`. The other functions can be called again after a kill; they go on where the journal ends.
+Several processes of a launcher call the same functions together (engine/distributed.py). Rank 0 writes card and
+manifest and makes the commit, and all processes get its result.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from hubmerge.statistics.summary import summarize
 
 @dataclass(frozen=True)
 class Request:
-    """What decides whether a recipe may be merged, beside the recipe."""
+    """The conditions of a merge beside its recipe."""
 
     target: Target | None = None  # where it is published; None: nowhere yet
     license: str | None = None  # of the result; it must be chosen for a target where the parents leave it open
@@ -78,7 +78,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A merge that nothing known speaks against."""
+    """A merge that has passed every check before weights are read."""
 
     plan: Plan
     license: Mapping[str, str]
@@ -89,7 +89,7 @@ class Prepared:
 
 
 def prepare(recipe: Recipe, hub: Hub, request: Request | None = None, observer: Observer | None = None) -> Prepared:
-    """Pin and check everything that headers, cards and the target can tell; raises with every problem."""
+    """Pin the models and check all that headers, cards and the target show; raises with every problem."""
     [prepared] = prepare_variants([recipe], hub, request, observer)
     return prepared
 
@@ -132,12 +132,11 @@ def probe(
 ) -> Statistics:
     """Read the inputs once and count what the agents changed; raises NonFiniteError, SourceChangedError."""
     plan, options = prepared.plan, options or StreamOptions()
-    bridge = Bridge(observer or Unobserved(), plan.labels)
     folders = UnchangedFolders(plan.models)
     with temporary_folder() as cache:
         budget = max(0, available_bytes((cache,), options.disk_budget))  # what exceeds it is read by ranges
         with TensorReader(plan.models, ShardCache(hub, cache, plan.models, budget)) as reader:
-            statistics = stream.probe(plan, reader, options, bridge)
+            statistics = stream.probe(plan, reader, options, observer or Unobserved())
     folders.check()
     return statistics
 
@@ -188,8 +187,8 @@ def merge_to_folders(
             planned = [(prepared.plan, folder) for prepared, folder in together]
             journals = resumed(planned, held, ranks, verifying(observer))
             opened = [_Merge(*merge, journal) for merge, journal in zip(together, journals, strict=True)]
-            bridge, again = Bridge(observer, together[0][0].plan.labels), number < len(passes)
-            work = _Work(hub, options, bridge, cache, inputs, gauge, limit, keep_inputs=again)
+            again = number < len(passes)
+            work = _Work(hub, options, Bridge(observer), cache, inputs, gauge, limit, keep_inputs=again)
             reports |= _merge(opened, work)
     return [reports[folder] for _, folder in merges]
 
@@ -221,7 +220,7 @@ def merge_to_hub(
         [journal] = resumed([(plan, folder)], held, ranks, verifying(observer), uploads=True)
         lost = forget_lost(hub, target, plan, journal, folder, ranks)
         merging = lost or ranks.first(not (folder / MANIFEST).is_file())
-        gauge, bridge = DiskGauge({cache, folder}), Bridge(observer, plan.labels)
+        gauge, bridge = DiskGauge({cache, folder}), Bridge(observer)
         alone = withdrawn_if_refused(hub, target, folder, observer.warning) if ranks.size == 1 else nullcontext()
         uploader = ShardUploader(
             hub,
@@ -248,7 +247,7 @@ def merge_to_hub(
 
 @dataclass(frozen=True)
 class _Merge:
-    """A merge whose folder is this process's own, and whose journal says what is done already."""
+    """A merge in a folder that this process owns, with the journal of its finished shards."""
 
     prepared: Prepared
     folder: Path
@@ -257,7 +256,7 @@ class _Merge:
 
 @dataclass(frozen=True)
 class _Work:
-    """What merges in one pass share."""
+    """The things that merges in one pass share."""
 
     hub: Hub
     options: StreamOptions
@@ -271,7 +270,7 @@ class _Work:
 
 
 def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
-    """Everything that is not done yet of merges in one pass."""
+    """Do all that is left of merges in one pass."""
     started = time.monotonic()
     plan, bridge, ranks = merges[0].prepared.plan, work.bridge, work.options.ranks
     measured: tuple[Model, ...] = ()
@@ -280,7 +279,7 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
             weighing[0].plan,
             work.hub,
             work.cache / "sensitivity",
-            bridge.observer,
+            bridge,
             weighing[0].allow_local,
             KeptSensitivities(work.options.sensitivities),
             ranks=ranks,
@@ -306,8 +305,8 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
     environment = _environment(plan, merged[0], work, ranks.gather(usage_now(store.fetched, work.gauge)))
     environment["seconds"] = round(time.monotonic() - started, 3)
     refuse_equal_to_base(plan, merged[0].statistics)
-    bridge.observer.statistics(summarize(merged[0].statistics.total, plan.labels))
-    bridge.observer.stage("card")
+    bridge.statistics(summarize(merged[0].statistics.total, plan.labels))
+    bridge.stage("card")
     return {
         merge.folder: ranks.by_first(
             partial(_complete, merge, one, work, environment), Report.to_json, Report.from_json
@@ -317,7 +316,7 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
 
 
 def _complete(merge: _Merge, merged: MergeResult, work: _Work, environment: Mapping[str, Any]) -> Report:
-    """Everything around the finished shards of one folder, the manifest last."""
+    """Write everything around the finished shards of one folder, the manifest last."""
     prepared, plan = merge.prepared, merge.prepared.plan
     files, notes = folder_files(plan, companions_of(work.hub))
     report = make_report(
@@ -338,7 +337,7 @@ def _complete(merge: _Merge, merged: MergeResult, work: _Work, environment: Mapp
 
 
 def _environment(plan: Plan, merged: MergeResult, work: _Work, usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Where the merge ran, and what its processes took."""
+    """The machine and versions of the merge, and the time, memory and disk of its processes."""
     options = work.options
     budget = work.input_bytes if any(model.ref.kind == "hub" for model in plan.models) else None
     return {
@@ -363,7 +362,7 @@ def _cache(options: StreamOptions, folder: Path) -> Path:
 
 
 def _finished_before(merges: Sequence[tuple[Prepared, Path]], ranks: Ranks) -> dict[Path, Report]:
-    """The reports of those that rank 0 finds finished; TargetExistsError where another merge is."""
+    """The reports of merges that rank 0 finds finished; TargetExistsError where a folder holds another one."""
     known: list[Any] = []
     for number, (prepared, folder) in enumerate(merges if ranks.rank == 0 else ()):
         if (folder / MANIFEST).is_file():

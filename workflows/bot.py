@@ -24,7 +24,7 @@ from hubmerge.errors import QuotaError
 from hubmerge.settings import Settings
 from workflows.app.watchers_source import WatcherBoard
 from workflows.jobs.account import Account
-from workflows.jobs.evaluations import EvaluationDesk, is_the_bot_s
+from workflows.jobs.evaluations import EvaluationRequests, is_the_bot_s
 from workflows.jobs.jobs import Clock, State, SystemClock
 from workflows.jobs.schema import open_engine
 from workflows.jobs.store import DATABASE, Store
@@ -71,8 +71,8 @@ class Bot:
         self.ledger = Ledger(self._engine, self._clock, jobs_per_user=settings.jobs_per_user)
         self.inbox = Inbox(self._engine, self._clock)
         self._default_suite = scoring.default_suite if scoring else None
-        self.desk = (
-            EvaluationDesk(
+        self.requests = (
+            EvaluationRequests(
                 self._engine,
                 self._clock,
                 self.account,
@@ -88,7 +88,7 @@ class Bot:
             self.account,
             self.ledger,
             self.inbox,
-            desk=self.desk,
+            requests=self.requests,
             ranking=scoring.ranking if scoring else no_ranking,
             flagged=scoring.flagged if scoring else no_flags,
         )
@@ -106,8 +106,8 @@ class Bot:
             Tick("inbox", every.inbox_s, self.watchers.handle_inbox),
             Tick("watchers", every.poll_s, self.watchers.poll),
         ]
-        if self.desk is not None:
-            due = partial(schedule_evaluations, self._engine, self.desk, self._default_suite)
+        if self.requests is not None:
+            due = partial(schedule_evaluations, self._engine, self.requests, self._default_suite)
             ticks.append(Tick("evaluations", every.evaluations_s, due))
         return tuple(ticks)
 

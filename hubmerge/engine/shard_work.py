@@ -15,7 +15,6 @@ from typing import NamedTuple
 from hubmerge.engine.chunks import (
     Chunk,
     Done,
-    Observer,
     Sensitivities,
     StreamOptions,
     Thresholds,
@@ -29,6 +28,7 @@ from hubmerge.engine.counting import fold_inputs, fold_result
 from hubmerge.engine.eager import Rule
 from hubmerge.engine.folding import TensorFold
 from hubmerge.engine.in_order import in_order
+from hubmerge.engine.parallel_shards import Relay
 from hubmerge.engine.selection import Counts
 from hubmerge.engine.sink import FinishedShard, NullShardWriter, ShardWriter
 from hubmerge.engine.steps import CountedTensors, Step, Steps, ranked_by_tensor
@@ -71,7 +71,7 @@ def write_shard(
     number: int,
     reader: TensorReader,
     options: StreamOptions,
-    observer: Observer,
+    relay: Relay,
     statistics: Statistics | None,
     workers: int = 0,
 ) -> list[FinishedShard]:
@@ -85,7 +85,7 @@ def write_shard(
     measured = next((o.sensitivities for o in outputs if o.sensitivities), ())
     works = [Work(o.plan, options, statistics) for o in outputs]
     with_inputs = statistics is None  # they are counted once, with the first output
-    tallies = _Tallies(plan, shard, len(outputs), with_inputs=with_inputs, told=observer.counted)
+    tallies = _Tallies(plan, shard, len(outputs), with_inputs=with_inputs, told=relay.counted)
 
     def rules_of(
         tensor: PlannedTensor, found: Sequence[tuple[float, ...]], overlaps: Overlaps | None
@@ -119,7 +119,7 @@ def write_shard(
         unread=lambda tensor: reader.consumed(tensor, tensor.elements),
     )
     whole = any(is_whole(o.plan, t) for o in outputs for t in shard.tensors)
-    done, total = 0, sum(t.elements for t in shard.tensors)
+    done = 0
     with ExitStack() as stack:
         writers = [_opened(stack, o.folder, o.plan.shards[number], options, len(outputs)) for o in outputs]
         # a whole tensor is large: no more than two at a time
@@ -130,8 +130,8 @@ def write_shard(
                 for item, writer in zip(merged, writers, strict=True):
                     writer.write(item.data)
                 done += step.chunk.count
-            observer.progress("merge", done, total)
-            options.tell(observer.warning)
+            relay.merged(done)
+            options.tell(relay.warning)
         return [
             FinishedShard(shard.filename, *writer.finish(), tallies.inputs, result)
             for writer, result in zip(writers, tallies.results, strict=True)

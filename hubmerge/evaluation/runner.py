@@ -48,7 +48,6 @@ from hubmerge.evaluation.machine_faults import (
     require_room,
     try_once_more,
 )
-from hubmerge.evaluation.model_files import check_evaluable, stage_model
 from hubmerge.evaluation.result import EvaluationResult, ModelFacts, RunEnvironment, RunError, Split, TaskScore
 from hubmerge.evaluation.rows import fetch_rows, few_shot_split
 from hubmerge.evaluation.suites import PinnedSuite, Suite, pin
@@ -58,7 +57,9 @@ from hubmerge.isolation.child import ChildJob, Event, fresh_environment, plain, 
 from hubmerge.isolation.in_child import WallLimitError
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
+from hubmerge.sources.companions import makes_tokenizer
 from hubmerge.sources.open import open_model
+from hubmerge.sources.staged import stage_model
 
 Backend = Literal["transformers", "vllm"]
 Cancel = Callable[[], bool] | ThreadEvent
@@ -140,8 +141,7 @@ def evaluate(
         require_room(opened, workdir, run.what)
         observer.stage("fetch model")
         with cleared_where_the_disk_is_full(workdir, run.what):
-            for note in stage_model(opened, hub, workdir / "model", workdir / "inputs", _cancellable(run)):
-                observer.warning(note)
+            _stage_model(run)
     except _ABOUT_THE_MODEL as error:
         return _failed(run, facts, error, time.monotonic() - started)
     observer.stage("fetch data")
@@ -167,6 +167,39 @@ def evaluate(
     if not options.keep_model:
         clear_weights(workdir)
     return result
+
+
+def check_evaluable(model: Model) -> None:
+    """EvaluationError for a model that cannot be evaluated as it is stored."""
+    if model.adapter is not None:
+        raise EvaluationError(
+            "an adapter alone cannot be evaluated",
+            where=str(model.ref),
+            expected="a model with all its weights",
+            got=model.kind,
+            next_step="Merge it with its base first.",
+        )
+    quantized = isinstance(model.config.get("quantization_config"), dict) or model.kind != "weights"
+    if quantized:
+        raise EvaluationError(
+            "quantized weights are not evaluated",
+            where=str(model.ref),
+            expected="weights in float32, float16 or bfloat16",
+            got=model.kind,
+            next_step="Evaluate the model before quantization.",
+        )
+    if not any(map(makes_tokenizer, model.files)):
+        raise EvaluationError("the model has no tokenizer", where=str(model.ref), expected="tokenizer.json", got="none")
+
+
+def _stage_model(run: _Run) -> None:
+    def fetched(done: int, total: int) -> None:
+        if run.cancelled():
+            raise CancelledError("the evaluation was cancelled")
+        run.observer.progress("fetch model", done, total, "B")
+
+    for note in stage_model(run.model, run.hub, run.workdir / "model", run.workdir / "inputs", fetched):
+        run.observer.warning(note)
 
 
 def _check(options: EvaluateOptions) -> None:
@@ -199,17 +232,6 @@ def _asked(cancel: Cancel | None) -> Callable[[], bool]:
     if cancel is None:
         return lambda: False
     return cancel.is_set if isinstance(cancel, ThreadEvent) else cancel
-
-
-def _cancellable(run: _Run) -> Callable[[str, int, int, str], None]:
-    """Reports progress to the observer, which may raise to end the run."""
-
-    def progress(stage: str, done: int, total: int, unit: str) -> None:
-        if run.cancelled():
-            raise CancelledError("the evaluation was cancelled")
-        run.observer.progress(stage, done, total, unit)
-
-    return progress
 
 
 def _teller(observer: Observer) -> Callable[[Event], None]:

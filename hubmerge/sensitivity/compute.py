@@ -1,10 +1,10 @@
-"""From a model and pairs to a sensitivity file: check, load, go through the pairs, divide, write.
+"""Computes a sensitivity file from a model and pairs: check, load, go through the pairs, divide, write.
 
-Everything that can be wrong with data, tokenizer or names is found before the first gradient. While it runs, a folder
-`OUT.work` beside the result holds the sums, the checkpoint, the staged model and, for a model from the Hub, its
-shards; it goes when the file is complete. A run that is killed or cancelled goes on from the checkpoint, and writes
-the bytes that it would have written. Bytes are equal on one machine with one number of threads; elsewhere matrix
-products may be summed in another order.
+Problems of data, tokenizer or names are found before the first gradient. During a run a folder `OUT.work` beside the
+result holds the sums, the checkpoint, the staged model and, for a model from the Hub, its shards; the folder is removed
+when the file is complete. After a kill or a cancellation the next run goes on from the checkpoint and writes the same
+bytes. Bytes are equal on one machine with one number of threads; elsewhere matrix products may be summed in another
+order.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from hubmerge.sensitivity.sums import SUM_FILES, SquareSums, chunks
 from hubmerge.sensitivity.tokens import TokenizedPair, context_length, tokenize, tokens_digest
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
+from hubmerge.sources.staged import stage_model
 
 Progress = Callable[[str, int, int, str], None]  # stage, done, total, unit; raises to cancel
 Dtype = Literal["float32", "bfloat16"]
@@ -102,8 +103,7 @@ def compute_sensitivity(
         floats = sum(t.entry.elements for t in opened.tensors.values() if t.entry.dtype in FLOAT_DTYPES)
         staging.require_memory(floats * (4 if dtype == "float32" else 2), where, device)
         staged = work / "model"
-        staging.stage_small_files(opened, hub, staged)
-        _stage_weights(opened, hub, work, progress)
+        stage_model(opened, hub, staged, work / "inputs", lambda done, total: progress("fetch", done, total, "B"))
         progress("load model", 0, 0, "")
         network = staging.load_model(staged, where, dtype=dtype, device=device)
         names = map_names(network, opened)
@@ -250,17 +250,6 @@ def _clear(work: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-def _stage_weights(model: Model, hub: Hub, work: Path, progress: Progress) -> None:
-    done = 0
-
-    def fetched(count: int) -> None:
-        nonlocal done
-        done += count
-        progress("fetch", done, model.weight_bytes, "B")
-
-    staging.stage_weights(model, hub, work / "model", work / "inputs", fetched)
 
 
 @contextmanager

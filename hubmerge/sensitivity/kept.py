@@ -1,8 +1,8 @@
-"""Sensitivities that outlive the merge that computed them, so that an agent's is computed once per data.
+"""Keeps sensitivities beyond the merge that computed them, so that an agent's is computed once per data.
 
-A folder of finished files, named by what decides their content. Who takes one gets a hard link of his own (a copy
-across file systems): what is pruned here is still there for a merge that reads it. The least recently taken go
-first when the folder grows over its budget.
+It is a folder of finished files, each named by a digest of what decides its content. A merge that takes a file gets a
+hard link of its own (a copy across file systems), so it keeps the file when the folder is pruned. When the folder grows
+over its budget, the files that were not used for longest go first.
 """
 
 from __future__ import annotations
@@ -10,14 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import tempfile
-import time
+import uuid
 from pathlib import Path
 
 DEFAULT_BUDGET_BYTES = 50_000_000_000
-
-_TAKING = ".taking-"
-_ABANDONED_S = 24 * 3600.0  # longer than any copy takes
 
 
 class KeptSensitivities:
@@ -50,12 +46,9 @@ class KeptSensitivities:
 
     def _prune(self, newest: str) -> None:
         assert self._folder is not None
-        for left in self._folder.glob(_TAKING + "*"):  # by a process that was killed in the middle
-            with contextlib.suppress(FileNotFoundError):  # another process is done with it
-                if left.stat().st_mtime < time.time() - _ABANDONED_S:
-                    shutil.rmtree(left, ignore_errors=True)
+        # also what a process that was killed has left half-copied, which nobody takes any more
         entries = sorted(
-            ((p.stat().st_mtime_ns, p.stat().st_size, p) for p in self._folder.glob("*.safetensors")),
+            ((p.stat().st_mtime_ns, p.stat().st_size, p) for p in self._folder.iterdir() if p.is_file()),
             key=lambda entry: (entry[2].name != newest, -entry[0]),
         )
         total = 0
@@ -66,15 +59,15 @@ class KeptSensitivities:
 
 
 def _link(source: Path, target: Path) -> None:
-    """`target` becomes `source`'s content in one step."""
-    temporary = Path(tempfile.mkdtemp(prefix=_TAKING, dir=target.parent))
+    """Make `target` a link to, or a copy of, `source` in one step."""
+    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         try:
-            os.link(source, temporary / target.name)
+            os.link(source, temporary)
         except FileNotFoundError:
             raise
         except OSError:  # another file system, or one without links
-            shutil.copyfile(source, temporary / target.name)
-        os.replace(temporary / target.name, target)
+            shutil.copyfile(source, temporary)
+        os.replace(temporary, target)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.unlink(missing_ok=True)

@@ -1,14 +1,8 @@
-"""A stranger's checkpoint made fit for transformers: shards as they are, everything else file by file.
-
-transformers sees a folder of ours, never the repo: the safetensors shards that the headers were read from (Hub
-shards fetched and verified by hub/client.py), the index as it was validated, config.json and tokenizer files less what
-names code or a place (sources/config.py). No network is used and no code of the repo can run.
-"""
+"""What transformers makes of a staged folder (sources/staged.py): a network for gradients, a tokenizer, a config."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +13,9 @@ from hubmerge.plan.disk import shown_bytes
 from hubmerge.plan.files import folder_files
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.base import Model
-from hubmerge.sources.companions import is_of_tokenizer, makes_tokenizer, reader, tokenizer_files
-from hubmerge.sources.config import merged_config
-from hubmerge.sources.files import check_planned
+from hubmerge.sources.companions import is_of_tokenizer, makes_tokenizer, reader
 from hubmerge.sources.folder import CONFIG
-from hubmerge.sources.open import INDEX, SINGLE
-from hubmerge.sources.reader import LocalOrFetched
+from hubmerge.sources.staged import stage_files, stage_settings
 
 _WEIGHTS_SHARE = 0.7  # of the free memory; the rest is for a gradient and the activations
 _SMALLER = "Take --dtype bfloat16 or a machine with more memory, and name the file in the recipe."
@@ -39,39 +30,15 @@ def stage_small_files(model: Model, hub: Hub, folder: Path) -> None:
             expected="no quantization_config",
             next_step="Use the model before quantization.",
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    config, _ = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if not any(map(makes_tokenizer, model.files)):
         raise SensitivityError("no tokenizer", where=str(model.ref), expected="tokenizer.json, tokenizer.model, …")
-    _write(tokenizer_files(model, reader(hub))[0], folder)
+    stage_settings(model, hub, folder)
 
 
 def stage_merged_files(plan: Plan, hub: Hub, folder: Path) -> None:
     """config.json and the tokenizer that the merge will have: an agent without files of its own is read by these."""
-    folder.mkdir(parents=True, exist_ok=True)
     files, _ = folder_files(plan, reader(hub))
-    _write({name: content for name, content in files.items() if name == CONFIG or is_of_tokenizer(name)}, folder)
-
-
-def _write(files: Mapping[str, bytes], folder: Path) -> None:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
-
-
-def stage_weights(model: Model, hub: Hub, folder: Path, cache: Path, fetched: Callable[[int], None]) -> None:
-    """Links to the shards, and the index; Hub shards are fetched into `cache`, `fetched` is told the bytes."""
-    store = LocalOrFetched(hub, cache, lambda _, count: fetched(count))
-    for shard in model.shards:
-        link = folder / shard
-        link.unlink(missing_ok=True)
-        path = store.path(model, shard)
-        check_planned(path, model, shard)
-        link.symlink_to(path.resolve())
-    if model.shards != (SINGLE,):
-        index = {"metadata": {}, "weight_map": {name: t.shard for name, t in model.tensors.items()}}
-        (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    stage_files({name: data for name, data in files.items() if name == CONFIG or is_of_tokenizer(name)}, folder)
 
 
 def load_tokenizer(folder: Path, where: str) -> Any:

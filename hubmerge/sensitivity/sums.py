@@ -58,10 +58,6 @@ class SquareSums:
             ) from None
         self._all: Float32 = np.memmap(path, dtype=np.float32, mode="r+", shape=(position,)) if position else _NONE
 
-    @property
-    def nbytes(self) -> int:
-        return self._all.nbytes
-
     def values(self, name: str) -> Float32:
         """[elements] the sums of one parameter; a view."""
         start = self._starts[name]

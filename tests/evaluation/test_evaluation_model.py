@@ -15,12 +15,12 @@ from safetensors.numpy import save_file
 
 from hubmerge.errors import EvaluationError, FormatError
 from hubmerge.evaluation.facts import model_facts
-from hubmerge.evaluation.model_files import check_evaluable, stage_model
-from hubmerge.evaluation.runner import EvaluateOptions, evaluate
+from hubmerge.evaluation.runner import EvaluateOptions, check_evaluable, evaluate
 from hubmerge.hub.client import Hub
 from hubmerge.recipe.model_name import ModelName
 from hubmerge.sources.base import Model
 from hubmerge.sources.open import open_model
+from hubmerge.sources.staged import stage_model
 
 OFFLINE = Hub("http://127.0.0.1:9")
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4, "auto_map": {"a": "b.py"}}

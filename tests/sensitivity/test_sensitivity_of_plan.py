@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +125,7 @@ def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers
     for number in range(2):
         file = tmp_path / f"{number}.safetensors"
         file.write_bytes(b"x" * 10)
+        os.utime(file, (number + 1, number + 1))  # a clock may not tell the two apart
         kept.keep(file)
     assert kept.take("0.safetensors", tmp_path / "mine")  # now the most recently used
     (tmp_path / "2.safetensors").write_bytes(b"y" * 10)
@@ -137,18 +137,17 @@ def test_kept_files_are_pruned_to_the_budget_the_longest_unused_first_and_takers
     assert (tmp_path / "mine").read_bytes() == b"x" * 10
 
 
-def test_what_a_killed_process_was_copying_goes_after_a_day(tmp_path: Path) -> None:
-    left = [tmp_path / "kept" / f".taking-{name}" for name in ("old", "new")]
-    for folder in left:
-        folder.mkdir(parents=True)
-        (folder / "1.safetensors").write_bytes(b"x" * 10)
-    yesterday = time.time() - 25 * 3600
-    os.utime(left[0], (yesterday, yesterday))
+def test_what_a_killed_process_was_copying_is_never_taken_and_goes_with_the_longest_unused(tmp_path: Path) -> None:
+    left = tmp_path / "kept" / ".1.safetensors.0123"
+    left.parent.mkdir()
+    left.write_bytes(b"x" * 10)
+    os.utime(left, (1, 1))
+    kept = KeptSensitivities(tmp_path / "kept", budget_bytes=15)
+    assert not kept.take("1.safetensors", tmp_path / "mine")
     file = tmp_path / "0.safetensors"
     file.write_bytes(b"x" * 10)
-    KeptSensitivities(tmp_path / "kept").keep(file)
-    assert [folder.exists() for folder in left] == [False, True]
-    assert (tmp_path / "kept" / "0.safetensors").exists()
+    kept.keep(file)
+    assert [path.name for path in left.parent.iterdir()] == ["0.safetensors"]
 
 
 def test_nothing_is_kept_without_a_folder(tmp_path: Path) -> None:

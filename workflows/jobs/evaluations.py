@@ -76,7 +76,7 @@ def evaluation_job(
     )
 
 
-class EvaluationDesk:
+class EvaluationRequests:
     """Takes requests for scores: known ones and those under way cost nothing, the others become jobs.
 
     Ticks leave half of their owner's quota free, so that evaluations keep no merge out of the queue.
@@ -113,8 +113,8 @@ class EvaluationDesk:
 
     def unknown(self, keys: Sequence[ScoreKey]) -> list[ScoreKey]:
         """The keys that have neither a job nor a score; the leaderboard is asked only where there is no job."""
-        given_up = and_(JOBS.c.state == State.FAILED, JOBS.c.finished < iso(self._clock.now() - AGAIN_AFTER))
-        query = select(JOBS.c.id).where(JOBS.c.kind == KIND, ~given_up)
+        failed_long_ago = and_(JOBS.c.state == State.FAILED, JOBS.c.finished < iso(self._clock.now() - AGAIN_AFTER))
+        query = select(JOBS.c.id).where(JOBS.c.kind == KIND, ~failed_long_ago)
         with reading(self._engine) as connection:
             asked = set(connection.execute(query).scalars())
         left = [key for key in keys if key not in self._scored and evaluation_id(key) not in asked]

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, select
 
 from hubmerge.errors import HubmergeError, QuotaError
 from hubmerge.hub.names import is_hub_id
-from workflows.jobs.evaluations import OF_MERGE, OF_PARENT, EvaluationDesk, ScoreKey
+from workflows.jobs.evaluations import OF_MERGE, OF_PARENT, EvaluationRequests, ScoreKey
 from workflows.jobs.jobs import State
 from workflows.jobs.schema import reading
 from workflows.jobs.transitions import JOBS
@@ -68,12 +68,12 @@ def _pinned(name: object) -> tuple[str, str] | None:
     return (model, sha) if is_hub_id(model) and _SHA.fullmatch(sha) else None
 
 
-def wanted(merges: Sequence[DoneMerge], desk: EvaluationDesk) -> dict[ScoreKey, int]:
+def wanted(merges: Sequence[DoneMerge], requests: EvaluationRequests) -> dict[ScoreKey, int]:
     """Every score that should be known, with the priority of its evaluation; merges before parents."""
     versions = dict.fromkeys(merge.suite for merge in merges)
     for suite in versions:
         try:
-            versions[suite] = desk.version(suite)
+            versions[suite] = requests.version(suite)
         except HubmergeError as error:  # a suite that is no longer there, or a Hub that is away
             log.warning("nothing is evaluated with %s now: %s", suite, error)
     merged: dict[ScoreKey, int] = {}
@@ -86,13 +86,13 @@ def wanted(merges: Sequence[DoneMerge], desk: EvaluationDesk) -> dict[ScoreKey, 
     return merged | {key: priority for key, priority in parents.items() if key not in merged}
 
 
-def schedule_evaluations(engine: Engine, desk: EvaluationDesk, default_suite: str | None = None) -> int:
+def schedule_evaluations(engine: Engine, requests: EvaluationRequests, default_suite: str | None = None) -> int:
     """Request every score that is wanted and not known; returns how many wait for room in the queue."""
-    due = wanted(done_merges(engine, default_suite), desk)
-    left = desk.unknown(list(due))
+    due = wanted(done_merges(engine, default_suite), requests)
+    left = requests.unknown(list(due))
     for place, key in enumerate(left):
         try:
-            desk.request(key, due[key])
+            requests.request(key, due[key])
         except QuotaError:
             return len(left) - place
     return 0

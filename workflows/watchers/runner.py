@@ -20,7 +20,7 @@ from hubmerge.line import Request, prepare
 from hubmerge.output.publish import Target
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.jobs.account import Account
-from workflows.jobs.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationDesk
+from workflows.jobs.evaluations import OF_CANDIDATE, WATCHED_MERGE, EvaluationRequests
 from workflows.jobs.jobs import Job, NewJob
 from workflows.watchers.base import Decision, PlannedMerge, Scores, Skip, WatchContext, Watcher
 from workflows.watchers.facts import Facts, OwnMerge, facts_of
@@ -71,7 +71,7 @@ class Watchers:
         ledger: Ledger,
         inbox: Inbox,
         *,
-        desk: EvaluationDesk | None = None,
+        requests: EvaluationRequests | None = None,
         ranking: Ranking = no_ranking,
         flagged: Flagged = no_flags,
     ) -> None:
@@ -79,7 +79,7 @@ class Watchers:
         self._account = account
         self._ledger = ledger
         self._inbox = inbox
-        self._desk = desk
+        self._requests = requests
         self._ranking = ranking
         self._flagged = flagged
         self._files: dict[str, frozenset[str]] = {}  # commit of an old merge → its shards
@@ -191,10 +191,10 @@ class Watchers:
         values = {m.pin: ranked[m.id, m.sha] for m in models if (m.id, m.sha) in ranked}
         pending: set[str] = set()
         for model in models:
-            if model.pin in values or self._desk is None or dry_run:
+            if model.pin in values or self._requests is None or dry_run:
                 continue
             try:
-                job = self._desk.request(self._desk.key(model.id, model.sha, suite), OF_CANDIDATE)
+                job = self._requests.request(self._requests.key(model.id, model.sha, suite), OF_CANDIDATE)
             except QuotaError:  # others are under way; its turn comes
                 pending.add(model.pin)
                 continue

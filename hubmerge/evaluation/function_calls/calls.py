@@ -59,3 +59,13 @@ def enclosed(text: str, opening: str, closing: str, least: int = 0) -> Iterator[
             continue
         yield text[start:end]
         position = end + len(closing)
+
+
+def number_or_text(text: str) -> int | float | str:
+    """`text` as Python reads numbers, or as it is."""
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hubmerge.evaluation.function_calls.calls import enclosed
+from hubmerge.evaluation.function_calls.calls import enclosed, number_or_text
 
 TYPES: dict[str, type] = {
     "byte": int,
@@ -156,9 +156,4 @@ def _untyped(text: str) -> Any:
         return int(text[:-1])
     if _FLOAT.match(text):
         return float(text.rstrip("fF\n"))
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
+    return number_or_text(text)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from hubmerge.evaluation.function_calls.calls import enclosed
+from hubmerge.evaluation.function_calls.calls import enclosed, number_or_text
 
 TYPES: dict[str, type] = {
     "String": str,
@@ -166,9 +166,4 @@ def _untyped(text: str) -> Any:
         return text == "true"
     if _unquoted(text) != text:
         return _unquoted(text)
-    for number in (int, float):
-        try:
-            return number(text)
-        except ValueError:
-            continue
-    return text
+    return number_or_text(text)

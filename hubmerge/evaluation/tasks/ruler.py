@@ -28,6 +28,7 @@ from hubmerge.evaluation.tasks.base import Row, Rows, Task
 from hubmerge.evaluation.tasks.qa import (
     Paragraph,
     contains_answer,
+    gold,
     golds,
     identity,
     numbered,
@@ -167,10 +168,6 @@ def _score(answer: str, reference: Any) -> float:
     return float(contains_answer(answer, reference))
 
 
-def _gold(row: Row) -> str | None:
-    return next(iter(golds(row)), None)
-
-
 def _task(name: str, title: str, rows: Rows, tokens: int) -> Task:
     expand: Callable[[Sequence[Row]], Sequence[Row]] = partial(_expand, tokens=tokens)
     return Task(
@@ -183,7 +180,7 @@ def _task(name: str, title: str, rows: Rows, tokens: int) -> Task:
         prompt=_prompt,
         reference=golds,
         score=_score,
-        gold=_gold,
+        gold=gold,
         max_new_tokens=512,
         expand=expand,
         source="arXiv:2404.06654",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hubmerge.evaluation.tasks.base import Row, Rows, Task
-from hubmerge.evaluation.tasks.qa import exact_match, golds, numbered, paragraphs
+from hubmerge.evaluation.tasks.qa import exact_match, gold, golds, numbered, paragraphs
 
 _NQ = "NaturalQuestionsShort"
 
@@ -25,10 +25,6 @@ def _prompt(row: Row) -> str:
 
 def _score(answer: str, reference: Any) -> float:
     return float(exact_match(answer, reference))
-
-
-def _gold(row: Row) -> str | None:
-    return next(iter(golds(row)), None)
 
 
 def _answerable(rows: Sequence[Row]) -> Sequence[Row]:
@@ -50,7 +46,7 @@ def _task(name: str, title: str, rows: Rows, expand: Callable[[Sequence[Row]], S
         prompt=_prompt,
         reference=golds,
         score=_score,
-        gold=_gold,
+        gold=gold,
         max_new_tokens=512,
         expand=expand,
         source=source,

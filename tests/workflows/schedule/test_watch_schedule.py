@@ -19,7 +19,7 @@ from workflows.jobs.evaluations import (
     OF_MERGE,
     OF_PARENT,
     WATCHED_MERGE,
-    EvaluationDesk,
+    EvaluationRequests,
     ScoreKey,
     evaluation_job,
 )
@@ -46,14 +46,14 @@ class FakeAccount:
 
 
 class Bench:
-    """A store with merges, and a desk whose leaderboard the test writes."""
+    """A store with merges, and a requests whose leaderboard the test writes."""
 
     def __init__(self, folder: Path, clock: FakeClock, jobs_per_user: int = 100) -> None:
         self.store = Store(folder, clock=clock, jobs_per_user=jobs_per_user)
         self.engine: Engine = open_engine(folder / "jobs.sqlite3")
         self.version = "1"
         self.known: set[ScoreKey] = set()
-        self.desk = EvaluationDesk(
+        self.requests = EvaluationRequests(
             self.engine,
             clock,
             FakeAccount(),
@@ -87,7 +87,7 @@ class Bench:
             self.store.fail(job.id, job.fence, JobError(code="E_FORMAT", message="no"))
 
     def tick(self, default_suite: str | None = None) -> int:
-        return schedule_evaluations(self.engine, self.desk, default_suite)
+        return schedule_evaluations(self.engine, self.requests, default_suite)
 
     def evaluations(self) -> list[Job]:
         return [job for job in self.store.list_jobs(limit=1000) if job.kind == "evaluate"]
@@ -144,7 +144,7 @@ def test_merges_come_before_evaluations_and_merged_models_before_parents(bench: 
     bench.tick()
     watched = NewJob(id="a" * 64, user="ada", payload={}, priority=WATCHED_MERGE)
     asked = NewJob(id="b" * 64, user="bob", payload={})
-    bench.desk.request(bench.desk.key("zoo/candidate", "d" * 40, "zoo"), OF_CANDIDATE)
+    bench.requests.request(bench.requests.key("zoo/candidate", "d" * 40, "zoo"), OF_CANDIDATE)
     bench.store.submit(watched)
     bench.store.submit(asked)
     order = []
@@ -173,7 +173,7 @@ def test_the_leaderboard_is_asked_only_where_there_is_no_job(bench: Bench, monke
     bench.known = {ScoreKey(MATH, SHA[MATH], "zoo", "1", "test")}
     bench.tick()
     asked: list[int] = []
-    monkeypatch.setattr(bench.desk, "known_scores", lambda: asked.append(1) or set())
+    monkeypatch.setattr(bench.requests, "known_scores", lambda: asked.append(1) or set())
     bench.tick()  # a known score stays known, and the rest are jobs
     assert asked == []
     bench.merge("three", [*PARENTS, f"{MEM}@{SHA[MEM]}"])
@@ -269,17 +269,17 @@ def test_a_suite_that_is_no_longer_there_stops_nothing_else(bench: Bench, monkey
             raise ValueError("there is no suite 'old'")
         return "1"
 
-    monkeypatch.setattr(bench.desk, "_suite_version", version)
+    monkeypatch.setattr(bench.requests, "_suite_version", version)
     bench.tick()
     assert {job.payload["suite"] for job in bench.evaluations()} == {"zoo"}
     with pytest.raises(EvaluationError):
-        bench.desk.key(MATH, SHA[MATH], "old")
+        bench.requests.key(MATH, SHA[MATH], "old")
 
 
 def test_requests_at_once_make_one_job(bench: Bench) -> None:
-    key = bench.desk.key(MATH, SHA[MATH], "zoo")
+    key = bench.requests.key(MATH, SHA[MATH], "zoo")
     with ThreadPoolExecutor(8) as pool:
-        jobs = list(pool.map(lambda _: bench.desk.request(key, OF_PARENT), range(40)))
+        jobs = list(pool.map(lambda _: bench.requests.request(key, OF_PARENT), range(40)))
     assert len({job.id for job in jobs}) == 1
     assert len(bench.evaluations()) == 1
     assert bench.store.sealed_token(jobs[0].id) == SealedToken(f"sealed for {jobs[0].id}", None)
@@ -287,11 +287,11 @@ def test_requests_at_once_make_one_job(bench: Bench) -> None:
 
 def test_a_request_above_the_limit_is_refused_and_a_repeated_one_is_not(tmp_path: Path, clock: FakeClock) -> None:
     bench = Bench(tmp_path, clock, jobs_per_user=2)
-    first = bench.desk.key(MATH, SHA[MATH], "zoo")
-    bench.desk.request(first, OF_PARENT)
+    first = bench.requests.key(MATH, SHA[MATH], "zoo")
+    bench.requests.request(first, OF_PARENT)
     with pytest.raises(QuotaError):
-        bench.desk.request(bench.desk.key(TOOL, SHA[TOOL], "zoo"), OF_PARENT)
-    assert bench.desk.request(first, OF_PARENT).state is State.QUEUED
+        bench.requests.request(bench.requests.key(TOOL, SHA[TOOL], "zoo"), OF_PARENT)
+    assert bench.requests.request(first, OF_PARENT).state is State.QUEUED
     bench.engine.dispose()
     bench.store.close()
 

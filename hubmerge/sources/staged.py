@@ -1,0 +1,63 @@
+"""Makes a folder that transformers can load from a stranger's model: weights, config and tokenizer.
+
+transformers sees this folder and never the repo. The weights are the safetensors shards whose headers were checked,
+under an index written here; keys that name code or a place are taken out, as in a merge (config.py).
+generation_config.json is left out, so that no repo's penalties or sampling change what its score means. No pickle and
+no code is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hubmerge.hub.client import Hub
+from hubmerge.sources.base import Model
+from hubmerge.sources.companions import reader, tokenizer_files
+from hubmerge.sources.config import merged_config, told
+from hubmerge.sources.files import check_planned
+from hubmerge.sources.folder import CONFIG
+from hubmerge.sources.open import INDEX, SINGLE
+from hubmerge.sources.reader import LocalOrFetched
+
+
+def stage_model(model: Model, hub: Hub, folder: Path, inputs: Path, progress: Callable[[int, int], None]) -> list[str]:
+    """Make `folder` anew; returns notes on what was left out. A Hub model's shards are fetched into `inputs`.
+
+    `progress` is called with the bytes of shards that are there, and their total.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    left_out = stage_settings(model, hub, folder)
+    total, done = model.weight_bytes, 0
+
+    def fetched(_: str, count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    store = LocalOrFetched(hub, inputs, fetched)
+    for shard in model.shards:
+        path = store.path(model, shard)
+        check_planned(path, model, shard)
+        (folder / shard).symlink_to(path.resolve())
+    if model.shards != (SINGLE,):
+        index = {"metadata": {"total_size": total}, "weight_map": {n: t.shard for n, t in model.tensors.items()}}
+        (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    return left_out
+
+
+def stage_settings(model: Model, hub: Hub, folder: Path) -> list[str]:
+    """Write config.json and the tokenizer into `folder`; returns notes on what was left out of them."""
+    config, dropped = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])
+    files, left_out = tokenizer_files(model, reader(hub))
+    stage_files({CONFIG: json.dumps(config, indent=1).encode(), **files}, folder)
+    return [*([told(CONFIG, dropped)] if dropped else []), *left_out]
+
+
+def stage_files(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write files, some of them a folder deep."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
