@@ -116,7 +116,7 @@ def chunk_elements(agents: int, memory_bytes: int, lanes: int) -> int:
 
 
 def bytes_per_element(agents: int) -> int:
-    """The most that a pass holds at once (passes.py), with a quarter on top for the allocator's rounding."""
+    """The most that a pass holds at once (definition.py), with a quarter on top for the allocator's rounding."""
     k = agents
     stored = 8 * (k + 1) + 4 * k  # as they came, with sensitivities and in float32
     decoded = 8 * k  # deltas, masks
