@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -22,7 +21,7 @@ from hubmerge.engine.pins import NEWEST_ELSEWHERE, Pins, RunPins, going_on, pins
 from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.engine.sink import sole_owner
 from hubmerge.engine.stream import StreamOptions
-from hubmerge.errors import RecipeError, ResultError
+from hubmerge.errors import RecipeError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.login import hub_of_user
 from hubmerge.line import Prepared, Request
@@ -36,7 +35,6 @@ from hubmerge.settings import Settings, load_settings
 from hubmerge.statistics.statistics import Statistics
 
 if TYPE_CHECKING:
-    from hubmerge.board.values import Board
     from hubmerge.evaluation.result import EvaluationResult, Split
     from hubmerge.evaluation.runner import EvaluateOptions
     from hubmerge.evaluation.suites import PinnedSuite
@@ -286,56 +284,6 @@ def evaluation_folder(settings: Settings, model: ModelName, suite: PinnedSuite) 
     """The folder for an evaluation's answers, which are keyed by the model's commit, so that its runs share it."""
     key = sha256("\0".join([str(model), suite.suite.name, suite.version, suite.split]).encode()).hexdigest()[:32]
     return settings.data_dir / "evaluations" / key
-
-
-def leaderboard(
-    results: str | Path | None = None,
-    *,
-    suite: str | None = None,
-    suite_version: str | None = None,
-    split: Split = "test",
-    hub: Hub | None = None,
-) -> Board:
-    """The board of a results dataset on the Hub, or of a folder with `results/` in it; by default, of HUBMERGE_RESULTS.
-
-    `suite`: this suite alone. `suite_version`: this version of it instead of the newest. Scores are numbers from 0 to
-    1.
-
-    Raises ResultError where no result is of this suite, and the Hub's errors.
-    """
-    from hubmerge.board.files import read_folder
-    from hubmerge.board.leaderboard import build_board
-    from hubmerge.board.results_dataset import ResultsDataset
-    from hubmerge.board.trust import folder_keys, named_keys, reader_trust
-
-    settings = load_settings()
-    named = str(results or settings.results_repo or settings.data_dir / "results-dataset")
-    if named.startswith((".", "/", "~")) or Path(named).is_dir() or named.count("/") != 1:
-        folder = Path(named).expanduser()
-        files, trusted = read_folder(folder), named_keys(settings) or folder_keys(folder)
-    else:
-        cache, trust = settings.data_dir / "results-cache", reader_trust(settings, named)
-        loaded = ResultsDataset(hub or _hub(), named, cache=cache, trust=trust).load()
-        files, trusted = loaded.files, loaded.trusted
-    board = build_board(
-        files.results,
-        files.flags,
-        suite_versions={suite: suite_version} if suite and suite_version else None,
-        split=split,
-        refused=files.refused,
-        now=datetime.now(UTC),
-        trusted=trusted,
-    )
-    if suite is None:
-        return board
-    if (found := board.suite(suite)) is None:
-        raise ResultError(
-            "no such suite in these results",
-            where=named,
-            expected=", ".join(s.suite for s in board.suites) or "any result",
-            got=suite,
-        )
-    return replace(board, suites=(found,))
 
 
 def _recipe(recipe: RecipeLike) -> Recipe:

@@ -167,6 +167,7 @@ def merge_to_folders(
     options, observer = options or StreamOptions(), observer or Unobserved()
     ranks = options.ranks
     with ExitStack() as held:
+        # open: nobody else works in these folders, and what is finished there is not made again
         own([folder for _, folder in merges], held, ranks)
         reports = _finished_before(merges, ranks)
         left = [(prepared, folder) for prepared, folder in merges if folder not in reports]
@@ -174,19 +175,18 @@ def merge_to_folders(
             observer.warning(warning)
         if not left:
             return [reports[folder] for _, folder in merges]
-        # of a budget for all of them, those that an earlier run has finished have taken their part
+        # the disk: of a budget for all of them, those that an earlier run has finished have taken their part
         limit = None if options.disk_budget is None else max(0, options.disk_budget - used_bytes(reports))
         plans, folders = [prepared.plan for prepared, _ in left], [folder for _, folder in left]
         cache = _cache(options, folders[0])
         inputs = input_budget(plans, folders, cache, limit, dropped=options.sink == "null") // ranks.size
         gauge = DiskGauge({cache, *(folder for _, folder in merges)})
+        # first passes, stream, card: together for those with the same dtype and ε
         passes: dict[object, list[tuple[Prepared, Path]]] = {}
         for prepared, folder in left:
             passes.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
         for number, together in enumerate(passes.values(), 1):
-            planned = [(prepared.plan, folder) for prepared, folder in together]
-            journals = resumed(planned, held, ranks, verifying(observer))
-            opened = [_Merge(*merge, journal) for merge, journal in zip(together, journals, strict=True)]
+            opened = _opened(together, held, ranks, observer)
             again = number < len(passes)
             work = _Work(hub, options, Bridge(observer), cache, inputs, gauge, limit, keep_inputs=again)
             reports |= _merge(opened, work)
@@ -209,24 +209,27 @@ def merge_to_hub(
     options, observer = options or StreamOptions(), observer or Unobserved()
     assert prepared.target is not None and options.sink == "disk"  # noqa: PT018
     target, plan, ranks = prepared.target, prepared.plan, options.ranks
+    publish = partial(publish_folder, target, folder, hub, observer, extra)
     with ExitStack() as held:
+        # open: nobody else works in this folder; what `merge_to_folder` has finished there is published as it is
         own([folder], held, ranks)
-        if ranks.first((folder / MANIFEST).is_file() and not Journal.is_in(folder)):  # by `merge_to_folder`
+        if ranks.first((folder / MANIFEST).is_file() and not Journal.is_in(folder)):
             _finished_before([(prepared, folder)], ranks)
-            published = partial(publish_folder, target, folder, hub, observer, extra)
-            return ranks.by_first(published, asdict, lambda values: Published(**values))
+            return _by_rank_0(ranks, publish)
+        # the disk, and the journal: what the target holds already stays there
         cache, limit = _cache(options, folder), options.disk_budget
         inputs = input_budget([plan] * ranks.size, [folder], cache, limit, uploaded=True) // ranks.size
-        [journal] = resumed([(plan, folder)], held, ranks, verifying(observer), uploads=True)
-        lost = forget_lost(hub, target, plan, journal, folder, ranks)
+        [merge] = _opened([(prepared, folder)], held, ranks, observer, uploads=True)
+        lost = forget_lost(hub, target, plan, merge.journal, folder, ranks)
         merging = lost or ranks.first(not (folder / MANIFEST).is_file())
+        # first passes, stream, card, while finished shards are uploaded and deleted
         gauge, bridge = DiskGauge({cache, folder}), Bridge(observer)
         alone = withdrawn_if_refused(hub, target, folder, observer.warning) if ranks.size == 1 else nullcontext()
         uploader = ShardUploader(
             hub,
             target,
             prepared.identity,
-            journal,
+            merge.journal,
             folder,
             waiting=lambda: bridge.uploading(uploader.sent, uploader.size),
             deleting=gauge.sample,
@@ -236,13 +239,12 @@ def merge_to_hub(
                 for warning in plan.warnings:
                     observer.warning(warning)
                 uploader.catch_up()
-                merge = _Merge(prepared, folder, journal)
                 _merge([merge], _Work(hub, options, bridge, cache, inputs, gauge, limit, settle=uploader.drain))
             elif ranks.rank == 0:
                 finished_report(folder, prepared.identity, keep_work=True)
             uploader.drain()
-        published = partial(publish_folder, target, folder, hub, observer, extra, journal.uploaded)
-        return ranks.by_first(published, asdict, lambda values: Published(**values))
+        # publish: one commit
+        return _by_rank_0(ranks, partial(publish, merge.journal.uploaded))
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,7 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
     """Do all that is left of merges in one pass."""
     started = time.monotonic()
     plan, bridge, ranks = merges[0].prepared.plan, work.bridge, work.options.ranks
+    # sensitivities, where a method weighs by them: named files, or computed here
     measured: tuple[Model, ...] = ()
     if weighing := [merge.prepared for merge in merges if weighs(merge.prepared.plan)]:
         measured = sensitivities_of(
@@ -286,6 +289,7 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
             disk_bytes=available_bytes((*(merge.folder for merge in merges), work.cache), work.disk_limit),
             at_peak=work.gauge.sample,
         )
+    # first passes and stream: inputs are fetched ahead, and every finished shard has its line in the journal
     store = ShardCache(
         work.hub,
         own_cache(work.cache, ranks),
@@ -301,6 +305,7 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
         if not plan.download_bytes:
             bridge.merging()
         merged = merge_variants(variants, reader, work.options, bridge)
+    # report and card
     work.gauge.sample()
     environment = _environment(plan, merged[0], work, ranks.gather(usage_now(store.fetched, work.gauge)))
     environment["seconds"] = round(time.monotonic() - started, 3)
@@ -359,6 +364,19 @@ def _environment(plan: Plan, merged: MergeResult, work: _Work, usages: Sequence[
 
 def _cache(options: StreamOptions, folder: Path) -> Path:
     return options.cache or folder / WORK / "inputs"
+
+
+def _opened(
+    merges: Sequence[tuple[Prepared, Path]], held: ExitStack, ranks: Ranks, observer: Observer, *, uploads: bool = False
+) -> list[_Merge]:
+    """The merges with their journals, in which an earlier run may have finished shards."""
+    planned = [(prepared.plan, folder) for prepared, folder in merges]
+    journals = resumed(planned, held, ranks, verifying(observer), uploads=uploads)
+    return [_Merge(*merge, journal) for merge, journal in zip(merges, journals, strict=True)]
+
+
+def _by_rank_0(ranks: Ranks, publish: Callable[[], Published]) -> Published:
+    return ranks.by_first(publish, asdict, lambda values: Published(**values))
 
 
 def _finished_before(merges: Sequence[tuple[Prepared, Path]], ranks: Ranks) -> dict[Path, Report]:
