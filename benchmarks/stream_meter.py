@@ -37,7 +37,8 @@ import hubmerge.engine.sink
 from hubmerge.engine.chunks import Chunk, chunks_of, read_chunk
 from hubmerge.engine.follower import Follower
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.stream import Silent, StreamOptions, merge
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.stream import StreamOptions, merge
 from hubmerge.engine.uncached import UncachedFile
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
@@ -128,7 +129,7 @@ def timed(plan: Plan, work: Callable[[], None]) -> dict[str, Any]:
 def merged(plan: Plan, folder: Path, options: StreamOptions) -> None:
     journal = Journal.open(folder, plan, resume=False)
     with TensorReader(plan.models, LocalOrFetched(HUB, folder / "cache")) as reader:
-        merge(plan, reader, journal, folder, options, Silent())
+        merge(plan, reader, journal, folder, options, Unobserved())
 
 
 def read_once(plan: Plan) -> None:

@@ -17,10 +17,11 @@ used.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hubmerge.board.read import leaderboard
     from hubmerge.engine.progress import Observer
     from hubmerge.engine.stream import StreamOptions
     from hubmerge.errors import HubmergeError
-    from hubmerge.library import evaluate, inspect, leaderboard, merge, probe, publish
+    from hubmerge.library import evaluate, inspect, merge, probe, publish
     from hubmerge.recipe.recipe import Recipe
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ _HOMES = {
     "Observer": "hubmerge.engine.progress",
     "Recipe": "hubmerge.recipe.recipe",
     "StreamOptions": "hubmerge.engine.stream",
+    "leaderboard": "hubmerge.board.read",
 }
 
 

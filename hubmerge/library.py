@@ -1,9 +1,9 @@
-"""What `import hubmerge` offers, and what the command line calls: one path from names to results.
+"""The functions of `import hubmerge`, which the command line calls too: one path from names to results.
 
 A recipe is a `Recipe`, a mapping with a recipe's keys, or the path of a YAML file. Models are names on the Hub or
-folders; relative ones begin at the recipe's file, or at the working folder. Every function acts as the user of this
-machine (HF_ENDPOINT, HF_TOKEN or the client's login), unless it is given another `hub`. `observer` is told how far the
-work is, and ends it by raising. Errors are HubmergeErrors: each has a stable code and says what to do next.
+folders; relative folders begin at the recipe's file, or at the working folder. Every function acts as the user of this
+machine (HF_ENDPOINT, HF_TOKEN or the client's login), unless it is given another `hub`. `observer` gets the progress
+and may end the work by raising. Errors are HubmergeErrors: each has a stable code and says what to do next.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -22,7 +21,7 @@ from hubmerge.engine.pins import NEWEST_ELSEWHERE, Pins, RunPins, going_on, pins
 from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.engine.sink import sole_owner
 from hubmerge.engine.stream import StreamOptions
-from hubmerge.errors import RecipeError, ResultError
+from hubmerge.errors import RecipeError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.login import hub_of_user
 from hubmerge.line import Prepared, Request
@@ -36,7 +35,6 @@ from hubmerge.settings import Settings, load_settings
 from hubmerge.statistics.statistics import Statistics
 
 if TYPE_CHECKING:
-    from hubmerge.board.values import Board
     from hubmerge.evaluation.result import EvaluationResult, Split
     from hubmerge.evaluation.runner import EvaluateOptions
     from hubmerge.evaluation.suites import PinnedSuite
@@ -49,13 +47,13 @@ _DONE = ".done"
 
 
 def inspect(recipe: RecipeLike, *, hub: Hub | None = None, observer: Observer | None = None) -> Plan:
-    """What a merge would do, from headers alone: no weight is fetched.
+    """Plan a merge from headers alone; no weight is fetched.
 
     The plan has every output tensor with its inputs (`plan.tensors()`), `elements`, `download_bytes`, `output_bytes`,
     the pinned `models`, `warnings` and the merge's `identity` (sha256 in hex).
 
-    Raises IncompatibleError, with every problem of the recipe and its models at once; RecipeError for a recipe that is
-    none; SourceNotFoundError, GatedError, HeaderError and others of the models.
+    Raises IncompatibleError, with every problem of the recipe and its models at once; RecipeError for a wrong recipe;
+    SourceNotFoundError, GatedError, HeaderError and other errors of the models.
     """
     observer = _begun(observer)
     return line.prepare(_recipe(recipe), hub or _hub(), Request(allow_local=True), observer).plan
@@ -68,10 +66,10 @@ def probe(
     options: StreamOptions | None = None,
     observer: Observer | None = None,
 ) -> Statistics:
-    """What the agents changed, and where they meet: one pass over all inputs, in constant memory; nothing is written.
+    """Count what the agents changed, and where they meet: one pass over all inputs, in constant memory, without output.
 
-    Counts are in elements, norms in the models' own units; `statistics.total` is of the whole model,
-    `statistics.tensors` by name. docs/statistics.md has the definitions.
+    Counts are in elements, norms in the models' own units. `statistics.total` covers the whole model,
+    `statistics.tensors` each tensor by name. docs/statistics.md has the definitions.
 
     Raises what `inspect` raises, NonFiniteError where an input has NaN or Inf, and SourceChangedError.
     """
@@ -123,12 +121,12 @@ def merge(
 ) -> Report | Published:
     """Merge into the folder `out`, or publish to the repo `to` in one commit.
 
-    The same call goes on after a kill, at the commits that it began with (`newest`: at the newest ones instead; for a
-    folder, choose another). Towards the Hub each shard is uploaded and deleted while the next one is merged, so that
-    never more than two lie on this disk; the work lies below HUBMERGE_DATA. `license` is needed where it is published
-    and the parents leave it open; `public` says that what private parents hold may be known.
+    After a kill the same call goes on, at the commits that it began with (`newest`: at the newest ones instead; for a
+    folder, choose another). For the Hub each shard is uploaded and deleted while the next one is merged, so at most two
+    lie on this disk; the work lies below HUBMERGE_DATA. Publishing needs `license` where the parents leave it open.
+    `public` says that the content of private parents may become public.
 
-    Returns the report of the folder (what its hubmerge.json has), or where it was published and as which commit.
+    Returns the folder's report (the content of its hubmerge.json), or the published repo and commit.
 
     Raises what `inspect` raises; DiskError, NonFiniteError, CorruptError; TargetExistsError where something else is
     there already, PermissionDeniedError, HubUnavailableError.
@@ -184,8 +182,8 @@ def merge_and_publish(
 ) -> tuple[Published, Report | None]:
     """Merge to the target of `request` with the files `extra` beside the card, in a folder below HUBMERGE_DATA.
 
-    `unfinished` leads to that folder; `pins`: where to take the models, whatever an unfinished run began with. The
-    report is None where an earlier run has published the merge.
+    `unfinished` finds that folder. `pins`: commits at which to take the models, also where an unfinished run began with
+    others. The report is None where an earlier run has published the merge.
     """
     ranks, target = options.ranks, request.target
     assert target is not None
@@ -211,9 +209,9 @@ def merge_and_publish(
 
 
 def begin_run(unfinished: RunPins, work: Path, prepared: Prepared, observer: Observer) -> None:
-    """Note that a run works in `work`; an unfinished one of other versions of the models is given up, and removed.
+    """Note that a run works in `work`, and remove an unfinished run of other versions of the models.
 
-    FolderInUseError, and nothing changed, where another process is still at that one.
+    Raises FolderInUseError, and changes nothing, where another process still works on that one.
     """
     older = unfinished.older_run(work.name)
     with ExitStack() as owned:
@@ -238,8 +236,8 @@ def publish(
 ) -> Published:
     """Publish a finished folder to the repo `to` in one commit; the folder stays as it is, and a repeated call is safe.
 
-    Raises RecipeError where the folder is no finished merge, would tell of private parents, or needs a `license`;
-    CorruptError where a shard is not what its manifest says; TargetExistsError, PermissionDeniedError.
+    Raises RecipeError where the folder is no finished merge, would expose private parents, or needs a `license`;
+    CorruptError where a shard has other bytes than its manifest says; TargetExistsError, PermissionDeniedError.
     """
     target, observer = Target(to, private, public), observer or Unobserved()
     return publish_folder(target, Path(folder), hub or _hub(), observer, license_choice=license)
@@ -254,9 +252,9 @@ def evaluate(
     options: EvaluateOptions | None = None,
     observer: Observer | None = None,
 ) -> EvaluationResult:
-    """Measure a model of the Hub, or a folder (`./merged`), by a suite of tasks; scores lie from 0 to 1.
+    """Measure a model of the Hub, or a folder (`./merged`), by a suite of tasks; scores are numbers from 0 to 1.
 
-    The same call goes on after a stop. A model that fails gives a result whose `status` is "failed", with the reason.
+    After a stop the same call goes on. A model that fails gives a result whose `status` is "failed", with the reason.
 
     Raises EvaluationError for a request that cannot be met, SourceNotFoundError and other errors of the Hub, and
     MissingExtraError where the packages of `hubmerge[eval]` are not installed.
@@ -283,58 +281,9 @@ def evaluate(
 
 
 def evaluation_folder(settings: Settings, model: ModelName, suite: PinnedSuite) -> Path:
-    """Where an evaluation keeps its answers; they are keyed by the model's commit, so that its runs share a folder."""
+    """The folder for an evaluation's answers, which are keyed by the model's commit, so that its runs share it."""
     key = sha256("\0".join([str(model), suite.suite.name, suite.version, suite.split]).encode()).hexdigest()[:32]
     return settings.data_dir / "evaluations" / key
-
-
-def leaderboard(
-    results: str | Path | None = None,
-    *,
-    suite: str | None = None,
-    suite_version: str | None = None,
-    split: Split = "test",
-    hub: Hub | None = None,
-) -> Board:
-    """The board of a results dataset on the Hub, or of a folder with `results/` in it; by default, of HUBMERGE_RESULTS.
-
-    `suite`: that suite alone, and `suite_version` that version of it instead of the newest. Scores lie from 0 to 1.
-
-    Raises ResultError where the results know no such suite, and the Hub's errors.
-    """
-    from hubmerge.board.files import read_folder
-    from hubmerge.board.leaderboard import build_board
-    from hubmerge.board.results_dataset import ResultsDataset
-    from hubmerge.board.trust import folder_keys, named_keys, reader_trust
-
-    settings = load_settings()
-    named = str(results or settings.results_repo or settings.data_dir / "results-dataset")
-    if named.startswith((".", "/", "~")) or Path(named).is_dir() or named.count("/") != 1:
-        folder = Path(named).expanduser()
-        files, trusted = read_folder(folder), named_keys(settings) or folder_keys(folder)
-    else:
-        cache, trust = settings.data_dir / "results-cache", reader_trust(settings, named)
-        loaded = ResultsDataset(hub or _hub(), named, cache=cache, trust=trust).load()
-        files, trusted = loaded.files, loaded.trusted
-    board = build_board(
-        files.results,
-        files.flags,
-        suite_versions={suite: suite_version} if suite and suite_version else None,
-        split=split,
-        refused=files.refused,
-        now=datetime.now(UTC),
-        trusted=trusted,
-    )
-    if suite is None:
-        return board
-    if (found := board.suite(suite)) is None:
-        raise ResultError(
-            "no such suite in these results",
-            where=named,
-            expected=", ".join(s.suite for s in board.suites) or "any result",
-            got=suite,
-        )
-    return replace(board, suites=(found,))
 
 
 def _recipe(recipe: RecipeLike) -> Recipe:
@@ -356,7 +305,7 @@ def _hub() -> Hub:
 
 
 def _with_kept(options: StreamOptions) -> StreamOptions:
-    """Computed sensitivities are kept for later merges, unless the options say where."""
+    """The options, with a folder that keeps computed sensitivities for later merges unless they name one."""
     return replace(options, sensitivities=options.sensitivities or load_settings().data_dir / "sensitivity")
 
 

@@ -6,9 +6,9 @@
     merge_to_hub     the same on the Hub: each finished shard is uploaded and deleted while the next one is merged,
                      then there is one commit
 
-No weight moves in `prepare`. The others can be repeated after a kill, and go on behind the last thing that was made
-durable. Several processes that a launcher started call the same functions together (engine/distributed.py); rank 0
-writes card and manifest and makes the commit, and all of them get its result.
+No weight moves in `prepare`. The other functions can be called again after a kill; they go on where the journal ends.
+Several processes of a launcher call the same functions together (engine/distributed.py). Rank 0 writes card and
+manifest and makes the commit, and all processes get its result.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from hubmerge.statistics.summary import summarize
 
 @dataclass(frozen=True)
 class Request:
-    """What decides whether a recipe may be merged, beside the recipe."""
+    """The conditions of a merge beside its recipe."""
 
     target: Target | None = None  # where it is published; None: nowhere yet
     license: str | None = None  # of the result; it must be chosen for a target where the parents leave it open
@@ -78,7 +78,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A merge that nothing known speaks against."""
+    """A merge that has passed every check before weights are read."""
 
     plan: Plan
     license: Mapping[str, str]
@@ -89,7 +89,7 @@ class Prepared:
 
 
 def prepare(recipe: Recipe, hub: Hub, request: Request | None = None, observer: Observer | None = None) -> Prepared:
-    """Pin and check everything that headers, cards and the target can tell; raises with every problem."""
+    """Pin the models and check all that headers, cards and the target show; raises with every problem."""
     [prepared] = prepare_variants([recipe], hub, request, observer)
     return prepared
 
@@ -132,12 +132,11 @@ def probe(
 ) -> Statistics:
     """Read the inputs once and count what the agents changed; raises NonFiniteError, SourceChangedError."""
     plan, options = prepared.plan, options or StreamOptions()
-    bridge = Bridge(observer or Unobserved(), plan.labels)
     folders = UnchangedFolders(plan.models)
     with temporary_folder() as cache:
         budget = max(0, available_bytes((cache,), options.disk_budget))  # what exceeds it is read by ranges
         with TensorReader(plan.models, ShardCache(hub, cache, plan.models, budget)) as reader:
-            statistics = stream.probe(plan, reader, options, bridge)
+            statistics = stream.probe(plan, reader, options, observer or Unobserved())
     folders.check()
     return statistics
 
@@ -168,6 +167,7 @@ def merge_to_folders(
     options, observer = options or StreamOptions(), observer or Unobserved()
     ranks = options.ranks
     with ExitStack() as held:
+        # open: nobody else works in these folders, and what is finished there is not made again
         own([folder for _, folder in merges], held, ranks)
         reports = _finished_before(merges, ranks)
         left = [(prepared, folder) for prepared, folder in merges if folder not in reports]
@@ -175,21 +175,20 @@ def merge_to_folders(
             observer.warning(warning)
         if not left:
             return [reports[folder] for _, folder in merges]
-        # of a budget for all of them, those that an earlier run has finished have taken their part
+        # the disk: of a budget for all of them, those that an earlier run has finished have taken their part
         limit = None if options.disk_budget is None else max(0, options.disk_budget - used_bytes(reports))
         plans, folders = [prepared.plan for prepared, _ in left], [folder for _, folder in left]
         cache = _cache(options, folders[0])
         inputs = input_budget(plans, folders, cache, limit, dropped=options.sink == "null") // ranks.size
         gauge = DiskGauge({cache, *(folder for _, folder in merges)})
+        # first passes, stream, card: together for those with the same dtype and ε
         passes: dict[object, list[tuple[Prepared, Path]]] = {}
         for prepared, folder in left:
             passes.setdefault(layout_of(prepared.plan), []).append((prepared, folder))
         for number, together in enumerate(passes.values(), 1):
-            planned = [(prepared.plan, folder) for prepared, folder in together]
-            journals = resumed(planned, held, ranks, verifying(observer))
-            opened = [_Merge(*merge, journal) for merge, journal in zip(together, journals, strict=True)]
-            bridge, again = Bridge(observer, together[0][0].plan.labels), number < len(passes)
-            work = _Work(hub, options, bridge, cache, inputs, gauge, limit, keep_inputs=again)
+            opened = _opened(together, held, ranks, observer)
+            again = number < len(passes)
+            work = _Work(hub, options, Bridge(observer), cache, inputs, gauge, limit, keep_inputs=again)
             reports |= _merge(opened, work)
     return [reports[folder] for _, folder in merges]
 
@@ -210,24 +209,27 @@ def merge_to_hub(
     options, observer = options or StreamOptions(), observer or Unobserved()
     assert prepared.target is not None and options.sink == "disk"  # noqa: PT018
     target, plan, ranks = prepared.target, prepared.plan, options.ranks
+    publish = partial(publish_folder, target, folder, hub, observer, extra)
     with ExitStack() as held:
+        # open: nobody else works in this folder; what `merge_to_folder` has finished there is published as it is
         own([folder], held, ranks)
-        if ranks.first((folder / MANIFEST).is_file() and not Journal.is_in(folder)):  # by `merge_to_folder`
+        if ranks.first((folder / MANIFEST).is_file() and not Journal.is_in(folder)):
             _finished_before([(prepared, folder)], ranks)
-            published = partial(publish_folder, target, folder, hub, observer, extra)
-            return ranks.by_first(published, asdict, lambda values: Published(**values))
+            return _by_rank_0(ranks, publish)
+        # the disk, and the journal: what the target holds already stays there
         cache, limit = _cache(options, folder), options.disk_budget
         inputs = input_budget([plan] * ranks.size, [folder], cache, limit, uploaded=True) // ranks.size
-        [journal] = resumed([(plan, folder)], held, ranks, verifying(observer), uploads=True)
-        lost = forget_lost(hub, target, plan, journal, folder, ranks)
+        [merge] = _opened([(prepared, folder)], held, ranks, observer, uploads=True)
+        lost = forget_lost(hub, target, plan, merge.journal, folder, ranks)
         merging = lost or ranks.first(not (folder / MANIFEST).is_file())
-        gauge, bridge = DiskGauge({cache, folder}), Bridge(observer, plan.labels)
+        # first passes, stream, card, while finished shards are uploaded and deleted
+        gauge, bridge = DiskGauge({cache, folder}), Bridge(observer)
         alone = withdrawn_if_refused(hub, target, folder, observer.warning) if ranks.size == 1 else nullcontext()
         uploader = ShardUploader(
             hub,
             target,
             prepared.identity,
-            journal,
+            merge.journal,
             folder,
             waiting=lambda: bridge.uploading(uploader.sent, uploader.size),
             deleting=gauge.sample,
@@ -237,18 +239,17 @@ def merge_to_hub(
                 for warning in plan.warnings:
                     observer.warning(warning)
                 uploader.catch_up()
-                merge = _Merge(prepared, folder, journal)
                 _merge([merge], _Work(hub, options, bridge, cache, inputs, gauge, limit, settle=uploader.drain))
             elif ranks.rank == 0:
                 finished_report(folder, prepared.identity, keep_work=True)
             uploader.drain()
-        published = partial(publish_folder, target, folder, hub, observer, extra, journal.uploaded)
-        return ranks.by_first(published, asdict, lambda values: Published(**values))
+        # publish: one commit
+        return _by_rank_0(ranks, partial(publish, merge.journal.uploaded))
 
 
 @dataclass(frozen=True)
 class _Merge:
-    """A merge whose folder is this process's own, and whose journal says what is done already."""
+    """A merge in a folder that this process owns, with the journal of its finished shards."""
 
     prepared: Prepared
     folder: Path
@@ -257,7 +258,7 @@ class _Merge:
 
 @dataclass(frozen=True)
 class _Work:
-    """What merges in one pass share."""
+    """The things that merges in one pass share."""
 
     hub: Hub
     options: StreamOptions
@@ -271,22 +272,24 @@ class _Work:
 
 
 def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
-    """Everything that is not done yet of merges in one pass."""
+    """Do all that is left of merges in one pass."""
     started = time.monotonic()
     plan, bridge, ranks = merges[0].prepared.plan, work.bridge, work.options.ranks
+    # sensitivities, where a method weighs by them: named files, or computed here
     measured: tuple[Model, ...] = ()
     if weighing := [merge.prepared for merge in merges if weighs(merge.prepared.plan)]:
         measured = sensitivities_of(
             weighing[0].plan,
             work.hub,
             work.cache / "sensitivity",
-            bridge.observer,
+            bridge,
             weighing[0].allow_local,
             KeptSensitivities(work.options.sensitivities),
             ranks=ranks,
             disk_bytes=available_bytes((*(merge.folder for merge in merges), work.cache), work.disk_limit),
             at_peak=work.gauge.sample,
         )
+    # first passes and stream: inputs are fetched ahead, and every finished shard has its line in the journal
     store = ShardCache(
         work.hub,
         own_cache(work.cache, ranks),
@@ -302,12 +305,13 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
         if not plan.download_bytes:
             bridge.merging()
         merged = merge_variants(variants, reader, work.options, bridge)
+    # report and card
     work.gauge.sample()
     environment = _environment(plan, merged[0], work, ranks.gather(usage_now(store.fetched, work.gauge)))
     environment["seconds"] = round(time.monotonic() - started, 3)
     refuse_equal_to_base(plan, merged[0].statistics)
-    bridge.observer.statistics(summarize(merged[0].statistics.total, plan.labels))
-    bridge.observer.stage("card")
+    bridge.statistics(summarize(merged[0].statistics.total, plan.labels))
+    bridge.stage("card")
     return {
         merge.folder: ranks.by_first(
             partial(_complete, merge, one, work, environment), Report.to_json, Report.from_json
@@ -317,7 +321,7 @@ def _merge(merges: Sequence[_Merge], work: _Work) -> dict[Path, Report]:
 
 
 def _complete(merge: _Merge, merged: MergeResult, work: _Work, environment: Mapping[str, Any]) -> Report:
-    """Everything around the finished shards of one folder, the manifest last."""
+    """Write everything around the finished shards of one folder, the manifest last."""
     prepared, plan = merge.prepared, merge.prepared.plan
     files, notes = folder_files(plan, companions_of(work.hub))
     report = make_report(
@@ -338,7 +342,7 @@ def _complete(merge: _Merge, merged: MergeResult, work: _Work, environment: Mapp
 
 
 def _environment(plan: Plan, merged: MergeResult, work: _Work, usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Where the merge ran, and what its processes took."""
+    """The machine and versions of the merge, and the time, memory and disk of its processes."""
     options = work.options
     budget = work.input_bytes if any(model.ref.kind == "hub" for model in plan.models) else None
     return {
@@ -362,8 +366,21 @@ def _cache(options: StreamOptions, folder: Path) -> Path:
     return options.cache or folder / WORK / "inputs"
 
 
+def _opened(
+    merges: Sequence[tuple[Prepared, Path]], held: ExitStack, ranks: Ranks, observer: Observer, *, uploads: bool = False
+) -> list[_Merge]:
+    """The merges with their journals, in which an earlier run may have finished shards."""
+    planned = [(prepared.plan, folder) for prepared, folder in merges]
+    journals = resumed(planned, held, ranks, verifying(observer), uploads=uploads)
+    return [_Merge(*merge, journal) for merge, journal in zip(merges, journals, strict=True)]
+
+
+def _by_rank_0(ranks: Ranks, publish: Callable[[], Published]) -> Published:
+    return ranks.by_first(publish, asdict, lambda values: Published(**values))
+
+
 def _finished_before(merges: Sequence[tuple[Prepared, Path]], ranks: Ranks) -> dict[Path, Report]:
-    """The reports of those that rank 0 finds finished; TargetExistsError where another merge is."""
+    """The reports of merges that rank 0 finds finished; TargetExistsError where a folder holds another one."""
     known: list[Any] = []
     for number, (prepared, folder) in enumerate(merges if ranks.rank == 0 else ()):
         if (folder / MANIFEST).is_file():

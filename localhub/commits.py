@@ -3,7 +3,7 @@
 A commit arrives as lines of JSON: a header, then files, large files by digest, and deletions, whose order
 matters. The contents become blobs first, outside of any transaction; then one transaction compares the head
 with the expected parent, applies the operations to the head's tree, writes the commit, moves the ref and
-queues the webhooks. Whatever is wrong with any line leaves the repo as it was.
+queues the webhooks. A mistake in any line leaves the repo as it was.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The difference between two trees as git writes it, so that `git apply` takes it.
 
 A large file shows as its pointer. The search for the shortest difference takes time that grows with the product of both
-sides' lines; where that is too much, the changed stretch is removed and added whole, which is as true.
+sides' lines; where that is too much, the changed stretch is removed and added whole, which is just as correct.
 """
 
 from __future__ import annotations

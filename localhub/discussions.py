@@ -278,7 +278,7 @@ def _diff(call: Call, repo: Repo, row: sqlite3.Row) -> str:
 
 
 def _heads(hub: Hub, repo: Repo, row: sqlite3.Row) -> tuple[str | None, str | None]:
-    """Of the base and of the pull request."""
+    """The heads of the base and of the pull request."""
     return hub.trees.head(repo.id, row["base"]), hub.trees.head(repo.id, f"refs/pr/{row['num']}")
 
 

@@ -1,4 +1,4 @@
-"""Faults on demand: what a broken network or a Hub in trouble does, switched on and counted through one route.
+"""Faults on demand: a broken network or a Hub in trouble, switched on and counted through one route.
 
     GET     /api/faults   the rules, how often each matched and fired, and the requests that matched
     POST    /api/faults   add one rule (its JSON: fault_rules.Rule); answers its number

@@ -60,7 +60,7 @@ def lfs_info(entry: Entry, key: str) -> Json:
 def xet_hash(sha256: str) -> str:
     """The name of a large file in the other storage, which the client asks for before it has one copied (lfs.py).
 
-    There is no such storage here; what counts is that whoever sends it back has seen the file listed.
+    There is no such storage here; a client that sends the name back has seen the file listed.
     """
     return hashlib.sha256(f"xet {sha256}".encode()).hexdigest()
 

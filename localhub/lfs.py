@@ -56,7 +56,7 @@ def _objects(body: Json) -> list[tuple[str, int]]:
 
 
 def _uploadable(call: Call) -> Repo:
-    """Whoever may open a pull request may upload for it; only a commit makes an object visible."""
+    """The repo, if the caller may upload to it, as for a pull request. Only commits make objects visible."""
     repo = call.readable()
     if not (can_take_part(call.signed_in()) and can_read(call.users, call.identity, repo)):
         require_write(call.users, call.identity, repo)

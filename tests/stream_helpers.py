@@ -11,7 +11,8 @@ from builders import T, f32, random_base, sparse_agent, write_model
 from safetensors.numpy import load_file
 
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.stream import MergeResult, Observer, Silent, StreamOptions, merge
+from hubmerge.engine.progress import Observer, Unobserved
+from hubmerge.engine.stream import MergeResult, StreamOptions, merge
 from hubmerge.hub.client import Hub
 from hubmerge.plan.plan import MAX_SHARD_BYTES, Plan, make_plan
 from hubmerge.recipe.recipe import recipe_from_dict
@@ -80,7 +81,7 @@ def run(
     with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
         journal = Journal.open(out, plan, resume=resume)
         options = StreamOptions(chunk, threads, parallel_shards=parallel)
-        return merge(plan, reader, journal, out, options, observer or Silent())
+        return merge(plan, reader, journal, out, options, observer or Unobserved())
 
 
 def bytes_of(out: Path, plan: Plan) -> dict[str, bytes]:
@@ -103,12 +104,15 @@ class StopAfter:
         self._left = calls
         self._error = error
 
-    def progress(self, stage: str, done: int, total: int) -> None:
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
         self._left -= 1
         if self._left < 0:
             raise self._error()
 
-    def counted(self, total: Any) -> None:
+    def stage(self, name: str) -> None:
+        pass
+
+    def statistics(self, values: Any) -> None:
         pass
 
     def warning(self, message: str) -> None:

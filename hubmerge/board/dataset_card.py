@@ -21,12 +21,11 @@ _TEXT = """\
 
 Scores of models and of merges of them, measured with hubmerge.
 
-- `results/MODEL/SHA/SUITE-VERSION-SPLIT.json`: one run each. These files are the truth; the tables are made of them.
+- `results/MODEL/SHA/SUITE-VERSION-SPLIT.json`: one run each. These files are the truth; the tables are made from them.
 - `details/…/*.parquet`: what was asked, answered and scored, sample by sample.
 - `data/board.parquet`: the leaderboard, a line per model and suite, with 95 % intervals.
 - `data/results.parquet`: all result files in one table, with their git blob ids.
-- `flags.json`, where there is one: models that are contaminated or withdrawn; whatever was merged from them inherits
-  the flag.
+- `flags.json`, where there is one: models that are contaminated or withdrawn; every merge of them inherits the flag.
 
 ```python
 from datasets import load_dataset
@@ -36,7 +35,8 @@ board = load_dataset("REPO", "board", split="train")
 
 `hubmerge leaderboard --results REPO` builds the same board from the result files.
 
-A failed run has a status and an error and no scores; it is no zero. A score counts for the commit that it names only.
+A failed run has a status and an error but no scores, which is not a zero. A score counts only for the commit that it
+names.
 """
 
 

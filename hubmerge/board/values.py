@@ -105,11 +105,6 @@ class Row:
     def synergy(self) -> tuple[str, ...]:
         return tuple(d.domain for d in self.domains if d.synergy)
 
-    @property
-    def parents_scored(self) -> bool:
-        """Every parent has a score, so that no better one can be missing."""
-        return bool(self.parents) and all(p.status == "scored" for p in self.parents)
-
     def domain(self, name: str) -> DomainLine | None:
         return next((d for d in self.domains if d.domain == name), None)
 

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_cli(arguments: Any, settings: Settings, terminal: Terminal) -> int:
     """Print the board; errors are raised for the caller to print."""
     from hubmerge.board.export import board_json, suite_csv
-    from hubmerge.library import leaderboard
+    from hubmerge.board.read import leaderboard
 
     terminal.stage("results")
     board = leaderboard(

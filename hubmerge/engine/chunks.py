@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,8 @@ from hubmerge.engine.counting import Counted
 from hubmerge.engine.device.choose import LANES, MEMORY_BYTES, DeviceName, chunk_elements, host_threads, open_engine
 from hubmerge.engine.distributed import ALONE, Ranks
 from hubmerge.engine.parallel_shards import shards_at_once
-from hubmerge.engine.selection import Counts, Magnitudes, Selection
+from hubmerge.engine.progress import Observer
+from hubmerge.engine.selection import BinCounts, Magnitudes, Selection
 from hubmerge.errors import IncompatibleError, NonFiniteError
 from hubmerge.methods import Method, get_method
 from hubmerge.methods.base import EPSILON, Scope
@@ -30,7 +31,7 @@ from hubmerge.sources.buffers import placed
 from hubmerge.sources.derived import BorrowedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import Scratch, TensorReader
-from hubmerge.statistics.statistics import Overlaps, ResultTally, Statistics, Tally
+from hubmerge.statistics.statistics import Counts, Overlaps, ResultTally, Statistics, Tally
 
 if TYPE_CHECKING:
     from hubmerge.engine.device.engine import Engine
@@ -40,32 +41,6 @@ Backend = Literal["auto", "eager"]
 Sink = Literal["disk", "null"]
 Sensitivities = Mapping[str, StoredTensor]  # tensor → where its sensitivity lies
 Thresholds = Mapping[str, tuple[float, ...]]  # tensor → one per agent
-
-
-class Observer(Protocol):
-    """Watches a stream from outside; every method is called in the caller's thread and may raise to cancel."""
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        """`done` of `total` elements of stage "probe", "select" or "merge", or parts of "compile"."""
-
-    def counted(self, total: Tally) -> None:
-        """The statistics of all tensors counted so far."""
-
-    def warning(self, message: str) -> None:
-        """Something that changes how the merge runs, not what it gives."""
-
-
-class Silent:
-    """An observer that looks away."""
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        pass
-
-    def counted(self, total: Tally) -> None:
-        pass
-
-    def warning(self, message: str) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -229,7 +204,7 @@ class Work:
         overlaps: Counts = module.count_overlaps(stored, epsilon_of(self._plan))
         return overlaps
 
-    def count(self, chunk: Chunk, stored: eager.ChunkInputs, selection: Selection) -> Counts:
+    def count(self, chunk: Chunk, stored: eager.ChunkInputs, selection: Selection) -> BinCounts:
         """What a chunk adds to the counts of a selection."""
         with np.errstate(all="ignore"):
             return selection.count(with_draws(self._plan, selection.magnitudes, chunk, stored))
@@ -360,10 +335,10 @@ def runnable(options: StreamOptions, observer: Observer) -> StreamOptions:
 
     to_build = not library.is_built()
     if to_build:
-        observer.progress("compile", 0, 1)
+        observer.progress("compile", 0, 1, "parts")
     why = fast.unavailable()
     if to_build:
-        observer.progress("compile", 1, 1)
+        observer.progress("compile", 1, 1, "parts")
     if why is None:
         return options
     observer.warning(

@@ -20,7 +20,6 @@ from hubmerge.engine import eager
 from hubmerge.engine.chunks import (
     Chunk,
     MagnitudesOf,
-    Observer,
     StreamOptions,
     Thresholds,
     check_inputs,
@@ -31,10 +30,10 @@ from hubmerge.engine.chunks import (
     runnable,
     with_draws,
 )
-from hubmerge.engine.counting import Counted, fold_inputs
-from hubmerge.engine.folding import TensorFold
+from hubmerge.engine.counting import Counted, TensorFold, fold_inputs
 from hubmerge.engine.in_order import in_order
-from hubmerge.engine.selection import Counts, Magnitudes, Selection, select
+from hubmerge.engine.progress import Observer, told_counts
+from hubmerge.engine.selection import BinCounts, Magnitudes, Selection, select
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics.statistics import Statistics, Tally, zero_tally
@@ -42,7 +41,7 @@ from hubmerge.statistics.tally_sums import ToldSum
 
 MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
 
-CountChunk = Callable[[eager.ChunkInputs], Counts]
+CountChunk = Callable[[eager.ChunkInputs], BinCounts]
 
 
 def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
@@ -59,7 +58,7 @@ def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: O
     mine = options.ranks.mine(planned)
     nothing = zero_tally(len(plan.agents))
     tallies = {t.name: nothing for t in mine}
-    counted = ToldSum(nothing, observer.counted)
+    counted = ToldSum(nothing, told_counts(observer, plan.labels))
     done, total = 0, sum(t.elements for t in mine)
 
     def count(chunk: Chunk) -> tuple[Chunk, Counted[Tally]]:
@@ -89,7 +88,7 @@ def _probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: O
         if chunk.ends:
             tallies[name] = fold.tally()
             counted.add(tallies[name], last=done == total)
-        observer.progress("probe", done, total)
+        observer.progress("probe", done, total, "elements")
         options.tell(observer.warning)
     tallies = options.ranks.tallies(tallies)
     return Statistics(plan.labels, epsilon, {t.name: tallies[t.name] for t in planned})
@@ -124,11 +123,11 @@ def _of_each_tensor(
     done, total = 0, 2 * sum(t.elements for t in merged)
     found: dict[str, tuple[float, ...]] = {}
 
-    def passes(tensor: PlannedTensor, magnitudes: Magnitudes, count: CountChunk) -> Iterator[Counts]:
+    def passes(tensor: PlannedTensor, magnitudes: Magnitudes, count: CountChunk) -> Iterator[BinCounts]:
         nonlocal done
         for chunk, counts in _counted([tensor], count, plan, magnitudes, reader, options):
             done += chunk.count
-            observer.progress("select", done, total)
+            observer.progress("select", done, total, "elements")
             yield counts
 
     for tensor in merged:
@@ -137,7 +136,7 @@ def _of_each_tensor(
             found[tensor.name] = select(magnitudes, len(plan.agents), partial(passes, tensor, magnitudes))
         if done < end:  # the first pass was enough
             done = end
-            observer.progress("select", done, total)
+            observer.progress("select", done, total, "elements")
             reader.consumed(tensor, tensor.elements)
     joined = options.ranks.joined(found)
     return {t.name: tuple(joined[t.name]) for t in plan.tensors() if t.name in joined}
@@ -158,11 +157,11 @@ def _of_model(
     selection = Selection(magnitudes, len(plan.agents))
     done = 0
 
-    def own() -> Iterator[Counts]:
+    def own() -> Iterator[BinCounts]:
         nonlocal done
         for chunk, counts in _counted(mine, selection.count, plan, magnitudes, reader, options):
             done += chunk.count
-            observer.progress("select", done, 2 * share)
+            observer.progress("select", done, 2 * share, "elements")
             yield counts
 
     while selection.values is None:
@@ -170,7 +169,7 @@ def _of_model(
         for counts in ranks.with_others(own(), (len(plan.agents), MAGNITUDE_BINS)):
             selection.add(counts)
         selection.end_pass()
-    observer.progress("select", 2 * share, 2 * share)
+    observer.progress("select", 2 * share, 2 * share, "elements")
     return selection.values
 
 
@@ -181,10 +180,10 @@ def _counted(
     magnitudes: Magnitudes,
     reader: TensorReader,
     options: StreamOptions,
-) -> Iterator[tuple[Chunk, Counts]]:
+) -> Iterator[tuple[Chunk, BinCounts]]:
     """What every chunk adds to a pass, in order."""
 
-    def work(chunk: Chunk) -> tuple[Chunk, Counts]:
+    def work(chunk: Chunk) -> tuple[Chunk, BinCounts]:
         with np.errstate(all="ignore"):
             return chunk, count(with_draws(plan, magnitudes, chunk, read_chunk(reader, chunk)))
 

@@ -13,13 +13,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from hubmerge.engine.progress import Observer, told_counts
 from hubmerge.errors import CancelledError
 from hubmerge.statistics.statistics import Tally
-
-if TYPE_CHECKING:
-    from hubmerge.engine.chunks import Observer
 
 CORES_PER_SHARD = 6  # that merge about as many bytes as one more core hashes
 MOST_SHARDS = 4  # at once: each reads somewhere else
@@ -35,7 +33,7 @@ def shards_at_once(workers: int) -> int:
 
 
 class Relay:
-    """Observes one shard for an `Overall`, in whatever thread writes it."""
+    """How far one shard is, in elements, and what was counted of it; told in whatever thread writes it."""
 
     def __init__(self, told: Callable[[], None], counted: Callable[[], None], warn: Callable[[str], None]) -> None:
         self.warning = warn
@@ -44,7 +42,7 @@ class Relay:
         self._told = told
         self._counted = counted
 
-    def progress(self, stage: str, done: int, total: int) -> None:
+    def merged(self, done: int) -> None:
         self.done = done
         self._told()
 
@@ -56,8 +54,9 @@ class Relay:
 class Overall:
     """Progress and statistics of all shards, finished and in progress; called in the observer's thread."""
 
-    def __init__(self, observer: Observer, done: int, total: int) -> None:
+    def __init__(self, observer: Observer, labels: Sequence[str], done: int, total: int) -> None:
         self.observer = observer
+        self._tell_counts = told_counts(observer, labels)
         self._done, self._total = done, total
         self._counted: Tally | None = None
         self._has_counted = False
@@ -90,19 +89,19 @@ class Overall:
         if self._has_counted:
             self._has_counted = False
             parts = (self._counted, *(relay.counted_here for relay in self._open))
-            self.observer.counted(Tally.sum_of([t for t in parts if t is not None]))
-        self.observer.progress("merge", self._done + sum(r.done for r in self._open), self._total)
+            self._tell_counts(Tally.sum_of([t for t in parts if t is not None]))
+        self.observer.progress("merge", self._done + sum(r.done for r in self._open), self._total, "elements")
 
 
 def write_shards(
     jobs: Sequence[J],
     elements: Callable[[J], int],
-    write: Callable[[J, Observer], R],
+    write: Callable[[J, Relay], R],
     at_once: int,
     overall: Overall,
     abandon: Callable[[], None],
 ) -> Iterator[tuple[J, R]]:
-    """`write(job, observer)` for every job, `at_once` of them at a time; what each gave, as it is finished.
+    """`write(job, relay)` for every job, `at_once` of them at a time; what each gave, as it is finished.
 
     The observer is called in this thread only. When it raises, or a job does, the others are broken off (`abandon`
     wakes up who waits for inputs), and no thread is left.

@@ -34,18 +34,14 @@ _DOING = {
     "results": "reading results",
     "watch": "looking for agents",
 }
-_UNITS = {"compile": "parts"}  # of a stage of the stream that counts no elements
+
+
 _SUMMARY_S = 0.5  # between two looks at the statistics on the way: a summary of many agents takes milliseconds
 
 
 def doing(stage: str) -> str:
     """A stage in words; its name where there are none."""
     return _DOING.get(stage, stage)
-
-
-def unit_of(stage: str) -> str:
-    """What the stream counts in a stage."""
-    return _UNITS.get(stage, "elements")
 
 
 class Observer(Protocol):
@@ -115,23 +111,39 @@ def resolving(observer: Observer) -> Callable[[int, int], None]:
     return lambda done, total: observer.progress("resolve", done, total, "headers")
 
 
-class Bridge:
-    """From the stream's and the cache's observers to the line's, all in the caller's thread."""
+def told_counts(observer: Observer, labels: Sequence[str]) -> Callable[[Tally], None]:
+    """Tells the statistics counted so far, of agents with these `labels`, now and then."""
+    next_summary = 0.0
 
-    def __init__(self, observer: Observer, labels: Sequence[str]) -> None:
-        self.observer = observer
-        self._labels = labels
+    def tell(total: Tally) -> None:
+        from hubmerge.statistics.summary import summarize  # which most of those who only watch need not pay for
+
+        nonlocal next_summary
+        if (now := time.monotonic()) >= next_summary:
+            next_summary = now + _SUMMARY_S
+            observer.statistics(summarize(total, labels))
+
+    return tell
+
+
+class Bridge:
+    """Puts the stages of a merge in their order: its stream, its cache and its uploads tell one observer."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.stage = observer.stage
+        self.statistics = observer.statistics
+        self.warning = observer.warning
+        self._observer = observer
         self._stage = ""
         self._last: tuple[str, int, int, str] | None = None
-        self._next_summary = 0.0
 
     def fetching(self, done: int, total: int) -> None:
         """The merge waits for what it begins with; what else it needs is fetched meanwhile."""
         if not self._stage:
             self._stage = "fetch"
-            self.observer.stage("fetch")
+            self.stage("fetch")
         if self._stage == "fetch":
-            self.observer.progress("fetch", done, total, "B")
+            self._observer.progress("fetch", done, total, "B")
             if done == total:
                 self.merging()
         else:
@@ -139,41 +151,27 @@ class Bridge:
 
     def merging(self) -> None:
         self._stage = "merge"
-        self.observer.stage("merge")
+        self.stage("merge")
 
-    def progress(self, stage: str, done: int, total: int) -> None:
-        if stage == "compile":
-            self._compiling(done, total)
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
+        if stage != "compile":
+            self._last = (stage, done, total, unit)
+            self.again()
             return
-        self._last = (stage, done, total, unit_of(stage))
-        self.again()
-
-    def _compiling(self, done: int, total: int) -> None:
         if done == 0:
-            self.observer.stage("compile")
-        self.observer.progress("compile", done, total, unit_of("compile"))
+            self.stage("compile")
+        self._observer.progress("compile", done, total, unit)
         if done == total and self._stage:
-            self.observer.stage(self._stage)
+            self.stage(self._stage)
 
     def uploading(self, sent: int, total: int) -> None:
         """The merge waits for an upload."""
         if total:
-            self.observer.progress("upload", sent, total, "B")
+            self._observer.progress("upload", sent, total, "B")
         else:
             self.again()
 
     def again(self) -> None:
         """Say once more how far it is, so that the observer can cancel."""
         if self._last is not None:
-            self.observer.progress(*self._last)
-
-    def counted(self, total: Tally) -> None:
-        """Now and then: what was counted in the end is told by whoever runs the merge."""
-        from hubmerge.statistics.summary import summarize  # which most of those who only watch need not pay for
-
-        if (now := time.monotonic()) >= self._next_summary:
-            self._next_summary = now + _SUMMARY_S
-            self.observer.statistics(summarize(total, self._labels))
-
-    def warning(self, message: str) -> None:
-        self.observer.warning(message)
+            self._observer.progress(*self._last)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from hubmerge.engine.chunks import (
     Chunk,
     Done,
-    Observer,
     Sensitivities,
     StreamOptions,
     Thresholds,
@@ -25,17 +24,17 @@ from hubmerge.engine.chunks import (
     read_chunk,
     with_sensitivities,
 )
-from hubmerge.engine.counting import fold_inputs, fold_result
+from hubmerge.engine.counting import TensorFold, fold_inputs, fold_result
 from hubmerge.engine.eager import Rule
-from hubmerge.engine.folding import TensorFold
 from hubmerge.engine.in_order import in_order
-from hubmerge.engine.selection import Counts
+from hubmerge.engine.parallel_shards import Relay
+from hubmerge.engine.selection import BinCounts
 from hubmerge.engine.sink import FinishedShard, NullShardWriter, ShardWriter
 from hubmerge.engine.steps import CountedTensors, Step, Steps, ranked_by_tensor
 from hubmerge.errors import NonFiniteError
 from hubmerge.plan.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics.statistics import Overlaps, ResultTally, Statistics, Tally, zero_result, zero_tally
+from hubmerge.statistics.statistics import Counts, Overlaps, ResultTally, Statistics, Tally, zero_result, zero_tally
 from hubmerge.statistics.tally_sums import ToldSum
 
 
@@ -53,7 +52,7 @@ class _Result(NamedTuple):
     """What a step gave."""
 
     step: Step
-    counts: Sequence[Counts | None] = ()  # per output, if it counted
+    counts: Sequence[BinCounts | None] = ()  # per output, if it counted
     overlaps: Counts | None = None
     merged: Sequence[Done] = ()  # per output, if it merged
 
@@ -71,7 +70,7 @@ def write_shard(
     number: int,
     reader: TensorReader,
     options: StreamOptions,
-    observer: Observer,
+    relay: Relay,
     statistics: Statistics | None,
     workers: int = 0,
 ) -> list[FinishedShard]:
@@ -85,7 +84,7 @@ def write_shard(
     measured = next((o.sensitivities for o in outputs if o.sensitivities), ())
     works = [Work(o.plan, options, statistics) for o in outputs]
     with_inputs = statistics is None  # they are counted once, with the first output
-    tallies = _Tallies(plan, shard, len(outputs), with_inputs=with_inputs, told=observer.counted)
+    tallies = _Tallies(plan, shard, len(outputs), with_inputs=with_inputs, told=relay.counted)
 
     def rules_of(
         tensor: PlannedTensor, found: Sequence[tuple[float, ...]], overlaps: Overlaps | None
@@ -119,7 +118,7 @@ def write_shard(
         unread=lambda tensor: reader.consumed(tensor, tensor.elements),
     )
     whole = any(is_whole(o.plan, t) for o in outputs for t in shard.tensors)
-    done, total = 0, sum(t.elements for t in shard.tensors)
+    done = 0
     with ExitStack() as stack:
         writers = [_opened(stack, o.folder, o.plan.shards[number], options, len(outputs)) for o in outputs]
         # a whole tensor is large: no more than two at a time
@@ -130,8 +129,8 @@ def write_shard(
                 for item, writer in zip(merged, writers, strict=True):
                     writer.write(item.data)
                 done += step.chunk.count
-            observer.progress("merge", done, total)
-            options.tell(observer.warning)
+            relay.merged(done)
+            options.tell(relay.warning)
         return [
             FinishedShard(shard.filename, *writer.finish(), tallies.inputs, result)
             for writer, result in zip(writers, tallies.results, strict=True)

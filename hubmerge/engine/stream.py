@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hubmerge.engine.chunks import (
-    Observer,
     Sensitivities,
-    Silent,
     StreamOptions,
     Thresholds,
     Work,
@@ -28,7 +26,8 @@ from hubmerge.engine.chunks import (
 from hubmerge.engine.distributed import check_reachable, of_all_devices, share
 from hubmerge.engine.first_passes import find_thresholds, probe
 from hubmerge.engine.journal import Journal, plan_identity
-from hubmerge.engine.parallel_shards import Overall, write_shards
+from hubmerge.engine.parallel_shards import Overall, Relay, write_shards
+from hubmerge.engine.progress import Observer
 from hubmerge.engine.shard_work import Output, readings, write_shard
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.engine.steps import ranked_by_tensor
@@ -40,8 +39,6 @@ from hubmerge.statistics.statistics import ResultTally, Statistics, zero_result
 
 __all__ = [
     "MergeResult",
-    "Observer",
-    "Silent",
     "StreamOptions",
     "Variant",
     "layout_of",
@@ -154,23 +151,24 @@ def _write(
             [t for n in numbers for t in readings(outputs_of(n), n, used, statistics, workers())], again=False
         )
 
-    def write(number: int, watching: Observer) -> list[FinishedShard]:
+    def write(number: int, relay: Relay) -> list[FinishedShard]:
         nonlocal used
         if (now := options.lasting()).engine is not used.engine:  # other chunks may be read more or less often
             used = now
             expect(numbers[numbers.index(number) :])
         outputs = outputs_of(number)
         if options.bursts is not None:
-            lent = options.bursts.write(outputs, number, reader, options, watching, observer.warning, statistics)
+            lent = options.bursts.write(outputs, number, reader, options, relay, observer.warning, statistics)
             if lent is not None:
                 return lent
         try:
-            return write_shard(outputs, number, reader, used, watching, statistics, workers())
+            return write_shard(outputs, number, reader, used, relay, statistics, workers())
         finally:
             buffers.drop()
 
     expect(numbers)
-    overall = Overall(observer, sum(map(elements, set(range(len(plan.shards))) - set(numbers))), plan.elements)
+    others = sum(map(elements, set(range(len(plan.shards))) - set(numbers)))
+    overall = Overall(observer, plan.labels, others, plan.elements)
     for number, written in write_shards(numbers, elements, write, at_once, overall, reader.abandon):
         for (variant, _), finished_shard in zip(open_in(number), written, strict=True):
             variant.journal.add_shard(finished_shard)

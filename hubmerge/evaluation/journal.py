@@ -22,7 +22,7 @@ def answer_key(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
-class Journal:
+class AnswerJournal:
     """The answers of one task: key → generated texts."""
 
     def __init__(self, path: Path) -> None:

@@ -21,7 +21,7 @@ from lighteval.pipeline import ParallelismManager, Pipeline, PipelineParameters
 from lighteval.tasks.requests import Doc, SamplingMethod
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation.journal import Journal, answer_key
+from hubmerge.evaluation.journal import AnswerJournal, answer_key
 from hubmerge.evaluation.lighteval_tasks import reference_of
 from hubmerge.evaluation.models import RenderedPrompts
 from hubmerge.evaluation.result import MAX_TRUNCATED
@@ -126,7 +126,7 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         definition = asked.definition
         self.model.prompt_manager = asked.manager
         self.model.use_chat_template = asked.manager.use_chat_template
-        journal = Journal(Path(self._spec["generations"]) / f"{_file_name(definition.name)}.jsonl")
+        journal = AnswerJournal(Path(self._spec["generations"]) / f"{_file_name(definition.name)}.jsonl")
         for batch in batches(asked, self.model.max_length, self._spec["batch_size"], self._spec["batch_tokens"]):
             keys = [answer_key(self._identity(definition, doc, asked.prompts[doc.id])) for doc in batch]
             if not journal.holds(keys):

@@ -1,4 +1,4 @@
-"""Runs a child process: gives it a job, reads what it says, and ends it.
+"""Runs a child process: gives it a job, reads its lines, and ends it.
 
     parent                                        child
     the job as a line of JSON, by standard input  →     a module with `in_child.run`, or workflows.jobs.child
@@ -7,8 +7,8 @@
 
 `ChildProcess` is any child; `run_child` follows one to its end. A child leads a process group of its own. It ends early
 in one of three ways, all within seconds: cancelled (SIGTERM to the group, SIGKILL after a grace period), past its wall
-limit, or with its parent (the kernel's PDEATHSIG). What it writes to standard error goes to a log of bounded length,
-less the token. Whatever it says is checked by whoever reads it, since it has read data from strangers.
+limit, or with its parent (the kernel's PDEATHSIG). Its standard error goes to a log of limited length, without the
+token. The reader must check the child's lines, since the child has read data from strangers.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ class ChildProcess:
             self._send(b"\n")
 
     def lines(self, wait_s: float) -> list[bytes]:
-        """What it has said, after waiting up to `wait_s` for a first line.
+        """The child's lines so far, after waiting up to `wait_s` for a first one.
 
-        A line that is longer than MAX_LINE_BYTES is cut, and has no end; one that its death tore is left out.
+        A line longer than MAX_LINE_BYTES is cut and has no end; one that the child's death tore is left out.
         """
         found: list[bytes] = []
         with suppress(queue.Empty):

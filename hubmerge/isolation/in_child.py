@@ -86,7 +86,8 @@ def own_pipes() -> tuple[int, int]:
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Torch's error for the GPU is known by its name, so that torch need not be imported; that of the CPU has none."""
+    """Whether an error means too little memory. Torch's error for the GPU is known by its name, so that torch need not
+    be imported; torch on the CPU has no class for it."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     return "can't allocate memory" in str(error) or "Cannot allocate memory" in str(error)

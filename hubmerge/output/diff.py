@@ -22,7 +22,7 @@ import numpy as np
 from hubmerge import __version__
 from hubmerge.engine.chunks import StreamOptions, chunks_of, epsilon_of
 from hubmerge.engine.first_passes import probe
-from hubmerge.engine.progress import Observer, unit_of
+from hubmerge.engine.progress import Observer, Unobserved
 from hubmerge.hub.client import Hub
 from hubmerge.plan.compatibility import architecture
 from hubmerge.plan.disk import available_bytes
@@ -233,27 +233,23 @@ def measure(
     return make_diff(plan, statistics, integers)
 
 
-class _Watching:
+class _Watching(Unobserved):
     """Passes the progress of the pass and of the cache, both in the caller's thread, on to one observer."""
 
     def __init__(self, observer: Observer, first: str) -> None:
         self._observer = observer
         self._stage = first
         observer.stage(first)  # at once, since what the pass waits for first is not what was told before
-        self.warning = observer.warning
+
+    def warning(self, message: str) -> None:
+        self._observer.warning(message)
 
     def fetching(self, done: int, total: int) -> None:
         """Report the bytes that the pass waits for at its start; the others are fetched meanwhile."""
         if self._stage in ("compile", "fetch"):
-            self._tell("fetch", done, total, "B")
+            self.progress("fetch", done, total, "B")
 
-    def progress(self, stage: str, done: int, total: int) -> None:
-        self._tell(stage, done, total, unit_of(stage))
-
-    def counted(self, total: Tally) -> None:
-        pass
-
-    def _tell(self, stage: str, done: int, total: int, unit: str) -> None:
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
         if stage != self._stage:
             self._observer.stage(stage)
         self._stage = stage

@@ -31,9 +31,9 @@ class Task:
 
 @dataclass(frozen=True)
 class _Use:
-    snippet: str
-    tag: str | None
+    snippet: str  # TASK stands for the tag, MODEL_ID for the model
     also: tuple[str, ...] = ()  # what the base's card may say instead
+    tag: str = ""  # "": as the use is called
 
 
 def task_of(config: Mapping[str, Any], *, modules: bool = False, stated: object = None) -> Task:
@@ -44,7 +44,7 @@ def task_of(config: Mapping[str, Any], *, modules: bool = False, stated: object 
     if modules:
         use = {"text-classification": "cross-encoder", "fill-mask": "sparse-encoder"}.get(use, "sentence-similarity")
     known = _USES.get(use)
-    tag = known.tag if known else None
+    tag = (known.tag or use) if known else None
     if isinstance(stated, str) and (stated in known.also if known else stated in HUB_TAGS):
         tag = stated
     return Task(use, tag, "sentence-transformers" if modules else "transformers")
@@ -53,7 +53,8 @@ def task_of(config: Mapping[str, Any], *, modules: bool = False, stated: object 
 def snippet(task: Task, where: str) -> str:
     """Python that loads the model from `where`, a repo or folder, and uses it."""
     use = _USES.get(task.use)
-    return (use.snippet if use else _load("AutoModel")).replace("MODEL_ID", json.dumps(where))
+    text = use.snippet.replace("TASK", use.tag or task.use) if use else _load("AutoModel")
+    return text.replace("MODEL_ID", json.dumps(where))
 
 
 def _use_of(name: str, config: Mapping[str, Any]) -> str:
@@ -150,27 +151,30 @@ print(model)
 """
 
 
-def _pipeline(task: str, verb: str, given: str) -> str:
+def _pipeline(verb: str, given: str) -> str:
     return f"""\
 from transformers import pipeline
 
-{verb} = pipeline("{task}", model=MODEL_ID)
+{verb} = pipeline("TASK", model=MODEL_ID)
 print({verb}({given}))
 """
 
 
-_SPEECH = """\
+def _speech(verb: str) -> str:
+    return f"""\
 import wave
 
 import numpy as np
 from transformers import pipeline
 
-VERB = pipeline("TASK", model=MODEL_ID)
+{verb} = pipeline("TASK", model=MODEL_ID)
 with wave.open("speech.wav") as file:  # 16 bits, one channel, at the rate that the model was trained on
     samples = np.frombuffer(file.readframes(file.getnframes()), dtype=np.int16)
-    speech = {"raw": samples.astype(np.float32) / 32768, "sampling_rate": file.getframerate()}
-print(VERB(speech))
+    speech = {{"raw": samples.astype(np.float32) / 32768, "sampling_rate": file.getframerate()}}
+print({verb}(speech))
 """
+
+
 _CAUSAL = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -273,98 +277,62 @@ print(model.predict([("How is the weather?", "It is sunny outside.")]))
 """
 
 _IMAGE = '"photo.jpg"'
+_IMAGE_AND_LABELS = f'{_IMAGE}, candidate_labels=["a cat", "a dog"]'
 _USES: Mapping[str, _Use] = {
-    "text-generation": _Use(_CAUSAL, "text-generation", ("text-ranking", "translation", "summarization")),
-    "text2text-generation": _Use(
-        _SEQ2SEQ, "text2text-generation", ("translation", "summarization", "text-generation", "question-answering")
-    ),
-    "fill-mask": _Use(
-        _pipeline("fill-mask", "fill", 'f"What a {fill.tokenizer.mask_token} day."'),
-        "fill-mask",
-        ("feature-extraction",),
-    ),
+    "text-generation": _Use(_CAUSAL, ("text-ranking", "translation", "summarization")),
+    "text2text-generation": _Use(_SEQ2SEQ, ("translation", "summarization", "text-generation", "question-answering")),
+    "fill-mask": _Use(_pipeline("fill", 'f"What a {fill.tokenizer.mask_token} day."'), ("feature-extraction",)),
     "text-classification": _Use(
-        _pipeline("text-classification", "classify", '"What a fine day."'),
-        "text-classification",
+        _pipeline("classify", '"What a fine day."'),
         ("zero-shot-classification", "text-ranking", "tabular-classification"),
     ),
-    "token-classification": _Use(
-        _pipeline("token-classification", "classify", '"Ada lives in London."'), "token-classification"
-    ),
-    "question-answering": _Use(_ANSWER, "question-answering"),
-    "feature-extraction": _Use(_FEATURES, "feature-extraction", ("sentence-similarity", "text-ranking")),
-    "encoder-decoder": _Use(_load("AutoModel"), "feature-extraction"),
-    "features": _Use(_load("AutoModel"), "feature-extraction", ("zero-shot-audio-classification",)),
-    "image-classification": _Use(_pipeline("image-classification", "classify", _IMAGE), "image-classification"),
-    "image-feature-extraction": _Use(
-        _pipeline("image-feature-extraction", "extract", _IMAGE),
-        "image-feature-extraction",
-        ("feature-extraction",),
-    ),
-    "object-detection": _Use(_pipeline("object-detection", "detect", _IMAGE), "object-detection"),
-    "zero-shot-object-detection": _Use(
-        _pipeline("zero-shot-object-detection", "detect", f'{_IMAGE}, candidate_labels=["a cat", "a dog"]'),
-        "zero-shot-object-detection",
-        ("object-detection",),
-    ),
+    "token-classification": _Use(_pipeline("classify", '"Ada lives in London."')),
+    "question-answering": _Use(_ANSWER),
+    "feature-extraction": _Use(_FEATURES, ("sentence-similarity", "text-ranking")),
+    "encoder-decoder": _Use(_load("AutoModel"), tag="feature-extraction"),
+    "features": _Use(_load("AutoModel"), ("zero-shot-audio-classification",), tag="feature-extraction"),
+    "image-classification": _Use(_pipeline("classify", _IMAGE)),
+    "image-feature-extraction": _Use(_pipeline("extract", _IMAGE), ("feature-extraction",)),
+    "object-detection": _Use(_pipeline("detect", _IMAGE)),
+    "zero-shot-object-detection": _Use(_pipeline("detect", _IMAGE_AND_LABELS), ("object-detection",)),
     "zero-shot-image-classification": _Use(
-        _pipeline("zero-shot-image-classification", "classify", f'{_IMAGE}, candidate_labels=["a cat", "a dog"]'),
-        "zero-shot-image-classification",
+        _pipeline("classify", _IMAGE_AND_LABELS),
         ("feature-extraction", "image-feature-extraction", "image-segmentation"),
     ),
-    "image-segmentation": _Use(_pipeline("image-segmentation", "segment", _IMAGE), "image-segmentation"),
-    "mask-generation": _Use(
-        _pipeline("mask-generation", "segment", _IMAGE), "mask-generation", ("image-segmentation",)
-    ),
-    "depth-estimation": _Use(_pipeline("depth-estimation", "estimate", _IMAGE), "depth-estimation"),
-    "video-classification": _Use(_load("AutoModelForVideoClassification"), "video-classification"),
+    "image-segmentation": _Use(_pipeline("segment", _IMAGE)),
+    "mask-generation": _Use(_pipeline("segment", _IMAGE), ("image-segmentation",)),
+    "depth-estimation": _Use(_pipeline("estimate", _IMAGE)),
+    "video-classification": _Use(_load("AutoModelForVideoClassification")),
     "image-text-to-text": _Use(
         _IMAGE_TEXT,
-        "image-text-to-text",
         (
-            "image-to-text",
-            "visual-question-answering",
-            "video-text-to-text",
-            "document-question-answering",
+            *("image-to-text", "visual-question-answering", "video-text-to-text", "document-question-answering"),
             "any-to-any",
         ),
     ),
-    "visual-question-answering": _Use(
-        _load("AutoModelForVisualQuestionAnswering"), "visual-question-answering", ("image-text-to-text",)
-    ),
-    "document-question-answering": _Use(_load("AutoModelForDocumentQuestionAnswering"), "document-question-answering"),
-    "table-question-answering": _Use(_load("AutoModelForTableQuestionAnswering"), "table-question-answering"),
-    "automatic-speech-recognition": _Use(
-        _SPEECH.replace("TASK", "automatic-speech-recognition").replace("VERB", "recognize"),
-        "automatic-speech-recognition",
-        ("translation", "audio-text-to-text"),
-    ),
-    "speech-transducer": _Use(
-        _SPEECH.replace("TASK", "automatic-speech-recognition").replace("VERB", "recognize"),
-        "automatic-speech-recognition",
-    ),
-    "audio-classification": _Use(
-        _SPEECH.replace("TASK", "audio-classification").replace("VERB", "classify"), "audio-classification"
-    ),
-    "text-to-audio": _Use(_TO_AUDIO, "text-to-audio", ("text-to-speech",)),
-    "audio-text-to-text": _Use(
-        _load("AutoModelForMultimodalLM"), "audio-text-to-text", ("automatic-speech-recognition", "translation")
-    ),
+    "visual-question-answering": _Use(_load("AutoModelForVisualQuestionAnswering"), ("image-text-to-text",)),
+    "document-question-answering": _Use(_load("AutoModelForDocumentQuestionAnswering")),
+    "table-question-answering": _Use(_load("AutoModelForTableQuestionAnswering")),
+    "automatic-speech-recognition": _Use(_speech("recognize"), ("translation", "audio-text-to-text")),
+    "speech-transducer": _Use(_speech("recognize"), tag="automatic-speech-recognition"),
+    "audio-classification": _Use(_speech("classify")),
+    "text-to-audio": _Use(_TO_AUDIO, ("text-to-speech",)),
+    "audio-text-to-text": _Use(_load("AutoModelForMultimodalLM"), ("automatic-speech-recognition", "translation")),
     "any": _Use(
         _load("AutoModelForMultimodalLM"),
-        "any-to-any",
         ("image-text-to-text", "audio-text-to-text", "automatic-speech-recognition", "text-to-audio"),
+        tag="any-to-any",
     ),
-    "sentence-similarity": _Use(_SENTENCES, "sentence-similarity", ("feature-extraction",)),
+    "sentence-similarity": _Use(_SENTENCES, ("feature-extraction",)),
     "sparse-encoder": _Use(
-        _SENTENCES.replace("SentenceTransformer", "SparseEncoder"), "feature-extraction", ("sentence-similarity",)
+        _SENTENCES.replace("SentenceTransformer", "SparseEncoder"), ("sentence-similarity",), tag="feature-extraction"
     ),
-    "cross-encoder": _Use(_CROSS, "text-ranking", ("text-classification",)),
+    "cross-encoder": _Use(_CROSS, ("text-classification",), tag="text-ranking"),
 }
 # what the Hub lists models by
 HUB_TAGS = frozenset(
     (
-        *(use.tag for use in _USES.values() if use.tag),
+        *(use.tag or name for name, use in _USES.items()),
         *(tag for use in _USES.values() for tag in use.also),
         *("image-to-image", "image-to-3d", "keypoint-detection", "time-series-forecasting", "voice-activity-detection"),
         *("reinforcement-learning", "robotics", "graph-ml", "multiple-choice", "visual-document-retrieval"),

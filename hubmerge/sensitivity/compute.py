@@ -1,10 +1,10 @@
-"""From a model and pairs to a sensitivity file: check, load, go through the pairs, divide, write.
+"""Computes a sensitivity file from a model and pairs: check, load, go through the pairs, divide, write.
 
-Everything that can be wrong with data, tokenizer or names is found before the first gradient. While it runs, a folder
-`OUT.work` beside the result holds the sums, the checkpoint, the staged model and, for a model from the Hub, its
-shards; it goes when the file is complete. A run that is killed or cancelled goes on from the checkpoint, and writes
-the bytes that it would have written. Bytes are equal on one machine with one number of threads; elsewhere matrix
-products may be summed in another order.
+Problems of data, tokenizer or names are found before the first gradient. During a run a folder `OUT.work` beside the
+result holds the sums, the checkpoint, the staged model and, for a model from the Hub, its shards; the folder is removed
+when the file is complete. After a kill or a cancellation the next run goes on from the checkpoint and writes the same
+bytes. Bytes are equal on one machine with one number of threads; elsewhere matrix products may be summed in another
+order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""An agent whose weights no file holds as such, written out in full for the one step that needs a network.
+"""Writes out an agent with computed weights, such as an adapter, for the one step that needs a whole network.
 
 Merging reads LoRA adapters, fp8 weights and added vocabulary rows chunk by chunk; gradients need the whole model in
-transformers. So such an agent is written as float32 in the names and shapes of the merge: 4 bytes per parameter of
-disk, for as long as its sensitivity is computed.
+transformers. So such an agent is written as float32 in the names and shapes of the merge. It takes 4 bytes of disk per
+parameter while its sensitivity is computed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHUNK = 1024 * 1024
 
 
 def dense_identity(plan: Plan, agent: int) -> str:
-    """What decides the written values: the agent, and the base that it stands on."""
+    """The identity of the written values: the agent, and the base that it stands on."""
     models = [(m.ref.id, m.ref.sha) for m in (plan.base, plan.agents[agent])]
     names = [(t.name, t.shape) for t in plan.tensors()]
     return hashlib.sha256(json.dumps([models, names]).encode()).hexdigest()
@@ -47,8 +47,8 @@ def write_dense(
 ) -> Model:
     """Agent `agent` (from 0) as float32 in `folder`, opened as a local model; its reference keeps the agent's id.
 
-    Integer tensors are left out: they have no gradients. What is fetched for it stays in `cache`, within the budget,
-    for whoever needs it next. Raises DiskError, NonFiniteError.
+    Integer tensors are left out, since they have no gradients. Fetched files stay in `cache`, within the budget, for
+    later use. Raises DiskError, NonFiniteError.
     """
     stage_merged_files(plan, hub, folder)
     store = ShardCache(hub, cache, plan.models, budget_bytes, keep=True, deleting=at_peak)

@@ -1,11 +1,11 @@
 """The sensitivity file: float32 tensors under the names under which the checkpoint stores its own.
 
-A safetensors file whose `__metadata__` says which weights and which pairs it was made from. It is written beside
-its name, synced and renamed, so a file under its name is complete. `as_model` shows it to a TensorReader, which
-streams it like any other source.
+It is a safetensors file whose `__metadata__` names the weights and the pairs that it was made from. It is written under
+a temporary name, synced and renamed, so a file under its final name is complete. `as_model` gives it to a TensorReader,
+which streams it like any other source.
 
-The file belongs to weights rather than to a place: besides id and commit it carries a digest of the shards' hashes,
-so that the copy of a folder, or the same folder once published, still fits.
+The file belongs to weights rather than to a place: besides id and commit it carries a digest of the shards' hashes, so
+it still fits a copy of the folder, or the same folder after it was published.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Float32 = NDArray[np.float32]
 
 
 class SensitivityMetadata(BaseModel):
-    """What the file says of itself."""
+    """The metadata of the file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -119,10 +119,10 @@ def read_sensitivity(path: Path) -> SensitivityFile:
 
 
 def check_sensitivity(file: SensitivityFile, model: Model, digest: str | None = None, tokens: str = "") -> None:
-    """Raise SensitivityError with every reason why `file` is not the sensitivity of `model` (on data `digest`, which
-    as rows of `tokens` went into the network).
+    """Raise SensitivityError with every reason why `file` is not the sensitivity of `model` on the data `digest`, whose
+    tokenized rows are `tokens`.
 
-    Reads all values once: none is NaN, infinite or negative.
+    Reads all values once, to refuse NaN, infinite and negative ones.
     """
     remake = f"Make it again with `hubmerge sensitivity {model.ref.id}`."
     problems: list[Problem] = []

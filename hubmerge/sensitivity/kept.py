@@ -1,8 +1,8 @@
-"""Sensitivities that outlive the merge that computed them, so that an agent's is computed once per data.
+"""Keeps sensitivities beyond the merge that computed them, so that an agent's is computed once per data.
 
-A folder of finished files, named by what decides their content. Who takes one gets a hard link of his own (a copy
-across file systems): what is pruned here is still there for a merge that reads it. The least recently taken go
-first when the folder grows over its budget.
+It is a folder of finished files, each named by a digest of what decides its content. A merge that takes a file gets a
+hard link of its own (a copy across file systems), so it keeps the file when the folder is pruned. When the folder grows
+over its budget, the files that were not used for longest go first.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class KeptSensitivities:
 
 
 def _link(source: Path, target: Path) -> None:
-    """`target` becomes `source`'s content in one step."""
+    """Make `target` a link to, or a copy of, `source` in one step."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         try:

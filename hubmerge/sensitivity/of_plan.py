@@ -1,4 +1,4 @@
-"""The sensitivity of every agent of a plan: the named file, or computed on the named data and kept for next time."""
+"""Provides the sensitivity of every agent of a plan: the named file, or one computed from the named data and kept."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def sensitivities_of(
 ) -> tuple[Model, ...]:
     """One checked file per agent as a model, in recipe order; made in `folder` where the recipe names data instead.
 
-    What is made is kept in `kept`, and what was kept there is not made again. `disk_bytes`: what all of this may take
-    on disk; `at_peak` is called when it takes most.
-    Raises SensitivityError for a file of another model or other data, and for data that are no pairs, DiskError and
-    MemoryLimitError before anything is fetched or computed that will not fit.
+    New files are kept in `kept`, and files that are there are not computed again. `disk_bytes`: the disk that all of
+    this may take; `at_peak` is called when it takes most.
+    Raises SensitivityError for a file of another model or other data, and for data that are no pairs. Raises DiskError
+    and MemoryLimitError before anything that will not fit is fetched or computed.
     """
     if ranks.rank:
         return _as_models(same_files(ranks, plan, folder, ()))
@@ -108,10 +108,10 @@ def _as_models(files: Sequence[SensitivityFile]) -> tuple[Model, ...]:
 
 
 def same_files(ranks: Ranks, plan: Plan, folder: Path, files: Sequence[SensitivityFile]) -> Sequence[SensitivityFile]:
-    """The files that rank 0 has named or computed, for every process, which opens the same.
+    """The files that rank 0 has named or computed; every process opens the same ones.
 
-    A named one is opened by its name, a computed one in `folder`, where rank 0 keeps them. Raises ProcessLostError
-    where another process does not see it, or sees another one.
+    A named file is opened by its name, a computed one in `folder`, where rank 0 keeps them. Raises ProcessLostError
+    where a process does not see the file, or sees another one.
     """
     if ranks.size == 1:
         return files

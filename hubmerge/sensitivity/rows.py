@@ -1,9 +1,9 @@
-"""What the sensitivities of a merge rest on, known before its identity is: rows as tokenized, or a named file.
+"""Reads the data behind a merge's sensitivities before the merge gets its identity: tokenized rows, or a named file.
 
-Two merges are the same where the same rows reach the same networks through the same versions of torch and
-transformers, whatever the rows' file is called; they are not where a row, or the tokenizer, is another one. So the data
-is read and tokenized when a merge is prepared, which also finds rows that cannot be used before a weight moves. The
-pairs are kept for the pass that takes the gradients, and a dataset of the Hub is pinned at its commit.
+Two merges are the same if the same rows reach the same networks through the same versions of torch and transformers,
+whatever the rows' file is called. Another row or another tokenizer makes another merge. So the data is read and
+tokenized when a merge is prepared, which also finds unusable rows before a weight moves. The pairs are kept for the
+pass that takes the gradients, and a dataset of the Hub is pinned at its commit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def weighs(plan: Plan) -> bool:
 class Calibration:
     """Reads the calibration data of plans over the same models, each once.
 
-    `apart`: in a process of its own (rows_process.py), which leaves the pairs to whoever takes the gradients.
+    `apart`: in a process of its own (rows_process.py), which does not return the pairs; the gradients read them again.
     """
 
     def __init__(self, hub: Hub, allow_local: bool, *, apart: bool = False) -> None:
@@ -59,7 +59,7 @@ class Calibration:
         self._rows: dict[tuple[int, CalibrationSpec], CalibrationRows] = {}
 
     def of(self, plan: Plan) -> Plan:
-        """The plan with what its sensitivities rest on; as it is where its method weighs by none.
+        """The plan with the data behind its sensitivities; unchanged where its method uses none.
 
         Raises what reading the data, the tokenizers or the named files raises.
         """
@@ -164,7 +164,8 @@ class Calibration:
 
 
 def _require_room(state: RepoState, folder: Path) -> None:
-    """On a server, whose disk is everybody's: the library fetches all files of a dataset, and writes them again."""
+    """Refuse datasets that are too large for a server's disk. The library fetches all files of a dataset, and writes
+    them again."""
     size, where = sum(file.size for file in state.files.values()), f"{state.id}@{state.sha[:12]}"
     if size > MAX_DATA_BYTES:
         raise SensitivityError(
@@ -205,7 +206,7 @@ def named_file(plan: Plan, agent: int, path: str, allow_local: bool) -> Sensitiv
 
 
 def _file_digest(path: Path) -> str:
-    """As a folder's pin: over size, time of change and header; the header says what was computed on what."""
+    """The pin of a sensitivity file: a digest over size, time of change and header, which names model and data."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         prefix = file.read(8)
@@ -214,6 +215,6 @@ def _file_digest(path: Path) -> str:
 
 
 def kept_name(weights: Sequence[str] | str, rows: CalibrationRows, hubmerge: str) -> str:
-    """What the file of an agent's sensitivity is called, by all that decides its content."""
+    """The name of the file with an agent's sensitivity: a digest of all that decides its content."""
     identity = json.dumps([weights, rows.digest, rows.pairs, hubmerge, rows.torch, rows.transformers])
     return f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.safetensors"

@@ -1,9 +1,9 @@
-"""Calibration rows read and tokenized apart: on a server, both the dataset and the tokenizers are strangers'.
+"""Reads and tokenizes calibration rows in a process of its own, since a server's users name datasets and tokenizers.
 
     python -m hubmerge.sensitivity.rows_process     the job on its standard input, digests to its standard output
 
-The process has the network and the token, which the dataset may need, and limits on memory, the size of a file and
-seconds; it is killed past them, which no thread of the app could be. The app itself loads neither library.
+The process has the network and the token, which the dataset may need, and limits on memory, file size and time. It is
+killed beyond them, which would be impossible for a thread of the app. The app itself loads neither library.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ToRead:
 
 @dataclass(frozen=True)
 class Digests:
-    """What identifies rows."""
+    """The digests that identify rows."""
 
     texts: str
     tokens: str
@@ -54,9 +54,9 @@ class Digests:
 
 
 def read_apart(asked: Sequence[ToRead], hub: Hub, folder: Path) -> list[Digests]:
-    """The digests of every agent's rows; `folder` is for what the process needs meanwhile.
+    """The digests of every agent's rows; `folder` is for temporary files of the process.
 
-    Raises SensitivityError, also for what takes too much, SourceNotFoundError, FormatError, HubUnavailableError.
+    Raises SensitivityError, also beyond a limit, SourceNotFoundError, FormatError, HubUnavailableError.
     """
     job = ChildJob(
         module=MODULE,

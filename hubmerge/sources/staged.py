@@ -24,9 +24,9 @@ from hubmerge.sources.reader import LocalOrFetched
 
 
 def stage_model(model: Model, hub: Hub, folder: Path, inputs: Path, progress: Callable[[int, int], None]) -> list[str]:
-    """Make `folder` anew; returns in words what was left out. A Hub model's shards are fetched into `inputs`.
+    """Make `folder` anew; returns notes on what was left out. A Hub model's shards are fetched into `inputs`.
 
-    `progress` is told how many bytes of the shards are there, and of how many.
+    `progress` is called with the bytes of shards that are there, and their total.
     """
     shutil.rmtree(folder, ignore_errors=True)
     left_out = stage_settings(model, hub, folder)
@@ -49,7 +49,7 @@ def stage_model(model: Model, hub: Hub, folder: Path, inputs: Path, progress: Ca
 
 
 def stage_settings(model: Model, hub: Hub, folder: Path) -> list[str]:
-    """Write config.json and the tokenizer into `folder`; returns in words what was left out of them."""
+    """Write config.json and the tokenizer into `folder`; returns notes on what was left out of them."""
     config, dropped = merged_config(model.config, [t.entry.dtype for t in model.tensors.values()])
     files, left_out = tokenizer_files(model, reader(hub))
     stage_files({CONFIG: json.dumps(config, indent=1).encode(), **files}, folder)

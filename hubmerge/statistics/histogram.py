@@ -97,12 +97,12 @@ class Histogram:
         """Keys, counts and offsets."""
         return self.keys, self.counts, self.offsets
 
-    def of(self, agent: int, elements: int) -> Magnitudes:
+    def of(self, agent: int, elements: int) -> AgentMagnitudes:
         """One agent's magnitudes among `elements`, zeros included."""
         keys, counts, offsets = self.arrays()
         first, end = np.searchsorted(keys, [agent * BINS, (agent + 1) * BINS])
         part = slice(first, end)
-        return Magnitudes(elements, keys[part] - agent * BINS, counts[part], offsets[part])
+        return AgentMagnitudes(elements, keys[part] - agent * BINS, counts[part], offsets[part])
 
     def to_json(self) -> dict[str, str]:
         """Keys as gaps, which are small; numbers as text that is made and read a hundred times faster than digits."""
@@ -184,7 +184,7 @@ def histogram_of(deltas: Sequence[NDArray[np.float32]]) -> Histogram:
 
 
 @dataclass(frozen=True, eq=False)
-class Magnitudes:
+class AgentMagnitudes:
     """|δ| of one agent over some elements; what is estimated is None where no element is non-zero."""
 
     elements: int

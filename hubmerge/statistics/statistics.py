@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hubmerge.statistics.histogram import Estimate, Histogram, Magnitudes, empty_histogram
+from hubmerge.statistics.histogram import AgentMagnitudes, Estimate, Histogram, empty_histogram
 from hubmerge.statistics.tally_sums import Addable
 
 SCHEMA = 3  # version of the JSON form
@@ -96,7 +96,7 @@ class Tally(Addable):
     def density(self) -> tuple[float, ...]:
         return tuple(int(c) / max(self.elements, 1) for c in self.changed)
 
-    def magnitudes(self, k: int) -> Magnitudes:
+    def magnitudes(self, k: int) -> AgentMagnitudes:
         """|δk| of all elements."""
         return self.histogram.of(k, self.elements)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hubmerge.statistics.histogram import Magnitudes
+from hubmerge.statistics.histogram import AgentMagnitudes
 from hubmerge.statistics.statistics import L0_FRACTION, Tally
 
 
@@ -63,7 +63,7 @@ def _agents(tally: Tally, labels: Sequence[str]) -> list[dict[str, Any]]:
     return agents
 
 
-def concentration(magnitudes: Magnitudes, largest: float) -> dict[str, Any]:
+def concentration(magnitudes: AgentMagnitudes, largest: float) -> dict[str, Any]:
     """The order statistics of one agent's updates, and how far each may be off."""
     estimates = {
         "l0_sparsity": magnitudes.below(L0_FRACTION * largest),

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hubmerge.engine.stream import Silent, StreamOptions, probe
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.stream import StreamOptions, probe
 from hubmerge.errors import HubmergeError, RecipeError
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
@@ -84,7 +85,7 @@ def test_densities_and_the_shared_part_are_what_the_name_says() -> None:
         Request(allow_local=True),
     ).plan
     with TensorReader(plan.models, LocalOrFetched(HUB, Path("unused"))) as reader:
-        total = probe(plan, reader, StreamOptions(), Silent()).total
+        total = probe(plan, reader, StreamOptions(), Unobserved()).total
     for k in range(3):
         density = total.changed[k] / total.elements
         shared = 1 - total.by_overlap[k, 1] / total.changed[k]
@@ -158,7 +159,7 @@ def test_a_shape_of_ones_own_has_the_tensors_that_its_numbers_say() -> None:
     two = recipe(*(f"{own}&agent={k}&density=0.5" for k in (1, 2)), base=own)
     plan = prepare(two, HUB, Request(allow_local=True)).plan
     with TensorReader(plan.models, LocalOrFetched(HUB, Path("unused"))) as reader:
-        total = probe(plan, reader, StreamOptions(), Silent()).total
+        total = probe(plan, reader, StreamOptions(), Unobserved()).total
     assert total.changed[0] / total.elements == pytest.approx(0.5, rel=0.05)
 
 

@@ -46,7 +46,8 @@ def test_the_family_by_hand() -> None:
     assert merge.overall is not None
     assert merge.overall.value == pytest.approx(0.61)
     assert math_line.score == score_interval(0.66, 100)
-    assert (merge.agents, merge.parents_scored) == (2, True)
+    assert merge.agents == 2
+    assert {p.status for p in merge.parents} == {"scored"}
     assert merge.ancestors == tuple(f"{p['id']}@{p['sha']}" for p in PARENTS)
 
 
@@ -89,7 +90,7 @@ def test_synergy_needs_the_score_of_every_parent() -> None:
     base, math_agent, _, merge = family()
     found = row(build_board([base, math_agent, merge]), "org/merge")
     assert found.synergy == ()
-    assert not found.parents_scored
+    assert [p.status for p in found.parents].count("not scored") == 1
 
 
 def test_only_the_merged_commit_of_a_parent_counts() -> None:

@@ -20,7 +20,7 @@ from hubmerge.engine import chunks
 from hubmerge.engine.device.choose import Opened
 from hubmerge.engine.device.engine import Engine
 from hubmerge.engine.distributed import of_all_devices
-from hubmerge.engine.progress import Bridge, OfRank, Unobserved
+from hubmerge.engine.progress import Unobserved, of_rank
 from hubmerge.engine.resume import own, own_cache, resumed
 from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, merge_variants
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
@@ -65,7 +65,7 @@ def test_a_device_that_fails_is_told_by_its_rank_and_stands_in_the_report(
     def work(ranks: Thread) -> MergeResult:
         ranks.local_rank = ranks.rank
         options = StreamOptions(4096, 1, backend="eager", device="cuda", ranks=ranks)
-        observer = Bridge(OfRank(Hearing(), 1) if ranks.rank else Hearing(), plan.labels)
+        observer = of_rank(Hearing(), ranks.rank)
         with ExitStack() as held:
             own([out], held, ranks)
             [journal] = resumed([(plan, out)], held, ranks, lambda done, total: None)

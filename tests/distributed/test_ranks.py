@@ -20,9 +20,10 @@ from rank_threads import Thread, ranks_of
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
 from hubmerge.engine.distributed import ALONE, ProcessLostError, Ranks, refuse_several, see_alike
+from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.resume import own, own_cache, resumed
 from hubmerge.engine.sink import FinishedShard, sole_owner
-from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, Variant, merge_variants
+from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, merge_variants
 from hubmerge.errors import FolderInUseError, RecipeError, SettingsError, TargetExistsError
 from hubmerge.plan.plan import Plan
 from hubmerge.sensitivity.file import SensitivityMetadata, read_sensitivity, write_tensors
@@ -66,7 +67,7 @@ def merged_by(size: int, plan: Plan, out: Path, shards: int | None = None) -> li
             reader = held.enter_context(
                 TensorReader(plan.models, LocalOrFetched(NOWHERE, own_cache(out / "cache", ranks)))
             )
-            return merge_variants([Variant(plan, journal, out)], reader, options, Silent())[0]
+            return merge_variants([Variant(plan, journal, out)], reader, options, Unobserved())[0]
 
     return together(size, work)
 

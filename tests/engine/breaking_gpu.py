@@ -25,14 +25,15 @@ def main(folder: Path) -> None:
     from hubmerge.engine.counting import BLOCK
     from hubmerge.engine.device import passes
     from hubmerge.engine.journal import Journal
-    from hubmerge.engine.stream import Silent, StreamOptions, merge
+    from hubmerge.engine.progress import Unobserved
+    from hubmerge.engine.stream import StreamOptions, merge
     from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
     warnings: list[str] = []
     calls: list[int] = []
     on_device = passes.merge
 
-    class Warned(Silent):
+    class Warned(Unobserved):
         def warning(self, message: str) -> None:
             warnings.append(message)
 

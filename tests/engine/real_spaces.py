@@ -58,13 +58,14 @@ def main(folder: Path) -> None:
 
     from hubmerge.engine.device.zero import announce, lent_bursts
     from hubmerge.engine.journal import Journal
-    from hubmerge.engine.stream import Silent, StreamOptions, merge
+    from hubmerge.engine.progress import Unobserved
+    from hubmerge.engine.stream import StreamOptions, merge
     from hubmerge.settings import load_settings
     from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
     warnings: list[str] = []
 
-    class Warned(Silent):
+    class Warned(Unobserved):
         def warning(self, message: str) -> None:
             warnings.append(message)
 

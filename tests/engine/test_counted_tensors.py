@@ -7,6 +7,7 @@ bit for bit.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,15 @@ from builders import tensor, write_model
 from stream_helpers import NOWHERE, StopAfter, bytes_of, plan_of, run, write_family
 from test_sweep import run_variants
 
-from hubmerge.engine import memory
-from hubmerge.engine.chunks import Silent, StreamOptions
+from hubmerge.engine import memory, progress
+from hubmerge.engine.chunks import StreamOptions
 from hubmerge.engine.journal import Journal
+from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import MergeResult, merge, probe
 from hubmerge.errors import NonFiniteError
 from hubmerge.output.report import make_report
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
-from hubmerge.statistics.statistics import Tally
 
 SCOPED = {"scope": "tensor", "r": 0.5, "alpha": 9.0}
 
@@ -36,24 +37,27 @@ def counted(result: MergeResult) -> dict[str, Any]:
     return {name: tally.to_json() for name, tally in result.statistics.tensors.items()}
 
 
-class Watching(Silent):
+class Watching(Unobserved):
     def __init__(self) -> None:
         self.stages: Counter[str] = Counter()
         self.totals: list[int] = []
 
-    def progress(self, stage: str, done: int, total: int) -> None:
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
         self.stages[stage] += 1
 
-    def counted(self, total: Tally) -> None:
-        self.totals.append(total.elements)
+    def statistics(self, values: Mapping[str, Any]) -> None:
+        self.totals.append(values["elements"])
 
 
-def test_the_statistics_are_those_of_a_probe_and_nothing_is_probed(tmp_path: Path) -> None:
+def test_the_statistics_are_those_of_a_probe_and_nothing_is_probed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_SUMMARY_S", 0.0)
     write_family(tmp_path)
     plan, watching = scoped_plan(tmp_path), Watching()
     merged = run(plan, tmp_path / "out", observer=watching)
     with TensorReader(plan.models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
-        probed = probe(plan, reader, StreamOptions(4096, 2), Silent())
+        probed = probe(plan, reader, StreamOptions(4096, 2), Unobserved())
     assert counted(merged) == {name: tally.to_json() for name, tally in probed.tensors.items()}
     assert list(merged.statistics.tensors) == list(probed.tensors)
     assert set(watching.stages) == {"merge"}
@@ -160,6 +164,6 @@ def test_what_a_sweep_had_probed_counts_when_only_a_recipe_is_left_that_needs_no
     with TensorReader(plans[1].models, LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
         journal = Journal.open(own, plans[1], resume=True)
         assert 0 < len(journal.shards) < len(plans[1].shards)
-        resumed = merge(plans[1], reader, journal, own, StreamOptions(4096, 2), Silent())
+        resumed = merge(plans[1], reader, journal, own, StreamOptions(4096, 2), Unobserved())
     assert counted(resumed) == counted(alone)
     assert bytes_of(own, plans[1]) == bytes_of(tmp_path / "alone", plans[1])

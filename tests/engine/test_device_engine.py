@@ -21,13 +21,14 @@ from hubmerge.engine.device import choose, engine, passes
 from hubmerge.engine.device.choose import LANES, Opened, bytes_per_element, chunk_elements, device_there, open_engine
 from hubmerge.engine.device.engine import Engine
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, merge
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.stream import MergeResult, StreamOptions, merge
 from hubmerge.errors import MemoryLimitError
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 
-class Warned(Silent):
+class Warned(Unobserved):
     def __init__(self) -> None:
         self.messages: list[str] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import pytest
 from builders import f32, sparse_agent, tensor, write_model
 from stream_helpers import StopAfter, bytes_of, plan_of, run, write_family
 
+from hubmerge.engine import progress
 from hubmerge.engine.parallel_shards import MOST_SHARDS, Overall, shards_at_once, write_shards
 from hubmerge.errors import CancelledError, NonFiniteError
 from hubmerge.methods import registry
 from hubmerge.plan.plan import Plan
-from hubmerge.statistics.statistics import Tally
 
 SHARD = 20_000  # bytes: the family becomes several shards
 
@@ -34,13 +35,16 @@ class Seen:
         self.elements: list[int] = []
         self.threads: set[str] = set()
 
-    def progress(self, stage: str, done: int, total: int) -> None:
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
         assert done <= total
         self.done.append(done)
         self.threads.add(threading.current_thread().name)
 
-    def counted(self, total: Tally) -> None:
-        self.elements.append(total.elements)
+    def stage(self, name: str) -> None:
+        raise AssertionError(name)
+
+    def statistics(self, values: Mapping[str, Any]) -> None:
+        self.elements.append(values["elements"])
 
     def warning(self, message: str) -> None:
         raise AssertionError(message)
@@ -66,7 +70,10 @@ def test_bytes_and_statistics_do_not_depend_on_how_many_shards_are_written_at_on
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_the_observer_sees_one_merge_in_its_own_thread(tmp_path: Path, parallel: int) -> None:
+def test_the_observer_sees_one_merge_in_its_own_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: int
+) -> None:
+    monkeypatch.setattr(progress, "_SUMMARY_S", 0.0)
     write_family(tmp_path)
     plan = planned(tmp_path, "ram")
     seen = Seen()
@@ -108,7 +115,7 @@ def test_the_error_of_one_shard_is_what_is_raised(tmp_path: Path) -> None:
 def test_an_error_counts_before_those_who_noticed_it() -> None:
     noticed = threading.Event()
 
-    def write(job: str, observer: Any) -> None:
+    def write(job: str, relay: Any) -> None:
         if job == "cause":
             noticed.wait()  # it ends later than the one that it broke off
             raise ValueError(job)
@@ -117,7 +124,7 @@ def test_an_error_counts_before_those_who_noticed_it() -> None:
         finally:
             noticed.set()
 
-    shards = write_shards(["cause", "other"], lambda job: 1, write, 2, Overall(Seen(), 0, 2), lambda: None)
+    shards = write_shards(["cause", "other"], lambda job: 1, write, 2, Overall(Seen(), (), 0, 2), lambda: None)
     with pytest.raises(ValueError, match="cause"):
         list(shards)
 
@@ -130,10 +137,10 @@ def test_a_warning_reaches_the_observer_in_its_own_thread(at_once: int) -> None:
         def warning(self, message: str) -> None:
             heard.append((message, threading.current_thread().name))
 
-    def write(job: str, observer: Any) -> None:
-        observer.warning(job)
+    def write(job: str, relay: Any) -> None:
+        relay.warning(job)
 
-    list(write_shards(["a", "b"], lambda job: 1, write, at_once, Overall(Hearing(), 0, 2), lambda: None))
+    list(write_shards(["a", "b"], lambda job: 1, write, at_once, Overall(Hearing(), (), 0, 2), lambda: None))
     assert sorted(heard) == [(job, threading.current_thread().name) for job in ("a", "b")]
 
 

@@ -21,9 +21,10 @@ from hubmerge.engine import memory, shard_work
 from hubmerge.engine.chunks import MagnitudesOf
 from hubmerge.engine.eager import ChunkInputs
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.selection import Counts, Magnitudes
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.selection import BinCounts, Magnitudes
 from hubmerge.engine.steps import AHEAD, CountedTensors, Step, Steps, kept_bytes, read_bytes
-from hubmerge.engine.stream import Silent, StreamOptions, merge
+from hubmerge.engine.stream import StreamOptions, merge
 from hubmerge.methods.base import Threshold
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.base import StoredTensor
@@ -80,7 +81,7 @@ class Driven:
         )
         self._values = values
         steps = Steps(tensors, self.counted, self._rules_of, lambda t: self.unread.append(t.name))
-        pending: deque[tuple[Step, list[Counts | None]]] = deque()
+        pending: deque[tuple[Step, list[BinCounts | None]]] = deque()
         held: set[int] = set()
 
         def take() -> None:
@@ -129,7 +130,7 @@ class Driven:
         delta = self._delta(step)
         return ChunkInputs((np.zeros_like(delta), delta), ("F32", "F32"), step.chunk.start)
 
-    def _counts(self, step: Step) -> list[Counts | None]:
+    def _counts(self, step: Step) -> list[BinCounts | None]:
         return [None if s is None else s.count(self._inputs(step)) for s in step.counting]
 
 
@@ -292,7 +293,7 @@ def test_inputs_that_fit_into_memory_are_read_once_for_what_is_counted_of_each_t
         out = tmp_path / f"out_{scope}"
         out.mkdir()
         with TensorReader(plan.models, store) as reader:
-            merge(plan, reader, Journal.open(out, plan, resume=False), out, options, Silent())
+            merge(plan, reader, Journal.open(out, plan, resume=False), out, options, Unobserved())
         assert store.total == 3 * 2 * 2 * 50_000 * passes
         headers = sum(header.bytes for model in plan.models for header in model.headers.values())
         assert 0 <= read_bytes(plan, options) - store.total <= 2 * headers
@@ -314,7 +315,7 @@ def test_what_is_read_is_foretold_where_some_tensors_are_kept_and_others_are_not
     out.mkdir()
     store = Reading(NOWHERE, tmp_path / "cache")
     with TensorReader(plan.models, store) as reader:
-        merge(plan, reader, Journal.open(out, plan, resume=False), out, options, Silent())
+        merge(plan, reader, Journal.open(out, plan, resume=False), out, options, Unobserved())
     assert store.total == 3 * 2 * (2 * 50_000 + 20_000)
     headers = sum(header.bytes for model in plan.models for header in model.headers.values())
     assert 0 <= read_bytes(plan, options) - store.total <= 2 * headers

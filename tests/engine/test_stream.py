@@ -320,11 +320,11 @@ from pathlib import Path
 from stream_helpers import plan_of, run
 class Kill:
     left = {after}
-    def progress(self, stage, done, total):
+    def progress(self, stage, done, total, unit):
         Kill.left -= 1
         if Kill.left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
-    def counted(self, total):
+    def statistics(self, values):
         pass
     def warning(self, message):
         pass

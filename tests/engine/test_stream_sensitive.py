@@ -14,7 +14,8 @@ from stream_helpers import NOWHERE, SIZES, bytes_of, plan_of, tensors_of, values
 
 from hubmerge.cli.main import main
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, Variant, merge_variants
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, merge_variants
 from hubmerge.errors import IncompatibleError
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.model_name import ModelName
@@ -42,7 +43,7 @@ def run(plan: Plan, out: Path, measured: list[Model], chunk: int = 4096, threads
     with TensorReader((*plan.models, *measured), LocalOrFetched(NOWHERE, out / "cache")) as reader:
         journal = Journal.open(out, plan, resume=False)
         variant = Variant(plan, journal, out, tuple(m.tensors for m in measured))
-        return merge_variants([variant], reader, StreamOptions(chunk, threads), Silent())[0]
+        return merge_variants([variant], reader, StreamOptions(chunk, threads), Unobserved())[0]
 
 
 @pytest.mark.parametrize("method", ["fisher", "sar"])

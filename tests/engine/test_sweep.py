@@ -8,7 +8,8 @@ import pytest
 from stream_helpers import NOWHERE, StopAfter, bytes_of, plan_of, run, write_family
 
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.stream import MergeResult, Observer, Silent, StreamOptions, Variant, merge_variants
+from hubmerge.engine.progress import Observer, Unobserved
+from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, merge_variants
 from hubmerge.errors import InternalError, RecipeError
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.sweep import MAX_VARIANTS, sweep_from_dict
@@ -89,7 +90,7 @@ def run_variants(
         folder.mkdir(parents=True, exist_ok=True)
     with CountingReader(plans[0].models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
         variants = [Variant(p, Journal.open(f, p, resume=resume), f) for p, f in zip(plans, folders, strict=True)]
-        return merge_variants(variants, reader, StreamOptions(4096, 2), observer or Silent())
+        return merge_variants(variants, reader, StreamOptions(4096, 2), observer or Unobserved())
 
 
 def test_every_variant_has_the_bytes_and_statistics_of_a_merge_of_its_own(tmp_path: Path) -> None:

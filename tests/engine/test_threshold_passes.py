@@ -12,8 +12,9 @@ from builders import tensor, write_model
 from safetensors.numpy import load_file
 from stream_helpers import NOWHERE, plan_of
 
-from hubmerge.engine.chunks import Silent, StreamOptions
+from hubmerge.engine.chunks import StreamOptions
 from hubmerge.engine.first_passes import find_thresholds
+from hubmerge.engine.progress import Unobserved
 from hubmerge.sources.reader import LocalOrFetched, Read, TensorReader
 
 COUNT = 5000
@@ -35,11 +36,11 @@ class Noting(LocalOrFetched):
         self.consumed_elements[name] += elements
 
 
-class Watching(Silent):
+class Watching(Unobserved):
     def __init__(self) -> None:
         self.seen: list[tuple[int, int]] = []
 
-    def progress(self, stage: str, done: int, total: int) -> None:
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
         self.seen.append((done, total))
 
 

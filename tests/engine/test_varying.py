@@ -14,7 +14,8 @@ from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
 from hubmerge.engine.first_passes import find_thresholds
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, merge
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.stream import MergeResult, StreamOptions, merge
 from hubmerge.errors import IncompatibleError
 from hubmerge.methods.varying import at, parse, places_of
 from hubmerge.output.plan_words import plan_summary
@@ -157,8 +158,8 @@ def test_the_bytes_do_not_depend_on_chunks_threads_the_pass_or_when_thresholds_a
         with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
             journal = Journal.open(out, plan, resume=False)
             if thresholds_first:  # as where a GPU is lent for each shard
-                journal.add_thresholds(find_thresholds(plan, reader, options, Silent()))
-            merge(plan, reader, journal, out, options, Silent())
+                journal.add_thresholds(find_thresholds(plan, reader, options, Unobserved()))
+            merge(plan, reader, journal, out, options, Unobserved())
         return out
 
     first = bytes_of(tmp_path / "a", plan)

@@ -25,8 +25,9 @@ from hubmerge.engine.device import zero
 from hubmerge.engine.device.burst_process import BurstProcess
 from hubmerge.engine.device.zero import Burst, Bursts, announce, lent_bursts, run_burst
 from hubmerge.engine.journal import Journal
+from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.shard_work import Output
-from hubmerge.engine.stream import MergeResult, Silent, StreamOptions, Variant, merge, merge_variants
+from hubmerge.engine.stream import MergeResult, StreamOptions, Variant, merge, merge_variants
 from hubmerge.errors import CancelledError, NonFiniteError
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import load_settings
@@ -65,7 +66,7 @@ class Watching(Warned):
         super().__init__()
         self.done: list[int] = []
 
-    def progress(self, stage: str, done: int, total: int) -> None:
+    def progress(self, stage: str, done: int, total: int, unit: str) -> None:
         self.done.append(done)
         assert total > 0
 
@@ -151,7 +152,7 @@ def test_cancelling_during_a_burst_ends_it(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("FAKE_SPACES", "hang")
 
     class Cancelling(Warned):
-        def progress(self, stage: str, done: int, total: int) -> None:
+        def progress(self, stage: str, done: int, total: int, unit: str) -> None:
             if spaces.notes("middle"):
                 raise CancelledError("the user cancelled")
 
@@ -181,7 +182,7 @@ def test_a_merge_that_is_killed_takes_its_burst_with_it(tmp_path: Path, monkeypa
     monkeypatch.setenv("FAKE_SPACES", "hang")
 
     class Dying(Warned):
-        def progress(self, stage: str, done: int, total: int) -> None:
+        def progress(self, stage: str, done: int, total: int, unit: str) -> None:
             if spaces.notes("middle"):
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -203,7 +204,7 @@ def test_sensitivity_files_are_read_in_the_burst_too(tmp_path: Path) -> None:
     with TensorReader((*plan.models, *measured), LocalOrFetched(NOWHERE, tmp_path / "cache")) as reader:
         journal = Journal.open(tmp_path / "lent", plan, resume=False)
         variant = Variant(plan, journal, tmp_path / "lent", tuple(m.tensors for m in measured))
-        merge_variants([variant], reader, StreamOptions(4096, 2, bursts=bursts), Silent())
+        merge_variants([variant], reader, StreamOptions(4096, 2, bursts=bursts), Unobserved())
     bursts.close()
     assert bursts.facts["bursts"] == 1
     assert bytes_of(tmp_path / "lent", plan) == bytes_of(tmp_path / "cpu", plan)

@@ -10,6 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from hubmerge.cli import evaluate as command
+from hubmerge.cli.terminal import Terminal
 from hubmerge.evaluation import runner
 from hubmerge.evaluation.result import parse_result
 from hubmerge.evaluation.suites import SUITES
@@ -31,6 +32,7 @@ def settings(hub: Hub, tmp_path: Path) -> Settings:
 def prepare(settings: Settings, mode: str, monkeypatch: pytest.MonkeyPatch, hub: Hub, rows: Path) -> None:
     """Every run of the command finds `mode` in its folder and the session's rows."""
     monkeypatch.setattr(runner, "CHILD_MODULE", "tests.evaluation.scripted_child")
+    monkeypatch.setenv("HUBMERGE_DATA", str(settings.data_dir))
     real = runner.evaluate
 
     def evaluate(*given: Any, workdir: Path, **more: Any) -> Any:
@@ -52,7 +54,12 @@ def test_a_run_writes_its_result_and_details_and_prints_a_table(
 ) -> None:
     prepare(settings, "answers", monkeypatch, hub, rows)
     out = tmp_path / "made" / "result.json"
-    assert command.run_cli(arguments("zoo/base", "--suite", "zoo", "--limit", "4", "--out", str(out)), settings) == 0
+    assert (
+        command.run_cli(
+            arguments("zoo/base", "--suite", "zoo", "--limit", "4", "--out", str(out)), settings, Terminal(False)
+        )
+        == 0
+    )
     result = parse_result(out.read_bytes(), where="x")
     assert (result.model, result.status) == ("zoo/base", "done")
     assert (tmp_path / "made" / "result.details" / "zoo_math.parquet").read_bytes() == b"kept"
@@ -66,7 +73,12 @@ def test_a_failed_run_says_why_and_exits_with_1(
 ) -> None:
     prepare(settings, "crashes", monkeypatch, hub, rows)
     out = tmp_path / "result.json"
-    assert command.run_cli(arguments("zoo/base", "--suite", "zoo", "--limit", "4", "--out", str(out)), settings) == 1
+    assert (
+        command.run_cli(
+            arguments("zoo/base", "--suite", "zoo", "--limit", "4", "--out", str(out)), settings, Terminal(False)
+        )
+        == 1
+    )
     assert parse_result(out.read_bytes(), where="x").status == "failed"
     assert "SIGSEGV" in capsys.readouterr().out
     assert not (tmp_path / "result.details").exists()

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from hubmerge.evaluation.journal import Journal, answer_key
+from hubmerge.evaluation.journal import AnswerJournal, answer_key
 
 IDENTITY = {"model": "a" * 40, "dtype": "float32", "task": ["t", 1], "prompt": "p", "stop": []}
 
 
 def test_answers_are_there_after_opening_it_again(tmp_path: Path) -> None:
-    Journal(tmp_path / "j").add(["k1", "k2"], [["one"], ["zwei\u2028\ud800"]])
-    again = Journal(tmp_path / "j")
+    AnswerJournal(tmp_path / "j").add(["k1", "k2"], [["one"], ["zwei\u2028\ud800"]])
+    again = AnswerJournal(tmp_path / "j")
     assert again.holds(["k1", "k2"])
     assert again["k2"] == ["zwei\u2028\ud800"]
     assert not again.holds(["k1", "k3"])
 
 
 def test_a_file_cut_at_any_byte_holds_whole_batches_only_and_goes_on(tmp_path: Path) -> None:
-    whole = Journal(tmp_path / "whole")
+    whole = AnswerJournal(tmp_path / "whole")
     whole.add(["a", "b"], [["1"], ["2"]])
     first = (tmp_path / "whole").stat().st_size
     whole.add(["c", "d"], [["3"], ["4"]])
@@ -28,7 +28,7 @@ def test_a_file_cut_at_any_byte_holds_whole_batches_only_and_goes_on(tmp_path: P
     for cut in range(len(data) + 1):
         path = tmp_path / f"cut{cut}"
         path.write_bytes(data[:cut])
-        journal = Journal(path)
+        journal = AnswerJournal(path)
         assert journal.holds(["a", "b"]) == (cut >= first)
         assert journal.holds(["c"]) == journal.holds(["d"]) == (cut == len(data))
         if not journal.holds(["a"]):
@@ -40,12 +40,12 @@ def test_a_file_cut_at_any_byte_holds_whole_batches_only_and_goes_on(tmp_path: P
 
 def test_garbage_is_not_read_as_answers(tmp_path: Path) -> None:
     (tmp_path / "j").write_bytes(b'{"k": 1}\n[["k", ["x"]]]\n')
-    assert not Journal(tmp_path / "j").holds(["k"])
+    assert not AnswerJournal(tmp_path / "j").holds(["k"])
 
 
 def test_a_batch_without_an_answer_for_every_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
-        Journal(tmp_path / "j").add(["a", "b"], [["1"]])
+        AnswerJournal(tmp_path / "j").add(["a", "b"], [["1"]])
 
 
 @pytest.mark.parametrize("name", list(IDENTITY))

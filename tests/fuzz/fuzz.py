@@ -139,6 +139,7 @@ def _fuzz(name: str, runs: int, seconds: int) -> None:
 
     options = [f"-runs={runs}", f"-max_total_time={seconds}", f"-timeout={HANGS_S}", f"-rss_limit_mb={MOST_MB}"]
     options += [f"-max_len={longest}", f"-artifact_prefix={findings}/", "-print_final_stats=1"]
+    options += [f"-report_slow_units={HANGS_S}"]  # by the clock, which a busy machine stretches
     atheris.Setup([sys.argv[0], *options, str(corpus)], once, custom_mutator=mutated)
     gc.freeze()  # what was imported stays
     atheris.Fuzz()

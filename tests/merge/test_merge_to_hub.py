@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 from builders import tokenizer_files
-from line import IN_SHARDS, OUT_SHARD_BYTES, Killed, Line, threads_left
+from line import OUT_SHARD_BYTES, SHARDS, Killed, Line, threads_left
 
 from hubmerge.engine.journal import Journal
 from hubmerge.errors import CorruptError, DiskError, HubUnavailableError
@@ -84,8 +84,8 @@ def test_the_report_says_what_was_fetched(line: Line) -> None:
     fetch = line.report()["environment"]["fetch"]
     weights = line.prepare().plan.download_bytes
     assert fetch["bytes"] == weights
-    assert fetch["shards"] == 3 * IN_SHARDS
-    assert fetch["hits"] == 3 * IN_SHARDS, "the second pass of RAM+ finds everything"
+    assert fetch["shards"] == 3 * len(SHARDS)
+    assert fetch["hits"] == 3 * len(SHARDS), "the second pass of RAM+ finds everything"
     assert (fetch["refetched_shards"], fetch["range_bytes"]) == (0, 0)
 
 

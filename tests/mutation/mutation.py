@@ -65,7 +65,6 @@ GROUPS = {
             "tests/output/test_fault_publishing.py",
             "tests/output/test_fault_withdrawal.py",
             "tests/cli/test_cli_license.py",
-            "tests/output/test_server_copies.py",
         ),
     ),
     "store": Group(
@@ -86,9 +85,11 @@ GROUPS = {
         ("hubmerge/board/*.py",),
         (
             *(f"tests/board/test_board_{name}.py" for name in ("export", "files", "source")),
+            *(
+                f"tests/board/test_{name}.py"
+                for name in ("eval_results", "leaderboard", "provenance", "results_dataset")
+            ),
             "tests/output/test_board_intervals.py",
-            "tests/board/test_leaderboard.py",
-            "tests/board/test_provenance.py",
         ),
     ),
     "localhub": Group(

@@ -21,7 +21,8 @@ from safetensors.numpy import load_file
 from stream_helpers import NOWHERE, plan_of, values_of, write_family
 
 from hubmerge.engine.journal import Journal
-from hubmerge.engine.stream import Silent, StreamOptions, merge
+from hubmerge.engine.progress import Unobserved
+from hubmerge.engine.stream import StreamOptions, merge
 from hubmerge.methods import registry
 from hubmerge.methods.base import Scope
 from hubmerge.output.card import LOST_AT_LEAST, render_card
@@ -50,7 +51,7 @@ class Merged:
             place.mkdir(parents=True)
             with TensorReader(plan.models, LocalOrFetched(NOWHERE, place / "cache")) as reader:
                 journal = Journal.open(place, plan, resume=False)
-                result = merge(plan, reader, journal, place, StreamOptions(4096, 1, backend="eager"), Silent())
+                result = merge(plan, reader, journal, place, StreamOptions(4096, 1, backend="eager"), Unobserved())
             report = make_report(
                 plan, result, identity="0" * 64, target="", created="", license={"id": "mit"}, environment={}
             )

@@ -30,8 +30,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hubmerge.engine.chunks import Observer, Silent, StreamOptions, is_whole
+from hubmerge.engine.chunks import StreamOptions, is_whole
 from hubmerge.engine.distributed import ALONE
+from hubmerge.engine.parallel_shards import Relay
 from hubmerge.engine.shard_work import Output, write_shard
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.plan.plan import Plan
@@ -99,14 +100,13 @@ class Bursts:
         number: int,
         reader: TensorReader,
         options: StreamOptions,
-        observer: Observer,
+        relay: Relay,
         warn: Callable[[str], None],
         statistics: Statistics | None,
     ) -> list[FinishedShard] | None:
         """`stream.write_shard` in one burst; None where it is left to the CPU, with nothing read or written."""
         plan = outputs[0].plan
         shard = plan.shards[number]
-        total = sum(t.elements for t in shard.tensors)
         if self._given_up or any(_takes_wholes(o.plan, number) for o in outputs):
             return None
         with reader.held(shard.tensors) as paths:
@@ -121,7 +121,7 @@ class Bursts:
             plain = replace(options, device="cuda", engine=None, ranks=ALONE, bursts=None)
             burst = Burst(tuple(outputs), number, reader.models, paths, plain, statistics)
             try:
-                finished = self._call(burst, partial(observer.progress, "merge", 0, total))
+                finished = self._call(burst, partial(relay.merged, 0))
             except _Failed as failed:
                 self._given_up = True
                 warn(f"no GPU for {shard.filename}, the CPU goes on with the same result: {failed}")
@@ -133,8 +133,8 @@ class Bursts:
         self._given_up = "device_failed" in finished.device  # the next burst would hold a GPU that it cannot use
         self.facts = {**finished.device, "bursts": self.facts.get("bursts", 0) + 1}
         if counted := finished.shards[0].inputs:
-            observer.counted(reduce(lambda a, b: a + b, counted.values()))
-        observer.progress("merge", total, total)
+            relay.counted(reduce(lambda a, b: a + b, counted.values()))
+        relay.merged(sum(t.elements for t in shard.tensors))
         return list(finished.shards)
 
     def close(self) -> None:
@@ -175,17 +175,18 @@ def run_burst(burst: Burst, asking: int) -> Finished:
     """The work of one burst, in the process that the platform forks from `asking`, and no longer than that lives."""
     if not ends_with(asking, signal.SIGKILL):
         raise RuntimeError("nobody waits for this burst any more")
-    observer = _Listener()
+    warnings: list[str] = []
+    relay = Relay(lambda: None, lambda: None, warnings.append)
     with (
         TensorReader(burst.models, _Held(burst.paths)) as reader,
-        burst.options.on_device(burst.outputs[0].plan, observer.warning) as options,
+        burst.options.on_device(burst.outputs[0].plan, relay.warning) as options,
     ):
         if options.engine is None:  # the CPU works where nothing is metered
-            raise RuntimeError("; ".join(observer.warnings))
+            raise RuntimeError("; ".join(warnings))
         shards = write_shard(
-            burst.outputs, burst.number, reader, options, observer, burst.statistics, options.wanted_threads
+            burst.outputs, burst.number, reader, options, relay, burst.statistics, options.wanted_threads
         )
-        return Finished(tuple(shards), options.engine.facts(), tuple(observer.warnings))
+        return Finished(tuple(shards), options.engine.facts(), tuple(warnings))
 
 
 def ends_with(parent: int, signum: int) -> bool:
@@ -242,14 +243,6 @@ def lent_bursts(settings: Settings) -> Iterator[Bursts | None]:
         yield bursts
     finally:
         bursts.close()
-
-
-class _Listener(Silent):
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warning(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 class _Held(WholeFiles):

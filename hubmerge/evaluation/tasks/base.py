@@ -51,7 +51,6 @@ class Task:
     system: str | None = None
     chat: bool = True  # False: the prompt goes to the model as it is
     expand: Callable[[Sequence[Row]], Sequence[Row]] | None = None
-    runs_code: bool = False  # `score` executes generated code in `hubmerge.evaluation.sandbox`
     source: str = ""  # the paper or page that defines it
 
 
@@ -66,5 +65,4 @@ class BuiltinTask:
     rows: Rows
     metric: str  # the name of lighteval's metric that counts, as it stands in its results
     module: str  # lighteval.tasks.tasks.gsm8k
-    runs_code: bool = False
     source: str = ""

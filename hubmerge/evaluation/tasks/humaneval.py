@@ -51,6 +51,5 @@ TASK = Task(
     score=_score,
     gold=_gold,
     max_new_tokens=2048,
-    runs_code=True,
     source="arXiv:2107.03374",
 )

@@ -13,6 +13,5 @@ TASK = BuiltinTask(
     rows=Rows("lighteval/code_generation_lite", subset="v4_v5", split="test"),
     metric="codegen_pass@1:16",  # lighteval's name; one answer per problem is generated and counted
     module="lighteval.tasks.tasks.lcb.main",
-    runs_code=True,
     source="arXiv:2403.07974",
 )

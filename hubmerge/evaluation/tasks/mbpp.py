@@ -55,7 +55,6 @@ def _task(name: str, title: str, subset: str) -> Task:
         gold=_gold,
         max_new_tokens=2048,
         stop=("[DONE]",),
-        runs_code=True,
         source="arXiv:2108.07732",
     )
 
