@@ -21,7 +21,7 @@ from hubmerge.engine.device.choose import LANES, MEMORY_BYTES, DeviceName, chunk
 from hubmerge.engine.distributed import ALONE, Ranks
 from hubmerge.engine.parallel_shards import shards_at_once
 from hubmerge.engine.progress import Observer
-from hubmerge.engine.selection import Counts, Magnitudes, Selection
+from hubmerge.engine.selection import BinCounts, Magnitudes, Selection
 from hubmerge.errors import IncompatibleError, NonFiniteError
 from hubmerge.methods import Method, get_method
 from hubmerge.methods.base import EPSILON, Scope
@@ -31,7 +31,7 @@ from hubmerge.sources.buffers import placed
 from hubmerge.sources.derived import BorrowedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import Scratch, TensorReader
-from hubmerge.statistics.statistics import Overlaps, ResultTally, Statistics, Tally
+from hubmerge.statistics.statistics import Counts, Overlaps, ResultTally, Statistics, Tally
 
 if TYPE_CHECKING:
     from hubmerge.engine.device.engine import Engine
@@ -204,7 +204,7 @@ class Work:
         overlaps: Counts = module.count_overlaps(stored, epsilon_of(self._plan))
         return overlaps
 
-    def count(self, chunk: Chunk, stored: eager.ChunkInputs, selection: Selection) -> Counts:
+    def count(self, chunk: Chunk, stored: eager.ChunkInputs, selection: Selection) -> BinCounts:
         """What a chunk adds to the counts of a selection."""
         with np.errstate(all="ignore"):
             return selection.count(with_draws(self._plan, selection.magnitudes, chunk, stored))

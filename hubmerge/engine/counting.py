@@ -14,7 +14,7 @@ scaled by the largest update of all agents: there, what lies 2⁻¹⁰⁰ below 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from hubmerge.dtypes import Float32
 from hubmerge.statistics.histogram import histogram_of
 from hubmerge.statistics.statistics import Counts, ResultTally, Sums, Tally, zero_result, zero_tally
+from hubmerge.statistics.tally_sums import TallySum
 
 BLOCK = 4096  # elements; chunks are multiples of it
 LANES = 64  # columns of a block; wide enough for every vector unit
@@ -223,6 +224,33 @@ def fold_result(running: ResultTally, chunk: Counted[ResultTally]) -> ResultTall
     total = added_in_order(np.concatenate([getattr(running, n) for n in ResultTally.SUMS]), chunk.sums)
     sums: dict[str, Any] = {name: total[i * k : (i + 1) * k] for i, name in enumerate(ResultTally.SUMS)}
     return replace(running + chunk.tally, **sums)
+
+
+class TensorFold(Generic[T]):
+    """Adds up the chunks of a tensor, which come in their order.
+
+    `zero` is the tally of nothing, and `fold` adds a chunk to a tally: fold_inputs or fold_result.
+    """
+
+    def __init__(self, zero: T, fold: Callable[[T, Counted[T]], T]) -> None:
+        self._zero: T = zero
+        self._fold: Callable[[T, Counted[T]], T] = fold
+        self._counts: TallySum[T] | None = None
+        self._sums: Sums | None = None
+
+    def add(self, chunk: Counted[T]) -> None:
+        if self._counts is None or self._sums is None:
+            self._counts, self._sums = TallySum(chunk.tally, counts=True), np.zeros(len(chunk.sums))
+        else:
+            self._counts.add(chunk.tally)
+        self._sums = added_in_order(self._sums, chunk.sums)
+
+    def tally(self) -> T:
+        """Of all chunks; only once."""
+        if self._counts is None or self._sums is None:
+            return self._zero
+        # the running sums began at zero, to which adding them changes nothing
+        return self._fold(self._zero, Counted(self._counts.value(), self._sums[:, None]))
 
 
 def added_in_order(total: Sums, blocks: Sums) -> Sums:
