@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from hubmerge.engine import eager
+from hubmerge.engine import definition
 from hubmerge.engine.chunks import (
     Chunk,
     MagnitudesOf,
@@ -41,7 +41,7 @@ from hubmerge.statistics.tally_sums import ToldSum
 
 MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
 
-CountChunk = Callable[[eager.ChunkInputs], BinCounts]
+CountChunk = Callable[[definition.ChunkInputs], BinCounts]
 
 
 def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hubmerge.counter_rng import Key, uniform
 from hubmerge.dtypes import Float32
 from hubmerge.engine.counting import activity
-from hubmerge.engine.eager import ChunkInputs, decoded
+from hubmerge.engine.definition import ChunkInputs, decoded
 from hubmerge.methods.base import Threshold
 from hubmerge.statistics.statistics import Counts
 
@@ -66,7 +66,7 @@ class Magnitudes:
             return float(value * np.float32(1.0 / (1.0 - self.threshold.drop_of(agent))))
 
     def rows(self, chunk: ChunkInputs) -> list[Float32]:
-        _, _, deltas = decoded(chunk)
+        _, deltas = decoded(chunk)
         if self.threshold.of == "delta":
             return [np.abs(d) for d in deltas]
         if self.threshold.of == "dropped":

@@ -25,7 +25,7 @@ from hubmerge.engine.chunks import (
     with_sensitivities,
 )
 from hubmerge.engine.counting import TensorFold, fold_inputs, fold_result
-from hubmerge.engine.eager import Rule
+from hubmerge.engine.definition import Rule
 from hubmerge.engine.in_order import in_order
 from hubmerge.engine.parallel_shards import Relay
 from hubmerge.engine.selection import BinCounts

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hubmerge.engine.chunks import Chunk, MagnitudesOf, StreamOptions, chunks_of, magnitudes_of
-from hubmerge.engine.eager import ChunkInputs, Rule
+from hubmerge.engine.definition import ChunkInputs, Rule
 from hubmerge.engine.selection import BinCounts, Magnitudes, Selection
 from hubmerge.plan.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.sources.derived import DerivedTensor

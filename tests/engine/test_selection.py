@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubmerge.counter_rng import make_key, uniform
-from hubmerge.engine.eager import ChunkInputs
+from hubmerge.engine.definition import ChunkInputs
 from hubmerge.engine.selection import BinCounts, Magnitudes, select
 from hubmerge.methods.base import Threshold
 

@@ -19,7 +19,7 @@ from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
 from hubmerge.engine import memory, shard_work
 from hubmerge.engine.chunks import MagnitudesOf
-from hubmerge.engine.eager import ChunkInputs
+from hubmerge.engine.definition import ChunkInputs
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.selection import BinCounts, Magnitudes
