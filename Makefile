@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 7860
 
-.PHONY: setup chromium demo test check conformance bench docs mergekit bfcl fuzz evening mutation clean
+.PHONY: setup chromium demo test slow check conformance bench docs mergekit bfcl fuzz evening mutation clean
 
 setup: $(STAMP)
 
@@ -26,15 +26,21 @@ chromium:
 demo: setup
 	$(BIN)/hubmerge demo --port $(PORT) $(ARGS)
 
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
 test: setup chromium
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	$(PYTEST) -m "not slow"
+	@echo "left out: the tests that take seconds each (tests/slow.txt, and those marked slow); 'make slow' runs them"
+
+slow: setup chromium
+	$(PYTEST) -m slow
 
 check: setup chromium
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	$(PYTEST)
 
 # the Hub client's own test suite against the embedded Hub
 conformance: setup

@@ -14,6 +14,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from hubmerge.arrays import Array, cast, shifted
+
 GOLDEN = 0x9E3779B97F4A7C15  # an element's number is multiplied by it
 FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # of a mixing round
 
@@ -33,17 +35,34 @@ def make_key(seed: int, *identity: str) -> Key:
 
 def draws(key: Key, start: int, count: int) -> NDArray[np.uint64]:
     """[count] uniform 64-bit integers for the elements start … start + count − 1 of a tensor."""
-    with np.errstate(over="ignore"):
-        x = np.arange(start, start + count, dtype=np.uint64) * np.uint64(GOLDEN) + np.uint64(key.first)
-        return _mix(_mix(x) ^ np.uint64(key.second))
+    drawn: NDArray[np.uint64] = draws_of(np.arange(start, start + count, dtype=np.int64), key).view(np.uint64)
+    return drawn
+
+
+def draws_of(elements: Array, key: Key) -> Array:
+    """`draws` of elements by their numbers, int64, as int64 of the same bits: torch has no whole uint64. Sums and
+    products wrap around alike."""
+    x = elements * _signed(GOLDEN) + _signed(key.first)
+    return _mix(_mix(x) ^ _signed(key.second))
 
 
 def uniform(key: Key, start: int, count: int) -> NDArray[np.float32]:
     """[count] float32 in [0, 1), multiples of 2⁻²⁴: the upper bits of `draws`."""
-    return (draws(key, start, count) >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    found: NDArray[np.float32] = uniform_of(np.arange(start, start + count, dtype=np.int64), key)
+    return found
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(FACTORS[0])
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(FACTORS[1])
-    return x ^ (x >> np.uint64(31))
+def uniform_of(elements: Array, key: Key) -> Array:
+    """`uniform` of elements by their numbers, int64."""
+    return cast(shifted(draws_of(elements, key), 40), "float32") * 2.0**-24
+
+
+def _mix(x: Array) -> Array:
+    x = (x ^ shifted(x, 30)) * _signed(FACTORS[0])
+    x = (x ^ shifted(x, 27)) * _signed(FACTORS[1])
+    return x ^ shifted(x, 31)
+
+
+def _signed(value: int) -> int:
+    """64 bits as int64 holds them."""
+    return value - (1 << 64) if value >> 63 else value

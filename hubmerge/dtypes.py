@@ -13,6 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hubmerge.arrays import Array, cast, is_finite, is_numpy, shifted, view, where, zeros
+
 Rounding = Literal["nearest", "stochastic"]
 Float32 = NDArray[np.float32]
 
@@ -26,56 +28,49 @@ NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # torch's name
 TORCH_NAMES = {stored: name for name, stored in NAMES.items()}
 
 
-def decode(raw: NDArray[np.generic], dtype: str) -> Float32:
-    """`raw` as stored (see STORAGE) → float32 of the same shape; exact."""
-    if dtype == "BF16":
+def decode(raw: Array, dtype: str) -> Array:
+    """`raw` as stored (see STORAGE; torch's own dtypes) → float32 of the same shape; exact."""
+    if dtype == "BF16" and is_numpy(raw):
         return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return np.asarray(raw, dtype=np.float32)
+    return np.asarray(raw, dtype=np.float32) if is_numpy(raw) else cast(raw, "float32")
 
 
-def encode(values: Float32, dtype: str, rounding: Rounding, draws: NDArray[np.uint64] | None) -> NDArray[np.generic]:
-    """float32 → storage of `dtype`, rounded once. `draws`: [n] uint64, needed for stochastic rounding."""
+def encode(values: Array, dtype: str, rounding: Rounding, draws: Array | None) -> Array:
+    """float32 → storage of `dtype`, rounded once. `draws`: [n] of 64 bits, needed for stochastic rounding."""
     if dtype == "F32":
         return values
     if rounding == "stochastic":
         assert draws is not None
-        return _stochastic_bf16(values, draws) if dtype == "BF16" else _stochastic_f16(values, draws)
-    if dtype == "BF16":
-        bits = values.view(np.uint32)
-        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        # adding to a NaN's payload could carry into infinity or zero
-        rounded = np.where(np.isnan(values), np.uint32(0x7FC0), rounded)
-        return rounded.astype(np.uint16)
-    with np.errstate(over="ignore"):  # overflow to infinity is counted by the caller
-        return values.astype(np.float16)
+        draws = view(draws, "int64")
+    with np.errstate(over="ignore", invalid="ignore"):  # overflow to infinity is counted by the caller
+        return _bf16(values, rounding, draws) if dtype == "BF16" else _f16(values, rounding, draws)
 
 
-def _stochastic_bf16(values: Float32, draws: NDArray[np.uint64]) -> NDArray[np.uint16]:
-    bits = values.view(np.uint32)
-    up = (draws >> np.uint64(48)).astype(np.uint32)  # 16 random bits against the 16 discarded ones
-    rounded = (bits + up) >> np.uint32(16)
-    finite = np.isfinite(values)
-    return np.where(finite, rounded, np.where(np.isnan(values), np.uint32(0x7FC0), bits >> np.uint32(16))).astype(
-        np.uint16
-    )
+def _bf16(values: Array, rounding: Rounding, draws: Array | None) -> Array:
+    bits = view(values, "int32")
+    half = 0x7FFF + ((bits >> 16) & 1)
+    # stochastic: 16 random bits against the 16 discarded ones, of which an infinity has none
+    rounded = bits + (half if rounding == "nearest" else cast(shifted(draws, 48), "int32"))
+    # adding to a NaN's payload could carry into infinity or zero
+    upper = where(values != values, zeros((), "int32", values) + 0x7FC0, rounded >> 16)
+    return view(cast(upper, "int16"), "uint16" if is_numpy(values) else "bfloat16")
 
 
-def _stochastic_f16(values: Float32, draws: NDArray[np.uint64]) -> NDArray[np.float16]:
-    """The float16 on either side of each value, the farther from zero with the probability of the fraction.
+def _f16(values: Array, rounding: Rounding, draws: Array | None) -> Array:
+    """Stochastic: the float16 on either side of each value, the farther from zero with the probability of the fraction.
 
-    The fraction and the draw are taken in float64: near zero, where the gap is wide, float32 values have fractions
-    far below 2^-24. What overflows when rounded to nearest overflows here, too, so that the caller can count it.
+    Of the patterns of a sign, one less is one step toward zero. The fraction and the draw are taken in float64: near
+    zero, where the gap is wide, float32 values have fractions far below 2^-24. What overflows when rounded to nearest
+    overflows here, too, so that the caller can count it.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        near = values.astype(np.float16)
-        exact = values.astype(np.float64)
-        # the limits must be float16 themselves, or the neighbours would be those of a wider dtype
-        outward = np.copysign(np.float16(np.inf), near)
-        too_far = np.abs(near.astype(np.float64)) > np.abs(exact)
-        toward_zero = np.where(too_far, np.nextafter(near, np.float16(0)), near)
-        away = np.nextafter(toward_zero, outward)
-        low, high = toward_zero.astype(np.float64), away.astype(np.float64)
-        fraction = (exact - low) / (high - low)  # exact: the gap is a power of two (or infinite: never away)
-        uniform = (draws >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        result = np.where(uniform < fraction, away, toward_zero)
-        return np.where(np.isfinite(near), result, near)
+    near = cast(values, "float16")
+    if rounding == "nearest":
+        return near
+    exact = cast(values, "float64")
+    too_far = abs(cast(near, "float64")) > abs(exact)
+    inner = view(near, "int16") - cast(too_far, "int16")
+    toward_zero, away = view(inner, "float16"), view(inner + 1, "float16")
+    low, high = cast(toward_zero, "float64"), cast(away, "float64")
+    fraction = (exact - low) / (high - low)  # exact: the gap is a power of two (or infinite: never away)
+    chance = cast(shifted(draws, 11), "float64") * 2.0**-53
+    return where(is_finite(near), where(chance < fraction, away, toward_zero), near)

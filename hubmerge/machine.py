@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -36,6 +37,13 @@ def memory_bytes() -> int | None:
         installed = None
     known = [n for n in (installed, group_limits().memory_bytes) if n is not None and n > 0]
     return min(known, default=None)
+
+
+def oom_kills() -> int | None:
+    """How many processes the kernel has ended for want of memory since it started; None where it does not say."""
+    with suppress(OSError, ValueError), Path("/proc/vmstat").open(encoding="ascii") as lines:
+        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
+    return None
 
 
 def _affinity() -> int:

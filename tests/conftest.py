@@ -37,6 +37,8 @@ from line import Line, unhurried_client, upload_family  # noqa: E402
 from localhub.fault_rules import FaultSwitch  # noqa: E402
 from localhub.process import LocalHubProcess  # noqa: E402
 
+HERE = Path(__file__).parent
+SLOW = frozenset(HERE / line for line in (HERE / "slow.txt").read_text(encoding="utf-8").splitlines())
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 
 
@@ -46,10 +48,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # one process holds one Playwright at a time, so browser tests of all folders run after each other in one worker
     for item in items:
-        if "chromium" in getattr(item, "fixturenames", ()):
+        browser = "chromium" in getattr(item, "fixturenames", ())
+        if browser:  # a process holds one Playwright at a time, so those of all folders run in one worker
             item.add_marker(pytest.mark.xdist_group("browser"))
+        if (browser or item.path in SLOW) and not item.get_closest_marker("quick"):
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_unconfigure() -> None:

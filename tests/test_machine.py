@@ -113,3 +113,10 @@ def test_threads_follow_what_the_process_may_use(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(machine, "group_limits", lambda: GroupLimits(3, 2**60))
     assert machine.cores() == 2
     assert 2**20 < (machine.memory_bytes() or 0) < 2**60
+
+
+def test_the_kernel_s_count_of_processes_ended_for_memory_is_read_where_there_is_one() -> None:
+    counted = machine.oom_kills()
+    lines = Path("/proc/vmstat").read_text() if Path("/proc/vmstat").is_file() else ""
+    assert (counted is None) == ("oom_kill " not in lines)
+    assert counted is None or counted >= 0

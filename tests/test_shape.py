@@ -91,3 +91,15 @@ def test_what_is_not_needed_is_not_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """A name is the module's; a second one of it could not be imported beside the first."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_every_file_that_is_listed_as_slow_exists() -> None:
+    listed = [line for line in (ROOT / "tests" / "slow.txt").read_text("utf-8").splitlines() if line[0] != "#"]
+    assert listed == sorted(set(listed))
+    assert [name for name in listed if not (ROOT / "tests" / name).is_file()] == []

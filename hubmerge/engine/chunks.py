@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from hubmerge import machine
 from hubmerge.counter_rng import Key, make_key
 from hubmerge.dtypes import Float32
-from hubmerge.engine import eager, memory
+from hubmerge.engine import definition, memory
 from hubmerge.engine.counting import Counted
 from hubmerge.engine.device.choose import LANES, MEMORY_BYTES, DeviceName, chunk_elements, host_threads, open_engine
 from hubmerge.engine.distributed import ALONE, Ranks
 from hubmerge.engine.parallel_shards import shards_at_once
 from hubmerge.engine.progress import Observer
-from hubmerge.engine.selection import Counts, Magnitudes, Selection
+from hubmerge.engine.selection import BinCounts, Magnitudes, Selection
 from hubmerge.errors import IncompatibleError, NonFiniteError
 from hubmerge.methods import Method, get_method
 from hubmerge.methods.base import EPSILON, Scope
@@ -31,7 +31,7 @@ from hubmerge.sources.buffers import placed
 from hubmerge.sources.derived import BorrowedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import Scratch, TensorReader
-from hubmerge.statistics.statistics import Overlaps, ResultTally, Statistics, Tally
+from hubmerge.statistics.statistics import Counts, Overlaps, ResultTally, Statistics, Tally
 
 if TYPE_CHECKING:
     from hubmerge.engine.device.engine import Engine
@@ -170,7 +170,7 @@ class Work:
 
     def rule(
         self, tensor: PlannedTensor, thresholds: tuple[float, ...], overlaps: Overlaps | None = None
-    ) -> eager.Rule | None:
+    ) -> definition.Rule | None:
         """What is done to every element of a tensor; None where it is copied.
 
         `overlaps`: of the tensor, where the model's statistics are not there.
@@ -184,7 +184,7 @@ class Work:
         scope = Scope(values.parameters, values.weights, self._model, overlaps, thresholds, values.own)
         method, whole = self._method, is_whole(self._plan, tensor)
         per_agent, constants = scalars_of(method, scope)
-        rule = eager.Rule(
+        rule = definition.Rule(
             kernel=_whole(method, tensor, scope) if whole else method.kernel,
             whole=whole,
             extras=method.extras,
@@ -198,18 +198,20 @@ class Work:
             self._options.engine.check(rule, len(self._plan.agents), tensor.dtype)
         return rule
 
-    def count_overlaps(self, stored: eager.ChunkInputs) -> Counts:
+    def count_overlaps(self, stored: definition.ChunkInputs) -> Counts:
         """Where the updates of a chunk meet, [K, K+1]; on the CPU, as `count`."""
         module = backend_module(self._options.backend)
         overlaps: Counts = module.count_overlaps(stored, epsilon_of(self._plan))
         return overlaps
 
-    def count(self, chunk: Chunk, stored: eager.ChunkInputs, selection: Selection) -> Counts:
+    def count(self, chunk: Chunk, stored: definition.ChunkInputs, selection: Selection) -> BinCounts:
         """What a chunk adds to the counts of a selection."""
         with np.errstate(all="ignore"):
             return selection.count(with_draws(self._plan, selection.magnitudes, chunk, stored))
 
-    def __call__(self, chunk: Chunk, stored: eager.ChunkInputs, rule: eager.Rule | None, *, with_inputs: bool) -> Done:
+    def __call__(
+        self, chunk: Chunk, stored: definition.ChunkInputs, rule: definition.Rule | None, *, with_inputs: bool
+    ) -> Done:
         tensor = chunk.tensor
         if rule is None:
             return Done(_bytes(self._copied(chunk, stored)), None, None)
@@ -217,13 +219,13 @@ class Work:
             stored = replace(stored, uniform_keys=draw_keys(self._plan, tensor))
         if stored.sensitivities and "sensitivity" not in rule.extras:
             stored = replace(stored, sensitivities=())
-        module = eager if rule.whole else self._options.module()
+        module = definition if rule.whole else self._options.module()
         key = make_key(self._plan.recipe.seed, "rounding", tensor.name)
         with placed(tensor.begin + chunk.start * DTYPE_BYTES[tensor.dtype]):
             out = module.merge_chunk(stored, rule, tensor.dtype, key, with_inputs=with_inputs)
         return Done(_bytes(out.raw), out.inputs, out.result)
 
-    def _copied(self, chunk: Chunk, stored: eager.ChunkInputs) -> NDArray[np.generic]:
+    def _copied(self, chunk: Chunk, stored: definition.ChunkInputs) -> NDArray[np.generic]:
         for model, raw in zip(self._plan.agents, stored.raws[1:], strict=False):  # `read_chunk` may leave them out
             if not np.array_equal(raw, stored.raws[0]):
                 raise IncompatibleError(
@@ -261,7 +263,9 @@ def magnitudes_of(plan: Plan, options: StreamOptions) -> MagnitudesOf | None:
     return of
 
 
-def with_draws(plan: Plan, magnitudes: Magnitudes, chunk: Chunk, stored: eager.ChunkInputs) -> eager.ChunkInputs:
+def with_draws(
+    plan: Plan, magnitudes: Magnitudes, chunk: Chunk, stored: definition.ChunkInputs
+) -> definition.ChunkInputs:
     """The inputs as `magnitudes` counts them."""
     if magnitudes.threshold.of != "dropped":
         return stored
@@ -283,7 +287,7 @@ def draw_keys(plan: Plan, tensor: PlannedTensor) -> tuple[Key, ...]:
     return tuple(make_key(plan.recipe.seed, "uniform", str(k), tensor.name) for k in range(len(plan.agents)))
 
 
-def read_chunk(reader: TensorReader, chunk: Chunk, scratch: Scratch | None = None) -> eager.ChunkInputs:
+def read_chunk(reader: TensorReader, chunk: Chunk, scratch: Scratch | None = None) -> definition.ChunkInputs:
     """The stored elements of a chunk.
 
     They may lie in `scratch`, or else in a buffer of this thread, and are valid until the next chunk is read there.
@@ -294,12 +298,12 @@ def read_chunk(reader: TensorReader, chunk: Chunk, scratch: Scratch | None = Non
     raws = reader.rows(inputs, chunk.start, chunk.count, scratch)
     dtypes = tuple(t.entry.dtype for t in inputs)
     reader.consumed(chunk.tensor, chunk.count)
-    return eager.ChunkInputs(raws, dtypes, chunk.start)
+    return definition.ChunkInputs(raws, dtypes, chunk.start)
 
 
 def with_sensitivities(
-    reader: TensorReader, chunk: Chunk, stored: eager.ChunkInputs, sensitivities: Sequence[Sensitivities]
-) -> eager.ChunkInputs:
+    reader: TensorReader, chunk: Chunk, stored: definition.ChunkInputs, sensitivities: Sequence[Sensitivities]
+) -> definition.ChunkInputs:
     """And what the agents' sensitivity files say of these elements; each file is a model behind the inputs'."""
     if not sensitivities or chunk.tensor.action == "copy":
         return stored
@@ -316,16 +320,16 @@ def _name_in(tensor: PlannedTensor, agent: int, file: Sensitivities) -> str:
 
 
 def backend_module(backend: Backend) -> ModuleType:
-    """eager or fast; the choice changes no bit."""
+    """definition or fast; the choice changes no bit."""
     if backend == "eager":
-        return eager
+        return definition
     from hubmerge.engine import fast  # which most commands do without
 
     return fast
 
 
 def runnable(options: StreamOptions, observer: Observer) -> StreamOptions:
-    """`options` as this machine can follow them: eager, with a warning, where it has no fast pass.
+    """`options` as this machine can follow them: with the definition, and a warning, where it has no fast pass.
 
     Where the fast pass is not built yet it is built here, as a stage of its own.
     """

@@ -1,4 +1,7 @@
-"""Counting one chunk: from float32 arrays to tallies, with the same bits for every chunk size.
+"""Counting one chunk: from float32 arrays of numpy or torch to tallies, with the same bits for every chunk size.
+
+What was counted is one vector of int64 (`Read` makes tallies from it): no result is looked at before, so that a device
+is not waited for. A sum over elements is never left to a reduction, whose order is the library's own.
 
 A chunk begins at a multiple of BLOCK elements within its tensor. Counts are integers and add up in any order. Real
 sums are taken per aligned block in a fixed order; `fold` adds them, in float64, to the running total block after
@@ -14,16 +17,30 @@ scaled by the largest update of all agents: there, what lies 2⁻¹⁰⁰ below 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from hubmerge.arrays import (
+    Array,
+    added_at,
+    cast,
+    concat,
+    how_many,
+    is_finite,
+    largest,
+    numbers,
+    stack,
+    view,
+    where,
+    zeros,
+)
 from hubmerge.dtypes import Float32
-from hubmerge.statistics.histogram import histogram_of
+from hubmerge.statistics.histogram import BINS, LAST, LOW_BITS, Histogram
 from hubmerge.statistics.statistics import Counts, ResultTally, Sums, Tally, zero_result, zero_tally
+from hubmerge.statistics.tally_sums import TallySum
 
 BLOCK = 4096  # elements; chunks are multiples of it
 LANES = 64  # columns of a block; wide enough for every vector unit
@@ -31,7 +48,7 @@ GROUP = 4  # rows that are added to each other before they are added to a column
 RELATIVE_ERROR = 28 * 2.0**-24  # of a block's sum: a term goes through 24 additions after 3 roundings of its product
 SAFE = (103, 151)  # exponent fields [first, end) of a largest update, 2⁻²⁴ to 2²⁴, whose powers stay in range
 
-Mask = NDArray[np.bool_]
+_SPARE = 1024  # bins that zeros go to in turn, so that on a device they do not wait for one another
 T = TypeVar("T", Tally, ResultTally)
 
 
@@ -39,18 +56,15 @@ T = TypeVar("T", Tally, ResultTally)
 class Activity:
     """Which agents changed which elements of a chunk."""
 
-    masks: tuple[Mask, ...]  # K × [n]: |δk| > ε
-    count: NDArray[np.uint8]  # [n]: c
+    masks: Array  # [K, n]: |δk| > ε
+    count: Array  # [n] uint8: c
 
 
-def activity(deltas: Sequence[Float32], epsilon: float) -> Activity:
-    """RAM Eq. 1: masks and overlap count of K deltas [n], float32."""
-    limit = np.float32(epsilon)
-    masks = tuple(np.abs(d) > limit for d in deltas)
-    count = np.zeros(deltas[0].shape, dtype=np.uint8)
-    for mask in masks:
-        count += mask
-    return Activity(masks, count)
+def activity(deltas: Array | Sequence[Array], epsilon: Any) -> Activity:
+    """RAM Eq. 1: masks and overlap count of K deltas [n], float32; ε as float32 of their library."""
+    rows: Array = stack(deltas) if isinstance(deltas, list | tuple) else deltas
+    masks = abs(rows) > (np.float32(epsilon) if isinstance(epsilon, float) else epsilon)
+    return Activity(masks, cast(masks, "uint8").sum(0, dtype=cast(masks[0], "uint8").dtype))
 
 
 @dataclass(frozen=True)
@@ -61,107 +75,205 @@ class Counted(Generic[T]):
     sums: Sums
 
 
-def block_scales(patterns: NDArray[np.uint32]) -> Float32:
+def block_scales(patterns: Array) -> Array:
     """Powers of two for blocks whose largest |δ| have these bit patterns: 1 where they are 0 or SAFE, else what
     brings them to [1, 2), as far as float32 has it."""
-    exponents = (patterns >> np.uint32(23)).astype(np.int64)
+    exponents = cast(patterns >> 23, "int32")
     safe = (patterns == 0) | ((exponents >= SAFE[0]) & (exponents < SAFE[1]))
-    scales = np.where(safe, 127, np.clip(254 - exponents, 1, 254)).astype(np.uint32) << np.uint32(23)
-    return scales.view(np.float32)
+    inverse = 254 - exponents
+    scales = cast(where(safe, 127, where(inverse < 1, 1, where(inverse > 254, 254, inverse))), "int32")
+    return view(scales << 23, "float32")
 
 
-def block_sums(values: Float32) -> Sums:
-    """[n] float32 → [⌈n/BLOCK⌉] float64: the sum of each aligned block, the last one padded with zeros.
+def block_sums(values: Array) -> Array:
+    """[…, n] float32 → […, ⌈n/BLOCK⌉] float64: the sum of each aligned block, the last one padded with zeros.
 
     A block is LANES columns of BLOCK/LANES rows: columns are summed by groups of four rows, group after group, then
     halved as a tree, all in float32.
     """
-    a, b, c, d = _blocks(values).reshape(-1, BLOCK // LANES // GROUP, GROUP, LANES).transpose(2, 0, 1, 3)
-    groups = (a + b) + (c + d)
-    lanes = groups[:, 0] + np.float32(0)  # a sum begins at +0, so that no block of −0 sums to −0
-    for group in range(1, groups.shape[1]):
-        lanes += groups[:, group]
-    while (half := lanes.shape[1] // 2) > 0:
-        lanes = lanes[:, :half] + lanes[:, half:]
-    return lanes[:, 0].astype(np.float64)
+    blocks = _blocks(values)
+    rows = blocks.reshape(*blocks.shape[:-1], BLOCK // LANES // GROUP, GROUP, LANES)
+    groups = (rows[..., 0, :] + rows[..., 1, :]) + (rows[..., 2, :] + rows[..., 3, :])
+    lanes = groups[..., 0, :] + 0.0  # a sum begins at +0, so that no block of −0 sums to −0
+    for group in range(1, groups.shape[-2]):
+        lanes += groups[..., group, :]
+    while (half := lanes.shape[-1] // 2) > 0:
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return cast(lanes[..., 0], "float64")
 
 
-def _blocks(values: Float32) -> Float32:
-    """[⌈n/BLOCK⌉, BLOCK], with zeros behind the last."""
-    missing = -len(values) % BLOCK
-    padded = np.concatenate([values, np.zeros(missing, np.float32)]) if missing else values
-    return padded.reshape(-1, BLOCK)
+def _blocks(values: Array) -> Array:
+    """[…, ⌈n/BLOCK⌉, BLOCK], with zeros behind the last."""
+    *leading, n = values.shape
+    if n % BLOCK:
+        padded = zeros((*leading, n + -n % BLOCK), "float32", values)
+        padded[..., :n] = values
+        values = padded
+    return values.reshape(*leading, -1, BLOCK)
 
 
 @dataclass(frozen=True)
 class _Scaled:
     """Agents' deltas times their blocks' scales."""
 
-    deltas: list[Float32]  # K × [n]
-    undo: Sums  # [K, blocks] what a sum of the deltas is multiplied by
-    common: Float32  # [blocks] the scale of the largest delta of all
+    deltas: Array  # [K, n]
+    undo: Array  # [K, blocks] float64: what a sum of the deltas is multiplied by
+    common: Array  # [blocks] float32: the scale of the largest delta of all
 
 
-def _scaled(deltas: Sequence[Float32]) -> _Scaled:
-    largest = np.stack([_blocks(np.abs(d)).view(np.uint32).max(axis=1, initial=0) for d in deltas])
-    scales = block_scales(largest)
-    scaled = [_times(d, s) for d, s in zip(deltas, scales, strict=True)]
-    return _Scaled(scaled, 1 / scales.astype(np.float64), block_scales(largest.max(axis=0)))
+def _scaled(deltas: Array) -> _Scaled:
+    patterns = largest(view(_blocks(deltas), "int32") & 0x7FFFFFFF)
+    scales = block_scales(patterns)
+    common = block_scales(largest(patterns.T))
+    return _Scaled(_times(deltas, scales), 1 / cast(scales, "float64"), common)
 
 
-def _times(values: Float32, scales: Float32) -> Float32:
-    return np.asarray(_blocks(values) * scales[:, None]).reshape(-1)[: len(values)]
+def _times(values: Array, scales: Array) -> Array:
+    """Each block times its scale."""
+    scaled = _blocks(values) * scales[..., None]
+    return scaled.reshape(*values.shape[:-1], -1)[..., : values.shape[-1]]
 
 
-def overlaps_of(act: Activity) -> Counts:
-    """[K, K+1]: active elements of agent k where c agents are active."""
+def overlaps_of(act: Activity) -> Array:
+    """[K, K+1] int64: active elements of agent k where c agents are active."""
     agents = len(act.masks)
-    by_overlap = np.zeros((agents, agents + 1), dtype=np.int64)
-    for c in range(1, agents + 1):
-        at = act.count == c
-        for k, mask in enumerate(act.masks):
-            by_overlap[k, c] = np.count_nonzero(at & mask)
-    return by_overlap
+    return stack([how_many(act.masks & (act.count == c)) for c in range(agents + 1)]).T
+
+
+def input_counts(values: Array, deltas: Array, act: Activity) -> list[Array]:
+    """One chunk of the inputs, values [K+1, n] and deltas [K, n], float32, as the vectors that `Read.inputs` reads.
+    Sums: moments per power and agent, then dot for every a ≤ b."""
+    k = len(deltas)
+    plus = deltas > 0
+    up, down = act.masks & plus, act.masks & ~plus
+    return [
+        how_many(values[1:] == values[0]),
+        how_many(~is_finite(values)),
+        view(cast(largest(abs(deltas)), "float64"), "int64"),
+        _number(up.any(0) & down.any(0)),
+        how_many(stack([act.count == c for c in range(k + 1)])),
+        overlaps_of(act).reshape(-1),
+        *(how_many(act.masks[a] & act.masks) for a in range(k)),
+        *(how_many(up[a] & up) + how_many(down[a] & down) for a in range(k)),
+        *_magnitudes(deltas),
+        _input_sums(deltas),
+    ]
+
+
+def _magnitudes(deltas: Array) -> tuple[Array, Array]:
+    """Counts and sums of offsets per agent and bin, [K · BINS] each."""
+    k, n = deltas.shape
+    found = [zeros((k * BINS + _SPARE,), "int64", deltas) for _ in range(2)]
+    spare = (numbers(0, n, deltas) & (_SPARE - 1)) + k * BINS
+    for agent in range(k):
+        patterns = cast(view(deltas[agent], "int32") & 0x7FFFFFFF, "int64")
+        places = where(patterns == 0, spare, (patterns >> LOW_BITS) + agent * BINS)
+        added_at(found[0], places, patterns * 0 + 1)
+        added_at(found[1], places, patterns & LAST)
+    return found[0][: k * BINS], found[1][: k * BINS]
+
+
+def _input_sums(deltas: Array) -> Array:
+    scaled = _scaled(deltas)
+    x, u = scaled.deltas, scaled.undo
+    squares = x * x
+    sums = [block_sums(x) * u, block_sums(squares * x) * (u * u * u), block_sums(squares * squares) * (u * u * (u * u))]
+    sums += [block_sums(x[a] * x[a:]) * (u[a] * u[a:]) for a in range(len(x))]
+    return view(concat(sums).reshape(-1), "int64")
+
+
+def result_counts(
+    base: Array, deltas: Array, act: Activity, delta: Array, exact: Array, stored: Array, other: Array,
+    stored_base: Array,
+) -> list[Array]:  # fmt: skip
+    """One chunk of the output; arrays [n], deltas [K, n], float32, as the vectors that `Read.result` reads. Sums: the
+    fields of ResultTally.SUMS, K rows each.
+
+    delta: δ* before rounding; exact: θ0 + δ* in float32; stored: the output as stored; other: as it were under
+    the other rounding mode; stored_base: the base in the output's dtype.
+    """
+    scaled = _scaled(deltas)
+    x, u = scaled.deltas, scaled.undo
+    merged, step = _times(delta, scaled.common), _times(stored - base, scaled.common)
+    other_step = step if other is stored else _times(other - base, scaled.common)
+    alone, several = act.masks & (act.count == 1), act.masks & (act.count > 1)
+    both = u / cast(scaled.common, "float64")
+    nothing = zeros((), "float32", x)
+    sums = [
+        block_sums(where(region, x * factor, nothing)) * undo
+        for factor, region, undo in (
+            (x, alone, u * u), (merged, alone, both), (step, alone, both), (other_step, alone, both),
+            (x, several, u * u), (merged, several, both),
+        )
+    ]  # fmt: skip
+    changed, rounded, nonfinite = _number(stored != stored_base), _number(stored != exact), _number(~is_finite(stored))
+    return [changed, rounded, nonfinite, view(concat(sums).reshape(-1), "int64")]
+
+
+def _number(flags: Array) -> Array:
+    return how_many(flags[None])
+
+
+class Read:
+    """A vector of counts, read front to back; for what it is shorter, the reader is wrong."""
+
+    def __init__(self, vector: Counts, elements: int) -> None:
+        self._left = vector
+        self._elements = elements
+
+    def _take(self, *shape: int) -> Counts:
+        size = int(np.prod(shape))
+        taken, self._left = self._left[:size], self._left[size:]
+        return taken.reshape(shape).copy()
+
+    def _sums(self, quantities: int) -> Sums:
+        return self._take(quantities, -(-self._elements // BLOCK)).view(np.float64)
+
+    def result(self, agents: int) -> Counted[ResultTally]:
+        """Of result_counts."""
+        changed, rounded, nonfinite = (int(v) for v in self._take(3))
+        tally = replace(
+            zero_result(agents), elements=self._elements, changed=changed, rounded=rounded, nonfinite=nonfinite
+        )
+        return Counted(tally, self._sums(len(ResultTally.SUMS) * agents))
+
+    def inputs(self, agents: int) -> Counted[Tally]:
+        """Of input_counts."""
+        k = agents
+        identical, nonfinite = self._take(k), self._take(k + 1)
+        max_abs = self._take(k).view(np.float64)
+        conflict = int(self._take(1)[0])
+        overlap, by_overlap = self._take(k + 1), self._take(k, k + 1)
+        tally = replace(
+            zero_tally(k),
+            elements=self._elements,
+            changed=by_overlap.sum(1),
+            identical=identical,
+            overlap=overlap,
+            by_overlap=by_overlap,
+            pair_active=self._take(k, k),
+            pair_agree=self._take(k, k),
+            conflict=conflict,
+            nonfinite=nonfinite,
+            max_abs=max_abs,
+            histogram=Histogram.from_dense(self._take(k, BINS), self._take(k, BINS)),
+        )
+        return Counted(tally, self._sums(3 * k + k * (k + 1) // 2))
 
 
 def count_inputs(base: Float32, agents: Sequence[Float32], deltas: Sequence[Float32], act: Activity) -> Counted[Tally]:
-    """One chunk of the inputs; all arrays [n], float32. Sums: moments per power and agent, then dot for every a ≤ b."""
-    k = len(agents)
-    masks, count = act.masks, act.count
-    positive = [d > 0 for d in deltas]
-    any_positive = np.zeros(base.shape, dtype=bool)
-    any_negative = np.zeros(base.shape, dtype=bool)
-    for mask, plus in zip(masks, positive, strict=True):
-        any_positive |= mask & plus
-        any_negative |= mask & ~plus
-    pair_active, pair_agree = np.zeros((k, k), dtype=np.int64), np.zeros((k, k), dtype=np.int64)
-    scaled = _scaled(deltas)
-    undo = scaled.undo
-    squares = [x * x for x in scaled.deltas]
-    sums = [block_sums(x) * u for x, u in zip(scaled.deltas, undo, strict=True)]
-    sums += [block_sums(s * x) * (u * u * u) for s, x, u in zip(squares, scaled.deltas, undo, strict=True)]
-    sums += [block_sums(s * s) * (u * u * (u * u)) for s, u in zip(squares, undo, strict=True)]
-    for a, b in _pairs(k):
-        both = masks[a] & masks[b]
-        pair_active[a, b] = pair_active[b, a] = np.count_nonzero(both)
-        same = both & (positive[a] == positive[b])
-        pair_agree[a, b] = pair_agree[b, a] = np.count_nonzero(same)
-        sums.append(block_sums(scaled.deltas[a] * scaled.deltas[b]) * (undo[a] * undo[b]))
-    tally = replace(
-        zero_tally(k),
-        elements=base.size,
-        changed=_array(int(np.count_nonzero(m)) for m in masks),
-        identical=_array(int(np.count_nonzero(a == base)) for a in agents),
-        overlap=np.bincount(count, minlength=k + 1).astype(np.int64),
-        by_overlap=overlaps_of(act),
-        pair_active=pair_active,
-        pair_agree=pair_agree,
-        conflict=int(np.count_nonzero(any_positive & any_negative)),
-        nonfinite=_array(_nonfinite(x) for x in (base, *agents)),
-        max_abs=np.array([float(np.max(np.abs(d), initial=0.0)) for d in deltas]),
-        histogram=histogram_of(deltas),
-    )
-    return Counted(tally, np.stack(sums))
+    """input_counts of arrays [n], read."""
+    vector = concat(input_counts(stack([base, *agents]), stack(deltas), act))
+    return Read(vector, len(base)).inputs(len(agents))
+
+
+def count_result(
+    base: Float32, deltas: Sequence[Float32], act: Activity, delta: Float32, exact: Float32, stored: Float32,
+    other: Float32, stored_base: Float32,
+) -> Counted[ResultTally]:  # fmt: skip
+    """result_counts of arrays [n], read."""
+    vector = concat(result_counts(base, stack(deltas), act, delta, exact, stored, other, stored_base))
+    return Read(vector, len(base)).result(len(deltas))
 
 
 def fold_inputs(running: Tally, chunk: Counted[Tally]) -> Tally:
@@ -175,54 +287,39 @@ def fold_inputs(running: Tally, chunk: Counted[Tally]) -> Tally:
     return replace(running + chunk.tally, moments=total[: 3 * k].reshape(3, k), dot=dot)
 
 
-def count_result(
-    base: Float32,
-    deltas: Sequence[Float32],
-    act: Activity,
-    delta: Float32,
-    exact: Float32,
-    stored: Float32,
-    other: Float32,
-    stored_base: Float32,
-) -> Counted[ResultTally]:
-    """One chunk of the output; arrays [n], float32. Sums: the fields of ResultTally.SUMS, K rows each.
-
-    delta: δ* before rounding; exact: θ0 + δ* in float32; stored: the output as stored; other: as it were under
-    the other rounding mode; stored_base: the base in the output's dtype.
-    """
-    scaled = _scaled(deltas)
-    merged, step = _times(delta, scaled.common), _times(stored - base, scaled.common)
-    other_step = step if other is stored else _times(other - base, scaled.common)
-    undo = scaled.undo / scaled.common.astype(np.float64)
-    alone, several = act.count == 1, act.count > 1
-    rows: dict[str, list[Sums]] = {name: [] for name in ResultTally.SUMS}
-    for agent, (mask, own) in enumerate(zip(act.masks, scaled.deltas, strict=True)):
-        square, kept = own * own, own * merged
-        for name, products, where, factor in (
-            ("unique_norm", square, alone, scaled.undo[agent] * scaled.undo[agent]),
-            ("unique_kept", kept, alone, undo[agent]),
-            ("unique_stored", own * step, alone, undo[agent]),
-            ("unique_other", own * other_step, alone, undo[agent]),
-            ("shared_norm", square, several, scaled.undo[agent] * scaled.undo[agent]),
-            ("shared_kept", kept, several, undo[agent]),
-        ):
-            rows[name].append(block_sums(np.where(mask & where, products, np.float32(0))) * factor)
-    tally = replace(
-        zero_result(len(deltas)),
-        elements=base.size,
-        changed=int(np.count_nonzero(stored != stored_base)),
-        rounded=int(np.count_nonzero(stored != exact)),
-        nonfinite=_nonfinite(stored),
-    )
-    return Counted(tally, np.stack([row for name in ResultTally.SUMS for row in rows[name]]))
-
-
 def fold_result(running: ResultTally, chunk: Counted[ResultTally]) -> ResultTally:
     """`running` plus the tensor's next chunk."""
     k = len(running.unique_norm)
     total = added_in_order(np.concatenate([getattr(running, n) for n in ResultTally.SUMS]), chunk.sums)
     sums: dict[str, Any] = {name: total[i * k : (i + 1) * k] for i, name in enumerate(ResultTally.SUMS)}
     return replace(running + chunk.tally, **sums)
+
+
+class TensorFold(Generic[T]):
+    """Adds up the chunks of a tensor, which come in their order.
+
+    `zero` is the tally of nothing, and `fold` adds a chunk to a tally: fold_inputs or fold_result.
+    """
+
+    def __init__(self, zero: T, fold: Callable[[T, Counted[T]], T]) -> None:
+        self._zero: T = zero
+        self._fold: Callable[[T, Counted[T]], T] = fold
+        self._counts: TallySum[T] | None = None
+        self._sums: Sums | None = None
+
+    def add(self, chunk: Counted[T]) -> None:
+        if self._counts is None or self._sums is None:
+            self._counts, self._sums = TallySum(chunk.tally, counts=True), np.zeros(len(chunk.sums))
+        else:
+            self._counts.add(chunk.tally)
+        self._sums = added_in_order(self._sums, chunk.sums)
+
+    def tally(self) -> T:
+        """Of all chunks; only once."""
+        if self._counts is None or self._sums is None:
+            return self._zero
+        # the running sums began at zero, to which adding them changes nothing
+        return self._fold(self._zero, Counted(self._counts.value(), self._sums[:, None]))
 
 
 def added_in_order(total: Sums, blocks: Sums) -> Sums:
@@ -238,11 +335,3 @@ def added_in_order(total: Sums, blocks: Sums) -> Sums:
 
 def _pairs(k: int) -> list[tuple[int, int]]:
     return [(a, b) for a in range(k) for b in range(a, k)]
-
-
-def _array(values: Iterable[int]) -> Counts:
-    return np.fromiter(values, dtype=np.int64)
-
-
-def _nonfinite(values: Float32) -> int:
-    return int(values.size - np.count_nonzero(np.isfinite(values)))

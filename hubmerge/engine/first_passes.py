@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from hubmerge.engine import eager
+from hubmerge.engine import definition
 from hubmerge.engine.chunks import (
     Chunk,
     MagnitudesOf,
@@ -30,11 +30,10 @@ from hubmerge.engine.chunks import (
     runnable,
     with_draws,
 )
-from hubmerge.engine.counting import Counted, fold_inputs
-from hubmerge.engine.folding import TensorFold
+from hubmerge.engine.counting import Counted, TensorFold, fold_inputs
 from hubmerge.engine.in_order import in_order
 from hubmerge.engine.progress import Observer, told_counts
-from hubmerge.engine.selection import Counts, Magnitudes, Selection, select
+from hubmerge.engine.selection import BinCounts, Magnitudes, Selection, select
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.reader import TensorReader
 from hubmerge.statistics.statistics import Statistics, Tally, zero_tally
@@ -42,7 +41,7 @@ from hubmerge.statistics.tally_sums import ToldSum
 
 MAGNITUDE_BINS = 1 << 16  # at most, of selection.py's counts
 
-CountChunk = Callable[[eager.ChunkInputs], Counts]
+CountChunk = Callable[[definition.ChunkInputs], BinCounts]
 
 
 def probe(plan: Plan, reader: TensorReader, options: StreamOptions, observer: Observer) -> Statistics:
@@ -124,7 +123,7 @@ def _of_each_tensor(
     done, total = 0, 2 * sum(t.elements for t in merged)
     found: dict[str, tuple[float, ...]] = {}
 
-    def passes(tensor: PlannedTensor, magnitudes: Magnitudes, count: CountChunk) -> Iterator[Counts]:
+    def passes(tensor: PlannedTensor, magnitudes: Magnitudes, count: CountChunk) -> Iterator[BinCounts]:
         nonlocal done
         for chunk, counts in _counted([tensor], count, plan, magnitudes, reader, options):
             done += chunk.count
@@ -158,7 +157,7 @@ def _of_model(
     selection = Selection(magnitudes, len(plan.agents))
     done = 0
 
-    def own() -> Iterator[Counts]:
+    def own() -> Iterator[BinCounts]:
         nonlocal done
         for chunk, counts in _counted(mine, selection.count, plan, magnitudes, reader, options):
             done += chunk.count
@@ -181,10 +180,10 @@ def _counted(
     magnitudes: Magnitudes,
     reader: TensorReader,
     options: StreamOptions,
-) -> Iterator[tuple[Chunk, Counts]]:
+) -> Iterator[tuple[Chunk, BinCounts]]:
     """What every chunk adds to a pass, in order."""
 
-    def work(chunk: Chunk) -> tuple[Chunk, Counts]:
+    def work(chunk: Chunk) -> tuple[Chunk, BinCounts]:
         with np.errstate(all="ignore"):
             return chunk, count(with_draws(plan, magnitudes, chunk, read_chunk(reader, chunk)))
 

@@ -35,6 +35,7 @@ enum {
     LANES = 64,           /* columns of a block */
     ROWS = 4 * LANES,     /* elements of a group of rows, which a last block is filled up to */
     SPACED = BLOCK + 112, /* of rows, which would share cache sets if they lay a power of two apart */
+    NEAR = 1024,          /* elements whose differences are packed while they are in the first cache level */
     PART = 512,           /* elements from draws to output, in the first cache level even where rows are many */
     COPIES = 4,           /* of counters: most elements share few bins, and each addition waits for the last one */
     SHORT = (1 << 15) + 16,
@@ -45,7 +46,6 @@ enum {
 };
 enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { CHANGED, ROUNDED, NONFINITE };
-enum { INACTIVE = 0, ACTIVE = 1, POSITIVE = 3 }; /* an agent at an element */
 
 typedef float floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t ints __attribute__((vector_size(4 * WIDTH)));
@@ -111,7 +111,10 @@ struct work {
 
 struct found { /* of one agent in one block */
     uint32_t largest; /* pattern of a magnitude */
-    int has_long;     /* whether the lower half of any pattern is not 0; only where inputs are counted */
+    /* only where inputs are counted: whether the lower half of a pattern is not 0, in the last part; and of all parts
+       how many patterns are in work->packed and work->longs */
+    int has_long;
+    int64_t short_patterns, long_patterns;
 };
 
 static int64_t laid_out(struct work *work, char *at, int64_t agents, int64_t extras) {
@@ -130,9 +133,9 @@ static int64_t laid_out(struct work *work, char *at, int64_t agents, int64_t ext
     TAKE(shared, SPACED);
     TAKE(count, SPACED);
     TAKE(patterns, SPACED);
-    TAKE(packed, SPACED);
+    TAKE(packed, agents * SPACED);
     TAKE(places, SPACED);
-    TAKE(longs, SPACED);
+    TAKE(longs, agents * SPACED);
     TAKE(decoded, (agents + 1) * SPACED);
     TAKE(tails, (2 * agents + 1) * BLOCK * 4);
 #undef TAKE
@@ -217,6 +220,35 @@ INLINE bytes load_bytes(const int8_t *at) {
     return loaded;
 }
 
+/* Where an agent is active, and where its update is positive besides: bits where a vector of flags becomes bits by one
+   instruction, else bytes. `signs`: whether anybody asks for the latter. */
+
+#if WIDTH == 16
+enum { SIGNS = BLOCK / 4 }; /* bytes of a row to its second half */
+INLINE void store_state(int8_t *row, int64_t i, floats delta, floats limit, const int signs) {
+    __mmask16 active = _mm512_cmp_ps_mask((__m512)absolute(delta), (__m512)limit, _CMP_GT_OQ);
+    memcpy(row + i / 8, &active, sizeof active);
+    if (!signs) return;
+    __mmask16 positive = _mm512_mask_cmp_ps_mask(active, (__m512)delta, _mm512_setzero_ps(), _CMP_GT_OQ);
+    memcpy(row + SIGNS + i / 8, &positive, sizeof positive);
+}
+INLINE bytes bits_at(const int8_t *at) {
+    __mmask64 bits;
+    memcpy(&bits, at, sizeof bits);
+    return (bytes)_mm512_movm_epi8(bits);
+}
+INLINE bytes active_at(const int8_t *row, int64_t i) { return bits_at(row + i / 8); }
+INLINE bytes positive_at(const int8_t *row, int64_t i) { return bits_at(row + SIGNS + i / 8); }
+#else
+enum { INACTIVE = 0, ACTIVE = 1, POSITIVE = 3 };
+INLINE void store_state(int8_t *row, int64_t i, floats delta, floats limit, const int signs) {
+    ints active = absolute(delta) > limit;
+    store_flags(row + i, signs ? active & (ACTIVE - 2 * (delta > ZERO)) : active);
+}
+INLINE bytes active_at(const int8_t *row, int64_t i) { return load_bytes(row + i) != INACTIVE; }
+INLINE bytes positive_at(const int8_t *row, int64_t i) { return load_bytes(row + i) == POSITIVE; }
+#endif
+
 /* Stored elements */
 
 INLINE floats from_half(uints half) {
@@ -238,9 +270,12 @@ INLINE uints to_half(floats value) { /* to nearest, ties to even */
 
 INLINE floats stored_at(const void *row, const int kind, int64_t i) {
     if (kind == FLOAT32) return load((const float *)row + i);
-    __builtin_prefetch((const uint16_t *)row + i + BLOCK, 0, 2); /* of the next block, which comes soon */
     uints wide = load_halves((const uint16_t *)row + i);
     return kind == BFLOAT16 ? (floats)(wide << 16) : from_half(wide);
+}
+
+INLINE void prefetch(const void *row, const int kind, int64_t i) { /* what the next block has there */
+    if (kind != FLOAT32) __builtin_prefetch((const uint16_t *)row + i + BLOCK, 0, 2);
 }
 
 #define BY_KIND(kind, call) /* call(kind) with a constant, so that no element asks for it */ \
@@ -307,134 +342,9 @@ static void draw_uniform(uint64_t first, uint64_t second, uint64_t index, int64_
         store(out + i, __builtin_convertvector((ints)(next(&draws) >> 8), floats) * 0x1p-24f);
 }
 
-/* Differences, and where they are active */
+/* Packing what is not zero; up to 32 elements behind what is returned are written, too. */
 
-/* Of `together` agents from `first`, for whom all that the loop keeps fits the vector registers. */
-INLINE void differences_of(
-    const struct work *work, const void *const *rows, const int kind, const int together, const int counting,
-    int64_t first, int64_t n, float epsilon, struct found *found
-) {
-    floats limit = SPLAT(epsilon);
-    ints ored[3] = {{0}, {0}, {0}}, largest[3] = {{0}, {0}, {0}};
-    for (int64_t i = 0; i < n; i += WIDTH) {
-        floats base = stored_at(rows[0], kind, i);
-        if (first == 0) store(work->base + i, base);
-#pragma GCC unroll 3
-        for (int k = 0; k < together; k++) {
-            floats delta = stored_at(rows[1 + first + k], kind, i) - base;
-            ints bits = magnitude(delta), on = (floats)bits > limit;
-            store(work->inputs + (first + k) * SPACED + i, delta);
-            store_flags(work->states + (first + k) * SPACED + i, on & (ACTIVE - 2 * (delta > ZERO)));
-            if (counting)
-                ored[k] |= bits;
-            else
-                largest[k] = larger_of(bits, largest[k]);
-        }
-    }
-    for (int k = 0; k < together; k++)
-        for (int i = 0; i < WIDTH; i++) {
-            if (found[first + k].largest < (uint32_t)largest[k][i]) found[first + k].largest = (uint32_t)largest[k][i];
-            found[first + k].has_long |= (ored[k][i] & 0xFFFF) != 0;
-        }
-}
-
-static void differences(
-    const struct work *work, const struct call *call, const void *const *rows, int counting, int64_t n,
-    struct found *found
-) {
-    int64_t agents = call->agents, kind = call->kinds[0];
-    const void *floats_at[agents + 1];
-    for (int64_t k = 1; k <= agents; k++)
-        if (call->kinds[k] != call->kinds[0]) kind = -1;
-    if (kind < 0) { /* not all alike */
-        for (int64_t k = 0; k <= agents; k++) {
-            decode(rows[k], call->kinds[k], n, work->decoded + k * SPACED);
-            floats_at[k] = work->decoded + k * SPACED;
-        }
-        rows = floats_at, kind = FLOAT32;
-    }
-    memset(found, 0, (size_t)agents * sizeof *found);
-    for (int64_t k = 0; k < agents;) {
-        float epsilon = (float)call->epsilon;
-#define TOGETHER(kind, together)                                                              \
-    if (counting) differences_of(work, rows, kind, together, 1, k, n, epsilon, found);        \
-    else differences_of(work, rows, kind, together, 0, k, n, epsilon, found)
-#define THREE(kind) TOGETHER(kind, 3)
-#define TWO(kind) TOGETHER(kind, 2)
-#define ONE_ALONE(kind) TOGETHER(kind, 1)
-        if (agents - k >= 3) {
-            BY_KIND(kind, THREE)
-            k += 3;
-        } else if (agents - k == 2) {
-            BY_KIND(kind, TWO)
-            k += 2;
-        } else {
-            BY_KIND(kind, ONE_ALONE)
-            k += 1;
-        }
-    }
-}
-
-static void count_active(const struct work *work, int64_t agents, int64_t n) {
-    for (int64_t i = 0; i < n; i += sizeof(bytes)) {
-        bytes count = {0};
-        for (int64_t k = 0; k < agents; k++) count -= load_bytes(work->states + k * SPACED + i) != INACTIVE;
-        memcpy(work->count + i, &count, sizeof count);
-    }
-}
-
-/* Counting a block of the inputs. A block adds at most BLOCK / sizeof(bytes) to a byte, of at most 127; on machines
-   of short vectors it is counted in parts. */
-
-#define COUNTED_AT_ONCE (64 * (int64_t)sizeof(bytes))
-
-#define COUNT(n, flags)                                                                                        \
-    ({                                                                                                         \
-        int64_t total_ = 0;                                                                                    \
-        for (int64_t part_ = 0; part_ < (n); part_ += COUNTED_AT_ONCE) {                                       \
-            bytes counts_ = {0};                                                                               \
-            int64_t end_ = MIN((n), part_ + COUNTED_AT_ONCE);                                                  \
-            for (int64_t i = part_; i < end_; i += sizeof(bytes)) counts_ -= (flags);                          \
-            total_ += summed_bytes(counts_);                                                                   \
-        }                                                                                                      \
-        total_;                                                                                                \
-    })
-
-static void count_overlaps(const struct work *work, int64_t agents, int64_t n, int64_t *by_overlap) {
-    for (int64_t k = 0; k < agents; k++)
-        for (int64_t c = 1; c <= agents; c++) {
-            const int8_t *states = work->states + k * SPACED;
-            int8_t wanted = (int8_t)c;
-            by_overlap[k * (agents + 1) + c] +=
-                COUNT(n, (load_bytes(states + i) != INACTIVE) & (load_bytes(work->count + i) == wanted));
-        }
-}
-
-static void count_pairs(const struct work *work, int64_t agents, int64_t n, const struct counted *to) {
-    for (int64_t a = 0; a < agents; a++)
-        for (int64_t b = a + 1; b < agents; b++) {
-            const int8_t *one = work->states + a * SPACED, *other = work->states + b * SPACED;
-            to->pair_active[a * agents + b] +=
-                COUNT(n, (load_bytes(one + i) != INACTIVE) & (load_bytes(other + i) != INACTIVE));
-            to->pair_agree[a * agents + b] +=
-                COUNT(n, (load_bytes(one + i) != INACTIVE) & (load_bytes(one + i) == load_bytes(other + i)));
-        }
-    for (int64_t part = 0; part < n; part += COUNTED_AT_ONCE) {
-        bytes counts = {0};
-        for (int64_t i = part; i < MIN(n, part + COUNTED_AT_ONCE); i += sizeof(bytes)) {
-            bytes rises = {0}, falls = {0};
-            for (int64_t k = 0; k < agents; k++) {
-                bytes states = load_bytes(work->states + k * SPACED + i);
-                rises |= states == POSITIVE;
-                falls |= states == ACTIVE;
-            }
-            counts -= rises & falls;
-        }
-        *to->conflict += summed_bytes(counts);
-    }
-}
-
-/* values[n] that are not zero, packed, and their places unless that is NULL; writes up to 32 more than it returns. */
+/* values[n] that are not zero, packed, and their places unless that is NULL. */
 static int64_t pack(const uint16_t *values, int64_t n, uint16_t *packed, uint16_t *places) {
     int64_t found = 0;
 #if WIDTH == 16
@@ -462,7 +372,9 @@ static int64_t pack(const uint16_t *values, int64_t n, uint16_t *packed, uint16_
 }
 
 /* Upper halves of the patterns of deltas[n] that are not zero and whose lower half is. */
-static int64_t pack_short(const struct work *work, const float *deltas, int64_t n, int has_long) {
+static int64_t pack_short(
+    const struct work *work, const float *deltas, int64_t n, int has_long, uint16_t *packed
+) {
 #if WIDTH == 16
     if (!has_long) {
         uint16_t upper[32];
@@ -474,7 +386,7 @@ static int64_t pack_short(const struct work *work, const float *deltas, int64_t 
             __m512i some = _mm512_permutex2var_epi16(first, places, second);
             some = _mm512_and_si512(some, _mm512_set1_epi16(0x7FFF));
             __mmask32 filled = _mm512_test_epi16_mask(some, some);
-            _mm512_storeu_si512(work->packed + found, _mm512_maskz_compress_epi16(filled, some));
+            _mm512_storeu_si512(packed + found, _mm512_maskz_compress_epi16(filled, some));
             found += __builtin_popcount(filled);
         }
         return found;
@@ -486,7 +398,7 @@ static int64_t pack_short(const struct work *work, const float *deltas, int64_t 
         ints bits = magnitude(load(deltas + i)), is_short = (bits & 0xFFFF) == 0;
         store_halves(work->patterns + i, (uints)(is_short & (bits >> 16)));
     }
-    return pack(work->patterns, n, work->packed, NULL);
+    return pack(work->patterns, n, packed, NULL);
 }
 
 /* Patterns of deltas[n] whose lower half is not zero. */
@@ -510,15 +422,202 @@ static int64_t pack_long(const float *deltas, int64_t n, uint32_t *packed) {
     return found;
 }
 
+/* Differences, and where they are active */
+
+/* Of `together` agents from `first`, for whom all that the loop keeps fits the vector registers. */
+INLINE void differences_of(
+    const struct work *work, const void *const *rows, const int kind, const int together, const int counting,
+    int64_t first, int64_t place, int64_t n, float epsilon, struct found *found
+) {
+    floats limit = SPLAT(epsilon);
+    ints ored[3] = {{0}, {0}, {0}}, largest[3] = {{0}, {0}, {0}};
+    const void *base_row = rows[0], *agent_rows[3];
+    float *bases = work->base, *deltas[3];
+    int8_t *states[3];
+    for (int k = 0; k < together; k++) {
+        agent_rows[k] = rows[1 + first + k];
+        deltas[k] = work->inputs + (first + k) * SPACED;
+        states[k] = work->states + (first + k) * SPACED;
+    }
+    for (int64_t line = place; line < place + n; line += 32) {
+        prefetch(base_row, kind, line);
+#pragma GCC unroll 3
+        for (int k = 0; k < together; k++) prefetch(agent_rows[k], kind, line);
+#pragma GCC unroll 2
+        for (int64_t i = line; i < line + 32; i += WIDTH) {
+            floats base = stored_at(base_row, kind, i);
+            store(bases + i, base);
+#pragma GCC unroll 3
+            for (int k = 0; k < together; k++) {
+                floats delta = stored_at(agent_rows[k], kind, i) - base;
+                ints bits = magnitude(delta);
+                store(deltas[k] + i, delta);
+                store_state(states[k], i, delta, limit, counting);
+                if (counting)
+                    ored[k] |= bits;
+                else
+                    largest[k] = larger_of(bits, largest[k]);
+            }
+        }
+    }
+    for (int k = 0; k < together; k++)
+        for (int i = 0; i < WIDTH; i++) {
+            if (found[first + k].largest < (uint32_t)largest[k][i]) found[first + k].largest = (uint32_t)largest[k][i];
+            found[first + k].has_long = found[first + k].has_long || (ored[k][i] & 0xFFFF) != 0;
+        }
+}
+
+static void differences(
+    const struct work *work, const struct call *call, const void *const *rows, int counting, int64_t n,
+    struct found *found
+) {
+    int64_t agents = call->agents, kind = call->kinds[0];
+    const void *floats_at[agents + 1];
+    for (int64_t k = 1; k <= agents; k++)
+        if (call->kinds[k] != call->kinds[0]) kind = -1;
+    if (kind < 0) { /* not all alike */
+        for (int64_t k = 0; k <= agents; k++) {
+            decode(rows[k], call->kinds[k], n, work->decoded + k * SPACED);
+            floats_at[k] = work->decoded + k * SPACED;
+        }
+        rows = floats_at, kind = FLOAT32;
+    }
+    memset(found, 0, (size_t)agents * sizeof *found);
+    for (int64_t place = 0; place < n; place += NEAR) {
+        int64_t few = MIN(NEAR, n - place);
+        for (int64_t k = 0; k < agents;) {
+            float epsilon = (float)call->epsilon;
+#define TOGETHER(kind, together)                                                                   \
+    if (counting) differences_of(work, rows, kind, together, 1, k, place, few, epsilon, found);    \
+    else differences_of(work, rows, kind, together, 0, k, place, few, epsilon, found)
+#define THREE(kind) TOGETHER(kind, 3)
+#define TWO(kind) TOGETHER(kind, 2)
+#define ONE_ALONE(kind) TOGETHER(kind, 1)
+            if (agents - k >= 3) {
+                BY_KIND(kind, THREE)
+                k += 3;
+            } else if (agents - k == 2) {
+                BY_KIND(kind, TWO)
+                k += 2;
+            } else {
+                BY_KIND(kind, ONE_ALONE)
+                k += 1;
+            }
+        }
+        for (int64_t k = 0; counting && k < agents; k++) {
+            const float *deltas = work->inputs + k * SPACED + place;
+            uint16_t *packed = work->packed + k * SPACED + found[k].short_patterns;
+            found[k].short_patterns += pack_short(work, deltas, few, found[k].has_long, packed);
+            if (found[k].has_long)
+                found[k].long_patterns += pack_long(deltas, few, work->longs + k * SPACED + found[k].long_patterns);
+            found[k].has_long = 0;
+        }
+    }
+}
+
+static void count_active(const struct work *work, int64_t agents, int64_t n) {
+    for (int64_t i = 0; i < n; i += sizeof(bytes)) {
+        bytes count = {0};
+        for (int64_t k = 0; k < agents; k++) count -= active_at(work->states + k * SPACED, i);
+        memcpy(work->count + i, &count, sizeof count);
+    }
+}
+
+/* Where an agent alone is active, and where with others. */
+static void mark_alone(const struct work *work, int64_t agent, int64_t n) {
+    for (int64_t i = 0; i < n; i += sizeof(bytes)) {
+        bytes active = active_at(work->states + agent * SPACED, i), once = load_bytes(work->count + i) == 1;
+        bytes alone = active & once, shared = active & ~once;
+        memcpy(work->alone + i, &alone, sizeof alone);
+        memcpy(work->shared + i, &shared, sizeof shared);
+    }
+}
+
+/* Counting a block of the inputs. A block adds at most BLOCK / sizeof(bytes) to a byte, of at most 127; on machines
+   of short vectors it is counted in parts. */
+
+#define COUNTED_AT_ONCE (64 * (int64_t)sizeof(bytes))
+
+#define COUNT(n, flags)                                                                                        \
+    ({                                                                                                         \
+        int64_t total_ = 0;                                                                                    \
+        for (int64_t part_ = 0; part_ < (n); part_ += COUNTED_AT_ONCE) {                                       \
+            bytes counts_ = {0};                                                                               \
+            int64_t end_ = MIN((n), part_ + COUNTED_AT_ONCE);                                                  \
+            for (int64_t i = part_; i < end_; i += sizeof(bytes)) counts_ -= (flags);                          \
+            total_ += summed_bytes(counts_);                                                                   \
+        }                                                                                                      \
+        total_;                                                                                                \
+    })
+
+/* Of few agents, whose counts are kept in registers. */
+INLINE void count_overlaps_of(const struct work *work, const int agents, int64_t n, int64_t *by_overlap) {
+    for (int64_t part = 0; part < n; part += COUNTED_AT_ONCE) {
+        bytes counts[3][4] = {0};
+        for (int64_t i = part; i < MIN(n, part + COUNTED_AT_ONCE); i += sizeof(bytes)) {
+            bytes count = load_bytes(work->count + i);
+#pragma GCC unroll 3
+            for (int k = 0; k < agents; k++) {
+                bytes active = active_at(work->states + k * SPACED, i);
+#pragma GCC unroll 3
+                for (int c = 1; c <= agents; c++) counts[k][c] -= active & (count == (int8_t)c);
+            }
+        }
+        for (int k = 0; k < agents; k++)
+            for (int c = 1; c <= agents; c++) by_overlap[k * (agents + 1) + c] += summed_bytes(counts[k][c]);
+    }
+}
+
+static void count_overlaps(const struct work *work, int64_t agents, int64_t n, int64_t *by_overlap) {
+    if (agents == 2) {
+        count_overlaps_of(work, 2, n, by_overlap);
+        return;
+    }
+    if (agents == 3) {
+        count_overlaps_of(work, 3, n, by_overlap);
+        return;
+    }
+    for (int64_t k = 0; k < agents; k++)
+        for (int64_t c = 1; c <= agents; c++) {
+            const int8_t *states = work->states + k * SPACED;
+            int8_t wanted = (int8_t)c;
+            by_overlap[k * (agents + 1) + c] +=
+                COUNT(n, active_at(states, i) & (load_bytes(work->count + i) == wanted));
+        }
+}
+
+static void count_pairs(const struct work *work, int64_t agents, int64_t n, const struct counted *to) {
+    for (int64_t a = 0; a < agents; a++)
+        for (int64_t b = a + 1; b < agents; b++) {
+            const int8_t *one = work->states + a * SPACED, *other = work->states + b * SPACED;
+            to->pair_active[a * agents + b] +=
+                COUNT(n, active_at(one, i) & active_at(other, i));
+            to->pair_agree[a * agents + b] +=
+                COUNT(n, active_at(one, i) & active_at(other, i) & ~(positive_at(one, i) ^ positive_at(other, i)));
+        }
+    for (int64_t part = 0; part < n; part += COUNTED_AT_ONCE) {
+        bytes counts = {0};
+        for (int64_t i = part; i < MIN(n, part + COUNTED_AT_ONCE); i += sizeof(bytes)) {
+            bytes rises = {0}, falls = {0};
+            for (int64_t k = 0; k < agents; k++) {
+                bytes up = positive_at(work->states + k * SPACED, i);
+                rises |= up;
+                falls |= active_at(work->states + k * SPACED, i) & ~up;
+            }
+            counts -= rises & falls;
+        }
+        *to->conflict += summed_bytes(counts);
+    }
+}
+
 /* Returns how many magnitudes are not zero. */
 static int64_t count_magnitudes(
-    const struct work *work, int64_t agent, int64_t n, struct found *in, int64_t *largest, int64_t *least
+    const struct work *work, int64_t agent, struct found *in, int64_t *largest, int64_t *least
 ) {
     uint32_t *fine = work->fine + agent * COPIES * SHORT;
     uint64_t *coarse = work->coarse + agent * COPIES * BINS;
-    const uint16_t *packed = work->packed;
-    const float *deltas = work->inputs + agent * SPACED;
-    int64_t i = 0, found = pack_short(work, deltas, n, in->has_long);
+    const uint16_t *packed = work->packed + agent * SPACED;
+    int64_t i = 0, found = in->short_patterns;
     uint16_t low = 0xFFFF, high = 0;
     for (int64_t j = 0; j < found; j++) low = MIN(low, packed[j]), high = MAX(high, packed[j]);
     if (found) *least = MIN(*least, ((int64_t)low << 16) - 1);
@@ -537,15 +636,14 @@ static int64_t count_magnitudes(
         fine[3 * SHORT + (more >> 48)]++;
     }
     for (; i < found; i++) fine[packed[i]]++;
-    int64_t more = in->has_long ? pack_long(deltas, n, work->longs) : 0;
-    for (i = 0; i < more; i++) {
-        uint32_t bits = work->longs[i];
+    for (i = 0; i < in->long_patterns; i++) {
+        uint32_t bits = work->longs[agent * SPACED + i];
         in->largest = MAX(in->largest, bits);
         *least = MIN(*least, (int64_t)bits - 1);
         coarse[(i % COPIES) * BINS + (bits >> LOW_BITS)] += ((uint64_t)1 << COUNT_SHIFT) + (bits & ((1 << LOW_BITS) - 1));
     }
     *largest = MAX(*largest, (int64_t)in->largest);
-    return found + more;
+    return found + in->long_patterns;
 }
 
 static void count_nonfinite(
@@ -699,7 +797,7 @@ static void count_inputs(
     count_overlaps(work, agents, padded, to.by_overlap);
     count_pairs(work, agents, padded, &to);
     for (int64_t k = 0; k < agents; k++) {
-        to.identical[k] += n - count_magnitudes(work, k, padded, found + k, to.largest + k, to.least + k);
+        to.identical[k] += n - count_magnitudes(work, k, found + k, to.largest + k, to.least + k);
         finite &= found[k].largest < 0x7F800000u;
     }
     if (!finite) count_nonfinite(work, call, rows, n, &to);
@@ -736,12 +834,7 @@ static void sum_result(
     }
     for (int64_t k = 0; k < agents; k++) {
         double out[5], undo = 1 / (double)scale_of(found[k].largest), both = undo / (double)common;
-        for (int64_t i = 0; i < n; i += sizeof(bytes)) {
-            bytes active = load_bytes(work->states + k * SPACED + i) != INACTIVE, once = load_bytes(work->count + i) == 1;
-            bytes alone = active & once, shared = active & ~once;
-            memcpy(work->alone + i, &alone, sizeof alone);
-            memcpy(work->shared + i, &shared, sizeof shared);
-        }
+        mark_alone(work, k, n);
         const float *own = values + k * SPACED;
         regions(own, work->alone, work->shared, work->delta, work->step, n, out);
         sums[k * blocks] = out[0] * (undo * undo);
@@ -762,6 +855,7 @@ static void sum_result(
     INLINE floats name(const float *inputs, const float *per_agent, int64_t columns, const float *constants,   \
                        const int64_t agents, int64_t i)
 #define ONE SPLAT(1.0f)
+#define EACH_AGENT _Pragma("GCC unroll 3") for (int64_t k = 0; k < agents; k++)
 
 KERNEL(linear) {
     floats total = IN(0) * OF(0, 0);
@@ -777,14 +871,14 @@ KERNEL(task_arithmetic) {
 
 KERNEL(dare_linear) {
     floats total = IN(0) * 0.0f;
-    for (int64_t k = 0; k < agents; k++)
+    EACH_AGENT
         total += where(IN(agents + k) >= OF(k, 1), IN(k) * OF(k, 2), ZERO) * OF(k, 0);
     return constants[0] * total;
 }
 
 KERNEL(ram) {
     floats epsilon = SPLAT(constants[0]), count = IN(0) * 0.0f, shared = count, unique = count;
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         floats weighted = IN(k) * OF(k, 0);
         ints active = absolute(IN(k)) > epsilon;
         count += where(active, ONE, ZERO);
@@ -797,7 +891,7 @@ KERNEL(ram) {
 
 KERNEL(ram_quantile) {
     floats least = SPLAT(constants[2]), count = IN(0) * 0.0f, everyone = count, unique = count;
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         floats weighted = IN(k) * OF(k, 0), size = absolute(IN(k));
         ints active = where(size >= OF(k, 1), size, -ONE) > least;
         count += where(active, ONE, ZERO);
@@ -815,9 +909,9 @@ INLINE floats of_elected(floats agreeing, floats weights, const float *constants
 KERNEL(ties) {
     floats total = IN(0) * 0.0f, agreeing = total, weights = total;
 #define KEPT(k) where(absolute(IN(k)) >= OF(k, 1), IN(k) * OF(k, 0), ZERO)
-    for (int64_t k = 0; k < agents; k++) total += KEPT(k);
+    EACH_AGENT total += KEPT(k);
     floats sign = where(total >= ZERO, ONE, -ONE);
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         floats kept = KEPT(k);
         ints agrees = kept * sign > ZERO;
         agreeing += where(agrees, kept, ZERO);
@@ -830,12 +924,12 @@ KERNEL(dare_ties) {
     floats total = IN(0) * 0.0f, agreeing = total, weights = total;
 #define DROPPED(k) where(IN(agents + (k)) >= OF(k, 2), IN(k) * OF(k, 3), ZERO)
 #define LEFT(dropped, k) where(absolute(dropped) >= OF(k, 1), (dropped) * OF(k, 0), ZERO)
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         floats dropped = DROPPED(k);
         total += LEFT(dropped, k);
     }
     floats sign = where(total >= ZERO, ONE, -ONE);
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         floats dropped = DROPPED(k), kept = LEFT(dropped, k);
         ints agrees = kept * sign > ZERO;
         agreeing += where(agrees, kept, ZERO);
@@ -846,7 +940,7 @@ KERNEL(dare_ties) {
 
 KERNEL(fisher) {
     floats weighted = IN(0) * 0.0f, information = weighted, plain = weighted;
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         floats f = IN(agents + k) * OF(k, 0);
         weighted += IN(k) * f;
         information += f;
@@ -859,7 +953,7 @@ KERNEL(fisher) {
 KERNEL(sar) {
     floats epsilon = SPLAT(constants[0]), p = SPLAT(constants[2]);
     floats count = IN(0) * 0.0f, sign = count, most = count - ONE, total = count;
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         ints active = absolute(IN(k)) > epsilon;
         count += where(active, ONE, ZERO);
         floats sensitivity = where(active, IN(2 * agents + k), -ONE);
@@ -867,7 +961,7 @@ KERNEL(sar) {
         sign = where(decides, where(IN(k) > ZERO, ONE, -ONE), sign);
         most = where(decides, sensitivity, most);
     }
-    for (int64_t k = 0; k < agents; k++) {
+    EACH_AGENT {
         ints agrees = where(absolute(IN(k)) > epsilon, IN(k) * sign, ZERO) > ZERO;
         ints weak = where(count > ONE, ZERO, where(absolute(IN(k)) > OF(k, 1), ZERO, ONE)) > ZERO;
         floats thinned = where(IN(agents + k) >= p, IN(k) * constants[3], ZERO);
@@ -1104,10 +1198,15 @@ struct ranking {
 /* Keys of agent - base, or lower halves of what has the key `wanted`; 0 where there is nothing to count. */
 INLINE void key_values(const void *base, const void *agent, const int kind, const int fine, int64_t n, uint16_t wanted,
                        uint16_t *values) {
-    for (int64_t i = 0; i < n; i += WIDTH) {
-        uints bits = (uints)magnitude(stored_at(agent, kind, i) - stored_at(base, kind, i)), low = bits & 0xFFFF;
-        uints key = ((bits >> 16) << 1) | ((uints)(low != 0) & 1);
-        store_halves(values + i, fine ? (uints)(key == wanted) & low : key);
+    for (int64_t line = 0; line < n; line += 32) {
+        prefetch(base, kind, line);
+        prefetch(agent, kind, line);
+#pragma GCC unroll 2
+        for (int64_t i = line; i < line + 32; i += WIDTH) {
+            uints bits = (uints)magnitude(stored_at(agent, kind, i) - stored_at(base, kind, i)), low = bits & 0xFFFF;
+            uints key = ((bits >> 16) << 1) | ((uints)(low != 0) & 1);
+            store_halves(values + i, fine ? (uints)(key == wanted) & low : key);
+        }
     }
 }
 
@@ -1177,10 +1276,9 @@ void ENTRY(rank)(const struct call *call, const struct ranking *ranking) {
             const uint16_t *wanted = ranking->wanted ? ranking->wanted + row : NULL;
             if (wanted && *wanted % 2 == 0) continue; /* an even key is one value's */
             float *own = work.inputs + k * SPACED;
-            for (int64_t i = 0; ranking->is_private && i < padded; i += WIDTH) {
-                ints alone = (flags(work.states + k * SPACED + i) != INACTIVE) & (flags(work.count + i) == 1);
-                store(own + i, where(alone, load(own + i), ZERO));
-            }
+            if (ranking->is_private) mark_alone(&work, k, padded);
+            for (int64_t i = 0; ranking->is_private && i < padded; i += WIDTH)
+                store(own + i, where(flags(work.alone + i), load(own + i), ZERO));
             const void *base = differs ? zeros : rows[0], *agent = differs ? own : rows[k + 1];
 #define KEY_VALUES(kind)                                                                \
     if (wanted) key_values(base, agent, kind, 1, padded, *wanted, work.patterns);       \

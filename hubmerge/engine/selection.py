@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from hubmerge.counter_rng import Key, uniform
 from hubmerge.dtypes import Float32
 from hubmerge.engine.counting import activity
-from hubmerge.engine.eager import ChunkInputs, decoded
+from hubmerge.engine.definition import ChunkInputs, decoded
 from hubmerge.methods.base import Threshold
+from hubmerge.statistics.statistics import Counts
 
 _LOWER_BITS = 16  # of the 31 bits of a magnitude; 15 upper ones
 _LOWER = (1 << _LOWER_BITS) - 1
 BINS = 1 << 16  # of keys, and of lower halves
 
-Counts = NDArray[np.int64]  # [m, 3]: row, bin, how often, of the bins that are not empty
-CountChunks = Callable[[Callable[[ChunkInputs], Counts]], Iterator[Counts]]
+BinCounts = NDArray[np.int64]  # [m, 3]: row, bin, how often, of the bins that are not empty
+CountChunks = Callable[[Callable[[ChunkInputs], BinCounts]], Iterator[BinCounts]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Magnitudes:
     fast: bool = True  # the same counts in one pass
     at_once: int = 1  # agents whose histograms a thread then has
 
-    def count(self, chunk: ChunkInputs, wanted: Sequence[int] = ()) -> Counts:
+    def count(self, chunk: ChunkInputs, wanted: Sequence[int] = ()) -> BinCounts:
         """The key of every pattern; with a `wanted` key per row, the lower half of what has it, if it is odd."""
         if self.fast:
             from hubmerge.engine.fast import count_magnitudes  # which most commands do without
@@ -65,7 +66,7 @@ class Magnitudes:
             return float(value * np.float32(1.0 / (1.0 - self.threshold.drop_of(agent))))
 
     def rows(self, chunk: ChunkInputs) -> list[Float32]:
-        _, _, deltas = decoded(chunk)
+        _, deltas = decoded(chunk)
         if self.threshold.of == "delta":
             return [np.abs(d) for d in deltas]
         if self.threshold.of == "dropped":
@@ -93,11 +94,11 @@ class Selection:
         self._total: Counts | None = None  # only while a pass is counted: megabytes
         self._found: list[tuple[int, int]] = []  # per row: the key, and the rank within it
 
-    def count(self, chunk: ChunkInputs) -> Counts:
+    def count(self, chunk: ChunkInputs) -> BinCounts:
         """What a chunk adds to this pass; for any thread."""
         return self.magnitudes.count(chunk, [key for key, _ in self._found])
 
-    def add(self, counts: Counts) -> None:
+    def add(self, counts: BinCounts) -> None:
         if self._total is None:
             self._total = np.zeros((self._rows, BINS), dtype=np.int64)
         self._total[counts[:, 0], counts[:, 1]] += counts[:, 2]  # no bin stands twice in one count

@@ -24,18 +24,17 @@ from hubmerge.engine.chunks import (
     read_chunk,
     with_sensitivities,
 )
-from hubmerge.engine.counting import fold_inputs, fold_result
-from hubmerge.engine.eager import Rule
-from hubmerge.engine.folding import TensorFold
+from hubmerge.engine.counting import TensorFold, fold_inputs, fold_result
+from hubmerge.engine.definition import Rule
 from hubmerge.engine.in_order import in_order
 from hubmerge.engine.parallel_shards import Relay
-from hubmerge.engine.selection import Counts
+from hubmerge.engine.selection import BinCounts
 from hubmerge.engine.sink import FinishedShard, NullShardWriter, ShardWriter
 from hubmerge.engine.steps import CountedTensors, Step, Steps, ranked_by_tensor
 from hubmerge.errors import NonFiniteError
 from hubmerge.plan.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.sources.reader import TensorReader
-from hubmerge.statistics.statistics import Overlaps, ResultTally, Statistics, Tally, zero_result, zero_tally
+from hubmerge.statistics.statistics import Counts, Overlaps, ResultTally, Statistics, Tally, zero_result, zero_tally
 from hubmerge.statistics.tally_sums import ToldSum
 
 
@@ -53,7 +52,7 @@ class _Result(NamedTuple):
     """What a step gave."""
 
     step: Step
-    counts: Sequence[Counts | None] = ()  # per output, if it counted
+    counts: Sequence[BinCounts | None] = ()  # per output, if it counted
     overlaps: Counts | None = None
     merged: Sequence[Done] = ()  # per output, if it merged
 

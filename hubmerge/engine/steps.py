@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hubmerge.engine.chunks import Chunk, MagnitudesOf, StreamOptions, chunks_of, magnitudes_of
-from hubmerge.engine.eager import ChunkInputs, Rule
-from hubmerge.engine.selection import Counts, Magnitudes, Selection
+from hubmerge.engine.definition import ChunkInputs, Rule
+from hubmerge.engine.selection import BinCounts, Magnitudes, Selection
 from hubmerge.plan.plan import Plan, PlannedShard, PlannedTensor
 from hubmerge.sources.derived import DerivedTensor
 from hubmerge.sources.header import DTYPE_BYTES
 from hubmerge.sources.reader import Scratch
-from hubmerge.statistics.statistics import Overlaps
+from hubmerge.statistics.statistics import Counts, Overlaps
 
 AHEAD = 2  # chunks that are counted ahead, per thread: as many as it has in flight (in_order.py)
 
@@ -134,7 +134,7 @@ class Steps:
         self._passes: Counter[str] = Counter()  # counted to the end
         self._overlaps: dict[str, Counts] = {}  # [K, K+1]
 
-    def took(self, step: Step, counts: Sequence[Counts | None] = (), overlaps: Counts | None = None) -> None:
+    def took(self, step: Step, counts: Sequence[BinCounts | None] = (), overlaps: Counts | None = None) -> None:
         """The result of a step was taken; `counts` per output, if it counted, and `overlaps` [K, K+1]."""
         name = step.chunk.tensor.name
         if overlaps is not None:

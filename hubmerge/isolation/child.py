@@ -30,7 +30,15 @@ from typing import IO, Any
 
 from pydantic import SecretStr
 
-from hubmerge.errors import CancelledError, EvaluationError, HubmergeError, HubUnavailableError, MemoryLimitError
+from hubmerge import machine
+from hubmerge.errors import (
+    CancelledError,
+    EvaluationError,
+    HubmergeError,
+    HubUnavailableError,
+    MachineFaultError,
+    MemoryLimitError,
+)
 from hubmerge.isolation.in_child import WallLimitError
 from hubmerge.isolation.scrub import Scrubber
 from hubmerge.settings import Settings, evaluation_environment
@@ -38,6 +46,7 @@ from hubmerge.settings import Settings, evaluation_environment
 MAX_LINE_BYTES = 1024 * 1024
 MAX_LOG_BYTES = 8 * 1024 * 1024
 MAX_MESSAGE = 500
+EXIT_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 GRACE_S = 3.0  # between SIGTERM and SIGKILL
 _POLL_S = 0.1
 _QUEUE_LINES = 256
@@ -71,6 +80,7 @@ class ChildProcess:
         self._beating = beating
         self._lines: queue.Queue[bytes] = queue.Queue(_QUEUE_LINES)
         self._abandoned = threading.Event()
+        self._oom_kills = machine.oom_kills()
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -112,6 +122,14 @@ class ChildProcess:
     def has_ended(self) -> bool:
         """True once the child has ended. It stays unreaped, so that the kernel gives its group's number to no other."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def was_killed_from_outside(self, code: int) -> bool:
+        """True where exit code `code` is a SIGKILL and the kernel has ended nothing for want of memory meanwhile.
+
+        False where the kernel does not count that: then nobody can tell.
+        """
+        counted = machine.oom_kills()
+        return code in EXIT_KILLED and counted is not None and counted == self._oom_kills
 
     def terminate(self) -> None:
         """Ask the whole group to stop and clean up."""
@@ -245,7 +263,7 @@ def run_child(job: ChildJob, on_event: Callable[[Event], None], cancelled: Calla
         raise
     code, rest = child.close()
     take(rest)
-    return _verdict(job, code, last)
+    return _verdict(job, code, last, from_outside=child.was_killed_from_outside(code))
 
 
 def fresh_environment(home: Path, endpoint: str, *, network: bool) -> dict[str, str]:
@@ -284,11 +302,18 @@ def _event(job: ChildJob, line: bytes) -> Event:
     return event
 
 
-def _verdict(job: ChildJob, code: int, last: list[Event]) -> Event:
+def _verdict(job: ChildJob, code: int, last: list[Event], *, from_outside: bool) -> Event:
     if last and last[0]["event"] == "error":
         raise _error(job, last[0])
     if code == 0 and last:
         return last[0]
+    if from_outside:
+        raise MachineFaultError(
+            "the evaluating process was killed, which says nothing of the model",
+            where=job.what,
+            got="SIGKILL, while the kernel ended nothing for want of memory",
+            next_step="Run it again: it goes on where it was.",
+        )
     if code == -signal.SIGKILL:
         raise MemoryLimitError(
             "the evaluating process was killed",

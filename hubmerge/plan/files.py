@@ -1,14 +1,32 @@
-"""Every file of a merged folder besides weights, card and manifest."""
+"""Every file of a merged folder besides weights, card and manifest.
+
+Where agents add tokens (sources/vocabulary.py), the base's tokenizer gets them, file by file:
+
+    tokenizer.json           `added_tokens`: what the tokenizers library reads
+    tokenizer_config.json    `added_tokens_decoder`, where the base has one
+    added_tokens.json        token → id, where the base has one: for tokenizers without tokenizer.json
+
+The last two are changed only where the base has them in the form that their names say. The library numbers added tokens
+by their order, so the ids here are those that it gives them.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hubmerge.errors import InternalError
 from hubmerge.plan.plan import Plan
-from hubmerge.plan.tokenizer import united_tokenizer
 from hubmerge.sources.companions import ReadFile, read_companions
 from hubmerge.sources.config import merged_config
+from hubmerge.sources.tokens import TOKENIZER
+from hubmerge.sources.vocabulary import AddedToken
 from hubmerge.wording import json_file
 
 INDEX = "model.safetensors.index.json"
+_CONFIG = "tokenizer_config.json"
+_ADDED = "added_tokens.json"
 
 
 def folder_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str]]:
@@ -27,3 +45,36 @@ def folder_files(plan: Plan, read: ReadFile) -> tuple[dict[str, bytes], list[str
         )
     files["recipe.yaml"] = plan.recipe.to_yaml().encode()
     return files, left_out
+
+
+def united_tokenizer(files: Mapping[str, bytes], tokens: Sequence[AddedToken]) -> dict[str, bytes]:
+    """The new content of those of the base's `files` that change when `tokens` are added."""
+    if TOKENIZER not in files:
+        raise InternalError("the base's tokenizer cannot be extended", where=TOKENIZER, got="no such file")
+    content = json.loads(files[TOKENIZER])
+    content["added_tokens"] = [*(content.get("added_tokens") or []), *(_entry(t, with_id=True) for t in tokens)]
+    changed = {TOKENIZER: _json(content)}
+    config = _table(files.get(_CONFIG, b"")) or {}
+    if isinstance(decoder := config.get("added_tokens_decoder"), dict):
+        more = {str(t.id): _entry(t, with_id=False) for t in tokens}
+        changed[_CONFIG] = _json({**config, "added_tokens_decoder": {**decoder, **more}})
+    if (added := _table(files.get(_ADDED, b""))) is not None:
+        changed[_ADDED] = _json({**added, **{t.content: t.id for t in tokens}})
+    return changed
+
+
+def _table(content: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _entry(token: AddedToken, *, with_id: bool) -> dict[str, Any]:
+    return {**({"id": token.id} if with_id else {}), "content": token.content, **token.matching}
+
+
+def _json(value: Any) -> bytes:
+    # escaped, since the base's file may hold a lone surrogate, which UTF-8 cannot encode
+    return (json.dumps(value, indent=2) + "\n").encode()

@@ -242,7 +242,8 @@ class TensorReader:
 
     def values(self, model: int, tensor: StoredTensor, start: int, count: int) -> Float32:
         """[count] elements of a tensor of floats as float32."""
-        return decode(self.raw(model, tensor, start, count), tensor.entry.dtype)
+        values: Float32 = decode(self.raw(model, tensor, start, count), tensor.entry.dtype)
+        return values
 
     def whole(self, model: int, tensor: StoredTensor) -> Float32:
         """A small tensor of floats in its shape; the last KEPT_TENSORS stay in memory. Not to be changed."""

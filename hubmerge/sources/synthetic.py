@@ -176,7 +176,8 @@ def _active(spec: Spec, start: int, count: int) -> NDArray[np.bool_]:
 
 
 def _bf16(values: NDArray[np.float64]) -> NDArray[np.uint16]:
-    return encode(values.astype(np.float32), "BF16", "nearest", None).astype(np.uint16)
+    patterns: NDArray[np.uint16] = encode(values.astype(np.float32), "BF16", "nearest", None)
+    return patterns
 
 
 def _wrong(name: str, what: str, expected: str, got: str) -> RecipeError:

@@ -47,7 +47,8 @@ def content(folder: Path) -> dict[str, Any]:
 def alone(start: Launcher, family: Path) -> dict[str, dict[str, Any]]:
     """What one process gives, by method."""
     runs = [argv(family, method, family / "alone" / method) for method in ("ram_plus", "ties", "ram")]
-    assert start(1, runs)[0] == (0, "")
+    [(code, error)] = start(1, runs)
+    assert code == 0, error
     found = {method: content(family / "alone" / method) for method in ("ram_plus", "ties", "ram")}
     assert all(sum(name.endswith(".safetensors") for name in files) >= 3 for files in found.values())
     return found

@@ -117,7 +117,8 @@ def alone(
 ) -> dict[str, Any]:
     """What one process publishes."""
     work = Work(start, hub, recipe, tmp_path_factory.mktemp("alone"), "ada/alone")
-    assert work.run(1)[0] == (0, "")
+    [(code, error)] = work.run(1)
+    assert code == 0, error
     published = work.published()
     assert len([name for name in published if name.endswith(".safetensors")]) == SHARDS
     return published

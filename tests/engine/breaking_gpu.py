@@ -23,7 +23,8 @@ def main(folder: Path) -> None:
     from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
     from hubmerge.engine.counting import BLOCK
-    from hubmerge.engine.device import passes
+    from hubmerge.engine.definition import ChunkInputs
+    from hubmerge.engine.device import engine
     from hubmerge.engine.journal import Journal
     from hubmerge.engine.progress import Unobserved
     from hubmerge.engine.stream import StreamOptions, merge
@@ -31,20 +32,20 @@ def main(folder: Path) -> None:
 
     warnings: list[str] = []
     calls: list[int] = []
-    on_device = passes.merge
+    on_device = engine.merge_on_device
 
     class Warned(Unobserved):
         def warning(self, message: str) -> None:
             warnings.append(message)
 
-    def breaking(inputs: passes.Inputs, *arguments: Any, **named: Any) -> Any:
+    def breaking(inputs: ChunkInputs, *arguments: Any, **named: Any) -> Any:
         calls.append(1)
         if len(calls) == _GOOD + 1:
-            place = inputs.stored[0].device
+            place = inputs.raws[0].device
             torch.zeros(1, device=place)[torch.full((1,), 5, dtype=torch.int64, device=place)]
         return on_device(inputs, *arguments, **named)
 
-    passes.merge = breaking
+    engine.merge_on_device = breaking
     write_family(folder)
     plan = plan_of(folder, "ram")
     run(plan, folder / "cpu")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from hubmerge.counter_rng import make_key
-from hubmerge.engine import eager
+from hubmerge.engine import definition
 from hubmerge.engine.device.engine import Engine
 
-host = eager  # what takes over where a device fails
+host = definition  # what takes over where a device fails
 
 
-def bits(output: eager.ChunkOutput) -> dict[str, Any]:
+def bits(output: definition.ChunkOutput) -> dict[str, Any]:
     assert output.inputs is not None
     return {
         "raw": output.raw.tobytes(),
@@ -23,10 +23,10 @@ def bits(output: eager.ChunkOutput) -> dict[str, Any]:
     }
 
 
-def compare(engine: Engine, chunk: eager.ChunkInputs, rule: eager.Rule, output: str) -> None:
+def compare(engine: Engine, chunk: definition.ChunkInputs, rule: definition.Rule, output: str) -> None:
     """The engine's bits are the definition's, merging and probing."""
     key = make_key(3, "rounding", "x")
-    wanted = eager.merge_chunk(chunk, rule, output, key, with_inputs=True)
+    wanted = definition.merge_chunk(chunk, rule, output, key, with_inputs=True)
     assert bits(engine.merge_chunk(chunk, rule, output, key, with_inputs=True)) == bits(wanted)
     assert engine.working
     assert engine.merge_chunk(chunk, rule, output, key, with_inputs=False).inputs is None

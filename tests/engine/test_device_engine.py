@@ -15,9 +15,9 @@ from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 from test_fast import chunk_of, for_method, rule_of
 
 from hubmerge.counter_rng import make_key
-from hubmerge.engine import eager
+from hubmerge.engine import definition
 from hubmerge.engine.counting import BLOCK
-from hubmerge.engine.device import choose, engine, passes
+from hubmerge.engine.device import choose, engine
 from hubmerge.engine.device.choose import LANES, Opened, bytes_per_element, chunk_elements, device_there, open_engine
 from hubmerge.engine.device.engine import Engine
 from hubmerge.engine.journal import Journal
@@ -77,7 +77,7 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_the_same_by
     plan = plan_of(tmp_path, "ram")
     run(plan, tmp_path / "cpu")
     calls = []
-    on_device = passes.merge
+    on_device = engine.merge_on_device
 
     def failing(*arguments, **named):
         calls.append(1)
@@ -85,7 +85,7 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_the_same_by
             raise error
         return on_device(*arguments, **named)
 
-    monkeypatch.setattr(passes, "merge", failing)
+    monkeypatch.setattr(engine, "merge_on_device", failing)
     found, warnings = merged_on(
         Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device"
     )
@@ -99,8 +99,14 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_the_same_by
 def test_a_device_that_counts_wrongly_is_not_used_for_the_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sums = passes.block_sums
-    monkeypatch.setattr(passes, "block_sums", lambda rows: sums(rows) * (1 + 2.0**-52))
+    exact = engine.merge_on_device
+
+    def wrong(*arguments, **named):
+        raw, counts = exact(*arguments, **named)
+        counts[-1] += 1  # the last bit of a sum
+        return raw, counts
+
+    monkeypatch.setattr(engine, "merge_on_device", wrong)
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram_plus")
     wanted = run(plan, tmp_path / "cpu")
@@ -125,14 +131,14 @@ def test_a_mistake_of_ours_is_not_taken_for_a_failing_device() -> None:
 
 
 def test_a_device_that_computes_other_bits_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = passes.merge
+    exact = engine.merge_on_device
 
     def contracted(*arguments, **named):
         raw, counts = exact(*arguments, **named)
         raw.view(torch.int16)[1000] += 1  # as a fused multiply-add might round
         return raw, counts
 
-    monkeypatch.setattr(passes, "merge", contracted)
+    monkeypatch.setattr(engine, "merge_on_device", contracted)
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram")
     run(plan, tmp_path / "cpu")
@@ -150,7 +156,7 @@ def test_threads_share_few_lanes_and_get_their_own_results() -> None:
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda c: opened.merge_chunk(c, rule, "BF16", key, with_inputs=True), chunks))
     for chunk, output in zip(chunks, found, strict=True):
-        wanted = eager.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
+        wanted = definition.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
         assert engine_helpers.bits(output) == engine_helpers.bits(wanted)
 
 
@@ -160,7 +166,9 @@ def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
     places = set()
     for n in (BLOCK, BLOCK, 100, BLOCK):
         chunk = for_method(chunk_of(2, n, ("BF16",) * 3), "linear")
-        lane.run(chunk, lambda i: passes.merge(i, rule, lane.scalars(rule), "BF16", make_key(0, "x"), with_inputs=True))
+        lane.run(
+            chunk, lambda i: definition.merge(i, rule, lane.scalars(rule), "BF16", make_key(0, "x"), with_inputs=True)
+        )
         places.add((lane._in.buffer.data_ptr(), lane._out.buffer.data_ptr(), id(lane._scalars)))
     assert len(places) == 1
 
@@ -170,7 +178,7 @@ def test_chunks_fit_the_memory_they_are_given() -> None:
         elements = chunk_elements(agents, choose.MEMORY_BYTES, LANES)
         assert elements % BLOCK == 0
         assert elements * LANES * bytes_per_element(agents) <= choose.MEMORY_BYTES
-        assert elements <= passes.MAX_ELEMENTS
+        assert elements <= engine.MAX_ELEMENTS
     with pytest.raises(MemoryLimitError):
         chunk_elements(3, 1_000_000, 3)
 
@@ -179,7 +187,7 @@ def test_the_page_says_how_large_a_chunk_is() -> None:
     page = " ".join((Path(__file__).parents[2] / "docs" / "gpu.md").read_text().split())
     millions = chunk_elements(3, choose.MEMORY_BYTES, LANES) / 1e6
     assert f"({millions:.1f} million elements with three agents)" in page
-    assert f"Chunks above {passes.MAX_ELEMENTS:,} elements" in page
+    assert f"Chunks above {engine.MAX_ELEMENTS:,} elements" in page
 
 
 def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,11 +245,11 @@ def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatc
     chunk = for_method(chunk_of(2, BLOCK + 1, ("BF16", "F16", "F32")), "linear")
     rule, key = rule_of("linear", chunk, "nearest"), make_key(0, "x")
 
-    def work(inputs: passes.Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    def work(inputs: definition.ChunkInputs) -> tuple[torch.Tensor, torch.Tensor]:
         begin, size = lane._on_device.data_ptr(), lane._on_device.numel()
-        assert all(begin <= s.data_ptr() < begin + size for s in inputs.stored)  # the device's buffer, not the host's
+        assert all(begin <= s.data_ptr() < begin + size for s in inputs.raws)  # the device's buffer, not the host's
         lane._in.buffer.zero_()  # the host's may be filled again
-        return passes.merge(inputs, rule, lane.scalars(rule), "BF16", key, with_inputs=False)
+        return definition.merge(inputs, rule, lane.scalars(rule), "BF16", key, with_inputs=False)
 
     copy = torch.Tensor.copy_
 
@@ -251,7 +259,7 @@ def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatc
 
     monkeypatch.setattr(torch.Tensor, "copy_", noted)
     raw, _ = lane.run(chunk, work)
-    wanted = eager.merge_chunk(chunk, rule, "BF16", key, with_inputs=False)
+    wanted = definition.merge_chunk(chunk, rule, "BF16", key, with_inputs=False)
     assert raw is not None
     assert raw.tobytes() == wanted.raw.tobytes()
     assert events == ["device", "begin", "copy", "copy", "copy", "end", "device before"]

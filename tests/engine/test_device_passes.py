@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from test_fast import chunk_of, for_method, rule_of
 from torch.profiler import ProfilerActivity, profile
 
-from hubmerge.counter_rng import Key, draws, make_key, uniform
+from hubmerge.counter_rng import Key, draws, draws_of, make_key, uniform, uniform_of
 from hubmerge.dtypes import STORAGE, encode
 from hubmerge.engine.counting import BLOCK, block_sums
-from hubmerge.engine.device import arithmetic
 from hubmerge.engine.device.choose import bytes_per_element
 from hubmerge.engine.device.engine import Engine, _Lane
 from hubmerge.methods import registry
@@ -82,9 +81,10 @@ def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:
 @settings(max_examples=100, deadline=None)
 def test_draws_are_those_of_the_counter(first: int, second: int, start: int, count: int) -> None:
     key = Key(first, second)
-    found = arithmetic.draws(key, start, count, CPU).numpy().view(np.uint64)
+    elements = torch.arange(start, start + count)
+    found = draws_of(elements, key).numpy().view(np.uint64)
     assert found.tobytes() == draws(key, start, count).tobytes()
-    assert arithmetic.uniform(key, start, count, CPU).numpy().tobytes() == uniform(key, start, count).tobytes()
+    assert uniform_of(elements, key).numpy().tobytes() == uniform(key, start, count).tobytes()
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=64), st.integers(0, 2**32))
@@ -94,9 +94,7 @@ def test_draws_are_those_of_the_counter(first: int, second: int, start: int, cou
 def test_every_float_is_rounded_alike(dtype: str, rounding: str, values: list[float], seed: int) -> None:
     array = np.array(values, dtype=np.float32)
     random = draws(Key(seed, seed), 0, len(array))
-    found = arithmetic.encode(
-        torch.from_numpy(array.copy()), dtype, rounding, torch.from_numpy(random.view(np.int64).copy())
-    )
+    found = encode(torch.from_numpy(array.copy()), dtype, rounding, torch.from_numpy(random.view(np.int64).copy()))
     wanted = encode(array, dtype, rounding, random)
     assert found.view(torch.uint8).numpy().view(STORAGE[dtype]).tobytes() == wanted.tobytes()
 
@@ -107,5 +105,5 @@ def test_sums_have_the_order_of_the_definition(blocks: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     wide = np.ldexp(rng.standard_normal((2, blocks * BLOCK)), rng.integers(-40, 40, (2, blocks * BLOCK)))
     values = wide.astype(np.float32)
-    found = arithmetic.block_sums(torch.from_numpy(values.copy())).numpy()
+    found = block_sums(torch.from_numpy(values.copy())).numpy()
     assert found.tobytes() == np.stack([block_sums(v) for v in values]).tobytes()

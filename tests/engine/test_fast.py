@@ -9,7 +9,7 @@ import pytest
 
 from hubmerge.counter_rng import make_key
 from hubmerge.dtypes import decode, encode
-from hubmerge.engine import eager, fast
+from hubmerge.engine import definition, fast
 from hubmerge.engine.counting import BLOCK, activity, count_inputs, fold_inputs
 from hubmerge.methods import get_method, registry
 from hubmerge.methods.base import Scope, Threshold
@@ -19,7 +19,7 @@ from hubmerge.statistics.statistics import zero_tally
 SIZES = [1, 63, BLOCK - 1, BLOCK, 3 * BLOCK + 65]
 
 
-def chunk_of(agents: int, n: int, dtypes: tuple[str, ...], start: int = 0) -> eager.ChunkInputs:
+def chunk_of(agents: int, n: int, dtypes: tuple[str, ...], start: int = 0) -> definition.ChunkInputs:
     rng = np.random.default_rng([agents, n])
     base = (rng.normal(size=n) * 0.02).astype(np.float32)
     base[: n // 50] = -0.0
@@ -30,10 +30,10 @@ def chunk_of(agents: int, n: int, dtypes: tuple[str, ...], start: int = 0) -> ea
     raws = tuple(encode(v, d, "nearest", None) for v, d in zip(values, dtypes, strict=True))
     keys = tuple(make_key(5, "uniform", str(k)) for k in range(agents))
     sensitivities = tuple(rng.random(n).astype(np.float32) for _ in range(agents))
-    return eager.ChunkInputs(raws, dtypes, start, keys, sensitivities)
+    return definition.ChunkInputs(raws, dtypes, start, keys, sensitivities)
 
 
-def for_method(chunk: eager.ChunkInputs, method: str) -> eager.ChunkInputs:
+def for_method(chunk: definition.ChunkInputs, method: str) -> definition.ChunkInputs:
     """Only the extras that the method declares."""
     extras = get_method(method).extras
     return replace(
@@ -43,7 +43,7 @@ def for_method(chunk: eager.ChunkInputs, method: str) -> eager.ChunkInputs:
     )
 
 
-def rule_of(method_name: str, chunk: eager.ChunkInputs, rounding: str) -> eager.Rule:
+def rule_of(method_name: str, chunk: definition.ChunkInputs, rounding: str) -> definition.Rule:
     method = get_method(method_name)
     parameters = method.parse_parameters({})
     values = [decode(r, d) for r, d in zip(chunk.raws, chunk.dtypes, strict=True)]
@@ -54,7 +54,7 @@ def rule_of(method_name: str, chunk: eager.ChunkInputs, rounding: str) -> eager.
     scope = Scope(
         parameters, weights, tally.overlaps, tally.overlaps, tuple(0.001 + 0.001 * k for k in range(len(deltas)))
     )
-    return eager.Rule(
+    return definition.Rule(
         kernel=method.kernel,
         extras=method.extras,
         per_agent=tuple(tuple(np.float32(v) for v in row) for row in method.per_agent(scope)),
@@ -81,7 +81,7 @@ def test_both_passes_agree_bit_for_bit(method: str, rounding: str, agents: int, 
         chunk = for_method(chunk_of(agents, n, dtypes, start=7 * BLOCK), method)
         rule = rule_of(method, chunk, rounding)
         key = make_key(3, "rounding", method)
-        slow = eager.merge_chunk(chunk, rule, output, key, with_inputs=True)
+        slow = definition.merge_chunk(chunk, rule, output, key, with_inputs=True)
         quick = fast.merge_chunk(chunk, rule, output, key, with_inputs=True)
         assert quick.raw.tobytes() == slow.raw.tobytes()
         assert quick.result.sums.tobytes() == slow.result.sums.tobytes()
@@ -91,16 +91,16 @@ def test_both_passes_agree_bit_for_bit(method: str, rounding: str, agents: int, 
         assert quick.inputs.sums.tobytes() == slow.inputs.sums.tobytes()
         assert quick.inputs.tally.to_json() == slow.inputs.tally.to_json()
         probed = fast.probe_chunk(chunk, 1e-5)
-        assert probed.tally.to_json() == eager.probe_chunk(chunk, 1e-5).tally.to_json()
+        assert probed.tally.to_json() == definition.probe_chunk(chunk, 1e-5).tally.to_json()
         assert probed.sums.tobytes() == slow.inputs.sums.tobytes()
         met = fast.count_overlaps(chunk, 1e-5)
-        assert met.tolist() == eager.count_overlaps(chunk, 1e-5).tolist() == probed.tally.by_overlap.tolist()
+        assert met.tolist() == definition.count_overlaps(chunk, 1e-5).tolist() == probed.tally.by_overlap.tolist()
 
 
 @pytest.mark.parametrize("dtypes", [("BF16",) * 3, ("F16",) * 3, ("F32",) * 3, ("F32", "BF16", "F16")])
 def test_elements_need_not_lie_side_by_side(dtypes: tuple[str, ...]) -> None:
     chunk = chunk_of(2, 2 * 5000, dtypes)
-    gaps = eager.ChunkInputs(tuple(raw[::2] for raw in chunk.raws), dtypes, 0)
+    gaps = definition.ChunkInputs(tuple(raw[::2] for raw in chunk.raws), dtypes, 0)
     close = replace(gaps, raws=tuple(np.ascontiguousarray(raw) for raw in gaps.raws))
     rule, key = rule_of("ram", close, "nearest"), make_key(0, "rounding", "t")
     found, expected = (fast.merge_chunk(c, rule, "BF16", key, with_inputs=True) for c in (gaps, close))
@@ -119,7 +119,7 @@ def test_as_many_agents_as_a_recipe_takes_are_merged_alike(method: str) -> None:
     dtypes = ("BF16",) * (MAX_AGENTS + 1)
     chunk = for_method(chunk_of(MAX_AGENTS, BLOCK + 65, dtypes), method)
     rule = rule_of(method, chunk, "nearest")
-    slow = eager.merge_chunk(chunk, rule, "BF16", make_key(0, "x"), with_inputs=True)
+    slow = definition.merge_chunk(chunk, rule, "BF16", make_key(0, "x"), with_inputs=True)
     quick = fast.merge_chunk(chunk, rule, "BF16", make_key(0, "x"), with_inputs=True)
     assert quick.raw.tobytes() == slow.raw.tobytes()
     assert quick.result.sums.tobytes() == slow.result.sums.tobytes()
@@ -135,7 +135,7 @@ def test_nan_and_infinity_are_counted_alike_and_stay_what_they_are() -> None:
     for rounding in ("nearest", "stochastic"):
         rule = rule_of("linear", chunk_of(2, 5000, ("F32", "F32", "F32")), rounding)
         key = make_key(0, "x")
-        slow = eager.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
+        slow = definition.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
         quick = fast.merge_chunk(chunk, rule, "BF16", key, with_inputs=True)
         assert quick.raw.tobytes() == slow.raw.tobytes()
         assert quick.inputs is not None
@@ -157,10 +157,10 @@ def test_sums_of_very_small_and_very_large_updates_are_alike(exponents: tuple[in
         values[1][BLOCK + 1], values[2][BLOCK + 2] = np.nan, -np.inf
     for stored in ("F32", "BF16"):
         dtypes = (stored,) * len(values)
-        chunk = eager.ChunkInputs(tuple(encode(v, stored, "nearest", None) for v in values), dtypes, 0)
+        chunk = definition.ChunkInputs(tuple(encode(v, stored, "nearest", None) for v in values), dtypes, 0)
         rule = replace(rule_of("ram_plus", chunk_of(len(exponents), n, dtypes), "nearest"), epsilon=0.0)
         for output in ("BF16", "F32"):
-            slow = eager.merge_chunk(chunk, rule, output, make_key(0, "x"), with_inputs=True)
+            slow = definition.merge_chunk(chunk, rule, output, make_key(0, "x"), with_inputs=True)
             quick = fast.merge_chunk(chunk, rule, output, make_key(0, "x"), with_inputs=True)
             assert quick.raw.tobytes() == slow.raw.tobytes()
             assert quick.inputs is not None
@@ -180,10 +180,10 @@ def test_values_at_the_edges_of_16_bits_are_rounded_alike(dtype: str, rounding: 
     edges = [65504, 65519.99, 65520, 1e5, 3e38, 2.0**-24, 2.0**-25, 2.0**-26, 1e-30, 1e-45, 0.0, 1 + 2.0**-11]
     halfway = (patterns[:-1] + patterns[1:]) / 2
     values = np.concatenate([patterns, halfway, np.array([*edges, *(-v for v in map(np.float32, edges))], np.float32)])
-    chunk = eager.ChunkInputs((np.zeros_like(values), values, values), ("F32",) * 3, 0)
+    chunk = definition.ChunkInputs((np.zeros_like(values), values, values), ("F32",) * 3, 0)
     rule = rule_of("linear", chunk_of(2, 5000, ("F32",) * 3), rounding)
     key = make_key(0, "x")
-    slow = eager.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
+    slow = definition.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
     quick = fast.merge_chunk(chunk, rule, dtype, key, with_inputs=True)
     assert quick.raw.dtype == slow.raw.dtype
     assert quick.raw.tobytes() == slow.raw.tobytes()

@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hubmerge.engine.counting import BLOCK, Counted, activity, count_inputs, count_result, fold_inputs, fold_result
-from hubmerge.engine.folding import TensorFold
+from hubmerge.engine.counting import (
+    BLOCK,
+    Counted,
+    TensorFold,
+    activity,
+    count_inputs,
+    count_result,
+    fold_inputs,
+    fold_result,
+)
 from hubmerge.statistics.histogram import BINS, Histogram, empty_histogram
 from hubmerge.statistics.statistics import Statistics, Tally, zero_result, zero_tally
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubmerge.counter_rng import make_key
-from hubmerge.engine.eager import ChunkInputs
+from hubmerge.engine.definition import ChunkInputs
 from hubmerge.engine.fast import _bound
 from hubmerge.engine.selection import Magnitudes
 from hubmerge.methods.base import Threshold

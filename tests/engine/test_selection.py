@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubmerge.counter_rng import make_key, uniform
-from hubmerge.engine.eager import ChunkInputs
-from hubmerge.engine.selection import Counts, Magnitudes, select
+from hubmerge.engine.definition import ChunkInputs
+from hubmerge.engine.selection import BinCounts, Magnitudes, select
 from hubmerge.methods.base import Threshold
 
 F = np.float32
@@ -27,7 +27,7 @@ def chunks_of(base: np.ndarray, agents: list[np.ndarray], size: int) -> list[Chu
 def selected(threshold: Threshold, base: np.ndarray, agents: list[np.ndarray], size: int) -> tuple[float, ...]:
     chunks = chunks_of(base, agents, size)
 
-    def passes(count: Callable[[ChunkInputs], Counts]) -> Iterator[Counts]:
+    def passes(count: Callable[[ChunkInputs], BinCounts]) -> Iterator[BinCounts]:
         return (count(c) for c in chunks)
 
     return select(Magnitudes(threshold, 1e-5), len(agents), passes)

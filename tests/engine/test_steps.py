@@ -19,10 +19,10 @@ from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
 from hubmerge.engine import memory, shard_work
 from hubmerge.engine.chunks import MagnitudesOf
-from hubmerge.engine.eager import ChunkInputs
+from hubmerge.engine.definition import ChunkInputs
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.progress import Unobserved
-from hubmerge.engine.selection import Counts, Magnitudes
+from hubmerge.engine.selection import BinCounts, Magnitudes
 from hubmerge.engine.steps import AHEAD, CountedTensors, Step, Steps, kept_bytes, read_bytes
 from hubmerge.engine.stream import StreamOptions, merge
 from hubmerge.methods.base import Threshold
@@ -81,7 +81,7 @@ class Driven:
         )
         self._values = values
         steps = Steps(tensors, self.counted, self._rules_of, lambda t: self.unread.append(t.name))
-        pending: deque[tuple[Step, list[Counts | None]]] = deque()
+        pending: deque[tuple[Step, list[BinCounts | None]]] = deque()
         held: set[int] = set()
 
         def take() -> None:
@@ -130,7 +130,7 @@ class Driven:
         delta = self._delta(step)
         return ChunkInputs((np.zeros_like(delta), delta), ("F32", "F32"), step.chunk.start)
 
-    def _counts(self, step: Step) -> list[Counts | None]:
+    def _counts(self, step: Step) -> list[BinCounts | None]:
         return [None if s is None else s.count(self._inputs(step)) for s in step.counting]
 
 

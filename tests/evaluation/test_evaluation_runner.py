@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hubmerge import machine
 from hubmerge.errors import CancelledError, DiskError, EvaluationError, MachineFaultError, SourceNotFoundError
 from hubmerge.evaluation import machine_faults, runner
 from hubmerge.evaluation.result import EvaluationResult, parse_result
@@ -119,8 +121,10 @@ def test_a_run_that_fails_has_its_reason_and_no_score(
     ],
 )
 def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_further_again(
-    scripted: Scripted, workdir: Path, mode: str, code: str, reason: str
+    scripted: Scripted, workdir: Path, mode: str, code: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    wall_s = 3.0 if mode == "hangs" else 60.0  # a busy machine takes seconds to start a process
+    monkeypatch.setattr(machine, "oom_kills", count().__next__)
     scripted("answers")  # the data are there, so that the wall limit is the model's alone
     answers = workdir / "generations" / "zoo_math.jsonl"
     for size in (0, 10, 20):  # each run came further than the one before it
@@ -128,22 +132,32 @@ def test_what_the_machine_may_have_done_is_the_model_s_only_when_it_comes_no_fur
             answers.parent.mkdir(exist_ok=True)
             answers.write_bytes(b"x" * size)
         with pytest.raises(MachineFaultError, match=reason) as first:
-            scripted(mode, options={"wall_s": 3.0})
+            scripted(mode, options={"wall_s": wall_s})
         assert first.value.retryable
         assert str(workdir) not in str(first.value)
-    result = scripted(mode, options={"wall_s": 3.0})
+    result = scripted(mode, options={"wall_s": wall_s})
     assert (result.status, result.tasks) == ("failed", ())
     assert result.error is not None
     assert result.error.code == code
     assert reason in result.error.message
     assert not is_alive(int((workdir / "pid").read_text()))
     with pytest.raises(MachineFaultError):  # whoever asks anew has two tries again
-        scripted(mode, options={"wall_s": 3.0})
+        scripted(mode, options={"wall_s": wall_s})
 
 
 def test_the_log_of_a_run_that_chatters_without_end_is_cut(scripted: Scripted, workdir: Path) -> None:
     assert scripted("chatters").status == "done"
     assert (workdir / "child.log").stat().st_size == 8 * 2**20
+
+
+def test_kills_while_the_kernel_lacked_no_memory_are_never_the_model_s(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "oom_kills", lambda: 7)
+    for _ in range(4):
+        with pytest.raises(MachineFaultError, match="says nothing of the model"):
+            scripted("is killed")
+    assert scripted("answers").status == "done"
 
 
 def test_one_kill_and_then_a_result_is_a_result(scripted: Scripted) -> None:

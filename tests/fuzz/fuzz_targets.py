@@ -31,7 +31,7 @@ from hubmerge.hub.names import FileInfo
 from hubmerge.output.finished import load_report
 from hubmerge.output.task import task_of
 from hubmerge.plan.compatibility import architecture
-from hubmerge.plan.tokenizer import united_tokenizer
+from hubmerge.plan.files import united_tokenizer
 from hubmerge.recipe.calibration import CalibrationSpec
 from hubmerge.recipe.file import recipe_from_yaml
 from hubmerge.recipe.model_name import ModelRef

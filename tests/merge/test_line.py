@@ -221,16 +221,9 @@ def test_no_space_on_the_disk_is_refused_before_a_byte_is_written(
     prepared = prepare(recipe_from_yaml(RECIPE.format(method="ram")), hub)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10_000_000})())
     with pytest.raises(DiskError, match="not enough disk"):
-        merge_to_folder(prepared, hub, tmp_path / "out", StreamOptions(cache=tmp_path / "cache"), Quiet())
+        merge_to_folder(prepared, hub, tmp_path / "out", StreamOptions(cache=tmp_path / "cache"))
     assert not list((tmp_path / "out").iterdir())
     assert not (tmp_path / "cache").exists()
-
-
-class Quiet:
-    def stage(self, name: str) -> None: ...
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
-    def statistics(self, values: object) -> None: ...
-    def warning(self, message: str) -> None: ...
 
 
 def test_methods_and_usage_errors_have_their_exit_codes(shell: Shell) -> None:

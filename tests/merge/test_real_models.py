@@ -44,25 +44,10 @@ TAGS = {
 TEXT = "w7 w8 colour how old are you <image>"
 
 
-class Silent:
-    """Who watches the merges here."""
-
-    warnings: list[str]
-
-    def __init__(self) -> None:
-        self.warnings = []
-
-    def warning(self, message: str) -> None:
-        self.warnings.append(message)
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
-
-
 def merged(base: Path, agents: list[Path], out: Path) -> Path:
     recipe = recipe_from_dict({"base": str(base), "agents": [str(a) for a in agents], "method": "ram"})
     prepared = prepare(recipe, NOWHERE, Request(license="mit", allow_local=True))
-    merge_to_folder(prepared, NOWHERE, out, StreamOptions(backend="eager", cache=out.parent / "cache"), Silent())
+    merge_to_folder(prepared, NOWHERE, out, StreamOptions(backend="eager", cache=out.parent / "cache"))
     return out
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hubmerge.counter_rng import make_key
-from hubmerge.engine import eager, fast
+from hubmerge.engine import definition, fast
 from hubmerge.engine.selection import Magnitudes, select
 from hubmerge.methods import get_method
 from hubmerge.methods.base import Scope
@@ -28,13 +28,13 @@ def merged(
     values = method.parse_parameters(parameters or {})
     weights = weights or [1.0] * len(agents)
     keys = tuple(make_key(5, "uniform", str(k), "t") for k in range(len(agents))) if "uniform" in method.extras else ()
-    chunk = eager.ChunkInputs((base, *agents), ("F32",) * (len(agents) + 1), 0, keys, tuple(sensitivities))
+    chunk = definition.ChunkInputs((base, *agents), ("F32",) * (len(agents) + 1), 0, keys, tuple(sensitivities))
     threshold = method.threshold(values)
     limits: tuple[float, ...] = ()
     if threshold is not None:
         limits = select(Magnitudes(threshold, 1e-5), len(agents), lambda count: iter([count(chunk)]))
     scope = Scope(values, weights, thresholds=limits)
-    rule = eager.Rule(
+    rule = definition.Rule(
         method.kernel,
         method.extras,
         tuple(tuple(F(v) for v in row) for row in method.per_agent(scope)),
@@ -59,7 +59,7 @@ def family(seed: int, n: int, k: int) -> tuple[np.ndarray, list[np.ndarray], lis
 @pytest.mark.parametrize("method", ["fisher", "sar"])
 @pytest.mark.parametrize("k", [2, 3, 4])
 @pytest.mark.parametrize("weights", [None, [0.5, 2.0, 1.0, 1.5]])
-@pytest.mark.parametrize("backend", [eager, fast], ids=["eager", "fast"])
+@pytest.mark.parametrize("backend", [definition, fast], ids=["definition", "fast"])
 def test_the_result_equals_the_naive_reference(method: str, k: int, weights: list | None, backend: object) -> None:
     base, agents, sensitivities = family(k, 3000, k)
     weights = weights[:k] if weights else None

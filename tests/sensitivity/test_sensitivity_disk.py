@@ -37,13 +37,6 @@ SMALL_FILES = 300_000  # config, tokenizer, journal, calibration data
 WEIGHTS = r"/resolve/[0-9a-f]{40}/(model|adapter_model)\.safetensors$"
 
 
-class Quiet:
-    def stage(self, name: str) -> None: ...
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
-    def statistics(self, values: object) -> None: ...
-    def warning(self, message: str) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalHubProcess]:
     """A base, two agents and a LoRA adapter, 0.6 MB each but for the last."""
@@ -97,7 +90,6 @@ def merge(prepared: Prepared, hub: Hub, folder: Path, budget: int | None) -> Rep
         hub,
         folder / "out",
         StreamOptions(chunk_elements=8192, threads=1, backend="eager", cache=folder / "inputs", disk_budget=budget),
-        Quiet(),
     )
 
 

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -57,11 +56,6 @@ def repos(local_hub: LocalHubProcess, tmp_path: Path, monkeypatch: pytest.Monkey
     return Repos(local_hub, tmp_path, monkeypatch)
 
 
-class Silent:
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
-
-
 def dense(value: float) -> bytes:
     return bytes(save({"linear.weight": np.full((4, 16), value, np.float32)}))
 
@@ -73,7 +67,7 @@ def test_every_companion_of_a_repo_is_in_the_repo_of_the_merge(repos: Repos):
     repos.upload(FILES, FILES, FILES)
     work = repos.folder / "work"
     options = StreamOptions(backend="eager")
-    published = merge_to_hub(repos.prepare(), repos.hub, work / "out", replace(options, cache=work / "in"), Silent())
+    published = merge_to_hub(repos.prepare(), repos.hub, work / "out", replace(options, cache=work / "in"))
     result = Path(repos.api.snapshot_download(published.repo, local_dir=repos.folder / "result"))
     assert {name: (result / name).read_bytes() for name in FILES} == FILES
     one = repos.names[1].partition("/")[2]

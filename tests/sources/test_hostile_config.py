@@ -201,7 +201,7 @@ def test_the_merge_of_a_hostile_base_holds_none_of_it(model: Path, asked: list[s
     recipe = recipe_from_dict({"base": str(model), "agents": list(map(str, agents)), "method": "ram"})
     hub, out = Hub("http://127.0.0.1:9"), model.parent / "out"
     prepared = prepare(recipe, hub, Request(allow_local=True, license="mit"))
-    report = merge_to_folder(prepared, hub, out, StreamOptions(cache=model.parent / "cache"), Quiet())
+    report = merge_to_folder(prepared, hub, out, StreamOptions(cache=model.parent / "cache"))
     assert any(w.startswith("config.json: auto_map, ") for w in report.warnings)
     assert not list(out.rglob("*.py"))
     text = (out / "config.json").read_text()
@@ -210,15 +210,3 @@ def test_the_merge_of_a_hostile_base_holds_none_of_it(model: Path, asked: list[s
     assert type(loaded) is transformers.LlamaForCausalLM
     assert asked == []
     assert not (model.parent / "ran").exists()
-
-
-class Quiet:
-    """Hears everything and says nothing."""
-
-    def stage(self, name: str) -> None: ...
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
-
-    def statistics(self, values: Any) -> None: ...
-
-    def warning(self, message: str) -> None: ...

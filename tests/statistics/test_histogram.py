@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubmerge.engine import eager, fast
+from hubmerge.engine import definition, fast
 from hubmerge.engine.counting import BLOCK, RELATIVE_ERROR, activity, count_inputs, fold_inputs
 from hubmerge.statistics.histogram import BINS, LAST, MAX_ERROR, Estimate, Histogram, empty_histogram, histogram_of
 from hubmerge.statistics.statistics import Tally, zero_tally
@@ -298,8 +298,8 @@ def test_the_fast_pass_counts_the_same_magnitudes(kind: str) -> None:
     deltas = [distribution(kind, rng, n), np.full(n, -0.0, dtype=np.float32), distribution("normal", rng, n)]
     base = np.zeros(n, dtype=np.float32)
     base[5:9] = -0.0
-    chunk = eager.ChunkInputs((base, *deltas), ("F32",) * 4, 0)
-    quick, slow = fast.probe_chunk(chunk, 1e-5), eager.probe_chunk(chunk, 1e-5)
+    chunk = definition.ChunkInputs((base, *deltas), ("F32",) * 4, 0)
+    quick, slow = fast.probe_chunk(chunk, 1e-5), definition.probe_chunk(chunk, 1e-5)
     assert quick.tally.to_json() == slow.tally.to_json()
     assert quick.sums.tobytes() == slow.sums.tobytes()
 
@@ -309,7 +309,7 @@ def test_the_fast_pass_does_not_overflow_in_a_long_chunk() -> None:
     n = 1100 * BLOCK
     delta = np.full(n, 1 + LAST * 2.0**-23, dtype=np.float32)
     base = np.zeros(n, dtype=np.float32)
-    counted = fast.probe_chunk(eager.ChunkInputs((base, delta), ("F32", "F32"), 0), 1e-5)
+    counted = fast.probe_chunk(definition.ChunkInputs((base, delta), ("F32", "F32"), 0), 1e-5)
     magnitudes = counted.tally.histogram.of(0, n)
     assert magnitudes.counts.tolist() == [n]
     assert magnitudes.offsets.tolist() == [n * LAST]

@@ -3,7 +3,8 @@
     child says / does                          the job
     result, exit 0                             done
     error line                                 failed, or tried again where that makes sense
-    killed (SIGKILL) by nobody here            out of memory: tried again; twice at one place, E_TOO_BIG
+    killed (SIGKILL) by nobody here            perhaps for its memory: tried again; twice at one place, E_TOO_BIG
+    killed, and the kernel lacked no memory    E_MACHINE: tried again, alone
     any other death without a word             tried again
     cancelled by its user                      TERM to the group, KILL after a grace, cancelled
     lease lost                                 group killed, nothing written: the job has another owner
@@ -15,15 +16,21 @@ Progress overwrites one column a few times a second; everything else is appended
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from dataclasses import dataclass
 from enum import Enum, auto
 from threading import Event as Flag
 from typing import Any
 
-from hubmerge.errors import CancelledError, DiskError, HubmergeError, InternalError, MemoryLimitError
-from hubmerge.isolation.child import ChildProcess
+from hubmerge.errors import (
+    CancelledError,
+    DiskError,
+    HubmergeError,
+    InternalError,
+    MachineFaultError,
+    MemoryLimitError,
+)
+from hubmerge.isolation.child import EXIT_KILLED, ChildProcess
 from workflows.jobs.jobs import DatabaseBusyError, Job, JobError, StaleFenceError, State
 from workflows.jobs.protocol import Failure, Progress, Result, StageStarted, decoded
 from workflows.jobs.store import Store
@@ -33,7 +40,6 @@ log = logging.getLogger(__name__)
 MAX_EVENTS = 1000  # per attempt
 MAX_EVENT_CHARACTERS = 256 * 1024
 PASSING = (DatabaseBusyError, DiskError)  # the database cannot be written now, and will be later
-_EXIT_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -181,12 +187,15 @@ class Supervision:
                 error = error.model_copy(update={"retryable": True})
             lacked_memory = error.code == MemoryLimitError.code and error.retryable
             return store.fail(job_id, fence, error, out_of_memory=lacked_memory)
-        error = JobError.of(_silent_death(code, self._stage), retryable=True)
-        return store.fail(job_id, fence, error, out_of_memory=code in _EXIT_KILLED)
+        from_outside = self._child.was_killed_from_outside(code)
+        error = JobError.of(_silent_death(code, self._stage, from_outside=from_outside), retryable=True)
+        return store.fail(job_id, fence, error, out_of_memory=code in EXIT_KILLED and not from_outside)
 
 
-def _silent_death(code: int, stage: str) -> HubmergeError:
-    if code in _EXIT_KILLED:
+def _silent_death(code: int, stage: str, *, from_outside: bool) -> HubmergeError:
+    if from_outside:
+        return MachineFaultError("the job's process was killed, and not for its memory", where=f"stage {stage}")
+    if code in EXIT_KILLED:
         return MemoryLimitError("the job's process was killed, most likely for its memory", where=f"stage {stage}")
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return InternalError(

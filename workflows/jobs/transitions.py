@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from hubmerge.errors import DiskError, InternalError, MemoryLimitError, QuotaError
+from hubmerge.errors import DiskError, InternalError, MachineFaultError, MemoryLimitError, QuotaError
 from workflows.jobs.jobs import (
     ACTIVE,
     DISK_STEPS,
@@ -31,6 +31,7 @@ from workflows.jobs.tokens import SealedToken
 
 JOBS: Table = Base.metadata.tables["jobs"]
 MOST_ATTEMPTS = 25  # of a job that gets further each time before something kills it
+MOST_MACHINE_FAULTS = 12  # attempts, after which a fault of the machine counts as any other
 _AGAIN = "Submit the job again, and report it if that does not help."
 MAX_WAITING = 2000  # jobs of all users together
 MEMORY_DEATHS = 2  # the second one at the same place is final
@@ -118,9 +119,12 @@ class Transitions:
     def fail(self, job: Job, error: JobError) -> Job:
         """The next attempt after a back-off, or the end where another attempt makes no sense.
 
-        An outage of the Hub uses up no attempt: the job waits, for a day and more.
+        An outage of the Hub uses up no attempt: the job waits, for a day and more. Nor does what the machine did, in
+        the first twelve attempts.
         """
         if error.is_outage and job.failures < OUTAGE_TRIES:
+            return self.retry(job, error, max_attempts=job.max_attempts + 1)
+        if error.code == MachineFaultError.code and job.attempt < MOST_MACHINE_FAULTS:
             return self.retry(job, error, max_attempts=job.max_attempts + 1)
         if not error.retryable or job.attempt >= job.max_attempts:
             return self.end(job, State.FAILED, error=error)

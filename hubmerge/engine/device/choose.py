@@ -116,14 +116,10 @@ def chunk_elements(agents: int, memory_bytes: int, lanes: int) -> int:
 
 
 def bytes_per_element(agents: int) -> int:
-    """The most that a pass holds at once (passes.py), with a quarter on top for the allocator's rounding."""
-    k = agents
-    stored = 8 * (k + 1) + 4 * k  # as they came, with sensitivities and in float32
-    decoded = 8 * k  # deltas, masks
-    sums = 4 * max(6 * k + k * (k + 1) // 2, 8 * k + 4) + 2 * k  # float32 rows and their factors, masks
-    counts = 2 * (3 * k + 1) + 28 * k  # rows of booleans; patterns, bins and what is added to them
-    kernel = 4 * (k + 10) + 24  # draws in int64, extras, temporaries of a method's kernel
-    return (stored + decoded + max(sums, counts) + kernel) * 5 // 4
+    """The most that a pass holds at once (definition.py, counting.py), with a quarter on top for the allocator's
+    rounding: inputs as they came and in float32, differences, scaled differences and their products, masks, draws and
+    sensitivities."""
+    return (48 + 40 * agents) * 5 // 4
 
 
 def host_threads() -> int:

@@ -39,14 +39,16 @@ from numpy.typing import NDArray
 
 from hubmerge.counter_rng import Key, make_key
 from hubmerge.dtypes import STORAGE, decode, encode
-from hubmerge.engine import eager
-from hubmerge.engine.counting import BLOCK, Counted
-from hubmerge.engine.device import passes
-from hubmerge.engine.device.arithmetic import STORED
+from hubmerge.engine import definition
+from hubmerge.engine.counting import BLOCK, Counted, Read
+from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule, Scalars
+from hubmerge.engine.definition import count as count_on_device
+from hubmerge.engine.definition import merge as merge_on_device
 from hubmerge.engine.device.choose import LANES, reason
-from hubmerge.engine.eager import ChunkInputs, ChunkOutput, Rule
 from hubmerge.statistics.statistics import Tally
 
+MAX_ELEMENTS = 1 << 22  # of a chunk
+STORED: dict[str, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _ALIGN = 16  # bytes; of every array within a buffer
 _Raw = NDArray[Any]
 T = TypeVar("T")
@@ -95,14 +97,14 @@ class Engine:
         return not self._failed
 
     def probe_chunk(self, chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
-        """eager.probe_chunk."""
+        """definition.probe_chunk."""
         agents = len(chunk.raws) - 1
 
         def on_device(lane: _Lane) -> Counted[Tally]:
             n = len(chunk.raws[0])
             rule = replace(_COUNTING, epsilon=epsilon)
-            vector = lane.run(chunk, lambda inputs: (None, passes.probe(inputs, lane.scalars(rule))))[1]
-            return passes.Counts(vector, n).inputs(agents)
+            vector = lane.run(chunk, lambda inputs: (None, count_on_device(inputs, lane.scalars(rule).epsilon)))[1]
+            return Read(vector, n).inputs(agents)
 
         def on_host() -> Counted[Tally]:
             counted: Counted[Tally] = self._host.probe_chunk(chunk, epsilon)
@@ -111,7 +113,7 @@ class Engine:
         return self._tried(chunk, on_device, on_host)
 
     def merge_chunk(self, chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
-        """eager.merge_chunk."""
+        """definition.merge_chunk."""
 
         def on_device(lane: _Lane) -> ChunkOutput:
             return lane.merge(chunk, rule, dtype, key, with_inputs=with_inputs)
@@ -134,13 +136,13 @@ class Engine:
         return on_host()
 
     def _takes(self, elements: int) -> bool:
-        if elements <= passes.MAX_ELEMENTS:
+        if elements <= MAX_ELEMENTS:
             return True
         with self._lock:
             if not self._has_refused:
                 self._has_refused = True
                 self._untold.append(
-                    f"chunks above {passes.MAX_ELEMENTS:,} elements are merged on the CPU with the same result: "
+                    f"chunks above {MAX_ELEMENTS:,} elements are merged on the CPU with the same result: "
                     f"the device {self._device} takes no larger ones"
                 )
         return False
@@ -175,7 +177,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 (a trial may fail in any way)
             self._fail(error)
             return
-        if found.bits() != eager.merge_chunk(chunk, rule, dtype, key, with_inputs=True).bits():
+        if found.bits() != definition.merge_chunk(chunk, rule, dtype, key, with_inputs=True).bits():
             self._fail("it computes other bits than the CPU")
 
     def check_counting(self, agents: int) -> None:
@@ -217,29 +219,27 @@ class _Lane:
         self._out = _Buffer(pinned=self._stream is not None)
         self._on_device = torch.empty(0, dtype=torch.uint8, device=device)
         self._rule: Rule | None = None
-        self._scalars: passes.Scalars | None = None
+        self._scalars: Scalars | None = None
 
-    def scalars(self, rule: Rule) -> passes.Scalars:
+    def scalars(self, rule: Rule) -> Scalars:
         """The rule's scalars on the device; kept from chunk to chunk of a tensor."""
         if self._scalars is None or self._rule is not rule:
-            self._rule, self._scalars = rule, passes.scalars_of(rule, self._device)
+            self._rule, self._scalars = rule, _scalars_of(rule, self._device)
         return self._scalars
 
     def merge(self, chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
-        """eager.merge_chunk."""
-        agents = len(chunk.raws) - 1
+        """definition.merge_chunk."""
 
-        def work(inputs: passes.Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-            return passes.merge(inputs, rule, self.scalars(rule), dtype, key, with_inputs=with_inputs)
+        def work(inputs: ChunkInputs) -> tuple[torch.Tensor, torch.Tensor]:
+            return merge_on_device(inputs, rule, self.scalars(rule), dtype, key, with_inputs=with_inputs)
 
-        raw, vector = self.run(chunk, work)
+        raw, counts = self.run(chunk, work)
         assert raw is not None
-        counts = passes.Counts(vector, len(chunk.raws[0]))
-        result = counts.result(agents)
-        return ChunkOutput(raw.view(STORAGE[dtype]), counts.inputs(agents) if with_inputs else None, result)
+        stored = raw.view(STORAGE[dtype])
+        return definition.read_output(stored, counts, len(chunk.raws) - 1, with_inputs=with_inputs)
 
     def run(
-        self, chunk: ChunkInputs, work: Callable[[passes.Inputs], tuple[torch.Tensor | None, torch.Tensor]]
+        self, chunk: ChunkInputs, work: Callable[[ChunkInputs], tuple[torch.Tensor | None, torch.Tensor]]
     ) -> tuple[_Raw | None, NDArray[np.int64]]:
         """`work` on the device; its output as bytes and its counts, both in memory of their own."""
         with self._current(), torch.inference_mode():
@@ -260,7 +260,7 @@ class _Lane:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
-    def _inputs(self, chunk: ChunkInputs) -> passes.Inputs:
+    def _inputs(self, chunk: ChunkInputs) -> ChunkInputs:
         arrays: list[tuple[_Raw, str]] = [
             *zip(chunk.raws, chunk.dtypes, strict=True),
             *((s, "F32") for s in chunk.sensitivities),
@@ -276,7 +276,16 @@ class _Lane:
             self._on_device[:used].copy_(self._in.buffer[:used])
             host = _cut(self._on_device, wanted)[0]
         models = len(chunk.raws)
-        return passes.Inputs(host[:models], chunk.start, chunk.uniform_keys, host[models:])
+        tensors: Any = tuple(host)
+        return replace(chunk, raws=tensors[:models], sensitivities=tensors[models:])
+
+
+def _scalars_of(rule: Rule, device: torch.device) -> Scalars:
+    def scalar(value: Any) -> torch.Tensor:
+        return torch.full((), float(value), dtype=torch.float32, device=device)
+
+    per_agent = tuple(tuple(scalar(v) for v in row) for row in rule.per_agent)
+    return Scalars(per_agent, tuple(scalar(v) for v in rule.constants), scalar(np.float32(rule.epsilon)))
 
 
 class _Buffer:

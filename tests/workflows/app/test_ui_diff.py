@@ -13,6 +13,7 @@ from gradio_client.exceptions import AppError
 from pages_fake import CATALOGUE, HOSTILE, comparison_id
 from pages_session import Pages, session_cookie
 
+from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.errors import HubUnavailableError, RecipeError
 from hubmerge.hub.client import Hub
@@ -33,21 +34,11 @@ RUNNING = {
 }
 
 
-class Unwatched:
-    def stage(self, name: str) -> None: ...
-
-    def progress(self, stage: str, done: int, total: int, unit: str) -> None: ...
-
-    def statistics(self, values: Any) -> None: ...
-
-    def warning(self, message: str) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def zoo_diff(tmp_path_factory: pytest.TempPathFactory) -> Diff:
     nowhere = Hub("http://127.0.0.1:9")
     plan = open_comparison(comparison_recipe(str(ZOO / "base"), str(ZOO / "math")), nowhere, allow_local=True)
-    return measure(plan, nowhere, StreamOptions(), Unwatched(), cache=tmp_path_factory.mktemp("cache"))
+    return measure(plan, nowhere, StreamOptions(), Unobserved(), cache=tmp_path_factory.mktemp("cache"))
 
 
 def shown(page: Any, selector: str, text: str) -> Any:

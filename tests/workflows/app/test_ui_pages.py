@@ -47,6 +47,7 @@ def shown(page: Any, selector: str, text: str) -> Any:
     return found.first
 
 
+@pytest.mark.quick
 def test_from_typing_to_the_job_s_page(pages: Pages, open_page: Any) -> None:
     page = open_page(pages.url, "ada")
     page.locator("#start:not([disabled])").wait_for()

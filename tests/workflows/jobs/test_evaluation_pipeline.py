@@ -121,6 +121,20 @@ def test_on_other_data_than_it_was_asked_for_a_job_waits_and_measures_nothing(
     assert made == []
 
 
+def test_data_that_stay_others_than_was_asked_for_are_measured_as_they_are(
+    zoo: LocalHubProcess, made: list[str], tmp_path: Path
+) -> None:
+    """The Hub lagged when the job was queued, so that it asks for data that no head will show again."""
+    job = spec(zoo, tmp_path, "zoo/base", "ada/late-results")
+    late = {"payload": {**job.payload, "suite_version": "of-an-earlier-commit"}, "attempt": 5}
+    said: list[Event] = []
+    evaluation_pipeline.run(job.model_copy(update=late), said.append)
+    assert made == ["zoo/base"]
+    assert any("other data than when this was asked for" in getattr(event, "message", "") for event in said)
+    [result] = [event for event in said if isinstance(event, Result)]
+    assert "of-an-earlier-commit" not in result.values["path"]
+
+
 def test_nothing_recorded_yet_is_no_error(zoo: LocalHubProcess) -> None:
     hub = Hub(zoo.endpoint, zoo.tokens["ada"])
     scores = RecordedScores(hub, ResultsDataset(hub, "ada/not-there"))

@@ -328,6 +328,20 @@ def test_a_job_that_is_killed_once_at_its_last_attempt_is_not_called_too_big(sto
     assert (failed.error.code, failed.error.retryable) == ("E_INTERNAL", True)
 
 
+def test_a_fault_of_the_machine_uses_up_no_attempt_until_the_twelfth(store: Store, clock: FakeClock) -> None:
+    store.submit(new_job("a", max_attempts=2))
+    fault = RETRYABLE.model_copy(update={"code": "E_MACHINE"})
+    states = []
+    for _ in range(20):
+        clock.pass_time(BACKOFF_CAP_S)
+        if (job := store.claim("w1")) is None:
+            break
+        states.append(store.fail(job.id, job.fence, fault).state)
+    assert states[:11] == [State.QUEUED] * 11
+    assert states[-1] is State.FAILED
+    assert len(states) <= 11 + 2
+
+
 def test_a_disk_that_others_fill_for_three_minutes_loses_no_job(store: Store, clock: FakeClock) -> None:
     store.submit(new_job("a"))
     began = clock.seconds

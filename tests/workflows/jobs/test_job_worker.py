@@ -9,11 +9,13 @@ import subprocess
 import threading
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 from job_helpers import FINAL, QUICK, claim, is_alive, job_id, make_worker, new_job, running, until, worker_process
 
+from hubmerge import machine
 from hubmerge.errors import DiskError, PermissionDeniedError
 from workflows.jobs import worker as worker_module
 from workflows.jobs.guard import SignOfLife
@@ -85,6 +87,34 @@ def skip_back_off(store: Store) -> None:
     store.clock.boot_id += "+"  # type: ignore[misc]
 
 
+@pytest.fixture
+def _short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that ends some process for want of memory all the time."""
+    monkeypatch.setattr(machine, "oom_kills", count().__next__)
+
+
+def test_a_child_killed_while_the_kernel_lacked_no_memory_is_the_machine_s_fault_however_often(
+    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "oom_kills", lambda: 7)
+    for attempt in range(1, 8):
+        job = run_one(tmp_path, live, "dies", done=[3] * 8)
+        assert job.error is not None
+        assert (job.state, job.attempt, job.memory_deaths) == (State.QUEUED, attempt, 0)
+        assert (job.error.code, job.error.retryable) == ("E_MACHINE", True)
+        skip_back_off(live)
+
+
+def test_where_the_kernel_does_not_count_a_kill_may_be_for_memory(
+    tmp_path: Path, live: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "oom_kills", lambda: None)
+    job = run_one(tmp_path, live, "dies", done=[3])
+    assert job.error is not None
+    assert (job.memory_deaths, job.error.code) == (1, "E_TOO_BIG")
+
+
+@pytest.mark.usefixtures("_short_of_memory")
 def test_a_child_killed_twice_at_one_place_is_too_big(tmp_path: Path, live: Store) -> None:
     first = run_one(tmp_path, live, "dies", done=[3, 3])
     assert first.error is not None
@@ -96,6 +126,7 @@ def test_a_child_killed_twice_at_one_place_is_too_big(tmp_path: Path, live: Stor
     assert second.error.retryable is False
 
 
+@pytest.mark.usefixtures("_short_of_memory")
 def test_a_child_killed_ever_further_on_is_tried_again(tmp_path: Path, live: Store) -> None:
     for attempt in (1, 2, 3):
         job = run_one(tmp_path, live, "dies", done=[1, 2, 3])

@@ -206,7 +206,7 @@ def test_an_evaluation_that_failed_without_a_record_is_due_again_hours_later(ben
     bench.merge("one")
     bench.tick()
     while (job := bench.store.claim("worker")) is not None:
-        bench.store.fail(job.id, job.fence, JobError(code="E_MACHINE", message="killed too often"))
+        bench.store.fail(job.id, job.fence, JobError(code="E_INTERNAL", message="no record of it"))
     recorded, *_ = bench.evaluations()  # as the model's own failure, say
     model, sha = recorded.payload["model"], recorded.payload["sha"]
     bench.known.add(ScoreKey(model, sha, "zoo", bench.version, "test"))

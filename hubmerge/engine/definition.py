@@ -1,0 +1,173 @@
+"""One chunk, operation by operation, in numpy or torch: the definition of what a merge computes.
+
+fast.py does the same in one pass and must give the same bits. In torch this runs on a device; numpy is the fallback
+of a machine without a compiler. What equal bits rest on, on any device:
+
+- Each operation called here is one rounded IEEE operation per element. Products and sums are operations of their own,
+  so that nothing can be contracted into a fused multiply-add; that is why this is not compiled: Triton contracts by
+  default.
+- torch's integers are signed. Sums and products wrap around alike; right shifts are made logical by a mask.
+- Nothing waits for a device: there is no branch on a value and no result is looked at.
+
+The bits of a NaN differ between devices. They reach no file: a NaN in an input or the output ends the merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hubmerge.arrays import Array, concat, numbers, stack, where
+from hubmerge.counter_rng import Key, draws_of, uniform_of
+from hubmerge.dtypes import Float32, Rounding, decode, encode
+from hubmerge.engine.counting import Counted, Read, activity, input_counts, overlaps_of, result_counts
+from hubmerge.statistics.statistics import Counts, ResultTally, Tally
+
+Raw = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the elements of K agents become one; the same for every chunk of a tensor."""
+
+    kernel: Callable[..., Any]  # methods.base.Method.kernel
+    extras: tuple[str, ...]  # methods.base.Method.extras
+    per_agent: tuple[tuple[np.float32, ...], ...]
+    constants: tuple[np.float32, ...]
+    epsilon: float  # an update is active above it
+    rounding: Rounding
+    both_roundings: bool  # also measure what the other rounding mode would have stored
+    whole: bool = False  # the kernel takes a whole tensor at once, so only this pass can run it
+
+
+@dataclass(frozen=True)
+class ChunkInputs:
+    """The stored elements of one chunk: the base's first, then the agents' in recipe order."""
+
+    raws: tuple[Raw, ...]  # K+1 × [n], as stored (dtypes.STORAGE)
+    dtypes: tuple[str, ...]  # safetensors' names
+    start: int  # the chunk's first element within its tensor, a multiple of BLOCK
+    uniform_keys: tuple[Key, ...] = ()  # per agent, when the method draws
+    sensitivities: tuple[Float32, ...] = ()  # K × [n], when the method weighs by them
+
+
+@dataclass(frozen=True)
+class ChunkOutput:
+    raw: Raw  # [n], as stored in the output's dtype
+    inputs: Counted[Tally] | None
+    result: Counted[ResultTally]
+
+    def bits(self) -> object:
+        """Equal where two outputs are the same to the last bit, statistics included."""
+        counted: tuple[Counted[Any] | None, ...] = (self.inputs, self.result)
+        return self.raw.tobytes(), [c and (c.sums.tobytes(), c.tally.to_json()) for c in counted]
+
+
+@dataclass(frozen=True)
+class Scalars:
+    """A rule's scalars, float32: numpy's, or tensors on a device, where dividing by a number of the host would multiply
+    by its reciprocal."""
+
+    per_agent: tuple[tuple[Any, ...], ...]
+    constants: tuple[Any, ...]
+    epsilon: Any
+
+
+def count(chunk: ChunkInputs, epsilon: Any) -> Array:
+    """A chunk of the inputs as the vector that counting.Read reads; ε is a scalar as `Scalars` has it."""
+    values, deltas = decoded(chunk)
+    return concat(input_counts(values, deltas, activity(deltas, epsilon)))
+
+
+def merge(
+    chunk: ChunkInputs, rule: Rule, scalars: Scalars, dtype: str, key: Key, *, with_inputs: bool
+) -> tuple[Array, Array]:
+    """The output as stored in `dtype`, and the vector of its counts with, where asked for, the inputs' behind them;
+    `key` is of the rounding draws."""
+    values, deltas = decoded(chunk)
+    act = activity(deltas, scalars.epsilon)
+    base = values[0]
+    delta = rule.kernel((*deltas, *_extras(chunk, rule)), scalars.per_agent, scalars.constants)
+    # θ0 + 0 would turn −0 into +0; an unchanged element keeps the base's bits
+    exact = where(delta == 0, base, base + delta)
+
+    def rounded(mode: Rounding) -> Array:
+        drawn = mode == "stochastic" and dtype != "F32"
+        return encode(exact, dtype, mode, draws_of(_elements(chunk), key) if drawn else None)
+
+    raw = rounded(rule.rounding)
+    stored = decode(raw, dtype)
+    other = stored
+    if rule.both_roundings and dtype != "F32":
+        other = decode(rounded("nearest" if rule.rounding == "stochastic" else "stochastic"), dtype)
+    stored_base = base
+    if chunk.dtypes[0] != dtype:
+        stored_base = decode(encode(base, dtype, "nearest", None), dtype)
+    counts = result_counts(base, deltas, act, delta, exact, stored, other, stored_base)
+    if with_inputs:
+        counts += input_counts(values, deltas, act)
+    return raw, concat(counts)
+
+
+def decoded(chunk: ChunkInputs) -> tuple[Array, Array]:
+    """The models' elements [K+1, n] and the agents' deltas [K, n], float32."""
+    values = stack([decode(raw, dtype) for raw, dtype in zip(chunk.raws, chunk.dtypes, strict=True)])
+    with np.errstate(all="ignore"):
+        return values, values[1:] - values[0]
+
+
+def _extras(chunk: ChunkInputs, rule: Rule) -> list[Array]:
+    found: list[Array] = []
+    for name in rule.extras:
+        found += (
+            [uniform_of(_elements(chunk), k) for k in chunk.uniform_keys]
+            if name == "uniform"
+            else (chunk.sensitivities)
+        )
+    return found
+
+
+def _elements(chunk: ChunkInputs) -> Array:
+    return numbers(chunk.start, len(chunk.raws[0]), chunk.raws[0])
+
+
+def count_overlaps(chunk: ChunkInputs, epsilon: float) -> Counts:
+    """Where the updates of one chunk meet: by_overlap of `probe_chunk`, [K, K+1]."""
+    with np.errstate(all="ignore"):
+        overlaps: Counts = overlaps_of(activity(decoded(chunk)[1], epsilon))
+        return overlaps
+
+
+def probe_chunk(chunk: ChunkInputs, epsilon: float) -> Counted[Tally]:
+    """Count one chunk of the inputs, in numpy."""
+    with np.errstate(all="ignore"):  # NaN and Inf are counted, not warned about
+        return Read(count(chunk, np.float32(epsilon)), len(chunk.raws[0])).inputs(len(chunk.raws) - 1)
+
+
+def merge_chunk(chunk: ChunkInputs, rule: Rule, dtype: str, key: Key, *, with_inputs: bool) -> ChunkOutput:
+    """Merge and count one chunk into `dtype`, in numpy; `key` is of the rounding draws."""
+    with np.errstate(all="ignore"):
+        raw, counts = merge(chunk, rule, _scalars(rule), dtype, key, with_inputs=with_inputs)
+    return read_output(raw, counts, len(chunk.raws) - 1, with_inputs=with_inputs)
+
+
+def read_output(raw: Raw, counts: Counts, agents: int, *, with_inputs: bool) -> ChunkOutput:
+    read = Read(counts, len(raw))
+    result = read.result(agents)
+    return ChunkOutput(raw, read.inputs(agents) if with_inputs else None, result)
+
+
+def merged(chunk: ChunkInputs, rule: Rule) -> Float32:
+    """δ* of one chunk before it is rounded, in numpy."""
+    with np.errstate(all="ignore"):
+        inputs = (*decoded(chunk)[1], *_extras(chunk, rule))
+        delta: Float32 = rule.kernel(inputs, rule.per_agent, rule.constants)
+        return delta
+
+
+def _scalars(rule: Rule) -> Scalars:
+    return Scalars(rule.per_agent, rule.constants, np.float32(rule.epsilon))
