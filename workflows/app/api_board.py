@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from hubmerge.leaderboard.export import row_data
-from hubmerge.leaderboard.values import Row, SuiteBoard
-
+from hubmerge.board.export import row_data
+from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.errors import ResultError
 from workflows.app.service import BoardSource, Visitor, WatcherSource
 

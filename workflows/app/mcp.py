@@ -17,7 +17,7 @@ from hubmerge.errors import InternalError
 
 def answer_mcp_here(demo: Any, app: FastAPI) -> None:
     """Let the tools' calls go to `app.state.own_url`, which the server sets once it answers."""
-    server = getattr(demo, "mcp_server_obj", None)
+    server: Any = getattr(demo, "mcp_server_obj", None)
     if not hasattr(server, "_get_or_create_client"):
         raise InternalError("this gradio's MCP server works in another way", where="gradio.mcp")
     clients: list[Client] = []
@@ -29,7 +29,7 @@ def answer_mcp_here(demo: Any, app: FastAPI) -> None:
             clients.append(
                 Client(
                     url,
-                    token=False,  # type: ignore[arg-type]  # of huggingface_hub: send none
+                    token=False,  # sends none, not even this machine's own
                     headers={"x-gradio-user": "mcp"},
                     download_files=False,
                     verbose=False,

@@ -13,11 +13,11 @@ import pytest
 from board_helpers import family
 from gradio_client import Client
 from gradio_client.exceptions import AppError
-from hubmerge.leaderboard.leaderboard import build_board
-from hubmerge.leaderboard.values import Board
 from pages_fake import CATALOGUE, FakeService, job_view
 from pages_session import CLIENT
 
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.values import Board
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
 from workflows.app.service import BoardSource, Service, Visitor, WatcherSource, WatcherView
