@@ -26,6 +26,7 @@ from hubmerge.engine.first_passes import find_thresholds
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.stream import MergeResult, StreamOptions, merge, probe
 from hubmerge.plan.plan import Plan
+from hubmerge.settings import Settings
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 
@@ -93,7 +94,7 @@ def test_the_command_line_sets_the_limit(command: str) -> None:
     more = {"merge": ["--out", "out"], "run": ["--to", "me/x"], "probe": [], "sweep": ["--out", "out"]}[command]
     for given, wanted in (([], MEMORY_BYTES), (["--device-memory", "0.5"], 500_000_000)):
         arguments = cli._parser().parse_args([command, "file.yaml", *more, *given])
-        assert cli._stream_options(arguments).device_memory_bytes == wanted
+        assert cli._stream_options(arguments, Settings()).device_memory_bytes == wanted
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
