@@ -65,6 +65,13 @@ def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
     data = json.loads(board_json(board))
     assert data == json.loads(json.dumps(board_data(board)))
     [suite] = data["suites"]
+    assert {key: suite[key] for key in ("suite", "version", "split", "versions", "domains")} == {
+        "suite": "trio",
+        "version": "1",
+        "split": "test",
+        "versions": ["1"],
+        "domains": ["math", "instruction", "code"],
+    }
     merge = next(r for r in suite["rows"] if r["model"] == "org/merge")
     assert merge["flags"] == [{"kind": "withdrawn", "reason": "", "inherited_from": "org/math"}]
     assert (merge["skills"]["kept"], merge["skills_rank"]) == (2, None)  # flagged: it has no rank

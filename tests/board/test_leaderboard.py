@@ -35,6 +35,7 @@ def test_the_family_by_hand() -> None:
     assert suite.domains == ("math", "instruction", "code")
     merge = suite.find("org/merge")
     assert merge is not None
+    assert suite.find("org/nobody") is None
     math_line, instruction, code = merge.domains
     # math: parents 0.20, 0.60, 0.10; instruction: 0.50, 0.40, 0.30; code: 0.30, 0.25, 0.80
     assert (math_line.best_parent, instruction.best_parent, code.best_parent) == ("org/math", "org/base", "org/code")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from huggingface_hub import HfApi
 
+from hubmerge.engine.progress import Unobserved
 from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError, TargetExistsError
 from hubmerge.hub.client import Hub
 from hubmerge.hub.errors import BranchMovedError, Patience, RefusedError, TooLateError
@@ -41,7 +42,7 @@ class Job:
 
     def publish(self) -> Published:
         target = Target(self.name, False)
-        return publish(self.hub, target, IDENTITY, "Merge", self.shards, self.files, lambda done, total: None)
+        return publish(self.hub, target, IDENTITY, "Merge", self.shards, self.files, Unobserved())
 
     def titles(self) -> list[str]:
         return [c.title for c in self.api.list_repo_commits(self.name)]
