@@ -92,7 +92,9 @@ def _suite(source: BoardSource, name: str) -> SuiteBoard:
     found = board.suite(str(name)) if name else next(iter(board.suites), None)
     if found is None:
         known = ", ".join(s.suite for s in board.suites)
-        raise ResultError("no such suite on the leaderboard", expected=known or "any result", got=str(name)[:100])
+        if not known:
+            raise ResultError("the leaderboard has no results yet")
+        raise ResultError("no such suite on the leaderboard", expected=known, got=str(name)[:100])
     return found
 
 
