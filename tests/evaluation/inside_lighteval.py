@@ -178,7 +178,7 @@ def batched() -> dict[str, Any]:
             model=types.SimpleNamespace(max_length=longest),
             truncated={},
             _spec={"backend": backend},
-            _channel=types.SimpleNamespace(warning=warned.append),
+            _reporter=types.SimpleNamespace(warning=warned.append),
         )
         try:
             pipeline.JournaledPipeline._refuse_what_is_cut(
