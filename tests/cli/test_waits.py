@@ -202,7 +202,7 @@ def test_sweep_says_that_it_reads_headers(recipe: Path, slowly: Callable[..., No
 
 
 def test_leaderboard_says_that_it_reads_results(tmp_path: Path, slowly: Callable[..., None]):
-    slowly("hubmerge.board.files.read_folder", "results")
+    slowly("hubmerge.board.read.read_folder", "results")
     assert main(["leaderboard", "--results", str(tmp_path), "--log-json"]) == 0
     assert never_waited(slowly) == []
 
