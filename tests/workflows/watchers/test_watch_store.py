@@ -217,10 +217,12 @@ def test_a_reason_is_noted_when_it_was_first_seen(ledger: Ledger, clock: FakeClo
 
 def test_notes_are_bounded(ledger: Ledger, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "KEPT_SKIPS", 5)
+    ledger.skip("other", [Skip("zoo/a", "a" * 40, "license", "none")])
     for n in range(12):
         clock.pass_time(seconds=1)
         ledger.skip("watch", [Skip(f"zoo/a{n}", "a" * 40, "license", "none")])
     assert [note.subject for note in ledger.skips("watch")] == [f"zoo/a{n}" for n in range(11, 6, -1)]
+    assert len(ledger.skips("other")) == 1
 
 
 def test_a_merge_forgets_why_its_members_had_to_wait(ledger: Ledger) -> None:

@@ -153,6 +153,18 @@ def test_an_edited_card_is_no_new_agent_and_new_weights_are(agents: Agents, bot_
     assert len(jobs(tmp_path)) == 2
 
 
+def test_a_base_is_taken_at_the_revision_that_the_rule_names(agents: Agents, bot_for: BotFor) -> None:
+    base = agents.base()
+    for _ in range(2):
+        agents.agent(base)
+    before = agents.api.model_info(base).sha
+    agents.api.create_tag(base, tag="old")
+    agents.api.upload_file(path_or_fileobj=b"newer", path_in_repo="notes.txt", repo_id=base)
+    turn = one(bot_for(rule_for(f"{base}@old")).watchers.poll())
+    assert turn.decision.merge is not None
+    assert turn.decision.merge.recipe["base"] == f"{base}@{before}"
+
+
 def test_a_stranger_s_misfit_is_left_out_by_name_and_spoils_nothing(agents: Agents, bot_for: BotFor) -> None:
     base = agents.base()
     good = sorted(agents.agent(base) for _ in range(2))
