@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from benchmarks.evening_stage import BOT, DISK_MB, MB, PEOPLE, Stage, nudge
 from benchmarks.evening_visitors import PAGES, recipe_of
 from localhub import fault_rules as faults
 from localhub.seed import examples
+from workflows.jobs.jobs import iso
 
 
 class Evening(Stage):
@@ -220,14 +222,14 @@ class Evening(Stage):
     # -- afterwards --------------------------------------------------------------------------------------
 
     def settle(self, limit_s: float) -> None:
-        """No faults any more; the app starts once more, and everybody tries again what failed."""
+        """No faults any more; the app starts again, everybody retries what failed, and every rule looks once more."""
         faults.FaultSwitch(self.hub.endpoint).clear()
         with self.turn:
             self.kill_app(whole=True)
             self.start_app()
         until, tries = time.monotonic() + limit_s, dict[str, int]()
         visitors = {name: self.visitor(name) for name in (*PEOPLE, BOT)}
-        quiet = 0
+        quiet, began = 0, iso(datetime.now(UTC))
         while time.monotonic() < until and quiet < 6:
             time.sleep(5)
             jobs = self.records.jobs()
@@ -239,7 +241,12 @@ class Evening(Stage):
                     answer = visitor.call("retry_job", job["id"])
                     if "E_QUOTA" not in str(answer):
                         tries[job["id"]] = tries.get(job["id"], 0) + 1
-            quiet = 0 if active or any(tries.get(job["id"], 0) == 0 for job in failed) else quiet + 1
+            if active:
+                began = iso(datetime.now(UTC))  # a full queue may have turned a rule away until now
+            looks = self.records.rows("SELECT polled, code FROM watchers")
+            looking = [look for look in looks if look["polled"] <= began or look["code"]]
+            untried = any(tries.get(job["id"], 0) == 0 for job in failed)
+            quiet = 0 if active or looking or untried else quiet + 1
             self.records.note("settle", f"{len(active)} active, {len(failed)} failed")
         self.records.note("settle", "retried", jobs=len(tries))
 
