@@ -6,10 +6,10 @@ does not stop the set.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from hubmerge.errors import HubmergeError, HubUnavailableError, IncompatibleError
+from hubmerge.errors import HubmergeError, HubUnavailableError, IncompatibleError, Problem
 from hubmerge.hub.client import Hub
 from hubmerge.plan.compatibility import agent_problems, base_problems, repeated
 from hubmerge.plan.licenses import choose, strictest
@@ -67,15 +67,18 @@ def _check(base: Model, agent: Model) -> int:
     """The number of parameters that the agent has on the base; IncompatibleError with every problem."""
     seen = views_of(base, [agent])
     problems = list(seen.problems)
-    parameters = 0
-    if base.adapter is None:  # everything else would follow from this
-        views = untie(seen.base, seen.agents)
-        problems += [*base_problems(seen.base, views.base), *repeated(base, [agent]), *views.problems]
-        problems += agent_problems(seen.base, views.base, seen.agents[0], views.agents[0])
-        parameters = sum(tensor.entry.elements for tensor in views.agents[0].values())
+    if base.adapter is not None:  # everything else would follow from this
+        raise _misfit(problems)
+    views = untie(seen.base, seen.agents)
+    problems += [*base_problems(seen.base, views.base), *repeated(base, [agent]), *views.problems]
+    problems += agent_problems(seen.base, views.base, seen.agents[0], views.agents[0])
     if problems:
-        raise IncompatibleError("it does not fit the base", problems=tuple(dict.fromkeys(problems)))
-    return parameters
+        raise _misfit(problems)
+    return sum(tensor.entry.elements for tensor in views.agents[0].values())
+
+
+def _misfit(problems: Sequence[Problem]) -> IncompatibleError:
+    return IncompatibleError("it does not fit the base", problems=tuple(dict.fromkeys(problems)))
 
 
 def _reason(error: HubmergeError) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,17 @@ def test_a_stranger_s_misfit_is_left_out_by_name_and_spoils_nothing(agents: Agen
     # noted once, however often it is seen
     one(bot.watchers.poll())
     assert {note.subject: note for note in bot.ledger.skips("watch")} == notes
+
+
+@pytest.mark.parametrize(("most_off", "merges"), [(0, True), (-1, False)])
+def test_an_agent_s_size_is_what_its_headers_hold(agents: Agents, bot_for: BotFor, most_off: int, merges: bool) -> None:
+    base = agents.base()
+    names = {agents.agent(base) for _ in range(2)}
+    elements = sum(math.prod(tensor.shape) for tensor in BASE_WEIGHTS.values())
+    bot = bot_for(rule_for(base, agents={"authors": ["ada"], "max_parameters": elements + most_off}))
+    turn = one(bot.watchers.poll())
+    assert (turn.decision.merge is not None) is merges
+    assert skipped(turn) == ({} if merges else dict.fromkeys(names, "size"))
 
 
 def test_many_new_models_are_read_over_several_looks(
