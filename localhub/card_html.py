@@ -31,7 +31,7 @@ def card_html(text: str, file_address: FileAddress, *, image_address: FileAddres
     """The body of a README.md as HTML. `file_address`: where a file of the repo is; images may lie elsewhere."""
     markdown = MarkdownIt("commonmark", {"html": True, "maxNesting": MAX_NESTING}).enable("table")
     markdown.validateLink = lambda url: _kind(url) is not None  # type: ignore[method-assign]
-    markdown.normalizeLinkText = lambda text: text  # type: ignore[method-assign]
+    markdown.normalizeLinkText = lambda link: link  # type: ignore[method-assign]
     markdown.add_render_rule("html_block", _raw)
     markdown.add_render_rule("html_inline", _raw)
     markdown.add_render_rule("link_open", _link(file_address))

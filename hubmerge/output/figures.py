@@ -164,7 +164,7 @@ def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> Figure:
     shares = [100 * share for share in total["overlap_share"]]
     panels = min(max(_PANEL, 0.25 * len(labels) + 0.4), 8.0)
     figure = new_figure(panels + 0.9 + _WHOLE)
-    above, below = figure.subfigures(2, 1, height_ratios=[_WHOLE, panels + 0.9])
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[_WHOLE, panels + 0.9])[:, 0]
     _whole(above, total["shares"])
     sharing, counts = below.subplots(1, 2, width_ratios=[3, 2])
 
@@ -195,7 +195,7 @@ def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> Figure:
 def _whole(figure: SubFigure, shares: Mapping[str, float]) -> None:
     """All elements as one bar, to scale, with its own legend."""
     axes = figure.subplots()
-    left, bars = 0.0, []
+    left, bars = 0.0, list[Any]()
     for name in SHARE_COLORS:
         share = 100 * shares[name]
         bars.append(axes.barh([0], [share], 0.8, left=left, color=SHARE_COLORS[name]))
