@@ -9,7 +9,8 @@ import gradio as gr
 
 from hubmerge.errors import HubmergeError
 from workflows.app.format import el, link
-from workflows.app.job_panels import TERMINAL, job_list
+from workflows.app.job_panels import job_list
+from workflows.app.job_steps import TERMINAL
 from workflows.app.panels import header, notice, problems_panel
 from workflows.app.service import Service
 from workflows.app.session import visitor_of

@@ -13,7 +13,9 @@ from hubmerge.methods import registry
 from hubmerge.output.figures import SHARE_COLORS
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.app.format import bytes_text, duration_text, el, link, percent_text, time_text
-from workflows.app.job_panels import job_list, job_panel, stage_track, statistics_panel
+from workflows.app.job_panels import job_list, job_panel
+from workflows.app.job_statistics import statistics_panel
+from workflows.app.job_steps import stage_track
 from workflows.app.panels import license_panel, method_panel, plan_panel, problems_panel
 from workflows.app.style import CSS, theme
 
