@@ -179,12 +179,11 @@ details.hm-section > summary { cursor: pointer; font-weight: 650; padding: .3rem
 
 /* statistics */
 .hm-shares { margin: .6rem 0 1.2rem; }
-.hm-stack { display: flex; height: 1rem; border-radius: var(--radius-sm); overflow: hidden; gap: 2px;
-  background: var(--border-color-primary); }
+.hm-stack { display: flex; height: 1rem; border-radius: var(--radius-sm); overflow: hidden; }
 .hm-part.hm-private, .hm-shares i.hm-private { background: var(--hm-private); }
 .hm-part.hm-overlap, .hm-shares i.hm-overlap { background: var(--hm-overlap); }
 .hm-part.hm-conflict, .hm-shares i.hm-conflict { background: var(--hm-conflict); }
-.hm-shares i.hm-unchanged { background: var(--hm-unchanged); }
+.hm-part.hm-unchanged, .hm-shares i.hm-unchanged { background: var(--hm-unchanged); }
 .hm-shares figcaption { display: flex; flex-wrap: wrap; gap: .2rem 1rem; margin-top: .5rem; font-size: .85rem; }
 .hm-shares ul { display: flex; flex-wrap: wrap; gap: .2rem 1rem; list-style: none; margin: 0; padding: 0 !important; }
 .hm-shares li { margin: 0; }
