@@ -54,7 +54,6 @@ def bar(pages: Sequence[Page], path: str) -> Markup:
 
 def top(demo: Any, settings: Settings, pages: Sequence[Page], path: str, *, sign_in: bool) -> None:
     """The bar and the sign-in button of one page, in the current Blocks context."""
-    gr.Navbar(visible=False, main_page_name=False)  # gradio's own does not say where one is to who cannot see it
     with gr.Row(elem_classes="hm-top"):
         gr.HTML(bar(pages, path), js_on_load=None, elem_classes="hm-bar-block")
         if not sign_in:

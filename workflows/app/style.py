@@ -67,6 +67,7 @@ CSS = (
   --hm-private: #2dd4bf; --hm-overlap: #60a5fa; --hm-conflict: #fbbf24; --hm-unchanged: #475569; }
 
 /* frame */
+.nav-holder { display: none; } /* gradio's own bar, which does not say where one is to who cannot see it */
 .gradio-container main, .gradio-container .contain { width: 100%; }
 .block:has(> .html-container > .prose:empty) { display: none; }
 .row.hm-top { align-items: center; justify-content: space-between; flex-wrap: wrap; margin-bottom: .4rem; }

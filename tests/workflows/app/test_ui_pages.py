@@ -121,7 +121,8 @@ def test_a_chosen_method_shows_its_parameters_and_they_reach_the_recipe(pages: P
 
 
 def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=sar", "ada")
+    base, *agents = CATALOGUE[:3]
+    page = open_page(f"{pages.url}/merge?base={base}&agent={agents[0]}&agent={agents[1]}&method=sar", "ada")
     page.locator("#start:not([disabled])").wait_for()
     card = shown(page, "#calibration", "Dataset")
     for label, value in (("Dataset", "org/rows"), ("Question column", "question"), ("Answer column", "answer")):
@@ -155,7 +156,8 @@ def test_an_address_that_names_no_method_says_so_and_fills_the_rest(pages: Pages
 
 
 def test_a_name_that_no_repo_can_have_is_not_called_missing(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram", "ada")
+    base, *agents = CATALOGUE[:3]
+    page = open_page(f"{pages.url}/merge?base={base}&agent={agents[0]}&agent={agents[1]}&method=ram", "ada")
     page.locator("#start:not([disabled])").wait_for()
     shown(page, "#agents", CATALOGUE[2])
     field = page.locator("#target-name textarea, #target-name input").first
@@ -336,7 +338,8 @@ def test_a_phone_shows_every_page_without_scrolling_sideways(pages: Pages, open_
     pages.service.put([job_view(JOB, **RUNNING, warnings=("zoo/mem-agent: " + "x" * 80,))])
     page = open_page(f"{pages.url}{path}", "ada", width=360)
     shown(page, "button", "Sign out (ada)")
-    page.locator({"/": "h1", "/merge": "#inspect", "/activity": "#jobs tbody"}.get(path, "#statistics table")).first.wait_for()
+    there = {"/": "h1", "/merge": "#inspect", "/activity": "#jobs tbody"}.get(path, "#statistics table")
+    page.locator(there).first.wait_for()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
 
 

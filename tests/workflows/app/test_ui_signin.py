@@ -223,4 +223,4 @@ def test_who_picks_a_gated_model_is_sent_to_its_page_or_to_a_wider_sign_in(where
     asked = str(access_offer(gated, ADA, "https://hub.example"))
     assert 'href="https://hub.example/meta/llama"' in asked
     earlier = replace(ADA, scopes=frozenset({"openid", "profile", "contribute-repos"}))
-    assert f'href="{sign_in_link()}"' in str(access_offer(gated, earlier, "https://hub.example"))
+    assert f'href="{sign_in_link("/merge")}"' in str(access_offer(gated, earlier, "https://hub.example"))
