@@ -1,7 +1,7 @@
 """The merge page: choose models and a method, see whether and how they fit, start the merge.
 
-`/` opens the form as it was left in this browser, `/?job=ID` with the recipe of a job, and
-`/?base=…&agent=…&agent=…&method=…` with the models and method of the address. Signing in leaves the page, so the
+`/merge` opens the form as it was left in this browser, `/merge?job=ID` with the recipe of a job, and
+`/merge?base=…&agent=…&agent=…&method=…` with the models and method of the address. Signing in leaves the page, so the
 browser keeps the form meanwhile.
 """
 
@@ -47,7 +47,7 @@ _KEPT = """() => { try { return [JSON.parse(localStorage.getItem("hubmerge-form"
 # Kept first, then taken out of the address: after signing in the form must come from what was kept.
 _KEEP_OPENED = f"""(...values) => {{
   ({_KEEP})(...values);
-  if (window.location.search) window.history.replaceState(null, "", "./");
+  if (window.location.search) window.history.replaceState(null, "", "merge");
 }}"""
 
 
