@@ -15,8 +15,8 @@ from workflows.jobs.pins import pinned_models
 from workflows.jobs.store import Store
 
 LOG_EVENTS = 300  # of a job, that its page shows
-_JOBS_ASKED = 20  # earlier ones, from which a stage's usual time is taken
-_REMEMBERED_S = 60.0
+_ASKED = 20  # earlier ones, from which a stage's usual time is taken
+_REMEMBERED_EVERY_S = 60.0
 PAGE_JOBS = 25
 
 
@@ -97,7 +97,7 @@ class Trail:
         with self._lock:
             kept = self._typical.get(kind)
         if kept is None or kept[0] < now:
-            kept = now + _REMEMBERED_S, typical_times(self._store.stage_times(kind, _JOBS_ASKED))
+            kept = now + _REMEMBERED_EVERY_S, typical_times(self._store.stage_times(kind, _ASKED))
             with self._lock:
                 self._typical[kind] = kept
         return kept[1]

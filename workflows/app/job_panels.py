@@ -210,19 +210,38 @@ def job_panel(view: JobView, endpoint: str) -> tuple[Markup, Markup, Markup]:
     return head, join(warnings_panel(view.warnings)), join(statistics_panel(view))
 
 
-def job_list(views: Sequence[JobView]) -> Markup:
-    """A visitor's jobs, newest first."""
+def job_list(views: Sequence[JobView], mine: str | None = None) -> Markup:
+    """Jobs, newest first; evaluations stand with their merge where it is among them. `mine`: the visitor's name."""
+    grouped = {scoring.job for v in views for scoring in v.evaluations}
     rows = [
         (
             link(job_href(v.id), v.target),
-            badge(_shown_state(v)),
+            join(badge(_shown_state(v)), _way_on(v, mine)),
             _what(v),
-            _where(v),
+            _where(v) or _scores_cell(v) or "",
+            v.user,
             time_text(v.created),
         )
         for v in views
+        if v.id not in grouped
     ]
-    return table(("Model", "State", "What", "Stage", "Submitted"), rows)
+    return table(("Model", "State", "What", "Where it is", "By", "Submitted"), rows)
+
+
+def _way_on(view: JobView, mine: str | None) -> Markup | None:
+    """The way to what its owner may do with a job."""
+    if view.user != mine or view.state not in ("queued", "running", "failed", "cancelled"):
+        return None
+    words = "cancel" if view.state in ("queued", "running") else "try again"
+    return join(" ", link(job_href(view.id), words, cls="hm-small"))
+
+
+def _scores_cell(view: JobView) -> Markup | None:
+    """How many of a merge's evaluations are done, unfolding to each."""
+    if not view.evaluations:
+        return None
+    done = sum(scoring.state == "done" for scoring in view.evaluations)
+    return el("details", el("summary", f"{done} of {len(view.evaluations)} evaluated"), scorings_panel(view))
 
 
 def _what(view: JobView) -> str:

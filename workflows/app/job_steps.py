@@ -132,6 +132,8 @@ def progress_panel(view: JobView, now: datetime | None = None) -> Markup | None:
     known = done is not None and bool(total) and not (done == 0 and total == 1)
     share = min(max((done or 0) / (total or 1), 0.0), 1.0) if known else None
     parts = [] if share is None else [_amount_text(view.progress or {}, done or 0, total or 0)]
+    if share is not None and (pace := _pace_text(view.progress or {})):
+        parts.append(pace)
     left = _left(view, now) if share is not None and share < 1 else None
     if left is not None:
         parts.append("almost done with this step" if left < 1 else f"about {duration_text(left)} left in this step")
@@ -190,6 +192,13 @@ def _amount_text(progress: Mapping[str, Any], done: float, total: float) -> str:
     if unit in ("B", "bytes"):
         return f"{bytes_text(done)} of {bytes_text(total)}"
     return f"{_count(done)} of {_count(total)} {_UNITS.get(unit, unit)}".rstrip()
+
+
+def _pace_text(progress: Mapping[str, Any]) -> str | None:
+    speed, unit = number_of(progress, "per_second"), str(progress.get("unit", ""))
+    if speed and unit in ("B", "bytes"):
+        return f"{bytes_text(speed)}/s"
+    return f"{_count(speed)} {_UNITS.get(unit, unit)}/s" if speed and speed >= 1 else None  # 0.03 parts tell nothing
 
 
 _UNITS = {"elements": "weights", "headers": "files"}
