@@ -19,7 +19,7 @@ MODULES: Mapping[Extra, tuple[str, ...]] = {
     "gpu": ("torch",),
     "app": (
         *("gradio", "spaces", "starlette", "uvicorn", "multipart", "sqlalchemy", "apscheduler"),
-        *("cryptography", "authlib"),
+        *("cryptography", "authlib", "markdown_it"),
     ),
     "eval": (
         *("lighteval", "datasets", "transformers", "torch", "accelerate", "safetensors", "pyarrow", "psutil"),

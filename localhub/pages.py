@@ -1,6 +1,6 @@
-"""The few pages that a person following a link sees: a list of repos, a repo's files and its card as text.
+"""The few pages that a person following a link sees: a list of repos, a repo's card, its files and its commits.
 
-Everything shown comes from users and is escaped; no page runs a script.
+Everything shown comes from users and is escaped or, as a card, made harmless (card_html.py); no page runs a script.
 """
 
 from __future__ import annotations
@@ -11,19 +11,35 @@ from urllib.parse import quote
 from starlette.responses import HTMLResponse, Response
 
 from localhub.access import PREFIX, Repo, repo_of_row
+from localhub.card_html import card_html, repo_files
 from localhub.protocol import Call, Json, Router
 
 router = Router()
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; frame-ancestors 'none'"
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; frame-ancestors 'none'; base-uri 'none';"
+        " form-action 'none'"
+    )
 }
+_STYLE = """
+:root{color-scheme:light dark;--line:#cbd5e1;--soft:#f1f5f9;--link:#0f766e}
+@media (prefers-color-scheme:dark){:root{--line:#475569;--soft:#1e293b;--link:#2dd4bf}}
+body{font:16px/1.55 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;overflow-wrap:anywhere}
+a{color:var(--link)}
+pre{white-space:pre-wrap;background:var(--soft);padding:1rem;border-radius:.4rem}
+article{border:1px solid var(--line);border-radius:.5rem;padding:0 1.2rem 1rem}
+article img{max-width:100%;height:auto;background:#fff}
+article table{display:block;max-width:100%;overflow-x:auto;border-collapse:collapse;font-size:.9rem}
+article th,article td{border:1px solid var(--line);padding:.3rem .6rem;text-align:left;overflow-wrap:normal}
+summary{cursor:pointer}
+"""
 
 
 def _page(title: str, body: str) -> Response:
     return HTMLResponse(
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        "<style>body{font:16px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem}"
-        "pre{white-space:pre-wrap;background:#f5f5f5;padding:1rem}</style></head>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_STYLE}</style></head>"
         f'<body><p><a href="/">local Hub</a></p><h1>{escape(title)}</h1>{body}</body></html>',
         headers=_HEADERS,
     )
@@ -98,7 +114,7 @@ def _repo_page(call: Call, revision: str) -> Response:
     card = ""
     if readme and not readme.sha256 and not repo.gated:
         text = call.store.git_path(readme.oid).read_text("utf-8", errors="replace")
-        card = f"<h2>README.md</h2><pre>{escape(text)}</pre>"
+        card = f'<article aria-label="Model card">{card_html(text, repo_files(f"/{quote(repo.path)}", sha))}</article>'
     commits = "".join(
         f"<li><code>{commit.sha[:8]}</code> {escape(commit.title)}"
         f" <small>{escape(commit.author)}, {commit.date}</small></li>"

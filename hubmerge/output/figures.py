@@ -16,7 +16,7 @@ from hubmerge.output.report import Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure, SubFigure
 
 DENSITY = "figures/density_by_layer.png"
 OVERLAP = "figures/overlap.png"
@@ -47,7 +47,16 @@ _ANNOTATED = 10  # a heatmap of more agents has no room for numbers
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C7A00", "#000000")
 _MARKERS = "osD^vPX*"
 _LINES = ("-", "--", ":", "-.")
+# how the parameters divide; the pages show the same, lighter in the dark
+SHARE_COLORS = {"private": "#0f766e", "overlap": "#3b82f6", "conflict": "#d97706", "unchanged": "#cbd5e1"}
+_SHARE_NAMES = {
+    "private": "one agent",
+    "overlap": "several, same sign",
+    "conflict": "several, opposite signs",
+    "unchanged": "none",
+}
 _PANEL = 2.1  # inches: the height of axes beside which nothing is listed
+_WHOLE = 0.85  # inches: a bar of all elements with its title and its legend
 _ROW = 0.2  # inches: of a legend
 
 _drawing = threading.Lock()  # threads may not share matplotlib's fonts and settings
@@ -153,8 +162,11 @@ def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> Figure:
     groups = _groups(len(labels))
     colors = [_shade(step, len(groups)) for step in range(len(groups))]
     shares = [100 * share for share in total["overlap_share"]]
-    figure = new_figure(min(max(_PANEL, 0.25 * len(labels) + 0.4), 8.0) + 0.9)
-    sharing, counts = figure.subplots(1, 2, width_ratios=[3, 2])
+    panels = min(max(_PANEL, 0.25 * len(labels) + 0.4), 8.0)
+    figure = new_figure(panels + 0.9 + _WHOLE)
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[_WHOLE, panels + 0.9])[:, 0]
+    _whole(above, total["shares"])
+    sharing, counts = below.subplots(1, 2, width_ratios=[3, 2])
 
     # per agent a bar whose parts are the elements that it changed alone, with one other, …
     ends = [0.0] * len(labels)
@@ -176,8 +188,22 @@ def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> Figure:
         digits = 3 if len(labels) <= 5 else 2
         counts.bar_label(bars, [f"{share:.{digits}g}" for share in shares[1:]], padding=2, fontsize=SIZE - 2)
         counts.set_xticks(range(1, len(shares)))
-    figure.legend(handles, list(groups), loc="outside lower center", ncols=len(groups))
+    below.legend(handles, list(groups), loc="outside lower center", ncols=len(groups))
     return figure
+
+
+def _whole(figure: SubFigure, shares: Mapping[str, float]) -> None:
+    """All elements as one bar, to scale, with its own legend."""
+    axes = figure.subplots()
+    left, bars = 0.0, list[Any]()
+    for name in SHARE_COLORS:
+        share = 100 * shares[name]
+        bars.append(axes.barh([0], [share], 0.8, left=left, color=SHARE_COLORS[name]))
+        left += share
+    axes.set(xlim=(0, 100), ylim=(-0.4, 0.4), title="all elements, changed by")
+    axes.set_axis_off()
+    words = [f"{_SHARE_NAMES[name]}: {100 * shares[name]:.3g}%" for name in SHARE_COLORS]
+    figure.legend(bars, words, loc="outside lower center", ncols=len(words), fontsize=SIZE - 1)
 
 
 def _groups(agents: int) -> dict[str, range]:

@@ -108,6 +108,8 @@ def test_everything_goes_up_in_one_commit(hub: Watched, ada: HfApi, name: str, s
     assert len(titles(ada, name)) == 2, "the first is the Hub's own, which made the repo"
     assert told[-1] == ("commit", 0, 0, "")
     assert {("publish", 5000, 10000, "B"), ("publish", 10000, 10000, "B")} <= set(told)
+    assert {news[0] for news in told} == {"publish", "commit"}
+    assert [news[1] for news in told[:-1]] == sorted(news[1] for news in told[:-1]), "the bytes sent only grow"
     info = ada.model_info(name, files_metadata=True)
     assert {s.rfilename for s in info.siblings or ()} == {*files(), *(p.name for p in shards), ".gitattributes"}
     hashes = {s.rfilename: s.lfs.sha256 for s in info.siblings or () if s.lfs}
@@ -353,6 +355,37 @@ def test_bytes_that_the_hub_has_are_not_sent_again(
     hub.before_commit = lambda: None
     send(hub, name, shards)
     assert sent == [p.name for p in shards]
+
+
+def test_the_progress_of_every_shard_follows_the_shards_before_it(
+    hub: Watched, name: str, shards: list[Path], monkeypatch: pytest.MonkeyPatch
+):
+    """Each shard is told about in the middle, which time alone decides otherwise."""
+    told: list[tuple[object, ...]] = []
+    digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in shards}
+
+    class Noting(Unobserved):
+        def progress(self, *news: object) -> None:
+            told.append(news)
+
+    def halfway(repo: str, path: Path, file: str, *, sha256: str | None, sent: Callable[[int], None]) -> Any:
+        assert sha256 == digests[file], "a file that was verified is not hashed again"
+        sent(2500)
+        return preupload(repo, path, file, sha256=sha256)
+
+    preupload = hub.preupload
+    monkeypatch.setattr(hub, "preupload", halfway)
+    monkeypatch.setattr("hubmerge.output.publish._TOLD_EVERY_S", 0.0)
+    publish(hub, Target(name, False), IDENTITY, TITLE, shards, files(), Noting(), digests=digests)
+    assert told == [
+        ("verify", 5000, 10000, "B"),
+        ("verify", 10000, 10000, "B"),
+        ("publish", 2500, 10000, "B"),
+        ("publish", 5000, 10000, "B"),
+        ("publish", 7500, 10000, "B"),
+        ("publish", 10000, 10000, "B"),
+        ("commit", 0, 0, ""),
+    ]
 
 
 @pytest.mark.parametrize("damage", ["another byte", "gone"])

@@ -222,7 +222,7 @@ def _count(number: float) -> str:
 def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
     """How the job ended: the repo, or the reason why there is none; or that it cannot begin."""
     if view.state == "queued" and needs_login(view):
-        again = link(f"./?job={quote(view.id, safe='')}", "Sign in and start it once more")
+        again = link(f"merge?job={quote(view.id, safe='')}", "Sign in and start it once more")
         sentence = f"The sign-in that it would act with ended at {time_text(view.signed_in_until)}."
         return notice("warn", "It needs your login", el("p", sentence), el("p", again, ": it keeps its place."))
     if view.state == "done" and view.result and view.kind == "evaluate":
@@ -298,19 +298,19 @@ def statistics_panel(view: JobView) -> Markup | None:
 
 
 def _share_bar(shares: Mapping[str, Any]) -> Markup:
-    """Stacked bar of SAR Fig. 7 over the changed elements; the unchanged rest is told in the legend."""
-    known = {name: number_of(shares, name) or 0.0 for name, _ in _SHARES}
-    changed = sum(known[name] for name, _ in _SHARES[:3])
+    """All parameters as one bar, to scale: those changed by one agent, by several, and by none."""
+    known = [(name, text, share) for name, text in _SHARES if (share := number_of(shares, name)) is not None]
     parts = [
-        el("div", cls=f"hm-part hm-{name}", style=f"width:{known[name] / changed * 100:.2f}%")
-        for name, _ in _SHARES[:3]
-        if changed and known[name]
+        el("div", cls=f"hm-part hm-{name}", style=f"width:{min(share, 1.0) * 100:.3f}%")
+        for name, _, share in known
+        if share > 0
     ]
     legend = [
-        el("li", el("i", cls=f"hm-{name}"), f"{text}: ", el("strong", percent_text(known[name])))
-        for name, text in _SHARES
+        el("li", el("i", cls=f"hm-{name}"), f"{text}: ", el("strong", percent_text(share)))
+        for name, text, share in known
     ]
-    bar = el("div", *parts, cls="hm-stack", role="img", aria_label="How the changed parameters divide")
+    said = ", ".join(f"{text}: {percent_text(share)}" for _, text, share in known)
+    bar = el("div", *parts, cls="hm-stack", role="img", aria_label=f"Share of the parameters changed by {said}")
     return el("figure", bar, el("figcaption", "Changed by", el("ul", *legend)), cls="hm-shares")
 
 

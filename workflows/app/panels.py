@@ -178,7 +178,7 @@ def access_panel(models: Iterable[Model]) -> Markup | None:
     return notice("info", "Private unless you say otherwise", el("p", f"Gated or private: {', '.join(closed)}."))
 
 
-def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, back: str = "/") -> Markup | None:
+def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, back: str = "/merge") -> Markup | None:
     """The next steps for models that the Hub does not show: allow more in a second sign-in, or ask their owners.
 
     `back`: the page to which a sign-in returns.

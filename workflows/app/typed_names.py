@@ -19,8 +19,15 @@ def names_in(typed: Iterable[str], endpoint: str) -> list[str]:
 
     `endpoint`: the Hub in use, whose addresses are understood like those of huggingface.co.
     """
-    parts = (part.strip("\"'<>[]()`") for text in typed for part in _BETWEEN.split(str(text)))
-    return list(dict.fromkeys(_name(part, endpoint) for part in parts if part))
+    return list(dict.fromkeys(name for text in typed for name in _names(str(text).strip(), endpoint)))
+
+
+def _names(text: str, endpoint: str) -> list[str]:
+    parts = [part.strip("\"'<>[]()`") for part in _BETWEEN.split(text)]
+    names = [_name(part, endpoint) for part in parts if part]
+    if len(names) > 1 and not all(is_hub_id(name.partition("@")[0]) for name in names):
+        return [text]
+    return names
 
 
 def _name(text: str, endpoint: str) -> str:

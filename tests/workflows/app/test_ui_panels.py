@@ -10,11 +10,12 @@ from pages_fake import HOSTILE, STATISTICS, FakeService, job_view, model
 from hubmerge.errors import HubUnavailableError, IncompatibleError, Problem
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
+from hubmerge.output.figures import SHARE_COLORS
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.app.format import bytes_text, duration_text, el, link, percent_text, time_text
-from workflows.app.job_panels import job_list, job_panel, stage_track
+from workflows.app.job_panels import job_list, job_panel, stage_track, statistics_panel
 from workflows.app.panels import license_panel, method_panel, plan_panel, problems_panel
-from workflows.app.style import theme
+from workflows.app.style import CSS, theme
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
 
@@ -241,9 +242,22 @@ def test_a_job_says_until_when_it_is_signed_in_and_that_it_needs_login_after_tha
     ended = job_view(signed_in_until=past)
     shown = job_panel(ended, "https://hub.example")[0]
     assert "Needs login" in shown
-    assert f'href="./?job={ended.id}"' in shown
+    assert f'href="merge?job={ended.id}"' in shown
     assert "Needs login" in job_list([ended])
     failed = job_view(state="failed", error={"code": "E_LOGIN", "message": "needs login: its sign-in has expired"})
     assert "Needs login" in job_panel(failed, "https://hub.example")[0]
     running = job_view(state="running", signed_in_until=past)  # it holds its token, and the Hub will say
     assert "Needs login" not in job_panel(running, "https://hub.example")[0]
+
+
+def test_the_bar_of_shares_shows_every_share_to_scale_the_unchanged_included() -> None:
+    panel = str(statistics_panel(job_view(statistics=STATISTICS)))
+    widths = {name: float(width) for name, width in re.findall(r'hm-part hm-(\w+)" style="width:([\d.]+)%', panel)}
+    assert widths == {name: pytest.approx(100 * share) for name, share in STATISTICS["shares"].items()}
+    assert sum(widths.values()) == pytest.approx(100)
+    assert "none: 62.0 %" in panel  # what a screen reader says of it
+
+
+def test_the_shares_have_the_same_colours_in_the_app_and_in_the_card() -> None:
+    for name, color in SHARE_COLORS.items():
+        assert f"--hm-{name}: {color}" in CSS
