@@ -136,6 +136,7 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "varying_weights": _varying_weights(report),
         "by_layer": report.method.get("by_layer") or [],
         "papers": [(p, _paper_link(p)) for p in report.method["papers"]],
+        "bibtex": "\n\n".join(_bibtex(p) for p in report.method["papers"] if _ARXIV.fullmatch(str(p["arxiv"]))),
         "kept_unique": _range([o.kept_unique for o in report.outcomes]),
         "kept_shared": _range([o.kept_shared for o in report.outcomes]),
         "outcomes": report.outcomes,
@@ -210,6 +211,14 @@ def _paper_link(paper: Mapping[str, Any]) -> Markdown:
     if _ARXIV.fullmatch(identifier):
         return link(Markdown(f"arXiv:{identifier}"), f"https://arxiv.org/abs/{identifier}")
     return code(identifier)
+
+
+def _bibtex(paper: Mapping[str, Any]) -> str:
+    identifier, title = str(paper["arxiv"]), re.sub(r"[{}\\\\\s]+", " ", str(paper["title"]))
+    return (
+        f"@misc{{arxiv.{identifier},\n  title = {{{{{title}}}}},\n  year = {{20{identifier[:2]}}},\n"
+        f"  eprint = {{{identifier}}},\n  archivePrefix = {{arXiv}}\n}}"
+    )
 
 
 def _range(values: Sequence[float | None]) -> str | None:

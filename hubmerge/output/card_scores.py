@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from hubmerge.markdown import Markdown, factor
-from hubmerge.output.domains import ParentLine, domain_line, domain_order
+from hubmerge.output.domains import DomainLine, ParentLine, domain_line, domain_order
 from hubmerge.output.intervals import Estimate, mean, score_interval
 from hubmerge.output.report import Parent
-from hubmerge.output.skills import skills_kept
+from hubmerge.output.skills import skills_kept, verdict
 
 _MERGE = "this merge"
 _ID = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(/[A-Za-z0-9][\w.\-]{0,95})?", re.ASCII)
@@ -71,17 +71,19 @@ def _against_parents(rows: Sequence[Mapping[str, Any]], parents: Sequence[Parent
     own = {domain: models[_MERGE] for domain, models in found.items() if _MERGE in models}
     lines = [_parent(p, {domain: found[domain].get(p.label, {}) for domain in own}, own) for p in parents]
     scored = {domain for p in lines for domain in p.domains}
+    domains = [domain_line(d, mean(list(own[d].values())), lines) for d in sorted(scored, key=domain_order)]
+    skills = skills_kept({(d, t): e for d, tasks in own.items() for t, e in tasks.items()}, lines)
     return {
-        "domains": [_domain(d, mean(list(own[d].values())), lines) for d in sorted(scored, key=domain_order)],
-        "skills": skills_kept({(d, t): e for d, tasks in own.items() for t, e in tasks.items()}, lines),
+        "domains": [_domain(line, lines) for line in domains],
+        "skills": skills,
+        "verdict": verdict(skills, domains),
     }
 
 
-def _domain(domain: str, score: Estimate, parents: Sequence[ParentLine]) -> tuple[str, Markdown, str, str]:
+def _domain(line: DomainLine, parents: Sequence[ParentLine]) -> tuple[str, Markdown, str, str]:
     """(domain, merge, best parent, verdict)."""
-    line = domain_line(domain, score, parents)
     best = next(p for p in parents if p.id == line.best_parent)
-    return domain, _range(score), f"{best.id}: {_range(best.domains[domain])}", line.verdict
+    return line.domain, _range(line.score), f"{best.id}: {_range(best.domains[line.domain])}", line.verdict
 
 
 def _parent(

@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hubmerge.output.domains import ParentLine, domain_order
+from hubmerge.output.domains import DomainLine, ParentLine, domain_order
 from hubmerge.output.intervals import Estimate, difference, mean
 
 HALF_OF_THE_GAIN = 0.5
@@ -75,6 +75,23 @@ class SkillsKept:
             return "no parent above the base"
         gains = " · ".join(_percent(skill.gain_kept.value) for skill in self.skills)
         return f"{self.kept} of {len(self.skills)} skill{'s' * (len(self.skills) > 1)}: {gains} %"
+
+
+def verdict(skills: SkillsKept | None, domains: Sequence[DomainLine]) -> str | None:
+    """Keeps 3 of 3 skills; math drops 12 points.
+
+    A domain drops where it is below the best parent beyond chance. None: too little is scored.
+    """
+    if skills is None:
+        return None
+    count = len(skills.skills)
+    kept = f"Keeps {skills.kept} of {count} skill{'s' * (count != 1)}" if count else "No parent is above the base"
+    drops = [
+        f"{line.domain} drops {max(round(-100 * line.change.value), 1)} point{'s' * (line.change.value <= -0.015)}"
+        for line in domains
+        if line.change is not None and line.change.high < 0
+    ]
+    return "; ".join((kept, *drops)) + "."
 
 
 def _percent(share: float) -> str:

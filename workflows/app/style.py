@@ -167,6 +167,24 @@ CSS = (
 .hm-doing { margin: 0 0 .5rem; font-weight: 550; }
 .hm-scorings h4 { margin: .8rem 0 .2rem; font-size: .95rem; font-weight: 600; }
 .hm-small { font-size: .8rem; margin-left: .4rem; }
+.hm-verdict { font-size: 1.15rem; font-weight: 650; margin: 0 0 .6rem; }
+.hm-ways-on { display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; }
+.hm-picture { margin: .4rem 0 1rem; display: grid; gap: .2rem 2rem;
+  grid-template-columns: repeat(auto-fit, minmax(min(22rem, 100%), 1fr)); }
+.hm-picture figcaption { grid-column: 1 / -1; }
+.hm-dots { list-style: none; margin: 0 !important; padding: 0 !important; }
+.hm-dots li { display: grid; grid-template-columns: minmax(6rem, 11rem) 1fr 6.5rem; gap: .7rem; align-items: center;
+  margin: .25rem 0 !important; padding: 0 !important; font-size: .9rem; --dot: var(--hm-info); }
+.hm-dots .hm-merge { --dot: var(--hm-busy); font-weight: 600; }
+.hm-dots .hm-agent { --dot: var(--hm-overlap); }
+.hm-dots-name { overflow-wrap: anywhere; }
+.hm-dots-value { font-variant-numeric: tabular-nums; white-space: nowrap; }
+.hm-track { position: relative; height: .9rem; border-radius: 99px; background: var(--background-fill-secondary); }
+.hm-range { position: absolute; top: .3rem; height: .3rem; border-radius: 99px; background: var(--dot); opacity: .4; }
+.hm-dot { position: absolute; top: .12rem; width: .66rem; height: .66rem; margin-left: -.33rem; border-radius: 99px;
+  background: var(--dot); }
+.hm-snippet { overflow-x: auto; padding: .8rem; border-radius: var(--radius-md); font-size: .85rem;
+  background: var(--background-fill-secondary); }
 .hm-tabs { display: flex; gap: 1.2rem; margin: 0 0 1rem; border-bottom: 1px solid var(--border-color-primary); }
 .hm-tabs .hm-tab { padding: .3rem 0 .5rem !important; color: var(--body-text-color-subdued); text-decoration: none; }
 .hm-tabs .hm-tab[aria-current] { color: var(--body-text-color); font-weight: 600;

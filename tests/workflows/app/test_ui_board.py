@@ -233,7 +233,7 @@ def test_the_board_asks_no_other_host_for_anything(url: str, open_page: Any) -> 
 def test_an_empty_board_and_an_unknown_model_are_told(url: str, source: FakeBoard, open_page: Any) -> None:
     source.content = Board()
     wait_for(open_page(f"{url}/leaderboard"), "#board-summary", "No results yet")
-    wait_for(open_page(f"{url}/model?model=org/none"), "#model", "No result of this model")
+    wait_for(open_page(f"{url}/model?model=org/none"), "#model", "Not scored yet")
     wait_for(open_page(f"{url}/model"), "#model", "No model is named")
 
 

@@ -1,0 +1,64 @@
+"""The first things on a model's page: the verdict, the picture of its scores, and the ways on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from board_helpers import HOSTILE, family
+
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.values import Row
+from hubmerge.output.domains import DomainLine
+from hubmerge.output.intervals import Estimate
+from hubmerge.output.skills import Skill, SkillsKept, verdict
+from workflows.app.model_panels import scores_picture, use_it, verdict_panel, ways_on
+
+
+def skill(kept: bool) -> Skill:
+    return Skill("gsm8k", "math", "org/math", Estimate(0.9 if kept else 0.1, 0.05, 1.0))
+
+
+def line(domain: str, change: float, spread: float = 0.01) -> DomainLine:
+    estimate = Estimate(change, change - spread, change + spread)
+    return DomainLine(domain, Estimate(0.5, 0.4, 0.6), None, "org/math", estimate)
+
+
+def test_the_verdict_counts_skills_and_names_only_drops_beyond_chance() -> None:
+    three = SkillsKept((skill(True), skill(True), skill(False)))
+    lines = (line("math", -0.12), line("code", -0.1, 0.2), line("tool", 0.3), line("memory", -0.012, 0.001))
+    assert verdict(three, lines) == "Keeps 2 of 3 skills; math drops 12 points; memory drops 1 point."
+    assert verdict(SkillsKept((skill(True),)), ()) == "Keeps 1 of 1 skill."
+    assert verdict(SkillsKept(()), ()) == "No parent is above the base."
+    assert verdict(None, lines) is None  # a parent has no score yet
+
+
+@pytest.fixture
+def merged() -> Row:
+    return next(r for s in build_board(family()).suites for r in s.rows if r.model == "org/merge")
+
+
+def test_a_merge_is_drawn_beside_every_parent_with_its_intervals_and_its_numbers(merged: Row) -> None:
+    assert str(verdict_panel(merged)).startswith('<p class="hm-verdict">Keeps 2 of 2 skills')
+    picture = str(scores_picture(merged))
+    assert picture.count("<h4>") == 3  # math, instruction, code
+    assert picture.count('class="hm-dot"') == 3 * 4  # the merge, two agents, the base
+    lefts = [float(left) for left in re.findall(r'hm-dot" style="left:([\d.]+)%', picture)]
+    assert lefts[:4] == [66.0, 60.0, 10.0, 20.0]
+    assert "66 %" in picture  # in words, for who does not see the picture
+
+
+def test_the_ways_on_lead_to_a_merge_a_comparison_and_the_board(merged: Row) -> None:
+    ways = str(ways_on(merged))
+    for address in ("merge?agent=org/merge", "diff?base=org/base&amp;agent=org/merge", "leaderboard"):
+        assert f'href="{address}"' in ways
+    assert "&#34;org/merge&#34;" in str(use_it(merged))
+
+
+def test_a_hostile_name_gets_no_snippet_and_no_way_on() -> None:
+    rows = [r for s in build_board(family()).suites for r in s.rows]
+    hostile = next(r for r in rows if r.model == "org/merge")
+    hostile = replace(hostile, model=HOSTILE)
+    assert use_it(hostile) is None
+    assert ways_on(hostile) is None

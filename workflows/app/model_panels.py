@@ -1,0 +1,89 @@
+"""The first things on a model's page: a verdict, its scores beside its parents' as a picture, and how to use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from hubmerge.board.values import Row
+from hubmerge.hub.names import is_hub_id
+from hubmerge.output.intervals import Estimate
+from hubmerge.output.skills import verdict
+from hubmerge.output.task import snippet, task_of
+from workflows.app.format import diff_href, el, join, link
+from workflows.app.panels import section
+
+MOST_DRAWN = 12  # parents beside one score
+
+
+def verdict_panel(row: Row) -> Markup | None:
+    """What a reader wants first; nothing where too little is scored for it."""
+    said = verdict(row.skills, row.domains) if row.facts.is_merge else None
+    return el("p", said, cls="hm-verdict") if said else None
+
+
+def ways_on(row: Row) -> Markup | None:
+    """What can be done with a model from here."""
+    if not is_hub_id(row.model):
+        return None
+    base = next((p.id for p in row.facts.parents if p.role == "base"), None)
+    ways = [link(f"merge?agent={quote(row.model, safe='/')}", "Merge it with others")]
+    if base is not None and is_hub_id(base):
+        ways.append(link(diff_href(base, row.model), "Compare it with its base"))
+    ways.append(link("leaderboard", "All models"))
+    return el("nav", *ways, cls="hm-ways-on", aria_label="What to do with this model")
+
+
+def scores_picture(row: Row) -> Markup | None:
+    """Per skill a line for the merge, for each agent and for the base: a dot in its interval, from 0 to 100 %."""
+    if not row.domains or not row.parents:
+        return None
+    agents = [p for p in row.parents if p.role == "agent"][:MOST_DRAWN]
+    bases = [p for p in row.parents if p.role == "base"]
+    groups = []
+    for line in row.domains:
+        lines = [_line("This merge", "merge", line.score)]
+        lines += [_line(p.id, "agent", p.domains.get(line.domain)) for p in agents]
+        lines += [_line(p.id, "base", p.domains.get(line.domain)) for p in bases]
+        groups.append(el("div", el("h4", line.domain), el("ul", *lines, cls="hm-dots"), cls="hm-skill"))
+    told = el(
+        "figcaption",
+        "Dots are scores, from 0 to 100 %; bars are their 95 % intervals. The base comes last.",
+        cls="hm-dim",
+    )
+    return section("Beside its parents", el("figure", *groups, told, cls="hm-picture"))
+
+
+def _line(name: str, role: str, score: Estimate | None) -> Markup:
+    label = el("span", name, cls="hm-dots-name")
+    if score is None:
+        return el("li", label, el("span", "not scored", cls="hm-dim"), cls=f"hm-{role}")
+    low, value, high = (min(max(100 * x, 0.0), 100.0) for x in (score.low, score.value, score.high))
+    track = el(
+        "span",
+        el("i", cls="hm-range", style=f"left:{low:.2f}%;width:{max(high - low, 0.0):.2f}%"),
+        el("i", cls="hm-dot", style=f"left:{value:.2f}%"),
+        cls="hm-track",
+        aria_hidden="true",
+    )
+    said = el("span", f"{value:.0f} %", el("small", f" {low:.0f} to {high:.0f}"), cls="hm-dots-value")
+    return el("li", label, track, said, cls=f"hm-{role}")
+
+
+def use_it(row: Row) -> Markup | None:
+    """Python that loads the model and lets it answer."""
+    if not is_hub_id(row.model):
+        return None
+    code = snippet(task_of({"architectures": ["LlamaForCausalLM"]}), row.model)  # what is scored writes text
+    return section("Use it", el("pre", el("code", code), cls="hm-snippet", tabindex="0"))
+
+
+def licenses(row: Row, known: Sequence[Row]) -> Markup | None:
+    """The licenses that the parents state, as far as they are on the board."""
+    stated = {(other.model, other.sha): other.facts.license for other in known}
+    rows = [(p.id, p.role, stated.get((p.id, p.sha)) or "not stated here") for p in row.facts.parents]
+    if not rows:
+        return None
+    return join(*(el("li", f"{name} ({role}): {license}") for name, role, license in rows))
