@@ -16,7 +16,7 @@ from hubmerge.errors import HubmergeError
 from hubmerge.plain_yaml import dump_plain_yaml
 from workflows.app.format import el, join, link
 from workflows.app.job_panels import job_panel
-from workflows.app.job_steps import TERMINAL
+from workflows.app.job_steps import is_under_way
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.panels import notice, problems_panel
 from workflows.app.service import JobView, Service, Visitor
@@ -119,7 +119,7 @@ def _shown(view: JobView, visitor: Visitor | None, endpoint: str) -> list[Any]:
         gr.update(value=statistics, visible=bool(statistics)),
         gr.update(visible=owner and view.state in ("queued", "running")),
         gr.update(visible=owner and view.state in ("failed", "cancelled")),
-        gr.update(active=view.state not in TERMINAL),
+        gr.update(active=is_under_way(view)),
     ]
 
 

@@ -124,8 +124,8 @@ def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
             "Published",
             el("p", link(model_href(repo, commit), repo), cls="hm-result"),
             where_next(endpoint, repo, commit),
-            scorings_panel(view),
             _run_facts(view.result.get("run")),
+            scorings_panel(view),
         )
     if view.state == "failed":
         what = {"evaluate": "evaluation", "diff": "comparison"}.get(view.kind, "merge")

@@ -48,6 +48,11 @@ _ALIASES = {
 }
 
 
+def is_under_way(view: JobView) -> bool:
+    """Whether a page that shows the job still has something to wait for: its end, or its scores."""
+    return view.state not in TERMINAL or any(s.state not in TERMINAL for s in view.evaluations)
+
+
 def stage_track(view: JobView) -> Markup:
     """The way of a job, from its place in the queue to the scores: passed, current (or where it stopped), to come."""
     titles = {"queued": "Wait", **_stages(view)}

@@ -14,7 +14,7 @@ import gradio as gr
 from hubmerge.errors import HubmergeError
 from workflows.app.format import el, join, link
 from workflows.app.job_panels import job_list
-from workflows.app.job_steps import TERMINAL
+from workflows.app.job_steps import is_under_way
 from workflows.app.panels import header, notice, problems_panel
 from workflows.app.service import JobView, Service, Visitor
 from workflows.app.session import visitor_of
@@ -64,7 +64,7 @@ def _listing(service: Service, asked: Mapping[str, str], visitor: Visitor | None
         return [join(tabs, _nothing(everybody, asked)), gr.update(active=False)]
     mine = visitor.name if visitor else None
     listed = join(tabs, job_list(views, mine), _older(views, everybody))
-    return [listed, gr.update(active=any(map(_is_under_way, views)))]
+    return [listed, gr.update(active=any(map(is_under_way, views)))]
 
 
 def _views(service: Service, visitor: Visitor | None, everybody: bool, before: int | None) -> list[JobView]:
@@ -98,7 +98,3 @@ def _nothing(everybody: bool, asked: Mapping[str, str]) -> Any:
 def _older(views: list[JobView], everybody: bool) -> Any:
     whose = "all" if everybody else "mine"
     return el("p", link(f"activity?show={whose}&before={views[-1].ticket}", "Older ones"), cls="hm-older")
-
-
-def _is_under_way(view: JobView) -> bool:
-    return view.state not in TERMINAL or any(s.state in ("queued", "running") for s in view.evaluations)

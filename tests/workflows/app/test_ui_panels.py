@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -16,7 +17,7 @@ from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.app.format import bytes_text, duration_text, el, link, percent_text, time_text
 from workflows.app.job_panels import job_list, job_panel
 from workflows.app.job_statistics import statistics_panel
-from workflows.app.job_steps import progress_panel, stage_track
+from workflows.app.job_steps import is_under_way, progress_panel, stage_track
 from workflows.app.panels import license_panel, method_panel, plan_panel, problems_panel
 from workflows.app.service import LogLine, Scoring
 from workflows.app.style import CSS, theme
@@ -346,3 +347,11 @@ def test_the_list_groups_evaluations_below_their_merge_and_offers_the_owner_alon
     assert "1 of 3 evaluated" in listed
     assert "try again" in listed
     assert "try again" not in str(job_list([failed], "bob"))
+
+
+def test_the_page_of_a_published_merge_goes_on_until_its_scores_are_there() -> None:
+    done = job_view(state="done", result={"repo": "ada/three-in-one"}, evaluations=SCORINGS)
+    assert is_under_way(done)
+    assert not is_under_way(replace(done, evaluations=tuple(replace(s, state="done") for s in SCORINGS)))
+    assert not is_under_way(replace(done, evaluations=()))
+    assert is_under_way(job_view())
