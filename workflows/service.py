@@ -31,6 +31,7 @@ from workflows.jobs.transitions import MAX_WAITING
 
 _EVENTS_READ = 1000
 _IDENTITY_S = 60.0
+UNDER_WAY = (State.QUEUED, State.RUNNING, State.CANCELLING)
 
 
 class MergeService:
@@ -125,6 +126,11 @@ class MergeService:
 
     def jobs(self, visitor: Visitor) -> list[JobView]:
         return [self._view(job, own=True) for job in self._store.list_jobs(user=visitor.name)]
+
+    def under_way(self) -> tuple[int, int, int]:
+        jobs = [j for j in self._store.list_jobs(states=UNDER_WAY, limit=MAX_WAITING) if not j.payload.get("private")]
+        running = [job.kind for job in jobs if job.state is not State.QUEUED]
+        return running.count("merge"), running.count("evaluate"), len(jobs) - len(running)
 
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         if not visitor.token:

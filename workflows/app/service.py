@@ -101,6 +101,9 @@ class Service(Protocol):
     def jobs(self, visitor: Visitor) -> list[JobView]:
         """The visitor's own jobs, newest first."""
 
+    def under_way(self) -> tuple[int, int, int]:
+        """How many public jobs are merging, are evaluating, and wait; for everybody."""
+
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         """Only the owner may."""
 

@@ -174,6 +174,11 @@ class FakeService:
     def jobs(self, visitor: Visitor) -> list[JobView]:
         return [view for view in reversed(self.store.values()) if view.user == visitor.name]
 
+    def under_way(self) -> tuple[int, int, int]:
+        jobs = [view for view in self.store.values() if not view.private]
+        running = [view.kind for view in jobs if view.state == "running"]
+        return running.count("merge"), running.count("evaluate"), sum(view.state == "queued" for view in jobs)
+
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         view = self.job(job_id, visitor)
         if view.user != visitor.name:
