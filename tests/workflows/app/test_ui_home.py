@@ -72,7 +72,7 @@ def test_home_is_of_use_while_the_board_cannot_be_had() -> None:
 def test_home_leads_to_the_example_and_to_the_form(pages: Any, open_page: Any) -> None:
     page = open_page(pages.url)
     page.get_by_role("link", name="Try the example").click()
-    page.wait_for_url("**/merge?base=zoo/base&*", wait_until="domcontentloaded")
+    page.wait_for_url("**/merge?base=zoo/base&**", wait_until="domcontentloaded")
     for name in ("zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent"):
         page.locator("#agents").filter(has_text=name).wait_for()
     page.get_by_role("navigation", name="Pages").get_by_role("link", name="Home").click()
