@@ -26,9 +26,10 @@ from hubmerge.settings import Settings
 from workflows.app.service import Comparison, JobView, MergeRequest, ModelFacts, Visitor
 from workflows.jobs.comparisons import comparison_id, comparison_job
 from workflows.jobs.evaluations import is_the_bot_s
-from workflows.jobs.jobs import Job, JobNotFoundError, NewJob
+from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
+from workflows.jobs.transitions import MAX_WAITING
 from workflows.trail import PAGE_JOBS, Trail
 
 _IDENTITY_S = 60.0
