@@ -19,7 +19,7 @@ from hubmerge.output.intervals import Estimate
 from hubmerge.output.skills import SkillsKept
 
 SCHEMA = 2
-_ROWS_A_PART = 100
+_A_PART = 100
 _FORMULA = "=+-@\t\r\n＝＋－＠"
 
 
@@ -44,8 +44,8 @@ def json_parts(board: Board) -> Iterator[str]:
     for place, suite in enumerate(board.suites):
         head = _json(suite_data(replace(suite, rows=())))
         yield f"{', ' if place else ''}{head.removesuffix(']}')}"
-        for first in range(0, len(suite.rows), _ROWS_A_PART):
-            rows = (_json(row_data(row)) for row in suite.rows[first : first + _ROWS_A_PART])
+        for first in range(0, len(suite.rows), _A_PART):
+            rows = (_json(row_data(row)) for row in suite.rows[first : first + _A_PART])
             yield (", " if first else "") + ", ".join(rows)
         yield "]}"
     rest = board_data(replace(board, suites=()))
@@ -165,8 +165,8 @@ def suite_csv_parts(suite: SuiteBoard, rows: Sequence[Row]) -> Iterator[str]:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_cell(h) for h in heads])
-    for first in range(0, len(rows), _ROWS_A_PART):
-        lines = (_line(row, suite) for row in rows[first : first + _ROWS_A_PART])
+    for first in range(0, len(rows), _A_PART):
+        lines = (_line(row, suite) for row in rows[first : first + _A_PART])
         writer.writerows([_cell(line[h]) for h in heads] for line in lines)
         yield out.getvalue()
         out.seek(0)
