@@ -39,6 +39,7 @@ from workflows.app.lanes import Lanes
 from workflows.app.leaderboard_page import leaderboard_page
 from workflows.app.mcp import answer_mcp_here
 from workflows.app.merge_page import merge_page
+from workflows.app.merge_style import MERGE_CSS
 from workflows.app.model_page import model_page
 from workflows.app.service import BoardSource, Service, WatcherSource
 from workflows.app.signin import AskedScopes, OAuthClient, use_oauth_client
@@ -157,7 +158,7 @@ def _assemble(
             demo,
             path="/",
             theme=theme(),
-            css=CSS + BOARD_CSS,
+            css=CSS + BOARD_CSS + MERGE_CSS,
             ssr_mode=False,
             run_history=False,
             show_error=False,

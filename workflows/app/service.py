@@ -6,7 +6,7 @@ use another implementation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -28,6 +28,17 @@ class Visitor:
 
 
 @dataclass(frozen=True)
+class ModelFacts:
+    """What the Hub states of one model, from its list of files and its card."""
+
+    id: str  # as the Hub writes it
+    weight_bytes: int  # of its safetensors files
+    license: str | None
+    trained_from: tuple[str, ...]  # the models that its card names as its base; empty: it names none
+    closed: bool  # gated or private
+
+
+@dataclass(frozen=True)
 class MergeRequest:
     """One submission of the form."""
 
@@ -35,6 +46,29 @@ class MergeRequest:
     target: str  # org/name
     private: bool
     license: str | None = None  # the user's choice where the inputs leave it open
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """Something that happened to a job."""
+
+    time: str
+    kind: str  # submitted, claimed, stage, warning, retry, lost, released, cancel_requested, done, failed, cancelled
+    stage: str = ""  # that began
+    text: str = ""  # of a warning, or why an attempt failed
+    attempt: int | None = None  # that began, or was lost
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The evaluation of a published merge, or of one of its parents."""
+
+    model: str
+    sha: str
+    role: str  # merge, base or agent
+    job: str = ""  # its job; nothing before it is asked for
+    state: str = "waiting"  # or the job's
+    stage: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,6 +96,11 @@ class JobView:
     suite: str = ""  # of an evaluation
     signed_in_until: str | None = None  # how long the job may act as its owner; told to the owner alone
     models: tuple[str, ...] = ()  # of a diff: base and agent, each id@sha
+    license: str | None = None  # that its owner chose; told to the owner alone
+    log: tuple[LogLine, ...] = ()  # oldest first; the newest of a long one. Empty in lists
+    typical_s: float | None = None  # what the present stage took in earlier jobs; of a job that waits: the wait
+    evaluations: tuple[Scoring, ...] = ()  # of a published merge that is evaluated, the merge first
+    ticket: int = 0  # grows with every submission
 
 
 @dataclass(frozen=True)
@@ -80,7 +119,13 @@ class Service(Protocol):
     def visitor(self, name: str | None, token: str) -> Visitor:
         """The user with the namespaces that the token may write to; LoginError where it is not `name`'s, if given."""
 
-    def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]: ...
+    def search(
+        self, text: str, visitor: Visitor | None, limit: int = 10, tags: Sequence[str] = ()
+    ) -> list[RepoSummary]:
+        """Models whose id holds the text and that carry all tags, most downloaded first."""
+
+    def about(self, name: str, visitor: Visitor | None) -> ModelFacts:
+        """Of org/name or org/name@revision; SourceNotFoundError and friends where it cannot be read."""
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         """Headers only; IncompatibleError and friends carry every problem. `license`: what the user chose, if that was
@@ -98,8 +143,11 @@ class Service(Protocol):
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:
         """A job; one with a private target is shown to its owner only."""
 
-    def jobs(self, visitor: Visitor) -> list[JobView]:
-        """The visitor's own jobs, newest first."""
+    def jobs(self, visitor: Visitor, before: int | None = None) -> list[JobView]:
+        """The visitor's own jobs, newest first, a page of them; `before`: the ticket of the last one seen."""
+
+    def public_jobs(self, before: int | None = None) -> list[JobView]:
+        """Everybody's merges and comparisons whose results are public, newest first, a page of them."""
 
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         """Only the owner may."""

@@ -108,7 +108,7 @@ def start(page: Any, name: str) -> str:
     page.locator("#start:not([disabled])").wait_for()
     page.locator("#agents").filter(has_text="zoo/mem-agent").wait_for()
     page.locator("#inspect").click()
-    page.locator("#outcome").filter(has_text="These models fit").wait_for()
+    page.locator("#verdict").filter(has_text="These models fit").wait_for()
     field = page.locator("#target-name textarea, #target-name input").first
     field.fill(name)
     field.blur()
@@ -207,7 +207,7 @@ def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo: 
     page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()  # the form is as it was
     assert page.locator("#target-name textarea, #target-name input").first.input_value() == "from-a-secret"
     page.locator("#inspect").click()
-    page.locator("#outcome").filter(has_text="These models fit").wait_for()
+    page.locator("#verdict").filter(has_text="These models fit").wait_for()
     page.locator("#start").click()
     page.wait_for_url("**/job?id=*")
     wait_for_state(page, "done")

@@ -53,8 +53,10 @@ def test_from_typing_to_the_job_s_page(pages: Pages, open_page: Any) -> None:
     page.locator("#start:not([disabled])").wait_for()
     choose_models(page, "math-agent", "tool-agent")
     page.locator("#inspect").click()
-    outcome = shown(page, "#outcome", "These models fit")
-    assert "Qwen2ForCausalLM" in outcome.inner_text()
+    shown(page, "#verdict", "These models fit")
+    shown(page, "#outcome", "Size of the result")
+    page.get_by_text("All that the headers say").click()
+    assert "Qwen2ForCausalLM" in page.locator("#outcome").inner_text()
     page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value !== ''")
     page.locator("#start").click()
     page.wait_for_url("**/job?id=*")
@@ -71,7 +73,7 @@ def test_a_visitor_inspects_without_an_account_but_cannot_start(pages: Pages, op
     page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram")
     shown(page, "#agents", CATALOGUE[2])
     page.locator("#inspect").click()
-    shown(page, "#outcome", "These models fit")
+    shown(page, "#verdict", "These models fit")
     shown(page, "#hint", "Sign in to start")
     assert page.locator("#start").is_disabled()
 
@@ -90,10 +92,13 @@ def test_every_problem_is_listed(pages: Pages, open_page: Any) -> None:
     assert all(p.what in text and p.next_step in text for p, text in zip(expected.value.problems, told, strict=True))
 
 
-def test_an_empty_form_says_what_is_missing(pages: Pages, open_page: Any) -> None:
+def test_a_form_that_is_not_complete_says_what_is_missing(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge")
     page.locator("#inspect").click()
-    shown(page, "#outcome .hm-code", "E_RECIPE")
+    shown(page, "#outcome", "Choose a base and the agents")
+    choose(page, "base", "base", CATALOGUE[0])
+    shown(page, "#verdict", "Choose the agents")
+    assert page.locator("#outcome .hm-problems").count() == 0
 
 
 def test_automatic_visibility_is_private_when_a_parent_is_gated(pages: Pages, open_page: Any) -> None:
@@ -110,11 +115,13 @@ def test_automatic_visibility_is_private_when_a_parent_is_gated(pages: Pages, op
 def test_a_chosen_method_shows_its_parameters_and_they_reach_the_recipe(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}")
     shown(page, "#agents", CATALOGUE[2])
+    page.get_by_label("Another method").check()
     page.locator("#method input").click()
     page.get_by_role("option", name="Task arithmetic", exact=True).click()
+    page.get_by_text("How it works, and its settings").click()
     shown(page, "#about-method", "The sum of the agents' updates")
     page.get_by_label("lambda").fill("0.4")
-    page.get_by_text("Recipe as YAML").click()
+    page.get_by_text("Load a recipe").click()
     page.locator("#show-yaml").click()
     text = shown(page, "#yaml .cm-content", "task_arithmetic").inner_text()
     assert recipe_from_yaml(text).parameters == {"lambda": 0.4}
@@ -150,9 +157,9 @@ def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: P
 
 def test_an_address_that_names_no_method_says_so_and_fills_the_rest(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=tie")
-    shown(page, "#outcome", "Did you mean ties?")
+    shown(page, "#said", "Did you mean ties?")
     shown(page, "#agents", CATALOGUE[2])
-    assert page.locator("#method input").input_value() == "RAM+"
+    assert page.get_by_label("RAM+ (recommended)").is_checked()
 
 
 def test_a_name_that_no_repo_can_have_is_not_called_missing(pages: Pages, open_page: Any) -> None:
@@ -165,20 +172,20 @@ def test_a_name_that_no_repo_can_have_is_not_called_missing(pages: Pages, open_p
         field.fill(name)
         field.blur()
         page.locator("#start").click()
-        shown(page, "#outcome", what)
+        shown(page, "#said", what)
 
 
 def test_a_recipe_in_yaml_fills_the_form(pages: Pages, open_page: Any) -> None:
     page = open_page(f"{pages.url}/merge")
-    page.get_by_text("Recipe as YAML").click()
+    page.get_by_text("Load a recipe").click()
     page.locator("#yaml .cm-content").fill(
         "base: zoo/base\nagents:\n  - zoo/math-agent\n  - {model: zoo/mem-agent, weight: 0.5}\nmethod: ram\nseed: 3\n"
     )
     page.locator("#load-yaml").click()
-    shown(page, "#outcome", "Loaded")
+    shown(page, "#said", "Loaded")
     shown(page, "#agents", "zoo/mem-agent")
     assert page.locator("#base input").input_value() == "zoo/base"
-    assert page.locator("#method input").input_value() == "RAM"
+    assert page.get_by_label("RAM", exact=False).nth(1).is_checked()
     page.get_by_text("Weights", exact=True).click()
     assert page.get_by_label("zoo/mem-agent").input_value() == "0.5"
 
@@ -299,7 +306,7 @@ def test_my_jobs_lists_the_visitor_s_own_and_links_to_them(pages: Pages, open_pa
     assert page.locator("#jobs tbody tr").count() == 1
     row.get_by_role("link").click()
     page.wait_for_url(f"**/job?id={JOB}")
-    shown(open_page(f"{pages.url}/activity"), "#jobs", "Sign in to see your jobs")
+    shown(open_page(f"{pages.url}/activity?show=mine"), "#jobs", "Sign in to see your jobs")
     shown(open_page(f"{pages.url}/activity", "carol"), "#jobs", "No jobs yet")
 
 
