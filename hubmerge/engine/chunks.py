@@ -349,9 +349,9 @@ def runnable(options: StreamOptions, observer: Observer) -> StreamOptions:
     """
     if options.backend == "eager":
         return options
-    from hubmerge.engine import fast, library
+    from hubmerge.engine import compiled, fast
 
-    to_build = not library.is_built()
+    to_build = not compiled.is_built()
     if to_build:
         observer.progress("compile", 0, 1, "parts")
     why = fast.unavailable()

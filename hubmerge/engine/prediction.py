@@ -23,7 +23,7 @@ import numpy as np
 from hubmerge import machine as this_machine
 from hubmerge.engine import memory
 from hubmerge.engine.chunks import StreamOptions, is_whole
-from hubmerge.engine.library import is_built
+from hubmerge.engine.compiled import is_built
 from hubmerge.engine.steps import kept_bytes, read_bytes
 from hubmerge.engine.uncached import gathered_bytes
 from hubmerge.machine import device_there

@@ -303,7 +303,7 @@ def test_auto_takes_the_faster_of_the_two_with_the_same_bytes(
         assert found.device["device_slower"] == "cpu 3 ns per parameter, the CPU 2"
 
 
-def test_a_process_measures_a_method_once(monkeypatch: pytest.MonkeyPatch, rates: dict[int, float]) -> None:
+def test_a_process_measures_a_method_once(rates: dict[int, float]) -> None:
     chunk = for_method(chunk_of(2, 10, ("F32",) * 3), "linear")
     rule = rule_of("linear", chunk, "nearest")
     for _ in range(2):
