@@ -20,7 +20,9 @@ METHODS: Sequence[tuple[str, dict[str, float]]] = (
 )
 PAGES = (
     "/",
-    "/jobs",
+    "/merge",
+    "/activity",
+    "/docs",
     "/job?id={job}",
     "/job?id={job}",
     "/watchers",

@@ -8,20 +8,22 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import SecretStr
 
 from hubmerge.errors import LoginError, PermissionDeniedError
-from hubmerge.hub.client import Hub, Identity, RepoSummary
+from hubmerge.hub.client import Hub, Identity, RepoState, RepoSummary
+from hubmerge.hub.names import is_hub_id
 from hubmerge.line import Request, prepare
 from hubmerge.output.diff import comparison_recipe, open_comparison
 from hubmerge.output.publish import Target
 from hubmerge.plan.plan import Plan
+from hubmerge.recipe.model_name import ModelName
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.settings import Settings
-from workflows.app.service import Comparison, JobView, MergeRequest, Visitor
+from workflows.app.service import Comparison, JobView, MergeRequest, ModelFacts, Visitor
 from workflows.jobs.comparisons import comparison_id, comparison_job
 from workflows.jobs.evaluations import is_the_bot_s
 from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
@@ -31,6 +33,8 @@ from workflows.jobs.transitions import MAX_WAITING
 
 _EVENTS_READ = 1000
 _IDENTITY_S = 60.0
+_FACTS_S = 60.0  # the merge page asks for the facts of all models after every change
+_FACTS_KEPT = 1000
 
 
 class MergeService:
@@ -42,6 +46,7 @@ class MergeService:
         self._store = store
         self._vault = vault
         self._identities: dict[bytes, tuple[float, Identity]] = {}
+        self._facts: dict[bytes, tuple[float, ModelFacts]] = {}
         self._lock = threading.Lock()
 
     def visitor(self, name: str | None, token: str) -> Visitor:
@@ -64,8 +69,25 @@ class MergeService:
             self._identities[key] = (now + _IDENTITY_S, identity)
         return identity
 
-    def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]:
-        return self._hub(visitor.token if visitor else None).search_models(text, limit)
+    def search(
+        self, text: str, visitor: Visitor | None, limit: int = 10, tags: Sequence[str] = ()
+    ) -> list[RepoSummary]:
+        return self._hub(visitor.token if visitor else None).search_models(text, limit, tags=tags)
+
+    def about(self, name: str, visitor: Visitor | None) -> ModelFacts:
+        token = visitor.token if visitor else None
+        key = hashlib.sha256(f"{token or ''}\0{name}".encode()).digest()
+        now = time.monotonic()
+        with self._lock:
+            self._facts = {k: v for k, v in self._facts.items() if v[0] > now}
+            if key in self._facts:
+                return self._facts[key][1]
+        model = ModelName.parse(name)
+        facts = _facts(self._hub(token).repo_state(model.id, model.revision))
+        with self._lock:
+            if len(self._facts) < _FACTS_KEPT:
+                self._facts[key] = (now + _FACTS_S, facts)
+        return facts
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         hub = self._hub(visitor.token if visitor else None)
@@ -171,6 +193,7 @@ class MergeService:
             suite=str(job.payload.get("suite") or ""),
             signed_in_until=sealed.expires_at if sealed else None,
             models=tuple(str(job.payload[name]) for name in ("base", "agent") if name in job.payload),
+            license=job.payload.get("license"),
         )
 
     def _queue_position(self, job: Job) -> int | None:
@@ -178,3 +201,15 @@ class MergeService:
             return None
         waiting = self._store.list_jobs(states=[State.QUEUED], limit=MAX_WAITING)
         return 1 + sum(1 for other in waiting if (-other.priority, other.ticket) < (-job.priority, job.ticket))
+
+
+def _facts(state: RepoState) -> ModelFacts:
+    named = state.card.get("base_model")
+    bases = [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    return ModelFacts(
+        id=state.id,
+        weight_bytes=sum(file.size for path, file in state.files.items() if path.endswith(".safetensors")),
+        license=state.license,
+        trained_from=tuple(base for base in bases if isinstance(base, str) and is_hub_id(base)),
+        closed=state.private or state.gated,
+    )

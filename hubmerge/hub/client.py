@@ -251,12 +251,15 @@ class Hub(HubWriting):
             return False
         return True
 
-    def search_models(self, text: str, limit: int = 10) -> list[RepoSummary]:
-        """Models whose id holds `text`, most downloaded first."""
+    def search_models(self, text: str, limit: int = 10, *, tags: Sequence[str] = ()) -> list[RepoSummary]:
+        """Models whose id holds `text` and that carry all `tags`, most downloaded first."""
 
         def ask() -> Any:
             with translated("the search"):
-                return list(self._api.list_models(search=text or None, sort="downloads", limit=limit))
+                found = self._api.list_models(
+                    search=text or None, filter=list(tags) or None, sort="downloads", limit=limit
+                )
+                return list(found)
 
         return [
             RepoSummary(m.id, m.downloads or 0, m.likes or 0, tuple(m.tags or ()), str(m.last_modified or ""))

@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import threading
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -290,3 +291,26 @@ def interrupted(writing: ShardWriter) -> None:
     with writing:
         writing.write(b"some")
         raise KeyboardInterrupt
+
+
+def test_the_counts_of_a_shard_s_inputs_are_known_when_the_journal_is_opened_again(tmp_path: Path, plan: Plan) -> None:
+    journal = opened(tmp_path, plan)
+    counted = replace(finished(tmp_path, plan, 0), inputs={"a.weight": zero_tally(3)})
+    journal.add_shard(counted)
+    [again] = opened(tmp_path, plan).shards.values()
+    assert again.inputs is not None
+    assert again.to_json() == counted.to_json()
+
+
+def test_the_first_line_pins_every_model(tmp_path: Path, plan: Plan) -> None:
+    journal = opened(tmp_path, plan)
+    pins = [{"kind": m.ref.kind, "id": m.ref.id, "sha": m.ref.sha, "requested": m.ref.requested} for m in plan.models]
+    assert Journal.models_in(journal._folder) == pins
+
+
+def test_another_merge_s_journal_without_models_is_refused_as_one(tmp_path: Path, plan: Plan) -> None:
+    work = tmp_path / "out" / WORK
+    work.mkdir(parents=True)
+    (work / journal_module._JOURNAL).write_text(journal_module.sealed({"event": "plan", "identity": "0" * 64}))
+    with pytest.raises(TargetExistsError, match="another merge is unfinished here"):
+        opened(tmp_path, plan)

@@ -29,26 +29,28 @@ from workflows.app.api import add_api
 from workflows.app.board_routes import board_routes
 from workflows.app.board_style import BOARD_CSS
 from workflows.app.diff_page import diff_page
-from workflows.app.format import el
+from workflows.app.docs_page import docs_page
+from workflows.app.frame import PAGES, Page, top
 from workflows.app.guard import Guard
+from workflows.app.home_page import home_page
 from workflows.app.job_page import job_page
 from workflows.app.jobs_page import jobs_page
 from workflows.app.lanes import Lanes
 from workflows.app.leaderboard_page import leaderboard_page
 from workflows.app.mcp import answer_mcp_here
 from workflows.app.merge_page import merge_page
+from workflows.app.merge_style import MERGE_CSS
 from workflows.app.model_page import model_page
 from workflows.app.service import BoardSource, Service, WatcherSource
-from workflows.app.session import visitor_of
 from workflows.app.signin import AskedScopes, OAuthClient, use_oauth_client
-from workflows.app.style import CSS, HEAD, TITLE, theme
+from workflows.app.site import Site, site_routes
+from workflows.app.style import CSS, TITLE, theme
 from workflows.app.watchers_page import watchers_page
 
 T = TypeVar("T")
 QUEUE_MAX = 256  # events that wait, for moments: what asks the Hub has lanes.py; one more is told that it is full
 CONCURRENCY = 8  # events of one kind at once, where a handler states no lower limit
 _START_TIMEOUT_S = 60.0
-_PURPOSE = "Merge agents that were trained from one base."
 
 
 def build_app(
@@ -66,53 +68,36 @@ def build_app(
     # gradio would count every event in a data frame for a dashboard that is off
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", str(10**9))
     lanes = Lanes(on_a_space=settings.space_id is not None)
-    with gr.Blocks(title=TITLE, analytics_enabled=False) as demo:
-        _top(demo, settings, sign_in)
-        merge_page(demo, service, lanes)
-        add_api(service, lanes, board, watchers)
-    with demo.route("Diff", "diff"):
-        _top(demo, settings, sign_in)
-        diff_page(demo, service, lanes)
+    demo = gr.Blocks(title=TITLE, analytics_enabled=False)
+    bodies: dict[str, Callable[[], None]] = {
+        "": home_page,
+        "merge": lambda: merge_page(demo, service, lanes),
+        "activity": lambda: jobs_page(demo, service),
+        "docs": docs_page,
+        "diff": lambda: diff_page(demo, service, lanes),
+        "job": lambda: job_page(demo, service, lanes),
+    }
     if board is not None:
-        with demo.route("Leaderboard", "leaderboard"):
-            _top(demo, settings, sign_in)
-            leaderboard_page(demo, board)
-        with demo.route("Model", "model", show_in_navbar=False):
-            _top(demo, settings, sign_in)
-            model_page(demo, board, settings.endpoint)
+        bodies["leaderboard"] = lambda: leaderboard_page(demo, board)
+        bodies["model"] = lambda: model_page(demo, board, settings.endpoint)
     if watchers is not None:
-        with demo.route("Watchers", "watchers"):
-            _top(demo, settings, sign_in)
-            watchers_page(demo, watchers)
-    with demo.route("My jobs", "jobs"):
-        _top(demo, settings, sign_in)
-        jobs_page(demo, service)
-    with demo.route("Job", "job", show_in_navbar=False):
-        _top(demo, settings, sign_in)
-        job_page(demo, service, lanes)
+        bodies["watchers"] = lambda: watchers_page(demo, watchers)
+    pages = pages_of(board, watchers)
+    for page in pages:
+        with demo.route(page.name, page.path, show_in_navbar=False) if page.path else demo:
+            top(demo, settings, pages, page.path, sign_in=sign_in)
+            bodies[page.path]()
+            if not page.path:
+                add_api(service, lanes, board, watchers)
     demo.queue(max_size=QUEUE_MAX, default_concurrency_limit=CONCURRENCY, api_open=False)
     return demo
 
 
-def _top(demo: Any, settings: Settings, sign_in: bool) -> None:
-    """Navigation and the sign-in button of one page."""
-    gr.Navbar(main_page_name="Merge")
-    with gr.Row(elem_classes="hm-top"):
-        gr.HTML(el("div", el("b", TITLE), _PURPOSE, cls="hm-brand"), js_on_load=None, elem_classes="hm-brand-block")
-        if not sign_in:
-            gr.HTML(el("span", "Sign-in is not set up here.", cls="hm-dim"), js_on_load=None)
-            return
-        value = "Sign in to the local Hub" if settings.is_loopback else "Sign in with Hugging Face"
-        logo = {"icon": None} if settings.is_loopback else {}
-        button = gr.LoginButton(value, logout_value="Sign out ({})", size="sm", scale=0, **logo)
-    # gradio's own check of the session fails on claims that hold a list, such as the user's organisations
-    button.load_event_to_attach = None
-
-    def label(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> str:
-        visitor = visitor_of(profile, token)
-        return f"Sign out ({visitor.name})" if visitor else value
-
-    demo.load(label, None, [button], queue=False, show_progress="hidden", api_visibility="private")
+def pages_of(board: BoardSource | None, watchers: WatcherSource | None) -> list[Page]:
+    """The pages that there are: without a board neither it nor models have one."""
+    left_out = {"leaderboard", "model"} if board is None else set()
+    left_out |= {"watchers"} if watchers is None else set()
+    return [page for page in PAGES if page.path not in left_out]
 
 
 def build_web_app(
@@ -133,7 +118,7 @@ def build_web_app(
     if oauth is not None:
         use_oauth_client(oauth)
     sign_in = oauth is not None or settings.space_id is not None
-    routes = [*routes, *(board_routes(board) if board is not None else ())]
+    routes = [*routes, *site_routes(), *(board_routes(board) if board is not None else ())]
     return in_loop(lambda: _assemble(service, settings, sign_in, routes, board, watchers))
 
 
@@ -173,8 +158,7 @@ def _assemble(
             demo,
             path="/",
             theme=theme(),
-            css=CSS + BOARD_CSS,
-            head=HEAD,
+            css=CSS + BOARD_CSS + MERGE_CSS,
             ssr_mode=False,
             run_history=False,
             show_error=False,
@@ -187,7 +171,9 @@ def _assemble(
         )
     answer_mcp_here(demo, app)
     app.add_middleware(AskedScopes)
-    app.add_middleware(Guard, hub=settings.endpoint, hosts=_space_hosts(settings.space_id))
+    hosts = _space_hosts(settings.space_id)
+    app.add_middleware(Site, pages=pages_of(board, watchers), host=next(iter(hosts), None))
+    app.add_middleware(Guard, hub=settings.endpoint, hosts=hosts)
     return app
 
 

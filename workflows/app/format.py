@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from markupsafe import Markup, escape
 
-VOID = ("br", "hr", "img")
+VOID = ("base", "br", "hr", "img", "link", "meta")
 
 
 def el(tag: str, *children: object, cls: str = "", **attributes: str) -> Markup:

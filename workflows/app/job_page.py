@@ -54,7 +54,7 @@ def _opening(service: Service) -> Callable[..., Any]:
         job_id = str(request.query_params.get("id") or "")[:200]
         nothing = ["", gr.skip(), gr.update(visible=False)]
         if not job_id:
-            hint = notice("info", "No job is named", el("p", "Open one from ", link("jobs", "your jobs"), "."))
+            hint = notice("info", "No job is named", el("p", "Open one from ", link("activity", "your jobs"), "."))
             return ["", *nothing, *_stopped(hint)]
         visitor = visitor_of(profile, token)
         try:
@@ -64,7 +64,7 @@ def _opening(service: Service) -> Callable[..., Any]:
         if not view.recipe:  # an evaluation
             return [job_id, "", gr.skip(), gr.update(visible=False), *_shown(view, visitor, service.endpoint)]
         text = dump_plain_yaml(dict(view.recipe))
-        again = link(f"./?job={quote(job_id, safe='')}", "Use this recipe again")
+        again = link(f"merge?job={quote(job_id, safe='')}", "Use this recipe again")
         return [job_id, again, text, gr.update(visible=True), *_shown(view, visitor, service.endpoint)]
 
     return opening

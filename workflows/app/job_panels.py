@@ -222,7 +222,7 @@ def _count(number: float) -> str:
 def outcome_panel(view: JobView, endpoint: str) -> Markup | None:
     """How the job ended: the repo, or the reason why there is none; or that it cannot begin."""
     if view.state == "queued" and needs_login(view):
-        again = link(f"./?job={quote(view.id, safe='')}", "Sign in and start it once more")
+        again = link(f"merge?job={quote(view.id, safe='')}", "Sign in and start it once more")
         sentence = f"The sign-in that it would act with ended at {time_text(view.signed_in_until)}."
         return notice("warn", "It needs your login", el("p", sentence), el("p", again, ": it keeps its place."))
     if view.state == "done" and view.result and view.kind == "evaluate":

@@ -1,4 +1,4 @@
-"""My jobs, `/jobs`: the visitor's own jobs, newest first, refreshed while one of them is under way."""
+"""Activity, `/activity`: the visitor's own jobs, newest first, refreshed while one of them is under way."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL_S = 5.0
 
 def jobs_page(demo: Any, service: Service) -> None:
     """Build the page in the current Blocks context."""
-    gr.HTML(header("My jobs", "Every merge, comparison and evaluation of yours, newest first."), js_on_load=None)
+    gr.HTML(header("Activity", "Every merge, comparison and evaluation of yours, newest first."), js_on_load=None)
     listing = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="jobs", elem_classes="hm-card")
     timer = gr.Timer(POLL_S, active=False)
     quiet = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
@@ -40,7 +40,7 @@ def _listing(service: Service) -> Callable[..., Any]:
         except HubmergeError as error:
             return [problems_panel(error, "Your jobs cannot be listed"), gr.update(active=error.retryable)]
         if not views:
-            start = notice("info", "No jobs yet", el("p", link("./", "Start your first merge"), "."))
+            start = notice("info", "No jobs yet", el("p", link("merge", "Start your first merge"), "."))
             return [start, gr.update(active=False)]
         return [job_list(views), gr.update(active=any(v.state not in TERMINAL for v in views))]
 

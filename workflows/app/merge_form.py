@@ -32,6 +32,15 @@ from workflows.app.panels import method_panel
 DEFAULT_METHOD = "ram_plus"
 DTYPES = (("as in the base", ""), "bfloat16", "float16", "float32")
 ROUNDINGS = (("by the method", ""), "nearest", "stochastic")
+OTHER = "other"
+# the first line is the title
+PICKED: Mapping[str, str] = {
+    "ram_plus": "RAM+ (recommended)\n"
+    "Keeps what only one agent learned, a little strengthened, and averages what several learned.",
+    "ram": "RAM\nKeeps what only one agent learned as it is, and averages what several learned.",
+    "sar": "SAR\nWhere agents disagree, the one to which it matters more decides. Needs questions with answers.",
+    OTHER: "Another method\nTIES, DARE, task arithmetic, plain averaging and more.",
+}
 VISIBILITIES = ("automatic", "public", "private")
 _MORE = "tokenizer: base\nparameters: {lambda: [0.5, 1.0]}\nagents:\n  org/agent: {weight: [0, 1]}"
 LICENSES = (("as the parents demand", ""), *KNOWN, "other")
@@ -43,8 +52,11 @@ class MergeForm:
 
     base: Any
     agents: Any
+    suggested: Any  # agents that were trained from the base, to tick
+    offered: Any  # hidden: those that `suggested` shows
     weighted: Any  # hidden: the agents to which the weights belong, in order
     weights: tuple[Any, ...]
+    pick: Any  # the methods that most need, or all others
     method: Any
     about: Any
     groups: tuple[Any, ...]  # one per method, in the registry's order
@@ -85,13 +97,13 @@ class MergeForm:
 def build_form() -> MergeForm:
     """Make the components inside the current Blocks context."""
     with gr.Group(elem_classes="hm-card"):
-        gr.HTML("<h3>Models</h3>", elem_classes="hm-card-title")
+        gr.HTML("<h2>1 · Models</h2>", elem_classes="hm-card-title")
         base = gr.Dropdown(
             choices=[],
             value=None,
             allow_custom_value=True,
             label="Base",
-            info="The model that every agent was trained from. Type to search, or write org/name@revision.",
+            info="The model that every agent was trained from. Search, or paste its name or address.",
             elem_id="base",
         )
         agents = gr.Dropdown(
@@ -101,19 +113,28 @@ def build_form() -> MergeForm:
             allow_custom_value=True,
             max_choices=MAX_AGENTS,
             label="Agents",
-            info="Two or more; their order is kept.",
+            info="Two or more. Search, or paste names or addresses, also several at once.",
             elem_id="agents",
         )
+        suggested = gr.CheckboxGroup(
+            choices=[],
+            value=[],
+            label="Trained from this base",
+            info="Agents whose cards name the base, to tick.",
+            interactive=True,
+            elem_id="suggested",
+        )
+        offered = gr.JSON(value=[], visible=False)
         weighted = gr.JSON(value=[], visible=False)
         with gr.Accordion("Weights", open=False, elem_id="weights"), gr.Row(elem_classes="hm-weights"):
             weights = tuple(
                 gr.Number(value=1.0, label=f"Agent {k + 1}", step=0.1, min_width=150, visible=False, interactive=True)
                 for k in range(MAX_AGENTS)
             )
-    method, about, groups, parameters = _method_card()
+    pick, method, about, groups, parameters = _method_card()
     calibration = build_calibration(method.value)
     with gr.Group(elem_classes="hm-card"):
-        gr.HTML("<h3>Result</h3>", elem_classes="hm-card-title")
+        gr.HTML("<h2>3 · Publish</h2>", elem_classes="hm-card-title")
         with gr.Row():
             namespace = gr.Dropdown(
                 choices=[],
@@ -148,9 +169,10 @@ def build_form() -> MergeForm:
                 choices=list(LICENSES),
                 value="",
                 label="License",
-                info="Yours to choose where they leave it open.",
+                info="The parents leave it open, so it is yours to choose.",
                 scale=2,
                 min_width=200,
+                visible=False,
                 elem_id="license",
             )
     with gr.Accordion("Advanced", open=False, elem_classes="hm-card"):
@@ -176,27 +198,43 @@ def build_form() -> MergeForm:
             elem_id="more",
         )
     return MergeForm(
-        *(base, agents, weighted, weights, method, about, groups, parameters, calibration),
+        *(base, agents, suggested, offered, weighted, weights, pick, method, about, groups, parameters, calibration),
         *(dtype, rounding, seed, ignore, more, namespace, name, visibility, license_choice),
     )
 
 
-def _method_card() -> tuple[Any, Any, tuple[Any, ...], tuple[Any, ...]]:
+def _method_card() -> tuple[Any, Any, Any, tuple[Any, ...], tuple[Any, ...]]:
     methods = registry()
     first = DEFAULT_METHOD if DEFAULT_METHOD in methods else next(iter(methods))
     groups, parameters = [], []
     with gr.Group(elem_classes="hm-card"):
-        gr.HTML("<h3>Method</h3>", elem_classes="hm-card-title")
-        method = gr.Dropdown(
-            choices=[(m.title, m.name) for m in methods.values()], value=first, label="Method", elem_id="method"
+        gr.HTML("<h2>2 · Method</h2>", elem_classes="hm-card-title")
+        pick = gr.Radio(
+            choices=[(words, name) for name, words in PICKED.items()],
+            value=picked(first),
+            label="How the agents are combined",
+            elem_id="pick",
         )
-        about = gr.HTML(method_panel(methods[first]), js_on_load=None, elem_id="about-method")
-        for m in methods.values():
-            fields = fields_of(m)
-            with gr.Row(visible=m.name == first and bool(fields), elem_id=f"parameters-{m.name}") as group:
-                parameters += [component_of(field) for field in fields]
-            groups.append(group)
-    return method, about, tuple(groups), tuple(parameters)
+        method = gr.Dropdown(
+            choices=[(m.title, m.name) for m in methods.values()],
+            value=first,
+            label="Method",
+            visible=True if picked(first) == OTHER else "hidden",  # unmounted it would not tell of its changes
+            elem_id="method",
+        )
+        with gr.Accordion("How it works, and its settings", open=False, elem_id="settings"):
+            about = gr.HTML(method_panel(methods[first]), js_on_load=None, elem_id="about-method")
+            for m in methods.values():
+                fields = fields_of(m)
+                with gr.Row(visible=m.name == first and bool(fields), elem_id=f"parameters-{m.name}") as group:
+                    parameters += [component_of(field) for field in fields]
+                groups.append(group)
+    return pick, method, about, tuple(groups), tuple(parameters)
+
+
+def picked(method: str) -> str:
+    """The entry of the short list that holds a method."""
+    return method if method in PICKED else OTHER
 
 
 def recipe_of(values: Sequence[Any]) -> dict[str, Any]:
@@ -368,3 +406,14 @@ def show_method(name: str) -> list[Any]:
     about = method_panel(methods[name]) if name in methods else ""
     groups = [gr.update(visible=m.name == name and bool(fields_of(m))) for m in methods.values()]
     return [about, *groups, gr.update(visible=uses_calibration(name))]
+
+
+def show_pick(method: str) -> list[Any]:
+    """The entry of the short list for a method, and the list of all methods where it is needed."""
+    entry = picked(method)
+    return [entry, gr.update(visible=True if entry == OTHER else "hidden")]
+
+
+def pick_method(pick: str | None) -> Any:
+    """The list of all methods, set to an entry of the short list or shown."""
+    return gr.update(visible=True) if pick == OTHER else gr.update(value=pick, visible="hidden")

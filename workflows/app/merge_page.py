@@ -1,8 +1,8 @@
-"""The merge page: choose models and a method, see whether and how they fit, start the merge.
+"""The merge page: choose models and a method, see by itself whether and how they fit, start the merge.
 
-`/` opens the form as it was left in this browser, `/?job=ID` with the recipe of a job, and
-`/?base=…&agent=…&agent=…&method=…` with the models and method of the address. Signing in leaves the page, so the
-browser keeps the form meanwhile.
+The page opens with the form as it was left in this browser, with `?job=ID` with the recipe of a job, and else with what
+the address says (merge_address.py), which follows the form. Signing in leaves the page, so the browser keeps the form
+meanwhile. A moment after each change the page inspects what is chosen, one inspection at a time.
 """
 
 from __future__ import annotations
@@ -13,99 +13,114 @@ from typing import Any
 import gradio as gr
 
 from hubmerge.errors import HubmergeError, RecipeError
-from hubmerge.methods import registry
 from hubmerge.plain_yaml import dump_plain_yaml
 from hubmerge.plan.licenses import KNOWN
-from hubmerge.plan.plan import Plan
 from hubmerge.recipe.file import recipe_from_yaml
-from hubmerge.recipe.recipe import MAX_RECIPE_BYTES
-from hubmerge.wording import did_you_mean
+from hubmerge.recipe.recipe import MAX_AGENTS, MAX_RECIPE_BYTES
 from workflows.app.calibration_form import turn
 from workflows.app.format import el, join, link
+from workflows.app.inspection import EMPTY, Inspection, inspect_form, verdict
 from workflows.app.lanes import ASKING, Lanes
+from workflows.app.merge_address import address_of, read_address
 from workflows.app.merge_form import (
     VISIBILITIES,
     MergeForm,
     build_form,
     fill,
     fillable,
+    pick_method,
     recipe_of,
     reweight,
     show_method,
+    show_pick,
 )
-from workflows.app.panels import access_offer, closed_models, notice, plan_panel, problems_panel
+from workflows.app.merge_script import COPIED, CORRECT_NAME, GO, INSPECTED, INSPECTING, KEEP, KEPT, OPENED
+from workflows.app.panels import access_offer, closed_models, notice, problems_panel
+from workflows.app.recipe_texts import TEXTS, text_of
 from workflows.app.search import suggest_models
 from workflows.app.service import Service
 from workflows.app.session import visitor_of, writer_of
 from workflows.app.submission import checked_recipe, submission
+from workflows.app.typed_names import names_in
 
-EMPTY = el("p", "Choose a base and agents, then inspect them: only headers are read.", cls="hm-dim hm-empty")
-_GO = """(id) => { if (id) window.location.assign("job?id=" + encodeURIComponent(id)); }"""
-# A browser may refuse storage inside a frame; the form then works without memory.
-_KEEP = """(...values) => { try { localStorage.setItem("hubmerge-form", JSON.stringify(values)); } catch { } }"""
-_KEPT = """() => { try { return [JSON.parse(localStorage.getItem("hubmerge-form"))]; } catch { return [null]; } }"""
-# Kept first, then taken out of the address: after signing in the form must come from what was kept.
-_KEEP_OPENED = f"""(...values) => {{
-  ({_KEEP})(...values);
-  if (window.location.search) window.history.replaceState(null, "", "./");
-}}"""
+_QUIET: Mapping[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
 def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     """Build the page in the current Blocks context."""
-    with gr.Row(elem_classes="hm-columns"):
-        with gr.Column(scale=3, min_width=320):
+    with gr.Row(elem_classes="hm-columns hm-merge"):
+        with gr.Column(scale=3, min_width=320, elem_classes="hm-form"):
             form = build_form()
-            with gr.Accordion("Recipe as YAML", open=False, elem_classes="hm-card", elem_id="yaml-card"):
+            with gr.Accordion("Load a recipe", open=False, elem_classes="hm-card", elem_id="yaml-card"):
                 text = gr.Code(value="", language="yaml", label="Recipe", lines=8, interactive=True, elem_id="yaml")
                 with gr.Row():
                     show = gr.Button("Show the form as YAML", size="sm", elem_id="show-yaml")
                     load = gr.Button("Load the YAML into the form", size="sm", elem_id="load-yaml")
         with gr.Column(scale=2, min_width=320, elem_classes="hm-side"):
-            with gr.Row():
-                inspect = gr.Button("Inspect", variant="secondary", interactive=False, elem_id="inspect")
+            with gr.Row(elem_classes="hm-bar-start"):
+                told = gr.HTML(verdict("wait", "Choose models to begin"), js_on_load=None, elem_id="verdict")
                 start = gr.Button("Start merge", variant="primary", interactive=False, elem_id="start")
             hint = gr.HTML("", js_on_load=None, elem_id="hint")
+            said = gr.HTML("", js_on_load=None, elem_id="said")
+            why = gr.HTML("", js_on_load=None, elem_id="why")
+            accept = gr.Button("", variant="secondary", size="sm", visible=False, elem_id="accept")
             outcome = gr.HTML(EMPTY, js_on_load=None, elem_id="outcome", elem_classes="hm-card hm-outcome")
-    go = gr.Textbox(value="", visible=False)
-    draft = gr.JSON(value=None, visible=False)
+            with gr.Row(elem_classes="hm-copy"):
+                inspect = gr.Button("Check again", size="sm", interactive=False, elem_id="inspect")
+                copies = [gr.Button(f"Copy as {kind}", size="sm", elem_id=f"copy-{kind.split()[0]}") for kind in TEXTS]
+            copied = gr.Textbox(
+                "", label="Copied", lines=3, max_lines=12, visible=False, buttons=["copy"], elem_id="copied"
+            )
+    go, address, name = (gr.Textbox(value="", visible=False) for _ in range(3))
+    draft, choice = gr.JSON(value=None, visible=False), gr.JSON(value=None, visible=False)
 
     _wire_form(form, service, lanes)
     private = {"api_visibility": "private"}
-    inspect.click(
-        lanes.asking(_inspecting(service), lambda error: [problems_panel(error), gr.skip()]),
-        [form.name, form.license, *form.recipe_inputs],
-        [outcome, form.name],
+    # one inspection at a time: the script asks for the next when this one has ended
+    inspect.click(None, None, told, js=INSPECTING, queue=False, **private).then(
+        lanes.asking(_inspecting(service), _not_inspected),
+        [form.license, form.name, *form.recipe_inputs],
+        [told, outcome, why, accept, choice, form.suggested, form.offered, form.license, name, address],
         **ASKING,
-        **private,
+        **_QUIET,
+    ).then(None, [name, form.name, address], [form.name], js=CORRECT_NAME, queue=False, **private).then(
+        None, None, None, js=INSPECTED, queue=False, **private
     )
+    accept.click(_accepted, [choice], [form.base, form.agents, why, accept], queue=False, **_QUIET)
     start.click(
         lanes.asking(_starting(service), lambda error: [problems_panel(error), ""]),
         [*form.target_inputs, *form.recipe_inputs],
-        [outcome, go],
+        [said, go],
         **ASKING,
         **private,
-    ).then(None, [go], None, js=_GO, **private)
-    show.click(_as_yaml, form.recipe_inputs, [text, outcome], **private)
+    ).then(None, [go], None, js=GO, **private)
+    show.click(_as_yaml, form.recipe_inputs, [text, said], **private)
     kept = form.kept
-    load.click(_from_yaml, [text], [outcome, *form.filled], **private).then(None, kept, None, js=_KEEP, **private)
-    # a text that was pasted changes the box without an input event
+    shown = [form.pick, form.method, form.about, *form.groups, form.calibration.card]
+    loading = load.click(_from_yaml, [text], [said, *form.filled], **private)
+    loading.then(None, kept, None, js=KEEP, **private)
+    for kind, button in zip(TEXTS, copies, strict=True):
+        made = button.click(
+            _texts(service, kind), [form.namespace, form.name, *form.recipe_inputs], [copied], queue=False, **_QUIET
+        )
+        made.then(None, [copied], None, js=COPIED, queue=False, **private)
+    # a text that was pasted, and a model that a button chose, change a box without an input event
+    changes = [form.name.change, form.base.change, form.agents.change, form.license.change, form.method.change]
     gr.on(
-        [*(c.input for c in kept if hasattr(c, "input")), form.name.change],
-        None,
-        kept,
-        None,
-        js=_KEEP,
+        [*(c.input for c in kept if hasattr(c, "input")), *changes],
+        *(None, kept, None),
+        js=KEEP,
         queue=False,
         **private,
     )
-    opened = [hint, *form.target_inputs, outcome, *form.filled]
+    opened = [hint, *form.target_inputs, said, *form.filled]
     opening = lanes.asking(_opening(service), lambda error: _shut_out(error, len(opened)), for_the_signed_in=True)
     # a sign of loading on every field would move them all
-    loaded = demo.load(opening, [draft], opened, js=_KEPT, queue=False, show_progress="hidden", **private)
-    loaded.then(None, kept, None, js=_KEEP_OPENED, **private)
+    loaded = demo.load(opening, [draft], opened, js=KEPT, queue=False, show_progress="hidden", **private)
+    loaded.then(_shown, [form.method], shown, queue=False, **_QUIET)
     # a click before the form is filled would read it empty, so the buttons come last
-    loaded.then(_ready, [form.namespace], [inspect, start], queue=False, show_progress="hidden", **private)
+    ready = loaded.then(_ready, [form.namespace], [inspect, start], queue=False, show_progress="hidden", **private)
+    ready.then(None, kept, None, js=OPENED, **private)
 
 
 def _shut_out(error: HubmergeError, count: int) -> list[Any]:
@@ -118,43 +133,108 @@ def _ready(namespace: str | None) -> list[Any]:
     return [gr.update(interactive=True), gr.update(interactive=bool(namespace))]
 
 
+def _shown(method: str) -> list[Any]:
+    return [*show_pick(method), *show_method(method)]
+
+
 def _wire_form(form: MergeForm, service: Service, lanes: Lanes) -> None:
-    quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    for box in (form.base, form.agents):
-        suggest_models(box, service, lanes)
+    suggest_models(form.base, service, lanes)
+    suggest_models(form.agents, service, lanes, base=form.base)
+    # an address or a pasted list becomes the models that it names
+    both = [form.base, form.agents]
+    gr.on([form.base.change, form.agents.change], _naming(service.endpoint), both, both, queue=False, **_QUIET)
     form.agents.change(
-        reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], queue=False, **quiet
+        reweight, [form.agents, form.weighted, *form.weights], [form.weighted, *form.weights], queue=False, **_QUIET
     )
-    shown = [form.about, *form.groups, form.calibration.card]
-    form.method.change(show_method, [form.method], shown, queue=False, **quiet)
+    offered = [form.agents, form.offered, form.suggested]
+    form.agents.change(_ticked, offered[:2], [form.suggested], queue=False, **_QUIET)
+    form.suggested.input(_with_ticked, offered, [form.agents], queue=False, **_QUIET)
+    shown = [form.pick, form.method, form.about, *form.groups, form.calibration.card]
+    form.pick.input(pick_method, [form.pick], [form.method], queue=False, **_QUIET)
+    form.method.change(_shown, [form.method], shown, queue=False, **_QUIET)
     data = form.calibration
     turned = [form.agents, data.whose, *data.inputs], [data.whose, *data.inputs]
-    turning = gr.on([data.whose.input, form.agents.change], turn, *turned, queue=False, **quiet)
-    turning.then(None, form.kept, None, js=_KEEP, queue=False, **quiet)
+    turning = gr.on([data.whose.input, form.agents.change], turn, *turned, queue=False, **_QUIET)
+    turning.then(None, form.kept, None, js=KEEP, queue=False, **_QUIET)
+
+
+def _naming(endpoint: str) -> Callable[..., Any]:
+    def name(base: str | None, agents: list[str] | None) -> list[Any]:
+        first, *others = names_in([base or ""], endpoint) or [""]
+        named = names_in([*(agents or ()), *others], endpoint)[:MAX_AGENTS]
+        return [gr.skip() if first == (base or "") else gr.update(value=first), gr.skip() if named == agents else named]
+
+    return name
+
+
+def _ticked(agents: list[str] | None, offered: Any) -> Any:
+    """The offered agents that are chosen."""
+    return [name for name in offered or () if name in (agents or ())]
+
+
+def _with_ticked(agents: list[str] | None, offered: Any, ticked: list[str] | None) -> list[str]:
+    """The agents after one of the offered was ticked or unticked; the order of the others is kept."""
+    kept = [name for name in agents or () if name in (ticked or ()) or name not in (offered or ())]
+    return [*kept, *(name for name in ticked or () if name not in kept)][:MAX_AGENTS]
 
 
 def _inspecting(service: Service) -> Callable[..., Any]:
     def inspect(
         profile: gr.OAuthProfile | None,
         token: gr.OAuthToken | None,
-        name: str,
         license_choice: str | None,
+        name: str | None,
         *values: Any,
     ) -> list[Any]:
         visitor = visitor_of(profile, token)
+        base, agents = names_in([values[0] or ""], service.endpoint), names_in(values[1] or (), service.endpoint)
+        recipe: Mapping[str, Any] | HubmergeError
         try:
-            recipe = checked_recipe(recipe_of(values))
-            plan = service.inspect(recipe.to_dict(), visitor, license_choice)
+            recipe = _recipe(service, values)
         except HubmergeError as error:
-            return [join(access_offer(error, visitor, service.endpoint), problems_panel(error)), gr.skip()]
-        named = gr.skip() if (name or "").strip() else gr.update(value=suggested_name(plan))
-        return [plan_panel(plan, service.endpoint, license_choice), named]
+            recipe = error
+        first = base[0] if base else ""
+        found = inspect_form(recipe, first, tuple(agents), license_choice, service, visitor)
+        address = "" if isinstance(recipe, HubmergeError) else address_of(recipe, name or "")
+        return _told(found, agents, address)
 
     return inspect
 
 
-def suggested_name(plan: Plan) -> str:
-    return f"{plan.base.ref.label}-{plan.recipe.method.replace('_', '-')}"[:96]
+def _recipe(service: Service, values: Any) -> dict[str, Any]:
+    """The form's recipe, with models by their names where the page had no time yet to put them for an address."""
+    base, agents, *rest = values
+    named = names_in([base or ""], service.endpoint) or [""]
+    return recipe_of([named[0], names_in(agents or (), service.endpoint), *rest])
+
+
+def _told(found: Inspection, agents: list[str], address: str) -> list[Any]:
+    advice, choice = found.advice, found.advice.choice
+    offered = list(advice.suggested)
+    return [
+        found.verdict,
+        found.outcome,
+        notice("warn", "Worth a look", el("p", advice.why)) if advice.why else "",
+        gr.update(value=choice.words, visible=True) if choice else gr.update(visible=False),
+        {"base": choice.base, "agents": list(choice.agents)} if choice else None,
+        gr.update(choices=offered, value=_ticked(agents, offered)),
+        offered,
+        gr.update(visible=found.license_open),
+        found.suggested_name,
+        address,
+    ]
+
+
+def _not_inspected(error: HubmergeError) -> list[Any]:
+    return [verdict("bad", "Not checked"), problems_panel(error), *[gr.skip()] * 8]
+
+
+def _accepted(choice: Any) -> list[Any]:
+    """The form with the proposed models."""
+    if not isinstance(choice, dict):
+        return [gr.skip()] * 4
+    agents = [str(name) for name in choice.get("agents") or ()]
+    return [gr.update(value=str(choice.get("base") or "") or None), agents, "", gr.update(visible=False)]
 
 
 def _starting(service: Service) -> Callable[..., Any]:
@@ -169,7 +249,7 @@ def _starting(service: Service) -> Callable[..., Any]:
     ) -> list[Any]:
         try:
             visitor = writer_of(service, profile, token)
-            recipe = recipe_of(values)
+            recipe = _recipe(service, values)
             private = visibility == "private"
             if visibility not in ("public", "private"):
                 plan = service.inspect(checked_recipe(recipe).to_dict(), visitor, license_choice)
@@ -188,6 +268,17 @@ def _starting(service: Service) -> Callable[..., Any]:
         return [notice("info", "Submitted", el("p", link(f"job?id={job.id}", "Open its page"))), job.id]
 
     return start
+
+
+def _texts(service: Service, kind: str) -> Callable[..., Any]:
+    def text(namespace: str | None, name: str | None, *values: Any) -> Any:
+        try:
+            target = f"{namespace or 'me'}/{name or 'my-merge'}"
+            return gr.update(value=text_of(kind, _recipe(service, values), target, service.endpoint), visible=True)
+        except HubmergeError as error:
+            return gr.update(value=str(error), visible=True)
+
+    return text
 
 
 def _as_yaml(*values: Any) -> list[Any]:
@@ -219,15 +310,15 @@ def _opening(service: Service) -> Callable[..., Any]:
             except HubmergeError as error:
                 problem = problems_panel(error)
         try:
-            recipe, target = _asked_for(service, request, profile, token, draft)
+            recipe, target, wrong = _asked_for(service, request, profile, token, draft)
         except HubmergeError as error:
-            recipe, target, problem = {}, {}, problems_panel(error)
-        if (method := str(recipe.get("method") or "")) and method not in registry():
-            problem = problems_panel(_no_such_method(method))
+            recipe, target, wrong = {}, {}, error
+        if wrong is not None:
+            problem = problems_panel(wrong, "Part of this address cannot be used" if recipe else "")
         signed_in = bool(namespaces)
         owner = target.get("namespace")
         return [
-            "" if signed_in else el("p", "Inspecting needs no account. Sign in to start a merge.", cls="hm-dim"),
+            "" if signed_in else el("p", "Checking needs no account. Sign in to start a merge.", cls="hm-dim"),
             gr.update(choices=list(namespaces), value=owner if owner in namespaces else next(iter(namespaces), None)),
             gr.skip() if not target.get("name") else str(target["name"])[:96],
             gr.update(value=target["visibility"]) if target.get("visibility") in VISIBILITIES else gr.skip(),
@@ -239,39 +330,39 @@ def _opening(service: Service) -> Callable[..., Any]:
     return opening
 
 
-def _no_such_method(name: str) -> RecipeError:
-    known = ", ".join(registry())
-    step = did_you_mean(name, registry()) or "Choose one in the form, which shows another."
-    return RecipeError("there is no such method", where="the address", expected=known, got=name[:100], next_step=step)
-
-
 def _asked_for(
     service: Service, request: Any, profile: Any, token: Any, draft: Any
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The recipe and target to open with: the address's, else what this browser kept, else nothing."""
+) -> tuple[Mapping[str, Any], Mapping[str, Any], HubmergeError | None]:
+    """The recipe and target to open with, and what is wrong with the address: the address's unless this browser kept
+    the very form that it stands for, else what it kept, else nothing."""
     query = request.query_params
     if job_id := str(query.get("job") or ""):
         visitor = visitor_of(profile, token)
         job = service.job(job_id, visitor)
-        if visitor is None or visitor.name != job.user or job.state not in ("queued", "failed", "cancelled"):
-            return fillable(job.recipe), {}
+        if visitor is None or visitor.name != job.user:
+            return fillable(job.recipe), {}, None
         namespace, _, name = job.target.partition("/")  # the same target again is the same job, which goes on
         visibility = "private" if job.private else "public"
-        return fillable(job.recipe), {"namespace": namespace, "name": name, "visibility": visibility}
-    if base := str(query.get("base") or ""):
-        named = {"base": base, "agents": query_list(query, "agent"), "method": str(query.get("method") or "")}
-        return named, {}
-    if not isinstance(draft, list) or len(draft) < 4:
-        return {}, {}
+        target = {"namespace": namespace, "name": name, "visibility": visibility, "license": job.license}
+        return fillable(job.recipe), target, None
+    kept = draft if isinstance(draft, dict) else {}
+    if [key for key in query if not key.startswith("__")] and not kept.get("same"):
+        recipe, name, problems = read_address(query)
+        wrong = RecipeError("part of the address cannot be used", problems=problems) if problems else None
+        recipe["agents"] = (
+            names_in(recipe["agents"], service.endpoint) if _plain(recipe["agents"]) else recipe["agents"]
+        )
+        recipe["base"] = next(iter(names_in([recipe["base"]], service.endpoint)), "")
+        return recipe, {"name": name}, wrong
+    values = kept.get("values")
+    if not isinstance(values, list) or len(values) < 4:
+        return {}, {}, None
     try:
-        recipe = recipe_of(draft[:-4])
+        recipe = recipe_of(values[:-4])
     except (RecipeError, ValueError, StopIteration, RuntimeError, TypeError):
-        return {}, {}  # kept by another version of the form
-    return recipe, dict(zip(("namespace", "name", "visibility", "license"), draft[-4:], strict=True))
+        return {}, {}, None  # kept by another version of the form
+    return recipe, dict(zip(("namespace", "name", "visibility", "license"), values[-4:], strict=True)), None
 
 
-def query_list(query: Any, key: str) -> list[str]:
-    """Every value of a key of the address."""
-    if hasattr(query, "getlist"):
-        return [str(value) for value in query.getlist(key)]
-    return [str(query[key])] if key in query else []
+def _plain(agents: Any) -> bool:
+    return all(isinstance(agent, str) for agent in agents)

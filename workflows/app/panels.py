@@ -15,7 +15,7 @@ from hubmerge.errors import GatedError, HubmergeError, Problem, RecipeError
 from hubmerge.hub.errors import UNREADABLE
 from hubmerge.methods import Method
 from hubmerge.methods.varying import worded, written
-from hubmerge.output.plan_words import Group, cost_of, fit_of, plan_summary
+from hubmerge.output.plan_words import LABELS, Group, cost_of, fit_of, plan_summary
 from hubmerge.plan.licenses import choose, strictest
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.base import Model
@@ -120,15 +120,25 @@ def plan_panel(plan: Plan, endpoint: str, license_choice: str | None = None) -> 
         )
         for m, weight in zip(plan.models, weights, strict=True)
     ]
+    cost = cost_of(facts, to_folder=False)
+    first = [row for row in (*cost.rows, *fit_of(facts).rows) if row[0] in _FIRST]
     return join(
-        notice("good", "These models fit", el("p", "Read from headers alone; no weight was downloaded.", cls="hm-dim")),
-        section("Models", table(("Model", "Role", "Weights", "License"), rows)),
-        _group(fit_of(facts)),
-        _group(cost_of(facts, to_folder=False)),
+        facts_grid(first),
         warnings_panel(plan.warnings),
         license_panel(plan.models, license_choice),
         access_panel(plan.models),
+        el(
+            "details",
+            el("summary", "All that the headers say"),
+            section("Models", table(("Model", "Role", "Weights", "License"), rows)),
+            _group(fit_of(facts)),
+            _group(cost),
+            cls="hm-section",
+        ),
     )
+
+
+_FIRST = tuple(LABELS[key] for key in ("output_bytes", "download_bytes", "predicted_memory_bytes", "predicted_seconds"))
 
 
 def _group(group: Group) -> Markup:
@@ -168,7 +178,7 @@ def access_panel(models: Iterable[Model]) -> Markup | None:
     return notice("info", "Private unless you say otherwise", el("p", f"Gated or private: {', '.join(closed)}."))
 
 
-def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, back: str = "/") -> Markup | None:
+def access_offer(error: HubmergeError, visitor: Visitor | None, endpoint: str, back: str = "/merge") -> Markup | None:
     """The next steps for models that the Hub does not show: allow more in a second sign-in, or ask their owners.
 
     `back`: the page to which a sign-in returns.

@@ -1,4 +1,4 @@
-"""Suggestions from the Hub while somebody types a model's name."""
+"""Suggestions from the Hub while somebody chooses a model: what goes along at first, then what fits the typed text."""
 
 from __future__ import annotations
 
@@ -9,30 +9,63 @@ import gradio as gr
 
 from hubmerge.errors import HubmergeError
 from workflows.app.lanes import ASKING, Lanes
-from workflows.app.service import Service
+from workflows.app.service import Service, Visitor
 from workflows.app.session import visitor_of
+from workflows.app.typed_names import names_in
+
+_FOUND = 10
+_CHOICES_KEPT = 100  # of one box
+_POPULAR = ("text-generation",)
 
 
-def suggest_models(box: Any, service: Service, lanes: Lanes) -> None:
-    """Fill a dropdown's choices with what the Hub knows under the text that is typed into it."""
-    typed = gr.Textbox(value="", visible=False)
+def suggest_models(box: Any, service: Service, lanes: Lanes, *, base: Any = None) -> None:
+    """Fill a dropdown's choices with what the Hub knows under the text that is typed into it.
+
+    While nothing is typed these are models that were trained from what the box `base` holds, or popular ones.
+    """
+    typed, known = gr.Textbox(value="", visible=False), gr.JSON(value=[], visible=False)
+    parent = gr.Textbox(value="", visible=False) if base is None else base
     # gradio repeats the first event's text when keys come faster than answers, so the field itself is read
-    read = f'(current) => [current, document.querySelector("#{box.elem_id} input").value]'
+    read = f'(c, t, k, p) => [c, document.querySelector("#{box.elem_id} input").value, k, p]'
     quiet = {"show_progress": "hidden", "api_visibility": "private"}
-    searching = lanes.asking(_searching(service), lambda _: gr.skip())
-    box.key_up(searching, [box, typed], [box], js=read, trigger_mode="always_last", **ASKING, **quiet)
+    searching = lanes.asking(_searching(service), lambda _: [gr.skip(), gr.skip()])
+    gr.on(
+        [box.focus, box.key_up],
+        searching,
+        [box, typed, known, parent],
+        [box, known],
+        js=read,
+        trigger_mode="always_last",
+        **ASKING,
+        **quiet,
+    )
 
 
 def _searching(service: Service) -> Callable[..., Any]:
-    def search(current: Any, text: str, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> Any:
-        text = str(text or "").strip()
-        if len(text) < 2:
-            return gr.skip()
-        try:
-            found = [summary.id for summary in service.search(text[:100], visitor_of(profile, token))]
-        except HubmergeError:
-            return gr.skip()  # suggestions are only a help; any typed name can be inspected
+    def search(
+        current: Any, text: str, known: Any, base: Any, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None
+    ) -> list[Any]:
         kept = current if isinstance(current, list) else [current] if current else []
-        return gr.update(choices=list(dict.fromkeys([*found, *kept])))
+        named = names_in([str(text or "")], service.endpoint)
+        wanted = named[-1][:100] if named else ""
+        if wanted in kept:
+            wanted = ""  # the box shows what was chosen before
+        try:
+            found = _found(service, wanted, str(base or ""), visitor_of(profile, token))
+        except HubmergeError:
+            return [gr.skip(), gr.skip()]  # suggestions are only a help; any typed name can be inspected
+        before = [str(name) for name in known] if isinstance(known, list) else []
+        # an open list that became shorter would have gradio's script look for an entry that is gone
+        choices = list(dict.fromkeys([*found, *map(str, kept), *before]))[: max(len(before), _CHOICES_KEPT)]
+        return [gr.update(choices=choices), choices]
 
     return search
+
+
+def _found(service: Service, text: str, base: str, visitor: Visitor | None) -> list[str]:
+    if len(text) >= 2:
+        return [summary.id for summary in service.search(text, visitor, _FOUND)]
+    found = []
+    if base:
+        found = service.search("", visitor, _FOUND, (f"base_model:finetune:{base.partition('@')[0]}",))
+    return [summary.id for summary in found or service.search("", visitor, _FOUND, _POPULAR)]

@@ -6,7 +6,7 @@ use another implementation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -25,6 +25,17 @@ class Visitor:
     namespaces: tuple[str, ...] = ()
     scopes: frozenset[str] = frozenset()  # that the sign-in gave
     expires_at: datetime | None = None  # when the token ends; None where the Hub did not tell
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the Hub states of one model, from its list of files and its card."""
+
+    id: str  # as the Hub writes it
+    weight_bytes: int  # of its safetensors files
+    license: str | None
+    trained_from: tuple[str, ...]  # the models that its card names as its base; empty: it names none
+    closed: bool  # gated or private
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,7 @@ class JobView:
     suite: str = ""  # of an evaluation
     signed_in_until: str | None = None  # how long the job may act as its owner; told to the owner alone
     models: tuple[str, ...] = ()  # of a diff: base and agent, each id@sha
+    license: str | None = None  # the user's choice for a merge, if any
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,13 @@ class Service(Protocol):
     def visitor(self, name: str | None, token: str) -> Visitor:
         """The user with the namespaces that the token may write to; LoginError where it is not `name`'s, if given."""
 
-    def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]: ...
+    def search(
+        self, text: str, visitor: Visitor | None, limit: int = 10, tags: Sequence[str] = ()
+    ) -> list[RepoSummary]:
+        """Models whose id holds the text and that carry all tags, most downloaded first."""
+
+    def about(self, name: str, visitor: Visitor | None) -> ModelFacts:
+        """Of org/name or org/name@revision; SourceNotFoundError and friends where it cannot be read."""
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         """Headers only; IncompatibleError and friends carry every problem. `license`: what the user chose, if that was

@@ -7,7 +7,6 @@ from typing import Any
 import gradio as gr
 
 TITLE = "hubmerge"
-HEAD = '<meta name="color-scheme" content="light dark">'
 
 
 def theme() -> Any:
@@ -33,7 +32,34 @@ def theme() -> Any:
     )
 
 
-CSS = """
+BAR_CSS = """
+.hm-bar-links { display: flex; flex-wrap: wrap; align-items: baseline; gap: .3rem 1.4rem; }
+.hm-bar-links a { color: inherit; text-decoration: none; white-space: nowrap; }
+.hm-bar-links .hm-brand { font-weight: 700; font-size: 1.35rem; letter-spacing: -.015em; }
+.hm-nav { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; }
+.hm-nav a { padding: .3rem 0; border-bottom: 2px solid transparent; }
+.hm-nav a:hover { border-color: currentColor; }
+.hm-nav a[aria-current] { font-weight: 600; border-color: var(--hm-busy); }
+"""
+
+# of the few pages that are served without gradio
+PLAIN_CSS = (
+    """
+:root { color-scheme: light dark; --hm-busy: #0f766e; font-family: system-ui, sans-serif; line-height: 1.5;
+  color: #1e293b; background: #f8fafc; }
+body { max-width: 1150px; margin: 0 auto; padding: 1rem; }
+main { max-width: 40rem; padding: 3rem 0; }
+h1 { font-size: 1.5rem; line-height: 1.2; }
+main a { color: #0f766e; }
+@media (prefers-color-scheme: dark) {
+  :root { --hm-busy: #2dd4bf; color: #f1f5f9; background: #020617; } main a { color: #2dd4bf; }
+}
+"""
+    + BAR_CSS
+)
+
+CSS = (
+    """
 .gradio-container { max-width: 1200px !important; width: 100% !important; margin: 0 auto !important; }
 :root { --hm-good: #15803d; --hm-warn: #b45309; --hm-bad: #b91c1c; --hm-info: #475569; --hm-busy: #0f766e;
   --hm-private: #0f766e; --hm-overlap: #3b82f6; --hm-conflict: #d97706; --hm-unchanged: #cbd5e1; }
@@ -41,13 +67,15 @@ CSS = """
   --hm-private: #2dd4bf; --hm-overlap: #60a5fa; --hm-conflict: #fbbf24; --hm-unchanged: #475569; }
 
 /* frame */
+.nav-holder { display: none; } /* gradio's own bar, which does not say where one is to who cannot see it */
 .gradio-container main, .gradio-container .contain { width: 100%; }
 .block:has(> .html-container > .prose:empty) { display: none; }
 .row.hm-top { align-items: center; justify-content: space-between; flex-wrap: wrap; margin-bottom: .4rem; }
-.hm-top > .hm-brand-block { flex: 1 1 auto !important; min-width: 7.5rem !important; width: auto; }
+.hm-top > .hm-bar-block { flex: 1 1 20rem !important; min-width: 0 !important; width: auto; }
 .hm-top > button { flex: 0 1 auto; min-width: 0 !important; padding: .4rem .9rem; white-space: nowrap; }
-.hm-brand b { font-weight: 700; font-size: 1.35rem; letter-spacing: -.015em; margin-right: .7rem; }
-.hm-brand { color: var(--body-text-color-subdued); }
+"""
+    + BAR_CSS
+    + """
 .hm-header h1, .hm-title h1 { font-size: 1.5rem; line-height: 1.2; margin: 0; letter-spacing: -.015em; }
 .hm-header p { margin: .3rem 0 0; color: var(--body-text-color-subdued); }
 .hm-card { background: var(--block-background-fill); border: 1px solid var(--border-color-primary);
@@ -167,7 +195,6 @@ details.hm-section > summary { cursor: pointer; font-weight: 650; padding: .3rem
 .hm-meter-fill { display: block; height: 100%; background: var(--hm-private); }
 
 @media (max-width: 640px) {
-  .hm-brand { font-size: 0; }
   .hm-facts { grid-template-columns: 1fr 1fr; }
   .hm-pairs div { grid-template-columns: 1fr; }
   .hm-table thead { display: none; }
@@ -182,3 +209,4 @@ details.hm-section > summary { cursor: pointer; font-weight: 650; padding: .3rem
   .hm-stages .hm-current { border-image: none; }
 }
 """
+)

@@ -22,7 +22,7 @@ from hubmerge.recipe.model_name import ModelName, ModelRef
 from hubmerge.recipe.recipe import recipe_from_dict
 from hubmerge.sources.base import Model, StoredTensor
 from hubmerge.sources.header import TensorEntry
-from workflows.app.service import Comparison, JobView, MergeRequest, Visitor
+from workflows.app.service import Comparison, JobView, MergeRequest, ModelFacts, Visitor
 
 HOSTILE = '<img src=x onerror="window.hacked=1">${window.hacked=2}{{value}}[x](javascript:alert(1))'
 CATALOGUE = ("zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent")
@@ -66,7 +66,8 @@ def model(repo_id: str, sha: str, *, shapes: Mapping[str, tuple[int, ...]] | Non
 
 def models() -> dict[str, Model]:
     shas = dict(zip(CATALOGUE, "abcd", strict=True))
-    known = {name: model(name, sha, license="apache-2.0") for name, sha in shas.items()}
+    cards = {name: {"base_model": CATALOGUE[0]} for name in CATALOGUE[1:3]}
+    known = {name: model(name, sha, license="apache-2.0", card=cards.get(name, {})) for name, sha in shas.items()}
     known["secret/gated-agent"] = model("secret/gated-agent", "e", license="license", gated=True)
     known["other/wide-agent"] = model(
         "other/wide-agent", "f", shapes={"model.embed_tokens.weight": (640, 64), "lm_head.weight": (640, 64)}
@@ -120,10 +121,21 @@ class FakeService:
             raise LoginError("the token is not valid or has expired", next_step="Sign in again.")
         return Visitor(name, token, NAMESPACES.get(name, (name,)))
 
-    def search(self, text: str, visitor: Visitor | None, limit: int = 10) -> list[RepoSummary]:
+    def search(
+        self, text: str, visitor: Visitor | None, limit: int = 10, tags: Sequence[str] = ()
+    ) -> list[RepoSummary]:
         self.searches.append((text, visitor.name if visitor else None))
         found = [name for name in self.models if text.lower() in name]
+        bases = {tag.removeprefix("base_model:finetune:") for tag in tags} - {"text-generation"}
+        found = [name for name in found if bases <= {self.models[name].card.get("base_model")}]
         return [RepoSummary(name, 10, 1, (), "2026-01-01") for name in found[:limit]]
+
+    def about(self, name: str, visitor: Visitor | None) -> ModelFacts:
+        if self.failure is not None:
+            raise self.failure
+        model = self._open(ModelName.parse(name))
+        bases = tuple(filter(None, [model.card.get("base_model")]))
+        return ModelFacts(model.ref.id, model.weight_bytes, model.license, bases, model.gated or model.private)
 
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         if self.failure is not None:

@@ -194,7 +194,7 @@ def test_nothing_can_be_uploaded_and_no_file_is_served(pages: Pages) -> None:
 
 
 def test_no_token_and_no_secret_reaches_a_page(pages: Pages) -> None:
-    for path in ("/", "/jobs", "/job", "/config", "/gradio_api/info"):
+    for path in ("/", "/merge", "/activity", "/job", "/config", "/gradio_api/info"):
         text = httpx.get(f"{pages.url}{path}", headers={"Cookie": f"session={session_cookie('ada')}"}).text
         assert "token-of-ada" not in text
         assert CLIENT.client_secret not in text

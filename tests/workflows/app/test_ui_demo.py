@@ -100,7 +100,7 @@ def sign_in(page: Any, name: str = "Ada (local)") -> None:
 
 def merge_page(demo: Demo, method: str) -> str:
     agents = "&".join(f"agent=zoo/{name}-agent" for name in ("math", "tool", "mem"))
-    return f"{demo.url}/?base=zoo/base&{agents}&method={method}"
+    return f"{demo.url}/merge?base=zoo/base&{agents}&method={method}"
 
 
 def start(page: Any, name: str) -> str:
@@ -108,7 +108,7 @@ def start(page: Any, name: str) -> str:
     page.locator("#start:not([disabled])").wait_for()
     page.locator("#agents").filter(has_text="zoo/mem-agent").wait_for()
     page.locator("#inspect").click()
-    page.locator("#outcome").filter(has_text="These models fit").wait_for()
+    page.locator("#verdict").filter(has_text="These models fit").wait_for()
     field = page.locator("#target-name textarea, #target-name input").first
     field.fill(name)
     field.blur()
@@ -187,7 +187,7 @@ def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo: 
     ada.create_repo("ada/secret-agent", private=True)
     ada.upload_folder(repo_id="ada/secret-agent", folder_path=zoo / "math")
 
-    page = open_page(f"{demo.url}/?base=bob/gated-base&agent=ada/secret-agent&agent=zoo/tool-agent&method=ram")
+    page = open_page(f"{demo.url}/merge?base=bob/gated-base&agent=ada/secret-agent&agent=zoo/tool-agent&method=ram")
     page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()
     sign_in(page)
     page.locator("#start:not([disabled])").wait_for()
@@ -202,12 +202,12 @@ def test_a_private_agent_of_a_gated_base_is_merged_after_a_second_sign_in(demo: 
     offer.get_by_role("link", name="Allow hubmerge to read your private models").click()
     page.get_by_text("read your private repos").wait_for()  # the Hub says what it is about
     page.get_by_role("button", name="Ada (local)").click()
-    page.wait_for_url(f"{demo.url}/")
+    page.wait_for_url(f"{demo.url}/merge")
     page.locator("#start:not([disabled])").wait_for()
     page.locator("#agents").filter(has_text="ada/secret-agent").wait_for()  # the form is as it was
     assert page.locator("#target-name textarea, #target-name input").first.input_value() == "from-a-secret"
     page.locator("#inspect").click()
-    page.locator("#outcome").filter(has_text="These models fit").wait_for()
+    page.locator("#verdict").filter(has_text="These models fit").wait_for()
     page.locator("#start").click()
     page.wait_for_url("**/job?id=*")
     wait_for_state(page, "done")

@@ -164,7 +164,7 @@ def test_a_phone_shows_it_without_scrolling_sideways_and_asks_nobody_else(
 @pytest.mark.browser
 def test_the_list_of_jobs_and_a_job_s_page_lead_to_it(pages: Pages, open_page: Any, zoo_diff: Diff) -> None:
     job = job_of(pages, state="done", queue_position=None, result=zoo_diff.to_json())
-    page = open_page(f"{pages.url}/jobs", "ada")
+    page = open_page(f"{pages.url}/activity", "ada")
     shown(page, "#jobs tbody tr", "Comparison")
     page.goto(f"{pages.url}/job?id={job}", wait_until="domcontentloaded")
     shown(page, "#job a", "What the training changed").click()

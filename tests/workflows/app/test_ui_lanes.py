@@ -89,7 +89,7 @@ def test_68_slow_anonymous_inspections_leave_the_app_open_for_everybody_else(slo
         assert found.startswith("event: complete"), found
         assert slow.ask("my_jobs", [], slow.headers("ada")).startswith("event: complete")
         assert "E_JOB" in slow.ask("job_status", ["1" * 64], {})
-        for page in ("/", "/jobs", "/job", "/diff"):
+        for page in ("/", "/merge", "/activity", "/job", "/diff"):
             assert httpx.get(f"{slow.url}{page}").status_code == 200
         assert sum(a.done() for a in asked) == STORM - ANONYMOUS_AT_ONCE  # they are still under way
         answers = [a.result() for a in asked]

@@ -49,12 +49,14 @@ def shown(page: Any, selector: str, text: str) -> Any:
 
 @pytest.mark.quick
 def test_from_typing_to_the_job_s_page(pages: Pages, open_page: Any) -> None:
-    page = open_page(pages.url, "ada")
+    page = open_page(f"{pages.url}/merge", "ada")
     page.locator("#start:not([disabled])").wait_for()
     choose_models(page, "math-agent", "tool-agent")
     page.locator("#inspect").click()
-    outcome = shown(page, "#outcome", "These models fit")
-    assert "Qwen2ForCausalLM" in outcome.inner_text()
+    shown(page, "#verdict", "These models fit")
+    shown(page, "#outcome", "Size of the result")
+    page.get_by_text("All that the headers say").click()
+    assert "Qwen2ForCausalLM" in page.locator("#outcome").inner_text()
     page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value !== ''")
     page.locator("#start").click()
     page.wait_for_url("**/job?id=*")
@@ -68,16 +70,16 @@ def test_from_typing_to_the_job_s_page(pages: Pages, open_page: Any) -> None:
 
 
 def test_a_visitor_inspects_without_an_account_but_cannot_start(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram")
+    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram")
     shown(page, "#agents", CATALOGUE[2])
     page.locator("#inspect").click()
-    shown(page, "#outcome", "These models fit")
+    shown(page, "#verdict", "These models fit")
     shown(page, "#hint", "Sign in to start")
     assert page.locator("#start").is_disabled()
 
 
 def test_every_problem_is_listed(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent=other/wide-agent&method=ram")
+    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent=other/wide-agent&method=ram")
     shown(page, "#agents", "other/wide-agent")
     page.locator("#inspect").click()
     shown(page, "#outcome", "things must change first")
@@ -90,14 +92,17 @@ def test_every_problem_is_listed(pages: Pages, open_page: Any) -> None:
     assert all(p.what in text and p.next_step in text for p, text in zip(expected.value.problems, told, strict=True))
 
 
-def test_an_empty_form_says_what_is_missing(pages: Pages, open_page: Any) -> None:
-    page = open_page(pages.url)
+def test_a_form_that_is_not_complete_says_what_is_missing(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge")
     page.locator("#inspect").click()
-    shown(page, "#outcome .hm-code", "E_RECIPE")
+    shown(page, "#outcome", "Choose a base and the agents")
+    choose(page, "base", "base", CATALOGUE[0])
+    shown(page, "#verdict", "Choose the agents")
+    assert page.locator("#outcome .hm-problems").count() == 0
 
 
 def test_automatic_visibility_is_private_when_a_parent_is_gated(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent=secret/gated-agent", "ada")
+    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent=secret/gated-agent", "ada")
     shown(page, "#agents", "secret/gated-agent")
     page.locator("#inspect").click()
     shown(page, "#outcome", "Gated or private: secret/gated-agent")
@@ -108,20 +113,23 @@ def test_automatic_visibility_is_private_when_a_parent_is_gated(pages: Pages, op
 
 
 def test_a_chosen_method_shows_its_parameters_and_they_reach_the_recipe(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}")
+    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}")
     shown(page, "#agents", CATALOGUE[2])
+    page.get_by_label("Another method").check()
     page.locator("#method input").click()
     page.get_by_role("option", name="Task arithmetic", exact=True).click()
+    page.get_by_text("How it works, and its settings").click()
     shown(page, "#about-method", "The sum of the agents' updates")
     page.get_by_label("lambda").fill("0.4")
-    page.get_by_text("Recipe as YAML").click()
+    page.get_by_text("Load a recipe").click()
     page.locator("#show-yaml").click()
     text = shown(page, "#yaml .cm-content", "task_arithmetic").inner_text()
     assert recipe_from_yaml(text).parameters == {"lambda": 0.4}
 
 
 def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=sar", "ada")
+    base, *agents = CATALOGUE[:3]
+    page = open_page(f"{pages.url}/merge?base={base}&agent={agents[0]}&agent={agents[1]}&method=sar", "ada")
     page.locator("#start:not([disabled])").wait_for()
     card = shown(page, "#calibration", "Dataset")
     for label, value in (("Dataset", "org/rows"), ("Question column", "question"), ("Answer column", "answer")):
@@ -148,14 +156,15 @@ def test_a_method_that_weighs_by_sensitivities_is_started_with_its_data(pages: P
 
 
 def test_an_address_that_names_no_method_says_so_and_fills_the_rest(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=tie")
-    shown(page, "#outcome", "Did you mean ties?")
+    page = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=tie")
+    shown(page, "#said", "Did you mean ties?")
     shown(page, "#agents", CATALOGUE[2])
-    assert page.locator("#method input").input_value() == "RAM+"
+    assert page.get_by_label("RAM+ (recommended)").is_checked()
 
 
 def test_a_name_that_no_repo_can_have_is_not_called_missing(pages: Pages, open_page: Any) -> None:
-    page = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}&method=ram", "ada")
+    base, *agents = CATALOGUE[:3]
+    page = open_page(f"{pages.url}/merge?base={base}&agent={agents[0]}&agent={agents[1]}&method=ram", "ada")
     page.locator("#start:not([disabled])").wait_for()
     shown(page, "#agents", CATALOGUE[2])
     field = page.locator("#target-name textarea, #target-name input").first
@@ -163,26 +172,26 @@ def test_a_name_that_no_repo_can_have_is_not_called_missing(pages: Pages, open_p
         field.fill(name)
         field.blur()
         page.locator("#start").click()
-        shown(page, "#outcome", what)
+        shown(page, "#said", what)
 
 
 def test_a_recipe_in_yaml_fills_the_form(pages: Pages, open_page: Any) -> None:
-    page = open_page(pages.url)
-    page.get_by_text("Recipe as YAML").click()
+    page = open_page(f"{pages.url}/merge")
+    page.get_by_text("Load a recipe").click()
     page.locator("#yaml .cm-content").fill(
         "base: zoo/base\nagents:\n  - zoo/math-agent\n  - {model: zoo/mem-agent, weight: 0.5}\nmethod: ram\nseed: 3\n"
     )
     page.locator("#load-yaml").click()
-    shown(page, "#outcome", "Loaded")
+    shown(page, "#said", "Loaded")
     shown(page, "#agents", "zoo/mem-agent")
     assert page.locator("#base input").input_value() == "zoo/base"
-    assert page.locator("#method input").input_value() == "RAM"
+    assert page.get_by_label("RAM", exact=False).nth(1).is_checked()
     page.get_by_text("Weights", exact=True).click()
     assert page.get_by_label("zoo/mem-agent").input_value() == "0.5"
 
 
 def test_what_was_typed_survives_a_reload(pages: Pages, open_page: Any) -> None:
-    page = open_page(pages.url)
+    page = open_page(f"{pages.url}/merge")
     choose_models(page, "math-agent", "tool-agent")
     page.locator("#target-name textarea, #target-name input").first.fill("kept")
     page.wait_for_function("localStorage.getItem('hubmerge-form').includes('\"kept\"')")
@@ -292,13 +301,13 @@ def test_a_restart_of_the_app_brings_the_same_page_back(pages: Pages, open_page:
 
 def test_my_jobs_lists_the_visitor_s_own_and_links_to_them(pages: Pages, open_page: Any) -> None:
     pages.service.put([job_view(JOB), job_view("2" * 64, user="bob", target="bob/other")])
-    page = open_page(f"{pages.url}/jobs", "ada")
+    page = open_page(f"{pages.url}/activity", "ada")
     row = shown(page, "#jobs tbody tr", "ada/three-in-one")
     assert page.locator("#jobs tbody tr").count() == 1
     row.get_by_role("link").click()
     page.wait_for_url(f"**/job?id={JOB}")
-    shown(open_page(f"{pages.url}/jobs"), "#jobs", "Sign in to see your jobs")
-    shown(open_page(f"{pages.url}/jobs", "carol"), "#jobs", "No jobs yet")
+    shown(open_page(f"{pages.url}/activity"), "#jobs", "Sign in to see your jobs")
+    shown(open_page(f"{pages.url}/activity", "carol"), "#jobs", "No jobs yet")
 
 
 def test_text_of_strangers_is_shown_as_text_everywhere(pages: Pages, open_page: Any) -> None:
@@ -318,11 +327,11 @@ def test_text_of_strangers_is_shown_as_text_everywhere(pages: Pages, open_page: 
     shown(job, "#job h1", HOSTILE)
     job.locator("#recipe-card button").first.click()
     shown(job, "#recipe", "<img src=x")
-    jobs = open_page(f"{pages.url}/jobs", "ada")
+    jobs = open_page(f"{pages.url}/activity", "ada")
     shown(jobs, "#jobs tbody th", HOSTILE)
-    again = open_page(f"{pages.url}/?job={JOB}", "ada")
+    again = open_page(f"{pages.url}/merge?job={JOB}", "ada")
     shown(again, "#agents", "<img src=x")
-    inspected = open_page(f"{pages.url}/?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}", "ada")
+    inspected = open_page(f"{pages.url}/merge?base={CATALOGUE[0]}&agent={CATALOGUE[1]}&agent={CATALOGUE[2]}", "ada")
     shown(inspected, "#agents", CATALOGUE[2])
     inspected.locator("#inspect").click()
     shown(inspected, "#outcome .hm-what", HOSTILE)
@@ -331,12 +340,13 @@ def test_text_of_strangers_is_shown_as_text_everywhere(pages: Pages, open_page: 
         assert page.locator("img[src=x]").count() == 0
 
 
-@pytest.mark.parametrize("path", ["/", "/jobs", f"/job?id={JOB}"])
+@pytest.mark.parametrize("path", ["/", "/merge", "/activity", f"/job?id={JOB}"])
 def test_a_phone_shows_every_page_without_scrolling_sideways(pages: Pages, open_page: Any, path: str) -> None:
     pages.service.put([job_view(JOB, **RUNNING, warnings=("zoo/mem-agent: " + "x" * 80,))])
     page = open_page(f"{pages.url}{path}", "ada", width=360)
     shown(page, "button", "Sign out (ada)")
-    page.locator({"/": "#inspect", "/jobs": "#jobs tbody"}.get(path, "#statistics table")).first.wait_for()
+    there = {"/": "h1", "/merge": "#inspect", "/activity": "#jobs tbody"}.get(path, "#statistics table")
+    page.locator(there).first.wait_for()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
 
 
@@ -345,7 +355,7 @@ def test_no_page_asks_another_host_for_anything(pages: Pages, open_page: Any) ->
     page = open_page("about:blank", "ada")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    for path in ("/", "/jobs", f"/job?id={JOB}"):
+    for path in ("/", "/merge", "/activity", f"/job?id={JOB}"):
         page.goto(pages.url + path, wait_until="domcontentloaded")
         shown(page, "button", "Sign out (ada)")
     hosts = {urlsplit(url).netloc for url in asked if urlsplit(url).scheme in ("http", "https")}

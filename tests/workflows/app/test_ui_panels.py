@@ -242,7 +242,7 @@ def test_a_job_says_until_when_it_is_signed_in_and_that_it_needs_login_after_tha
     ended = job_view(signed_in_until=past)
     shown = job_panel(ended, "https://hub.example")[0]
     assert "Needs login" in shown
-    assert f'href="./?job={ended.id}"' in shown
+    assert f'href="merge?job={ended.id}"' in shown
     assert "Needs login" in job_list([ended])
     failed = job_view(state="failed", error={"code": "E_LOGIN", "message": "needs login: its sign-in has expired"})
     assert "Needs login" in job_panel(failed, "https://hub.example")[0]

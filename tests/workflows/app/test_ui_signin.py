@@ -74,14 +74,14 @@ def test_a_visitor_signs_in_at_the_local_hub_and_out_again(local_hub: LocalHubPr
     service = FakeService(local_hub.endpoint)
     oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
     with launch_app(service, Settings(endpoint=local_hub.endpoint), port=0, oauth=oauth) as running:
-        page = open_page(f"{running.url}/?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram")
-        page.wait_for_url(f"{running.url}/")  # the form has them and keeps them over the sign-in
+        page = open_page(f"{running.url}/merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram")
+        page.wait_for_url(f"{running.url}/merge")  # the form has them and keeps them over the sign-in
         page.goto(f"{running.url}/job?id=abc", wait_until="domcontentloaded")
         page.get_by_role("button", name="Sign in to the local Hub").click()
         page.get_by_role("button", name="Ada (local)").click()
         page.wait_for_url(f"{running.url}/job?id=abc")  # back where the visitor was
         page.get_by_role("button", name="Sign out (ada)").wait_for()
-        page.goto(running.url, wait_until="domcontentloaded")
+        page.goto(f"{running.url}/merge", wait_until="domcontentloaded")
         page.locator("#start:not([disabled])").wait_for()  # the Hub's token was accepted
         page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()
         [cookie] = [c for c in page.context.cookies() if c["name"] == "session"]
@@ -209,7 +209,7 @@ def hidden(*names: str) -> HubmergeError:
 def test_who_picks_a_model_that_is_not_shown_is_offered_to_allow_private_ones() -> None:
     offer = str(access_offer(hidden("ada/secret", "ada/other"), ADA, "https://hub.example"))
     assert "ada/secret, ada/other" in offer
-    assert 'href="/login/huggingface?_target_url=%2F&amp;with=read-repos"' in offer
+    assert 'href="/login/huggingface?_target_url=%2Fmerge&amp;with=read-repos"' in offer
     allowed = replace(ADA, scopes=ADA.scopes | {"read-repos"})
     assert access_offer(hidden("ada/secret"), allowed, "https://hub.example") is None
     assert access_offer(hidden("ada/secret"), None, "https://hub.example") is None  # told to sign in by the problem
@@ -223,4 +223,4 @@ def test_who_picks_a_gated_model_is_sent_to_its_page_or_to_a_wider_sign_in(where
     asked = str(access_offer(gated, ADA, "https://hub.example"))
     assert 'href="https://hub.example/meta/llama"' in asked
     earlier = replace(ADA, scopes=frozenset({"openid", "profile", "contribute-repos"}))
-    assert f'href="{sign_in_link()}"' in str(access_offer(gated, earlier, "https://hub.example"))
+    assert f'href="{sign_in_link("/merge")}"' in str(access_offer(gated, earlier, "https://hub.example"))

@@ -1,0 +1,212 @@
+"""The merge page: names as people type them, what the cards say of the chosen models, and the form as an address."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl
+
+import pytest
+from pages_fake import CATALOGUE, FakeService, model
+from starlette.datastructures import QueryParams
+
+from hubmerge.errors import HubUnavailableError
+from hubmerge.methods import registry
+from hubmerge.recipe.recipe import recipe_from_dict
+from workflows.app.advice import advise
+from workflows.app.inspection import inspect_form
+from workflows.app.merge_address import MAX_ADDRESS_CHARACTERS, address_of, read_address
+from workflows.app.recipe_texts import TEXTS, text_of
+from workflows.app.search import _CHOICES_KEPT, _searching
+from workflows.app.typed_names import names_in
+
+HUB = "http://127.0.0.1:9"
+BASE, MATH, TOOL, MEM = CATALOGUE
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        ("https://huggingface.co/org/name", ["org/name"]),
+        ("huggingface.co/org/name/", ["org/name"]),
+        ("https://hf.co/org/name?library=transformers#use", ["org/name"]),
+        ("https://huggingface.co/org/name/tree/main", ["org/name"]),
+        ("https://huggingface.co/org/name/tree/v2", ["org/name@v2"]),
+        ("https://huggingface.co/org/name/blob/v2/config.json", ["org/name@v2"]),
+        ("https://huggingface.co/org/name/tree/refs%2Fpr%2F3", ["org/name@refs/pr/3"]),
+        ("https://huggingface.co/org/name/tree/refs/pr/3", ["org/name@refs/pr/3"]),
+        (f"https://huggingface.co/org/name/commit/{'a' * 40}", [f"org/name@{'a' * 40}"]),
+        ("https://huggingface.co/gpt2/tree/main", ["gpt2"]),
+        (f"{HUB}/zoo/base", ["zoo/base"]),
+        (f"{HUB}/zoo/base/tree/main", ["zoo/base"]),
+        ("org/a org/b@v1,org/c; org/d\norg/a", ["org/a", "org/b@v1", "org/c", "org/d"]),
+        ("'org/a', \"org/b\"", ["org/a", "org/b"]),
+        ("https://hf.co/org/a https://hf.co/org/b", ["org/a", "org/b"]),
+        ("", []),
+        # what names no model stays, and is refused by name
+        ("https://elsewhere.example/org/name", ["https://elsewhere.example/org/name"]),
+        ("https://huggingface.co/datasets/org/rows", ["https://huggingface.co/datasets/org/rows"]),
+        ("https://[broken/org/name", ["https://[broken/org/name"]),
+        ("./folder", ["./folder"]),
+    ],
+)
+def test_addresses_of_the_hub_and_lists_become_names(typed: str, named: list[str]) -> None:
+    assert names_in([typed], HUB) == named
+
+
+def test_each_model_has_its_size_its_license_and_whether_it_was_trained_from_the_base() -> None:
+    service = FakeService()
+    chosen = str(advise(BASE, (MATH, MEM, "secret/gated-agent", "no/such"), service, None).chosen)
+    assert "65.7 kB" in chosen
+    assert "apache-2.0" in chosen
+    assert "gated or private" in chosen
+    assert f"trained from {BASE}: yes" in chosen
+    assert chosen.count(f"trained from {BASE}: unknown") == 2
+    assert "not found or not readable" in chosen
+    assert f"trained from {TOOL}: no" in str(advise(TOOL, (MATH,), service, None).chosen)
+
+
+def test_a_swapped_base_and_agent_are_noticed_and_can_be_put_right() -> None:
+    advice = advise(MATH, (TOOL, BASE), FakeService(), None)
+    assert "look swapped" in advice.why
+    assert advice.choice is not None
+    assert (advice.choice.base, advice.choice.agents) == (BASE, (TOOL, MATH))
+    assert advise(BASE, (MATH, TOOL), FakeService(), None).choice is None
+
+
+def test_agents_propose_the_base_that_their_cards_name() -> None:
+    advice = advise("", (MATH, TOOL), FakeService(), None)
+    assert advice.choice is not None
+    assert (advice.choice.base, advice.choice.agents) == (BASE, (MATH, TOOL))
+    other = advise(MEM, (MATH, TOOL), FakeService(), None)
+    assert other.choice is not None
+    assert other.choice.base == BASE
+    assert f"not {MEM}" in other.why
+    assert advise("", (MEM,), FakeService(), None).choice is None  # its card names none
+
+
+def test_a_base_suggests_what_was_trained_from_it() -> None:
+    assert advise(BASE, (), FakeService(), None).suggested == (MATH, TOOL)
+
+
+def test_a_misspelled_name_is_said_before_anything_about_private_models() -> None:
+    advice = advise(BASE, ("zoo/maht-agent", TOOL), FakeService(), None)
+    assert "Did you mean zoo/math-agent?" in advice.why
+    assert advice.choice is not None
+    assert advice.choice.agents == (MATH, TOOL)
+    service = FakeService()
+    visitor = service.visitor("ada", "token-of-ada")
+    for agent, offered in (("zoo/maht-agent", False), ("ada/quite-another-name", True)):
+        agents = (agent, TOOL)
+        recipe = {"base": BASE, "agents": list(agents), "method": "ram"}
+        found = inspect_form(recipe, BASE, agents, None, service, visitor)
+        assert ("Is it a private model of yours?" in found.outcome) == offered
+        assert found.outcome.index("must change first") < found.outcome.find("private model of yours") or not offered
+
+
+def test_a_hub_that_does_not_answer_takes_only_its_part_away() -> None:
+    service = FakeService()
+    service.failure = HubUnavailableError("the Hub is away")
+    recipe = {"base": BASE, "agents": [MATH], "method": "ram"}
+    found = inspect_form(recipe, BASE, (MATH,), None, service, None)
+    assert "Not now" in found.verdict
+    assert found.advice.choice is None
+    assert found.advice.suggested == ()
+
+
+def test_an_empty_box_offers_the_base_s_agents_or_popular_models() -> None:
+    search = _searching(FakeService())
+    assert search([], "", [], BASE, None, None)[1] == [MATH, TOOL]
+    assert BASE in search(None, "", [], "", None, None)[1]
+    assert search([], "https://hf.co/zoo/mem", [], BASE, None, None)[1] == [MEM]
+
+
+def test_the_list_of_an_open_box_never_becomes_shorter_and_keeps_a_hundred() -> None:
+    service = FakeService()
+    search = _searching(service)
+    known: list[str] = []
+    for k in range(30):
+        service.models |= {name: model(name, "a") for name in (f"org/m{k}-{n}" for n in range(10))}
+        _, after = search([], f"m{k}-", known, "", None, None)
+        assert len(known) <= len(after) <= _CHOICES_KEPT
+        assert after[0] == f"org/m{k}-0"
+        known = after
+    assert len(known) == _CHOICES_KEPT
+
+
+OWN = {"data": "org/rows", "prompt": "q", "answer": "a"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"method": "ram_plus", "parameters": {"r": 0.25, "scope": "tensor"}, "dtype": "bfloat16", "seed": 7},
+        {"agents": ["org/a", {"model": "org/b@v1", "weight": 0.5}], "rounding": "nearest", "ignore": ["v_head.*", "x"]},
+        {"agents": [{"model": "org/a", "weight": [0, 1]}, {"model": "org/b", "weight": 2}]},
+        {"method": "ties", "parameters": {"lambda": [0.5, 1], "density": 0.3}, "tokenizer": "org/b"},
+        {"method": "sar", "calibration": OWN, "agents": [{"model": "org/a", "calibration": OWN}, "org/b"]},
+        {"method": "ram_quantile", "parameters": {"literal": True}},
+    ],
+)
+def test_an_address_says_all_that_a_recipe_says(changed: dict[str, Any]) -> None:
+    recipe = {"base": "org/base@main", "agents": ["org/a", "org/b"], "method": "ram", **changed}
+    query = address_of(recipe, "my-merge")
+    read, name, problems = read_address(QueryParams(query))
+    assert (recipe_from_dict(read), name, problems) == (recipe_from_dict(recipe), "my-merge", ())
+
+
+def test_an_address_can_be_read_by_people() -> None:
+    recipe = {"base": "org/base", "agents": ["org/a"], "method": "ties", "parameters": {"density": 0.3}}
+    assert address_of(recipe) == "base=org/base&agent=org/a&method=ties&density=0.3"
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("method=tie", "Did you mean ties?"),
+        ("method=ties&density=2", "density"),
+        ("method=ties&density=[", "density"),
+        ("method=ties&densty=0.5", "Did you mean density?"),
+        ("dtype=bfloat61", "Did you mean bfloat16?"),
+        ("rounding=up", "rounding"),
+        ("seed=x", "seed"),
+        ("weight=1", "weight"),
+        ("weight=1&weight=nan", "weight"),
+        ("more=[1", "more"),
+        ("more=base: org/x", "more"),
+        ("colour=red", "colour"),
+    ],
+)
+def test_what_is_wrong_in_an_address_is_said_and_the_rest_is_used(query: str, said: str) -> None:
+    recipe, _, problems = read_address(QueryParams(f"base=org/base&agent=org/a&agent=org/b&{query}"))
+    assert (recipe["base"], recipe["agents"]) == ("org/base", ["org/a", "org/b"])
+    [problem] = problems
+    assert said in str(problem)
+    assert problem.got == ", ".join(v for k, v in parse_qsl(query) if k in problem.where)[:100]
+
+
+def test_no_parameter_of_a_method_has_a_name_that_an_address_uses_otherwise() -> None:
+    for method in registry().values():
+        recipe = {"base": "org/base", "agent": "org/a", "method": method.name}
+        defaults = method.parse_parameters({}).model_dump(by_alias=True, exclude_none=True)
+        named = read_address(QueryParams([*recipe.items(), *((k, str(v)) for k, v in defaults.items())]))
+        assert named[2] == ()
+
+
+def test_a_recipe_that_is_too_long_for_a_link_says_what_to_copy() -> None:
+    recipe = {"base": "org/base", "agents": ["org/a"], "method": "ram", "ignore": ["x" * MAX_ADDRESS_CHARACTERS]}
+    assert address_of(recipe) == ""
+    assert "copy the YAML" in text_of("link", recipe, "me/it", HUB)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_recipe_is_copied_as_a_text_that_works_elsewhere(kind: str) -> None:
+    recipe = {"base": "org/base", "agents": ["org/a", "org/b"], "method": "ram", "seed": 0}
+    text = text_of(kind, recipe, "me/it", HUB)
+    assert "org/b" in text
+    if kind == "Python":
+        scope: dict[str, Any] = {}
+        exec(compile(text.replace("import hubmerge\n", "").split("hubmerge.merge")[0], "copied", "exec"), scope)
+        assert scope["recipe"] == recipe
+    if kind == "command line":
+        assert text.splitlines()[1] == "hubmerge run - --to me/it <<'RECIPE'"

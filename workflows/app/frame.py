@@ -1,0 +1,72 @@
+"""The frame of every page: which pages there are, the bar that leads to them, and the sign-in beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+from markupsafe import Markup
+
+from hubmerge.settings import Settings
+from workflows.app.format import el
+from workflows.app.session import visitor_of
+from workflows.app.style import TITLE
+
+PURPOSE = "Combine RL-trained agents into one model that keeps their skills"
+
+
+@dataclass(frozen=True)
+class Page:
+    """One address of the site; `path` is empty for the first page."""
+
+    path: str
+    name: str
+    description: str  # one sentence, for search engines and for links that are shared
+    in_bar: bool = True
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} · {TITLE}" if self.path else f"{TITLE}: {PURPOSE[0].lower()}{PURPOSE[1:]}"
+
+
+PAGES = (
+    Page("", "Home", f"{PURPOSE}. Choose models on the Hub, see whether they fit, and publish the merge with a card."),
+    Page("merge", "Merge", "Choose a base and agents, see whether and how they fit, and start the merge."),
+    Page("leaderboard", "Leaderboard", "What merges keep of their parents' skills, measured on held-out questions."),
+    Page("activity", "Activity", "Merges, comparisons and evaluations: what waits, what runs and what is done."),
+    Page("watchers", "Watchers", "Rules that merge new agents by themselves, and why they left some out."),
+    Page("docs", "Docs", "The merge methods, the words of the board and the cards, and the API with calls to copy."),
+    Page("diff", "Diff", "What a training changed: one model beside the one that it was trained from.", in_bar=False),
+    Page("model", "Model", "A model's scores beside its parents', its lineage and its recipe.", in_bar=False),
+    Page("job", "Job", "A merge, comparison or evaluation from the queue to its result.", in_bar=False),
+)
+
+
+def bar(pages: Sequence[Page], path: str) -> Markup:
+    """The name of the site and the links to its pages; `path` is the page that it stands on."""
+    here = {"aria_current": "page"}
+    links = (el("a", p.name, href=f"./{p.path}", **(here if p.path == path else {})) for p in pages if p.in_bar)
+    brand = el("a", TITLE, href="./", cls="hm-brand")
+    return el("div", brand, el("nav", *links, cls="hm-nav", aria_label="Pages"), cls="hm-bar-links")
+
+
+def top(demo: Any, settings: Settings, pages: Sequence[Page], path: str, *, sign_in: bool) -> None:
+    """The bar and the sign-in button of one page, in the current Blocks context."""
+    with gr.Row(elem_classes="hm-top"):
+        gr.HTML(bar(pages, path), js_on_load=None, elem_classes="hm-bar-block")
+        if not sign_in:
+            gr.HTML(el("span", "Sign-in is not set up here.", cls="hm-dim"), js_on_load=None)
+            return
+        value = "Sign in to the local Hub" if settings.is_loopback else "Sign in with Hugging Face"
+        logo = {"icon": None} if settings.is_loopback else {}
+        button = gr.LoginButton(value, logout_value="Sign out ({})", size="sm", scale=0, **logo)
+    # gradio's own check of the session fails on claims that hold a list, such as the user's organisations
+    button.load_event_to_attach = None
+
+    def label(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> str:
+        visitor = visitor_of(profile, token)
+        return f"Sign out ({visitor.name})" if visitor else value
+
+    demo.load(label, None, [button], queue=False, show_progress="hidden", api_visibility="private")

@@ -1,0 +1,170 @@
+"""The merge form as an address: what it holds, in words that people can read and change.
+
+    ?base=org/base&agent=org/a&agent=org/b&weight=1&weight=0.5&method=ties&density=0.3&dtype=bfloat16&name=my-merge
+
+A method's parameters stand under their own names. `more` holds as YAML what has no name of its own, such as
+calibration data or weights that differ between layers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from hubmerge.errors import MisnamedError, Problem, RecipeError
+from hubmerge.methods import registry
+from hubmerge.plain_yaml import load_plain_yaml
+from hubmerge.recipe.recipe import MAX_AGENTS
+from hubmerge.wording import did_you_mean
+from workflows.app.forms import fields_of
+
+MAX_ADDRESS_CHARACTERS = 6000  # with more, some server or browser on the way refuses
+_DTYPES, _ROUNDINGS = ("bfloat16", "float16", "float32"), ("nearest", "stochastic")
+_OWN = ("base", "agent", "weight", "method", "dtype", "rounding", "seed", "ignore", "name", "more")
+_SIMPLE = ("base", "agents", "method", "parameters", "dtype", "rounding", "seed", "ignore")
+
+
+def address_of(recipe: Mapping[str, Any], name: str = "") -> str:
+    """The query for a recipe as `recipe_of` gives it, or an empty text where it is too long for an address."""
+    pairs = [("base", recipe.get("base") or "")]
+    agents = [agent if isinstance(agent, Mapping) else {"model": agent} for agent in recipe.get("agents") or ()]
+    pairs += [("agent", str(agent["model"])) for agent in agents]
+    weights = [agent.get("weight", 1) for agent in agents]
+    plain = all(isinstance(weight, int | float) for weight in weights)
+    if plain and any(weight != 1 for weight in weights):
+        pairs += [("weight", f"{weight:g}") for weight in weights]
+    known = registry().get(str(recipe.get("method")))
+    pairs.append(("method", str(recipe.get("method") or "")))
+    parameters = dict(recipe.get("parameters") or {})
+    for field in fields_of(known) if known else ():
+        # a list where a number stands differs between layers, and goes along as in a recipe
+        if field.name in parameters and (field.kind == "yaml" or not isinstance(parameters[field.name], list)):
+            value = parameters.pop(field.name)
+            if value != field.default:
+                pairs.append((field.name, _written(value)))
+    pairs += [(key, str(recipe[key])) for key in ("dtype", "rounding", "seed") if recipe.get(key)]
+    if recipe.get("ignore"):
+        pairs.append(("ignore", ",".join(recipe["ignore"])))
+    left = {"model", "weight"} if plain else {"model"}
+    own = {str(a["model"]): {k: v for k, v in a.items() if k not in left} for a in agents}
+    more = {
+        **{key: value for key, value in recipe.items() if key not in _SIMPLE},
+        **({"parameters": parameters} if parameters else {}),
+        **({"agents": told} if (told := {model: settings for model, settings in own.items() if settings}) else {}),
+    }
+    if more:
+        pairs.append(("more", json.dumps(more, ensure_ascii=False, separators=(",", ":"))))
+    pairs.append(("name", name))
+    query = urlencode([(key, value) for key, value in pairs if value], safe="/@,*:", quote_via=quote)
+    return query if len(query) <= MAX_ADDRESS_CHARACTERS else ""
+
+
+def _written(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool | list | dict) else str(value)
+
+
+def read_address(query: Any) -> tuple[dict[str, Any], str, tuple[Problem, ...]]:
+    """The recipe of an address as users write it, the result's name, and what is wrong in it, which is left out."""
+    problems: list[Problem] = []
+
+    def wrong(key: str, what: str, expected: str, step: str = "") -> None:
+        got = ", ".join(values_at(query, key))[:100]
+        step = step or "The form shows the rest; choose this there."
+        problems.append(Problem(RecipeError.code, what, f"the address, {key}", expected, got, step))
+
+    methods = registry()
+    recipe: dict[str, Any] = {"base": _first(query, "base"), "agents": values_at(query, "agent")[:MAX_AGENTS]}
+    method = _first(query, "method")
+    if method and method not in methods:
+        wrong("method", "there is no such method", ", ".join(methods), did_you_mean(method, methods))
+        method = ""
+    if method:
+        recipe["method"] = method
+    if weights := values_at(query, "weight"):
+        numbers = [_number(weight) for weight in weights]
+        if None in numbers or len(numbers) != len(recipe["agents"]):
+            wrong("weight", "the weights are no number for each agent", f"{len(recipe['agents'])} numbers")
+        else:
+            recipe["agents"] = [{"model": m, "weight": w} for m, w in zip(recipe["agents"], numbers, strict=True)]
+    for key, known in (("dtype", _DTYPES), ("rounding", _ROUNDINGS)):
+        if value := _first(query, key):
+            if value in known:
+                recipe[key] = value
+            else:
+                wrong(key, f"there is no such {key}", ", ".join(known), did_you_mean(value, known))
+    if seed := _first(query, "seed"):
+        if seed.isascii() and seed.isdigit() and len(seed) <= 18:
+            recipe["seed"] = int(seed)
+        else:
+            wrong("seed", "the seed is no whole number", "a whole number")
+    if ignore := [part for part in _first(query, "ignore").replace(",", " ").split() if part]:
+        recipe["ignore"] = ignore
+    parameters = _parameters(query, methods.get(method), wrong)
+    if text := _first(query, "more"):
+        try:
+            more = load_plain_yaml(text)
+        except ValueError:
+            more = None
+        if isinstance(more, dict) and not more.keys() & set(_SIMPLE) - {"agents", "parameters"}:
+            parameters |= more.pop("parameters", None) or {}
+            recipe["agents"] = _with_settings(recipe["agents"], more.pop("agents", None) or {})
+            recipe |= more
+        else:
+            wrong("more", "it cannot be read", "YAML of what has no name of its own in an address")
+    if parameters:
+        recipe["parameters"] = parameters
+    return recipe, _first(query, "name")[:96], tuple(problems)
+
+
+def _parameters(query: Any, method: Any, wrong: Any) -> dict[str, Any]:
+    known = {field.name: field for field in fields_of(method)} if method else {}
+    found: dict[str, Any] = {}
+    for key in dict.fromkeys(query):
+        if key in _OWN or key == "job" or key.startswith("__"):  # gradio's own
+            continue
+        if key not in known:
+            what = f"{method.title} has no such setting" if method else "nothing has this name"
+            wrong(key, what, ", ".join((*known, *_OWN)), did_you_mean(key, (*known, *_OWN)))
+            continue
+        try:
+            value = load_plain_yaml(_first(query, key))
+            value = float(value) if known[key].kind == "number" and type(value) is int else value
+            method.parse_parameters({key: value})
+        except MisnamedError as error:
+            wrong(key, error.problems[0].what, error.problems[0].expected or known[key].bounds)
+        except ValueError:
+            wrong(key, "it is no value that this setting can have", known[key].bounds or known[key].kind)
+        else:
+            found[key] = value
+    return found
+
+
+def _with_settings(agents: list[Any], own: Any) -> list[Any]:
+    if not isinstance(own, dict):
+        return agents
+    named: list[dict[str, Any]] = [agent if isinstance(agent, dict) else {"model": agent} for agent in agents]
+    settings: dict[str, dict[str, Any]] = {name: value for name, value in own.items() if isinstance(value, dict)}
+    joined = [{**agent, **settings.get(agent["model"], {})} for agent in named]
+    return [agent if len(agent) > 1 else agent["model"] for agent in joined]
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _first(query: Any, key: str) -> str:
+    return next(iter(values_at(query, key)), "").strip()
+
+
+def values_at(query: Any, key: str) -> list[str]:
+    """Every value of a key of the address."""
+    if hasattr(query, "getlist"):
+        return [str(value) for value in query.getlist(key)]
+    return [str(query[key])] if key in query else []

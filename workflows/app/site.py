@@ -1,0 +1,153 @@
+"""An ASGI layer around gradio for what a site needs besides its pages.
+
+- Addresses of earlier versions lead to the pages that took their place.
+- Each page has its own title, description, picture and icon where search engines and shared links look for them:
+  gradio writes its own name there, and the same title on every page.
+- Whoever opens an address that is none gets a page that says so; a program that asks for JSON gets JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from markupsafe import Markup
+from starlette.datastructures import URL, Headers
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from workflows.app.format import el, join, link
+from workflows.app.frame import PAGES, Page, bar
+from workflows.app.guard import App, Message, Receive, Scope, Send
+from workflows.app.style import PLAIN_CSS, TITLE
+
+_STATIC = Path(__file__).parent / "static"
+_MOVED = {"/jobs": "/activity"}
+_ASKS_TO_MERGE = {"job", "base"}  # the form was at "/" once, with its models or its job in the address
+_API = ("/gradio_api/", "/config", "/webhook")
+_MAY_BE_LEFT_OUT = {
+    "leaderboard": "Nothing is evaluated here, so there is no leaderboard.",
+    "model": "Nothing is evaluated here, so no model has a page.",
+    "watchers": "No rules are set up here, so there are no watchers.",
+}
+# gradio's own, which name gradio, and a manifest that is not served
+_FOREIGN = re.compile(rb'\s*<meta\s+(?:property="og:|name="twitter:)[^>]*>|\s*<link rel="manifest"[^>]*>')
+
+
+class Site:
+    """Wraps an ASGI app with the pages `pages`. `host`: the name under which a Space is known, else the request's."""
+
+    def __init__(self, app: App, *, pages: Sequence[Page], host: str | None = None) -> None:
+        self._app = app
+        self._pages = {f"/{page.path}": page for page in pages}
+        self._bar = pages
+        self._host = host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        path, query = scope["path"], scope["query_string"].decode("latin-1")
+        moved = "/merge" if path == "/" and _ASKS_TO_MERGE & parse_qs(query).keys() else _MOVED.get(path)
+        if moved is not None:
+            await RedirectResponse(f"{moved}?{query}" if query else moved, 308)(scope, receive, send)
+            return
+        page = self._pages.get(path)
+        begun: Message | None = None
+        body: list[bytes] = []
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start" and self._is_ours(scope, message, page):
+                begun = message
+            elif begun is None:
+                await send(message)
+            else:
+                body.append(message.get("body", b""))
+
+        await self._app(scope, receive, sending)
+        if begun is None:
+            return
+        if page is None:
+            answer: Response = self._missing(path)
+        else:
+            headers = {k: v for k, v in Headers(raw=begun["headers"]).items() if k != "content-length"}
+            answer = Response(self._with_head(b"".join(body), page, scope), begun["status"], headers)
+        await answer(scope, receive, send)
+
+    def _is_ours(self, scope: Scope, start: Message, page: Page | None) -> bool:
+        """Whether the answer is a page, or says that there is none to somebody who wants to see one."""
+        kind = Headers(raw=start["headers"]).get("content-type", "")
+        if page is not None:
+            return start["status"] == 200 and kind.startswith("text/html")
+        wanted = Headers(scope=scope).get("accept", "")
+        wants_json = "application/json" in wanted and "text/html" not in wanted
+        is_api = scope["path"].startswith(_API)
+        return start["status"] == 404 and kind.startswith("application/json") and not is_api and not wants_json
+
+    def _missing(self, path: str) -> HTMLResponse:
+        reason = _MAY_BE_LEFT_OUT.get(path.strip("/"), "The address may be mistyped, or the page has moved.")
+        ways = el("p", link("/", "Go to the first page"), " or ", link("/merge", "start a merge"), ".")
+        return HTMLResponse(plain_page("There is no such page", el("p", reason), ways, pages=self._bar), 404)
+
+    def _with_head(self, html: bytes, page: Page, scope: Scope) -> bytes:
+        url = URL(scope=scope).replace(query="")
+        url = url.replace(scheme="https", netloc=self._host) if self._host else url
+        marks = (
+            el("title", page.title),
+            el("meta", name="description", content=page.description),
+            el("meta", name="color-scheme", content="light dark"),
+            *(
+                el("meta", property=f"og:{name}", content=content)
+                for name, content in (
+                    ("title", page.title),
+                    ("description", page.description),
+                    ("type", "website"),
+                    ("site_name", TITLE),
+                    ("url", str(url)),
+                    ("image", str(url.replace(path="/social.png"))),
+                )
+            ),
+            el("meta", name="twitter:card", content="summary_large_image"),
+            el("link", rel="icon", href="./favicon.svg", type="image/svg+xml"),
+        )
+        head, found, rest = html.partition(b"<script>window.gradio_config")
+        head = _FOREIGN.sub(b"", head).replace(b'<meta charset="utf-8" />', b'<meta charset="utf-8" />' + _utf8(*marks))
+        old, new = (b'"title":' + json.dumps(title, ensure_ascii=False).encode() for title in (TITLE, page.title))
+        return head + found + rest.replace(old, new, 1)  # gradio's script sets the title of its settings
+
+
+def _utf8(*marks: Markup) -> bytes:
+    return str(join(*marks)).encode()
+
+
+def plain_page(title: str, *children: object, pages: Sequence[Page] = PAGES[:2]) -> str:
+    """A whole document in the site's look without gradio: for what there is no page for."""
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="robots", content="noindex"),
+        el("title", f"{title} · {TITLE}"),
+        el("link", rel="icon", href="/favicon.svg", type="image/svg+xml"),
+        el("base", href="/"),
+        el("style", Markup(PLAIN_CSS)),  # noqa: S704  (a constant)
+    )
+    body = el("body", el("header", bar(pages, "-"), cls="hm-top"), el("main", el("h1", title), *children))
+    return str(Markup("<!doctype html>") + el("html", head, body, lang="en"))
+
+
+def site_routes() -> list[BaseRoute]:
+    """The icon, and the picture that goes with a shared link."""
+
+    def served(name: str, kind: str) -> Route:
+        def file(request: Request) -> Response:
+            return FileResponse(_STATIC / name, media_type=kind, headers={"cache-control": "public, max-age=86400"})
+
+        return Route(f"/{name}", file)
+
+    return [served("favicon.svg", "image/svg+xml"), served("social.png", "image/png")]
