@@ -26,12 +26,11 @@ from hubmerge.settings import Settings
 from workflows.app.service import Comparison, JobView, MergeRequest, ModelFacts, Visitor
 from workflows.jobs.comparisons import comparison_id, comparison_job
 from workflows.jobs.evaluations import is_the_bot_s
-from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
+from workflows.jobs.jobs import Job, JobNotFoundError, NewJob
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
-from workflows.jobs.transitions import MAX_WAITING
+from workflows.trail import PAGE_JOBS, Trail
 
-_EVENTS_READ = 1000
 _IDENTITY_S = 60.0
 _FACTS_S = 60.0  # the merge page asks for the facts of all models after every change
 _FACTS_KEPT = 1000
@@ -45,6 +44,7 @@ class MergeService:
         self._bot_token = settings.token
         self._store = store
         self._vault = vault
+        self._trail = Trail(store, suite=settings.suite)
         self._identities: dict[bytes, tuple[float, Identity]] = {}
         self._facts: dict[bytes, tuple[float, ModelFacts]] = {}
         self._lock = threading.Lock()
@@ -111,27 +111,27 @@ class MergeService:
         sealed = self._vault.seal(prepared.identity, SecretStr(visitor.token), visitor.expires_at)
         new = NewJob(id=prepared.identity, user=visitor.name, payload=payload)
         job = self._store.submit(new, sealed, undone=not prepared.published)  # e.g. deleted by hand meanwhile
-        return self._view(job, own=True)
+        return self._trail.view(job, own=True)
 
     def comparison(self, base: str, agent: str, visitor: Visitor | None) -> Comparison:
         plan = self._comparison(base, agent, visitor)
         job = self._store.find(comparison_id(plan, visitor.name if visitor else ""))
         own = job is not None and visitor is not None and visitor.name == job.user
-        return Comparison(plan, None if job is None else self._view(job, own=own))
+        return Comparison(plan, None if job is None else self._trail.view(job, own=own))
 
     def compare(self, base: str, agent: str, visitor: Visitor) -> Comparison:
         plan = self._comparison(base, agent, visitor)
         new = comparison_job(plan, visitor.name)
         sealed = self._vault.seal(new.id, SecretStr(visitor.token), visitor.expires_at)
         job = self._store.submit(new, sealed, shared=True)
-        return Comparison(plan, self._view(job, own=job.user == visitor.name))
+        return Comparison(plan, self._trail.view(job, own=job.user == visitor.name))
 
     def _comparison(self, base: str, agent: str, visitor: Visitor | None) -> Plan:
         return open_comparison(comparison_recipe(base, agent), self._hub(visitor.token if visitor else None))
 
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:
         job = self._seen(job_id, visitor)
-        return self._view(job, own=visitor is not None and visitor.name == job.user)
+        return self._trail.view(job, own=visitor is not None and visitor.name == job.user)
 
     def _seen(self, job_id: str, visitor: Visitor | None) -> Job:
         job = self._store.find(job_id)
@@ -145,14 +145,19 @@ class MergeService:
             )
         return job
 
-    def jobs(self, visitor: Visitor) -> list[JobView]:
-        return [self._view(job, own=True) for job in self._store.list_jobs(user=visitor.name)]
+    def jobs(self, visitor: Visitor, before: int | None = None) -> list[JobView]:
+        return self._trail.views(self._store.list_jobs(user=visitor.name, before=before, limit=PAGE_JOBS), own=True)
+
+    def public_jobs(self, before: int | None = None) -> list[JobView]:
+        kinds = ("merge", "diff")  # evaluations stand with their merges
+        jobs = self._store.list_jobs(kinds=kinds, public=True, before=before, limit=PAGE_JOBS)
+        return self._trail.views(jobs, own=False)
 
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         if not visitor.token:
             raise PermissionDeniedError("only its owner may cancel a job", where=f"job {job_id[:12]}")
         self._seen(job_id, visitor)
-        return self._view(self._store.request_cancel(job_id, visitor.name), own=True)
+        return self._trail.view(self._store.request_cancel(job_id, visitor.name), own=True)
 
     def retry(self, job_id: str, visitor: Visitor) -> JobView:
         job = self._seen(job_id, visitor)
@@ -160,47 +165,10 @@ class MergeService:
             sealed = self._vault.seal(job.id, self._bot_token)
         else:
             sealed = self._vault.seal(job.id, SecretStr(visitor.token), visitor.expires_at)
-        return self._view(self._store.retry(job.id, visitor.name, sealed), own=True)
+        return self._trail.view(self._store.retry(job.id, visitor.name, sealed), own=True)
 
     def _hub(self, token: str | None) -> Hub:
         return Hub(self.endpoint, token)
-
-    def _view(self, job: Job, *, own: bool) -> JobView:
-        sealed = self._store.sealed_token(job.id) if own else None
-        events = self._store.last_events(job.id, _EVENTS_READ)
-        statistics = next((e.data.get("values") for e in reversed(events) if e.type == "statistics"), None)
-        warnings = dict.fromkeys(job.payload.get("warnings", []))
-        warnings |= dict.fromkeys(str(e.data["message"]) for e in events if e.type == "warning" and "message" in e.data)
-        return JobView(
-            id=job.id,
-            user=job.user,
-            state=job.state.value,
-            stage=job.stage,
-            target=str(job.payload.get("target") or job.payload.get("model", "")),
-            private=bool(job.payload.get("private")),
-            recipe=job.payload.get("recipe", {}),
-            attempt=job.attempt,
-            queue_position=self._queue_position(job),
-            progress=job.progress,
-            statistics=statistics,
-            warnings=tuple(warnings),
-            error=job.error.model_dump(mode="json") if job.error else None,
-            result=job.result,
-            created=job.created,
-            started=job.started,
-            finished=job.finished,
-            kind=job.kind,
-            suite=str(job.payload.get("suite") or ""),
-            signed_in_until=sealed.expires_at if sealed else None,
-            models=tuple(str(job.payload[name]) for name in ("base", "agent") if name in job.payload),
-            license=job.payload.get("license"),
-        )
-
-    def _queue_position(self, job: Job) -> int | None:
-        if job.state is not State.QUEUED:
-            return None
-        waiting = self._store.list_jobs(states=[State.QUEUED], limit=MAX_WAITING)
-        return 1 + sum(1 for other in waiting if (-other.priority, other.ticket) < (-job.priority, job.ticket))
 
 
 def _facts(state: RepoState) -> ModelFacts:

@@ -203,7 +203,15 @@ def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
         """Your own jobs, newest first. Needs a sign-in or a token."""
         return [_job(view) for view in service.jobs(signed_in(visitor, "list your jobs"))]
 
-    return job_status, cancel_job, my_jobs
+    def recent_jobs(before: int = 0, visitor: Visitor | None = None) -> list[dict[str, Any]]:
+        """Everybody's merges and comparisons with public results, newest first, a page of them.
+
+        Args:
+            before: the ticket of the last job of the page above; 0 for the first page.
+        """
+        return [_job(view) for view in service.public_jobs(int(before) or None)]
+
+    return job_status, cancel_job, my_jobs, recent_jobs
 
 
 def _targets(sweep: Sweep, target: str) -> Sequence[tuple[str, Any]]:

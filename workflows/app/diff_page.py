@@ -20,7 +20,7 @@ from hubmerge.output.diff import Diff
 from hubmerge.output.diff_figure import draw
 from workflows.app.diff_panels import diff_panel, job_standing, models_panel, not_compared
 from workflows.app.format import el, join
-from workflows.app.job_panels import TERMINAL
+from workflows.app.job_steps import TERMINAL
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.panels import access_offer, header, problems_panel
 from workflows.app.search import suggest_models

@@ -20,7 +20,8 @@ from hubmerge.output.diff_words import (
 )
 from hubmerge.plan.plan import Plan
 from workflows.app.format import bytes_text, el, join, repo_link
-from workflows.app.job_panels import badge, progress_panel, stage_track
+from workflows.app.job_panels import badge
+from workflows.app.job_steps import progress_panel, stage_track
 from workflows.app.panels import notice, problems_panel, section, table, warnings_panel
 from workflows.app.service import JobView
 

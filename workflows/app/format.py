@@ -50,6 +50,11 @@ def job_href(job_id: str) -> str:
     return f"job?id={quote(job_id, safe='')}"
 
 
+def model_href(model: str, sha: str = "") -> str:
+    """The address of a model's page, at a commit where one is given."""
+    return f"model?model={quote(model, safe='/')}" + (f"&sha={quote(sha, safe='')}" if sha else "")
+
+
 def diff_href(base: str, agent: str) -> str:
     """The address of a comparison; a name may have its revision."""
     return f"diff?base={quote(base, safe='/@')}&agent={quote(agent, safe='/@')}"

@@ -61,8 +61,8 @@ def inspect_form(
     try:
         if isinstance(recipe, HubmergeError):
             raise recipe
-        if not base or not agents:
-            missing = "Choose the agents" if base else "Choose the base"
+        if not base or len(agents) < 2:
+            missing = "Choose the base" if not base else "Choose another agent" if agents else "Choose the agents"
             return Inspection(verdict("wait", missing), join(advice.chosen), advice, "", bool(license_choice))
         plan = service.inspect(checked_recipe(recipe).to_dict(), visitor, license_choice)
     except HubmergeError as error:

@@ -15,7 +15,8 @@ import gradio as gr
 from hubmerge.errors import HubmergeError
 from hubmerge.plain_yaml import dump_plain_yaml
 from workflows.app.format import el, join, link
-from workflows.app.job_panels import TERMINAL, job_panel
+from workflows.app.job_panels import job_panel
+from workflows.app.job_steps import TERMINAL
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.panels import notice, problems_panel
 from workflows.app.service import JobView, Service, Visitor

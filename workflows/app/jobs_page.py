@@ -1,17 +1,22 @@
-"""Activity, `/activity`: the visitor's own jobs, newest first, refreshed while one of them is under way."""
+"""Activity, `/activity`: the visitor's own jobs, or with `?show=all` everybody's public ones, newest first, in pages.
+
+`before` in the address names the last job of the page above. Every merge has the evaluations of it and of its parents
+below it. The page refreshes while something on it is under way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gradio as gr
 
 from hubmerge.errors import HubmergeError
-from workflows.app.format import el, link
-from workflows.app.job_panels import TERMINAL, job_list
+from workflows.app.format import el, join, link
+from workflows.app.job_panels import job_list
+from workflows.app.job_steps import TERMINAL
 from workflows.app.panels import header, notice, problems_panel
-from workflows.app.service import Service
+from workflows.app.service import JobView, Service, Visitor
 from workflows.app.session import visitor_of
 
 POLL_S = 5.0
@@ -19,29 +24,81 @@ POLL_S = 5.0
 
 def jobs_page(demo: Any, service: Service) -> None:
     """Build the page in the current Blocks context."""
-    gr.HTML(header("Activity", "Every merge, comparison and evaluation of yours, newest first."), js_on_load=None)
+    gr.HTML(header("Activity", "Merges, comparisons and evaluations, newest first."), js_on_load=None)
+    asked = gr.JSON(value={}, visible=False)
     listing = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="jobs", elem_classes="hm-card")
     timer = gr.Timer(POLL_S, active=False)
     quiet = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    demo.load(_listing(service), None, [listing, timer], **quiet)
-    timer.tick(_listing(service), None, [listing, timer], **quiet)
+    demo.load(_opening(service), None, [asked, listing, timer], **quiet)
+    timer.tick(_ticking(service), [asked], [listing, timer], **quiet)
 
 
-def _listing(service: Service) -> Callable[..., Any]:
-    def show(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
-        visitor = visitor_of(profile, token)
-        if visitor is None:
-            return [
-                notice("info", "Nobody is signed in", el("p", "Sign in to see your jobs.")),
-                gr.update(active=False),
-            ]
-        try:
-            views = service.jobs(visitor)
-        except HubmergeError as error:
-            return [problems_panel(error, "Your jobs cannot be listed"), gr.update(active=error.retryable)]
-        if not views:
-            start = notice("info", "No jobs yet", el("p", link("merge", "Start your first merge"), "."))
-            return [start, gr.update(active=False)]
-        return [job_list(views), gr.update(active=any(v.state not in TERMINAL for v in views))]
+def _opening(service: Service) -> Callable[..., Any]:
+    def opening(request: gr.Request, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+        query = request.query_params
+        asked = {name: str(query[name])[:40] for name in ("show", "before") if name in query}
+        return [asked, *_listing(service, asked, visitor_of(profile, token))]
 
-    return show
+    return opening
+
+
+def _ticking(service: Service) -> Callable[..., Any]:
+    def tick(asked: object, profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> list[Any]:
+        known = {str(k): str(v) for k, v in asked.items()} if isinstance(asked, dict) else {}
+        return _listing(service, known, visitor_of(profile, token))
+
+    return tick
+
+
+def _listing(service: Service, asked: Mapping[str, str], visitor: Visitor | None) -> list[Any]:
+    everybody = asked.get("show") == "all" or (visitor is None and asked.get("show") != "mine")
+    tabs = _tabs(everybody)
+    if not everybody and visitor is None:
+        nobody = notice("info", "Nobody is signed in", el("p", "Sign in to see your jobs."))
+        return [join(tabs, nobody), gr.update(active=False)]
+    try:
+        views = _views(service, visitor, everybody, before_of(asked))
+    except HubmergeError as error:
+        return [join(tabs, problems_panel(error, "The jobs cannot be listed")), gr.update(active=error.retryable)]
+    if not views:
+        return [join(tabs, _nothing(everybody, asked)), gr.update(active=False)]
+    mine = visitor.name if visitor else None
+    listed = join(tabs, job_list(views, mine), _older(views, everybody))
+    return [listed, gr.update(active=any(map(_is_under_way, views)))]
+
+
+def _views(service: Service, visitor: Visitor | None, everybody: bool, before: int | None) -> list[JobView]:
+    if everybody or visitor is None:
+        return service.public_jobs(before)
+    return service.jobs(visitor, before)
+
+
+def before_of(asked: Mapping[str, str]) -> int | None:
+    """The ticket in the address; None where there is none, or none that a job could have."""
+    text = asked.get("before", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 17 else None
+
+
+def _tabs(everybody: bool) -> Any:
+    def tab(href: str, title: str, shown: bool) -> Any:
+        attributes = {"aria_current": "page"} if shown else {}
+        return el("a", title, cls="hm-tab", href=href, **attributes)
+
+    mine, public = tab("activity?show=mine", "Mine", not everybody), tab("activity?show=all", "Everybody's", everybody)
+    return el("nav", mine, public, cls="hm-tabs", aria_label="Whose jobs")
+
+
+def _nothing(everybody: bool, asked: Mapping[str, str]) -> Any:
+    if "before" in asked:
+        return notice("info", "Nothing older", el("p", link("activity" + ("?show=all" * everybody), "The newest")))
+    start = el("p", link("merge", "Start a merge"), ".")
+    return notice("info", "Nothing public yet" if everybody else "No jobs yet", start)
+
+
+def _older(views: list[JobView], everybody: bool) -> Any:
+    whose = "all" if everybody else "mine"
+    return el("p", link(f"activity?show={whose}&before={views[-1].ticket}", "Older ones"), cls="hm-older")
+
+
+def _is_under_way(view: JobView) -> bool:
+    return view.state not in TERMINAL or any(s.state in ("queued", "running") for s in view.evaluations)

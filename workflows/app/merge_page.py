@@ -77,14 +77,14 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     _wire_form(form, service, lanes)
     private = {"api_visibility": "private"}
     # one inspection at a time: the script asks for the next when this one has ended
-    inspect.click(None, None, told, js=INSPECTING, queue=False, **private).then(
+    inspect.click(None, None, told, js=INSPECTING, queue=False, **_QUIET).then(
         lanes.asking(_inspecting(service), _not_inspected),
         [form.license, form.name, *form.recipe_inputs],
         [told, outcome, why, accept, choice, form.suggested, form.offered, form.license, name, address],
         **ASKING,
         **_QUIET,
-    ).then(None, [name, form.name, address], [form.name], js=CORRECT_NAME, queue=False, **private).then(
-        None, None, None, js=INSPECTED, queue=False, **private
+    ).then(None, None, None, js=INSPECTED, queue=False, **private).then(
+        None, [name, form.name, address], [form.name], js=CORRECT_NAME, queue=False, **private
     )
     accept.click(_accepted, [choice], [form.base, form.agents, why, accept], queue=False, **_QUIET)
     start.click(
@@ -103,7 +103,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
         made = button.click(
             _texts(service, kind), [form.namespace, form.name, *form.recipe_inputs], [copied], queue=False, **_QUIET
         )
-        made.then(None, [copied], None, js=COPIED, queue=False, **private)
+        made.then(None, [copied], [copied], js=COPIED, queue=False, **private)
     # a text that was pasted, and a model that a button chose, change a box without an input event
     changes = [form.name.change, form.base.change, form.agents.change, form.license.change, form.method.change]
     gr.on(

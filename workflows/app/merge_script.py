@@ -25,7 +25,10 @@ KEEP = f"""(...values) => {{
   hm.wanted = JSON.stringify([values.slice(0, -4), values.at(-1)]);
   hm.ask = () => {{
     clearTimeout(hm.timer);
-    if (hm.opened && !hm.busy && hm.asked !== hm.wanted) document.querySelector("#inspect")?.click();
+    if (!hm.opened || hm.asked === hm.wanted) return;
+    const button = document.querySelector("#inspect");
+    if (hm.busy || !button || button.disabled) hm.timer = setTimeout(hm.ask, {PAUSE_MS});
+    else button.click();
   }};
   clearTimeout(hm.timer);
   hm.timer = setTimeout(hm.ask, {PAUSE_MS});
@@ -43,10 +46,12 @@ INSPECTING = """() => {
   const hm = (window.hm ??= {});
   hm.busy = true;
   hm.asked = hm.wanted;
+  // an answer that never comes must not keep the page from asking again
+  setTimeout(() => { hm.busy = false; }, 300000);
   return '<p class="hm-verdict" role="status"><strong>Checking …</strong></p>';
 }"""
 
-INSPECTED = """() => { window.hm.busy = false; window.hm.ask?.(); }"""
+INSPECTED = """() => { window.hm.busy = false; }"""
 
 # The name that an inspection proposes replaces an earlier proposal, never what somebody typed meanwhile.
 CORRECT_NAME = """(proposed, name, address) => {
@@ -61,9 +66,8 @@ CORRECT_NAME = """(proposed, name, address) => {
 }"""
 
 # A link begins with the address of this very page, which the server does not know behind a proxy.
-COPIED = """async (text) => {
-  const box = document.querySelector("#copied textarea");
+COPIED = """(text) => {
   const full = text.startsWith("?") ? location.origin + location.pathname + text : text;
-  try { await navigator.clipboard.writeText(full); } catch { }
+  navigator.clipboard?.writeText(full).catch(() => {});  // the box has it, too
   return full;
 }"""

@@ -6,10 +6,13 @@ MERGE_CSS = """
 @keyframes hm-there { from { visibility: hidden; } to { visibility: visible; } }
 .hm-card h2 { font-size: 1.05rem; margin: 0; font-weight: 650; }
 .hm-merge .hm-side { gap: .75rem; }
-.row.hm-bar-start { align-items: center; flex-wrap: nowrap; gap: .75rem; }
+.row.hm-bar-start { align-items: center; flex-wrap: nowrap; gap: .75rem; min-height: 3.9rem; }
 .hm-bar-start > #verdict { flex: 1 1 auto !important; min-width: 0 !important; border: 0; }
 .hm-bar-start > button { flex: 0 0 auto; min-width: 8rem; }
 .hm-verdict { margin: 0; line-height: 1.35; }
+.hm-verdict .hm-dim { font-size: .85rem; }
+/* also while it is empty, so that nothing below it moves */
+.hm-merge .block#hint { display: block; min-height: 3.6rem; }
 .hm-verdict strong { display: block; }
 .hm-verdict-good { color: var(--hm-good); }
 .hm-verdict-bad { color: var(--hm-bad); }
@@ -40,6 +43,7 @@ MERGE_CSS = """
 #pick label > input { margin-top: .2rem; flex: 0 0 auto; }
 #settings .hm-method { padding-top: .4rem; }
 
+@media (min-width: 900px) and (max-width: 1200px) { .row.hm-bar-start { min-height: 6.4rem; } }
 @media (min-width: 900px) {
   .hm-merge .hm-side { position: sticky; top: .75rem; align-self: flex-start; max-height: calc(100vh - 1.5rem);
     overflow-y: auto; flex-wrap: nowrap; }
@@ -48,6 +52,6 @@ MERGE_CSS = """
   .hm-merge .hm-form { min-height: 110vh; }
   .hm-merge { padding-bottom: 5rem; }
   .row.hm-bar-start { position: fixed; left: 0; right: 0; bottom: 0; z-index: 20; padding: .6rem .9rem;
-    background: var(--block-background-fill); border-top: 1px solid var(--border-color-primary); }
+    min-height: 4.6rem; background: var(--block-background-fill); border-top: 1px solid var(--border-color-primary); }
 }
 """

@@ -49,6 +49,29 @@ class MergeRequest:
 
 
 @dataclass(frozen=True)
+class LogLine:
+    """Something that happened to a job."""
+
+    time: str
+    kind: str  # submitted, claimed, stage, warning, retry, lost, released, cancel_requested, done, failed, cancelled
+    stage: str = ""  # that began
+    text: str = ""  # of a warning, or why an attempt failed
+    attempt: int | None = None  # that began, or was lost
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """The evaluation of a published merge, or of one of its parents."""
+
+    model: str
+    sha: str
+    role: str  # merge, base or agent
+    job: str = ""  # its job; nothing before it is asked for
+    state: str = "waiting"  # or the job's
+    stage: str = ""
+
+
+@dataclass(frozen=True)
 class JobView:
     """A job as a page shows it."""
 
@@ -73,7 +96,11 @@ class JobView:
     suite: str = ""  # of an evaluation
     signed_in_until: str | None = None  # how long the job may act as its owner; told to the owner alone
     models: tuple[str, ...] = ()  # of a diff: base and agent, each id@sha
-    license: str | None = None  # the user's choice for a merge, if any
+    license: str | None = None  # that its owner chose; told to the owner alone
+    log: tuple[LogLine, ...] = ()  # oldest first; the newest of a long one. Empty in lists
+    typical_s: float | None = None  # what the present stage took in earlier jobs; of a job that waits: the wait
+    evaluations: tuple[Scoring, ...] = ()  # of a published merge that is evaluated, the merge first
+    ticket: int = 0  # grows with every submission
 
 
 @dataclass(frozen=True)
@@ -116,8 +143,11 @@ class Service(Protocol):
     def job(self, job_id: str, visitor: Visitor | None) -> JobView:
         """A job; one with a private target is shown to its owner only."""
 
-    def jobs(self, visitor: Visitor) -> list[JobView]:
-        """The visitor's own jobs, newest first."""
+    def jobs(self, visitor: Visitor, before: int | None = None) -> list[JobView]:
+        """The visitor's own jobs, newest first, a page of them; `before`: the ticket of the last one seen."""
+
+    def public_jobs(self, before: int | None = None) -> list[JobView]:
+        """Everybody's merges and comparisons whose results are public, newest first, a page of them."""
 
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         """Only the owner may."""

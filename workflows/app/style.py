@@ -164,6 +164,13 @@ CSS = (
 @keyframes hm-move { to { margin-left: 70%; } }
 @media (prefers-reduced-motion: reduce) { .hm-moving { animation: none; } .hm-fill { transition: none; } }
 .hm-result { font-size: 1.05rem; font-weight: 600; }
+.hm-doing { margin: 0 0 .5rem; font-weight: 550; }
+.hm-scorings h4 { margin: .8rem 0 .2rem; font-size: .95rem; font-weight: 600; }
+.hm-small { font-size: .8rem; margin-left: .4rem; }
+.hm-tabs { display: flex; gap: 1.2rem; margin: 0 0 1rem; border-bottom: 1px solid var(--border-color-primary); }
+.hm-tabs .hm-tab { padding: .3rem 0 .5rem !important; color: var(--body-text-color-subdued); text-decoration: none; }
+.hm-tabs .hm-tab[aria-current] { color: var(--body-text-color); font-weight: 600;
+  box-shadow: inset 0 -2px var(--hm-busy); }
 
 /* comparison */
 .hm-figure { overflow-x: auto; margin: .6rem 0 1.2rem; background: white; border-radius: var(--radius-md); }

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, tuple_, update
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from hubmerge.errors import MachineFaultError, PermissionDeniedError, RecipeError
@@ -28,6 +28,7 @@ from workflows.jobs.transitions import JOBS, Transitions, find_job, get_job
 DATABASE = "jobs.sqlite3"
 LEASE_S = 30.0
 MAX_PAYLOAD_BYTES = 256 * 1024
+MAX_SEARCHED = 2000  # evaluations, among which those of a merge are looked for
 
 
 class Store:
@@ -133,19 +134,58 @@ class Store:
         *,
         user: str | None = None,
         states: Collection[State] | None = None,
+        kinds: Collection[str] | None = None,
+        public: bool = False,
         before: int | None = None,
         limit: int = 50,
     ) -> tuple[Job, ...]:
-        """Newest first; `before` is the ticket of the last job of the page above."""
+        """Newest first; `before` is the ticket of the last job of the page above. `public`: none with a private
+        result."""
         query = select(JOBS).order_by(JOBS.c.ticket.desc()).limit(limit)
         if user is not None:
             query = query.where(JOBS.c.user == user)
         if states is not None:
             query = query.where(JOBS.c.state.in_(states))
+        if kinds is not None:
+            query = query.where(JOBS.c.kind.in_(kinds))
+        if public:
+            query = query.where(JOBS.c.payload["private"].as_boolean().is_(False))
         if before is not None:
             query = query.where(JOBS.c.ticket < before)
         with reading(self._engine) as connection:
             return tuple(Job.model_validate(row) for row in connection.execute(query).mappings())
+
+    def waiting_before(self, job: Job) -> int:
+        """How many jobs of its kind, hence of its worker, are taken before a job that waits."""
+        query = select(func.count()).where(
+            JOBS.c.state == State.QUEUED,
+            JOBS.c.kind == job.kind,
+            or_(JOBS.c.priority > job.priority, and_(JOBS.c.priority == job.priority, JOBS.c.ticket < job.ticket)),
+        )
+        with reading(self._engine) as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def evaluations_of(self, pins: Collection[tuple[str, str]]) -> tuple[Job, ...]:
+        """The newest evaluation jobs of models at a commit; those long ago are on the board."""
+        newest = select(JOBS).where(JOBS.c.kind == "evaluate").order_by(JOBS.c.ticket.desc()).limit(MAX_SEARCHED)
+        rows = newest.subquery()
+        model, sha = (rows.c.payload[name].as_string() for name in ("model", "sha"))
+        query = select(rows).where(tuple_(model, sha).in_(list(pins))).order_by(rows.c.ticket.desc())
+        with reading(self._engine) as connection:
+            return tuple(Job.model_validate(row) for row in connection.execute(query).mappings())
+
+    def stage_times(self, kind: str, jobs: int) -> tuple[tuple[str, str, str], ...]:
+        """(job, moment, stage) of the newest jobs of a kind that are done; the stage is empty at a job's end."""
+        newest = select(JOBS.c.id).where(JOBS.c.kind == kind, JOBS.c.state == State.DONE)
+        newest = newest.order_by(JOBS.c.ticket.desc()).limit(jobs)
+        wanted = ("claimed", "stage", "done")
+        query = (
+            select(EventRow.job_id, EventRow.time, EventRow.data["stage"].as_string())
+            .where(EventRow.job_id.in_(newest), EventRow.type.in_(wanted))
+            .order_by(EventRow.job_id, EventRow.seq)
+        )
+        with reading(self._engine) as connection:
+            return tuple((job, moment, stage or "") for job, moment, stage in connection.execute(query))
 
     def events(self, job_id: str, *, after: int = 0, limit: int = 1000) -> tuple[JobEvent, ...]:
         """A job's journal past event `after`, oldest first."""
@@ -158,9 +198,14 @@ class Store:
         with reading(self._engine) as connection:
             return tuple(JobEvent.model_validate(row) for row in connection.execute(query).mappings())
 
-    def last_events(self, job_id: str, count: int) -> tuple[JobEvent, ...]:
-        """The newest events of a job, oldest first; a long outage makes more events than anybody reads."""
+    def last_events(self, job_id: str, count: int, *, statistics: bool | None = None) -> tuple[JobEvent, ...]:
+        """The newest events of a job, oldest first; a long outage makes more events than anybody reads.
+
+        `statistics`: these alone, or all but these.
+        """
         query = select(EventRow.__table__).where(EventRow.job_id == job_id).order_by(EventRow.seq.desc()).limit(count)
+        if statistics is not None:
+            query = query.where((EventRow.type == "statistics") == statistics)
         with reading(self._engine) as connection:
             newest = connection.execute(query).mappings().all()
         return tuple(JobEvent.model_validate(row) for row in reversed(newest))

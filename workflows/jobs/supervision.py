@@ -31,13 +31,13 @@ from hubmerge.errors import (
     MemoryLimitError,
 )
 from hubmerge.isolation.child import EXIT_KILLED, ChildProcess
-from workflows.jobs.jobs import DatabaseBusyError, Job, JobError, StaleFenceError, State
-from workflows.jobs.protocol import Failure, Progress, Result, StageStarted, decoded
+from workflows.jobs.jobs import DatabaseBusyError, Job, JobError, StaleFenceError, State, iso
+from workflows.jobs.protocol import Failure, Progress, Result, StageStarted, Statistics, decoded
 from workflows.jobs.store import Store
 
 log = logging.getLogger(__name__)
 
-MAX_EVENTS = 1000  # per attempt
+MAX_EVENTS = 1000  # per attempt, and as many statistics, so that these keep no stage out of the log
 MAX_EVENT_CHARACTERS = 256 * 1024
 PASSING = (DatabaseBusyError, DiskError)  # the database cannot be written now, and will be later
 
@@ -79,7 +79,7 @@ class Supervision:
         self._progress: Progress | None = None
         self._moved = False  # stage or progress not yet stored
         self._pending: list[tuple[str, dict[str, Any]]] = []
-        self._events = 0
+        self._events = {True: 0, False: 0}  # statistics, and all others
         self._dropped = 0
 
     def run(self, shutdown: Flag) -> Job | None:
@@ -152,10 +152,11 @@ class Supervision:
             else:
                 if isinstance(line, StageStarted):
                     self._stage, self._progress, self._moved = line.stage, None, True
-                if self._events >= MAX_EVENTS or len(line.model_dump_json()) > MAX_EVENT_CHARACTERS:
+                counts = isinstance(line, Statistics)
+                if self._events[counts] >= MAX_EVENTS or len(line.model_dump_json()) > MAX_EVENT_CHARACTERS:
                     self._dropped += 1
                 else:
-                    self._events += 1
+                    self._events[counts] += 1
                     self._pending.append((line.type, line.model_dump(mode="json", exclude={"type"})))
 
     def _write_events(self) -> None:
@@ -165,7 +166,10 @@ class Supervision:
 
     def _write_progress(self) -> None:
         if self._moved:
-            values = self._progress.model_dump(mode="json", exclude={"type"}) if self._progress else None
+            values = None
+            if self._progress:  # with the moment, so that what is left can be told between two of them
+                values = self._progress.model_dump(mode="json", exclude={"type"})
+                values["at"] = iso(self._store.clock.now())
             self._store.set_progress(self._job.id, self._job.fence, self._stage, values)
             self._moved = False
 

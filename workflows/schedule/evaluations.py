@@ -20,6 +20,7 @@ from hubmerge.errors import HubmergeError, QuotaError
 from hubmerge.hub.names import is_hub_id
 from workflows.jobs.evaluations import OF_MERGE, OF_PARENT, EvaluationRequests, ScoreKey
 from workflows.jobs.jobs import State
+from workflows.jobs.pins import pinned_models
 from workflows.jobs.schema import reading
 from workflows.jobs.transitions import JOBS
 
@@ -55,17 +56,10 @@ def _done_merge(payload: dict[str, Any], result: dict[str, Any], default_suite: 
     passed_over = payload.get("private") or result.get("use", "") not in _WRITES_TEXT
     suite = payload.get("suite") or (None if passed_over else default_suite)
     merged = (str(result.get("repo", "")), str(result.get("commit", "")))
-    recipe = payload.get("recipe") or {}
-    names = [recipe.get("base"), *(a.get("model") if isinstance(a, dict) else a for a in recipe.get("agents", []))]
-    parents = tuple(pin for pin in map(_pinned, names) if pin is not None)
+    parents = tuple((model, sha) for _, model, sha in pinned_models(payload.get("recipe") or {}))
     if not suite or not is_hub_id(merged[0]) or not _SHA.fullmatch(merged[1]):
         return None
     return DoneMerge(merged, parents, suite)
-
-
-def _pinned(name: object) -> tuple[str, str] | None:
-    model, _, sha = str(name).partition("@")
-    return (model, sha) if is_hub_id(model) and _SHA.fullmatch(sha) else None
 
 
 def wanted(merges: Sequence[DoneMerge], requests: EvaluationRequests) -> dict[ScoreKey, int]:

@@ -183,8 +183,16 @@ class FakeService:
             raise SourceNotFoundError("no such job", where=job_id[:80])
         return view
 
-    def jobs(self, visitor: Visitor) -> list[JobView]:
-        return [view for view in reversed(self.store.values()) if view.user == visitor.name]
+    def jobs(self, visitor: Visitor, before: int | None = None) -> list[JobView]:
+        return self._page([view for view in self.store.values() if view.user == visitor.name], before)
+
+    def public_jobs(self, before: int | None = None) -> list[JobView]:
+        shown = [view for view in self.store.values() if not view.private and view.kind != "evaluate"]
+        return self._page(shown, before)
+
+    def _page(self, views: list[JobView], before: int | None) -> list[JobView]:
+        newest = sorted(views, key=lambda view: view.ticket)[::-1]
+        return [view for view in newest if before is None or view.ticket < before][:25]
 
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         view = self.job(job_id, visitor)

@@ -106,8 +106,8 @@ def test_a_misspelled_name_is_said_before_anything_about_private_models() -> Non
 def test_a_hub_that_does_not_answer_takes_only_its_part_away() -> None:
     service = FakeService()
     service.failure = HubUnavailableError("the Hub is away")
-    recipe = {"base": BASE, "agents": [MATH], "method": "ram"}
-    found = inspect_form(recipe, BASE, (MATH,), None, service, None)
+    recipe = {"base": BASE, "agents": [MATH, TOOL], "method": "ram"}
+    found = inspect_form(recipe, BASE, (MATH, TOOL), None, service, None)
     assert "Not now" in found.verdict
     assert found.advice.choice is None
     assert found.advice.suggested == ()

@@ -306,7 +306,7 @@ def test_my_jobs_lists_the_visitor_s_own_and_links_to_them(pages: Pages, open_pa
     assert page.locator("#jobs tbody tr").count() == 1
     row.get_by_role("link").click()
     page.wait_for_url(f"**/job?id={JOB}")
-    shown(open_page(f"{pages.url}/activity"), "#jobs", "Sign in to see your jobs")
+    shown(open_page(f"{pages.url}/activity?show=mine"), "#jobs", "Sign in to see your jobs")
     shown(open_page(f"{pages.url}/activity", "carol"), "#jobs", "No jobs yet")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from pages_fake import HOSTILE, STATISTICS, FakeService, job_view, model
@@ -13,8 +14,11 @@ from hubmerge.methods import registry
 from hubmerge.output.figures import SHARE_COLORS
 from hubmerge.recipe.recipe import recipe_from_dict
 from workflows.app.format import bytes_text, duration_text, el, link, percent_text, time_text
-from workflows.app.job_panels import job_list, job_panel, stage_track, statistics_panel
+from workflows.app.job_panels import job_list, job_panel
+from workflows.app.job_statistics import statistics_panel
+from workflows.app.job_steps import progress_panel, stage_track
 from workflows.app.panels import license_panel, method_panel, plan_panel, problems_panel
+from workflows.app.service import LogLine, Scoring
 from workflows.app.style import CSS, theme
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
@@ -92,14 +96,16 @@ def test_parents_that_state_one_license_need_no_choice() -> None:
 def test_the_stage_at_which_a_job_failed_is_marked() -> None:
     marked = stages(stage_track(job_view(state="failed", stage="download")))
     assert marked == {
-        **dict.fromkeys(("resolve", "plan"), "passed"),
+        **dict.fromkeys(("queued", "resolve"), "passed"),
         "download": "broken",
         **dict.fromkeys(("probe", "merge", "card", "publish"), "ahead"),
     }
 
 
 def test_a_job_that_waits_has_no_stage_behind_it_and_one_that_is_done_has_all() -> None:
-    assert set(stages(stage_track(job_view())).values()) == {"ahead"}
+    waiting = stages(stage_track(job_view()))
+    assert waiting.pop("queued") == "current"
+    assert set(waiting.values()) == {"ahead"}
     assert set(stages(stage_track(job_view(state="done", stage="publish"))).values()) == {"passed"}
 
 
@@ -115,7 +121,7 @@ def test_a_resumed_job_says_how_many_of_its_finished_bytes_it_has_verified() -> 
     assert [name for name in marked if marked[name] == "current"] == ["verify"]
     assert marked["download"] == "ahead"
     assert "25 GB of 100 GB · 5 GB/s · about 15 s left" in job_panel(view, "https://hub.example")[0]
-    assert "Verify 25.0 %" in job_list([view])
+    assert "Check 25.0 %" in job_list([view])
 
 
 def test_progress_tells_throughput_and_remaining_time() -> None:
@@ -128,11 +134,11 @@ def test_progress_tells_throughput_and_remaining_time() -> None:
 def test_progress_counts_things_with_one_unit_and_tells_no_speed_of_a_fraction() -> None:
     progress = {"stage": "compile", "done": 1, "total": 3, "unit": "parts", "per_second": 0.034}
     head, _, _ = job_panel(job_view(state="running", stage="compile", progress=progress), "https://hub.example")
-    assert "<span>1 of 3 parts · about 59 s left in this stage</span>" in head  # 2 / 0.034 = 58.8
-    assert "Compiling what every merge on this machine needs, once." in head
+    assert "<span>1 of 3 parts · about 59 s left in this step</span>" in head  # 2 / 0.034 = 58.8
+    assert "It compiles what every merge on this machine needs, once; later merges skip this." in head
     progress = {"stage": "generate", "done": 1500, "total": 3000, "unit": "prompts", "per_second": 25.0}
     head, _, _ = job_panel(job_view(state="running", stage="merge", progress=progress), "https://hub.example")
-    assert "1.50 K of 3.00 K prompts · 25 prompts/s · about 1 min 0 s left in this stage" in head
+    assert "1.50 K of 3.00 K prompts · 25 prompts/s · about 1 min 0 s left in this step" in head
     assert "Compiling" not in head
 
 
@@ -228,7 +234,7 @@ def test_an_evaluation_shows_its_suite_its_own_stages_and_its_scores() -> None:
     assert "30.2" in head
     assert "<b>x</b>" not in head
     assert 'data_stage="generate"' in head or "Answer" in head
-    assert "model?model=zoo%2Fbase" in head
+    assert "model?model=zoo/base" in head
     failed = job_panel(job_view(kind="evaluate", state="failed", recipe={}, error={"message": "no"}), "http://x")[0]
     assert "The evaluation failed" in failed
     assert "Evaluation: zoo" in job_list([view])
@@ -261,3 +267,82 @@ def test_the_bar_of_shares_shows_every_share_to_scale_the_unchanged_included() -
 def test_the_shares_have_the_same_colours_in_the_app_and_in_the_card() -> None:
     for name, color in SHARE_COLORS.items():
         assert f"--hm-{name}: {color}" in CSS
+
+
+def test_what_is_left_of_a_step_goes_down_between_two_reports() -> None:
+    progress = {"done": 100e6, "total": 500e6, "unit": "B", "per_second": 10e6, "at": "2026-01-31T14:05:00+00:00"}
+    view = job_view(state="running", stage="merge", progress=progress)
+    begin = datetime(2026, 1, 31, 14, 5, tzinfo=UTC)
+    said = [str(progress_panel(view, begin + timedelta(seconds=s))) for s in (0, 15, 39.5, 90)]
+    assert "about 40 s left" in said[0]
+    assert "about 25 s left" in said[1]
+    assert "almost done" in said[2]
+    assert "almost done" in said[3]
+
+
+def test_a_step_that_tells_no_progress_says_how_long_it_usually_takes() -> None:
+    log = (LogLine("2026-01-31T14:05:00+00:00", "stage", stage="compile"),)
+    view = job_view(state="running", stage="compile", progress={"done": 0, "total": 1}, log=log, typical_s=17.0)
+    said = str(progress_panel(view, datetime(2026, 1, 31, 14, 5, 5, tzinfo=UTC)))
+    assert "5 s so far; it usually takes about 17 s" in said
+    assert "0.0 %" not in said
+
+
+def test_a_job_that_waits_says_its_place_and_when_it_starts() -> None:
+    said = str(progress_panel(job_view(queue_position=3, typical_s=125.0)))
+    assert "2 jobs are ahead of it. It starts in about 2 min 5 s, going by earlier jobs." in said
+    assert "It is next." in str(progress_panel(job_view(queue_position=1)))
+
+
+def test_the_log_tells_steps_attempts_and_warnings_in_words_and_escapes_them() -> None:
+    log = (
+        LogLine("2026-01-31T14:05:00+00:00", "submitted"),
+        LogLine("2026-01-31T14:05:01+00:00", "claimed", attempt=1),
+        LogLine("2026-01-31T14:05:02+00:00", "stage", stage="resolve"),
+        LogLine("2026-01-31T14:05:03+00:00", "warning", text=HOSTILE),
+        LogLine("2026-01-31T14:06:07+00:00", "stage", stage="merge"),
+        LogLine("2026-01-31T14:06:09+00:00", "lost", attempt=1),
+        LogLine("2026-01-31T14:06:10+00:00", "claimed", attempt=2),
+    )
+    head, _, _ = job_panel(job_view(state="running", log=log), "https://hub.example")
+    assert "What happened so far" in head
+    assert "It reads which files the models have" in head
+    assert ">1 min 5 s<" in head  # reading, the warning within it included
+    assert "It began again, attempt 2." in head
+    assert "<img" not in head
+
+
+SCORINGS = (
+    Scoring("ada/three-in-one", "a" * 40, "merge", "2" * 64, "done"),
+    Scoring("zoo/base", "b" * 40, "base", "3" * 64, "running"),
+    Scoring("zoo/math-agent", "c" * 40, "agent"),
+)
+
+
+def test_a_published_merge_leads_to_its_page_the_hub_the_board_and_its_evaluations() -> None:
+    result = {"repo": "ada/three-in-one", "commit": "a" * 40}
+    view = job_view(state="done", stage="commit", result=result, evaluations=SCORINGS)
+    head, _, _ = job_panel(view, "https://hub.example")
+    for address in (
+        f"model?model=ada/three-in-one&amp;sha={'a' * 40}",
+        "https://hub.example/ada/three-in-one",
+        "leaderboard?",
+        "merge?agent=ada/three-in-one",
+        f"job?id={'2' * 64}",
+        f"job?id={'3' * 64}",
+    ):
+        assert f'href="{address}' in head
+    assert "not asked for yet" in head
+    marked = stages(stage_track(view))
+    assert (marked["publish"], marked["evaluated"], marked["parents"]) == ("passed", "passed", "current")
+
+
+def test_the_list_groups_evaluations_below_their_merge_and_offers_the_owner_alone_to_go_on() -> None:
+    merge = job_view(state="done", result={"repo": "ada/three-in-one"}, evaluations=SCORINGS)
+    evaluation = job_view("2" * 64, kind="evaluate", state="done", recipe={}, suite="zoo")
+    failed = job_view("4" * 64, state="failed")
+    listed = str(job_list([merge, evaluation, failed], "ada"))
+    assert listed.count("<tr>") == 1 + 2
+    assert "1 of 3 evaluated" in listed
+    assert "try again" in listed
+    assert "try again" not in str(job_list([failed], "bob"))

@@ -1,0 +1,222 @@
+"""The merge page in a real browser: it checks by itself, understands what is pasted, and gives the form away."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from pages_fake import CATALOGUE, job_view
+from pages_session import Pages
+
+pytestmark = pytest.mark.browser
+BASE, MATH, TOOL, MEM = CATALOGUE
+JOB = "1" * 64
+FILLED = f"/merge?base={BASE}&agent={MATH}&agent={TOOL}"
+_SHIFTS = """window.shifts = []; new PerformanceObserver((list) => { for (const entry of list.getEntries())
+  if (!entry.hadRecentInput) window.shifts.push([entry.value, entry.sources.map((s) => s.node?.closest?.(
+    ".hm-merge")?.className || "")]); }).observe({type: "layout-shift", buffered: true})"""
+
+
+def shown(page: Any, selector: str, text: str) -> Any:
+    found = page.locator(selector).filter(has_text=text)
+    found.first.wait_for()
+    return found.first
+
+
+def errors_of(page: Any) -> list[str]:
+    found: list[str] = []
+    page.on("pageerror", lambda error: found.append(str(error)))
+    return found
+
+
+def tokens(page: Any) -> list[str]:
+    return [text.strip() for text in page.locator("#agents .token").all_inner_texts()]
+
+
+def test_a_filled_form_is_checked_by_itself_and_its_address_follows(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{FILLED}&method=ties&density=0.4&name=mine", "ada")
+    shown(page, "#verdict", "These models fit")
+    page.wait_for_function("location.search.includes('density=0.4')")
+    page.get_by_label("RAM+ (recommended)").check()
+    page.wait_for_function("location.search.includes('method=ram_plus')")
+    page.wait_for_function("!location.search.includes('density')")
+    assert page.locator("#target-name input, #target-name textarea").first.input_value() == "mine"
+    page.reload(wait_until="domcontentloaded")
+    shown(page, "#verdict", "These models fit")
+    assert page.get_by_label("RAM+ (recommended)").is_checked()
+
+
+def test_nothing_is_asked_of_the_hub_while_a_form_is_empty_and_once_for_a_change(pages: Pages, open_page: Any) -> None:
+    inspected: list[Any] = []
+    before = pages.service.inspect
+    pages.service.inspect = lambda *given: inspected.append(given) or before(*given)  # type: ignore[method-assign, func-returns-value]
+    try:
+        page = open_page(f"{pages.url}/merge")
+        page.locator("#inspect:not([disabled])").wait_for()
+        page.wait_for_timeout(1500)
+        assert inspected == []
+        page.goto(f"{pages.url}{FILLED}", wait_until="domcontentloaded")
+        shown(page, "#verdict", "These models fit")
+        page.get_by_label("RAM", exact=False).nth(1).check()
+        page.get_by_label("SAR", exact=False).first.check()
+        page.get_by_label("RAM+ (recommended)").check()
+        page.wait_for_timeout(2500)
+        assert 1 <= len(inspected) <= 3
+    finally:
+        del pages.service.inspect  # type: ignore[method-assign]
+
+
+def test_pasted_addresses_and_lists_become_models_with_the_keyboard_alone(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge", "ada")
+    errors = errors_of(page)
+    page.locator("#start:not([disabled])").wait_for()
+    page.locator("#base input").focus()
+    page.keyboard.insert_text(f"https://huggingface.co/{BASE}/tree/main")
+    page.keyboard.press("Enter")
+    page.wait_for_function(f"document.querySelector('#base input').value === '{BASE}'")
+    page.keyboard.press("Escape")
+    page.locator("#agents input").focus()
+    page.keyboard.insert_text(f"{MATH}, https://hf.co/{TOOL}  {pages.service.endpoint}/{MEM}")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.querySelectorAll('#agents .token').length === 3")
+    assert tokens(page) == [MATH, TOOL, MEM]
+    page.keyboard.press("Escape")
+    shown(page, "#verdict", "These models fit")
+    page.wait_for_function("document.querySelector('#target-name input, #target-name textarea').value !== ''")
+    page.locator("#start").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/job?id=*")
+    [(request, _)] = pages.service.requests
+    assert [request.recipe["base"], *request.recipe["agents"]] == [BASE, MATH, TOOL, MEM]
+    assert errors == []
+
+
+def test_typing_into_a_search_raises_no_script_error(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge")
+    errors = errors_of(page)
+    page.locator("#inspect:not([disabled])").wait_for()
+    page.locator("#base input").click()
+    page.get_by_role("option").filter(has_text=BASE).first.wait_for()  # an empty search shows something
+    page.keyboard.type("zoo/math", delay=40)
+    page.wait_for_timeout(800)
+    for _ in range(8):
+        page.keyboard.press("Backspace")
+    page.keyboard.type("tool", delay=40)
+    page.wait_for_timeout(800)
+    page.keyboard.press("Escape")
+    page.locator("#agents input").click()
+    page.keyboard.type("mem", delay=40)
+    page.get_by_role("option").filter(has_text=MEM).first.wait_for()
+    assert errors == []
+
+
+def test_a_swap_is_offered_and_done_with_one_click(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge?base={MATH}&agent={BASE}&agent={TOOL}")
+    shown(page, "#why", "look swapped")
+    page.locator("#accept").click()
+    page.wait_for_function(f"document.querySelector('#base input').value === '{BASE}'")
+    assert tokens(page) == [MATH, TOOL]
+    shown(page, "#verdict", "These models fit")
+    page.locator("#accept").wait_for(state="hidden")
+
+
+def test_a_misspelled_agent_is_corrected_with_one_click(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge?base={BASE}&agent=zoo/maht-agent&agent={TOOL}", "ada")
+    shown(page, "#why", f"Did you mean {MATH}?")
+    assert "private model of yours" not in page.locator("#outcome").inner_text()
+    page.locator("#accept").click()
+    shown(page, "#verdict", "These models fit")
+    assert tokens(page) == [MATH, TOOL]
+
+
+def test_agents_of_the_base_are_offered_to_tick(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge?base={BASE}")
+    page.get_by_label(MATH).check()
+    page.get_by_label(TOOL).check()
+    shown(page, "#verdict", "These models fit")
+    assert tokens(page) == [MATH, TOOL]
+    page.get_by_label(MATH).uncheck()
+    shown(page, "#verdict", "Choose another agent")
+    assert tokens(page) == [TOOL]
+
+
+def test_a_link_that_was_copied_opens_the_same_form(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{FILLED}&weight=1&weight=0.5&method=ram_plus&r=0.25&seed=3&name=mine")
+    shown(page, "#verdict", "These models fit")
+    page.locator("#copy-link").click()
+    box = page.locator("#copied textarea")
+    page.wait_for_function("document.querySelector('#copied textarea')?.value.startsWith('http')")
+    link = box.input_value()
+    assert urlsplit(link).path == "/merge"
+    assert {"weight=0.5", "r=0.25", "seed=3", "name=mine"} <= set(urlsplit(link).query.split("&"))
+    again = open_page(link)
+    shown(again, "#verdict", "These models fit")
+    again.locator("#copy-YAML").click()
+    again.wait_for_function("document.querySelector('#copied textarea')?.value.includes('r: 0.25')")
+    assert "weight: 0.5" in again.locator("#copied textarea").input_value()
+
+
+def test_what_is_wrong_in_a_link_stays_in_sight_after_the_check(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{FILLED}&method=ties&densty=0.4")
+    shown(page, "#verdict", "These models fit")
+    shown(page, "#said", "Did you mean density?")
+
+
+def test_the_license_is_asked_for_only_where_the_parents_leave_it_open(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{FILLED}", "ada")
+    shown(page, "#verdict", "These models fit")
+    assert page.locator("#license").count() == 0
+    page.goto(f"{pages.url}/merge?base={BASE}&agent={MATH}&agent=secret/gated-agent", wait_until="domcontentloaded")
+    shown(page, "#verdict", "license to be chosen")
+    page.locator("#license input").wait_for()
+
+
+def test_a_finished_job_s_recipe_keeps_owner_name_visibility_and_license_for_its_owner(
+    pages: Pages, open_page: Any
+) -> None:
+    done = job_view(JOB, state="done", queue_position=None, target="zoo/kept", private=False, license="mit")
+    pages.service.put([done])
+    page = open_page(f"{pages.url}/merge?job={JOB}", "ada")
+    shown(page, "#agents", MEM)
+    field = "#target-name input, #target-name textarea"
+    assert page.locator(field).first.input_value() == "kept"
+    assert page.locator("#namespace input").input_value() == "zoo"
+    assert page.get_by_label("public", exact=True).is_checked()
+    page.locator("#license input").wait_for()
+    assert page.locator("#license input").input_value() == "mit"
+    stranger = open_page(f"{pages.url}/merge?job={JOB}", "bob")
+    shown(stranger, "#agents", MEM)
+    assert stranger.locator("#namespace input").input_value() == "bob"
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_the_form_does_not_move_under_the_reader(pages: Pages, open_page: Any, width: int) -> None:
+    page = open_page("about:blank", width=width)
+    page.add_init_script(_SHIFTS)
+    page.goto(f"{pages.url}{FILLED}", wait_until="domcontentloaded")
+    shown(page, "#verdict", "These models fit")
+    page.wait_for_timeout(500)
+    of_the_form = [value for value, places in page.evaluate("window.shifts") if any("hm-merge" in p for p in places)]
+    assert sum(of_the_form) < 0.05
+
+
+def test_on_a_phone_the_verdict_and_the_start_stay_at_the_bottom(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{FILLED}", "ada", width=390)
+    shown(page, "#verdict", "These models fit")
+    for to in (0, 600, 1400):
+        page.evaluate(f"window.scrollTo(0, {to})")
+        box = page.locator("#start").bounding_box()
+        assert 700 < box["y"] < 900
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+
+
+def test_every_field_has_a_label(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}{FILLED}", "ada")
+    shown(page, "#verdict", "These models fit")
+    without = page.evaluate(
+        """[...document.querySelectorAll('.hm-merge input, .hm-merge textarea, .hm-merge button')].filter((e) =>
+        e.offsetParent && !e.labels?.length && !e.ariaLabel && !e.title && !e.textContent.trim()).map((e) =>
+        e.outerHTML.slice(0, 160))"""
+    )
+    assert without == []

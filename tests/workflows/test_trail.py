@@ -1,0 +1,120 @@
+"""What the pages are told of jobs: who may see which, how long steps usually take, and the evaluations of a merge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from job_helpers import FakeClock, claim, job_id
+
+from hubmerge.settings import Settings
+from workflows.app.service import Visitor
+from workflows.jobs.evaluations import evaluation_job
+from workflows.jobs.jobs import NewJob
+from workflows.jobs.store import Store
+from workflows.jobs.tokens import TokenVault
+from workflows.service import MergeService
+from workflows.trail import Trail, typical_times
+
+SHA = "a" * 40
+RECIPE = {"base": f"zoo/base@{'b' * 40}", "agents": [{"model": f"zoo/math@{'c' * 40}"}, "local/folder"]}
+
+
+def merge(name: str, user: str = "ann", **payload: Any) -> NewJob:
+    given = {"recipe": RECIPE, "target": f"{user}/{name}", "private": False, **payload}
+    return NewJob(id=job_id(name), user=user, payload=given)
+
+
+def service_of(store: Store) -> MergeService:
+    return MergeService(Settings(suite="zoo"), store, TokenVault([b"s" * 40]))
+
+
+def publish(store: Store, name: str, **payload: Any) -> None:
+    store.submit(merge(name, **payload))
+    job = claim(store)
+    store.finish(job.id, job.fence, {"repo": f"ann/{name}", "commit": SHA})
+
+
+def test_everybody_sees_public_merges_in_pages_and_never_a_private_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workflows.service.PAGE_JOBS", 2)
+    for name, user, private in (("one", "ann", False), ("two", "bob", True), ("three", "bob", False)):
+        store.submit(merge(name, user, private=private))
+    store.submit(merge("four", "cleo"))
+    store.submit(evaluation_job("ann/secret", SHA, "zoo", "test", "bot"))
+    service = service_of(store)
+    first = service.public_jobs()
+    assert [view.target for view in first] == ["cleo/four", "bob/three"]
+    assert [view.target for view in service.public_jobs(first[-1].ticket)] == ["ann/one"]
+    bob = Visitor("bob", "t", ("bob",))
+    assert {view.target for view in service.jobs(bob)} == {"bob/two", "bob/three"}
+
+
+def test_the_user_of_a_merge_sees_the_evaluations_that_the_bot_runs_for_it(store: Store) -> None:
+    publish(store, "made")
+    view = service_of(store).job(job_id("made"), None)
+    assert [(s.role, s.model, s.state) for s in view.evaluations] == [
+        ("merge", "ann/made", "waiting"),
+        ("base", "zoo/base", "waiting"),
+        ("agent", "zoo/math", "waiting"),
+    ]
+    new = evaluation_job("ann/made", SHA, "zoo", "test", "bot")
+    store.submit(new)
+    store.submit(evaluation_job("ann/made", "d" * 40, "zoo", "test", "bot"))  # another commit
+    scoring = service_of(store).job(job_id("made"), None).evaluations[0]
+    assert (scoring.job, scoring.state) == (new.id, "queued")
+
+
+def test_a_merge_that_nobody_evaluates_promises_no_scores(store: Store) -> None:
+    publish(store, "hidden", private=True)
+    publish(store, "plain")
+    ann = Visitor("ann", "t", ("ann",))
+    assert service_of(store).job(job_id("hidden"), ann).evaluations == ()
+    assert Trail(store, suite=None).view(store.get(job_id("plain")), own=False).evaluations == ()
+
+
+def test_the_evaluations_of_a_merge_are_looked_for_among_the_newest(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        store.submit(evaluation_job(f"ann/{name}", SHA, "zoo", "test", "bot"))
+    pins = {(f"ann/{name}", SHA) for name in "ab"}
+    assert len(store.evaluations_of(pins)) == 2
+    monkeypatch.setattr("workflows.jobs.store.MAX_SEARCHED", 1)
+    assert [job.payload["model"] for job in store.evaluations_of(pins)] == ["ann/b"]
+
+
+def test_the_place_in_the_queue_counts_jobs_of_the_same_worker_alone(store: Store) -> None:
+    store.submit(evaluation_job("ann/x", SHA, "zoo", "test", "bot"))
+    store.submit(merge("one"))
+    store.submit(merge("two"))
+    places = [service_of(store).job(job_id(name), None).queue_position for name in ("one", "two")]
+    assert places == [1, 2]
+
+
+def test_what_a_step_usually_takes_is_the_median_of_earlier_jobs(store: Store, clock: FakeClock) -> None:
+    for number, seconds in enumerate((10, 20, 90)):
+        store.submit(merge(f"m{number}"))
+        job = claim(store)
+        store.append_events(job.id, job.fence, [("stage", {"stage": "merge"})])
+        clock.pass_time(seconds)
+        store.append_events(job.id, job.fence, [("stage", {"stage": "publish"})])
+        clock.pass_time(5)
+        store.finish(job.id, job.fence, {"repo": "a/b", "commit": SHA})
+    assert typical_times(store.stage_times("merge", 20)) == {"": 25.0, "merge": 20.0, "publish": 5.0}
+    store.submit(merge("next"))
+    view = service_of(store).job(job_id("next"), None)
+    assert view.typical_s == 0.0  # nobody is before it
+    store.submit(merge("after"))
+    assert service_of(store).job(job_id("after"), None).typical_s == 25.0
+
+
+def test_statistics_keep_no_step_out_of_the_log(store: Store) -> None:
+    store.submit(merge("long"))
+    job = claim(store)
+    store.append_events(job.id, job.fence, [("stage", {"stage": "merge"})])
+    store.append_events(job.id, job.fence, [("statistics", {"values": {"elements": n}}) for n in range(1200)])
+    view = service_of(store).job(job.id, None)
+    assert [line.kind for line in view.log] == ["submitted", "claimed", "stage"]
+    assert view.statistics == {"elements": 1199}

@@ -1,0 +1,115 @@
+"""What the agents of a job changed and where they meet, in a bar to scale and in tables.
+
+The numbers come as untyped JSON from the job's record, so each is looked up with care and left out where it is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from hubmerge.markdown import short_count
+from workflows.app.format import el, number_of, percent_text
+from workflows.app.job_steps import TERMINAL
+from workflows.app.panels import section, table
+from workflows.app.service import JobView
+
+_SHARES = (
+    ("private", "one agent only"),
+    ("overlap", "several, same sign"),
+    ("conflict", "several, opposite signs"),
+    ("unchanged", "none"),
+)
+
+
+def statistics_panel(view: JobView) -> Markup | None:
+    """What the agents changed and where they meet, as far as it has been counted."""
+    values = view.statistics
+    if not values or not number_of(values, "elements"):
+        return None
+    elements = number_of(values, "elements") or 0
+    agents = [a for a in values.get("agents") or () if isinstance(a, Mapping)]
+    pairs = [p for p in values.get("pairs") or () if isinstance(p, Mapping)]
+    counted = "counted so far" if view.state not in TERMINAL else "counted"
+    return section(
+        "What the agents changed",
+        el("p", f"{short_count(round(elements))} parameters {counted}.", cls="hm-dim"),
+        _share_bar(values.get("shares") or {}),
+        table(("Agent", "Changed", "of it unique", "of it shared", "Shared / unique"), [_agent_row(a) for a in agents]),
+        _concentration_table(agents),
+        _overlap_table(values.get("overlap_share") or (), len(agents)),
+        table(("Pair", "Jaccard", "Cosine", "Same sign"), [_pair_row(p) for p in pairs]) if pairs else None,
+    )
+
+
+def _share_bar(shares: Mapping[str, Any]) -> Markup:
+    """All parameters as one bar, to scale: those changed by one agent, by several, and by none."""
+    known = [(name, text, share) for name, text in _SHARES if (share := number_of(shares, name)) is not None]
+    parts = [
+        el("div", cls=f"hm-part hm-{name}", style=f"width:{min(share, 1.0) * 100:.3f}%")
+        for name, _, share in known
+        if share > 0
+    ]
+    legend = [
+        el("li", el("i", cls=f"hm-{name}"), f"{text}: ", el("strong", percent_text(share)))
+        for name, text, share in known
+    ]
+    said = ", ".join(f"{text}: {percent_text(share)}" for _, text, share in known)
+    bar = el("div", *parts, cls="hm-stack", role="img", aria_label=f"Share of the parameters changed by {said}")
+    return el("figure", bar, el("figcaption", "Changed by", el("ul", *legend)), cls="hm-shares")
+
+
+def _agent_row(agent: Mapping[str, Any]) -> Sequence[object]:
+    density, unique = number_of(agent, "density"), number_of(agent, "unique_share")
+    rho = agent.get("rho")
+    changed = density is not None and density > 0
+    return (
+        str(agent.get("agent", "")),
+        _meter(density),
+        percent_text(unique) if unique is not None and changed else "–",
+        percent_text(1 - unique) if unique is not None and changed else "–",
+        "∞" if rho == "inf" else f"{rho:.3g}" if isinstance(rho, int | float) else "–",
+    )
+
+
+def _concentration_table(agents: Sequence[Mapping[str, Any]]) -> Markup | None:
+    """How unevenly each update is spread; nothing before it was counted."""
+    rows = [_concentration_row(a) for a in agents if number_of(a, "gini") is not None]
+    head = ("Concentration", "Gini of |δ|", "|δ| in the top 1 %", "in the top 5 %", "L0 sparsity", "Kurtosis")
+    return table(head, rows) if rows else None
+
+
+def _concentration_row(agent: Mapping[str, Any]) -> Sequence[object]:
+    shares = [number_of(agent, key) for key in ("top_1_mass", "top_5_mass", "l0_sparsity")]
+    gini, kurtosis = number_of(agent, "gini"), number_of(agent, "kurtosis")
+    return (
+        str(agent.get("agent", "")),
+        "–" if gini is None else f"{gini:.3f}",
+        *("–" if s is None else percent_text(s) for s in shares),
+        "–" if kurtosis is None else f"{kurtosis:.3g}",
+    )
+
+
+def _meter(share: float | None) -> Markup | str:
+    if share is None:
+        return "–"
+    fill = el("span", cls="hm-meter-fill", style=f"width:{min(share, 1.0) * 100:.2f}%")
+    return el("span", el("span", fill, cls="hm-meter"), percent_text(share), cls="hm-cell")
+
+
+def _overlap_table(shares: Sequence[Any], agents: int) -> Markup | None:
+    """How many agents changed an element: 0 … K."""
+    values = [s for s in shares if isinstance(s, int | float)]
+    if agents < 3 or len(values) != agents + 1:
+        return None  # with two agents the bar above says the same
+    columns = ("no agent", "1 agent", *(f"{c} agents" for c in range(2, agents + 1)))
+    return table(("Changed by", *columns), [("Parameters", *(percent_text(s) for s in values))])
+
+
+def _pair_row(pair: Mapping[str, Any]) -> Sequence[object]:
+    names = [str(n) for n in pair.get("agents") or ()]
+    numbers = [number_of(pair, key) for key in ("jaccard", "cosine", "sign_agreement")]
+    shown = ["–" if n is None else f"{n:.3f}" for n in numbers[:2]]
+    return (" + ".join(names), *shown, "–" if numbers[2] is None else percent_text(numbers[2]))

@@ -1,0 +1,260 @@
+"""The steps of a job: which it has passed, what it does now and what is left of it, and the log of what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from markupsafe import Markup
+
+from hubmerge.markdown import short_count
+from hubmerge.methods import registry
+from workflows.app.format import bytes_text, duration_text, el, moment, number_of, percent_text
+from workflows.app.panels import notice, table
+from workflows.app.service import JobView, LogLine, Scoring
+
+TERMINAL = ("done", "failed", "cancelled")
+STAGES = {
+    "resolve": "Read",
+    "calibration": "Calibrate",
+    "plan": "Plan",
+    "verify": "Check",
+    "compile": "Set up",
+    "download": "Download",
+    "probe": "Measure",
+    "merge": "Merge",
+    "card": "Describe",
+    "publish": "Publish",
+}
+EVALUATION_STAGES = {
+    "resolve": "Read",
+    "fetch model": "Model",
+    "fetch data": "Questions",
+    "start lighteval": "Start",
+    "load model": "Load",
+    "generate": "Answer",
+    "score": "Score",
+    "record": "Record",
+    "publish": "Cards",
+}
+SCORING = {"evaluated": "Evaluate", "parents": "Evaluate parents"}
+_ALIASES = {
+    "fetch": "download",
+    "select": "probe",
+    "upload": "publish",
+    "commit": "publish",
+    "sensitivity": "calibration",
+}
+
+
+def stage_track(view: JobView) -> Markup:
+    """The way of a job, from its place in the queue to the scores: passed, current (or where it stopped), to come."""
+    titles = {"queued": "Wait", **_stages(view)}
+    names = list(titles)
+    at = 0 if view.state == "queued" else max((names.index(n) for n in (stage_of(view),) if n in titles), default=0)
+    items = []
+    for k, name in enumerate(names):
+        if view.state == "done" or k < at:
+            kind = "passed"
+        elif k == at:
+            kind = {"failed": "broken", "cancelled": "stopped"}.get(view.state, "current")
+        else:
+            kind = "ahead"
+        items.append(_step(name, titles[name], kind))
+    if view.evaluations:
+        own, *parents = view.evaluations
+        items += [
+            _step("evaluated", SCORING["evaluated"], _scoring_kind([own])),
+            _step("parents", SCORING["parents"], _scoring_kind(parents)),
+        ]
+    return el("ol", *items, cls="hm-stages", aria_label="Stages")
+
+
+def _step(name: str, title: str, kind: str) -> Markup:
+    current = {"aria_current": "step"} if kind == "current" else {}
+    return el("li", title, cls=f"hm-{kind}", data_stage=name, **current)
+
+
+def _scoring_kind(scorings: Sequence[Scoring]) -> str:
+    states = {scoring.state for scoring in scorings}
+    if states <= {"done"}:
+        return "passed"
+    if "running" in states or ("done" in states and not states & {"failed", "cancelled"}):
+        return "current"
+    return "broken" if states <= set(TERMINAL) else "ahead"
+
+
+def _stages(view: JobView) -> Mapping[str, str]:
+    if view.kind == "evaluate":
+        return EVALUATION_STAGES
+    if view.kind == "diff":
+        first = ["compile"] if view.stage == "compile" else []
+        return {name: STAGES[name] for name in ("resolve", *first, "download", "probe")}
+    current = stage_of(view)
+    met = {current, *(_ALIASES.get(line.stage, line.stage) for line in view.log)}
+    # only where a job met it: weighing by sensitivities, resumed, or the first on a machine
+    left_out = {"calibration", "plan", "verify", "compile"} - met
+    if not _probes(view.recipe):
+        left_out |= {"probe"} - met
+    return {name: title for name, title in STAGES.items() if name not in left_out}
+
+
+def _probes(recipe: Mapping[str, Any]) -> bool:
+    """Whether a merge counts the whole model first."""
+    method = registry().get(str(recipe.get("method", "")))
+    if method is None:
+        return False
+    try:
+        parameters = method.typical(recipe.get("parameters") or {})
+    except ValueError:  # of a version with other parameters
+        return False
+    return method.overlap_scope(parameters) == "model"
+
+
+def stage_of(view: JobView) -> str:
+    return view.stage if view.kind == "evaluate" else _ALIASES.get(view.stage, view.stage)
+
+
+def progress_panel(view: JobView, now: datetime | None = None) -> Markup | None:
+    """What the job does now, in a sentence, with a bar and what is left; while it waits, its place."""
+    now = now or datetime.now(UTC)
+    if view.state == "queued":
+        return notice("info", "Waiting for its turn", el("p", place_text(view)))
+    if view.state == "cancelling":
+        return notice("warn", "Cancelling", el("p", "It stops at the next safe point; nothing half-done is published."))
+    if view.state != "running":
+        return None
+    begun = next((line.time for line in reversed(view.log) if line.kind in ("stage", "claimed")), None)
+    spent = (now - began).total_seconds() if (began := moment(begun)) else 0.0
+    said = el("p", _DOING.get(stage_of(view), "It is being set up."), cls="hm-doing")
+    done, total = number_of(view.progress, "done"), number_of(view.progress, "total")
+    known = done is not None and bool(total) and not (done == 0 and total == 1)
+    share = min(max((done or 0) / (total or 1), 0.0), 1.0) if known else None
+    parts = [] if share is None else [_amount_text(view.progress or {}, done or 0, total or 0)]
+    if share is not None and (pace := _pace_text(view.progress or {})):
+        parts.append(pace)
+    left = _left(view, now) if share is not None and share < 1 else None
+    if left is not None:
+        parts.append("almost done with this step" if left < 1 else f"about {duration_text(left)} left in this step")
+    elif view.typical_s is not None and view.typical_s >= 1:
+        parts.append(f"{duration_text(spent)} so far; it usually takes about {duration_text(view.typical_s)}")
+    elif spent >= 1:
+        parts.append(f"{duration_text(spent)} so far")
+    strong = el("strong", percent_text(share)) if share is not None else None
+    amount = el("div", strong, el("span", " · ".join(parts)), cls="hm-amount") if parts else None
+    return el("div", said, amount, _bar(share))
+
+
+_DOING = {
+    "resolve": "It reads which files the models have, and whether they fit each other.",
+    "calibration": "It measures which weights of each agent matter most.",
+    "plan": "It plans every part of the new model.",
+    "verify": "It checks what an earlier attempt finished, so as not to do it again.",
+    "compile": "It compiles what every merge on this machine needs, once; later merges skip this.",
+    "download": "It downloads the models.",
+    "probe": "It counts what each agent changed, and where agents meet.",
+    "merge": "It merges the models, part by part.",
+    "card": "It writes the model's card and draws its figures.",
+    "publish": "It uploads the new model.",
+    "fetch model": "It downloads the model.",
+    "fetch data": "It downloads the questions.",
+    "start lighteval": "It starts the evaluation.",
+    "load model": "It loads the model.",
+    "generate": "The model answers the questions.",
+    "score": "The answers are scored.",
+    "record": "The scores are recorded.",
+}
+
+
+def place_text(view: JobView) -> str:
+    """Where a job that waits stands, and how long it will."""
+    ahead = (view.queue_position or 1) - 1
+    place = {0: "It is next."}.get(ahead, f"{ahead} {'job is' if ahead == 1 else 'jobs are'} ahead of it.")
+    if view.queue_position is None:
+        place = "It starts as soon as a worker is free."
+    if view.typical_s is None or view.typical_s < 1:
+        return place
+    return f"{place} It starts in about {duration_text(view.typical_s)}, going by earlier jobs."
+
+
+def _left(view: JobView, now: datetime) -> float | None:
+    """Seconds left in the stage: what the last report says, less the time since."""
+    speed, said = number_of(view.progress, "per_second"), moment(str((view.progress or {}).get("at", "")))
+    done, total = number_of(view.progress, "done"), number_of(view.progress, "total")
+    if not speed or done is None or total is None:
+        return None
+    return max((total - done) / speed - ((now - said).total_seconds() if said else 0.0), 0.0)
+
+
+def _amount_text(progress: Mapping[str, Any], done: float, total: float) -> str:
+    unit = str(progress.get("unit", ""))
+    if unit in ("B", "bytes"):
+        return f"{bytes_text(done)} of {bytes_text(total)}"
+    return f"{_count(done)} of {_count(total)} {_UNITS.get(unit, unit)}".rstrip()
+
+
+def _pace_text(progress: Mapping[str, Any]) -> str | None:
+    speed, unit = number_of(progress, "per_second"), str(progress.get("unit", ""))
+    if speed and unit in ("B", "bytes"):
+        return f"{bytes_text(speed)}/s"
+    return f"{_count(speed)} {_UNITS.get(unit, unit)}/s" if speed and speed >= 1 else None  # 0.03 parts tell nothing
+
+
+_UNITS = {"elements": "weights", "headers": "files"}
+
+
+def _bar(share: float | None) -> Markup:
+    if share is None:
+        return el("div", el("div", cls="hm-fill hm-moving"), cls="hm-bar", role="progressbar", aria_label="Working")
+    return el(
+        "div",
+        el("div", cls="hm-fill", style=f"width:{share * 100:.2f}%"),
+        cls="hm-bar",
+        role="progressbar",
+        aria_label="Progress of this step",
+        aria_valuemin="0",
+        aria_valuemax="100",
+        aria_valuenow=f"{share * 100:.0f}",
+    )
+
+
+def _count(number: float) -> str:
+    return short_count(round(number))
+
+
+def log_panel(view: JobView) -> Markup | None:
+    """What happened, folded: every step with its time and how long it took, warnings, and attempts."""
+    if not view.log:
+        return None
+    rows = []
+    for k, line in enumerate(view.log):
+        words = _said(line, view)
+        if words is None:
+            continue
+        after = next((later.time for later in view.log[k + 1 :] if later.kind != "warning"), None)
+        begin, end = moment(line.time), moment(after)
+        took = duration_text((end - begin).total_seconds()) if line.kind == "stage" and begin and end else ""
+        rows.append((el("time", f"{begin:%H:%M:%S}" if begin else "", datetime=line.time), words, took))
+    return el(
+        "details", el("summary", "What happened so far"), table(("At (UTC)", "What", "Took"), rows), cls="hm-section"
+    )
+
+
+def _said(line: LogLine, view: JobView) -> str | None:
+    if line.kind == "stage":
+        name = line.stage if view.kind == "evaluate" else _ALIASES.get(line.stage, line.stage)
+        return _DOING.get(name, line.stage)
+    attempt = line.attempt or 1
+    return {
+        "submitted": "It was submitted.",
+        "claimed": "It began." if attempt == 1 else f"It began again, attempt {attempt}.",
+        "warning": f"Warning: {line.text}",
+        "retry": f"It failed and is tried again: {line.text}",
+        "lost": "The machine gave it up; it goes on from what was finished.",
+        "released": "The app was restarted; it goes on from what was finished.",
+        "cancel_requested": "Somebody asked to cancel it.",
+        "done": "It was done.",
+        "failed": f"It failed: {line.text}",
+        "cancelled": "It was cancelled.",
+    }.get(line.kind)

@@ -1,0 +1,153 @@
+"""A job as a page shows it: what happened to it so far, how long the rest usually takes, and its evaluations."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from workflows.app.service import JobView, LogLine, Scoring
+from workflows.jobs.jobs import Job, JobEvent, State
+from workflows.jobs.pins import pinned_models
+from workflows.jobs.store import Store
+
+LOG_EVENTS = 300  # of a job, that its page shows
+_ASKED = 20  # earlier ones, from which a stage's usual time is taken
+_REMEMBERED_EVERY_S = 60.0
+PAGE_JOBS = 25
+
+
+class Trail:
+    """Makes views of jobs."""
+
+    def __init__(self, store: Store, *, suite: str | None) -> None:
+        self._store = store
+        self._suite = suite
+        self._typical: dict[str, tuple[float, Mapping[str, float]]] = {}
+        self._lock = threading.Lock()
+
+    def view(self, job: Job, *, own: bool) -> JobView:
+        """Everything of one job; what only its owner may know where it is the visitor's `own`."""
+        events = self._store.last_events(job.id, LOG_EVENTS, statistics=False)
+        newest = self._store.last_events(job.id, 1, statistics=True)
+        return self._view(job, own=own, events=events, counted=newest[-1].data.get("values") if newest else None)
+
+    def views(self, jobs: Iterable[Job], *, own: bool) -> list[JobView]:
+        """Jobs for a list, without their logs and statistics."""
+        return [self._view(job, own=own) for job in jobs]
+
+    def _view(
+        self,
+        job: Job,
+        *,
+        own: bool,
+        events: tuple[JobEvent, ...] = (),
+        counted: Mapping[str, object] | None = None,
+    ) -> JobView:
+        sealed = self._store.sealed_token(job.id) if own else None
+        warnings = dict.fromkeys(job.payload.get("warnings", []))
+        warnings |= dict.fromkeys(str(e.data["message"]) for e in events if e.type == "warning" and "message" in e.data)
+        ahead = self._store.waiting_before(job) if job.state is State.QUEUED else None
+        return JobView(
+            id=job.id,
+            user=job.user,
+            state=job.state.value,
+            stage=job.stage,
+            target=str(job.payload.get("target") or job.payload.get("model", "")),
+            private=bool(job.payload.get("private")),
+            recipe=job.payload.get("recipe", {}),
+            attempt=job.attempt,
+            queue_position=None if ahead is None else ahead + 1,
+            progress=job.progress,
+            statistics=counted,
+            warnings=tuple(warnings),
+            error=job.error.model_dump(mode="json") if job.error else None,
+            result=job.result,
+            created=job.created,
+            started=job.started,
+            finished=job.finished,
+            kind=job.kind,
+            suite=str(job.payload.get("suite") or ""),
+            signed_in_until=sealed.expires_at if sealed else None,
+            models=tuple(str(job.payload[name]) for name in ("base", "agent") if name in job.payload),
+            license=job.payload.get("license") if own else None,
+            log=tuple(map(_line, events)),
+            typical_s=self._usual(job, ahead) if events else None,
+            evaluations=self._evaluations(job),
+            ticket=job.ticket,
+        )
+
+    def _usual(self, job: Job, ahead: int | None) -> float | None:
+        """What the job's stage took in earlier jobs; of one that waits, what those before it will take."""
+        if job.state not in (State.QUEUED, State.RUNNING):
+            return None
+        typical = self._typical_of(job.kind)
+        if ahead is None:
+            return typical.get(job.stage)
+        busy = self._store.list_jobs(states=[State.RUNNING], kinds=[job.kind], limit=1)
+        whole = typical.get("")
+        return None if whole is None else whole * (ahead + len(busy) / 2)
+
+    def _typical_of(self, kind: str) -> Mapping[str, float]:
+        """Stage → median of its seconds in earlier jobs; "": of whole jobs."""
+        now = time.monotonic()
+        with self._lock:
+            kept = self._typical.get(kind)
+        if kept is None or kept[0] < now:
+            kept = now + _REMEMBERED_EVERY_S, typical_times(self._store.stage_times(kind, _ASKED))
+            with self._lock:
+                self._typical[kind] = kept
+        return kept[1]
+
+    def _evaluations(self, job: Job) -> tuple[Scoring, ...]:
+        """The evaluations of a published merge and of its parents, where it is to have any."""
+        if job.kind != "merge" or job.state is not State.DONE or not job.result:
+            return ()
+        pins = [("merge", str(job.result.get("repo", "")), str(job.result.get("commit", "")))]
+        pins += pinned_models(job.payload.get("recipe") or {})
+        found: dict[tuple[str, str], Job] = {}
+        for evaluation in self._store.evaluations_of({(model, sha) for _, model, sha in pins}):
+            found.setdefault((evaluation.payload["model"], evaluation.payload["sha"]), evaluation)
+        merged = found.get(pins[0][1:])
+        expected = self._suite is not None and not job.payload.get("private")
+        if merged is None and not expected and not job.payload.get("suite"):
+            return ()
+        return tuple(_scoring(pin, found.get(pin[1:])) for pin in pins)
+
+
+def _scoring(pin: tuple[str, str, str], job: Job | None) -> Scoring:
+    role, model, sha = pin
+    if job is None:
+        return Scoring(model, sha, role)
+    return Scoring(model, sha, role, job.id, job.state.value, job.stage)
+
+
+def _line(event: JobEvent) -> LogLine:
+    data = event.data
+    error = data.get("error")
+    reason = error.get("message", "") if isinstance(error, Mapping) else data.get("message", "")
+    attempt = data.get("attempt")
+    return LogLine(
+        event.time,
+        event.type,
+        stage=str(data.get("stage") or ""),
+        text=str(reason or ""),
+        attempt=attempt if isinstance(attempt, int) else None,
+    )
+
+
+def typical_times(moments: Iterable[tuple[str, str, str]]) -> dict[str, float]:
+    """Stage → the median over jobs of the seconds spent in it, from (job, moment, stage) in order; "": in all."""
+    spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    before: tuple[str, datetime, str] | None = None
+    for job, moment, stage in moments:
+        now = datetime.fromisoformat(moment)
+        if before is not None and before[0] == job:
+            seconds = max((now - before[1]).total_seconds(), 0.0)
+            spent[before[2]][job] += seconds if before[2] else 0.0
+            spent[""][job] += seconds
+        before = (job, now, stage)
+    return {stage: statistics.median(times.values()) for stage, times in spent.items() if times}
