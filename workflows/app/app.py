@@ -70,7 +70,7 @@ def build_app(
     lanes = Lanes(on_a_space=settings.space_id is not None)
     demo = gr.Blocks(title=TITLE, analytics_enabled=False)
     bodies: dict[str, Callable[[], None]] = {
-        "": home_page,
+        "": lambda: home_page(demo, service, settings, board),
         "merge": lambda: merge_page(demo, service, lanes),
         "activity": lambda: jobs_page(demo, service),
         "docs": docs_page,
