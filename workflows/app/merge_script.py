@@ -40,7 +40,7 @@ KEEP = f"""(...values) => {{
 OPENED = f"""(...values) => {{
   ({KEEP})(...values);
   window.hm.opened = true;
-  try { localStorage.setItem("hubmerge-address", location.search); } catch { }
+  try {{ localStorage.setItem("hubmerge-address", location.search); }} catch {{ }}
   const [base, agents] = values;
   if (!base && !agents?.length) window.hm.asked = window.hm.wanted;
 }}"""
