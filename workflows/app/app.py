@@ -78,7 +78,7 @@ def build_app(
         "job": lambda: job_page(demo, service, lanes),
     }
     if board is not None:
-        bodies["leaderboard"] = lambda: leaderboard_page(demo, board)
+        bodies["leaderboard"] = leaderboard_page
         bodies["model"] = lambda: model_page(demo, board, settings.endpoint)
     if watchers is not None:
         bodies["watchers"] = lambda: watchers_page(demo, watchers)
