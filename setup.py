@@ -1,5 +1,5 @@
-"""What pyproject.toml cannot say: the fast pass in C, which is optional, and the examples, which stand beside the
-package here and lie inside it in a wheel."""
+"""What pyproject.toml cannot say: the fast pass in C, which is optional, and the examples and docs, which stand beside
+the package here and lie inside it in a wheel."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from setuptools.errors import CompileError
 
 
 class WithExamples(build_py):
-    """The package, and the examples' data, recipes and rules as hubmerge/examples."""
+    """The package, the examples' data, recipes and rules as hubmerge/examples, and the pages that the app shows."""
 
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
             code = shutil.ignore_patterns("__pycache__", "*.py")
             shutil.copytree("examples", Path(self.build_lib, "hubmerge", "examples"), ignore=code, dirs_exist_ok=True)
+            docs = Path(self.build_lib, "hubmerge", "docs")
+            docs.mkdir(parents=True, exist_ok=True)
+            for name in ("api.md", "glossary.md"):
+                shutil.copy(Path("docs", name), docs)
 
 
 class FastPass(build_ext):

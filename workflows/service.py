@@ -26,12 +26,14 @@ from hubmerge.settings import Settings
 from workflows.app.service import Comparison, JobView, MergeRequest, ModelFacts, Visitor
 from workflows.jobs.comparisons import comparison_id, comparison_job
 from workflows.jobs.evaluations import is_the_bot_s
-from workflows.jobs.jobs import Job, JobNotFoundError, NewJob
+from workflows.jobs.jobs import Job, JobNotFoundError, NewJob, State
 from workflows.jobs.store import Store
 from workflows.jobs.tokens import TokenVault
+from workflows.jobs.transitions import MAX_WAITING
 from workflows.trail import PAGE_JOBS, Trail
 
 _IDENTITY_S = 60.0
+UNDER_WAY = (State.QUEUED, State.RUNNING, State.CANCELLING)
 _FACTS_S = 60.0  # the merge page asks for the facts of all models after every change
 _FACTS_KEPT = 1000
 
@@ -152,6 +154,11 @@ class MergeService:
         kinds = ("merge", "diff")  # evaluations stand with their merges
         jobs = self._store.list_jobs(kinds=kinds, public=True, before=before, limit=PAGE_JOBS)
         return self._trail.views(jobs, own=False)
+
+    def under_way(self) -> tuple[int, int, int]:
+        jobs = [j for j in self._store.list_jobs(states=UNDER_WAY, limit=MAX_WAITING) if not j.payload.get("private")]
+        running = [job.kind for job in jobs if job.state is not State.QUEUED]
+        return running.count("merge"), running.count("evaluate"), len(jobs) - len(running)
 
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         if not visitor.token:

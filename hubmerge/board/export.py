@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hubmerge.board.values import Board, Row, RowFlag, SuiteBoard
@@ -18,6 +19,7 @@ from hubmerge.output.intervals import Estimate
 from hubmerge.output.skills import SkillsKept
 
 SCHEMA = 2
+_A_PART = 100
 _FORMULA = "=+-@\t\r\n＝＋－＠"
 
 
@@ -32,8 +34,26 @@ def board_data(board: Board) -> dict[str, Any]:
 
 
 def board_json(board: Board) -> str:
+    return "".join(json_parts(board))
+
+
+def json_parts(board: Board) -> Iterator[str]:
+    """The JSON of `board_data` in parts of some rows each, so that it need not be in memory as a whole."""
     # without indentation: that would take Python's slow encoder, seconds for ten thousand rows
-    return json.dumps(board_data(board), ensure_ascii=False, allow_nan=False) + "\n"
+    yield f'{{"schema_version": {SCHEMA}, "suites": ['
+    for place, suite in enumerate(board.suites):
+        head = _json(suite_data(replace(suite, rows=())))
+        yield f"{', ' if place else ''}{head.removesuffix(']}')}"
+        for first in range(0, len(suite.rows), _A_PART):
+            rows = (_json(row_data(row)) for row in suite.rows[first : first + _A_PART])
+            yield (", " if first else "") + ", ".join(rows)
+        yield "]}"
+    rest = board_data(replace(board, suites=()))
+    yield f'], "flags": {_json(rest["flags"])}, "refused": {_json(rest["refused"])}}}\n'
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def suite_data(suite: SuiteBoard) -> dict[str, Any]:
@@ -136,13 +156,22 @@ def _limits(estimate: Estimate) -> dict[str, float]:
 
 def suite_csv(suite: SuiteBoard) -> str:
     """One suite's rows; three columns per domain, and the skills kept."""
-    lines = [_line(row, suite) for row in suite.rows]
-    heads = list(lines[0]) if lines else list(_line_of_nothing(suite))
+    return "".join(suite_csv_parts(suite, suite.rows))
+
+
+def suite_csv_parts(suite: SuiteBoard, rows: Sequence[Row]) -> Iterator[str]:
+    """The CSV of `rows` of a suite in parts of some rows each."""
+    heads = list(_line(rows[0], suite)) if rows else list(_line_of_nothing(suite))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_cell(h) for h in heads])
-    writer.writerows([_cell(line[h]) for h in heads] for line in lines)
-    return out.getvalue()
+    for first in range(0, len(rows), _A_PART):
+        lines = (_line(row, suite) for row in rows[first : first + _A_PART])
+        writer.writerows([_cell(line[h]) for h in heads] for line in lines)
+        yield out.getvalue()
+        out.seek(0)
+        out.truncate()
+    yield out.getvalue()
 
 
 def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:

@@ -13,9 +13,12 @@ _HEAD = """\
 
 Generated from the registry; `make docs` writes it again and a test holds it current.
 
+"""
+_NOTATION = """\
 Notation: base θ0, agents θ1…θK, δk = θk − θ0 in float32, weight wk (default 1), mk = |δk| > ε, c = Σk mk. δ* is
 computed in float32 and θ0 + δ* is rounded once to the output's dtype; an element with δ* = 0 keeps the base's bits.
-
+"""
+_TABLE = """
 | method | what it does | reads the inputs | needs |
 |---|---|---|---|
 """
@@ -25,7 +28,13 @@ def methods_page() -> str:
     """The page as Markdown."""
     methods = registry().values()
     rows = [f"| [`{m.name}`](#{m.name}) | {m.summary} | {_passes(m)} | {_needs(m)} |" for m in methods]
-    return _HEAD + "\n".join(rows) + "\n" + "".join(_section(m) for m in methods)
+    sections = (f"\n## {m.name}\n\n**{m.title}.** {m.summary}\n\n{method_section(m)}" for m in methods)
+    return _HEAD + _NOTATION + _TABLE + "\n".join(rows) + "\n" + "".join(sections)
+
+
+def notation() -> str:
+    """What the letters of the formulas mean, as Markdown."""
+    return _NOTATION
 
 
 def _passes(method: Method) -> str:
@@ -53,9 +62,10 @@ def _needs(method: Method) -> str:
     return ", ".join(found) or "—"
 
 
-def _section(method: Method) -> str:
+def method_section(method: Method) -> str:
+    """Formula, source, parameters and papers of a method, as Markdown."""
     module = sys.modules[type(method).__module__]
-    lines = [f"\n## {method.name}\n", f"**{method.title}.** {method.summary}\n", f"```text\n{method.formula}\n```\n"]
+    lines = [f"```text\n{method.formula}\n```\n"]
     source = (module.__doc__ or "").strip().split("\n", 1)
     lines += [source[1].strip() + "\n"] if len(source) > 1 else []
     properties = method.parameters.model_json_schema(by_alias=True).get("properties", {})

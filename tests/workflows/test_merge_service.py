@@ -129,6 +129,18 @@ def test_a_failed_job_is_tried_again_by_its_owner_alone_with_the_present_sign_in
     assert vault.open(job.id, sealed, datetime.now(UTC)).get_secret_value() == "a newer token"
 
 
+def test_everybody_may_know_how_many_public_jobs_are_under_way(store: Store) -> None:
+    service = MergeService(Settings(endpoint="http://127.0.0.1:9"), store, TokenVault([b"a secret"]))
+    assert service.under_way() == (0, 0, 0)
+    store.submit(new_job("one", "ada"))
+    store.submit(new_job("two", "ada", kind="evaluate"))
+    claim(store)
+    claim(store)
+    store.submit(new_job("three", "bob"))
+    store.submit(new_job("four", "bob", payload={"private": True}))
+    assert service.under_way() == (1, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("kind", "more"), [("evaluate", {}), ("merge", {"watcher": "a-rule"})], ids=["evaluation", "watcher's merge"]
 )

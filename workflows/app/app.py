@@ -70,7 +70,7 @@ def build_app(
     lanes = Lanes(on_a_space=settings.space_id is not None)
     demo = gr.Blocks(title=TITLE, analytics_enabled=False)
     bodies: dict[str, Callable[[], None]] = {
-        "": home_page,
+        "": lambda: home_page(demo, service, settings, board),
         "merge": lambda: merge_page(demo, service, lanes),
         "activity": lambda: jobs_page(demo, service),
         "docs": docs_page,
@@ -78,7 +78,7 @@ def build_app(
         "job": lambda: job_page(demo, service, lanes),
     }
     if board is not None:
-        bodies["leaderboard"] = lambda: leaderboard_page(demo, board)
+        bodies["leaderboard"] = leaderboard_page
         bodies["model"] = lambda: model_page(demo, board, settings.endpoint)
     if watchers is not None:
         bodies["watchers"] = lambda: watchers_page(demo, watchers)

@@ -16,12 +16,14 @@ from markupsafe import Markup
 from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.hub.names import is_hub_id
 from hubmerge.output.intervals import Estimate
-from workflows.app.board_table import interval_text, model_href
+from workflows.app.board_table import interval_text, model_href, model_link
 from workflows.app.format import el, percent_text
+from workflows.app.panels import table
 
 WIDTH, HEIGHT = 960, 360
 LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 44
 MAX_POINTS = 300
+LISTED = 50  # of them in the table below the chart
 _LOG_FROM = 20.0
 _HUES = 7  # methods with a colour of their own; the rarer ones share a grey
 
@@ -51,10 +53,30 @@ def score_chart(suite: SuiteBoard, domain: str | None = None) -> Markup:
     hues = {method: k for k, method in enumerate(named)}
     parts = [*_grid(low, high, down), *_ticks(points, across)]
     parts += [_mark(p, across, down, hues.get(_method(p), _HUES)) for p in points]
-    svg = el("svg", *parts, cls="hm-chart", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label="Score by density")
+    svg = el(
+        "svg",
+        *parts,
+        cls="hm-chart",
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="group",
+        aria_label="Score by share of weights changed; the table below has the values",
+    )
     entries = [(m[:40], hues[m]) for m in named] + ([("other methods", _HUES)] if len(counts) > _HUES else [])
     legend = el("ul", *(el("li", el("i", cls=f"hm-hue-{hue}"), text) for text, hue in entries), cls="hm-legend")
     return el("figure", svg, el("figcaption", legend), cls="hm-chart-frame")
+
+
+def chart_table(suite: SuiteBoard, domain: str | None = None) -> Markup | None:
+    """The chart's points as a folded table."""
+    points = _points(suite, domain)[:LISTED]
+    if not points:
+        return None
+    rows = [
+        (model_link(p.row.model, p.row.sha), interval_text(p.score), percent_text(p.density), _method(p)[:80])
+        for p in points
+    ]
+    heads = ("Model", "Score", "Weights changed", "Method")
+    return el("details", el("summary", f"The best {len(rows)} of the chart as a table"), table(heads, rows))
 
 
 def _method(point: _Point) -> str:
@@ -104,13 +126,13 @@ def _ticks(points: Sequence[_Point], across: Callable[[float], float]) -> list[M
     y = f"{HEIGHT - BOTTOM + 18}"
     marks = [el("text", percent_text(v), x=f"{across(v):.1f}", y=y, cls="hm-middle") for v in values]
     center = f"{(LEFT + WIDTH - RIGHT) / 2:.0f}"
-    return [*marks, el("text", "Parameters that any agent changed", x=center, y=f"{HEIGHT - 6}", cls="hm-middle")]
+    return [*marks, el("text", "Weights that any agent changed", x=center, y=f"{HEIGHT - 6}", cls="hm-middle")]
 
 
 def _mark(point: _Point, across: Callable[[float], float], down: Callable[[float], float], hue: int) -> Markup:
     x, y = f"{across(point.density):.1f}", f"{down(point.score.value):.1f}"
     y1, y2 = f"{down(point.score.high):.1f}", f"{down(point.score.low):.1f}"
-    facts = f"{point.row.model}: {interval_text(point.score)}, density {percent_text(point.density)}"
+    facts = f"{point.row.model}: {interval_text(point.score)}, {percent_text(point.density)} of the weights changed"
     shapes = (
         el("title", facts),
         el("line", x1=x, x2=x, y1=y1, y2=y2, cls="hm-whisker"),

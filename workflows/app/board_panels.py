@@ -15,6 +15,7 @@ from hubmerge.hub.names import is_hub_id
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from hubmerge.output.domains import ParentLine
+from workflows.app.board_query import COMPARED
 from workflows.app.board_table import NOTHING, interval_text, model_link, skills_text
 from workflows.app.format import bytes_text, el, join, link, percent_text, repo_link, time_text
 from workflows.app.panels import facts_grid, notice, section, table
@@ -22,24 +23,10 @@ from workflows.app.panels import facts_grid, notice, section, table
 MAX_REFUSED = 50  # shown; the JSON has all
 MAX_LINEAGE = 60  # models drawn
 MAX_DEPTH = 8
-COMPARED = (2, 5)
 
 
 def suite_title(suite: SuiteBoard) -> str:
     return "All domains" if suite.suite == COMBINED else f"{suite.suite} · {suite.version}"
-
-
-def summary(suite: SuiteBoard, board_url: str) -> Markup:
-    """A line on what the table holds, with links to its data."""
-    ranked = sum(r.rank is not None for r in suite.rows)
-    failed = sum(r.status == "failed" for r in suite.rows)
-    merges = sum(r.facts.is_merge for r in suite.rows)
-    counts = f"{len(suite.rows)} models, {merges} of them merges; {ranked} ranked"
-    counts += f", {failed} failed" if failed else ""
-    name = quote(suite.suite, safe="")
-    links = [link(f"board/{name}.csv", "CSV"), " · ", link("board.json", "JSON")]
-    links += [" · ", link(board_url, "results dataset")] if board_url else []
-    return el("p", counts, ". ", *links, cls="hm-dim hm-board-summary")
 
 
 def refused_panel(refused: Sequence[Refusal]) -> Markup:
@@ -65,7 +52,7 @@ def comparison(rows: Sequence[Row], suite: SuiteBoard) -> Markup:
     change = [interval_text(r.instruction_change, sign=True) for r in rows]
     lines.append(("Instruction following against the base", *change))
     lines.append(("Method", *(_method(r) for r in rows)))
-    lines.append(("Density", *(_share(r.facts.density) for r in rows)))
+    lines.append(("Weights changed", *(_share(r.facts.density) for r in rows)))
     lines.append(("Flags", *("; ".join(map(flag_text, r.flags)) or NOTHING for r in rows)))
     heads = [model_link(r.model, r.sha) for r in rows]
     return el("div", _wide_table(("", *heads), lines), cls="hm-compare")

@@ -3,22 +3,45 @@
 BOARD_CSS = """
 .hm-mark { border: 1px solid currentColor; border-radius: 99px; padding: 0 .4rem; font-size: .72rem;
   color: var(--hm-bad); white-space: nowrap; }
-.row.hm-board-bar { align-items: stretch; }
-.hm-board-summary { margin: 0; }
-#board table, #board .virtual-body { font-family: var(--font); font-variant-numeric: tabular-nums; }
-#board .virtual-body * { font-family: inherit; }
-#board a { color: var(--hm-busy); font-weight: 550; }
-#board a:hover { text-decoration: underline; }
-/* this gradio takes `pinned_columns` and does not pin: rank and model stay in view by our own rule */
+.block#leaderboard { padding: var(--spacing-xl) !important; }
+.hm-board { min-height: 70vh; }
+.hm-board[aria-busy] { opacity: .6; }
+.hm-board a { color: var(--hm-busy); }
+.hm-board label { font-size: .8rem; color: var(--body-text-color-subdued); }
+.hm-board input:not([type=checkbox]), .hm-board select { display: block; width: 100%; font-size: .9rem;
+  margin-top: .15rem; padding: .4rem .55rem; color: var(--body-text-color); background: var(--input-background-fill);
+  border: 1px solid var(--hm-info); border-radius: var(--radius-md); }
+.hm-board button { padding: .42rem .9rem; border: 1px solid var(--hm-busy); border-radius: var(--radius-md);
+  color: var(--hm-busy); background: none; font-size: .9rem; font-weight: 550; cursor: pointer; }
+.hm-board button:hover { background: var(--background-fill-secondary); }
+.hm-board :focus-visible { outline: 2px solid var(--hm-busy); outline-offset: 2px; }
+.hm-board details { margin: .5rem 0; } .hm-board summary { cursor: pointer; font-weight: 600; padding: .25rem 0; }
+.hm-views { display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin-bottom: .7rem; }
+.hm-views a { padding: .25rem 0; text-decoration: none; border-bottom: 2px solid transparent; }
+.hm-views a[aria-current] { font-weight: 650; border-color: var(--hm-busy); }
+.hm-fields { display: flex; flex-wrap: wrap; gap: .6rem .9rem; align-items: end; }
+.hm-fields label { flex: 1 1 10rem; max-width: 20rem; min-width: 0; }
+.hm-checks { display: flex; flex-wrap: wrap; gap: .35rem 1.1rem; }
+.hm-checks label { display: inline-flex; align-items: center; gap: .35rem; min-height: 1.6rem; font-size: .9rem; }
+.hm-pager { display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: center; margin: .8rem 0 1.2rem; }
+.hm-pager form, .hm-pager label { display: flex; align-items: center; gap: .5rem; }
+.hm-board .hm-pager input[type=number] { width: 5.5rem; margin: 0; }
+.hm-unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%);
+  white-space: nowrap; }
+#board { position: relative; }
+#board th[aria-sort] a { text-decoration: none; white-space: nowrap; display: inline-block; padding: .3rem 0; }
+#board th[aria-sort] a:hover { text-decoration: underline; }
+#board .hm-number { white-space: nowrap; }
+#board td:not(.hm-number) { max-width: 18rem; min-width: 8rem; white-space: normal; overflow-wrap: anywhere; }
+#board .hm-box { min-width: 0 !important; }
+#board input[type=checkbox] { width: 1.15rem; height: 1.15rem; margin: .1rem; }
+.hm-embed .hm-top, .hm-embed footer { display: none !important; }
 @media (min-width: 641px) {
-  #board [aria-colindex="1"], #board [aria-colindex="2"] { position: sticky; z-index: 2;
-    background: var(--block-background-fill); }
-  #board [aria-colindex="1"] { left: 0; }
-  #board [aria-colindex="2"] { left: 70px; }
+  #board thead th { position: sticky; top: 0; background: var(--block-background-fill); }
+  #board tbody th { min-width: 12rem; }
 }
 .hm-guide { display: grid; grid-template-columns: minmax(6rem, auto) 1fr; gap: .35rem 1rem; margin: 0; }
 .hm-guide dt { font-weight: 600; } .hm-guide dd { margin: 0; }
-.block#compared, .block#chart { padding: 0 var(--spacing-xl) var(--spacing-xl) !important; }
 .block#model, .block#model-scores, .block#model-facts { padding: var(--spacing-xl) !important; }
 .hm-compare thead th { font-size: .9rem; overflow-wrap: anywhere; min-width: 8rem; }
 .hm-wide th:first-child { min-width: 6.5rem; }
@@ -60,7 +83,13 @@ BOARD_CSS = """
 .dark .hm-hue-6 { --hue: #22d3ee; } .dark .hm-hue-7 { --hue: #94a3b8; }
 
 @media (max-width: 640px) {
-  .hm-board-bar .form > * { flex-basis: 100% !important; }
+  #board tr { display: grid; grid-template-columns: auto 1fr; gap: 0 .8rem; }
+  #board tr > * { grid-column: 1 / -1; }
+  #board .hm-box { grid-column: 1; grid-row: 1; } #board .hm-box::before { content: none; }
+  #board tbody th { grid-column: 2; grid-row: 1; justify-content: start; font-size: 1rem; }
+  #board td:not(.hm-box) { text-align: right; max-width: none; min-width: 0; }
+  #board td::before { text-align: left; flex: none; max-width: 50%; }
+  .hm-fields label { flex-basis: 45%; }
   #model-scores .hm-table td, #model-facts .hm-table td { white-space: normal; overflow-wrap: anywhere;
     text-align: right; }
   #model-scores .hm-table td::before, #model-facts .hm-table td::before { text-align: left; flex-shrink: 0; }

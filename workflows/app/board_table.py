@@ -1,38 +1,41 @@
-"""The leaderboard as the value of a gr.Dataframe: numbers that sort as numbers and read as text with intervals.
-
-Every cell is plain text, except the model's: a link to its page on this site, made from a checked repo name. Columns of
-foreign text have the datatype "str", which gradio shows literally.
-"""
+"""The columns of the leaderboard: what each is called, sorts by and shows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
+
+from markupsafe import Markup
 
 from hubmerge.board.export import flag_text
 from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.hub.names import is_hub_id
 from hubmerge.markdown import short_count
 from hubmerge.output.intervals import Estimate
+from hubmerge.output.skills import Skill
 from workflows.app.format import bytes_text, el, link, time_text
 
-VIEWS = ("Scores", "Skills kept", "Merges")
-MAX_ROWS = 2000  # sent to a browser; the CSV has all
+VIEWS = {"scores": "Scores", "skills": "Skills kept", "merges": "Merges"}
+ALWAYS = ("rank", "model")
 MAX_TEXT = 120
 NOTHING = "–"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, gradio's datatype, the value that is sorted by, and the text that is read."""
+    """A heading, the value that is sorted by, and what is read; numbers sort from the highest at first."""
 
+    key: str  # in addresses
     title: str
-    datatype: str
     value: Callable[[Row], Any]
-    text: Callable[[Row], str]
-    width: int = 110  # pixels
+    text: Callable[[Row], object]
+    is_number: bool = True
+
+    @property
+    def falls_first(self) -> bool:
+        return self.is_number and self.key not in ("rank", "best")
 
 
 def model_href(model: str, sha: str = "") -> str:
@@ -44,29 +47,50 @@ def model_link(model: str, sha: str = "", text: object = "") -> Any:
     return link(model_href(model, sha), text or model) if is_hub_id(model) else el("span", text or model)
 
 
-def columns(suite: SuiteBoard, view: str) -> tuple[Column, ...]:
-    chosen = {"Scores": _score_columns, "Skills kept": _skill_columns, "Merges": _merge_columns}[view](suite)
-    return (
-        Column("Rank", "number", lambda r: r.rank, lambda r: NOTHING if r.rank is None else str(r.rank), 70),
-        Column("Model", "html", _model_cell, _model_cell, 260),
-        *chosen,
-        _text("Run by", lambda r: r.run_by, 120),
-        _text("Flags", lambda r: "; ".join(map(flag_text, r.flags)), 160),
+def columns(suite: SuiteBoard) -> Mapping[str, Column]:
+    """Every column that a board may show, by its key."""
+    several = len(suite.domains) > 1
+    found = (
+        Column("rank", "Rank", lambda r: r.rank, lambda r: NOTHING if r.rank is None else str(r.rank)),
+        Column("model", "Model", lambda r: r.model.lower(), _model_cell, is_number=False),
+        Column("kept", "Skills kept", lambda r: (s := r.skills) and s.order, skills_text),
+        *(_estimate(f"score-{d}", _heading(d), _domain_score(d)) for d in suite.domains if several),
+        _estimate("overall", "Overall", lambda r: r.overall),
+        Column("best", "Best first", lambda r: r.skills_rank, lambda r: str(r.skills_rank or NOTHING)),
+        *(Column(f"gain-{t}", f"{t[:40]} kept", _gain_kept(t), _gain_text(t)) for t in _skills_of(suite)),
+        _text("synergy", "Synergy", lambda r: ", ".join(_synergy(r))),
+        _estimate("instruction", "Instruction vs base", lambda r: r.instruction_change, sign=True),
+        _text("parents", "Parents scored", _parents),
+        _text("method", "Method", lambda r: r.facts.method or ("" if r.facts.is_merge else "not a merge")),
+        _number("agents", "Agents", lambda r: r.agents or None, lambda n: f"{n:.0f}"),
+        _number("density", "Weights changed", lambda r: r.facts.density, _share),
+        _number("overlap", "Changed by several", lambda r: r.facts.overlap, _share),
+        _number("conflict", "In opposite directions", lambda r: r.facts.conflict, _share),
+        _text("scales", "Effective scale", lambda r: scales_text(r.facts.effective_scales)),
+        _number("parameters", "Parameters", lambda r: r.facts.parameters, short_count),
+        _number("size", "Size", lambda r: r.facts.size_bytes, bytes_text),
+        _text("license", "License", lambda r: r.facts.license or "not stated"),
+        _text("author", "Author", lambda r: r.facts.author),
+        _number("ancestors", "Ancestors", lambda r: len(r.ancestors) or None, lambda n: f"{n:.0f}"),
+        Column("evaluated", "Evaluated", lambda r: r.created, lambda r: time_text(r.created)),
+        _text("run_by", "Run by", lambda r: r.run_by),
+        _text("flags", "Flags", lambda r: "; ".join(map(flag_text, r.flags))),
     )
+    return {column.key: column for column in found}
 
 
-def table(suite: SuiteBoard, view: str, *, merges_only: bool = False) -> dict[str, Any]:
-    """Headings, data and what is displayed."""
-    chosen = columns(suite, view)
-    rows = [r for r in suite.rows if r.facts.is_merge or not merges_only][:MAX_ROWS]
-    return {
-        "headers": [c.title for c in chosen],
-        "data": [[c.value(r) for c in chosen] for r in rows],
-        "metadata": {"display_value": [[c.text(r) for c in chosen] for r in rows]},
+def default_columns(every: Mapping[str, Column], view: str) -> tuple[str, ...]:
+    """What a view shows, in order."""
+    scores, gains = ([key for key in every if key.startswith(kind)] for kind in ("score-", "gain-"))
+    chosen = {
+        "scores": ["kept", *scores, "overall"],
+        "skills": ["best", "kept", *gains, "synergy", "instruction", "parents"],
+        "merges": ["overall", "method", "agents", "density", "overlap", "conflict", "size", "license"],
     }
+    return (*ALWAYS, *chosen[view])
 
 
-def _model_cell(row: Row) -> str:
+def _model_cell(row: Row) -> Markup:
     marks = []
     if row.status == "failed":
         marks.append("failed")
@@ -76,30 +100,7 @@ def _model_cell(row: Row) -> str:
     marks += ["inherits a flag"] if any(f.inherited_from for f in row.flags) else []
     badges = [el("span", " ", el("small", mark, cls="hm-mark")) for mark in dict.fromkeys(marks)]
     sha = row.sha if row.superseded else ""
-    return str(el("span", model_link(row.model, sha), *badges))
-
-
-def _score_columns(suite: SuiteBoard) -> Sequence[Column]:
-    return (
-        _estimate("Overall", lambda r: r.overall),
-        _text("Skills kept", skills_text, 230),
-        *(_estimate(_heading(d), _domain_score(d)) for d in suite.domains if len(suite.domains) > 1),
-        _text("Method", lambda r: r.facts.method or ("" if r.facts.is_merge else "not a merge"), 130),
-        _number("Parameters", lambda r: r.facts.parameters, short_count),
-        _text("License", lambda r: r.facts.license or "not stated"),
-        _text("Evaluated", lambda r: time_text(r.created), 150),
-    )
-
-
-def _skill_columns(suite: SuiteBoard) -> Sequence[Column]:
-    return (
-        Column("Best first", "number", lambda r: r.skills_rank, lambda r: str(r.skills_rank or NOTHING), 90),
-        _text("Skills kept", skills_text, 260),
-        *(_text(task[:40], _gain_kept(task), 150) for task in _skills_of(suite)),
-        _text("Synergy", lambda r: ", ".join(_synergy(r)), 150),
-        _estimate("Instruction vs base", lambda r: r.instruction_change, sign=True, width=150),
-        _text("Parents scored", lambda r: _parents(r), 120),
-    )
+    return el("span", model_link(row.model, sha), *badges)
 
 
 def _skills_of(suite: SuiteBoard) -> Sequence[str]:
@@ -107,27 +108,16 @@ def _skills_of(suite: SuiteBoard) -> Sequence[str]:
     return list(dict.fromkeys(s.task for row in suite.rows if row.skills for s in row.skills.skills))
 
 
-def _gain_kept(task: str) -> Callable[[Row], str]:
-    def text(row: Row) -> str:
-        return next((s.text for s in (row.skills.skills if row.skills else ()) if s.task == task), NOTHING)
-
-    return text
+def _gain_of(row: Row, task: str) -> Skill | None:
+    return next((s for s in (row.skills.skills if row.skills else ()) if s.task == task), None)
 
 
-def _merge_columns(suite: SuiteBoard) -> Sequence[Column]:
-    return (
-        _estimate("Overall", lambda r: r.overall),
-        _text("Method", lambda r: r.facts.method or "", 130),
-        _number("Agents", lambda r: r.agents or None, lambda n: f"{n:.0f}", 80),
-        _number("Density", lambda r: r.facts.density, _share, 90),
-        _number("Overlap", lambda r: r.facts.overlap, _share, 90),
-        _number("Conflict", lambda r: r.facts.conflict, _share, 90),
-        _text("Effective λ", lambda r: scales_text(r.facts.effective_scales), 130),
-        _number("Size", lambda r: r.facts.size_bytes, bytes_text, 100),
-        _text("Author", lambda r: r.facts.author),
-        _text("License", lambda r: r.facts.license or "not stated"),
-        _number("Ancestors", lambda r: len(r.ancestors) or None, lambda n: f"{n:.0f}", 100),
-    )
+def _gain_kept(task: str) -> Callable[[Row], float | None]:
+    return lambda row: skill.gain_kept.value if (skill := _gain_of(row, task)) else None
+
+
+def _gain_text(task: str) -> Callable[[Row], str]:
+    return lambda row: skill.text if (skill := _gain_of(row, task)) else NOTHING
 
 
 def _heading(domain: str) -> str:
@@ -147,24 +137,23 @@ def _parents(row: Row) -> str:
     return f"{scored} of {len(row.parents)}" if row.parents else ""
 
 
-def _estimate(title: str, of: Callable[[Row], Estimate | None], *, sign: bool = False, width: int = 120) -> Column:
+def _estimate(key: str, title: str, of: Callable[[Row], Estimate | None], *, sign: bool = False) -> Column:
     def value(row: Row) -> float | None:
-        estimate = of(row)
-        return None if estimate is None else round(100 * estimate.value, 4)
+        return None if (estimate := of(row)) is None else estimate.value
 
-    return Column(title, "number", value, lambda row: estimate_text(of(row), sign=sign), width)
-
-
-def _number(title: str, of: Callable[[Row], float | None], text: Callable[[float], str], width: int = 110) -> Column:
-    return Column(title, "number", of, lambda row: NOTHING if (n := of(row)) is None else text(n), width)
+    return Column(key, title, value, lambda row: estimate_text(of(row), sign=sign))
 
 
-def _text(title: str, of: Callable[[Row], str], width: int = 110) -> Column:
+def _number(key: str, title: str, of: Callable[[Row], float | None], text: Callable[[float], str]) -> Column:
+    return Column(key, title, of, lambda row: NOTHING if (n := of(row)) is None else text(n))
+
+
+def _text(key: str, title: str, of: Callable[[Row], str]) -> Column:
     def shown(row: Row) -> str:
         text = " ".join(of(row).split())
         return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
-    return Column(title, "str", shown, shown, width)
+    return Column(key, title, lambda row: shown(row).lower() or None, shown, is_number=False)
 
 
 def estimate_text(estimate: Estimate | None, *, sign: bool = False) -> str:

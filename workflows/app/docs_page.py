@@ -1,19 +1,73 @@
-"""Docs, `/docs`: the merge methods, from the registry."""
+"""Docs, `/docs`: the merge methods, the words, and the API, from the registry and the pages in docs/."""
 
 from __future__ import annotations
 
-import gradio as gr
+import re
+from pathlib import Path
 
+import gradio as gr
+from markdown_it import MarkdownIt
+from markupsafe import Markup
+
+from hubmerge.cli.methods_page import method_section, notation
 from hubmerge.methods import registry
-from workflows.app.format import el
-from workflows.app.panels import header, method_panel
+from workflows.app.format import el, join
+from workflows.app.panels import header
+
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
+_TO_METHOD = re.compile(r"\]\(methods\.md(#\w+)\)")
+_TO_PAGE = re.compile(r"\[([^\]]+)\]\([\w./]+\.md[^)]*\)")  # pages that the app does not show
+_CODE = re.compile(r"(?:^    .+\n+)+", re.MULTILINE)
 
 
 def docs_page() -> None:
     """Build the page in the current Blocks context."""
-    gr.HTML(header("Docs", "The merge methods, each with its formula and papers."), js_on_load=None)
-    methods = (
-        el("details", el("summary", method.title), method_panel(method), cls="hm-section", id=name)
+    about = "How models are merged, what the words mean, and how programs do what the pages do."
+    ways = [("Methods", "#methods"), ("Words", "#words"), ("Programs", "#programs"), ("Compare two models", "diff")]
+    contents = el("p", *(el("a", name, href=href if href == "diff" else f"docs{href}") for name, href in ways))
+    gr.HTML(join(header("Docs", about), el("div", contents, cls="hm-contents")), js_on_load=None)
+    gr.HTML(_methods(), js_on_load=None, elem_id="methods", elem_classes="hm-card hm-docs", padding=True)
+    gr.HTML(_words(), js_on_load=None, elem_id="words", elem_classes="hm-card hm-docs", padding=True)
+    _, _, programs = _page("api.md").partition("\n")
+    with gr.Column(elem_id="programs"):
+        gr.HTML(el("h2", "Programs and tools"), js_on_load=None)
+        at = 0
+        for found in _CODE.finditer(programs):
+            gr.HTML(rendered(programs[at : found.start()]), js_on_load=None, elem_classes="hm-docs")
+            call = re.sub(r"^    ", "", found[0], flags=re.MULTILINE).strip()
+            gr.Code(call, language="python", label="A call", interactive=False, wrap_lines=True)
+            at = found.end()
+        gr.HTML(rendered(programs[at:]), js_on_load=None, elem_classes="hm-docs")
+
+
+def _methods() -> Markup:
+    folds = (
+        el(
+            "details",
+            el("summary", el("b", method.title), " ", el("span", method.summary, cls="hm-dim")),
+            rendered(method_section(method)),
+            id=name,
+        )
         for name, method in registry().items()
     )
-    gr.HTML(el("div", *methods), js_on_load=None, elem_id="methods", elem_classes="hm-card", padding=True)
+    meaning = el("details", el("summary", "What the letters in the formulas mean"), rendered(notation()))
+    return join(el("h2", "Methods"), *folds, meaning)
+
+
+def _words() -> Markup:
+    _, *groups = _page("glossary.md").split("\n## ")
+    parts = (group.partition("\n") for group in groups)
+    return join(el("h2", "Words"), *(el("details", el("summary", el("b", t)), rendered(body)) for t, _, body in parts))
+
+
+def rendered(text: str) -> Markup:
+    """Markdown of this project's own pages as HTML; links to pages that the app does not show become their text."""
+    text = _TO_PAGE.sub(r"\1", _TO_METHOD.sub(r"](docs\1)", text))
+    return Markup(_MARKDOWN.render(text))  # noqa: S704  (no stranger's text, and HTML in it is escaped)
+
+
+def _page(name: str) -> str:
+    """A page of docs/: inside the package where a wheel was installed, beside it in a checkout."""
+    root = Path(__file__).resolve().parents[2]
+    inside = root / "hubmerge" / "docs"
+    return ((inside if inside.is_dir() else root / "docs") / name).read_text("utf-8")

@@ -1,14 +1,119 @@
-"""Home, `/`: what this is for, and the ways in."""
+"""Home, `/`: what this is for, what it gains, and the ways in; then the latest merges and what is under way."""
 
 from __future__ import annotations
 
+from typing import Any
+from urllib.parse import quote, urlencode
+
 import gradio as gr
+from markupsafe import Markup
 
-from workflows.app.format import el
+from hubmerge.board.values import Board, Row
+from hubmerge.errors import HubmergeError
+from hubmerge.settings import Settings
+from workflows.app.board_table import model_link
+from workflows.app.format import el, join
 from workflows.app.frame import PURPOSE
+from workflows.app.service import BoardSource, Service
+
+LATEST = 5
+# percent right: base, the skill's own agent, plain average, RAM+; docs/data/zoo_evaluation.json has their source
+MEASURED = {
+    "math": ("Math", (30.2, 97.8, 74.8, 86.2)),
+    "tool": ("Tool use", (14.6, 99.6, 59.8, 98.2)),
+    "mem": ("Memory", (28.2, 81.6, 46.0, 78.0)),
+}
+_BARS = (("The agent alone", "agent"), ("Plain average", "average"), ("Merged here", "merged"))
+_ZOO = ("zoo/base", "zoo/math-agent", "zoo/tool-agent", "zoo/mem-agent")  # on the embedded Hub
+_PUBLIC = (  # that the paper of RAM merged (arXiv:2601.13572)
+    "Qwen/Qwen2.5-7B-Instruct",
+    "Gen-Verse/ReasonFlux-Coder-7B",
+    "emrecanacikgoz/Qwen2.5-7B-Instruct-ToolRL-grpo-cold",
+    "BytedTsinghua-SIA/RL-MemoryAgent-7B",
+)
 
 
-def home_page() -> None:
+def home_page(demo: Any, service: Service, settings: Settings, board: BoardSource | None) -> None:
     """Build the page in the current Blocks context."""
-    ways = el("p", el("a", "Choose models", href="merge", cls="hm-button hm-first"), cls="hm-ways")
-    gr.HTML(el("header", el("h1", PURPOSE), ways, cls="hm-header hm-home"), js_on_load=None)
+    base, *agents = _ZOO if settings.is_loopback else _PUBLIC
+    fields = [("base", base), *(("agent", agent) for agent in agents), ("method", "ram_plus")]
+    example = f"merge?{urlencode(fields, safe='/', quote_via=quote)}"
+    ways = el(
+        "p",
+        el("a", "Try the example", href=example, cls="hm-button hm-first"),
+        el("a", "Choose models", href="merge", cls="hm-button"),
+        cls="hm-ways",
+    )
+    about = el(
+        "p",
+        "Reinforcement learning changes few of a model's parameters, and each agent changes others. Averaging divides "
+        "what only one of them learned; merging here keeps it at full strength.",
+    )
+    opening = el("header", el("h1", PURPOSE), about, ways, cls="hm-home")
+    gr.HTML(join(opening, skills_figure()), js_on_load=None, elem_id="home")
+    now = gr.HTML(el("p", "Loading …", cls="hm-dim"), js_on_load=None, elem_id="now")
+    demo.load(
+        lambda: _standing(service, board), None, [now], queue=False, show_progress="hidden", api_visibility="private"
+    )
+
+
+def skills_figure() -> Markup:
+    """Three agents, their average and their merge, skill by skill, each bar with a line where the base stands."""
+    skills = [
+        el("section", el("h2", name), el("ul", *(_bar(*label, score, scores[0]) for label, score in _labelled(scores))))
+        for name, scores in MEASURED.values()
+    ]
+    caption = el(
+        "figcaption",
+        "Right answers to 500 held-out questions per skill, of three small agents that were trained from one base, "
+        "their plain average, and their merge with RAM+. The line in each bar is the base.",
+    )
+    return el("figure", el("div", *skills, cls="hm-skills"), caption, cls="hm-measured")
+
+
+def _labelled(scores: tuple[float, ...]) -> list[tuple[tuple[str, str], float]]:
+    return list(zip(_BARS, scores[1:], strict=True))
+
+
+def _bar(label: str, kind: str, score: float, base: float) -> Markup:
+    fill = el("span", cls=f"hm-of-{kind}", style=f"width: {score:.1f}%")
+    line = el("i", style=f"left: {base:.1f}%")
+    track = el("span", fill, line, cls="hm-track", aria_hidden="true")
+    return el("li", el("span", label), el("b", f"{score:.1f} %"), track)
+
+
+def _standing(service: Service, board: BoardSource | None) -> Markup:
+    """What is under way, and the latest merges with the skills that they kept."""
+    counts = service.under_way()
+    parts = [
+        f"{number} {what}" for number, what in zip(counts, ("merging", "evaluating", "waiting"), strict=True) if number
+    ]
+    now = f"Now: {', '.join(parts)}." if parts else "Nothing is running at the moment."
+    told = el("p", now, " ", el("a", "See the activity", href="activity"), cls="hm-dim")
+    return join(_latest(board), told)
+
+
+def _latest(source: BoardSource | None) -> Markup | None:
+    if source is None:
+        return None
+    try:
+        rows = latest_merges(source.board())
+    except HubmergeError:  # the page is of use without
+        return None
+    if not rows:
+        return None
+    items = [
+        el("li", model_link(row.model, row.sha), el("span", row.skills.text if row.skills else "", cls="hm-dim"))
+        for row in rows
+    ]
+    more = el("a", "All on the leaderboard", href="leaderboard")
+    return el("section", el("h2", "Latest merges"), el("ul", *items), el("p", more), cls="hm-latest")
+
+
+def latest_merges(board: Board) -> list[Row]:
+    """The newest merges whose skills kept are known, each model once."""
+    known = [r for s in board.suites for r in s.rows if r.skills and r.skills.skills and not (r.flags or r.superseded)]
+    once: dict[str, Row] = {}
+    for row in sorted(known, key=lambda row: row.created, reverse=True):
+        once.setdefault(row.model, row)
+    return list(once.values())[:LATEST]

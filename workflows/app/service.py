@@ -149,6 +149,9 @@ class Service(Protocol):
     def public_jobs(self, before: int | None = None) -> list[JobView]:
         """Everybody's merges and comparisons whose results are public, newest first, a page of them."""
 
+    def under_way(self) -> tuple[int, int, int]:
+        """How many public jobs are merging, are evaluating, and wait; for everybody."""
+
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         """Only the owner may."""
 

@@ -19,27 +19,25 @@ a second sign-in (`sign_in_link`) asks for private models when a visitor picks o
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from ipaddress import ip_address
 from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from authlib.common.errors import AuthlibBaseError
-from starlette.responses import HTMLResponse, RedirectResponse
+from starlette.responses import HTMLResponse
 
 from hubmerge.errors import HubmergeError, InternalError, LoginError
 from hubmerge.hub.errors import translated
+from workflows.app.format import el, link
 from workflows.app.guard import App, Message, Receive, Scope, Send
+from workflows.app.site import plain_page
 
 log = logging.getLogger(__name__)
 GATED, PRIVATE = "gated-repos", "read-repos"
 # to make a repo and publish to it, to read gated parents, and to offer the person's organisations as owners
 SIGN_IN_SCOPES = ("openid", "profile", "contribute-repos", GATED, "read-memberships")
 SCOPES = (*SIGN_IN_SCOPES, PRIVATE)  # what the Space declares
-_NOT_NOW = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Not now</title>
-<body style="font-family: sans-serif; max-width: 40em; margin: 4em auto; padding: 0 1em"><h1>Not now</h1>
-<p>The Hub does not answer, so nobody can sign in at the moment. Nothing is lost: jobs that were accepted go on.</p>
-<p><a href="{back}">Back</a>, and try again in a minute.</p>"""
 _LOGIN, _CALLBACK = "/login/huggingface", "/login/callback"  # gradio's
 
 
@@ -85,8 +83,8 @@ def sign_in_link(back: str = "/", *, private: bool = False) -> str:
 class AskedScopes:
     """Wraps an ASGI app: a sign-in asks only for those of the declared scopes that its step needs.
 
-    A visitor who refuses returns to the page, and one who signs in while the Hub is away is told so. gradio alone would
-    answer both with a server error.
+    A visitor who refuses, or who signs in while the Hub is away, gets a page that says so and leads back. gradio alone
+    would answer both with a server error.
     """
 
     def __init__(self, app: App) -> None:
@@ -99,7 +97,7 @@ class AskedScopes:
         query = parse_qs(scope["query_string"].decode("latin-1"))
         back = _here(query.get("_target_url", ["/"])[-1])
         if scope["path"] == _CALLBACK and "error" in query:
-            await RedirectResponse(back, 302)(scope, receive, send)
+            await _not_signed_in(query, back)(scope, receive, send)
             return
         wanted = SCOPES if PRIVATE in query.get("with", ()) else SIGN_IN_SCOPES
         held: list[Message] = []  # an answer of 500, until it is known why
@@ -118,11 +116,30 @@ class AskedScopes:
                 await self._app(scope, receive, narrowed)
         except (HubmergeError, AuthlibBaseError) as error:
             log.warning("a sign-in ended: %s", error)
-            page = _NOT_NOW.format(back=escape(back, quote=True))
-            await HTMLResponse(page, 503, {"retry-after": "30", "cache-control": "no-store"})(scope, receive, send)
+            await _not_now(back)(scope, receive, send)
             return
         for message in held:
             await send(message)
+
+
+def _not_signed_in(query: Mapping[str, Sequence[str]], back: str) -> HTMLResponse:
+    """What the Hub sent a visitor back with instead of a sign-in, and the ways on."""
+    if query["error"][-1] == "access_denied":
+        why = "You declined on the Hub's page, so nothing was allowed and nothing has changed."
+    else:
+        why = f"The Hub did not sign you in: {query.get('error_description', query['error'])[-1][:200]}."
+    browsing = "Searching and inspecting need no account; starting a merge does."
+    ways = el("p", link(back, "Back to the page where you were"), " or ", link(sign_in_link(back), "sign in"), ".")
+    text = plain_page("You are not signed in", el("p", why), el("p", browsing), ways)
+    return HTMLResponse(text, 403, {"cache-control": "no-store"})
+
+
+def _not_now(back: str) -> HTMLResponse:
+    why = "The Hub does not answer, so nobody can sign in at the moment."
+    kept = "Nothing is lost: jobs that were accepted go on."
+    ways = el("p", link(sign_in_link(back), "Try again"), " in a minute, or go ", link(back, "back to the page"), ".")
+    text = plain_page("Not now", el("p", why), el("p", kept), ways)
+    return HTMLResponse(text, 503, {"retry-after": "30", "cache-control": "no-store"})
 
 
 def _here(target: str) -> str:

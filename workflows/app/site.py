@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Route
 from workflows.app.format import el, join, link
 from workflows.app.frame import PAGES, Page, bar
 from workflows.app.guard import App, Message, Receive, Scope, Send
-from workflows.app.style import PLAIN_CSS, TITLE
+from workflows.app.style import FIRST_CSS, PLAIN_CSS, TITLE
 
 _STATIC = Path(__file__).parent / "static"
 _MOVED = {"/jobs": "/activity"}
@@ -114,6 +114,7 @@ class Site:
             ),
             el("meta", name="twitter:card", content="summary_large_image"),
             el("link", rel="icon", href="./favicon.svg", type="image/svg+xml"),
+            el("style", Markup(FIRST_CSS)),  # noqa: S704  (a constant)
         )
         head, found, rest = html.partition(b"<script>window.gradio_config")
         head = _FOREIGN.sub(b"", head).replace(b'<meta charset="utf-8" />', b'<meta charset="utf-8" />' + _utf8(*marks))

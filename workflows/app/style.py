@@ -34,13 +34,33 @@ def theme() -> Any:
 
 BAR_CSS = """
 .hm-bar-links { display: flex; flex-wrap: wrap; align-items: baseline; gap: .3rem 1.4rem; }
-.hm-bar-links a { color: inherit; text-decoration: none; white-space: nowrap; }
+.hm-bar-links a { color: inherit !important; text-decoration: none !important; white-space: nowrap; }
 .hm-bar-links .hm-brand { font-weight: 700; font-size: 1.35rem; letter-spacing: -.015em; }
 .hm-nav { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; }
 .hm-nav a { padding: .3rem 0; border-bottom: 2px solid transparent; }
 .hm-nav a:hover { border-color: currentColor; }
 .hm-nav a[aria-current] { font-weight: 600; border-color: var(--hm-busy); }
 """
+
+# in the page before gradio builds it: the frame, which would move everything if it came later. gradio's own bar does
+# not say where one is; its sign of loading stands in the middle of a page whose height is not known yet.
+FIRST_CSS = (
+    """
+.nav-holder { display: none; }
+.gradio-container { max-width: 1200px !important; width: 100% !important; margin: 0 auto !important; }
+gradio-app .wrap.full:not(.block *) { position: fixed !important; inset: 0 !important; }
+.gradio-container .row.hm-top { align-items: center; justify-content: space-between; flex-wrap: wrap;
+  margin-bottom: .4rem; position: relative; min-height: 3.5rem; }
+.gradio-container .hm-top > .hm-bar-block { flex: 1 1 20rem !important; min-width: 0 !important; width: auto; }
+.gradio-container .hm-top > button { flex: 0 1 auto; min-width: 0 !important; padding: .4rem .9rem;
+  white-space: nowrap; }
+@media (max-width: 640px) {
+  .gradio-container .hm-bar-links .hm-brand { flex-basis: 100%; }
+  .gradio-container .hm-top > button { position: absolute; top: .5rem; right: .5rem; max-width: 60%; }
+}
+"""
+    + BAR_CSS
+)
 
 # of the few pages that are served without gradio
 PLAIN_CSS = (
@@ -58,24 +78,15 @@ main a { color: #0f766e; }
     + BAR_CSS
 )
 
-CSS = (
-    """
-.gradio-container { max-width: 1200px !important; width: 100% !important; margin: 0 auto !important; }
+CSS = """
 :root { --hm-good: #15803d; --hm-warn: #b45309; --hm-bad: #b91c1c; --hm-info: #475569; --hm-busy: #0f766e;
   --hm-private: #0f766e; --hm-overlap: #3b82f6; --hm-conflict: #d97706; --hm-unchanged: #cbd5e1; }
 .dark { --hm-good: #4ade80; --hm-warn: #fbbf24; --hm-bad: #f87171; --hm-info: #94a3b8; --hm-busy: #2dd4bf;
   --hm-private: #2dd4bf; --hm-overlap: #60a5fa; --hm-conflict: #fbbf24; --hm-unchanged: #475569; }
 
 /* frame */
-.nav-holder { display: none; } /* gradio's own bar, which does not say where one is to who cannot see it */
 .gradio-container main, .gradio-container .contain { width: 100%; }
 .block:has(> .html-container > .prose:empty) { display: none; }
-.row.hm-top { align-items: center; justify-content: space-between; flex-wrap: wrap; margin-bottom: .4rem; }
-.hm-top > .hm-bar-block { flex: 1 1 20rem !important; min-width: 0 !important; width: auto; }
-.hm-top > button { flex: 0 1 auto; min-width: 0 !important; padding: .4rem .9rem; white-space: nowrap; }
-"""
-    + BAR_CSS
-    + """
 .hm-header h1, .hm-title h1 { font-size: 1.5rem; line-height: 1.2; margin: 0; letter-spacing: -.015em; }
 .hm-header p { margin: .3rem 0 0; color: var(--body-text-color-subdued); }
 .hm-card { background: var(--block-background-fill); border: 1px solid var(--border-color-primary);
@@ -91,6 +102,44 @@ CSS = (
 @media (min-width: 900px) { .hm-side { position: sticky; top: 1rem; align-self: flex-start; } }
 
 .prose[id] a { margin: 0; padding: 0; }
+
+/* home */
+.hm-home { max-width: 46rem; padding: 1.2rem 0 .4rem; }
+.hm-home h1 { font-size: 2.1rem; line-height: 1.15; letter-spacing: -.02em; margin: 0 0 .8rem; text-wrap: balance; }
+.hm-home p { font-size: 1.05rem; }
+.hm-ways { display: flex; flex-wrap: wrap; gap: .7rem; margin: 1.1rem 0; }
+.prose[id] a.hm-button { padding: .6rem 1.1rem; border-radius: var(--radius-md); font-weight: 600;
+  text-decoration: none; border: 1px solid var(--hm-busy); color: var(--body-text-color); }
+.prose[id] a.hm-button.hm-first { background: #0f766e; border-color: #0f766e; color: white; }
+.hm-measured { margin: 1rem 0 0; }
+.hm-measured figcaption { font-size: .85rem; color: var(--body-text-color-subdued); margin-top: .7rem;
+  max-width: 46rem; }
+.hm-skills { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: 1rem; }
+.hm-skills section, .hm-latest { background: var(--block-background-fill); padding: 1rem 1.2rem;
+  border: 1px solid var(--border-color-primary); border-radius: var(--radius-lg); }
+.hm-skills h2, .hm-latest h2 { font-size: 1.05rem; margin: 0 0 .6rem; font-weight: 650; }
+.hm-skills ul, .hm-latest ul { list-style: none; margin: 0; padding: 0 !important; }
+.prose .hm-skills li { display: flex; flex-wrap: wrap; justify-content: space-between; margin: 0 0 .6rem; }
+.hm-track { position: relative; flex: 1 0 100%; height: .8rem; border-radius: 3px; overflow: hidden;
+  background: var(--background-fill-secondary); }
+.hm-track span { display: block; height: 100%; }
+.hm-track i { position: absolute; top: 0; bottom: 0; width: 2px; background: var(--body-text-color); }
+.hm-of-agent { background: var(--hm-overlap); } .hm-of-average { background: var(--hm-unchanged); }
+.hm-of-merged { background: var(--hm-private); }
+.hm-latest li { display: flex; flex-wrap: wrap; justify-content: space-between; gap: .2rem 1rem; margin: 0;
+  padding: .35rem 0; border-bottom: 1px solid var(--border-color-primary); }
+.hm-latest li a, .hm-latest li span { overflow-wrap: anywhere; margin: 0; }
+
+/* docs */
+.hm-contents p { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; margin: .8rem 0 0; }
+.hm-docs h2, #programs h2 { font-size: 1.2rem; margin: 0 0 .5rem; }
+.hm-docs details { border-top: 1px solid var(--border-color-primary); padding: .5rem 0; }
+.hm-docs summary { cursor: pointer; }
+.hm-docs details > :not(summary) { margin-left: 1rem; }
+.hm-docs pre, .hm-docs pre code { white-space: pre-wrap; overflow-wrap: anywhere; overflow: visible; }
+.hm-docs td, .hm-docs th { overflow-wrap: anywhere; vertical-align: top; text-align: left; }
+
+.cm-editor .cm-content span { color: inherit !important; } /* its colours are too pale on white */
 
 /* messages */
 .hm-notice { border-left: 4px solid var(--hm-info); background: var(--background-fill-secondary);
@@ -216,4 +265,3 @@ details.hm-section > summary { cursor: pointer; font-weight: 650; padding: .3rem
   .hm-stages .hm-current { border-image: none; }
 }
 """
-)

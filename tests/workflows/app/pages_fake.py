@@ -194,6 +194,11 @@ class FakeService:
         newest = sorted(views, key=lambda view: view.ticket)[::-1]
         return [view for view in newest if before is None or view.ticket < before][:25]
 
+    def under_way(self) -> tuple[int, int, int]:
+        jobs = [view for view in self.store.values() if not view.private]
+        running = [view.kind for view in jobs if view.state == "running"]
+        return running.count("merge"), running.count("evaluate"), sum(view.state == "queued" for view in jobs)
+
     def cancel(self, job_id: str, visitor: Visitor) -> JobView:
         view = self.job(job_id, visitor)
         if view.user != visitor.name:

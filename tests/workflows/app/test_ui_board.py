@@ -28,7 +28,10 @@ from workflows.app.board_panels import (
     score_sections,
     statistics_section,
 )
-from workflows.app.board_table import MAX_ROWS, VIEWS, columns, table
+from workflows.app.board_query import ROWS_A_PAGE, BoardQuery, asked, matching
+from workflows.app.board_routes import MAX_LINES
+from workflows.app.board_table import VIEWS, columns
+from workflows.app.board_view import board_view
 
 ENDPOINT = "http://127.0.0.1:9"
 
@@ -94,12 +97,8 @@ def url(board_app: tuple[FakeBoard, RunningApp], source: FakeBoard) -> str:
     return board_app[1].url
 
 
-def cell(page: Any, row: int, column: int) -> Any:
-    return page.locator(f"#board [data-testid=cell-{row}-{column}]")
-
-
 def shown_models(page: Any) -> list[str]:
-    return [c.inner_text().split()[0] for c in page.locator("#board [data-testid^=cell-][data-col='1']").all()]
+    return [head.inner_text().split()[0] for head in page.locator("#board tbody th").all()]
 
 
 def wait_for(page: Any, selector: str, text: str) -> Any:
@@ -114,54 +113,64 @@ def wait_for(page: Any, selector: str, text: str) -> Any:
 @pytest.mark.browser
 def test_the_table_ranks_links_and_searches(url: str, open_page: Any) -> None:
     page = open_page(f"{url}/leaderboard")
-    cell(page, 0, 1).get_by_text("org/merge").wait_for()
-    assert cell(page, 0, 0).inner_text().strip() == "1"
-    assert cell(page, 0, 2).inner_text().strip().startswith("61.0 ±")
-    page.locator("#board .search-input").fill("grandchild")
-    page.wait_for_function("document.querySelectorAll(\"#board [data-testid^=cell-][data-col='1']\").length === 1")
-    page.locator("#board [data-testid^=cell-][data-col='1'] a").click()
+    wait_for(page, "#board tbody th", "org/merge")
+    cells = page.locator("#board tbody tr").first.locator("td")
+    assert cells.nth(1).inner_text() == "1"
+    assert "61.0 ±" in cells.last.inner_text()
+    page.get_by_label("Search").fill("grandchild")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.querySelectorAll('#board tbody tr').length === 1")
+    assert "q=grandchild" in page.url
+    page.locator("#board tbody th a").click()
     page.wait_for_url("**/model?model=bob%2Fgrandchild")
     wait_for(page, "#model h1", "bob/grandchild")
 
 
 @pytest.mark.browser
-def test_rank_and_model_stay_in_view_when_the_table_is_scrolled(url: str, open_page: Any) -> None:
-    page = open_page(f"{url}/leaderboard", width=700)
-    cell(page, 0, 1).wait_for()
-    before = cell(page, 0, 1).bounding_box()
-    page.evaluate("document.querySelector('#board .virtual-table-viewport').scrollLeft = 300")
-    page.wait_for_function("document.querySelector('#board .virtual-table-viewport').scrollLeft > 100")
-    assert cell(page, 0, 1).bounding_box()["x"] == before["x"]
-    assert cell(page, 0, 2).bounding_box()["x"] < before["x"] + before["width"]
+def test_the_keyboard_alone_sorts_says_so_and_keeps_its_place(url: str, open_page: Any) -> None:
+    page = open_page(f"{url}/leaderboard")
+    page.locator("#by-overall").focus()
+    for way, mark in (("descending", "-overall"), ("ascending", "overall")):
+        page.keyboard.press("Enter")
+        page.locator(f"#board th[aria-sort={way}]").wait_for()
+        assert page.evaluate("document.activeElement.id") == "by-overall"
+        assert page.url.endswith(f"sort={mark}")
+    page.go_back()
+    page.locator("#board th[aria-sort=descending]").wait_for()
 
 
 @pytest.mark.browser
-def test_views_filter_and_chart_follow_the_choice(url: str, open_page: Any) -> None:
+def test_views_filters_and_chart_are_addresses(url: str, open_page: Any) -> None:
     page = open_page(f"{url}/leaderboard")
-    cell(page, 0, 1).wait_for()
-    page.get_by_label("Skills kept").check()
-    wait_for(page, "#board [role=columnheader]", "Synergy")
-    assert cell(page, 0, 3).inner_text().strip() == "2 of 2 skills: 115 · 84 %"
-    page.get_by_label("Merges only").check()
-    page.wait_for_function("document.querySelectorAll(\"#board [data-testid^=cell-][data-col='1']\").length === 3")
-    assert sorted(shown_models(page)) == ["bob/grandchild", "org/merge", "org/odd"]
-    page.locator("#chart circle").first.wait_for()
-    assert page.locator("#chart circle").count() == 3
-    page.locator("#chart a").first.hover()
-    assert "61.0 (" in page.locator("#chart a title").first.text_content()
+    page.locator("#view-skills").click()
+    wait_for(page, "#board thead th", "Synergy")
+    wait_for(page, "#board tbody td", "2 of 2 skills: 115 · 84 %")
+    again = open_page(f"{url}/leaderboard?kind=merges&sort=model&cols=overall")
+    again.locator("#board tbody th").first.wait_for()
+    assert shown_models(again) == ["bob/grandchild", "org/merge", "org/odd"]
+    assert again.locator("#board thead th").count() == 4
+    assert again.locator("#chart circle").count() == 3
+    assert "61.0 (" in again.locator("#chart a title").first.text_content()
 
 
 @pytest.mark.browser
 def test_two_to_five_models_are_compared(url: str, open_page: Any) -> None:
     page = open_page(f"{url}/leaderboard")
-    wait_for(page, "#compared", "Choose 2 to 5 models")
     for wanted in ("org/merge", "org/math"):
-        page.locator("#chosen input").fill(wanted)
-        page.get_by_role("option").first.click()
-    page.keyboard.press("Escape")
+        page.get_by_label(f"Compare {wanted}", exact=True).check()
+    page.get_by_role("button", name="Compare the marked models").click()
     row = wait_for(page, "#compared tbody tr", "math")
-    assert [c.inner_text() for c in row.locator("td").all()] == ["66.0 (56.3 to 74.5)", "60.0 (50.2 to 69.1)"]
+    assert page.url.count("compare=") == 2
+    assert sorted(c.inner_text() for c in row.locator("td").all()) == ["60.0 (50.2 to 69.1)", "66.0 (56.3 to 74.5)"]
     assert row.locator("strong").inner_text() == "66.0 (56.3 to 74.5)"
+
+
+@pytest.mark.browser
+def test_an_embedded_board_has_no_navigation(url: str, open_page: Any) -> None:
+    page = open_page(f"{url}/leaderboard?embed=1")
+    page.locator("#board tbody tr").first.wait_for()
+    assert not page.locator(".hm-top").is_visible()
+    assert "embed=1" in page.locator("#by-overall").get_attribute("href")
 
 
 @pytest.mark.browser
@@ -182,14 +191,11 @@ def test_a_model_s_page_shows_scores_parents_lineage_and_recipe(url: str, open_p
 @pytest.mark.browser
 def test_text_of_strangers_stays_text_on_both_pages(url: str, source: FakeBoard, open_page: Any) -> None:
     board = open_page(f"{url}/leaderboard")
-    for view in VIEWS:
-        board.get_by_label(view, exact=True).check()
-        wait_for(
-            board, "#board [role=columnheader]", {"Skills kept": "Synergy", "Merges": "Author"}.get(view, "License")
-        )
-        board.wait_for_function('document.querySelectorAll("#board [data-testid^=cell-]").length > 20')
+    for view, sign in (("scores", "Overall"), ("skills", "Synergy"), ("merges", "License")):
+        board.locator(f"#view-{view}").click()
+        wait_for(board, "#board thead th", sign)
     assert board.locator("#board").get_by_text(HOSTILE[:30]).count() > 0
-    board.locator("#left-out button").first.click()
+    board.locator("#refused summary").click()
     wait_for(board, "#refused", "<img src=x")
     page = open_page(f"{url}/model?model=org/odd")
     wait_for(page, "#model dd", HOSTILE[:40])
@@ -203,7 +209,7 @@ def test_text_of_strangers_stays_text_on_both_pages(url: str, source: FakeBoard,
     wait_for(none, "#model", "<img src=x")
     source.failure = HubUnavailableError(HOSTILE, where=HOSTILE)
     down = open_page(f"{url}/leaderboard")
-    wait_for(down, "#board-summary", "<img src=x")
+    wait_for(down, "#leaderboard", "<img src=x")
     for shown in (board, page, broken, leaky, none, down):
         assert shown.evaluate("window.hacked") is None
         assert shown.locator("img[src=x]").count() == 0
@@ -214,8 +220,18 @@ def test_text_of_strangers_stays_text_on_both_pages(url: str, source: FakeBoard,
 @pytest.mark.parametrize("path", ["/leaderboard", "/model?model=bob/grandchild", "/model?model=org/odd"])
 def test_a_phone_shows_the_board_without_scrolling_the_page_sideways(url: str, open_page: Any, path: str) -> None:
     page = open_page(f"{url}{path}", width=360)
-    page.locator("#board [data-testid=cell-0-1], #model-facts .hm-tree").first.wait_for()
+    page.locator("#board tbody tr, #model-facts .hm-tree").first.wait_for()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 360
+
+
+@pytest.mark.browser
+def test_a_phone_shows_the_scores_beside_their_names(url: str, open_page: Any) -> None:
+    page = open_page(f"{url}/leaderboard", width=390)
+    cell = page.locator("#board tbody tr").first.locator("td[data-label=Overall]")
+    cell.wait_for()
+    box = cell.bounding_box()
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= 390
+    assert "61.0" in cell.inner_text()
 
 
 @pytest.mark.browser
@@ -232,7 +248,7 @@ def test_the_board_asks_no_other_host_for_anything(url: str, open_page: Any) -> 
 @pytest.mark.browser
 def test_an_empty_board_and_an_unknown_model_are_told(url: str, source: FakeBoard, open_page: Any) -> None:
     source.content = Board()
-    wait_for(open_page(f"{url}/leaderboard"), "#board-summary", "No results yet")
+    wait_for(open_page(f"{url}/leaderboard"), "#leaderboard", "No results yet")
     wait_for(open_page(f"{url}/model?model=org/none"), "#model", "No result of this model")
     wait_for(open_page(f"{url}/model"), "#model", "No model is named")
 
@@ -259,31 +275,114 @@ def test_a_board_that_cannot_be_had_is_no_broken_page(url: str, source: FakeBoar
 # --- without a browser -----------------------------------------------------------------------------------
 
 
+def long_board() -> Board:
+    return build_board([result(f"org/m{k:03d}", "a", {"math": k / 1000}) for k in range(3 * ROWS_A_PAGE + 5)])
+
+
+def view_of(board: Board, query: str) -> str:
+    return str(board_view(board, asked(board, query), ""))
+
+
 @pytest.mark.parametrize("view", VIEWS)
-def test_foreign_text_stands_in_text_columns_only(view: str) -> None:
-    suite = trio(full_board())
-    value = table(suite, view)
-    types = [c.datatype for c in columns(suite, view)]
-    assert types.count("html") == 1
-    for data, shown in zip(value["data"], value["metadata"]["display_value"], strict=True):
-        assert "<img" not in data[1]
-        assert all(isinstance(v, int | float | None) for v, t in zip(data, types, strict=True) if t == "number")
-        assert all(isinstance(text, str) for text in shown)
+def test_foreign_text_stays_text_in_every_column(view: str) -> None:
+    board = full_board()
+    every = "&".join(f"cols={key}" for key in columns(trio(board)))
+    for query in (f"view={view}", every, f"q={HOSTILE[:60]}", "cols=%3Cimg&sort=%3Cimg&base=%3Cimg"):
+        assert "<img" not in view_of(board, query)
 
 
 def test_a_failed_run_shows_no_number() -> None:
     suite = trio(full_board())
-    row = next(k for k, r in enumerate(suite.rows) if r.model == "org/broken")
-    value = table(suite, "Scores")
-    assert value["data"][row][0] is None
-    assert value["data"][row][2] is None
-    assert value["metadata"]["display_value"][row][2] == "–"
-    assert "failed" in value["data"][row][1]
+    row = next(r for r in suite.rows if r.model == "org/broken")
+    assert [columns(suite)[key].text(row) for key in ("rank", "overall", "kept")] == ["–"] * 3
+    assert "failed" in columns(suite)["model"].text(row)
 
 
-def test_a_long_board_is_cut_for_the_browser() -> None:
-    suite = trio(build_board([result(f"org/m{k}", "a", {"math": 0.5}) for k in range(MAX_ROWS + 5)]))
-    assert len(table(suite, "Scores")["data"]) == MAX_ROWS
+def test_a_page_has_few_rows_and_every_rank_of_the_whole_board_can_be_reached() -> None:
+    board = long_board()
+    total = len(board.suites[0].rows)
+    seen = []
+    for page in (1, 2, 3, 4):
+        text = view_of(board, f"page={page}")
+        assert text.count("<tr>") <= ROWS_A_PAGE + 60
+        seen += [model for k in range(total) if f">{(model := f'org/m{k:03d}')}</a>" in text.partition("hm-pager")[0]]
+    assert sorted(seen) == [f"org/m{k:03d}" for k in range(total)]
+    [found] = matching(board.suites[0], BoardQuery(q="m007"))
+    assert found.rank == next(r.rank for r in board.suites[0].rows if r.model == "org/m007")
+    assert len(view_of(board, "")) < 400_000
+
+
+def test_an_order_puts_what_has_no_value_last_either_way_up() -> None:
+    suite = trio(full_board())
+    for sort in ("overall", "-overall"):
+        values = [row.overall for row in matching(suite, BoardQuery(sort=sort))]
+        known = [v.value for v in values if v is not None]
+        assert known == sorted(known, reverse=sort.startswith("-"))
+        assert values[len(known) :] == [None] * (len(values) - len(known))
+        assert None in values
+
+
+def test_the_filters_leave_what_they_say() -> None:
+    suite = trio(full_board())
+
+    def left(**filters: str) -> set[str]:
+        return {row.model for row in matching(suite, BoardQuery(**filters))}
+
+    assert left(kind="merges") == {"bob/grandchild", "org/merge", "org/odd"}
+    assert left(method="linear") == {"bob/grandchild"}
+    assert "org/merge" in left(base="org/base")
+    assert "org/merge" in left(skills="2")
+    assert left(skills="3") == set()
+    assert left(kind="others").isdisjoint(left(kind="merges"))
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("suite=none", "no suite “none”"),
+        ("sort=colour", "no column “colour” to sort by"),
+        ("cols=colour", "no column “colour”"),
+        ("page=two", "“two” is no page"),
+        ("page=99", "There is no page 99; the last is 1"),
+        ("view=cards", "no view “cards”"),
+        ("method=magic", "no method “magic”"),
+        ("skills=many", "no number of skills"),
+        ("compare=org/none@1234567", "is not on this board"),
+        ("wrong=1", "nothing that an address of the leaderboard can say"),
+        ("&".join(f"a{k}=1" for k in range(101)), "more than 100 values"),
+        (f"q={'x' * 101}", "cut to 100 characters"),
+    ],
+)
+def test_what_is_wrong_in_an_address_is_said_and_the_rest_is_shown(query: str, told: str) -> None:
+    text = view_of(full_board(), query)
+    assert told in text
+    assert "<table" in text
+
+
+def test_an_address_gives_the_state_that_it_was_made_from() -> None:
+    board = full_board()
+    state = BoardQuery(
+        view="skills", q="org", kind="merges", method="ram_plus", sort="-overall", cols=("rank", "model", "license"),
+        compare=("org/odd@2222222",), chart="math", embed="1",
+    )  # fmt: skip
+    answer = asked(board, state.query())
+    assert (answer.query, answer.wrong) == (state, [])
+    six = [f"compare={r.model}@{r.sha[:7]}" for r in trio(board).rows if r.status == "done" and "/" in r.model][:6]
+    answer = asked(board, "&".join(six))
+    assert len(answer.query.compare) == 5
+    assert "At most 5" in answer.wrong[0]
+
+
+def test_files_of_a_suite_follow_the_filters_and_state_their_maximum(url: str) -> None:
+    lines = list(csv.DictReader(io.StringIO(httpx.get(f"{url}/board/trio.csv?kind=merges&sort=model").text)))
+    assert [x["model"] for x in lines] == ["bob/grandchild", "org/merge", "org/odd"]
+    page = httpx.get(f"{url}/board/trio.json?kind=merges&offset=1&limit=1").json()
+    assert page["total"] == 3
+    assert len(page["rows"]) == 1
+    assert str(MAX_LINES) in httpx.get(f"{url}/board/trio.json?limit={MAX_LINES + 1}").text
+    for wrong in (f"limit={MAX_LINES + 1}", "limit=-1", "offset=x", "colour=red"):
+        assert httpx.get(f"{url}/board/trio.json?{wrong}").status_code == 400
+    assert httpx.get(f"{url}/board/none.json").status_code == 404
 
 
 def test_a_lineage_in_a_circle_or_of_many_generations_is_drawn_and_ends() -> None:
@@ -344,8 +443,9 @@ def test_a_chart_and_a_list_of_refusals_show_as_many_as_a_page_holds() -> None:
 def test_a_long_text_of_a_stranger_is_cut_in_its_column() -> None:
     flags = [Flag("withdrawn", "org/m0", None, "y" * 500)]
     suite = trio(build_board([result("org/m0", "a", {"math": 0.5})], flags))
-    [row] = table(suite, "Scores")["data"]
-    assert max(len(text) for text in row if isinstance(text, str) and "yyy" in text and "<" not in text) == 120
+    text = columns(suite)["flags"].text(suite.rows[0])
+    assert len(text) == 120
+    assert text.endswith("…")
 
 
 @pytest.mark.parametrize("created", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "", "x" * 2000])
@@ -370,4 +470,4 @@ def test_no_value_that_a_result_file_may_hold_breaks_a_page(created: str) -> Non
     assert "<table" in comparison(suite.rows[:2], suite)
     assert "<svg" in score_chart(suite, "math")
     for view in VIEWS:
-        assert len(table(suite, view)["data"]) == 4
+        assert view_of(board, f"view={view}").partition("hm-compare")[0].count('type="checkbox" name="compare"') == 4

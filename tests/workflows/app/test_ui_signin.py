@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -126,13 +127,21 @@ def test_a_sign_in_asks_for_the_least_and_the_second_one_for_private_models_too(
         ("////evil.example", "/evil.example"),
     ],
 )
-def test_who_refuses_comes_back_to_a_page_of_this_site(local_hub: LocalHubProcess, target: str, page: str) -> None:
+def test_who_refuses_is_told_so_and_led_back_to_a_page_of_this_site(
+    local_hub: LocalHubProcess, target: str, page: str
+) -> None:
     oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
     app = build_web_app(FakeService(), Settings(endpoint=local_hub.endpoint), oauth=oauth)
     with TestClient(app, base_url="http://127.0.0.1") as client:
         refused = {"_target_url": target, "error": "access_denied", "error_description": "no", "state": "s"}
         answer = client.get("/login/callback", params=refused, follow_redirects=False)
-    assert (answer.status_code, answer.headers["location"]) == (302, page)
+        other = client.get("/login/callback", params={**refused, "error": "server_error", "error_description": "<b>x"})
+    assert answer.status_code == 403
+    assert "You declined on the Hub" in answer.text
+    assert f'<a href="{escape(page)}">Back to the page' in answer.text
+    assert f'<a href="{escape(sign_in_link(page))}">sign in' in answer.text
+    assert other.status_code == 403
+    assert "The Hub did not sign you in: &lt;b&gt;x." in other.text
 
 
 @pytest.mark.usefixtures("gradio_oauth")

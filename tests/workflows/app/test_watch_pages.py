@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from hubmerge.errors import HubUnavailableError, RuleError
 from workflows.app.app import RunningApp, in_loop
 from workflows.app.service import Visitor, WatcherEvent, WatcherView
-from workflows.app.style import CSS, HEAD, theme
+from workflows.app.style import CSS, theme
 from workflows.app.watchers_page import watchers_page, watchers_panel
 
 ENDPOINT = "http://127.0.0.1:9"
@@ -137,9 +137,7 @@ def served(source: Source) -> Iterator[str]:
         app = FastAPI()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            gr.mount_gradio_app(
-                app, demo, path="/", theme=theme(), css=CSS, head=HEAD, ssr_mode=False, run_history=False
-            )
+            gr.mount_gradio_app(app, demo, path="/", theme=theme(), css=CSS, ssr_mode=False, run_history=False)
         return app
 
     with RunningApp(in_loop(build), "127.0.0.1", 0).start() as running:

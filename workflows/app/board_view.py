@@ -1,0 +1,278 @@
+"""The leaderboard as HTML: the form of filters, one page of the table, the comparison, the chart, the definitions.
+
+Every control is a link or a field of a GET form, so each state is an address and works with the keyboard alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from hubmerge.board.values import Board, Row, SuiteBoard
+from workflows.app.board_chart import chart_table, score_chart
+from workflows.app.board_panels import comparison, refused_panel, suite_title
+from workflows.app.board_query import (
+    COMPARED,
+    KINDS,
+    ROWS_A_PAGE,
+    SIZES,
+    Asked,
+    BoardQuery,
+    label_of,
+    matching,
+)
+from workflows.app.board_table import VIEWS, Column, default_columns
+from workflows.app.format import el, join, link
+from workflows.app.panels import notice
+
+OVERALL = "Overall"
+MOST_CHOICES = 100  # of a filter
+_FORM = "board-form"
+_GUIDE = (
+    ("Score", "percent of the prompts answered right; ± is half of Wilson's 95 % interval."),
+    ("Rank", "1 + the number of models whose interval lies wholly above. Models that overlap share a rank."),
+    (
+        "Skills kept",
+        "a skill is a task at which a parent is above the base beyond chance. Kept of it is (merge − base) ÷ (best "
+        "parent − base), with its 95 % interval; it counts as kept from one half, where the merge, too, is above the "
+        "base beyond chance. Told once every parent is scored. Best first: those that keep skills of several parents, "
+        "by the number of skills kept, then by the mean.",
+    ),
+    ("Synergy", "domains in which the merge is above every parent; within chance where a difference's interval has 0."),
+    ("Failed, flagged", "listed without a rank. A flag passes on to everything that was merged from the model."),
+)
+
+
+def board_view(board: Board, asked: Asked, url: str) -> Markup:
+    """Everything below the page's heading. `url`: the page of the results dataset, or nothing."""
+    suite, query = asked.suite, asked.query
+    if suite is None:
+        return notice("info", "No results yet", el("p", "A model that was evaluated appears here."))
+    rows = matching(suite, query)
+    pages = max(1, -(-len(rows) // ROWS_A_PAGE))
+    page = min(query.page, pages)
+    wrong = list(asked.wrong)
+    if query.page > pages:
+        wrong.append(f"There is no page {query.page:,}; the last is {pages:,}.")
+    shown = rows[(page - 1) * ROWS_A_PAGE : page * ROWS_A_PAGE]
+    told = [el("li", text) for text in wrong[:10]]
+    return join(
+        notice("warn", "Part of this address was left out", el("ul", *told)) if told else None,
+        _views(query),
+        _form(board, suite, query, asked.every),
+        _summary(suite, rows, page, query),
+        _table(suite, query, shown, asked.every),
+        _pager(query, page, pages),
+        _compared(suite, query),
+        _chart(suite, query),
+        _folded("How to read this", el("dl", *(join(el("dt", t), el("dd", d)) for t, d in _GUIDE), cls="hm-guide")),
+        _folded(f"Left out: {len(board.refused)}", refused_panel(board.refused), "refused") if board.refused else None,
+        _exports(suite, query, url),
+    )
+
+
+def _folded(title: str, content: object, name: str = "", opened: bool = False) -> Markup:
+    state = {"open": "open"} if opened else {}
+    return el("details", el("summary", title), content, id=name, **state)
+
+
+def _views(query: BoardQuery) -> Markup:
+    links = (
+        el(
+            "a",
+            title,
+            href=query.href(view=view, cols=(), sort=""),
+            id=f"view-{view}",
+            **({"aria_current": "true"} if view == query.view else {}),
+        )
+        for view, title in VIEWS.items()
+    )
+    return el("nav", *links, cls="hm-views", aria_label="Views")
+
+
+def _form(board: Board, suite: SuiteBoard, query: BoardQuery, every: Mapping[str, Column]) -> Markup:
+    facts = [row.facts for row in suite.rows]
+    most = max((len(r.skills.skills) for r in suite.rows if r.skills), default=0)
+    bases = (p.id for f in facts for p in f.parents if p.role == "base")
+    filters = (
+        _select("Kind", "kind", query.kind, KINDS),
+        _select("Base", "base", query.base, _often(bases, query.base)),
+        _select("Method", "method", query.method, _often((f.method for f in facts if f.method), query.method)),
+        _select("Size", "size", query.size, {key: title for key, (title, _, _) in SIZES.items()}),
+        _select("License", "license", query.license, _often((f.license for f in facts if f.license), query.license)),
+        _select("Skills kept", "skills", query.skills, {str(n): f"{n} or more" for n in range(1, most + 1)}),
+    )
+    shown = query.cols or default_columns(every, query.view)
+    picks = (
+        _check(column.title, "cols", column.key, column.key in shown)
+        for column in every.values()
+        if column.key not in ("rank", "model")
+    )
+    hidden = [("view", query.view)] if query.view != "scores" else []
+    hidden += [(name, value) for name in ("chart", "embed") if (value := getattr(query, name))]
+    suites = {s.suite: suite_title(s) for s in board.suites}
+    return el(
+        "form",
+        *(el("input", type="hidden", name=name, value=value) for name, value in hidden),
+        el(
+            "div",
+            el("label", "Search", el("input", type="search", name="q", value=query.q, placeholder="Part of a name")),
+            _select("Suite", "suite", suite.suite, suites, any_text="") if len(suites) > 1 else None,
+            _select("Sort by", "sort", query.sort, _orders(every, shown), any_text="Rank"),
+            el("button", "Show", type="submit"),
+            cls="hm-fields",
+        ),
+        _folded("Filters", el("div", *filters, cls="hm-fields"), "filters", opened=bool(query.filters)),
+        _folded("Columns", el("div", *picks, cls="hm-checks"), "columns"),
+        id=_FORM,
+        method="get",
+        action="leaderboard",
+        role="search",
+    )
+
+
+def _orders(every: Mapping[str, Column], shown: Sequence[str]) -> Mapping[str, str]:
+    found = {}
+    for column in (every[key] for key in shown):
+        up, down = ("lowest first", "highest first") if column.is_number else ("A to Z", "Z to A")
+        found[f"-{column.key}"] = f"{column.title}, {down}"
+        found[column.key] = f"{column.title}, {up}"
+    return found
+
+
+def _often(values: Iterable[str], chosen: str) -> Mapping[str, str]:
+    """The commonest values, by name."""
+    names = {value for value, _ in Counter(values).most_common(MOST_CHOICES)}
+    return {name: name for name in sorted(names | ({chosen} if chosen else set()))}
+
+
+def _select(label: str, name: str, value: str, choices: Mapping[str, str], any_text: str = "Any") -> Markup | None:
+    if not choices:
+        return None
+    options = [Markup('<option value="">') + any_text + Markup("</option>")] if any_text else []
+    for key, text in choices.items():
+        options.append(el("option", text[:80], value=key, **({"selected": "selected"} if key == value else {})))
+    return el("label", label, el("select", *options, name=name))
+
+
+def _check(label: object, name: str, value: str, on: bool, **more: str) -> Markup:
+    state = {"checked": "checked"} if on else {}
+    return el("label", el("input", type="checkbox", name=name, value=value, **state, **more), label)
+
+
+def _summary(suite: SuiteBoard, rows: Sequence[Row], page: int, query: BoardQuery) -> Markup:
+    ranked = sum(r.rank is not None for r in suite.rows)
+    merges = sum(r.facts.is_merge for r in suite.rows)
+    counts = f"{len(suite.rows):,} models, {merges:,} of them merges; {ranked:,} ranked."
+    first = (page - 1) * ROWS_A_PAGE + 1
+    last = min(page * ROWS_A_PAGE, len(rows))
+    seen = f" Shown: {first:,} to {last:,} of {len(rows):,}." if rows else " No model fits what you ask for."
+    clear = link(query.href(q="", **dict.fromkeys(query.filters, "")), "Show all") if query.filters or query.q else None
+    return el("p", counts, seen, " " if clear else None, clear, cls="hm-dim", id="board-summary", role="status")
+
+
+def _table(suite: SuiteBoard, query: BoardQuery, rows: Sequence[Row], every: Mapping[str, Column]) -> Markup:
+    shown = [every[key] for key in query.cols or default_columns(every, query.view)]
+    heads = [el("th", el("span", "Compare", cls="hm-unseen"), scope="col"), *(_head(c, query) for c in shown)]
+    lines = []
+    for row in rows:
+        label = label_of(row)
+        box = el(
+            "input",
+            type="checkbox",
+            name="compare",
+            value=label,
+            form=_FORM,
+            aria_label=f"Compare {row.model}",
+            **({"checked": "checked"} if label in query.compare else {}),
+        )
+        cells = (_cell(column, row) for column in shown)
+        lines.append(el("tr", el("td", box, cls="hm-box", data_label="Compare"), *cells))
+    caption = el("caption", f"{suite_title(suite)}, best first", cls="hm-unseen")
+    content = el("table", caption, el("thead", el("tr", *heads)), el("tbody", *lines))
+    others = [label for label in query.compare if label not in {label_of(r) for r in rows}]
+    kept = (el("input", type="hidden", name="compare", value=label, form=_FORM) for label in others)
+    compare = el("button", "Compare the marked models", type="submit", form=_FORM)
+    area = el("div", content, cls="hm-table", tabindex="0", role="region", aria_label="Leaderboard")
+    return el("div", area, *kept, compare if rows else None, id="board")
+
+
+def _cell(column: Column, row: Row) -> Markup:
+    text = column.text(row)
+    if column.key == "model":
+        return el("th", text, scope="row")
+    return el("td", text, data_label=column.title, cls="hm-number" if column.is_number and column.key != "kept" else "")
+
+
+def _head(column: Column, query: BoardQuery) -> Markup:
+    """A heading that sorts: by the way that is wanted first, and by the other one where it sorts already."""
+    now = query.sort or "rank"
+    down = f"-{column.key}"
+    way = {column.key: "ascending", down: "descending"}.get(now, "none")
+    following = column.key if now == down or (now != column.key and not column.falls_first) else down
+    arrow = {"ascending": " ↑", "descending": " ↓"}.get(way, "")
+    mark = el("span", arrow, aria_hidden="true")
+    sorts = el("a", column.title, mark, href=query.href(sort=following), id=f"by-{column.key}")
+    return el("th", sorts, scope="col", aria_sort=way)
+
+
+def _pager(query: BoardQuery, page: int, pages: int) -> Markup | None:
+    if pages == 1:
+        return None
+    ways = (("First", 1), ("Previous", page - 1), ("Next", page + 1), ("Last", pages))
+    links = [
+        el("a", name, href=query.href(page=to), id=f"page-{name.lower()}")
+        if 0 < to <= pages and to != page
+        else el("span", name, cls="hm-dim")
+        for name, to in ways
+    ]
+    number = el("input", type="number", name="page", value=str(page), min="1", max=str(pages), inputmode="numeric")
+    state = (el("input", type="hidden", name=n, value=v) for n, v in query.pairs() if n != "page")
+    goes = el(
+        "form", *state, el("label", "Page", number, f"of {pages:,}"), el("button", "Go", type="submit"), method="get",
+        action="leaderboard",
+    )  # fmt: skip
+    return el("nav", *links[:2], goes, *links[2:], cls="hm-pager", aria_label="Pages of the board")
+
+
+def _compared(suite: SuiteBoard, query: BoardQuery) -> Markup:
+    by_label = {label_of(r): r for r in suite.rows} if query.compare else {}
+    rows = [by_label[label] for label in query.compare]
+    clear = el("p", link(query.href(compare=(), page=query.page), "Compare none")) if rows else None
+    title = f"Compare {COMPARED[0]} to {COMPARED[1]} models"
+    return _folded(title, el("div", comparison(rows, suite), clear, id="compared"), opened=bool(rows))
+
+
+def _chart(suite: SuiteBoard, query: BoardQuery) -> Markup:
+    several = [d for d in suite.domains if len(suite.domains) > 1]
+    choices = (
+        el("a", name, href=query.href(chart=value, page=query.page), id=f"chart-{value}",
+           **({"aria_current": "true"} if value == query.chart else {}))
+        for name, value in ((OVERALL, ""), *((d, d) for d in several))
+    )  # fmt: skip
+    pick = el("nav", *choices, cls="hm-views", aria_label="Score in the chart") if several else None
+    domain = query.chart or None
+    content = el("div", pick, score_chart(suite, domain), chart_table(suite, domain), id="chart")
+    return _folded("Score against the share of weights that changed", content, "chart-part", opened=True)
+
+
+def _exports(suite: SuiteBoard, query: BoardQuery, url: str) -> Markup:
+    name = quote(suite.suite, safe="")
+    asked = query.query(compare=(), cols=(), chart="", embed="", view="scores", suite="")
+    tail = f"?{asked}" if asked else ""
+    links = [
+        link(f"board/{name}.csv{tail}", "These models as CSV"),
+        link(f"board/{name}.json{tail}", "as JSON"),
+        link(f"board/{name}.csv", "all as CSV"),
+        link("board.json", "everything as JSON"),
+    ]
+    links += [link(url, "the results dataset")] if url else []
+    shown = query.href(embed="1")
+    embed = el("p", "To show this table on another page of the Hub, embed ", link(shown, "this address"), ".")
+    between: list[object] = []
+    for each in links:
+        between += [" · ", each] if between else [each]
+    return el("div", el("p", "Take it with you: ", *between, "."), embed if not query.embed else None, cls="hm-dim")
