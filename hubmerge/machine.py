@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+_DEVICES = ("nvidia[0-9]*", "dxg", "kfd")  # the device files of CUDA, of CUDA on WSL, of ROCm
 _MOST_DIGITS = 20  # of a number that means anything here
 _ESCAPED = re.compile(r"\\([0-7]{3})")  # a space in a mount's path
 
@@ -26,6 +27,11 @@ def cores() -> int:
     """How many threads of this process can run at once, at least 1."""
     allowed = group_limits().cores
     return max(1, min(n for n in (_affinity(), allowed) if n is not None))
+
+
+def device_there(nodes: Path = Path("/dev")) -> bool:
+    """True where the machine has a device that torch might use."""
+    return any(any(nodes.glob(pattern)) for pattern in _DEVICES)
 
 
 @cache

@@ -28,7 +28,7 @@ NO_BOUND = {
     ),
     "a buffer or block; it changes speed only": (
         r"\b_?(?:BLOCK|COPY|READ|WRITE|GATHERED|ALL_GATHERED|FIRST_READ|AHEAD_LEAST|AT_ONCE|SAMPLE)_BYTES",
-        r"(?:CHUNK|PANEL)_ELEMENTS|_TENSORS_A_LINE|KEPT_(?:TENSORS|BLOCKS)|_LARGEST_CHUNK",
+        r"(?:CHUNK|PANEL)_ELEMENTS|_TENSORS_A_LINE|KEPT_(?:TENSORS|BLOCKS)|_LARGEST_(?:DEVICE_)?CHUNK",
         r"buffers\.py (?:KEPT|PAGE)|fast\.py (?:KEY_BYTES|_COUNTED_AT_ONCE)",
     ),
     "the length of a digest": (r"_(?:CHECKSUM|DIGEST)_BYTES|VERSION_DIGITS",),
@@ -36,7 +36,7 @@ NO_BOUND = {
     "how much of a value or list a message or page shows": (
         r"wording\.py |sensitivity/file\.py NAMED_AT_MOST|in_child\.py _MAX_TEXT|diff_panels\.py LISTED",
     ),
-    "follows from another one": (r"templates\.py _LINE_BYTES|burst_process\.py _ENDING_S",),
+    "follows from another one": (r"templates\.py _LINE_BYTES|bursts\.py _ENDING_S",),
     "a least, of what a machine or token has": (r"LEAST_STREAM_BYTES|_MIN_TOKEN_CHARACTERS|machine\.py _MOST_DIGITS",),
 }
 

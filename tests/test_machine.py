@@ -10,7 +10,6 @@ import pytest
 
 from hubmerge import machine
 from hubmerge.engine.chunks import StreamOptions
-from hubmerge.engine.device.choose import host_threads
 from hubmerge.machine import GroupLimits, group_limits
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
@@ -105,7 +104,7 @@ def afresh() -> Iterator[None]:
 def test_threads_follow_what_the_process_may_use(monkeypatch: pytest.MonkeyPatch, afresh: None) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)), raising=False)
     monkeypatch.setattr(machine, "group_limits", lambda: GroupLimits(3, 2**20))
-    assert (machine.cores(), StreamOptions().wanted_threads, host_threads()) == (3, 3, 3)
+    assert (machine.cores(), StreamOptions().wanted_threads) == (3, 3)
     assert machine.memory_bytes() == 2**20
     for known in (machine.cores, machine.memory_bytes):
         known.cache_clear()

@@ -24,7 +24,7 @@ from typing import Self
 from hubmerge.board.results_dataset import ResultsDataset
 from hubmerge.board.source import DatasetBoard
 from hubmerge.board.trust import reader_trust
-from hubmerge.engine.device.zero import announce
+from hubmerge.engine.bursts import announce
 from hubmerge.errors import LoginError
 from hubmerge.extras import require
 from hubmerge.hub.client import Hub

@@ -263,7 +263,7 @@ def _add_stream_options(command: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cuda", "cpu"),
         default="auto",
-        help="where chunks are merged; auto: a GPU if there is one",
+        help="where chunks are merged; auto: on a GPU if it is faster",
     )
     words = "what a GPU is asked for at most; default: 2"
     command.add_argument("--device-memory", type=gigabytes, metavar="GB", help=words)
@@ -275,7 +275,7 @@ def _stream_options(arguments: Any, settings: Settings) -> Any:
     from hubmerge.engine.stream import StreamOptions
 
     if arguments.device == "cuda":
-        from hubmerge.engine.device.choose import require_cuda
+        from hubmerge.engine.device import require_cuda
 
         require_cuda()
     options = StreamOptions(

@@ -17,12 +17,12 @@ from hubmerge.counter_rng import Key, make_key
 from hubmerge.dtypes import Float32
 from hubmerge.engine import definition, memory
 from hubmerge.engine.counting import Counted
-from hubmerge.engine.device.choose import LANES, MEMORY_BYTES, DeviceName, chunk_elements, host_threads, open_engine
+from hubmerge.engine.device import Contest, DeviceName, Engine, open_engine
 from hubmerge.engine.distributed import ALONE, Ranks
 from hubmerge.engine.parallel_shards import shards_at_once
 from hubmerge.engine.progress import Observer
 from hubmerge.engine.selection import BinCounts, Magnitudes, Selection
-from hubmerge.errors import IncompatibleError, NonFiniteError
+from hubmerge.errors import IncompatibleError, MemoryLimitError, NonFiniteError
 from hubmerge.methods import Method, get_method
 from hubmerge.methods.base import EPSILON, Scope
 from hubmerge.plan.plan import Plan, PlannedTensor
@@ -34,8 +34,7 @@ from hubmerge.sources.reader import Scratch, TensorReader
 from hubmerge.statistics.statistics import Counts, Overlaps, ResultTally, Statistics, Tally
 
 if TYPE_CHECKING:
-    from hubmerge.engine.device.engine import Engine
-    from hubmerge.engine.device.zero import Bursts
+    from hubmerge.engine.bursts import Bursts
 
 Backend = Literal["auto", "eager"]
 Sink = Literal["disk", "null"]
@@ -53,7 +52,7 @@ class StreamOptions:
     beside: tuple[Plan, ...] = ()  # other recipes that are merged in the same pass
     backend: Backend = "auto"  # "eager": never the fast pass
     device: DeviceName = "cpu"
-    device_memory_bytes: int = MEMORY_BYTES  # the most that the device is asked for
+    device_memory_bytes: int = memory.MEMORY_BYTES  # the most that the device is asked for
     engine: Engine | None = None  # of the device, while it is open: `on_device`
     device_failed: str = ""  # why a device that is there could not be opened
     parallel_shards: int = 0  # written at once; 0: as many as the cores are good for
@@ -71,9 +70,15 @@ class StreamOptions:
             yield self
             return
 
-        memory, local_rank = self.device_memory_bytes, self.ranks.local_rank
-        host = backend_module(self.backend)
-        opened = open_engine(self.device, len(plan.agents), host, warn, memory_bytes=memory, local_rank=local_rank)
+        opened = open_engine(
+            self.device,
+            len(plan.agents),
+            backend_module(self.backend),
+            warn,
+            memory_bytes=self.device_memory_bytes,
+            local_rank=self.ranks.local_rank,
+            contest=self._contest(plan) if self.device == "auto" else None,
+        )
         if opened.engine is None:
             yield replace(self, device="cpu", device_failed=opened.failed)  # nobody tries again
             return
@@ -81,6 +86,15 @@ class StreamOptions:
             yield replace(self, engine=opened.engine)
         finally:
             opened.engine.close()
+
+    def _contest(self, plan: Plan) -> Contest | None:
+        try:
+            fitting = memory.device_chunk(len(plan.agents), self.device_memory_bytes, memory.LANES)
+        except MemoryLimitError:  # which opening tells
+            return None
+        shares, chunk = self.shares(plan), self.chunk_elements or fitting
+        on_device = self.threads or min(memory.HOST_THREADS, machine.cores())
+        return Contest(shares.threads, shares.chunk, on_device, chunk)
 
     def lasting(self) -> StreamOptions:
         """These options, with the CPU's threads and chunks if the device has failed meanwhile."""
@@ -108,7 +122,7 @@ class StreamOptions:
     def chunk(self, plan: Plan) -> int:
         """The chunk size in elements, a multiple of BLOCK."""
         if self.engine is not None and not self.chunk_elements:
-            return memory.blocks(chunk_elements(len(plan.agents), self.device_memory_bytes, LANES))
+            return memory.blocks(memory.device_chunk(len(plan.agents), self.device_memory_bytes, memory.LANES))
         return self.shares(plan).chunk
 
     def shares(self, plan: Plan) -> memory.Shares:
@@ -135,7 +149,7 @@ class StreamOptions:
     @property
     def wanted_threads(self) -> int:
         """As many as were asked for, or as would run at once."""
-        return self.threads or (machine.cores() if self.engine is None else host_threads())
+        return self.threads or min(memory.HOST_THREADS if self.engine is not None else machine.cores(), machine.cores())
 
 
 @dataclass(frozen=True)
@@ -335,9 +349,9 @@ def runnable(options: StreamOptions, observer: Observer) -> StreamOptions:
     """
     if options.backend == "eager":
         return options
-    from hubmerge.engine import fast, library
+    from hubmerge.engine import compiled, fast
 
-    to_build = not library.is_built()
+    to_build = not compiled.is_built()
     if to_build:
         observer.progress("compile", 0, 1, "parts")
     why = fast.unavailable()

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from hubmerge.counter_rng import Key, make_key
 from hubmerge.dtypes import STORAGE, Rounding, encode
 from hubmerge.engine import definition
+from hubmerge.engine.compiled import Library, UnavailableError, library
 from hubmerge.engine.counting import BLOCK, Counted
 from hubmerge.engine.definition import ChunkInputs, ChunkOutput, Rule
-from hubmerge.engine.library import Library, UnavailableError, library
 from hubmerge.methods import registry
 from hubmerge.methods.base import Threshold
 from hubmerge.sources.buffers import empty

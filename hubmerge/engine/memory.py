@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hubmerge.engine.counting import BLOCK
+from hubmerge.errors import MemoryLimitError
 from hubmerge.methods import get_method
 from hubmerge.sources.header import DTYPE_BYTES
 
@@ -37,6 +38,11 @@ LARGEST_EAGER_CHUNK, SMALLEST_EAGER_CHUNK = 128 * 1024, 16 * 1024  # what numpy 
 
 THREAD, THREAD_PER_AGENT = 4_000_000, 400_000  # counters of a thread, and what the allocator keeps for it
 ROW = 4 * 65_648 * 4  # one agent's histograms of keys (pass.c)
+
+MEMORY_BYTES = 2 * 1000**3  # of a device, the driver's own context not counted
+HOST_THREADS = 8  # that feed a device; more only contend for the interpreter
+LANES = 3  # chunks on a device at once: one is copied in, one computed, one copied out
+_LARGEST_DEVICE_CHUNK = 1 << 21  # elements
 
 _ELSEWHERE = 192_000_000  # what a process takes beside its stream
 
@@ -97,6 +103,26 @@ def stream_bytes(machine_bytes: int | None) -> int:
 def blocks(elements: int) -> int:
     """`elements`, or the next multiple of BLOCK."""
     return -(-elements // BLOCK) * BLOCK
+
+
+def device_chunk(agents: int, memory_bytes: int, lanes: int) -> int:
+    """The largest chunk, a multiple of BLOCK, of which `lanes` fit into a device's `memory_bytes`."""
+    fitting = memory_bytes // (lanes * device_bytes(agents)) // BLOCK * BLOCK
+    if fitting < BLOCK:
+        raise MemoryLimitError(
+            "not even one block fits the device's memory",
+            expected=f"{lanes * device_bytes(agents) * BLOCK / 1e6:.0f} MB",
+            got=f"{memory_bytes / 1e6:.0f} MB",
+            next_step="Run on the CPU (--device cpu), which has no such limit.",
+        )
+    return min(_LARGEST_DEVICE_CHUNK, fitting)
+
+
+def device_bytes(agents: int) -> int:
+    """The most that a pass holds at once (definition.py, counting.py), with a quarter on top for the allocator's
+    rounding: inputs as they came and in float32, differences, scaled differences and their products, masks, draws and
+    sensitivities."""
+    return (48 + 40 * agents) * 5 // 4
 
 
 def plain_bytes(agents: int) -> int:

@@ -23,10 +23,10 @@ import numpy as np
 from hubmerge import machine as this_machine
 from hubmerge.engine import memory
 from hubmerge.engine.chunks import StreamOptions, is_whole
-from hubmerge.engine.device.choose import device_there
-from hubmerge.engine.library import is_built
+from hubmerge.engine.compiled import is_built
 from hubmerge.engine.steps import kept_bytes, read_bytes
 from hubmerge.engine.uncached import gathered_bytes
+from hubmerge.machine import device_there
 from hubmerge.plan.disk import DISK_MARGIN_BYTES, output_need
 from hubmerge.plan.plan import Plan, PlannedTensor
 from hubmerge.sources.block_reader import BLOCK_BYTES, KEPT_BLOCKS

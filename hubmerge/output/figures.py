@@ -31,6 +31,7 @@ _STYLE = {
     "font.size": SIZE,
     "text.parse_math": False,
     "axes.titlesize": SIZE + 1,
+    "axes.titley": 1.0,  # a free place would be looked for by measuring every label several times
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -233,7 +234,7 @@ def _pairs(labels: Sequence[str], statistics: Mapping[str, Any]) -> Figure:
         strict=True,
     ):
         grid = _matrix(agents, pairs, key)
-        image = heatmap(axes, grid, colors, least, 1.0)
+        image = heatmap(axes, grid, colors, least, 1.0, bar=not few)  # cells with numbers need no bar
         axes.set_title(title)
         shown = range(0, agents, 1 + agents // 25)
         axes.set_xticks(shown, [str(n + 1) for n in shown], fontsize=SIZE if few else 6)
@@ -256,16 +257,19 @@ def _pairs(labels: Sequence[str], statistics: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def heatmap(axes: Axes, grid: Sequence[Sequence[float]], colors: str, least: float, most: float) -> Any:
-    """One shade a value, nothing where it is NaN, and beside it the bar that says which shade is which value."""
+def heatmap(
+    axes: Axes, grid: Sequence[Sequence[float]], colors: str, least: float, most: float, *, bar: bool = True
+) -> Any:
+    """One shade a value, nothing where it is NaN; `bar`: beside it, which shade is which value."""
     from matplotlib import colormaps
 
     shades = colormaps[colors].with_extremes(bad=_EMPTY)
     image = axes.imshow(grid, cmap=shades, vmin=least, vmax=most, aspect="auto", interpolation="nearest")
-    assert axes.figure is not None
-    bar = axes.figure.colorbar(image, ax=axes, pad=0.02)
-    bar.outline.set_visible(False)
-    bar.ax.tick_params(labelsize=SIZE - 1)
+    if bar:
+        assert axes.figure is not None
+        drawn = axes.figure.colorbar(image, ax=axes, pad=0.02)
+        drawn.outline.set_visible(False)
+        drawn.ax.tick_params(labelsize=SIZE - 1)
     return image
 
 

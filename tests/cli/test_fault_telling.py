@@ -125,7 +125,7 @@ def test_a_machine_without_a_compiler_merges_the_same_with_one_warning(tmp_path:
     assert main(["merge", str(recipe), "--out", str(tmp_path / "fast")]) == 0
     bare = tmp_path / "bare"
     bare.mkdir()
-    (bare / "sitecustomize.py").write_text("import hubmerge.engine.library\nhubmerge.engine.library._places = list\n")
+    (bare / "sitecustomize.py").write_text("import hubmerge.engine.compiled\nhubmerge.engine.compiled._places = list\n")
     environment = {**os.environ, "PATH": str(bare), "XDG_CACHE_HOME": str(bare)}
     environment["PYTHONPATH"] = os.pathsep.join([str(bare), str(REPO)])
 

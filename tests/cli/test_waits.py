@@ -143,7 +143,7 @@ def test_inspect_says_how_many_headers_there_are(recipe: Path, slowly: Callable[
 
 
 def test_merge_says_what_takes_long_in_every_stage(recipe: Path, slowly: Callable[..., None], monkeypatch: Any):
-    monkeypatch.setattr("hubmerge.engine.library.is_built", lambda: False)
+    monkeypatch.setattr("hubmerge.engine.compiled.is_built", lambda: False)
     slowly("hubmerge.sources.open._read_header", "resolve")
     slowly("hubmerge.engine.fast.unavailable", "compile")
     slowly("hubmerge.engine.shard_work.read_chunk", "merge")
@@ -153,7 +153,7 @@ def test_merge_says_what_takes_long_in_every_stage(recipe: Path, slowly: Callabl
 
 
 def test_building_the_fast_pass_is_a_stage(recipe: Path, ear: Ear, monkeypatch: Any):
-    monkeypatch.setattr("hubmerge.engine.library.is_built", lambda: False)
+    monkeypatch.setattr("hubmerge.engine.compiled.is_built", lambda: False)
     assert main(["merge", str(recipe), "--out", str(recipe.parent / "out"), "--log-json"]) == 0
     stages = [line["stage"] for line in ear.lines() if line["type"] == "stage"]
     assert stages == ["resolve", "merge", "compile", "merge", "card"]

@@ -23,10 +23,9 @@ from typing import Any
 
 import torch.distributed  # noqa: F401
 
-from hubmerge import line
+from hubmerge import line, machine
 from hubmerge.cli import main as cli
 from hubmerge.engine import journal, stream
-from hubmerge.engine.device import choose
 from hubmerge.errors import HubUnavailableError
 from hubmerge.output import upload
 
@@ -91,7 +90,7 @@ def _run(order: dict[str, Any], rank: int) -> int:
     line.make_plan = partial(line.make_plan, max_shard_bytes=order["shard_bytes"])  # type: ignore[assignment]
     line.render_figures = lambda report: {}  # most of the time, and not the topic
     if os.environ.get("PRETEND_A_DEVICE"):
-        choose.device_there = lambda nodes=None: True
+        machine.device_there = lambda nodes=None: True
     if order["notes"]:
         _note(Path(order["notes"]))
     trouble = order["trouble"]

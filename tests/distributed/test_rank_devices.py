@@ -17,8 +17,7 @@ from rank_threads import Thread, ranks_of
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
 from hubmerge.engine import chunks
-from hubmerge.engine.device.choose import Opened
-from hubmerge.engine.device.engine import Engine
+from hubmerge.engine.device import Engine, Opened
 from hubmerge.engine.distributed import of_all_devices
 from hubmerge.engine.progress import Unobserved, of_rank
 from hubmerge.engine.resume import own, own_cache, resumed

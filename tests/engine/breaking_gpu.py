@@ -22,9 +22,9 @@ def main(folder: Path) -> None:
     import torch
     from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
+    from hubmerge.engine import lanes
     from hubmerge.engine.counting import BLOCK
     from hubmerge.engine.definition import ChunkInputs
-    from hubmerge.engine.device import engine
     from hubmerge.engine.journal import Journal
     from hubmerge.engine.progress import Unobserved
     from hubmerge.engine.stream import StreamOptions, merge
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
 
     warnings: list[str] = []
     calls: list[int] = []
-    on_device = engine.merge_on_device
+    on_device = lanes.merge_on_device
 
     class Warned(Unobserved):
         def warning(self, message: str) -> None:
@@ -45,7 +45,7 @@ def main(folder: Path) -> None:
             torch.zeros(1, device=place)[torch.full((1,), 5, dtype=torch.int64, device=place)]
         return on_device(inputs, *arguments, **named)
 
-    engine.merge_on_device = breaking
+    lanes.merge_on_device = breaking
     write_family(folder)
     plan = plan_of(folder, "ram")
     run(plan, folder / "cpu")

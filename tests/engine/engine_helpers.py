@@ -6,7 +6,7 @@ from typing import Any
 
 from hubmerge.counter_rng import make_key
 from hubmerge.engine import definition
-from hubmerge.engine.device.engine import Engine
+from hubmerge.engine.device import Engine
 
 host = definition  # what takes over where a device fails
 

@@ -56,7 +56,7 @@ def main(folder: Path) -> None:
 
     from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 
-    from hubmerge.engine.device.zero import announce, lent_bursts
+    from hubmerge.engine.bursts import announce, lent_bursts
     from hubmerge.engine.journal import Journal
     from hubmerge.engine.progress import Unobserved
     from hubmerge.engine.stream import StreamOptions, merge

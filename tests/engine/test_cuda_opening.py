@@ -16,14 +16,13 @@ from test_fast import chunk_of, for_method, rule_of
 
 from hubmerge import machine
 from hubmerge.cli import main as cli
-from hubmerge.engine import in_order
+from hubmerge.engine import device, in_order, lanes
 from hubmerge.engine.counting import BLOCK
-from hubmerge.engine.device import choose, engine
-from hubmerge.engine.device.choose import LANES, MEMORY_BYTES, open_engine
-from hubmerge.engine.device.engine import Engine
+from hubmerge.engine.device import Engine, open_engine
 from hubmerge.engine.distributed import Ranks
 from hubmerge.engine.first_passes import find_thresholds
 from hubmerge.engine.journal import Journal
+from hubmerge.engine.memory import LANES, MEMORY_BYTES
 from hubmerge.engine.stream import MergeResult, StreamOptions, merge, probe
 from hubmerge.plan.plan import Plan
 from hubmerge.settings import Settings
@@ -32,7 +31,7 @@ from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    monkeypatch.setattr(choose, "device_there", lambda: True)
+    monkeypatch.setattr(machine, "device_there", lambda: True)
     return FakeCuda(monkeypatch)
 
 
@@ -40,7 +39,7 @@ def merged(plan: Plan, out: Path, **options: Any) -> tuple[MergeResult, list[str
     out.mkdir()
     observer = Warned()
     with TensorReader(plan.models, LocalOrFetched(NOWHERE, out / "cache")) as reader:
-        stream = StreamOptions(backend="eager", **{"chunk_elements": BLOCK, "threads": 3, "device": "auto", **options})
+        stream = StreamOptions(backend="eager", **{"chunk_elements": BLOCK, "threads": 3, "device": "cuda", **options})
         found = merge(plan, reader, Journal.open(out, plan, resume=False), out, stream, observer)
     return found, observer.messages
 
@@ -169,7 +168,7 @@ def test_too_little_memory_for_one_block_is_a_reason_for_the_cpu(tmp_path: Path,
 
 def test_chunks_that_the_device_does_not_take_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0)
-    monkeypatch.setattr(engine, "MAX_ELEMENTS", BLOCK)
+    monkeypatch.setattr(device, "MAX_ELEMENTS", BLOCK)
     chunk = for_method(chunk_of(2, BLOCK + 1, ("F32",) * 3), "linear")
     messages: list[str] = []
     for _ in range(3):
@@ -206,7 +205,7 @@ def test_all_cores_work_once_the_device_has_failed(
     many_cores.clear()
     calls = []
     for name in ("merge_on_device", "count_on_device"):
-        on_device = getattr(engine, name)
+        on_device = getattr(lanes, name)
 
         def failing(*arguments: Any, on_device: Any = on_device, **named: Any) -> Any:
             calls.append(1)
@@ -214,7 +213,7 @@ def test_all_cores_work_once_the_device_has_failed(
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return on_device(*arguments, **named)
 
-        monkeypatch.setattr(engine, name, failing)
+        monkeypatch.setattr(lanes, name, failing)
     opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0)
     _, warnings = merged(plan, tmp_path / "device", threads=0, engine=opened, parallel_shards=1)
     assert bytes_of(tmp_path / "device", plan) == bytes_of(tmp_path / "cpu", plan)
@@ -236,7 +235,7 @@ def test_a_probe_whose_device_fails_goes_on_with_all_cores_at_the_next_tensor(
         def failing(*_: Any) -> Any:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-        monkeypatch.setattr(engine, "count_on_device", failing)
+        monkeypatch.setattr(lanes, "count_on_device", failing)
         opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0)
         found = probe(plan, reader, replace(options, engine=opened), Warned())
     assert found.total.to_json() == wanted.total.to_json()
@@ -264,7 +263,7 @@ def test_what_is_left_is_announced_again_once_other_chunks_are_read(
     def failing(*arguments: Any, **named: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(engine, "merge_on_device", failing)
+    monkeypatch.setattr(lanes, "merge_on_device", failing)
     merged(plan, tmp_path / "device", engine=Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0))
     first = len(plan.shards[0].tensors)  # merged when the device fails, as its thresholds were not known before
     assert len(expected) == 2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,16 +15,17 @@ import torch
 from stream_helpers import NOWHERE, bytes_of, plan_of, run, write_family
 from test_fast import chunk_of, for_method, rule_of
 
+from hubmerge import machine
 from hubmerge.counter_rng import make_key
-from hubmerge.engine import definition
+from hubmerge.engine import chunks, definition, device, lanes, memory
 from hubmerge.engine.counting import BLOCK
-from hubmerge.engine.device import choose, engine
-from hubmerge.engine.device.choose import LANES, Opened, bytes_per_element, chunk_elements, device_there, open_engine
-from hubmerge.engine.device.engine import Engine
+from hubmerge.engine.device import Contest, Engine, Opened, open_engine
 from hubmerge.engine.journal import Journal
+from hubmerge.engine.memory import LANES, device_bytes, device_chunk
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.stream import MergeResult, StreamOptions, merge
 from hubmerge.errors import MemoryLimitError
+from hubmerge.machine import device_there
 from hubmerge.plan.plan import Plan
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
 
@@ -77,7 +79,7 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_the_same_by
     plan = plan_of(tmp_path, "ram")
     run(plan, tmp_path / "cpu")
     calls = []
-    on_device = engine.merge_on_device
+    on_device = lanes.merge_on_device
 
     def failing(*arguments, **named):
         calls.append(1)
@@ -85,7 +87,7 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_the_same_by
             raise error
         return on_device(*arguments, **named)
 
-    monkeypatch.setattr(engine, "merge_on_device", failing)
+    monkeypatch.setattr(lanes, "merge_on_device", failing)
     found, warnings = merged_on(
         Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0), plan, tmp_path / "device"
     )
@@ -99,14 +101,14 @@ def test_a_device_that_fails_is_left_at_a_chunk_with_one_warning_and_the_same_by
 def test_a_device_that_counts_wrongly_is_not_used_for_the_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact = engine.merge_on_device
+    exact = lanes.merge_on_device
 
     def wrong(*arguments, **named):
         raw, counts = exact(*arguments, **named)
         counts[-1] += 1  # the last bit of a sum
         return raw, counts
 
-    monkeypatch.setattr(engine, "merge_on_device", wrong)
+    monkeypatch.setattr(lanes, "merge_on_device", wrong)
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram_plus")
     wanted = run(plan, tmp_path / "cpu")
@@ -131,14 +133,14 @@ def test_a_mistake_of_ours_is_not_taken_for_a_failing_device() -> None:
 
 
 def test_a_device_that_computes_other_bits_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = engine.merge_on_device
+    exact = lanes.merge_on_device
 
     def contracted(*arguments, **named):
         raw, counts = exact(*arguments, **named)
         raw.view(torch.int16)[1000] += 1  # as a fused multiply-add might round
         return raw, counts
 
-    monkeypatch.setattr(engine, "merge_on_device", contracted)
+    monkeypatch.setattr(lanes, "merge_on_device", contracted)
     write_family(tmp_path)
     plan = plan_of(tmp_path, "ram")
     run(plan, tmp_path / "cpu")
@@ -161,7 +163,7 @@ def test_threads_share_few_lanes_and_get_their_own_results() -> None:
 
 
 def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
-    lane = engine._Lane(torch.device("cpu"))
+    lane = lanes.Lane(torch.device("cpu"))
     rule = rule_of("linear", chunk_of(2, 10, ("BF16",) * 3), "nearest")
     places = set()
     for n in (BLOCK, BLOCK, 100, BLOCK):
@@ -175,26 +177,26 @@ def test_host_buffers_are_kept_from_chunk_to_chunk() -> None:
 
 def test_chunks_fit_the_memory_they_are_given() -> None:
     for agents in (2, 3, 8, 30):
-        elements = chunk_elements(agents, choose.MEMORY_BYTES, LANES)
+        elements = device_chunk(agents, memory.MEMORY_BYTES, LANES)
         assert elements % BLOCK == 0
-        assert elements * LANES * bytes_per_element(agents) <= choose.MEMORY_BYTES
-        assert elements <= engine.MAX_ELEMENTS
+        assert elements * LANES * device_bytes(agents) <= memory.MEMORY_BYTES
+        assert elements <= device.MAX_ELEMENTS
     with pytest.raises(MemoryLimitError):
-        chunk_elements(3, 1_000_000, 3)
+        device_chunk(3, 1_000_000, 3)
 
 
 def test_the_page_says_how_large_a_chunk_is() -> None:
     page = " ".join((Path(__file__).parents[2] / "docs" / "gpu.md").read_text().split())
-    millions = chunk_elements(3, choose.MEMORY_BYTES, LANES) / 1e6
+    millions = device_chunk(3, memory.MEMORY_BYTES, LANES) / 1e6
     assert f"({millions:.1f} million elements with three agents)" in page
-    assert f"Chunks above {engine.MAX_ELEMENTS:,} elements" in page
+    assert f"Chunks above {device.MAX_ELEMENTS:,} elements" in page
 
 
 def test_no_device_means_the_cpu_and_only_who_asked_is_warned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     messages: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert open_engine("cpu", 3, engine_helpers.host, messages.append) == Opened()
-    monkeypatch.setattr(choose, "device_there", lambda: False)
+    monkeypatch.setattr(machine, "device_there", lambda: False)
     assert open_engine("auto", 3, engine_helpers.host, messages.append) == Opened()
     assert messages == []
     assert open_engine("cuda", 3, engine_helpers.host, messages.append) == Opened()
@@ -240,7 +242,7 @@ def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatc
 
     monkeypatch.setattr(torch.cuda, "device", current)
     monkeypatch.setattr(torch.cuda, "stream", active)
-    lane = engine._Lane(torch.device("cpu"))
+    lane = lanes.Lane(torch.device("cpu"))
     lane._stream = object()
     chunk = for_method(chunk_of(2, BLOCK + 1, ("BF16", "F16", "F32")), "linear")
     rule, key = rule_of("linear", chunk, "nearest"), make_key(0, "x")
@@ -263,3 +265,89 @@ def test_a_lane_with_a_stream_copies_in_once_and_back_what_came_of_it(monkeypatc
     assert raw is not None
     assert raw.tobytes() == wanted.raw.tobytes()
     assert events == ["device", "begin", "copy", "copy", "copy", "end", "device before"]
+
+
+CONTEST = Contest(host_threads=2, host_chunk=BLOCK, device_threads=2, device_chunk=2 * BLOCK)
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Seconds per element, by the size of the chunk that is merged; each measured chunk is really merged once."""
+    monkeypatch.setattr(device, "_measured", {})
+    told = {CONTEST.host_chunk: 2e-9, CONTEST.device_chunk: 1e-9}
+
+    def measured(merge: Callable[[], object], chunk: definition.ChunkInputs, threads: int) -> float:
+        merge()
+        return told[len(chunk.raws[0])]
+
+    monkeypatch.setattr(device, "seconds_per_element", measured)
+    return told
+
+
+@pytest.mark.parametrize("method", ["ram", "ram_plus", "ties"])
+@pytest.mark.parametrize("device_s", [1e-9, 3e-9], ids=["faster", "slower"])
+def test_auto_takes_the_faster_of_the_two_with_the_same_bytes(
+    tmp_path: Path, rates: dict[int, float], method: str, device_s: float
+) -> None:
+    rates[CONTEST.device_chunk] = device_s
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, method)
+    run(plan, tmp_path / "cpu")
+    opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0, contest=CONTEST)
+    found, warnings = merged_on(opened, plan, tmp_path / "device")
+    assert bytes_of(tmp_path / "device", plan) == bytes_of(tmp_path / "cpu", plan)
+    assert warnings == []
+    assert opened.working is (device_s < 2e-9)
+    assert ("device_slower" in found.device) is (device_s > 2e-9)
+    if not opened.working:
+        assert found.device["device_slower"] == "cpu 3 ns per parameter, the CPU 2"
+
+
+def test_a_process_measures_a_method_once(rates: dict[int, float]) -> None:
+    chunk = for_method(chunk_of(2, 10, ("F32",) * 3), "linear")
+    rule = rule_of("linear", chunk, "nearest")
+    for _ in range(2):
+        opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0, contest=CONTEST)
+        opened.check(rule, 2, "F32")
+        assert opened.working
+        rates.clear()  # a second measurement would fail
+
+
+def test_a_device_that_fails_in_the_contest_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, rates: dict[int, float]
+) -> None:
+    chunk = for_method(chunk_of(2, 10, ("F32",) * 3), "linear")
+    opened = Engine(torch.device("cpu"), engine_helpers.host, memory_bytes=0, contest=CONTEST)
+    del rates[CONTEST.device_chunk]
+    opened.check(rule_of("linear", chunk, "nearest"), 2, "F32")
+    assert "device_failed" in opened.facts()
+
+
+def test_the_contest_is_between_all_cores_and_the_threads_that_feed_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cores", lambda: 16)
+    write_family(tmp_path)
+    plan = plan_of(tmp_path, "ram")
+    asked: list[Contest | None] = []
+
+    def opened(*_: object, contest: Contest | None, **__: object) -> Opened:
+        asked.append(contest)
+        return Opened()
+
+    monkeypatch.setattr(chunks, "open_engine", opened)
+    for name in ("auto", "cuda"):
+        with StreamOptions(device=name).on_device(plan, print):
+            pass
+    [auto, named] = asked
+    assert auto is not None
+    assert (auto.host_threads, auto.device_threads) == (16, 8)
+    assert auto.device_chunk > auto.host_chunk
+    assert named is None  # who names a device gets it
+
+
+def test_a_rate_is_of_all_threads_together() -> None:
+    chunk = chunk_of(2, BLOCK, ("F32",) * 3)
+    one, four = (device.seconds_per_element(lambda: time.sleep(0.02), chunk, threads) for threads in (1, 4))
+    assert one >= 0.02 / BLOCK
+    assert four < one / 2

@@ -17,8 +17,9 @@ from torch.profiler import ProfilerActivity, profile
 from hubmerge.counter_rng import Key, draws, draws_of, make_key, uniform, uniform_of
 from hubmerge.dtypes import STORAGE, encode
 from hubmerge.engine.counting import BLOCK, block_sums
-from hubmerge.engine.device.choose import bytes_per_element
-from hubmerge.engine.device.engine import Engine, _Lane
+from hubmerge.engine.device import Engine
+from hubmerge.engine.lanes import Lane
+from hubmerge.engine.memory import device_bytes
 from hubmerge.methods import registry
 
 CPU = torch.device("cpu")
@@ -57,13 +58,13 @@ def test_a_chunk_takes_no_more_memory_than_it_was_planned_with(agents: int, meth
     """By torch's own account of what is taken and given back, on the CPU."""
     n = 8 * BLOCK
     chunk = for_method(chunk_of(agents, n, ("F32",) * (agents + 1)), method)
-    rule, lane = rule_of(method, chunk, "stochastic"), _Lane(CPU)
+    rule, lane = rule_of(method, chunk, "stochastic"), Lane(CPU)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         lane.merge(chunk, rule, "F16", make_key(0, "x"), with_inputs=True)
     events = seen.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     most = max(accumulate(size for _, size in changes))
-    assert n * bytes_per_element(agents) // 2 < most <= n * bytes_per_element(agents)
+    assert n * device_bytes(agents) // 2 < most <= n * device_bytes(agents)
 
 
 def test_nan_and_infinity_are_counted_alike(engine: Engine) -> None:

@@ -17,9 +17,9 @@ from test_fast import chunk_of, for_method, rule_of
 
 from hubmerge.counter_rng import make_key
 from hubmerge.engine.counting import BLOCK
-from hubmerge.engine.device.choose import LANES, MEMORY_BYTES, chunk_elements
-from hubmerge.engine.device.engine import Engine
+from hubmerge.engine.device import Engine
 from hubmerge.engine.journal import Journal
+from hubmerge.engine.memory import LANES, MEMORY_BYTES, device_chunk
 from hubmerge.engine.stream import StreamOptions, merge
 from hubmerge.methods import registry
 from hubmerge.sources.reader import LocalOrFetched, TensorReader
@@ -54,7 +54,7 @@ def test_every_method_gives_the_bits_of_the_definition(
 
 @pytest.mark.parametrize("agents", [3, 8])
 def test_the_largest_chunks_fit_the_limit_and_take_nothing_new_once_warm(engine: Engine, agents: int) -> None:
-    n = chunk_elements(agents, MEMORY_BYTES, LANES)
+    n = device_chunk(agents, MEMORY_BYTES, LANES)
     chunk = for_method(chunk_of(agents, n, ("BF16",) * (agents + 1)), "dare_ties")
     rule = rule_of("dare_ties", chunk, "stochastic")
     key = make_key(0, "x")

@@ -14,11 +14,11 @@ import pytest
 from benchmarks.metering import measure
 from benchmarks.synthetic import Shape, write_family
 from hubmerge.engine import prediction
-from hubmerge.engine.device.choose import device_there
 from hubmerge.engine.prediction import Machine, predict
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
+from hubmerge.machine import device_there
 from hubmerge.plan.plan import Plan
 from hubmerge.recipe.recipe import Recipe
 

@@ -21,9 +21,8 @@ from test_device_engine import Warned
 from test_stream_sensitive import CALIBRATION, write_sensitivities
 from test_stream_sensitive import run as weighed
 
-from hubmerge.engine.device import zero
-from hubmerge.engine.device.burst_process import BurstProcess
-from hubmerge.engine.device.zero import Burst, Bursts, announce, lent_bursts, run_burst
+from hubmerge.engine import bursts as zero
+from hubmerge.engine.bursts import Burst, BurstProcess, Bursts, announce, lent_bursts, run_burst
 from hubmerge.engine.journal import Journal
 from hubmerge.engine.progress import Unobserved
 from hubmerge.engine.shard_work import Output
@@ -219,7 +218,7 @@ def test_whole_tensor_methods_ask_for_no_gpu(tmp_path: Path) -> None:
 
 def test_spaces_is_imported_where_the_setting_is_on_and_the_start_registers_one_function(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom hubmerge.engine.device.zero import announce, lent_bursts\n"
+        "import sys\nfrom hubmerge.engine.bursts import announce, lent_bursts\n"
         "from hubmerge.settings import load_settings\nsettings = load_settings()\n"
         "announce(settings, print)\n"
         "with lent_bursts(settings) as bursts:\n    print(bursts is None)\n"

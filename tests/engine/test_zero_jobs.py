@@ -17,7 +17,7 @@ from fake_spaces import spaces
 from line import Line
 
 from hubmerge import line as line_module
-from hubmerge.engine.device.zero import lent_bursts
+from hubmerge.engine.bursts import lent_bursts
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.isolation.child import ChildProcess
 from hubmerge.isolation.scrub import Scrubber

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from report_helpers import FIGURES, report, report_data, report_of, summary
 
-from hubmerge.output.figures import _matrix, render_figures, short_label
+from hubmerge.output.figures import _matrix, _pairs, render_figures, short_label
 from hubmerge.output.report import Report
 
 
@@ -89,6 +89,15 @@ def test_pairs_fill_a_symmetric_matrix_in_their_order() -> None:
     pairs = [{"jaccard": 0.1}, {"jaccard": 0.2}, {"jaccard": 0.3}]  # (0, 1), (0, 2), (1, 2)
     grid = np.array(_matrix(3, pairs, "jaccard"))
     np.testing.assert_array_equal(grid, [[np.nan, 0.1, 0.2], [0.1, np.nan, 0.3], [0.2, 0.3, np.nan]])
+
+
+@pytest.mark.parametrize(("agents", "panels"), [(3, 2), (11, 4)])
+def test_shades_are_explained_where_the_cells_have_no_numbers(agents: int, panels: int) -> None:
+    labels = [f"agent {k}" for k in range(agents)]
+    pairs = [{"jaccard": 0.1, "cosine": 0.0}] * (agents * (agents - 1) // 2)
+    figure = _pairs(labels, {"total": {"pairs": pairs}})
+    assert len(figure.axes) == panels
+    assert bool(figure.axes[0].texts) == (agents == 3)
 
 
 def test_a_bar_is_as_long_as_its_share() -> None:

@@ -241,7 +241,7 @@ def test_the_merge_in_the_image_builds_the_fast_pass_where_nothing_was_installed
         assert step.returncode == 0, said
         return said
 
-    asked = "import hubmerge, hubmerge.engine.library as library; print(hubmerge.__file__, library.is_built())"
+    asked = "import hubmerge, hubmerge.engine.compiled as compiled; print(hubmerge.__file__, compiled.is_built())"
     instructions = _instructions()
     [step] = [rest for word, rest in instructions[instructions.index(("USER", "user")) :] if word == "RUN"]
     merge, clear = [shlex.split(each) for each in step.split("&&")]

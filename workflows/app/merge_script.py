@@ -13,7 +13,9 @@ GO = """(id) => { if (id) window.location.assign("job?id=" + encodeURIComponent(
 # A browser may refuse storage inside a frame; the form then works without memory.
 KEPT = """() => { try {
   const values = JSON.parse(localStorage.getItem("hubmerge-form"));
-  return [{values, same: location.search === (localStorage.getItem("hubmerge-address") || "")}];
+  const [now, kept] = [location.search, localStorage.getItem("hubmerge-address") || ""].map(decodeURIComponent);
+  // signing in brings back only the first part of an address
+  return [{values, same: now === kept || (now !== "" && kept.startsWith(now + "&"))}];
 } catch { return [null]; } }"""
 
 _STORE = """try { localStorage.setItem("hubmerge-form", JSON.stringify(values)); } catch { }"""
@@ -38,6 +40,7 @@ KEEP = f"""(...values) => {{
 OPENED = f"""(...values) => {{
   ({KEEP})(...values);
   window.hm.opened = true;
+  try {{ localStorage.setItem("hubmerge-address", location.search); }} catch {{ }}
   const [base, agents] = values;
   if (!base && !agents?.length) window.hm.asked = window.hm.wanted;
 }}"""

@@ -34,7 +34,7 @@ def theme() -> Any:
 
 BAR_CSS = """
 .hm-bar-links { display: flex; flex-wrap: wrap; align-items: baseline; gap: .3rem 1.4rem; }
-.hm-bar-links a { color: inherit; text-decoration: none; white-space: nowrap; }
+.hm-bar-links a { color: inherit !important; text-decoration: none !important; white-space: nowrap; }
 .hm-bar-links .hm-brand { font-weight: 700; font-size: 1.35rem; letter-spacing: -.015em; }
 .hm-nav { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; }
 .hm-nav a { padding: .3rem 0; border-bottom: 2px solid transparent; }

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hubmerge.engine.device.zero import Bursts, lent_bursts
+from hubmerge.engine.bursts import Bursts, lent_bursts
 from hubmerge.engine.stream import StreamOptions
 from hubmerge.hub.client import Hub
 from hubmerge.line import Request, merge_to_hub, prepare

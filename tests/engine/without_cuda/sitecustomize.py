@@ -25,8 +25,7 @@ def _take_the_cpu(uuid: str) -> None:
     import torch
 
     from hubmerge.engine import chunks
-    from hubmerge.engine.device.choose import Opened
-    from hubmerge.engine.device.engine import Engine
+    from hubmerge.engine.device import Engine, Opened
 
     here = torch.device("cpu")
     chunks.open_engine = lambda device, agents, host, warn, **_: Opened(Engine(here, host, memory_bytes=0))  # type: ignore

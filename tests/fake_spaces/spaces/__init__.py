@@ -85,8 +85,7 @@ def _work(task: Callable[..., Any], arguments: bytes, answer: Any, asked: str, o
     import torch
 
     from hubmerge.engine import chunks
-    from hubmerge.engine.device.choose import Opened
-    from hubmerge.engine.device.engine import Engine
+    from hubmerge.engine.device import Engine, Opened
     from hubmerge.engine.sink import ShardWriter
 
     torch.set_num_threads(1)  # the threads of the process that was forked are not here

@@ -11,7 +11,7 @@ from huggingface_hub import HfApi
 from pydantic import SecretStr
 
 from hubmerge import line
-from hubmerge.engine.device.zero import Bursts
+from hubmerge.engine.bursts import Bursts
 from hubmerge.errors import SettingsError
 from hubmerge.settings import load_settings
 from localhub.process import LocalHubProcess

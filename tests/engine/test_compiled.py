@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hubmerge.engine import build, fast, library
-from hubmerge.engine.library import Library
+from hubmerge.engine import build, compiled, fast
+from hubmerge.engine.compiled import Library
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,32 +27,32 @@ def compiler() -> tuple[str, ...]:
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine on which nothing was built; its cache folder."""
-    library._library.cache_clear()
+    compiled._library.cache_clear()
     fast.unavailable.cache_clear()
-    monkeypatch.setattr(library, "_places", list)
-    monkeypatch.setattr(library, "user_cache", lambda: tmp_path)
+    monkeypatch.setattr(compiled, "_places", list)
+    monkeypatch.setattr(compiled, "user_cache", lambda: tmp_path)
     yield tmp_path
-    library._library.cache_clear()
+    compiled._library.cache_clear()
     fast.unavailable.cache_clear()
 
 
 def test_it_is_built_once_and_kept(bare: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not library.is_built()
+    assert not compiled.is_built()
     assert fast.unavailable() is None
-    assert library.is_built()
-    library._library.cache_clear()
-    monkeypatch.setattr(library, "build", lambda *_: pytest.fail("built again"))
-    assert isinstance(library.library(), Library)
+    assert compiled.is_built()
+    compiled._library.cache_clear()
+    monkeypatch.setattr(compiled, "build", lambda *_: pytest.fail("built again"))
+    assert isinstance(compiled.library(), Library)
 
 
 def test_processes_that_need_it_at_once_build_it_once(tmp_path: Path, compiler: tuple[str, ...]) -> None:
     code = (
         "from pathlib import Path\n"
-        "from hubmerge.engine import build, library\n"
-        "library._places = list\n"
-        "once = library.build\n"
-        "library.build = lambda *given: (print('built', flush=True), once(*given))\n"
-        "library.library()\n"
+        "from hubmerge.engine import build, compiled\n"
+        "compiled._places = list\n"
+        "once = compiled.build\n"
+        "compiled.build = lambda *given: (print('built', flush=True), once(*given))\n"
+        "compiled.library()\n"
     )
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
 
@@ -66,10 +66,10 @@ def test_processes_that_need_it_at_once_build_it_once(tmp_path: Path, compiler: 
 
 
 def test_a_broken_file_is_built_anew(bare: Path, compiler: tuple[str, ...]) -> None:
-    path = library._path(bare, compiler)
+    path = compiled._path(bare, compiler)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"torn")
-    assert isinstance(library.library(), Library)
+    assert isinstance(compiled.library(), Library)
 
 
 def test_a_library_of_another_version_of_the_source_is_not_called(
@@ -77,7 +77,7 @@ def test_a_library_of_another_version_of_the_source_is_not_called(
 ) -> None:
     build.build(compiler, tmp_path / "pass.so")
     Library(tmp_path / "pass.so")
-    monkeypatch.setattr(library, "digest", lambda: "another")
+    monkeypatch.setattr(compiled, "digest", lambda: "another")
     with pytest.raises(OSError, match=r"another version of pass\.c"):
         Library(tmp_path / "pass.so")
 
@@ -99,7 +99,7 @@ def test_a_compiler_that_fails_is_told_in_its_own_words(bare: Path, monkeypatch:
     broken = bare / "cc"
     broken.write_text("#!/bin/sh\necho 'fatal error: stdint.h: No such file' >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(library, "find_compiler", lambda: (str(broken),))
+    monkeypatch.setattr(compiled, "find_compiler", lambda: (str(broken),))
     assert "stdint.h: No such file" in (fast.unavailable() or "")
 
 
@@ -107,7 +107,7 @@ def test_a_compiler_that_hangs_is_ended(bare: Path, monkeypatch: pytest.MonkeyPa
     hanging = bare / "cc"
     hanging.write_text("#!/bin/sh\nexec sleep 60\n")
     hanging.chmod(0o755)
-    monkeypatch.setattr(library, "find_compiler", lambda: (str(hanging),))
+    monkeypatch.setattr(compiled, "find_compiler", lambda: (str(hanging),))
     monkeypatch.setattr(build, "BUILD_S", 0.2)
     assert "timed out" in (fast.unavailable() or "")
 
@@ -115,16 +115,16 @@ def test_a_compiler_that_hangs_is_ended(bare: Path, monkeypatch: pytest.MonkeyPa
 def test_where_nothing_can_be_kept_it_is_built_all_the_same(
     bare: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library, "user_cache", lambda: None)
-    assert isinstance(library.library(), Library)
+    monkeypatch.setattr(compiled, "user_cache", lambda: None)
+    assert isinstance(compiled.library(), Library)
 
 
 def test_every_kind_of_machine_that_this_one_is_gives_the_same_bits(
     bare: Path, compiler: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for machine in sorted(build.MACHINES):
-        library._library.cache_clear()
+        compiled._library.cache_clear()
         fast.unavailable.cache_clear()
         fast._kernels.cache_clear()
-        monkeypatch.setattr(library, "MACHINES", {1: (), machine: ()})
+        monkeypatch.setattr(compiled, "MACHINES", {1: (), machine: ()})
         assert fast.unavailable() is None

@@ -7,28 +7,45 @@ is asked for: no GPU second goes to the network, and none of them is deleted mea
 
 A burst that is refused, cut short or late is not tried again: this shard and all that follow are merged here, by the
 path that every merge takes, with the same bytes and one warning; what is wrong with an input is found there, too.
-Before that, whoever could still write is ended (burst_process.py).
+Before that, whoever could still write is ended.
 
 The platform remembers a decorated function by its identity, so `run_burst` is decorated once, with a function that
 computes the duration. The app's process decorates it when it starts and says so (`announce`), because the platform
 stops an app that has none; the calls come from a process beside the job's. `spaces` is imported only where
 SPACES_ZERO_GPU is set, and in these two, because it makes torch pretend that there is a GPU.
+
+The platform's package forks its worker from whoever calls. A merge fetches and uploads in threads, and a fork while one
+of them holds a lock leaves that lock held in the worker for ever: the Hub's client, for one, takes its connection
+pool's lock after every fork. So the calls come from a process of their own (`BurstProcess`, `serve`) that has no other
+thread, no token and no socket of a server; it also keeps gradio and torch, which the package imports and patches, out
+of the merge.
+
+    job → this process      one pickled `Burst` after the other
+    this process → job      (True, what it returned) or (False, why it failed), pickled
+
+SIGTERM, and the end of the job's process, kill the workers, so that the call in progress fails and gives the GPU back,
+and this process ends. Only the workers inherit its end of the connection: once the job sees that closed, nobody is
+left to write.
 """
 
 from __future__ import annotations
 
 import copyreg
 import ctypes
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hubmerge.engine.chunks import StreamOptions, is_whole
 from hubmerge.engine.distributed import ALONE
@@ -36,19 +53,18 @@ from hubmerge.engine.parallel_shards import Relay
 from hubmerge.engine.shard_work import Output, write_shard
 from hubmerge.engine.sink import FinishedShard
 from hubmerge.plan.plan import Plan
-from hubmerge.settings import Settings
+from hubmerge.settings import Settings, load_settings
 from hubmerge.sources.base import Model
 from hubmerge.sources.reader import ShardKey, TensorReader, WholeFiles, local_path, shard_key
 from hubmerge.statistics.statistics import Statistics
-
-if TYPE_CHECKING:
-    from hubmerge.engine.device.burst_process import BurstProcess
 
 BYTES_PER_SECOND = 250_000_000  # of a shard and its inputs, cautiously: a call that takes longer is cut short
 _STARTING_S = 15  # until CUDA and torch are up
 _LONGEST_S = 120  # a longer call is refused without a special plan
 _PATIENCE_S = 120.0  # beyond the duration: importing, and the platform's queue, which gives up after a minute
 _TICK_S = 0.2
+_ENDING_S = 5.0
+_SERVE = "import sys; from hubmerge.engine.bursts import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -145,8 +161,6 @@ class Bursts:
 
     def _call(self, burst: Burst, again: Callable[[], None]) -> Finished:
         """The burst; _Failed for whatever else becomes of it. After an error it does not run and never will."""
-        from hubmerge.engine.device.burst_process import BurstProcess
-
         deadline = time.monotonic() + seconds_of(burst, 0) + self._patience_s
         try:
             self._process = self._process or BurstProcess()
@@ -243,6 +257,87 @@ def lent_bursts(settings: Settings) -> Iterator[Bursts | None]:
         yield bursts
     finally:
         bursts.close()
+
+
+class BurstProcess:
+    """The job's end."""
+
+    def __init__(self) -> None:
+        self._connection, theirs = multiprocessing.Pipe()
+        command = [sys.executable, "-c", _SERVE, str(theirs.fileno()), str(os.getpid())]
+        # standard output is for events in some callers, and the package prints
+        self._process = subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, stdout=2)
+        theirs.close()
+
+    def ask(self, burst: Any) -> None:
+        self._connection.send(burst)
+
+    def answer(self, wait_s: float) -> tuple[bool, Any] | None:
+        """What became of the burst; None when nothing is known after `wait_s`. EOFError, OSError: it is gone."""
+        if not self._connection.poll(wait_s):
+            return None
+        told: tuple[bool, Any] = self._connection.recv()
+        return told
+
+    def end(self) -> None:
+        """When it returns, no burst runs and none will."""
+        for stop in (self._process.terminate, self._process.kill):
+            stop()
+            if self._has_ended(_ENDING_S):
+                break
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+
+    def _has_ended(self, limit_s: float) -> bool:
+        deadline = time.monotonic() + limit_s
+        try:
+            while self._connection.poll(max(0.0, deadline - time.monotonic())):
+                self._connection.recv_bytes()
+        except (EOFError, OSError):
+            return True
+        return False
+
+
+def serve(descriptor: int, job: int) -> None:
+    connection = Connection(descriptor)
+    ending = waiting = False
+
+    def end(*_: object) -> None:
+        nonlocal ending
+        ending = True
+        _kill_workers()
+        if waiting:  # Python goes on waiting for a burst after a signal
+            raise EOFError
+
+    signal.signal(signal.SIGTERM, end)
+    if not ends_with(job, signal.SIGTERM):
+        return
+    call = None
+    while not ending:
+        try:
+            waiting = True
+            burst = connection.recv()
+            waiting = False
+        except (EOFError, OSError):
+            break
+        told: tuple[bool, Any]
+        try:
+            call = call or lent(load_settings())
+            assert call is not None
+            told = True, call(burst, os.getpid())
+        except Exception as error:  # noqa: BLE001 (the platform's have no common type; the job decides)
+            told = False, " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        try:
+            connection.send(told)
+        except OSError:
+            break
+    _kill_workers()
+
+
+def _kill_workers() -> None:
+    for worker in multiprocessing.active_children():
+        worker.kill()
 
 
 class _Held(WholeFiles):
