@@ -83,6 +83,15 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         """
         return [asdict(summary) for summary in service.search(str(text)[:100], visitor, SEARCH_AT_MOST)]
 
+    def model_facts(name: str, visitor: Visitor | None) -> dict[str, Any]:
+        """What the Hub states of one model: bytes of weights, license, the bases that its card names, whether it is
+        gated or private.
+
+        Args:
+            name: org/name or org/name@revision.
+        """
+        return asdict(service.about(str(name)[:300], visitor))
+
     def inspect_merge(recipe: dict[str, Any], license: str = "", *, visitor: Visitor | None) -> dict[str, Any]:
         """Check a recipe from headers alone: architecture, sizes, predicted download and disk, warnings, identity.
 
@@ -115,7 +124,7 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         """
         return _comparison(service.comparison(*checked_comparison(base, agent), visitor))
 
-    return search_models, inspect_merge, inspect_sweep, inspect_diff
+    return search_models, model_facts, inspect_merge, inspect_sweep, inspect_diff
 
 
 def _acting(service: Service) -> tuple[Endpoint, ...]:
@@ -199,9 +208,13 @@ def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
         """
         return _job(service.cancel(str(job_id), signed_in(visitor, "cancel a job")))
 
-    def my_jobs(visitor: Visitor | None) -> list[dict[str, Any]]:
-        """Your own jobs, newest first. Needs a sign-in or a token."""
-        return [_job(view) for view in service.jobs(signed_in(visitor, "list your jobs"))]
+    def my_jobs(before: int = 0, visitor: Visitor | None = None) -> list[dict[str, Any]]:
+        """Your own jobs, newest first, a page of them. Needs a sign-in or a token.
+
+        Args:
+            before: the ticket of the last job of the page above; 0 for the first page.
+        """
+        return [_job(view) for view in service.jobs(signed_in(visitor, "list your jobs"), int(before) or None)]
 
     def recent_jobs(before: int = 0, visitor: Visitor | None = None) -> list[dict[str, Any]]:
         """Everybody's merges and comparisons with public results, newest first, a page of them.
@@ -211,7 +224,11 @@ def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
         """
         return [_job(view) for view in service.public_jobs(int(before) or None)]
 
-    return job_status, cancel_job, my_jobs, recent_jobs
+    def jobs_under_way(visitor: Visitor | None = None) -> dict[str, int]:
+        """How many jobs with public results are merging, are evaluating, and wait."""
+        return dict(zip(("merging", "evaluating", "waiting"), service.under_way(), strict=True))
+
+    return job_status, cancel_job, my_jobs, recent_jobs, jobs_under_way
 
 
 def _targets(sweep: Sweep, target: str) -> Sequence[tuple[str, Any]]:

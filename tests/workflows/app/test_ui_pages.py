@@ -212,7 +212,7 @@ def test_a_job_s_recipe_can_be_used_again(pages: Pages, open_page: Any) -> None:
 def test_a_job_is_followed_without_a_reload(pages: Pages, open_page: Any) -> None:
     pages.service.put([job_view(JOB, queue_position=3)])
     page = open_page(f"{pages.url}/job?id={JOB}")
-    shown(page, "#job", "2 ahead of it")
+    shown(page, "#job", "2 jobs are ahead of it")
     pages.service.put([job_view(JOB, **RUNNING)])
     shown(page, "#job", "41 MB/s · about 16 s left")
     shown(page, "#job [aria-current=step]", "Merge")
@@ -220,8 +220,8 @@ def test_a_job_is_followed_without_a_reload(pages: Pages, open_page: Any) -> Non
     result = {"repo": "ada/three-in-one", "commit": "c" * 40}
     pages.service.put([job_view(JOB, **{**RUNNING, "state": "done", "stage": "publish"}, result=result)])
     shown(page, "#job", "Published")
-    href = page.locator("#job .hm-result a").get_attribute("href")
-    assert href == f"{pages.service.endpoint}/ada/three-in-one"
+    assert page.locator("#job .hm-result a").get_attribute("href") == f"model?model=ada/three-in-one&sha={'c' * 40}"
+    assert page.locator(f"#job a[href^='{pages.service.endpoint}/ada/three-in-one']").count()
 
 
 def test_polling_ends_with_the_job(pages: Pages, open_page: Any) -> None:
@@ -304,7 +304,7 @@ def test_my_jobs_lists_the_visitor_s_own_and_links_to_them(pages: Pages, open_pa
     page = open_page(f"{pages.url}/activity", "ada")
     row = shown(page, "#jobs tbody tr", "ada/three-in-one")
     assert page.locator("#jobs tbody tr").count() == 1
-    row.get_by_role("link").click()
+    row.get_by_role("link", name="ada/three-in-one").click()
     page.wait_for_url(f"**/job?id={JOB}")
     shown(open_page(f"{pages.url}/activity?show=mine"), "#jobs", "Sign in to see your jobs")
     shown(open_page(f"{pages.url}/activity", "carol"), "#jobs", "No jobs yet")

@@ -29,6 +29,7 @@ SWEEP = {
 }
 ENDPOINTS = {  # by what they do of Service, BoardSource and WatcherSource
     "search_models": "search",
+    "model_facts": "about",
     "inspect_merge": "inspect",
     "inspect_sweep": "inspect",
     "inspect_diff": "comparison",
@@ -40,6 +41,7 @@ ENDPOINTS = {  # by what they do of Service, BoardSource and WatcherSource
     "job_status": "job",
     "my_jobs": "jobs",
     "recent_jobs": "public_jobs",
+    "jobs_under_way": "under_way",
     "leaderboard": "board",
     "model": "board",
     "evaluation": "board",
@@ -48,6 +50,7 @@ ENDPOINTS = {  # by what they do of Service, BoardSource and WatcherSource
 NEEDS_SOMEBODY = {"start_merge", "start_sweep", "start_diff", "retry_job", "cancel_job", "my_jobs"}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "search_models": {"text": "zoo"},
+    "model_facts": {"name": CATALOGUE[0]},
     "inspect_merge": {"recipe": RECIPE},
     "inspect_sweep": {"sweep": SWEEP},
     "inspect_diff": {"base": CATALOGUE[0], "agent": CATALOGUE[1]},
@@ -59,6 +62,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "job_status": {"job_id": "e" * 64},
     "my_jobs": {},
     "recent_jobs": {},
+    "jobs_under_way": {},
     "leaderboard": {},
     "model": {"id": "org/merge"},
     "evaluation": {"id": "org/merge", "suite": "trio"},
