@@ -113,7 +113,7 @@ Fault = Annotated[
 ]
 
 
-class Rule(_Value):
+class FaultRule(_Value):
     """Which requests, and what befalls them."""
 
     path: str = Field(min_length=1, max_length=1000)
@@ -133,7 +133,7 @@ class Rule(_Value):
 
 
 class Rules(_Value):
-    rules: tuple[Rule, ...]
+    rules: tuple[FaultRule, ...]
 
 
 class SeenRequest(_Value):
@@ -149,7 +149,7 @@ class RuleState(_Value):
     """A rule and what came of it so far."""
 
     id: int
-    rule: Rule
+    rule: FaultRule
     seen: int  # requests that matched
     fired: int  # of those, the ones that were hit
     left: int  # of those, the ones whose client hung up while a Delay or a Stall let it wait

@@ -1,7 +1,7 @@
 """Faults on demand: a broken network or a Hub in trouble, switched on and counted through one route.
 
     GET     /api/faults   the rules, how often each matched and fired, and the requests that matched
-    POST    /api/faults   add one rule (its JSON: fault_rules.Rule); answers its number
+    POST    /api/faults   add one rule (its JSON: fault_rules.FaultRule); answers its number
     PUT     /api/faults   replace all rules: {"rules": […]}
     DELETE  /api/faults   none any more
 
@@ -41,10 +41,10 @@ from localhub.fault_rules import (
     ADMIN_PATH,
     KEPT_REQUESTS,
     Delay,
+    FaultRule,
     LostAnswer,
     Observe,
     Reset,
-    Rule,
     Rules,
     RuleState,
     RuleStates,
@@ -132,7 +132,7 @@ def _unacknowledged(connection: Any) -> int:
 @dataclass
 class _Counted:
     id: int
-    rule: Rule
+    rule: FaultRule
     pattern: re.Pattern[str]
     seen: int = 0
     fired: int = 0
@@ -195,22 +195,22 @@ class Faults:
         try:
             if request.method == "PUT":
                 return self._replace(Rules.model_validate_json(bytes(body)).rules)
-            return self._append(Rule.model_validate_json(bytes(body)))
+            return self._append(FaultRule.model_validate_json(bytes(body)))
         except ValidationError as error:
             problems = error.errors(include_url=False, include_context=False, include_input=False)
             return JSONResponse({"error": "Not a rule", "problems": problems}, 400)
 
-    def _append(self, rule: Rule) -> Response:
+    def _append(self, rule: FaultRule) -> Response:
         if len(self._rules) >= _MAX_RULES:
             return JSONResponse({"error": f"There are {_MAX_RULES} rules already"}, 400)
         self._rules.append(self._counted(rule))
         return JSONResponse({"id": self._rules[-1].id})
 
-    def _replace(self, rules: tuple[Rule, ...]) -> Response:
+    def _replace(self, rules: tuple[FaultRule, ...]) -> Response:
         self._rules = [self._counted(rule) for rule in rules]
         return JSONResponse({"ids": [counted.id for counted in self._rules]})
 
-    def _counted(self, rule: Rule) -> _Counted:
+    def _counted(self, rule: FaultRule) -> _Counted:
         self._next += 1
         return _Counted(self._next - 1, rule, re.compile(rule.path))
 

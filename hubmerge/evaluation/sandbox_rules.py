@@ -17,18 +17,18 @@ from collections.abc import Sequence
 
 from hubmerge.isolation import landlock, seccomp
 from hubmerge.isolation.confinement import WAYS_AROUND, Limits, die_with_parent, limit_resources, require_no_network
-from hubmerge.isolation.seccomp import Rule
+from hubmerge.isolation.seccomp import SyscallRule
 
 _CLONE_THREAD = 0x00010000
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CAPABILITY_VERSION_3 = 0x20080522
 
-_READ_ONLY_FILES: tuple[Rule, ...] = (
-    Rule("open", errno.EROFS, "any_bit_of", 1, _WRITING),
-    Rule("openat", errno.EROFS, "any_bit_of", 2, _WRITING),
-    Rule("openat2", errno.ENOSYS),
+_READ_ONLY_FILES: tuple[SyscallRule, ...] = (
+    SyscallRule("open", errno.EROFS, "any_bit_of", 1, _WRITING),
+    SyscallRule("openat", errno.EROFS, "any_bit_of", 2, _WRITING),
+    SyscallRule("openat2", errno.ENOSYS),
     *(
-        Rule(name, errno.EROFS)
+        SyscallRule(name, errno.EROFS)
         for name in (
             *("creat", "truncate", "mkdir", "mkdirat", "mknod", "mknodat", "rmdir", "unlink", "unlinkat"),
             *("rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat"),
@@ -39,19 +39,19 @@ _READ_ONLY_FILES: tuple[Rule, ...] = (
     ),
 )
 # memory outside of the address space, or that stays behind
-_LASTING_MEMORY = tuple(Rule(name) for name in ("memfd_create", "shmget", "semget", "msgget", "mq_open"))
+_LASTING_MEMORY = tuple(SyscallRule(name) for name in ("memfd_create", "shmget", "semget", "msgget", "mq_open"))
 
 
-def _alone(pid: int) -> tuple[Rule, ...]:
+def _alone(pid: int) -> tuple[SyscallRule, ...]:
     """Rules that refuse to start processes and to act on other ones."""
     return (
-        *(Rule(name) for name in ("fork", "vfork", "execve", "execveat")),
-        Rule("clone", errno.EPERM, "no_bit_of", 0, _CLONE_THREAD),
-        Rule("kill", errno.EPERM, "argument_is_not", 0, pid),
-        Rule("tgkill", errno.EPERM, "argument_is_not", 0, pid),
-        Rule("prlimit64", errno.EPERM, "argument_is_not", 0, 0),
+        *(SyscallRule(name) for name in ("fork", "vfork", "execve", "execveat")),
+        SyscallRule("clone", errno.EPERM, "no_bit_of", 0, _CLONE_THREAD),
+        SyscallRule("kill", errno.EPERM, "argument_is_not", 0, pid),
+        SyscallRule("tgkill", errno.EPERM, "argument_is_not", 0, pid),
+        SyscallRule("prlimit64", errno.EPERM, "argument_is_not", 0, 0),
         *(
-            Rule(name)
+            SyscallRule(name)
             for name in (
                 *("tkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open", "pidfd_send_signal"),
                 *("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
@@ -61,11 +61,11 @@ def _alone(pid: int) -> tuple[Rule, ...]:
     )
 
 
-def rules(pid: int) -> tuple[Rule, ...]:
+def rules(pid: int) -> tuple[SyscallRule, ...]:
     """All rules for the process `pid`."""
     return (
-        Rule("socket", errno.EACCES),
-        Rule("socketpair", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
+        SyscallRule("socket", errno.EACCES),
+        SyscallRule("socketpair", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
         *_alone(pid),
         *_READ_ONLY_FILES,
         *_LASTING_MEMORY,

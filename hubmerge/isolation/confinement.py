@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hubmerge.isolation import seccomp
-from hubmerge.isolation.seccomp import Rule
+from hubmerge.isolation.seccomp import SyscallRule
 
 _PR_SET_PDEATHSIG = 1
 # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
@@ -31,10 +31,10 @@ _NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000
 
 # Ways out that no evaluation needs. clone3 passes its flags in memory, where a filter cannot look: without it the
 # C library falls back to clone.
-WAYS_AROUND: tuple[Rule, ...] = (
-    Rule("clone3", errno.ENOSYS),
+WAYS_AROUND: tuple[SyscallRule, ...] = (
+    SyscallRule("clone3", errno.ENOSYS),
     *(
-        Rule(name)
+        SyscallRule(name)
         for name in (
             *("io_uring_setup", "io_uring_enter", "io_uring_register"),
             *("ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "pidfd_getfd"),
@@ -45,10 +45,10 @@ WAYS_AROUND: tuple[Rule, ...] = (
         )
     ),
 )
-_NO_NETWORK: tuple[Rule, ...] = (
-    Rule("socket", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
-    Rule("socketpair", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
-    Rule("clone", errno.EPERM, "any_bit_of", 0, _NEW_NAMESPACES),
+_NO_NETWORK: tuple[SyscallRule, ...] = (
+    SyscallRule("socket", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
+    SyscallRule("socketpair", errno.EACCES, "argument_is_not", 0, socket.AF_UNIX),
+    SyscallRule("clone", errno.EPERM, "any_bit_of", 0, _NEW_NAMESPACES),
     *WAYS_AROUND,
 )
 

@@ -133,7 +133,7 @@ _SET_MODE_FILTER, _FLAG_TSYNC = 1, 1  # TSYNC: the threads that already run come
 
 
 @dataclass(frozen=True)
-class Rule:
+class SyscallRule:
     """Refuse a system call with an errno: always, or only where its argument is of a kind."""
 
     call: str
@@ -182,7 +182,7 @@ def no_new_privileges() -> None:
         raise unconfinable(f"no_new_privs: {os.strerror(ctypes.get_errno())}")
 
 
-def assemble(rules: Sequence[Rule], name: str) -> bytes:
+def assemble(rules: Sequence[SyscallRule], name: str) -> bytes:
     """The rules as instructions (`struct sock_filter`) for the machine `name`."""
     column, audit_arch = _MACHINES[name]
     code = [_op(_LOAD, 4), _op(_JEQ, audit_arch, 1, 0), _op(_RET, _KILL_PROCESS), _op(_LOAD, 0)]
@@ -202,7 +202,7 @@ def assemble(rules: Sequence[Rule], name: str) -> bytes:
     return b"".join([*code, _op(_RET, _ALLOW)])
 
 
-def _jumps(rule: Rule) -> tuple[int, int]:
+def _jumps(rule: SyscallRule) -> tuple[int, int]:
     """Instructions to skip where the test holds and where it fails; the refusal is the next one."""
     return (0, 1) if rule.when == "any_bit_of" else (1, 0)
 
@@ -211,7 +211,7 @@ def _op(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("<HBBI", code, if_true, if_false, value)
 
 
-def install(rules: Sequence[Rule]) -> None:
+def install(rules: Sequence[SyscallRule]) -> None:
     """Put this whole process under the rules, for good; it must have given up new privileges before."""
     name = machine()
     code = assemble(rules, name)

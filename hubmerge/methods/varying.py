@@ -64,7 +64,7 @@ _FORMS = "a number, a list of numbers over the layers, or a list of {filter, lay
 
 
 @dataclass(frozen=True)
-class Rule:
+class SettingRule:
     """One value, with the tensors that get it."""
 
     value: Value
@@ -76,7 +76,7 @@ class Rule:
         return self.filter is None and self.layers is None
 
 
-Setting = float | tuple[float, ...] | tuple[Rule, ...]
+Setting = float | tuple[float, ...] | tuple[SettingRule, ...]
 
 
 @dataclass(frozen=True)
@@ -111,19 +111,19 @@ def places_of(names: Iterable[str]) -> dict[str, Place]:
 
 def parse(written: Any) -> Setting:
     """A setting from plain data; ValueError says what is wrong. One that is the same everywhere becomes a number."""
-    if isinstance(written, list | tuple) and any(isinstance(one, Mapping | Rule) for one in written):
+    if isinstance(written, list | tuple) and any(isinstance(one, Mapping | SettingRule) for one in written):
         if len(written) > MAX_RULES:
             raise ValueError(f"at most {MAX_RULES} rules")
-        rules: list[Rule] = []
+        rules: list[SettingRule] = []
         for one in written:
-            rules.append(one if isinstance(one, Rule) else _rule(one))
+            rules.append(one if isinstance(one, SettingRule) else _rule(one))
             if rules[-1].always:  # what follows decides nothing
                 break
         return rules[0].value if rules[0].always else tuple(rules)
     return _value(written)
 
 
-def _rule(written: Any) -> Rule:
+def _rule(written: Any) -> SettingRule:
     if not isinstance(written, Mapping) or set(written) - {"filter", "layers", "value"} or "value" not in written:
         raise ValueError(f"a rule has `value`, and `filter` or `layers` (got {str(written)[:80]})")
     part, layers = written.get("filter"), written.get("layers")
@@ -135,7 +135,7 @@ def _rule(written: Any) -> Rule:
         if not 0 <= layers[0] < layers[1]:
             raise ValueError(f"layers {list(layers)} hold no layer")
         layers = (layers[0], layers[1])
-    return Rule(_value(written["value"]), part, layers)
+    return SettingRule(_value(written["value"]), part, layers)
 
 
 def _value(written: Any) -> Value:
@@ -160,11 +160,11 @@ def varies(setting: Setting) -> bool:
     return isinstance(setting, tuple)
 
 
-def rules_of(setting: Setting) -> tuple[Rule, ...]:
+def rules_of(setting: Setting) -> tuple[SettingRule, ...]:
     """The same setting as rules."""
-    if isinstance(setting, tuple) and isinstance(setting[0], Rule):
+    if isinstance(setting, tuple) and isinstance(setting[0], SettingRule):
         return setting
-    return (Rule(setting),)
+    return (SettingRule(setting),)
 
 
 def points(setting: Setting) -> tuple[float, ...]:
@@ -182,7 +182,7 @@ def mapped(setting: Setting, change: Callable[[float], float]) -> Setting:
 
     if not varies(setting):
         return of(cast(Value, setting))
-    return parse(tuple(Rule(of(rule.value), rule.filter, rule.layers) for rule in rules_of(setting)))
+    return parse(tuple(SettingRule(of(rule.value), rule.filter, rule.layers) for rule in rules_of(setting)))
 
 
 def evened(setting: Setting) -> Setting:
@@ -199,7 +199,7 @@ def at(setting: Setting, place: Place) -> float | None:
     return None
 
 
-def _holds(rule: Rule, place: Place) -> bool:
+def _holds(rule: SettingRule, place: Place) -> bool:
     if rule.filter is not None and rule.filter not in place.name:
         return False
     if rule.layers is None:
@@ -266,11 +266,11 @@ def worded(setting: Any) -> str:
     except ValueError:
         return str(setting)
 
-    def value(of: Rule) -> str:
+    def value(of: SettingRule) -> str:
         numbers = of.value if isinstance(of.value, tuple) else (of.value,)
         return " → ".join(f"{n:g}" for n in numbers) + (" by layer" if len(numbers) > 1 else "")
 
-    def where(of: Rule) -> str:
+    def where(of: SettingRule) -> str:
         layers = "" if of.layers is None else f"layers {of.layers[0]} to {of.layers[1] - 1}"
         return ", ".join(part for part in (of.filter or "", layers) if part) or ("else" if len(rules) > 1 else "")
 

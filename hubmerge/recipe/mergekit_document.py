@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sys import float_info
 from typing import Any
 
-from hubmerge.methods.varying import Rule, Setting, evened, parse
+from hubmerge.methods.varying import Setting, SettingRule, evened, parse
 from hubmerge.recipe.mergekit_keys import (
     ADAPTED,
     FALSE,
@@ -304,7 +304,7 @@ class Reading(TopLevel):
 
     def _setting(self, key: str, model: Input | None, default: float | None) -> Setting | None:
         """The value of a parameter for each tensor; None where the document does not give one."""
-        rules: list[Rule] = []
+        rules: list[SettingRule] = []
         for number, part in enumerate(self.parts):
             own: tuple[tuple[Mapping[str, Any], Path], ...] = ()
             if model is not None and number < len(model.tables):
@@ -316,7 +316,7 @@ class Reading(TopLevel):
                     rules += found
                     open_yet = not any(rule.filter is None for rule in found)
             if open_yet and default is not None:
-                rules.append(Rule(default, None, part.layers))
+                rules.append(SettingRule(default, None, part.layers))
         if not rules:
             return default
         setting = parse(tuple(rules))
@@ -334,16 +334,16 @@ class Reading(TopLevel):
 
     def unweighted(self, agents: tuple[Input, ...]) -> list[Setting]:
         """Refuse weights where the method has none."""
-        layers = tuple(Rule(1.0, None, part.layers) for part in self.parts if part.layers)
+        layers = tuple(SettingRule(1.0, None, part.layers) for part in self.parts if part.layers)
         return [layers or 1.0 if k == 0 else 1.0 for k in range(len(agents))]
 
-    def _rules(self, written: Any, layers: tuple[int, int] | None, *path: object) -> list[Rule]:
+    def _rules(self, written: Any, layers: tuple[int, int] | None, *path: object) -> list[SettingRule]:
         """The value that one place of the document gives: a number, numbers over the layers, or either by filters."""
         if isinstance(written, list) and any(isinstance(one, Mapping) for one in written):
             conditions = written
         else:
             conditions = [written if isinstance(written, Mapping) else {"value": written}]
-        rules: list[Rule] = []
+        rules: list[SettingRule] = []
         for condition in conditions:
             if not isinstance(condition, Mapping) or set(condition) - {"filter", "value"}:
                 self.refuse("a condition is a table with `filter` and `value`", *path, got=condition)
@@ -361,7 +361,7 @@ class Reading(TopLevel):
                 numbers = several[0] if len(set(several)) == 1 else several
             else:
                 numbers = self._number(value, *path)
-            rules.append(Rule(numbers, None if part == "*" else part, layers))
+            rules.append(SettingRule(numbers, None if part == "*" else part, layers))
             if rules[-1].filter is None:
                 break
         return rules

@@ -38,12 +38,12 @@ BINS = 1 << (8 + MANTISSA_BITS)
 RELATIVE_WIDTH = 2.0**-MANTISSA_BITS
 MAX_ERROR = RELATIVE_WIDTH / 8  # of Gini and top mass
 
-Counts = NDArray[np.int64]
+Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Approximation:
     """The true value lies within `error` of `value`."""
 
     value: float
@@ -58,12 +58,12 @@ class Estimate:
 class Histogram:
     """The non-zero magnitudes of K agents by bin; bins that hold nothing are left out."""
 
-    keys: Counts  # agent · BINS + bin, ascending
-    counts: Counts  # elements in the bin
-    offsets: Counts  # Σ of their patterns − the bin's first pattern
+    keys: Int64  # agent · BINS + bin, ascending
+    counts: Int64  # elements in the bin
+    offsets: Int64  # Σ of their patterns − the bin's first pattern
 
     @classmethod
-    def from_dense(cls, counts: Counts, offsets: Counts) -> Self:
+    def from_dense(cls, counts: Int64, offsets: Int64) -> Self:
         """From arrays [K, BINS]."""
         flat = counts.reshape(-1)
         keys = np.flatnonzero(flat).astype(np.int64)
@@ -93,7 +93,7 @@ class Histogram:
             total.add(part)
         return Histogram(*total.arrays())
 
-    def arrays(self) -> tuple[Counts, Counts, Counts]:
+    def arrays(self) -> tuple[Int64, Int64, Int64]:
         """Keys, counts and offsets."""
         return self.keys, self.counts, self.offsets
 
@@ -133,36 +133,36 @@ class HistogramSum:
         self._counts[keys] += counts  # no key occurs twice
         self._offsets[keys] += offsets
 
-    def arrays(self) -> tuple[Counts, Counts, Counts]:
+    def arrays(self) -> tuple[Int64, Int64, Int64]:
         """Keys, counts and offsets of the sum."""
         keys = np.flatnonzero(self._counts).astype(np.int64)
         return keys, self._counts[keys], self._offsets[keys]
 
 
-def as_text(values: Counts) -> str:
+def as_text(values: Int64) -> str:
     """How many bytes a number takes, then the numbers in base64."""
     numbers = _bytes_of(values)
     return f"{numbers.shape[1]}{b2a_base64(numbers.tobytes(), newline=False).decode('ascii')}"
 
 
-def from_text(text: str) -> Counts:
+def from_text(text: str) -> Int64:
     """The numbers that `as_text` wrote."""
     return _values_of(np.frombuffer(a2b_base64(text[1:]), np.uint8).reshape(-1, int(text[:1])))
 
 
-def _bytes_of(values: Counts) -> NDArray[np.uint8]:
+def _bytes_of(values: Int64) -> NDArray[np.uint8]:
     """[n, as many as the largest takes], little-endian."""
     size = max(1, -(-int(values.max(initial=0)).bit_length() // 8))
     return values.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :size]
 
 
-def _values_of(numbers: NDArray[np.uint8]) -> Counts:
+def _values_of(numbers: NDArray[np.uint8]) -> Int64:
     values = np.zeros((len(numbers), 8), np.uint8)
     values[:, : numbers.shape[1]] = numbers
     return values.view("<u8").reshape(-1).astype(np.int64)
 
 
-def _none() -> Counts:
+def _none() -> Int64:
     return np.zeros(0, dtype=np.int64)
 
 
@@ -188,9 +188,9 @@ class AgentMagnitudes:
     """|δ| of one agent over some elements; what is estimated is None where no element is non-zero."""
 
     elements: int
-    bins: Counts  # ascending
-    counts: Counts
-    offsets: Counts
+    bins: Int64  # ascending
+    counts: Int64
+    offsets: Int64
 
     @cached_property
     def _ulp(self) -> Float64:
@@ -216,7 +216,7 @@ class AgentMagnitudes:
     def _zeros(self) -> int:
         return self.elements - int(self.counts.sum())
 
-    def gini(self) -> Estimate | None:
+    def gini(self) -> Approximation | None:
         """Σ_ij |x_i − x_j| / (2 n² x̄) of all elements; 0 where all are equal, (n − 1)/n where one alone is non-zero."""
         if not len(self.bins):
             return None
@@ -225,9 +225,9 @@ class AgentMagnitudes:
         between = float((self.mass * (2 * smaller + self.counts - n)).sum()) / (n * mass)
         mean = self.offsets / self.counts
         spread = self.counts * self.counts.astype(np.float64) * mean * (LAST - mean) / LAST * self._ulp
-        return Estimate.between(between, between + float(spread.sum()) / (n * mass))
+        return Approximation.between(between, between + float(spread.sum()) / (n * mass))
 
-    def top_mass(self, percent: int) -> Estimate | None:
+    def top_mass(self, percent: int) -> Approximation | None:
         """Share of Σ|δ| in the largest ⌈percent·n/100⌉ elements."""
         if not len(self.bins):
             return None
@@ -235,7 +235,7 @@ class AgentMagnitudes:
         above = np.cumsum(self.counts[::-1])[::-1]  # elements in this bin and higher ones
         total = self.l1
         if wanted >= above[0]:
-            return Estimate(1.0, 0.0)
+            return Approximation(1.0, 0.0)
         place = int(np.flatnonzero(above > wanted)[-1])
         taken = wanted - int(above[place] - self.counts[place])
         count, offset = int(self.counts[place]), int(self.offsets[place])
@@ -243,9 +243,9 @@ class AgentMagnitudes:
         least, most = taken * offset / count, min(taken * LAST, offset)
         certain = float(self.mass[place + 1 :].sum()) + taken * float(self._low[place])
         ulp = float(self._ulp[place])
-        return Estimate.between((certain + least * ulp) / total, (certain + most * ulp) / total)
+        return Approximation.between((certain + least * ulp) / total, (certain + most * ulp) / total)
 
-    def below(self, limit: float) -> Estimate | None:
+    def below(self, limit: float) -> Approximation | None:
         """Share of the elements with |δ| < limit, in exact arithmetic; limit > 0."""
         if not len(self.bins):
             return None
@@ -261,4 +261,4 @@ class AgentMagnitudes:
             # z elements with offsets of at most inside − 1 and the others of at least inside must sum to `offset`
             least = max(0, count - offset // inside)
             most = min(count, (count * LAST - offset) // (LAST - inside + 1))
-        return Estimate.between((certain + least) / self.elements, (certain + most) / self.elements)
+        return Approximation.between((certain + least) / self.elements, (certain + most) / self.elements)

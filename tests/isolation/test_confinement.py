@@ -17,7 +17,7 @@ from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.sandbox_rules import rules
 from hubmerge.isolation import seccomp
 from hubmerge.isolation.confinement import _NO_NETWORK
-from hubmerge.isolation.seccomp import Rule, assemble
+from hubmerge.isolation.seccomp import SyscallRule, assemble
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORT = "from hubmerge.isolation.confinement import Limits, confine\n"
@@ -158,7 +158,7 @@ def test_a_machine_without_seccomp_is_an_error_and_not_an_open_door(monkeypatch:
     monkeypatch.undo()
     monkeypatch.setattr(seccomp, "system_call", lambda *_: -1)
     with pytest.raises(EvaluationError, match="seccomp"):
-        seccomp.install([Rule("ptrace")])
+        seccomp.install([SyscallRule("ptrace")])
 
 
 def verdict(program: bytes, arch: int, number: int, arguments: tuple[int, ...] = ()) -> object:
@@ -183,7 +183,7 @@ def verdict(program: bytes, arch: int, number: int, arguments: tuple[int, ...] =
 def test_the_filter_decides_call_by_call(machine: str, arch: int) -> None:
     column = ("x86_64", "aarch64").index(machine)
 
-    def says(rules: tuple[Rule, ...], call: str, *arguments: int) -> object:
+    def says(rules: tuple[SyscallRule, ...], call: str, *arguments: int) -> object:
         number = seccomp._CALLS[call][column]
         assert number is not None
         return verdict(assemble(rules, machine), arch, number, arguments)

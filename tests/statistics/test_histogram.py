@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hubmerge.engine import definition, fast
 from hubmerge.engine.counting import BLOCK, RELATIVE_ERROR, activity, count_inputs, fold_inputs
-from hubmerge.statistics.histogram import BINS, LAST, MAX_ERROR, Estimate, Histogram, empty_histogram, histogram_of
+from hubmerge.statistics.histogram import BINS, LAST, MAX_ERROR, Approximation, Histogram, empty_histogram, histogram_of
 from hubmerge.statistics.statistics import Tally, zero_tally
 from hubmerge.statistics.summary import summarize
 
@@ -55,7 +55,7 @@ def tally_of(*deltas: np.ndarray, chunk: int = 1000 * BLOCK) -> Tally:
     return running
 
 
-def within(estimate: Estimate | None, true: float) -> bool:
+def within(estimate: Approximation | None, true: float) -> bool:
     assert estimate is not None
     assert estimate.error >= 0
     return abs(estimate.value - true) <= estimate.error + ROUNDING
@@ -145,17 +145,17 @@ def test_statistics_of_four_elements_are_those_computed_by_hand() -> None:
     assert gini is not None
     # |x_i − x_j| over all ordered pairs: 2·(1 + 1 + 2 + 0 + 1 + 1) = 12; 2·16·1 = 32
     assert gini.value == 12 / 32
-    assert tally.top_mass(0, 1) == tally.top_mass(0, 5) == Estimate(2 / 4, 0.0)
-    assert tally.top_mass(0, 50) == Estimate(3 / 4, 0.0)
-    assert tally.top_mass(0, 75) == tally.top_mass(0, 100) == Estimate(1.0, 0.0)
-    assert tally.l0_sparsity(0) == Estimate(1 / 4, 0.0)
+    assert tally.top_mass(0, 1) == tally.top_mass(0, 5) == Approximation(2 / 4, 0.0)
+    assert tally.top_mass(0, 50) == Approximation(3 / 4, 0.0)
+    assert tally.top_mass(0, 75) == tally.top_mass(0, 100) == Approximation(1.0, 0.0)
+    assert tally.l0_sparsity(0) == Approximation(1 / 4, 0.0)
     # mean 1/2, deviations −1/2, 1/2, −3/2, 3/2: m2 = 5/4, m4 = (2/16 + 2·81/16)/4 = 41/16
     assert tally.kurtosis(0) == pytest.approx(41 / 16 / (25 / 16) - 3)
 
 
 def test_l0_sparsity_counts_what_is_strictly_below_a_hundredth_of_the_maximum() -> None:
     below = np.nextafter(np.float32(0.5), np.float32(0))
-    assert tally_of(np.array([50, 0.5, below, 0], dtype=np.float32)).l0_sparsity(0) == Estimate(2 / 4, 0.0)
+    assert tally_of(np.array([50, 0.5, below, 0], dtype=np.float32)).l0_sparsity(0) == Approximation(2 / 4, 0.0)
 
 
 def test_a_hundredth_that_no_float32_holds_is_not_rounded_to_one() -> None:
@@ -165,7 +165,7 @@ def test_a_hundredth_that_no_float32_holds_is_not_rounded_to_one() -> None:
     assert below.any()
     assert not below.all()
     for maximum, limit, counts in zip(maxima, limits, below, strict=True):
-        assert tally_of(np.array([maximum, limit])).l0_sparsity(0) == Estimate(int(counts) / 2, 0.0)
+        assert tally_of(np.array([maximum, limit])).l0_sparsity(0) == Approximation(int(counts) / 2, 0.0)
 
 
 def test_equal_magnitudes_are_perfectly_even() -> None:
@@ -175,7 +175,7 @@ def test_equal_magnitudes_are_perfectly_even() -> None:
     assert top is not None
     assert within(gini, 0.0)
     assert within(top, 0.05)
-    assert tally.l0_sparsity(0) == Estimate(0.0, 0.0)
+    assert tally.l0_sparsity(0) == Approximation(0.0, 0.0)
     assert tally.kurtosis(0) is None
 
 
@@ -196,8 +196,8 @@ def test_one_element_alone_holds_everything() -> None:
 def test_a_single_element_is_its_own_maximum() -> None:
     tally = tally_of(np.array([-0.1], dtype=np.float32))
     assert within(tally.gini(0), 0)
-    assert tally.top_mass(0, 1) == Estimate(1.0, 0.0)
-    assert tally.l0_sparsity(0) == Estimate(0.0, 0.0)
+    assert tally.top_mass(0, 1) == Approximation(1.0, 0.0)
+    assert tally.l0_sparsity(0) == Approximation(0.0, 0.0)
     assert tally.kurtosis(0) is None
 
 
