@@ -137,7 +137,7 @@ def _section(title: str, row: Row, suites: Sequence[tuple[SuiteBoard, Row]], end
         overall,
         *failed,
         _against_parents(row),
-        join(el("h4", "Tasks"), table(heads, tasks)) if tasks else None,
+        join(el("h3", "Tasks"), table(heads, tasks)) if tasks else None,
         el("ul", *(el("li", _measured(suite, r)) for suite, r in suites), cls="hm-measured hm-dim"),
     )
 
@@ -177,7 +177,7 @@ def _against_parents(row: Row) -> Markup | None:
     change = row.instruction_change
     told = f"Instruction following against the base: {interval_text(change, sign=True)}." if change else None
     return join(
-        _skills(row), el("h4", "Against its parents"), _wide_table(heads, lines), el("p", told) if told else None
+        _skills(row), el("h3", "Against its parents"), _wide_table(heads, lines), el("p", told) if told else None
     )
 
 
@@ -186,11 +186,11 @@ def _skills(row: Row) -> Markup | None:
     if row.skills is None:
         waiting = [p.id for p in row.parents if p.status != "scored"]
         told = f"Told once every parent is scored; missing: {', '.join(waiting)}." if waiting else ""
-        return join(el("h4", "Skills kept"), el("p", told, cls="hm-dim")) if told else None
+        return join(el("h3", "Skills kept"), el("p", told, cls="hm-dim")) if told else None
     lines = [(s.task, s.text, "kept" if s.kept else "lost", s.best_parent) for s in row.skills.skills]
     heads = ("Skill", "Kept of its gain", "Counts as", "Best parent")
     return join(
-        el("h4", "Skills kept"),
+        el("h3", "Skills kept"),
         el("p", el("strong", row.skills.text), cls="hm-overall"),
         table(heads, lines) if lines else None,
     )

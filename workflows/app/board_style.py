@@ -47,7 +47,7 @@ BOARD_CSS = """
 .hm-wide th:first-child { min-width: 6.5rem; }
 .hm-wide td { white-space: nowrap; }
 .hm-wide thead th a { font-weight: 550; }
-.hm-section h4 { margin: .6rem 0 .3rem; font-size: .95rem; font-weight: 600; }
+.hm-section h3 { margin: .6rem 0 .3rem; font-size: .95rem; font-weight: 600; }
 .hm-section + .hm-section { margin-top: 1.6rem; padding-top: 1.2rem;
   border-top: 1px solid var(--border-color-primary); }
 .hm-measured { list-style: none; padding: 0 !important; font-size: .85rem; }

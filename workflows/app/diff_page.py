@@ -50,7 +50,7 @@ def diff_page(demo: Any, service: Service, lanes: Lanes) -> None:
     gr.HTML(
         header("What did a training change?", "One model beside the one that it was trained from."), js_on_load=None
     )
-    with gr.Group(elem_classes="hm-card"), gr.Row():
+    with gr.Group(elem_classes="hm-card hm-two"), gr.Row():
         base, agent = (
             gr.Dropdown(
                 choices=[], value=None, allow_custom_value=True, label=label, info=info, elem_id=name, min_width=240

@@ -171,7 +171,7 @@ def scorings_panel(view: JobView) -> Markup | None:
         rows.append(el("li", f"{name}: ", shown))
     done = all(scoring.state == "done" for scoring in view.evaluations)
     title = "Evaluated, and so are its parents" if done else "Evaluation, beside its parents"
-    return el("div", el("h4", title), el("ul", *rows), cls="hm-scorings")
+    return el("div", el("h2", title), el("ul", *rows), cls="hm-scorings")
 
 
 def _run_facts(run: object) -> Markup | None:

@@ -97,7 +97,7 @@ class MergeForm:
 def build_form() -> MergeForm:
     """Make the components inside the current Blocks context."""
     with gr.Group(elem_classes="hm-card"):
-        gr.HTML("<h2>1 · Models</h2>", elem_classes="hm-card-title")
+        gr.HTML("<h1 class='hm-unseen'>Merge</h1><h2>1 · Models</h2>", elem_classes="hm-card-title")
         base = gr.Dropdown(
             choices=[],
             value=None,

@@ -31,7 +31,7 @@ def header(title: str, subtitle: str) -> Markup:
 
 
 def section(title: str, *children: object) -> Markup:
-    return el("section", el("h3", title), *children, cls="hm-section")
+    return el("section", el("h2", title), *children, cls="hm-section")
 
 
 def notice(kind: str, title: str, *children: object) -> Markup:

@@ -29,6 +29,15 @@ def theme() -> Any:
         button_primary_background_fill_dark="*primary_700",
         button_primary_background_fill_hover_dark="*primary_600",
         button_primary_text_color="white",
+        # gradio's own red is too pale on its pink
+        button_cancel_background_fill="#fee2e2",
+        button_cancel_background_fill_hover="#fecaca",
+        button_cancel_background_fill_dark="#7f1d1d",
+        button_cancel_background_fill_hover_dark="#991b1b",
+        button_cancel_text_color="#991b1b",
+        button_cancel_text_color_hover="#991b1b",
+        button_cancel_text_color_dark="#fecaca",
+        button_cancel_text_color_hover_dark="#fecaca",
     )
 
 
@@ -86,17 +95,28 @@ CSS = """
 
 /* frame */
 .gradio-container main, .gradio-container .contain { width: 100%; }
+/* what comes later moves nothing that is in sight: the footer begins below it */
+.gradio-container main { min-height: 100vh; }
+/* gradio makes the bar after the rest; until then its room is kept free */
+main.contain > .column > .block:first-child { margin-top: 4.9rem; }
+@media (max-width: 640px) { main.contain > .column > .block:first-child { margin-top: 7.7rem; } }
 .block:has(> .html-container > .prose:empty) { display: none; }
 .hm-header h1, .hm-title h1 { font-size: 1.5rem; line-height: 1.2; margin: 0; letter-spacing: -.015em; }
 .hm-header p { margin: .3rem 0 0; color: var(--body-text-color-subdued); }
 .hm-card { background: var(--block-background-fill); border: 1px solid var(--border-color-primary);
   border-radius: var(--radius-lg); }
 .hm-card .hm-card { border: 0; background: none; }
-.hm-card h3, .hm-section h3 { font-size: 1rem; margin: 0; font-weight: 650; }
+.hm-card h3, .hm-section h2 { font-size: 1rem; margin: 0; font-weight: 650; }
+.hm-unseen { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 .block.hm-card-title { padding: .75rem 0 .3rem !important; }
 .block.hm-card-title .html-container, #about-method .html-container { padding: 0 var(--block-label-margin) 0 .75rem; }
 .block.hm-card-title, #about-method { background: var(--block-background-fill); border-radius: 0; }
 .block#outcome, .block#job, .block#jobs, .block#statistics { padding: var(--spacing-xl) !important; }
+@media (max-width: 640px) {
+  .block#job { min-height: 60vh; }
+  .block#job-links { min-height: 3.7rem; }
+  .hm-two { min-height: 21rem; }
+}
 .hm-dim { color: var(--body-text-color-subdued); margin: .35rem 0; }
 .hm-empty { margin: 0; }
 @media (min-width: 900px) { .hm-side { position: sticky; top: 1rem; align-self: flex-start; } }
@@ -214,7 +234,7 @@ CSS = """
 @media (prefers-reduced-motion: reduce) { .hm-moving { animation: none; } .hm-fill { transition: none; } }
 .hm-result { font-size: 1.05rem; font-weight: 600; }
 .hm-doing { margin: 0 0 .5rem; font-weight: 550; }
-.hm-scorings h4 { margin: .8rem 0 .2rem; font-size: .95rem; font-weight: 600; }
+.hm-scorings h2 { margin: .8rem 0 .2rem; font-size: .95rem; font-weight: 600; }
 .hm-small { font-size: .8rem; margin-left: .4rem; }
 .hm-verdict { font-size: 1.15rem; font-weight: 650; margin: 0 0 .6rem; }
 .hm-ways-on { display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; }

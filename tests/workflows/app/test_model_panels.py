@@ -42,7 +42,7 @@ def merged() -> Row:
 def test_a_merge_is_drawn_beside_every_parent_with_its_intervals_and_its_numbers(merged: Row) -> None:
     assert str(verdict_panel(merged)).startswith('<p class="hm-verdict">Keeps 2 of 2 skills')
     picture = str(scores_picture(merged))
-    assert picture.count("<h4>") == 3  # math, instruction, code
+    assert picture.count("<h3>") == 3  # math, instruction, code
     assert picture.count('class="hm-dot"') == 3 * 4  # the merge, two agents, the base
     lefts = [float(left) for left in re.findall(r'hm-dot" style="left:([\d.]+)%', picture)]
     assert lefts[:4] == [66.0, 60.0, 10.0, 20.0]
