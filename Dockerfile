@@ -18,6 +18,7 @@ COPY hubmerge hubmerge
 COPY localhub localhub
 COPY workflows workflows
 COPY examples examples
+COPY docs/api.md docs/glossary.md docs/
 RUN pip install --no-cache-dir --no-deps --editable . \
     && python -m compileall -q hubmerge localhub workflows \
     && install -d -o user -g user /data

@@ -26,6 +26,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, tree)
     for folder in ("hubmerge", "localhub", "workflows", "examples"):
         shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "docs").mkdir()
+    for name in ("api.md", "glossary.md"):
+        shutil.copy(ROOT / "docs" / name, tree / "docs")
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run([*build, "-w", str(out), str(tree)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -59,6 +62,7 @@ def test_the_wheel_has_the_licence_the_types_and_the_examples_and_no_tests(wheel
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"hubmerge", "localhub", "workflows"}
     assert {name.rsplit("/", 1)[1] for name in names if "/licenses/" in name} == {"LICENSE"}
     assert {"hubmerge/py.typed", "hubmerge/templates/card.md.jinja"} <= names
+    assert {"hubmerge/docs/api.md", "hubmerge/docs/glossary.md"} <= names  # the app shows them
     for model in ("base", "math", "tool", "mem"):
         assert f"hubmerge/examples/zoo/{model}/model.safetensors" in names
     assert {"hubmerge/examples/recipes/ram_plus.yaml", "hubmerge/examples/watchers/zoo.yaml"} <= names

@@ -64,7 +64,7 @@ gradio-app .wrap.full:not(.block *) { position: fixed !important; inset: 0 !impo
 .gradio-container .hm-top > button { flex: 0 1 auto; min-width: 0 !important; padding: .4rem .9rem;
   white-space: nowrap; }
 @media (max-width: 640px) {
-  .gradio-container .hm-bar-links .hm-brand { flex-basis: 100%; }
+  .gradio-container .hm-bar-links .hm-brand { flex-basis: 100%; text-align: start; }
   .gradio-container .hm-top > button { position: absolute; top: .5rem; right: .5rem; max-width: 60%; }
 }
 """
@@ -140,10 +140,10 @@ main.contain > .column > .block:first-child { margin-top: 4.9rem; }
 .hm-skills h2, .hm-latest h2 { font-size: 1.05rem; margin: 0 0 .6rem; font-weight: 650; }
 .hm-skills ul, .hm-latest ul { list-style: none; margin: 0; padding: 0 !important; }
 .prose .hm-skills li { display: flex; flex-wrap: wrap; justify-content: space-between; margin: 0 0 .6rem; }
-.hm-track { position: relative; flex: 1 0 100%; height: .8rem; border-radius: 3px; overflow: hidden;
+.hm-gain { position: relative; flex: 1 0 100%; height: .8rem; border-radius: 3px; overflow: hidden;
   background: var(--background-fill-secondary); }
-.hm-track span { display: block; height: 100%; }
-.hm-track i { position: absolute; top: 0; bottom: 0; width: 2px; background: var(--body-text-color); }
+.hm-gain span { display: block; height: 100%; }
+.hm-gain i { position: absolute; top: 0; bottom: 0; width: 2px; background: var(--body-text-color); }
 .hm-of-agent { background: var(--hm-overlap); } .hm-of-average { background: var(--hm-unchanged); }
 .hm-of-merged { background: var(--hm-private); }
 .hm-latest li { display: flex; flex-wrap: wrap; justify-content: space-between; gap: .2rem 1rem; margin: 0;
@@ -247,6 +247,10 @@ main.contain > .column > .block:first-child { margin-top: 4.9rem; }
 .hm-dots .hm-merge { --dot: var(--hm-busy); font-weight: 600; }
 .hm-dots .hm-agent { --dot: var(--hm-overlap); }
 .hm-dots-name { overflow-wrap: anywhere; }
+@media (max-width: 640px) {
+  .hm-dots li { grid-template-columns: 1fr 6.5rem; }
+  .hm-dots-name { grid-column: 1 / -1; }
+}
 .hm-dots-value { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .hm-track { position: relative; height: .9rem; border-radius: 99px; background: var(--background-fill-secondary); }
 .hm-range { position: absolute; top: .3rem; height: .3rem; border-radius: 99px; background: var(--dot); opacity: .4; }

@@ -76,7 +76,7 @@ def test_a_visitor_signs_in_at_the_local_hub_and_out_again(local_hub: LocalHubPr
     oauth = OAuthClient(local_hub.endpoint, local_hub.oauth["client_id"], local_hub.oauth["client_secret"])
     with launch_app(service, Settings(endpoint=local_hub.endpoint), port=0, oauth=oauth) as running:
         page = open_page(f"{running.url}/merge?base=zoo/base&agent=zoo/math-agent&agent=zoo/tool-agent&method=ram")
-        page.wait_for_url(f"{running.url}/merge")  # the form has them and keeps them over the sign-in
+        page.locator("#agents").filter(has_text="zoo/tool-agent").wait_for()  # and it keeps them over the sign-in
         page.goto(f"{running.url}/job?id=abc", wait_until="domcontentloaded")
         page.get_by_role("button", name="Sign in to the local Hub").click()
         page.get_by_role("button", name="Ada (local)").click()
