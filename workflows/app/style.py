@@ -98,8 +98,10 @@ CSS = """
 /* what comes later moves nothing that is in sight: the footer begins below it */
 .gradio-container main { min-height: 100vh; }
 /* gradio makes the bar after the rest; until then its room is kept free */
-main.contain > .column > .block:first-child { margin-top: 4.9rem; }
-@media (max-width: 640px) { main.contain > .column > .block:first-child { margin-top: 7.7rem; } }
+main.contain > .column > :first-child:not(.hm-top) { margin-top: 4.9rem; }
+@media (max-width: 640px) { main.contain > .column > :first-child:not(.hm-top) { margin-top: 7.7rem; } }
+/* and of the form above a comparison */
+main:has(#diff):not(:has(.hm-two)) :is(#diff, .hm-actions) { visibility: hidden; }
 .block:has(> .html-container > .prose:empty) { display: none; }
 .hm-header h1, .hm-title h1 { font-size: 1.5rem; line-height: 1.2; margin: 0; letter-spacing: -.015em; }
 .hm-header p { margin: .3rem 0 0; color: var(--body-text-color-subdued); }
