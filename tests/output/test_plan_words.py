@@ -90,7 +90,7 @@ def test_the_page_says_what_the_terminal_says(made: Plan):
     panel = str(plan_panel(made, "https://hub.example"))
     summary = plan_summary(made)
     for group in (fit_of(summary), cost_of(summary, to_folder=False)):
-        assert f"<h3>{group.title}</h3>" in panel
+        assert f"<h2>{group.title}</h2>" in panel
         for label, text in group.rows:
             if label != LABELS["predicted_seconds"]:  # which is measured anew
                 assert f"<dt>{label}</dt><dd>{text}</dd>" in panel
