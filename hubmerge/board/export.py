@@ -122,6 +122,7 @@ def row_data(row: Row) -> dict[str, Any]:
         "evaluated": row.created,
         "run_by": row.run_by,
         "signed": row.signed,
+        "committed_by": row.committed_by,
         "method": facts.method,
         "method_parameters": dict(facts.method_parameters),
         "recipe": facts.recipe,
@@ -207,6 +208,7 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
         "evaluated": row.created,
         "run_by": row.run_by,
         "signed": {True: "yes", False: "no", None: ""}[row.signed],
+        "committed_by": row.committed_by,
         "parents": "; ".join(f"{p.id}@{p.sha}" for p in row.parents),
         "ancestors": "; ".join(row.ancestors),
     }

@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -39,6 +39,7 @@ class ResultFiles:
     flags: tuple[Flag, ...] = ()
     refused: tuple[Refusal, ...] = ()
     versions: Mapping[tuple[str, str], str] = field(default_factory=dict)  # suite, version → the version that it is
+    paths: tuple[str, ...] = ()  # of the results' files, in the results' order
 
 
 def is_result_path(path: str) -> bool:
@@ -51,6 +52,7 @@ def parse_files(files: Iterable[tuple[str, bytes]]) -> ResultFiles:
     Results of a version that versions.json calls another one's equal count as that one's.
     """
     results: list[EvaluationResult] = []
+    paths: list[str] = []
     flags: tuple[Flag, ...] = ()
     refused: list[Refusal] = []
     versions: Mapping[tuple[str, str], str] = {}
@@ -72,7 +74,8 @@ def parse_files(files: Iterable[tuple[str, bytes]]) -> ResultFiles:
             refused.append(_refusal(path, f"its content belongs at {belongs[:300]}"))
             continue
         results.append(result)
-    return ResultFiles(renamed(results, versions), flags, tuple(refused), versions)
+        paths.append(path)
+    return ResultFiles(renamed(results, versions), flags, tuple(refused), versions, tuple(paths))
 
 
 def renamed(
@@ -175,4 +178,4 @@ def read_folder(folder: Path) -> ResultFiles:
                 continue
             files.append((relative, path.read_bytes()))
     parsed = parse_files(files)
-    return ResultFiles(parsed.results, parsed.flags, (*parsed.refused, *refused), parsed.versions)
+    return replace(parsed, refused=(*parsed.refused, *refused))

@@ -58,6 +58,7 @@ def _schema() -> Any:
             ("evaluated", text),
             ("run_by", text),
             ("signed", pa.bool_()),
+            ("committed_by", text),
             ("method", text),
             ("method_parameters", text),  # JSON: methods have parameters of different names and types
             ("recipe", text),

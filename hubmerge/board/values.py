@@ -13,7 +13,7 @@ from hubmerge.output.skills import SkillsKept
 
 COMBINED = "domains"  # the board that joins the suites of one domain each
 
-RowProvenance = Literal["signed", "community", "unverified"]
+RowProvenance = Literal["signed", "unsigned", "community", "unverified"]
 FlagKind = Literal["contaminated", "withdrawn"]
 FLAG_KINDS: tuple[FlagKind, ...] = ("contaminated", "withdrawn")
 
@@ -84,12 +84,13 @@ class Row:
     flags: tuple[RowFlag, ...] = ()
     failures: Mapping[str, RunError] = field(default_factory=dict)  # suite → why, on the combined board
     provenance: RowProvenance = "community"  # unverified: a signature that cannot be checked on this machine
+    committed_by: str | None = None  # accounts that brought an unsigned row, as the Hub's history says; no proof
     claimed_by: str | None = None  # the account that the result names
     superseded: bool = False  # a newer commit of the model has a result; shown because it is a parent
 
     @property
     def run_by(self) -> str:
-        """The account that ran it where a trusted signature says so, else `community` or `unverified`."""
+        """The account that ran it where a trusted signature says so, else `unsigned`, `community` or `unverified`."""
         return (self.claimed_by or "signed") if self.provenance == "signed" else self.provenance
 
     @property

@@ -93,6 +93,8 @@ def model_head(row: Row, endpoint: str) -> Markup:
         ("Date", time_text(facts.created)),
         ("Run by", row.run_by),
     ]
+    if row.committed_by is not None:
+        listed.append(("Committed by", row.committed_by))
     if facts.is_merge:
         listed.append(("Method", _method(row)))
         listed.append(("Agents", str(row.agents)))
