@@ -77,7 +77,7 @@ def build_board(
     wrong clock would decide which version and which commit are the newest. `trusted`: public keys whose signatures are
     believed. `committed`: who committed the results that none of them signed.
     """
-    flags = tuple(sorted(set(flags), key=lambda f: (f.model, f.sha or "", f.kind, f.reason)))
+    flags = tuple(sorted(set(flags), key=lambda f: (f.model, f.sha or "", f.kind, f.reason, f.community)))
     out = set(refused)
     standing = Standing(trusted, committed)
     accepted = _accept(results, now, standing, out)
@@ -289,7 +289,8 @@ def _rows(
             if (node := (p.id, p.sha)) in scored and node not in shown:
                 shown.add(node)
                 waiting.append(node)
-    counted = {n for n in shown if n not in marks and n == newest[n[0]] and id(scored[n].result) in decisive}
+    flagged = {n for n, found in marks.items() if not all(flag.community for flag in found)}
+    counted = {n for n in shown if n not in flagged and n == newest[n[0]] and id(scored[n].result) in decisive}
     ranked = [scored[n] for n in sorted(counted)]
     signed = {n: s for n, s in scored.items() if standing.is_signed(s.result)}
     domains = _domains(scored)

@@ -40,7 +40,8 @@ def leaderboard(
     named = str(results or settings.results_repo or settings.data_dir / "results-dataset")
     if named.startswith((".", "/", "~")) or Path(named).is_dir() or named.count("/") != 1:
         folder = Path(named).expanduser()
-        files, trusted = read_folder(folder), named_keys(settings) or folder_keys(folder)
+        trusted = named_keys(settings) or folder_keys(folder)
+        files = read_folder(folder, trusted)
     else:
         from hubmerge.board.results_dataset import ResultsDataset
         from hubmerge.hub.login import hub_of_user

@@ -29,17 +29,8 @@ from pathlib import Path
 
 from hubmerge.board.committers import UNKNOWN, Committed, Committers
 from hubmerge.board.dataset_card import dataset_card
-from hubmerge.board.files import (
-    FLAGS,
-    MAX_FILES,
-    MAX_FLAGS_BYTES,
-    RESULTS,
-    VERSIONS,
-    ResultFiles,
-    is_result_path,
-    parse_files,
-    renamed,
-)
+from hubmerge.board.files import MAX_FILES, RESULTS, ResultFiles, is_result_path, parse_files, renamed
+from hubmerge.board.keepers import KEEPERS_FILES, MAX_FLAGS_BYTES
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
 from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
@@ -248,13 +239,13 @@ class ResultsDataset:
                 wanted[path] = tree[path]
         contents = self._contents(sha, tree, wanted, refused)
         files = [(path, data) for path, (_, data) in contents.items()]
-        kept = [path for path in (FLAGS, VERSIONS) if path in tree]
+        kept = [path for path in KEEPERS_FILES if path in tree]
         files += [(path, self._small(sha, path, MAX_FLAGS_BYTES, refused)) for path in kept]
         published = self._published(sha, tree, refused)
         trusted = self._trust.of(published)
         if trusted and (foreign := sorted(set(published) - trusted)):
             refused.append(Refusal(KEYS, f"not believed here: {', '.join(foreign)}"[:500]))
-        parsed = parse_files(files)
+        parsed = parse_files(files, trusted)
         read = replace(parsed, refused=(*parsed.refused, *refused))
         return self._with_committers(LoadedResults(sha, read, contents, tree, published, trusted))
 

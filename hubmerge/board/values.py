@@ -20,12 +20,13 @@ FLAG_KINDS: tuple[FlagKind, ...] = ("contaminated", "withdrawn")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag that the keepers of the results set on a model: at one commit, or at all (`sha` None)."""
+    """A flag on a model, at one commit or at all (`sha` None): of the keepers of the results, or of the community."""
 
     kind: FlagKind
     model: str
     sha: str | None = None
     reason: str = ""
+    community: bool = False  # no trusted key signed it: it is shown, and takes nothing from anybody
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class RowFlag:
     kind: FlagKind
     reason: str
     inherited_from: str | None = None
+    community: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,11 @@ class Row:
     def signed(self) -> bool | None:
         """By a trusted key; None where that cannot be checked."""
         return None if self.provenance == "unverified" else self.provenance == "signed"
+
+    @property
+    def is_flagged(self) -> bool:
+        """By the keepers; a flag of the community takes nothing from a row."""
+        return any(not flag.community for flag in self.flags)
 
     @property
     def agents(self) -> int:

@@ -230,9 +230,12 @@ def _parser() -> argparse.ArgumentParser:
     from workflows.watch import add_arguments as add_watch_arguments
 
     add_watch_arguments(watch)
-    from workflows.jobs_command import add_arguments as add_jobs_arguments
+    from workflows import jobs_command, sign_command
 
-    add_jobs_arguments(add("jobs", _jobs, "the app's jobs of HF_TOKEN's user, and another try for failed ones"))
+    words = "the app's jobs of HF_TOKEN's user, and another try for failed ones"
+    jobs_command.add_arguments(add("jobs", jobs_command.run_cli, words))
+    words = "sign the flags and equal versions of a results dataset, as its keeper"
+    sign_command.add_arguments(add("sign", sign_command.run_cli, words))
     methods = add("methods", _methods, "the merge methods, their papers and parameters")
     methods.add_argument("--json", action="store_true")
 
@@ -396,12 +399,6 @@ def _watch(arguments: Any, settings: Settings) -> int:
 
     with Terminal(arguments.log_json) as terminal:
         return int(run_cli(arguments, settings, terminal))
-
-
-def _jobs(arguments: Any, settings: Settings) -> int:
-    from workflows.jobs_command import run_cli
-
-    return run_cli(arguments, settings)
 
 
 def _methods(arguments: Any, settings: Settings) -> int:

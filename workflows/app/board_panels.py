@@ -83,7 +83,12 @@ def model_head(row: Row, endpoint: str) -> Markup:
         marks.append(el("span", f"Rank {row.rank}", cls="hm-badge hm-good"))
     if row.superseded:
         marks.append(el("span", "Older commit", cls="hm-badge hm-warn"))
-    flags = [notice("bad", f.kind.capitalize(), el("p", flag_text(f))) for f in row.flags]
+    flags = [
+        notice("warn", "Flag of the community", el("p", flag_text(f)))
+        if f.community
+        else notice("bad", f.kind.capitalize(), el("p", flag_text(f)))
+        for f in row.flags
+    ]
     listed: list[tuple[str, object]] = [
         ("Commit", el("code", row.sha[:12])),
         ("Author", facts.author),
