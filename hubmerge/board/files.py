@@ -78,9 +78,7 @@ def parse_files(files: Iterable[tuple[str, bytes]], trusted: Collection[str] = (
     return ResultFiles(renamed(results, versions), flags, tuple(refused), versions, tuple(paths))
 
 
-def renamed(
-    results: Iterable[EvaluationResult], versions: Versions
-) -> tuple[EvaluationResult, ...]:
+def renamed(results: Iterable[EvaluationResult], versions: Versions) -> tuple[EvaluationResult, ...]:
     """The results with their suites' versions renamed as the keepers' versions.json says."""
 
     def now(result: EvaluationResult) -> EvaluationResult:

@@ -54,7 +54,9 @@ def parse_flags(data: bytes, trusted: Collection[str] = ()) -> tuple[tuple[Flag,
         assert isinstance(entry.value, Flag)
         flags.append(replace(entry.value, community=bool(trusted) and entry.provenance == "community"))
     if strange := sum(flag.community for flag in flags):
-        refused.append(Refusal(FLAGS, f"entries that no trusted key signed: {strange}; they are shown and take no rank"))
+        refused.append(
+            Refusal(FLAGS, f"entries that no trusted key signed: {strange}; they are shown and take no rank")
+        )
     return tuple(flags), refused
 
 

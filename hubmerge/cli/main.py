@@ -221,9 +221,11 @@ def _parser() -> argparse.ArgumentParser:
     add_arguments(add("sensitivity", _sensitivity, "the diagonal Fisher of an agent on calibration pairs"))
 
     from hubmerge.cli import evaluate as evaluation_command
+    from hubmerge.cli import suites
     from hubmerge.cli.leaderboard import add_arguments as add_leaderboard_arguments
 
     evaluation_command.add_arguments(add("evaluate", _evaluate, "measure a model with a suite of tasks"))
+    suites.add_arguments(add("suites", suites.run_cli, "the suites of tasks, and what their datasets are pinned to"))
     add_leaderboard_arguments(add("leaderboard", _leaderboard, "the table of merges and what they kept"))
 
     watch = add("watch", _watch, "merge new agents as they appear on the Hub, by rules")

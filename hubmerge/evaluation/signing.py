@@ -53,9 +53,7 @@ def signed_entry(purpose: str, entry: Mapping[str, Any], seed: bytes) -> dict[st
     return {**entry, "signature": signature}
 
 
-def entry_provenance(
-    purpose: str, entry: Mapping[str, Any], signature: object, trusted: Collection[str]
-) -> Provenance:
+def entry_provenance(purpose: str, entry: Mapping[str, Any], signature: object, trusted: Collection[str]) -> Provenance:
     """Whether a believed key signed the entry; anything may stand in place of a signature."""
     parts = [signature.get("key"), signature.get("value")] if isinstance(signature, dict) else []
     if len(parts) != 2 or not all(isinstance(part, str) for part in parts):

@@ -78,7 +78,12 @@ def test_a_flag_that_a_trusted_key_signed_takes_the_rank_of_the_model_and_of_its
 
 @pytest.mark.parametrize(
     "entry",
-    [CONTAMINATED, by(CONTAMINATED, OTHER), {**CONTAMINATED, "signature": None}, {**CONTAMINATED, "signature": {"key": 1}}],
+    [
+        CONTAMINATED,
+        by(CONTAMINATED, OTHER),
+        {**CONTAMINATED, "signature": None},
+        {**CONTAMINATED, "signature": {"key": 1}},
+    ],
     ids=["unsigned", "another key", "no signature", "broken signature"],
 )
 def test_a_strangers_flag_is_shown_as_the_communitys_and_takes_nothing(entry: dict[str, Any]) -> None:
@@ -100,7 +105,9 @@ def test_where_no_key_is_trusted_every_flag_counts_as_before() -> None:
     assert refused == []
 
 
-@pytest.mark.parametrize("change", [{"model": "org/code"}, {"kind": "withdrawn"}, {"reason": "else"}, {"sha": "c" * 40}])
+@pytest.mark.parametrize(
+    "change", [{"model": "org/code"}, {"kind": "withdrawn"}, {"reason": "else"}, {"sha": "c" * 40}]
+)
 def test_an_edited_flag_with_its_old_signature_is_left_out(change: dict[str, str]) -> None:
     flags, refused = parse_flags(file("flags", by(CONTAMINATED) | change, by(CONTAMINATED)), TRUSTED)
     assert [(f.model, f.community) for f in flags] == [("org/math", False)]
@@ -130,7 +137,10 @@ def test_json_csv_parquet_and_pages_tell_a_community_flag_from_the_keepers() -> 
     assert "Flag of the community" in str(model_head(math, "http://hub"))
     assert "hm-notice hm-bad" not in str(model_head(math, "http://hub"))
     assert "hm-notice hm-bad" in str(model_head(code, "http://hub"))
-    assert ("flagged by the community" in str(_model_cell(math)), ">contaminated<" in str(_model_cell(math))) == (True, False)
+    assert ("flagged by the community" in str(_model_cell(math)), ">contaminated<" in str(_model_cell(math))) == (
+        True,
+        False,
+    )
     assert ">contaminated<" in str(_model_cell(code))
 
 
@@ -145,7 +155,9 @@ def test_a_community_flag_hides_no_merge_from_home_or_the_chart() -> None:
 
 
 def test_only_a_signed_entry_renames_a_version() -> None:
-    assert {r.suite_version for r in read(by(RENAMED, key="versions"), path="versions.json", key="versions").results} == {"2"}
+    assert {
+        r.suite_version for r in read(by(RENAMED, key="versions"), path="versions.json", key="versions").results
+    } == {"2"}
     for entry in (RENAMED, by(RENAMED, OTHER, "versions")):
         found = read(entry, path="versions.json", key="versions")
         assert {r.suite_version for r in found.results} == {"1"}
