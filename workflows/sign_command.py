@@ -1,7 +1,7 @@
 """`hubmerge sign`: signs entries of a results dataset's flags.json and versions.json with the bot's key.
 
-Without ids it lists the entries and whether a believed key signed them. An id follows from the entry's content alone, so
-what is signed is what was listed, even if somebody has changed the file meanwhile.
+Without ids it lists the entries and whether a believed key signed them. An id follows from the entry's content alone,
+so what is signed is what was listed, even if somebody has changed the file meanwhile.
 """
 
 from __future__ import annotations

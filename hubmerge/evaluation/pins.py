@@ -1,11 +1,11 @@
 """The suites' file of pins: which commit, or which content, each dataset must have.
 
-Without a pin a dataset is read at the commit that its main branch has now. That is safe, since a suite's version is over
-the content, but whoever changes the dataset makes another version, under which every model is due again. A pinned one
-stays what it is.
+Without a pin a dataset is read at the commit that its main branch has now. That is safe, since a suite's version is
+over the content, but whoever changes the dataset makes another version, under which every model is due again. A pinned
+one stays what it is.
 
-Commits belong to one Hub, so a revision counts on that Hub alone. Data that this package brings along have other commits
-on every embedded Hub; they are pinned by content.
+Commits belong to one Hub, so a revision counts on that Hub alone. Data that this package brings along have other
+commits on every embedded Hub; they are pinned by content.
 """
 
 from __future__ import annotations

@@ -131,8 +131,8 @@ def evaluate(
     pinned = replace(pinned, dtype=options.dtype)
     if pinned.unpinned:
         observer.warning(
-            f"{', '.join(pinned.unpinned)}: read at the commit that main has now, since the suite's file names none. The "
-            f"result states it; a change of the data makes another version of the suite ({pinned.version} is this one)"
+            f"{', '.join(pinned.unpinned)}: read at the commit that main has now, since the suite's file names none. "
+            f"The result states it; other data make another version of the suite ({pinned.version} is this one)"
         )
     name = ModelName.parse(model) if isinstance(model, str) else model
     opened = open_model(name, hub, allow_local=allow_local)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from board_helpers import family, result
+from board_helpers import family
 from huggingface_hub import CommitOperationAdd, HfApi
 
 from hubmerge.board.export import board_data, suite_csv
@@ -25,7 +25,7 @@ from hubmerge.cli.main import main
 from hubmerge.evaluation.result import EvaluationResult, result_path
 from hubmerge.evaluation.signing import public_key, signed, signed_entry
 from hubmerge.hub.client import Hub
-from hubmerge.settings import Settings, load_settings
+from hubmerge.settings import load_settings
 from localhub.process import LocalHubProcess
 from workflows.app.board_chart import _points
 from workflows.app.board_panels import model_head
