@@ -347,7 +347,8 @@ class Hub(HubWriting):
 
         A file whose commit lies more than MAX_COMMITS back has none. Two questions, which only the client repeats.
         """
-        from huggingface_hub.utils import build_hf_headers, paginate
+        from huggingface_hub.utils._headers import build_hf_headers
+        from huggingface_hub.utils._pagination import paginate
 
         history = f"{self.endpoint}/api/{self.repo_type}s/{repo_id}/commits/{sha}"
         authors: dict[str, tuple[str, ...]] = {}
