@@ -28,7 +28,6 @@ MAX_FLAGS_BYTES = 4 * 1024 * 1024
 MAX_FLAGS = 5000
 _LISTS = {FLAGS: "flags", VERSIONS: "versions"}
 _HALF = re.compile("[\ud800-\udfff]")
-_ID_DIGITS = 12
 _NOT_SIGNED = "no trusted key signed it, so it is not applied"
 
 Versions = Mapping[tuple[str, str], str]  # suite, version → the version that it is
@@ -108,7 +107,7 @@ def _entries(path: str, data: bytes, trusted: Collection[str], refused: list[Ref
             refused.append(_refusal(path, place, "its signature is not of this content"))
             continue
         text = json.dumps([key, content], sort_keys=True)
-        yield Entry(hashlib.sha256(text.encode()).hexdigest()[:_ID_DIGITS], place, content, value, provenance)
+        yield Entry(hashlib.sha256(text.encode()).hexdigest()[:12], place, content, value, provenance)
 
 
 def _listed(path: str, key: str, data: bytes) -> tuple[list[Any], list[Refusal]]:
