@@ -99,7 +99,7 @@ def _comparison(rows: Sequence[Row], machine: Row, figures: Path) -> str:
             for m, (o, t) in pairs_of(rows, shape).items()
         }
         if ratios:
-            name = f"benchmarks_{shape.replace('.', '_')}.png"
+            name = f"benchmarks_{shape.replace('.', '_')}.svg"
             bars(figures / name, shape, ratios, {TITLES[m]: wanted for m, wanted in WANTED.items()})
             parts += ["", f"![How much faster than mergekit, by method, {shape}](figures/{name})"]
     return "\n".join(parts)
@@ -151,12 +151,12 @@ def _agents(rows: Sequence[Row], machine: Row, figures: Path) -> str:
     counts = sorted({r["agents"] for r in rows})
     cost = {(r["method"], r["agents"]): r["cpu_ns_per_element"] for r in rows}
     cells = [(k, *(f"{cost[m, k]:.1f}" for m in methods)) for k in counts]
-    lines(figures / "benchmarks_agents.png", "agents", {TITLES[m]: [(k, cost[m, k]) for k in counts] for m in methods})
+    lines(figures / "benchmarks_agents.svg", "agents", {TITLES[m]: [(k, cost[m, k]) for k in counts] for m in methods})
     head = ("agents", *(f"{TITLES[m]}, ns" for m in methods))
     return (
         "## Agents\n\nCPU time per parameter, statistics included, into a null sink.\n\n"
         + table(head, cells)
-        + "\n\n![CPU time per parameter by number of agents](figures/benchmarks_agents.png)"
+        + "\n\n![CPU time per parameter by number of agents](figures/benchmarks_agents.svg)"
     )
 
 
@@ -195,12 +195,12 @@ def _chunks(rows: Sequence[Row], machine: Row, figures: Path) -> str:
         for r in rows
     ]  # fmt: skip
     points = [(r["chunk_elements"] / 1024, r["cpu_ns_per_element"]) for r in rows]
-    lines(figures / "benchmarks_chunks.png", "thousand elements per chunk", {"RAM": points}, logarithmic=True)
+    lines(figures / "benchmarks_chunks.svg", "thousand elements per chunk", {"RAM": points}, logarithmic=True)
     head = ("chunk, elements", "CPU ns per parameter", "wall, s", "peak RSS")
     return (
         "## Chunk size\n\nRAM, three agents, into a null sink; the bits are the same for all.\n\n"
         + table(head, cells)
-        + "\n\n![CPU time per parameter by chunk size](figures/benchmarks_chunks.png)"
+        + "\n\n![CPU time per parameter by chunk size](figures/benchmarks_chunks.svg)"
     )
 
 

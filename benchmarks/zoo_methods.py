@@ -112,11 +112,11 @@ def _page(rows: list[tuple[str, dict[str, Score], Report | None]], report: Repor
     ]
     lines += [
         "",
-        "![Share of changed elements by layer and module](figures/zoo_density_by_layer.png)",
+        "![Share of changed elements by layer and module](figures/zoo_density_by_layer.svg)",
         "",
-        "![Unique and shared updates, and how many agents changed an element](figures/zoo_overlap.png)",
+        "![Unique and shared updates, and how many agents changed an element](figures/zoo_overlap.svg)",
         "",
-        "![Jaccard index and cosine of every pair](figures/zoo_pairs.png)",
+        "![Jaccard index and cosine of every pair](figures/zoo_pairs.svg)",
         "",
         "For comparison, the RAM paper's agents on Qwen2.5-7B changed 3.2 %, 46.2 % and 54.3 % of the elements, of",
         "which 6.3 %, 40.8 % and 47.5 % were unique (arXiv:2601.13572, Fig. 2).",

@@ -22,7 +22,15 @@ from localhub.tree import Entry, Tree, folders
 
 router = Router()
 _PAGE, _EXPANDED_PAGE = 1000, 50
-_SAFE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp", "application/json", "application/pdf")
+_SAFE_TYPES = (
+    "image/png",
+    "image/svg+xml",
+    "image/jpeg",
+    "image/gif",
+    "image/webp",
+    "application/json",
+    "application/pdf",
+)
 _COUNTED = "config.json"  # a fetch of it counts as a download, as on the Hub
 
 
@@ -177,6 +185,7 @@ def resolve(call: Call) -> Response:
 
 def _media_type(name: str) -> str:
     guessed = mimetypes.guess_type(name)[0] or "application/octet-stream"
-    if guessed.startswith("text/") or guessed.endswith(("xml", "javascript")):
-        return "text/plain; charset=utf-8"
-    return guessed if guessed in _SAFE_TYPES else "application/octet-stream"
+    if guessed in _SAFE_TYPES:  # a drawing's script is stopped by the sandbox
+        return guessed
+    text = guessed.startswith("text/") or guessed.endswith(("xml", "javascript"))
+    return "text/plain; charset=utf-8" if text else "application/octet-stream"

@@ -13,7 +13,7 @@ import numpy as np
 from hubmerge.output.report import Report
 
 DATA = Path(__file__).parent / "data"
-FIGURES = ("figures/density_by_layer.png", "figures/overlap.png", "figures/pairs.png")
+FIGURES = ("figures/density_by_layer.svg", "figures/overlap.svg", "figures/pairs.svg")
 
 
 def report_data() -> dict[str, Any]:

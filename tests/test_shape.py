@@ -69,14 +69,14 @@ def test_light_commands_do_not_import_torch_or_gradio(command: str) -> None:
         f"try:\n    main([{command!r}, '--help'] if {command!r} != 'methods' else ['methods'])\n"
         "except SystemExit:\n    pass\n"
         "import hubmerge.line, localhub.server\n"
-        "print(sorted({'torch', 'gradio', 'transformers', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
+        "print(sorted({'torch', 'gradio', 'transformers'} & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr.strip().splitlines()[-1] == "[]"
 
 
 def test_what_is_not_needed_is_not_loaded() -> None:
-    """A merge of local folders needs no client of the Hub, a card without scores no board and no matplotlib."""
+    """A merge of local folders needs no client of the Hub, a card without scores no board."""
     script = (
         "import sys, json\nfrom pathlib import Path\n"
         "import hubmerge.cli.merge\nfrom hubmerge.output.card import render_card\n"
@@ -86,7 +86,7 @@ def test_what_is_not_needed_is_not_loaded() -> None:
         "report = Report.from_json(data | {'evaluations': []})\n"
         "assert render_card(report)\nHub('http://127.0.0.1:1')\n"
         "board = 'hubmerge.board.leaderboard'\n"
-        "heavy = {'huggingface_hub', 'httpx2', 'matplotlib', board, 'torch', 'scipy'}\n"
+        "heavy = {'huggingface_hub', 'httpx2', board, 'torch', 'scipy'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)

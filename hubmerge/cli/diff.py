@@ -33,7 +33,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     words = "a pattern of tensor names that are left out, such as 'v_head.*'; may stand several times"
     command.add_argument("--ignore", action="append", default=[], metavar="PATTERN", help=words)
     words = "also draw it: what changed by layer and module type, and by how much"
-    command.add_argument("--figure", type=_png, metavar="FILE.png", help=words)
+    command.add_argument("--figure", type=_svg, metavar="FILE.svg", help=words)
     words = f"how many of the most changed tensors are listed; default: {TOP}"
     command.add_argument("--top", type=positive, default=TOP, metavar="N", help=words)
 
@@ -81,8 +81,8 @@ def _unwritable(path: Path, got: str) -> DiskError:
     )
 
 
-def _png(text: str) -> Path:
+def _svg(text: str) -> Path:
     path = Path(text)
-    if path.suffix.lower() != ".png":
-        raise argparse.ArgumentTypeError(f"a figure is a PNG: give a name that ends in .png, not {text[:80]!r}")
+    if path.suffix.lower() != ".svg":
+        raise argparse.ArgumentTypeError(f"a figure is an SVG file: give a name that ends in .svg, not {text[:80]!r}")
     return path

@@ -36,15 +36,15 @@ _MB = 1_000_000
 # peak resident bytes
 _IMPORTED = 54 * _MB  # interpreter, numpy
 _CLIENT = 16 * _MB  # of the Hub
-_CARD = 75 * _MB  # the figures' library, loaded when the stream is done
-_TENSOR, _TENSOR_PER_AGENT, _TENSOR_PER_VARIANT = 8_000, 4_000, 5_000  # tallies of one tensor
+_CARD = 20 * _MB  # template, statistics and figures, when the stream is done
+_TENSOR, _TENSOR_PER_AGENT, _TENSOR_PER_VARIANT = 8_000, 4_000, 3_500  # tallies of one tensor
 _TORCH = 200 * _MB  # what `import torch` adds
 _DEVICE = 800 * _MB  # an estimate: CUDA's libraries, the driver's context on the host, pinned buffers
 _WHOLE = 16  # bytes per element of a whole tensor beside the plain operations: moments, gradient, result
 
 _RATE_NS = 1.7  # of one core at speed 1, per element of an input and pass, with statistics, hashing and writing
 _EAGER = 30.0  # times as long, operation by operation
-_START_S = 1.5  # imports, and the card with its figures
+_START_S = 0.7  # imports and the card
 _BUILD_S = 5.0  # of the fast pass, once on a machine
 _REFERENCE_S = 0.0005  # what `_speed` measures at speed 1
 

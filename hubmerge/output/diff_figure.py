@@ -1,25 +1,36 @@
 """The figure of a difference: what changed by layer and module type, how strongly, and how large single changes are.
 
-A pure function to PNG bytes, the same bytes for the same difference and matplotlib, as the card's figures are.
+A pure function to SVG, the same bytes for the same difference, as the card's figures are.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from hubmerge.output.diff import Diff, Measure, Side
-from hubmerge.output.figures import SIZE, finish, heatmap, new_figure, png, short_label
+from hubmerge.output.drawing import (
+    CIVIDIS,
+    LABEL,
+    SIZE,
+    TICKS,
+    TITLE,
+    WIDTH,
+    Drawing,
+    Panel,
+    Shades,
+    numbers,
+    ticks,
+    width_of,
+)
+from hubmerge.output.figures import heatmap, short_label
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
-
-_ROW = 0.26  # inches: of a module type
-_HISTOGRAM = 1.6  # inches: height
-_BESIDE = 0.8  # inches: title, numbers and label of a panel
+_EDGE = 12.0  # pixels around everything
+_ROW = 25.0  # pixels: of a module type
+_HISTOGRAM = 150.0  # pixels: height
+_BETWEEN = 14.0  # pixels between panels
+_SCALE = 62.0  # pixels: of a scale with its numbers
 _BAR = "#0072B2"
-_MARK = "#D55E00"
+_MARK = "#B54300"
 _LOG10_2 = math.log10(2.0)
 _NAME = 46  # characters of a model's name
 _PANELS: tuple[tuple[Measure, str], ...] = (
@@ -29,50 +40,52 @@ _PANELS: tuple[tuple[Measure, str], ...] = (
 
 
 def draw(diff: Diff) -> bytes:
-    """A PNG of 1,200 pixels' width."""
-    return png(lambda: figure_of(diff))
-
-
-def figure_of(diff: Diff) -> Figure:
-    """Two panels, of layers by module types, and the histogram of |δ|."""
+    """Two panels, of layers by module types, and the histogram of |δ|, as SVG of 800 pixels' width."""
     panel = _ROW * max(len(diff.modules), 2)
-    heights = [panel + _BESIDE, panel + _BESIDE, _HISTOGRAM + _BESIDE]
-    figure = new_figure(sum(heights) + 0.4)
-    figure.suptitle(f"{_name(diff.base)}  →  {_name(diff.agent)}", fontsize=SIZE + 2)
-    parts = figure.subfigures(3, 1, squeeze=False, height_ratios=heights)[:, 0]
-    for part, (measure, title) in zip(parts[:2], _PANELS, strict=True):
-        _panel(part, diff, measure, title)
-    _histogram(parts[2].subplots(), diff)
-    return figure
+    step = TITLE + panel + TICKS + LABEL + _BETWEEN
+    title = f"{_name(diff.base)}  →  {_name(diff.agent)}"
+    drawing = Drawing(34 + 2 * step + TITLE + _HISTOGRAM + TICKS + LABEL + _EDGE, title)
+    drawing.text(WIDTH / 2, 24, title, size=SIZE + 3, anchor="middle")
+    for n, (measure, words) in enumerate(_PANELS):
+        _measure(drawing, 34 + n * step + TITLE, panel, diff, measure, words)
+    _histogram(drawing, 34 + 2 * step + TITLE, diff)
+    return drawing.svg()
 
 
 def _name(side: Side) -> str:
     return short_label(side.id if side.kind == "hub" else side.id.rstrip("/").rsplit("/", 1)[-1] or side.id, _NAME)
 
 
-def _panel(figure: SubFigure, diff: Diff, measure: Measure, title: str) -> None:
+def _measure(drawing: Drawing, top: float, height: float, diff: Diff, measure: Measure, title: str) -> None:
     """Layers by module types as shades, and beside them the whole of each module type as a bar."""
     names = [short_label(name) for name in diff.modules]
-    wholes = [_percent(getattr(change, measure)) for change in diff.modules.values()]
+    last = max(len(names), 1) - 1
+    beside = max(map(width_of, names), default=0.0) + 2 * _EDGE
     depths = list(diff.layers)
     cells = [[diff.grid.get(depth, {}).get(name) for depth in depths] for name in diff.modules]
-    if any(cell is not None for row in cells for cell in row):
-        heat, bars = figure.subplots(1, 2, width_ratios=[2, 1], sharey=True)
-        values = [[math.nan if cell is None else _percent(cell[measure]) for cell in row] for row in cells]
-        most = max(value for row in values for value in row if not math.isnan(value))
-        heatmap(heat, values, "cividis", 0.0, most or 1.0)
-        finish(heat, title, "layer", whole=True)
-        heat.set_xticks(shown := _few(len(depths)), [str(depths[n]) for n in shown])
-        heat.set_xlim(-0.5, len(depths) - 0.5)
-        bars.tick_params(left=False, labelleft=False)
-    else:
-        bars = figure.subplots()
-    drawn = bars.barh(range(len(names)), wholes, 0.72, color=_BAR)
-    bars.bar_label(drawn, [f"{value:.3g}" for value in wholes], padding=4, fontsize=SIZE - 1)
-    bars.set(xlim=(0, 1.25 * max(wholes, default=0.0) or 1.0), ylim=(max(len(names), 1) - 0.5, -0.5))
-    bars.set_title("whole model" if any(map(any, cells)) else title)
-    bars.set_xticks([])
-    bars.set_yticks(range(len(names)), names)
+    values = [[math.nan if cell is None else _percent(cell[measure]) for cell in row] for row in cells]
+    known = [value for row in values for value in row if not math.isnan(value)]
+    rows = (-0.5, last + 0.5)
+    left = beside
+    if known:
+        width = 0.62 * (WIDTH - beside) - _SCALE
+        heat = Panel(drawing, beside, top, width, height, (-0.5, len(depths) - 0.5), rows)
+        shades = Shades(CIVIDIS, 0.0, max(known) or 1.0)
+        heat.title(title)
+        heatmap(heat, values, shades)
+        heat.x_axis([(n, str(depths[n])) for n in _few(len(depths))], "layer")
+        shades.scale(drawing, heat.left + width + 6, top, height)
+        left = beside + width + _SCALE + _EDGE
+    wholes = [_percent(getattr(change, measure)) for change in diff.modules.values()]
+    bars = Panel(drawing, left, top, WIDTH - _EDGE - left, height, (0.0, 1.25 * max(wholes, default=0.0) or 1.0), rows)
+    bars.title("whole model" if known else title)
+    for n, value in enumerate(wholes):
+        bars.bar((0.0, value), (last - n - 0.36, last - n + 0.36), _BAR)
+        x, y = bars.at(value, last - n)
+        drawing.text(x + 5, y + 4, f"{value:.3g}", size=SIZE - 1)
+    bars.y_axis([])
+    for n, name in enumerate(names):
+        drawing.text(beside - 6, bars.at(0.0, last - n)[1] + 4, name, anchor="end")
 
 
 def _few(count: int) -> range:
@@ -80,7 +93,7 @@ def _few(count: int) -> range:
     return range(0, count, 1 + (count - 1) // 12)
 
 
-def _histogram(axes: Axes, diff: Diff) -> None:
+def _histogram(drawing: Drawing, top: float, diff: Diff) -> None:
     """How many elements have a |δ| of which power of two."""
     total = diff.total
     shares = {m.exponent: 100 * m.elements / max(total.elements, 1) for m in diff.magnitudes}
@@ -88,31 +101,33 @@ def _histogram(axes: Axes, diff: Diff) -> None:
     if total.max:
         limits[math.log2(total.max / 100)] = "1% of the largest"
     first, last = min(shares, default=-20), max(shares, default=-1)
-    axes.bar([e + 0.5 for e in shares], list(shares.values()), 0.88, color=_BAR)
-    axes.set_xlim(min([first, *limits]) - 0.5, max(last + 1.0, *limits) + 0.5)
-    axes.set_ylim(0, 1.25 * max(shares.values(), default=0.0) or 1.0)
-    below = f"|δ| (exactly the base's value: {100 * total.identical_share:.3g}%)"
-    finish(axes, "how large single changes are", below, "elements, %", grid="y")
-    middle = sum(axes.get_xlim()) / 2
-    for line, (place, words) in enumerate(limits.items()):
-        axes.axvline(place, color=_MARK, linewidth=1)
-        side, away = ("left", 4) if place < middle else ("right", -4)
-        axes.annotate(
-            words,
-            (place, 0.97 - 0.11 * line),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(away, 0),
-            textcoords="offset points",
-            size=SIZE - 1,
-            ha=side,
-            va="top",
-            color=_MARK,
-        )
-    powers = range(*(math.ceil(end * _LOG10_2) for end in axes.get_xlim()))
+    ends = (min([first, *limits]) - 0.5, max(last + 1.0, *limits) + 0.5)
+    left = 72.0
+    panel = Panel(
+        drawing,
+        left,
+        top,
+        WIDTH - _EDGE - left,
+        _HISTOGRAM,
+        ends,
+        (0.0, 1.25 * max(shares.values(), default=0.0) or 1.0),
+    )
+    panel.title("how large single changes are")
+    panel.y_axis(numbers(ticks(*panel.y)), "elements, %", grid=True)
+    powers = range(math.ceil(ends[0] * _LOG10_2), math.floor(ends[1] * _LOG10_2) + 1)
     shown = [p for p in powers if p % (1 + len(powers) // 12) == 0]
-    axes.set_xticks([p / _LOG10_2 for p in shown], [_power(p) for p in shown])
+    below = f"|δ| (exactly the base's value: {100 * total.identical_share:.3g}%)"
+    panel.x_axis([(p / _LOG10_2, _power(p)) for p in shown], below)
+    for exponent, share in shares.items():
+        panel.bar((exponent + 0.06, exponent + 0.94), (0.0, share), _BAR)
+    for line, (place, words) in enumerate(limits.items()):
+        x, _ = panel.at(place, 0.0)
+        drawing.line([(x, top), (x, top + _HISTOGRAM)], _MARK)
+        left_half = place < sum(ends) / 2
+        anchor, away = ("start", 5) if left_half else ("end", -5)
+        drawing.text(x + away, top + 14 + 16 * line, words, size=SIZE - 1, anchor=anchor, color=_MARK)
     if not shares:
-        axes.text(0.5, 0.5, "nothing changed", transform=axes.transAxes, ha="center")
+        drawing.text(left + panel.width / 2, top + _HISTOGRAM / 2, "nothing changed", anchor="middle")
 
 
 def _power(exponent: int) -> str:

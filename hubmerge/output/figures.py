@@ -1,53 +1,44 @@
 """The card's figures: what each agent changed where, with whom it shares it, and how alike the agents are.
 
-Pure functions of the report to PNG bytes, the same bytes for the same report and matplotlib. Labels are a stranger's
-text: they are cut to a length, rid of what the font cannot show, and never read as mathematics.
+Pure functions of the report to SVG, the same bytes for the same report. Labels are a stranger's text: they are cut to a
+length and rid of what cannot be seen.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from hubmerge.output.drawing import (
+    CIVIDIS,
+    LABEL,
+    ORANGE_VIOLET,
+    SIZE,
+    TICKS,
+    TITLE,
+    WIDTH,
+    Drawing,
+    Panel,
+    Shades,
+    legend_height,
+    numbers,
+    ticks,
+    width_of,
+)
 from hubmerge.output.report import Report
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
-
-DENSITY = "figures/density_by_layer.png"
-OVERLAP = "figures/overlap.png"
-PAIRS = "figures/pairs.png"
-
-WIDTH = 8.0  # inches; cards show about 800 pixels, so that 9 points read as 12 pixels
-SIZE = 9.0  # points
-_FONT = "DejaVu Sans"  # it comes with matplotlib
-_STYLE = {
-    "figure.dpi": 150,
-    "font.family": _FONT,
-    "font.size": SIZE,
-    "text.parse_math": False,
-    "axes.titlesize": SIZE + 1,
-    "axes.titley": 1.0,  # a free place would be looked for by measuring every label several times
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "legend.frameon": False,
-}
+DENSITY = "figures/density_by_layer.svg"
+OVERLAP = "figures/overlap.svg"
+PAIRS = "figures/pairs.svg"
 
 _LABEL = 22  # characters
-_SHORT = 14  # characters of a label that fits beside two others
 _EMPTY = "#ededed"
 _ANNOTATED = 10  # a heatmap of more agents has no room for numbers
 # Okabe and Ito's palette, told apart under every common colour blindness; black comes last. Markers repeat the
-# difference, and line styles go on where the colours end.
+# difference, and dashes go on where the colours end.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C7A00", "#000000")
-_MARKERS = "osD^vPX*"
-_LINES = ("-", "--", ":", "-.")
+_DASHES = ("", "6 3", "8 3 2 3", "2 3")
 # how the parameters divide; the pages show the same, lighter in the dark
 SHARE_COLORS = {"private": "#0f766e", "overlap": "#3b82f6", "conflict": "#d97706", "unchanged": "#cbd5e1"}
 _SHARE_NAMES = {
@@ -56,84 +47,63 @@ _SHARE_NAMES = {
     "conflict": "several, opposite signs",
     "unchanged": "none",
 }
-_PANEL = 2.1  # inches: the height of axes beside which nothing is listed
-_WHOLE = 0.85  # inches: a bar of all elements with its title and its legend
-_ROW = 0.2  # inches: of a legend
-
-_drawing = threading.Lock()  # threads may not share matplotlib's fonts and settings
+_PANEL = 200.0  # pixels: the height of a panel beside which nothing is listed
+_EDGE = 12.0  # pixels around everything
+_AXIS = 72.0  # pixels: numbers and label beside a panel
+_CHANGED = "changed elements, %"
 
 
 def render_figures(report: Report) -> dict[str, bytes]:
-    """Path below the repo → PNG."""
+    """Path below the repo → SVG."""
     statistics = report.statistics
     labels = [short_label(str(a["agent"])) for a in statistics["total"]["agents"]]
-    draw: dict[str, Callable[[Sequence[str], Mapping[str, Any]], Figure]] = {
-        DENSITY: _density,
-        OVERLAP: _overlap,
-        PAIRS: _pairs,
+    return {
+        DENSITY: _density(labels, statistics),
+        OVERLAP: _overlap(labels, statistics),
+        PAIRS: _pairs(labels, statistics["total"]["pairs"]),
     }
-    return {name: png(lambda f=function: f(labels, statistics)) for name, function in draw.items()}  # type: ignore[misc]
 
 
-def png(draw: Callable[[], Figure]) -> bytes:
-    """The PNG of the figure that `draw` returns, without metadata, which would name the version of matplotlib."""
-    # imported here, as below: matplotlib takes a third of a second, and most commands draw nothing
-    from matplotlib import rc_context
-
-    buffer = io.BytesIO()
-    with _drawing, rc_context(_STYLE):
-        draw().savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
-
-
-def new_figure(height: float) -> Figure:
-    """An empty figure, `height` inches high, whose margins follow from what is written beside its axes."""
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
-    return Figure((WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.06))
-
-
-def finish(axes: Axes, title: str, x: str = "", y: str = "", *, grid: str = "", whole: bool = False) -> None:
-    """Title, labels, and few round numbers in plain digits; `whole`: those of x are integers."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes.set(title=title, xlabel=x, ylabel=y)
-    for axis, integers in ((axes.xaxis, whole), (axes.yaxis, False)):
-        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=integers))
-        axis.set_major_formatter(lambda value, _: f"{value:.6g}".replace("-", "−"))
-    if grid:
-        axes.grid(axis=grid)  # type: ignore[arg-type]
-
-
-def _density(labels: Sequence[str], statistics: Mapping[str, Any]) -> Figure:
+def _density(labels: Sequence[str], statistics: Mapping[str, Any]) -> bytes:
     layers = sorted((int(depth), part) for depth, part in statistics["layers"].items())
     names = [short_label(name) for name in statistics["modules"]]
-    bars = _percents(labels, statistics["modules"].values())
-    figure = new_figure(_PANEL + 1.1 + _ROW * _legend_rows(labels))
-    *left, right = figure.subplots(1, 2 if layers else 1, width_ratios=[3, 2] if layers else None, squeeze=False)[0]
-    handles: list[Any] = []
-    for axes in left:
+    colors = [_COLORS[k % len(_COLORS)] for k in range(len(labels))]
+    dashes = [_DASHES[k // len(_COLORS) % len(_DASHES)] for k in range(len(labels))]
+    entries = list(zip(colors, labels, strict=True))
+    below = max(TICKS + LABEL, 14 + 0.5 * max(map(width_of, names), default=0.0))
+    drawing = Drawing(
+        TITLE + _PANEL + below + 12 + legend_height(entries) + _EDGE, "Changed elements by layer and module"
+    )
+    space = WIDTH - _EDGE
+    if layers:
         depths = [depth for depth, _ in layers]
         curves = _percents(labels, [part for _, part in layers])
+        room = 0.04 * (depths[-1] - depths[0]) or 0.5
+        ends = (depths[0] - room, depths[-1] + room)
+        panel = Panel(drawing, _AXIS, TITLE, 0.54 * space - _AXIS, _PANEL, ends, (0.0, 1.05 * _largest(curves) or 1.0))
+        panel.title("by layer")
+        panel.y_axis(numbers(ticks(*panel.y)), _CHANGED, grid=True)
+        panel.x_axis(numbers(ticks(depths[0], depths[-1], whole=True)), "layer")
         for k, curve in enumerate(curves):
-            color, line = _COLORS[k % len(_COLORS)], _LINES[k // len(_COLORS) % len(_LINES)]
-            marker = _MARKERS[k % len(_MARKERS)]
-            handles += axes.plot(depths, curve, line, color=color, linewidth=1.4, marker=marker, markersize=4)
-        axes.set_ylim(0, 1.05 * _largest(curves) or 1.0)
-        finish(axes, "by layer", "layer", "changed elements, %", grid="y", whole=True)
-    width = 0.8 / max(len(bars), 1)
+            points = [panel.at(depth, value) for depth, value in zip(depths, curve, strict=True)]
+            drawing.line(points, colors[k], 1.6, dashes[k])
+            for point in points:
+                drawing.marker(point, k, colors[k])
+    bars = _percents(labels, statistics["modules"].values())
+    left = (0.56 * space if layers else 0.0) + _AXIS
+    across = (-0.5, max(len(names), 1) - 0.5)
+    panel = Panel(drawing, left, TITLE, space - left, _PANEL, across, (0.0, 1.05 * _largest(bars) or 1.0))
+    panel.title("by module type")
+    panel.y_axis(numbers(ticks(*panel.y)), _CHANGED, grid=True)
+    panel.x_axis(list(enumerate(names)), turned=True)
+    width = 0.8 / len(labels)
+    shown = width * (0.95 if len(labels) < 10 else 1.0)  # with a gap where there is room for one
     for k, values in enumerate(bars):
-        places = [m - 0.4 + k * width for m in range(len(names))]
-        shown = width * (0.95 if len(bars) < 10 else 1.0)  # with a gap where there is room for one
-        drawn = right.bar(places, values, shown, align="edge", color=_COLORS[k % len(_COLORS)])
-        if not left:
-            handles.append(drawn)
-    right.set_ylim(0, 1.05 * _largest(bars) or 1.0)
-    finish(right, "by module type", "", "changed elements, %", grid="y")
-    right.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor")
-    _legend(figure, handles, labels)
-    return figure
+        for m, value in enumerate(values):
+            first = m - 0.4 + k * width
+            panel.bar((first, first + shown), (0.0, value), colors[k])
+    drawing.legend(TITLE + _PANEL + below + 12, entries, lines=dashes if layers else None)
+    return drawing.svg()
 
 
 def _percents(labels: Sequence[str], parts: Iterable[Mapping[str, Any]]) -> list[list[float]]:
@@ -146,65 +116,64 @@ def _largest(rows: Iterable[Sequence[float]]) -> float:
     return max((value for row in rows for value in row), default=0.0)
 
 
-def _legend(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    figure.legend(handles, labels, loc="outside lower center", ncols=_legend_columns(labels))
-
-
-def _legend_columns(labels: Sequence[str]) -> int:
-    return min(len(labels), 3 if max(map(len, labels)) <= _SHORT else 2)
-
-
-def _legend_rows(labels: Sequence[str]) -> int:
-    return -(-len(labels) // _legend_columns(labels))
-
-
-def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> Figure:
+def _overlap(labels: Sequence[str], statistics: Mapping[str, Any]) -> bytes:
     total = statistics["total"]
     groups = _groups(len(labels))
-    colors = [_shade(step, len(groups)) for step in range(len(groups))]
-    shares = [100 * share for share in total["overlap_share"]]
-    panels = min(max(_PANEL, 0.25 * len(labels) + 0.4), 8.0)
-    figure = new_figure(panels + 0.9 + _WHOLE)
-    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=[_WHOLE, panels + 0.9])[:, 0]
-    _whole(above, total["shares"])
-    sharing, counts = below.subplots(1, 2, width_ratios=[3, 2])
+    shades = Shades(CIVIDIS[::-1], -0.15, 0.85)  # from light (alone) to dark (all)
+    colors = [shades.at(0.85 * step / max(len(groups) - 1, 1)) for step in range(len(groups))]
+    whole = [
+        (color, f"{_SHARE_NAMES[name]}: {100 * total['shares'][name]:.3g}%") for name, color in SHARE_COLORS.items()
+    ]
+    entries = list(zip(colors, groups, strict=True))
+    panel = min(max(_PANEL, 24.0 * len(labels)), 640.0)
+    top = TITLE + 26 + 10 + legend_height(whole) + 14 + TITLE
+    drawing = Drawing(
+        top + panel + TICKS + LABEL + 12 + legend_height(entries) + _EDGE, "What is changed alone and together"
+    )
+
+    # all elements as one bar, to scale
+    bar, left = Panel(drawing, _EDGE, TITLE, WIDTH - 2 * _EDGE, 26, (0.0, 1.0)), 0.0
+    bar.title("all elements, changed by")
+    for name, color in SHARE_COLORS.items():
+        bar.bar((left, left + total["shares"][name]), (0.0, 1.0), color)
+        left += total["shares"][name]
+    drawing.legend(TITLE + 36, whole)
 
     # per agent a bar whose parts are the elements that it changed alone, with one other, …
-    ends = [0.0] * len(labels)
-    handles = []
-    for color, group in zip(colors, groups.values(), strict=True):
-        shared = (sum(a["shared_with"][c - 1] for c in group) for a in total["agents"])
-        lengths = [100 * elements / max(total["elements"], 1) for elements in shared]
-        handles.append(sharing.barh(range(len(labels)), lengths, 0.7, left=ends, color=color))
-        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
-    sharing.set(xlim=(0, 1.03 * max(ends) or 1.0), ylim=(len(labels) - 0.5, -0.5))
-    finish(sharing, "changed alone and with others", "elements, %", grid="x")
-    sharing.set_yticks(range(len(labels)), labels)
+    rows = [
+        [100 * sum(a["shared_with"][c - 1] for c in group) / max(total["elements"], 1) for group in groups.values()]
+        for a in total["agents"]
+    ]
+    beside = max(map(width_of, labels)) + 2 * _EDGE
+    across = (0.0, 1.03 * max(map(sum, rows)) or 1.0)
+    sharing = Panel(drawing, beside, top, 0.62 * WIDTH - beside, panel, across, (-0.5, len(labels) - 0.5))
+    sharing.title("changed alone and with others")
+    sharing.x_axis(numbers(ticks(*across)), "elements, %", grid=True)
+    last = len(labels) - 1
+    for k, parts in enumerate(rows):
+        end = 0.0
+        for color, part in zip(colors, parts, strict=True):
+            sharing.bar((end, end + part), (last - k - 0.35, last - k + 0.35), color)
+            end += part
+    sharing.y_axis([(last - k, label) for k, label in enumerate(labels)])
 
+    shares = [100 * share for share in total["overlap_share"]]
+    across = (0.4, max(len(shares), 2) - 0.4)
+    left = 0.62 * WIDTH + _AXIS
+    counts = Panel(drawing, left, top, WIDTH - _EDGE - left, panel, across, (0.0, 1.12 * max(shares[1:]) or 1.0))
+    counts.title("changed by how many")
+    counts.y_axis(numbers(ticks(*counts.y)), "elements, %", grid=True)
+    few = len(labels) <= _ANNOTATED
+    marks = list(range(1, len(shares))) if few else ticks(1, len(shares) - 1, whole=True)
+    counts.x_axis(numbers(marks), f"agents (nobody: {shares[0]:.3g}%)")
     of_count = [color for color, group in zip(colors, groups.values(), strict=True) for _ in group]
-    bars = counts.bar(range(1, len(shares)), shares[1:], 0.7, color=of_count)
-    counts.set(xlim=(0.4, max(len(shares), 2) - 0.4), ylim=(0, 1.12 * max(shares[1:]) or 1.0))
-    finish(counts, "changed by how many", f"agents (nobody: {shares[0]:.3g}%)", "elements, %", grid="y", whole=True)
-    if len(labels) <= _ANNOTATED:
-        digits = 3 if len(labels) <= 5 else 2
-        counts.bar_label(bars, [f"{share:.{digits}g}" for share in shares[1:]], padding=2, fontsize=SIZE - 2)
-        counts.set_xticks(range(1, len(shares)))
-    below.legend(handles, list(groups), loc="outside lower center", ncols=len(groups))
-    return figure
-
-
-def _whole(figure: SubFigure, shares: Mapping[str, float]) -> None:
-    """All elements as one bar, to scale, with its own legend."""
-    axes = figure.subplots()
-    left, bars = 0.0, list[Any]()
-    for name in SHARE_COLORS:
-        share = 100 * shares[name]
-        bars.append(axes.barh([0], [share], 0.8, left=left, color=SHARE_COLORS[name]))
-        left += share
-    axes.set(xlim=(0, 100), ylim=(-0.4, 0.4), title="all elements, changed by")
-    axes.set_axis_off()
-    words = [f"{_SHARE_NAMES[name]}: {100 * shares[name]:.3g}%" for name in SHARE_COLORS]
-    figure.legend(bars, words, loc="outside lower center", ncols=len(words), fontsize=SIZE - 1)
+    for c, (color, share) in enumerate(zip(of_count, shares[1:], strict=True), 1):
+        counts.bar((c - 0.35, c + 0.35), (0.0, share), color)
+        if few:
+            x, y = counts.at(c, share)
+            drawing.text(x, y - 4, f"{share:.{3 if len(labels) <= 5 else 2}g}", size=SIZE - 2, anchor="middle")
+    drawing.legend(top + panel + TICKS + LABEL + 12, entries)
+    return drawing.svg()
 
 
 def _groups(agents: int) -> dict[str, range]:
@@ -216,61 +185,58 @@ def _groups(agents: int) -> dict[str, range]:
     return names
 
 
-def _shade(step: int, steps: int) -> Any:
-    """From light (alone) to dark (all): cividis, which reads the same to colour-blind eyes and in grey."""
-    from matplotlib import colormaps
-
-    return colormaps["cividis_r"](0.15 + 0.85 * step / max(steps - 1, 1))
-
-
-def _pairs(labels: Sequence[str], statistics: Mapping[str, Any]) -> Figure:
-    agents, pairs = len(labels), statistics["total"]["pairs"]
+def _pairs(labels: Sequence[str], pairs: Sequence[Mapping[str, Any]]) -> bytes:
+    agents = len(labels)
     few = agents <= _ANNOTATED
-    figure = new_figure(max(2.4, 0.11 * agents) + 0.6)
-    panels = figure.subplots(1, 2)
-    for axes, (key, title, colors, least) in zip(
-        panels,
-        (("jaccard", "Jaccard index", "cividis", 0.0), ("cosine", "cosine of the updates", "PuOr", -1.0)),
-        strict=True,
+    size = SIZE if few else 8.0
+    numbered = [f"{label} · {n}" for n, label in enumerate(labels, 1)]
+    beside = max(width_of(text, size) for text in numbered) + 2 * _EDGE
+    height = max(220.0, 10.5 * agents)
+    drawing = Drawing(TITLE + height + TICKS + _EDGE, "How alike the agents are")
+    scale = 0.0 if few else 62.0  # cells with numbers need none
+    width = (WIDTH - beside - 2 * _EDGE - 2 * scale) / 2
+    for n, (key, title, shades) in enumerate(
+        (
+            ("jaccard", "Jaccard index", Shades(CIVIDIS)),
+            ("cosine", "cosine of the updates", Shades(ORANGE_VIOLET, -1.0, 1.0)),
+        )
     ):
         grid = _matrix(agents, pairs, key)
-        image = heatmap(axes, grid, colors, least, 1.0, bar=not few)  # cells with numbers need no bar
-        axes.set_title(title)
-        shown = range(0, agents, 1 + agents // 25)
-        axes.set_xticks(shown, [str(n + 1) for n in shown], fontsize=SIZE if few else 6)
-        axes.set_yticks([])
-        for row in range(agents) if few else ():
-            for column in range(agents):
+        panel = Panel(
+            drawing,
+            beside + n * (width + scale + _EDGE),
+            TITLE,
+            width,
+            height,
+            (-0.5, agents - 0.5),
+            (-0.5, agents - 0.5),
+        )
+        panel.title(title)
+        heatmap(panel, grid, shades)
+        for row, values in enumerate(grid if few else ()):
+            for column, value in enumerate(values):
                 if row != column:
-                    red, green, blue, _ = image.cmap(image.norm(grid[row][column]))
-                    axes.text(
-                        column,
-                        row,
-                        f"{round(grid[row][column], 2) + 0.0:.2f}",  # + 0.0: no "-0.00"
-                        size=SIZE if agents <= 5 else 5.5,
-                        ha="center",
-                        va="center",
-                        color="black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white",
-                    )
-    numbered = [f"{label}  {n}" for n, label in enumerate(labels, 1)]
-    panels[0].set_yticks(range(agents), numbered, fontsize=SIZE if few else 6)
-    return figure
+                    x, y = panel.at(column, agents - 1 - row)
+                    words = f"{round(value, 2) + 0.0:.2f}".replace("-", "−")  # + 0.0: no "−0.00"
+                    ink = shades.ink(value)
+                    drawing.text(x, y + 4, words, size=SIZE if agents <= 5 else 9.0, anchor="middle", color=ink)
+        for k in range(0, agents, 1 + agents // 25):
+            drawing.text(panel.at(k, 0)[0], TITLE + height + 14, str(k + 1), size=size, anchor="middle")
+        if not few:
+            shades.scale(drawing, panel.left + width + 6, TITLE, height)
+    for k, text in enumerate(numbered):
+        y = TITLE + height * (k + 0.5) / agents
+        drawing.text(beside - 6, y + size / 3, text, size=size, anchor="end")
+    return drawing.svg()
 
 
-def heatmap(
-    axes: Axes, grid: Sequence[Sequence[float]], colors: str, least: float, most: float, *, bar: bool = True
-) -> Any:
-    """One shade a value, nothing where it is NaN; `bar`: beside it, which shade is which value."""
-    from matplotlib import colormaps
-
-    shades = colormaps[colors].with_extremes(bad=_EMPTY)
-    image = axes.imshow(grid, cmap=shades, vmin=least, vmax=most, aspect="auto", interpolation="nearest")
-    if bar:
-        assert axes.figure is not None
-        drawn = axes.figure.colorbar(image, ax=axes, pad=0.02)
-        drawn.outline.set_visible(False)
-        drawn.ax.tick_params(labelsize=SIZE - 1)
-    return image
+def heatmap(panel: Panel, grid: Sequence[Sequence[float]], shades: Shades) -> None:
+    """One shade a value, row by row from the top, grey where it is NaN."""
+    last = len(grid) - 1
+    for row, values in enumerate(grid):
+        for column, value in enumerate(values):
+            color = _EMPTY if math.isnan(value) else shades.at(value)
+            panel.bar((column - 0.5, column + 0.5), (last - row - 0.5, last - row + 0.5), color)
 
 
 def _matrix(agents: int, pairs: Sequence[Mapping[str, Any]], key: str) -> list[list[float]]:
@@ -284,11 +250,8 @@ def _matrix(agents: int, pairs: Sequence[Mapping[str, Any]], key: str) -> list[l
 
 
 def short_label(text: str, most: int = _LABEL) -> str:
-    """Foreign text that fits beside an axis: its two ends, in characters that the font has."""
-    from matplotlib.font_manager import findfont, get_font
-
-    known = get_font(findfont(_FONT)).get_charmap()
-    shown = "".join(c if c.isprintable() and ord(c) in known else "?" for c in text)
+    """Foreign text that fits beside an axis: its two ends, without what cannot be seen, such as a turn of direction."""
+    shown = "".join(c if c.isprintable() else "?" for c in text)
     if len(shown) <= most:
         return shown
     half = (most - 1) // 2

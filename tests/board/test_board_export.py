@@ -154,7 +154,7 @@ def test_the_command_imports_nothing_heavy(tmp_path: Path, form: list[str]) -> N
         "import sys\nfrom hubmerge.cli.main import main\n"
         f"assert main(['leaderboard', '--results', {str(tmp_path)!r}, *{form!r}]) == 0\n"
         "heavy = {'torch', 'numpy', 'gradio', 'pandas', 'pyarrow', 'datasets', 'huggingface_hub', 'httpx2', 'jinja2'}\n"
-        "heavy |= {'matplotlib', 'sqlite3', 'yaml', 'asyncio', 'hubmerge.line', 'localhub'}\n"
+        "heavy |= {'sqlite3', 'yaml', 'asyncio', 'hubmerge.line', 'localhub'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -43,16 +43,16 @@ def python(script: str) -> str:
 
 
 def test_import_hubmerge_imports_nothing_that_it_does_not_use() -> None:
-    heavy = "{'torch', 'gradio', 'matplotlib', 'transformers', 'numpy', 'pydantic', 'huggingface_hub', 'yaml'}"
+    heavy = "{'torch', 'gradio', 'transformers', 'numpy', 'pydantic', 'huggingface_hub', 'yaml'}"
     script = f"import sys, hubmerge\nprint(sorted({heavy} & set(sys.modules)), hubmerge.__version__)"
     assert python(script) == f"[] {hubmerge.__version__}"
 
 
-def test_the_functions_of_the_library_import_neither_torch_nor_gradio_nor_matplotlib() -> None:
+def test_the_functions_of_the_library_import_neither_torch_nor_gradio() -> None:
     script = (
         "import sys, hubmerge\n"
         f"offered = [getattr(hubmerge, name) for name in {OFFERED}]\n"
-        "print(sorted({'torch', 'gradio', 'matplotlib', 'transformers'} & set(sys.modules)))"
+        "print(sorted({'torch', 'gradio', 'transformers'} & set(sys.modules)))"
     )
     assert python(script) == "[]"
 

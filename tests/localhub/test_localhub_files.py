@@ -79,7 +79,7 @@ def test_head_tells_commit_digest_and_size(ada: HfApi, filled: str) -> None:
 @pytest.mark.parametrize(
     ("name", "served"),
     [
-        ("a.svg", "text/plain; charset=utf-8"),
+        ("a.svg", "image/svg+xml"),
         ("a.xhtml", "text/plain; charset=utf-8"),
         ("a.mht", "application/octet-stream"),  # a web page, too
         ("a.swf", "application/octet-stream"),

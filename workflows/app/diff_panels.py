@@ -58,7 +58,7 @@ def diff_panel(diff: Diff, figure: bytes) -> Markup:
     told = el("p", f"{compared(diff)}.", cls="hm-dim")
     if diff.nothing_changed:
         return join(notice("good", NOTHING_CHANGED), told, warnings_panel(diff.warnings))
-    source = f"data:image/png;base64,{b64encode(figure).decode('ascii')}"
+    source = f"data:image/svg+xml;base64,{b64encode(figure).decode('ascii')}"
     picture = el("img", src=source, alt="What changed by layer and module type, and how large single changes are")
     tops = [_section(top_table(diff, by, LISTED), folded=by != TOP[0]) for by in TOP_TITLES]
     layers = _section(layer_table(diff), folded=True) if diff.layers else None

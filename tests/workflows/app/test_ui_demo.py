@@ -131,7 +131,7 @@ def test_sign_in_merge_the_zoo_with_ram_plus_and_find_it_published(demo: Demo, o
     wait_for_state(page, "done")
     page.get_by_text("172 k parameters counted").first.wait_for()  # all of them
     files = demo.hub.list_repo_files("ada/first-merge")
-    assert {"README.md", "hubmerge.json", "model.safetensors", "figures/overlap.png"} <= set(files)
+    assert {"README.md", "hubmerge.json", "model.safetensors", "figures/overlap.svg"} <= set(files)
     [merged, _] = demo.hub.list_repo_commits("ada/first-merge")
     assert job[:16] in merged.title
     assert page.locator("a[href*='ada/first-merge']").count() >= 1
