@@ -28,7 +28,10 @@ def board_data(board: Board) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA,
         "suites": [suite_data(s) for s in board.suites],
-        "flags": [{"kind": f.kind, "model": f.model, "sha": f.sha, "reason": f.reason} for f in board.flags],
+        "flags": [
+            {"kind": f.kind, "model": f.model, "sha": f.sha, "reason": f.reason, "community": f.community}
+            for f in board.flags
+        ],
         "refused": [{"where": r.where, "reason": r.reason} for r in board.refused],
     }
 
@@ -76,7 +79,10 @@ def row_data(row: Row) -> dict[str, Any]:
         "sha": row.sha,
         "status": row.status,
         "error": {"code": row.error.code, "message": row.error.message} if row.error else None,
-        "flags": [{"kind": f.kind, "reason": f.reason, "inherited_from": f.inherited_from} for f in row.flags],
+        "flags": [
+            {"kind": f.kind, "reason": f.reason, "inherited_from": f.inherited_from, "community": f.community}
+            for f in row.flags
+        ],
         "failures": {s: {"code": e.code, "message": e.message} for s, e in sorted(row.failures.items())},
         "superseded": row.superseded,
         "overall": _estimate(row.overall),
@@ -122,6 +128,7 @@ def row_data(row: Row) -> dict[str, Any]:
         "evaluated": row.created,
         "run_by": row.run_by,
         "signed": row.signed,
+        "committed_by": row.committed_by,
         "method": facts.method,
         "method_parameters": dict(facts.method_parameters),
         "recipe": facts.recipe,
@@ -207,6 +214,7 @@ def _line(row: Row, suite: SuiteBoard) -> dict[str, Any]:
         "evaluated": row.created,
         "run_by": row.run_by,
         "signed": {True: "yes", False: "no", None: ""}[row.signed],
+        "committed_by": row.committed_by,
         "parents": "; ".join(f"{p.id}@{p.sha}" for p in row.parents),
         "ancestors": "; ".join(row.ancestors),
     }
@@ -235,8 +243,10 @@ def _three(name: str, estimate: Estimate | None) -> dict[str, float | None]:
 
 def flag_text(flag: RowFlag) -> str:
     """contaminated (inherited from org/x): why."""
-    inherited = f" (inherited from {flag.inherited_from})" if flag.inherited_from else ""
-    return f"{flag.kind}{inherited}" + (f": {flag.reason}" if flag.reason else "")
+    notes = ["says the community"] if flag.community else []
+    notes += [f"inherited from {flag.inherited_from}"] if flag.inherited_from else []
+    noted = f" ({', '.join(notes)})" if notes else ""
+    return f"{flag.kind}{noted}" + (f": {flag.reason}" if flag.reason else "")
 
 
 def compact(values: Mapping[str, Any]) -> str:

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from hubmerge.board.committers import UNKNOWN, Committed
 from hubmerge.board.lineage import Lineage, Node
 from hubmerge.board.standing import Standing
 from hubmerge.board.values import (
@@ -41,7 +42,6 @@ from hubmerge.board.values import (
     Refusal,
     Row,
     RowFlag,
-    RowProvenance,
     SuiteBoard,
     TaskLine,
 )
@@ -69,16 +69,17 @@ def build_board(
     refused: Iterable[Refusal] = (),
     now: datetime | None = None,
     trusted: Collection[str] = (),
+    committed: Committed = UNKNOWN,
 ) -> Board:
     """The board of `split`. `refused`: files that could not be read, to be listed with what is refused here.
 
     `suite_versions`: the version to show of a suite. `now`: a result from more than a day later is refused, since a
     wrong clock would decide which version and which commit are the newest. `trusted`: public keys whose signatures are
-    believed.
+    believed. `committed`: who committed the results that none of them signed.
     """
-    flags = tuple(sorted(set(flags), key=lambda f: (f.model, f.sha or "", f.kind, f.reason)))
+    flags = tuple(sorted(set(flags), key=lambda f: (f.model, f.sha or "", f.kind, f.reason, f.community)))
     out = set(refused)
-    standing = Standing(trusted)
+    standing = Standing(trusted, committed)
     accepted = _accept(results, now, standing, out)
     lineage = Lineage(standing.ancestry(accepted))
     marks = lineage.flagged(flags)
@@ -288,7 +289,8 @@ def _rows(
             if (node := (p.id, p.sha)) in scored and node not in shown:
                 shown.add(node)
                 waiting.append(node)
-    counted = {n for n in shown if n not in marks and n == newest[n[0]] and id(scored[n].result) in decisive}
+    flagged = {n for n, found in marks.items() if not all(flag.community for flag in found)}
+    counted = {n for n in shown if n not in flagged and n == newest[n[0]] and id(scored[n].result) in decisive}
     ranked = [scored[n] for n in sorted(counted)]
     signed = {n: s for n, s in scored.items() if standing.is_signed(s.result)}
     domains = _domains(scored)
@@ -308,7 +310,8 @@ def _rows(
                 ancestors=tuple(f"{id}@{sha}" for id, sha in lineage.ancestors(node)),
                 flags=marks.get(node, ()),
                 superseded=node != newest[node[0]],
-                provenance=_shown_provenance(standing.of(own.result)),
+                provenance=standing.shown(own.result),
+                committed_by=standing.committed_by(own.result),
             )
         )
     return domains, tuple(sorted(_ranked_by_skills(rows), key=_place))
@@ -322,11 +325,6 @@ def _ranked_by_skills(rows: Sequence[Row]) -> list[Row]:
         row if order is None else replace(row, skills_rank=1 + len(known) - bisect_right(known, order))
         for row, order in zip(rows, orders, strict=True)
     ]
-
-
-def _shown_provenance(found: Provenance) -> RowProvenance:
-    assert found != "forged"  # left out by _accept
-    return found
 
 
 class _Ranking:

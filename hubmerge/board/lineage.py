@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from hubmerge.board.values import Flag, RowFlag
 from hubmerge.evaluation.result import EvaluationResult
@@ -53,12 +54,12 @@ class Lineage:
         found: dict[Node, set[RowFlag]] = defaultdict(set)
         for flag in flags:
             own = {n for n in self._by_id.get(flag.model, ()) if flag.sha is None or n[1] == flag.sha}
-            inherited = RowFlag(flag.kind, flag.reason, flag.model)
+            inherited = RowFlag(flag.kind, flag.reason, flag.model, flag.community)
             seen = set(own)
             waiting = deque(own)
             while waiting:
                 node = waiting.popleft()
-                found[node].add(RowFlag(flag.kind, flag.reason) if node in own else inherited)
+                found[node].add(replace(inherited, inherited_from=None) if node in own else inherited)
                 for child in self._children.get(node, ()):
                     if child not in seen:
                         seen.add(child)
@@ -66,5 +67,5 @@ class Lineage:
         return {node: tuple(sorted(own, key=_flag_order)) for node, own in found.items()}
 
 
-def _flag_order(flag: RowFlag) -> tuple[str, str, str]:
-    return (flag.inherited_from or "", flag.kind, flag.reason)
+def _flag_order(flag: RowFlag) -> tuple[bool, str, str, str]:
+    return (flag.community, flag.inherited_from or "", flag.kind, flag.reason)

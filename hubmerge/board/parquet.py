@@ -29,6 +29,7 @@ def _schema() -> Any:
     task += [("dataset", text), ("dataset_revision", text)]
     skill = [("task", text), ("domain", text), ("best_parent", text), ("kept", pa.bool_())]
     skill += [("value", real), ("low", real), ("high", real)]
+    flag = [("kind", text), ("reason", text), ("inherited_from", text), ("community", pa.bool_())]
     parent = [("role", text), ("id", text), ("sha", text), ("weight", real), ("status", text)]
     return pa.schema(
         [
@@ -40,7 +41,7 @@ def _schema() -> Any:
             ("sha", text),
             ("status", text),
             ("error", pa.struct([("code", text), ("message", text)])),
-            ("flags", pa.list_(pa.struct([("kind", text), ("reason", text), ("inherited_from", text)]))),
+            ("flags", pa.list_(pa.struct(flag))),
             ("superseded", pa.bool_()),
             ("overall", estimate),
             ("domains", pa.list_(pa.struct(domain))),
@@ -58,6 +59,7 @@ def _schema() -> Any:
             ("evaluated", text),
             ("run_by", text),
             ("signed", pa.bool_()),
+            ("committed_by", text),
             ("method", text),
             ("method_parameters", text),  # JSON: methods have parameters of different names and types
             ("recipe", text),

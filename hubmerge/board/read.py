@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hubmerge.board.committers import UNKNOWN
 from hubmerge.board.files import read_folder
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.trust import folder_keys, named_keys, reader_trust
@@ -35,17 +36,19 @@ def leaderboard(
     Raises ResultError where no result is of this suite, and the Hub's errors.
     """
     settings = load_settings()
+    committed = UNKNOWN
     named = str(results or settings.results_repo or settings.data_dir / "results-dataset")
     if named.startswith((".", "/", "~")) or Path(named).is_dir() or named.count("/") != 1:
         folder = Path(named).expanduser()
-        files, trusted = read_folder(folder), named_keys(settings) or folder_keys(folder)
+        trusted = named_keys(settings) or folder_keys(folder)
+        files = read_folder(folder, trusted)
     else:
         from hubmerge.board.results_dataset import ResultsDataset
         from hubmerge.hub.login import hub_of_user
 
         cache, trust = settings.data_dir / "results-cache", reader_trust(settings, named)
         loaded = ResultsDataset(hub or hub_of_user(settings), named, cache=cache, trust=trust).load()
-        files, trusted = loaded.files, loaded.trusted
+        files, trusted, committed = loaded.files, loaded.trusted, loaded.committed
     board = build_board(
         files.results,
         files.flags,
@@ -54,6 +57,7 @@ def leaderboard(
         refused=files.refused,
         now=datetime.now(UTC),
         trusted=trusted,
+        committed=committed,
     )
     if suite is None:
         return board

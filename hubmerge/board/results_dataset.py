@@ -22,23 +22,15 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
+from hubmerge.board.committers import UNKNOWN, Committed, Committers
 from hubmerge.board.dataset_card import dataset_card
-from hubmerge.board.files import (
-    FLAGS,
-    MAX_FILES,
-    MAX_FLAGS_BYTES,
-    RESULTS,
-    VERSIONS,
-    ResultFiles,
-    is_result_path,
-    parse_files,
-    renamed,
-)
+from hubmerge.board.files import MAX_FILES, RESULTS, ResultFiles, is_result_path, parse_files, renamed
+from hubmerge.board.keepers import KEEPERS_FILES, MAX_FLAGS_BYTES
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet, read_results_parquet, results_parquet
 from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, Trust, keys_file, parse_keys
@@ -70,6 +62,8 @@ class LoadedResults:
     tree: Mapping[str, TreeFile]
     published: tuple[str, ...] = ()  # public keys in keys.json, which anyone who may write there can change
     trusted: frozenset[str] = frozenset()  # those that are believed
+    committed: Committed = UNKNOWN  # who committed the results that none of them signed
+    knows_committers: bool = True  # False: some are still to be asked for
 
     @property
     def results(self) -> tuple[EvaluationResult, ...]:
@@ -110,16 +104,19 @@ class ResultsDataset:
         self._cache = cache
         self._trust = trust or Trust()
         self._loaded: LoadedResults | None = None
+        self._committers = Committers(self._hub, repo)
 
     @property
     def url(self) -> str:
         return self._hub.url(self.repo)
 
     def load(self) -> LoadedResults:
-        """The results at the head of main; asks for nothing else while the head has not moved."""
+        """The results at the head of main; while the head has not moved, only missing committers are asked for."""
         sha = self._hub.head(self.repo)
         if self._loaded is None or self._loaded.sha != sha:
             self._loaded = self._load_at(sha)
+        elif not self._loaded.knows_committers:
+            self._loaded = self._with_committers(self._loaded)
         return self._loaded
 
     def publish(
@@ -213,7 +210,7 @@ class ResultsDataset:
         now = datetime.now(UTC)
         results = renamed(parsed.results, loaded.files.versions)
         boards = [
-            build_board(results, loaded.flags, split=split, now=now, trusted=loaded.trusted)
+            build_board(results, loaded.flags, split=split, now=now, trusted=loaded.trusted, committed=loaded.committed)
             for split in ("test", "dev")
         ]
         files = dict(new)
@@ -242,15 +239,30 @@ class ResultsDataset:
                 wanted[path] = tree[path]
         contents = self._contents(sha, tree, wanted, refused)
         files = [(path, data) for path, (_, data) in contents.items()]
-        kept = [path for path in (FLAGS, VERSIONS) if path in tree]
+        kept = [path for path in KEEPERS_FILES if path in tree]
         files += [(path, self._small(sha, path, MAX_FLAGS_BYTES, refused)) for path in kept]
         published = self._published(sha, tree, refused)
         trusted = self._trust.of(published)
         if trusted and (foreign := sorted(set(published) - trusted)):
             refused.append(Refusal(KEYS, f"not believed here: {', '.join(foreign)}"[:500]))
-        parsed = parse_files(files)
-        read = ResultFiles(parsed.results, parsed.flags, (*parsed.refused, *refused), parsed.versions)
-        return LoadedResults(sha, read, contents, tree, published, trusted)
+        parsed = parse_files(files, trusted)
+        read = replace(parsed, refused=(*parsed.refused, *refused))
+        return self._with_committers(LoadedResults(sha, read, contents, tree, published, trusted))
+
+    def _with_committers(self, loaded: LoadedResults) -> LoadedResults:
+        """With who committed each result that no trusted key claims to have signed, as far as the Hub says now."""
+        files = {
+            path: result
+            for path, result in zip(loaded.files.paths, loaded.results, strict=True)
+            if result.signature is None or result.signature.key not in loaded.trusted
+        }
+        known, is_all = self._committers.look(loaded.sha, {path: loaded.contents[path][0] for path in files})
+        accounts: dict[str, tuple[str, ...]] = {}
+        for path, names in known.items():  # two files may be results of one version that bears two names
+            shown = result_path(files[path])
+            accounts[shown] = tuple(dict.fromkeys((*accounts.get(shown, ()), *names)))
+        committed = Committed(accounts, self.repo.partition("/")[0])
+        return replace(loaded, committed=committed, knows_committers=is_all)
 
     def _published(self, sha: str, tree: Mapping[str, TreeFile], refused: list[Refusal]) -> tuple[str, ...]:
         if KEYS not in tree:

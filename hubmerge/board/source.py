@@ -78,7 +78,12 @@ class DatasetBoard:
             if loaded is not None:
                 now = datetime.now(UTC)
                 board = build_board(
-                    loaded.results, loaded.flags, refused=loaded.refused, now=now, trusted=loaded.trusted
+                    loaded.results,
+                    loaded.flags,
+                    refused=loaded.refused,
+                    now=now,
+                    trusted=loaded.trusted,
+                    committed=loaded.committed,
                 )
             self._loaded, self._board = loaded, board
         self._is_known, self._failure = True, None

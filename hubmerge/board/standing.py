@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
+from hubmerge.board.committers import Committed
 from hubmerge.board.lineage import Node
-from hubmerge.board.values import Refusal
+from hubmerge.board.values import Refusal, RowProvenance
 from hubmerge.evaluation.result import EvaluationResult, Split, result_path
 from hubmerge.evaluation.signing import Provenance, provenance
 
@@ -21,8 +22,9 @@ _RunKey = tuple[str, str, str, str, str]
 class Standing:
     """The provenance of every accepted result, by its run."""
 
-    def __init__(self, trusted: Collection[str]) -> None:
+    def __init__(self, trusted: Collection[str], committed: Committed) -> None:
         self._trusted = frozenset(trusted)
+        self._committed = committed
         self._known: dict[_RunKey, Provenance] = {}
 
     def check(self, result: EvaluationResult) -> Provenance:
@@ -33,6 +35,16 @@ class Standing:
 
     def of(self, result: EvaluationResult) -> Provenance:
         return self._known.get(_key(result), "community")
+
+    def shown(self, result: EvaluationResult) -> RowProvenance:
+        """As a row says it: what the dataset's owner committed unsigned is not the community's."""
+        found = self.of(result)
+        assert found != "forged"  # left out when the results were accepted
+        return "unsigned" if found == "community" and self._committed.is_owners(result) else found
+
+    def committed_by(self, result: EvaluationResult) -> str | None:
+        """Only told where no signature says who ran it."""
+        return None if self.is_signed(result) else ", ".join(self._committed.by(result)) or None
 
     def is_signed(self, result: EvaluationResult) -> bool:
         return self.of(result) == "signed"

@@ -13,19 +13,20 @@ from hubmerge.output.skills import SkillsKept
 
 COMBINED = "domains"  # the board that joins the suites of one domain each
 
-RowProvenance = Literal["signed", "community", "unverified"]
+RowProvenance = Literal["signed", "unsigned", "community", "unverified"]
 FlagKind = Literal["contaminated", "withdrawn"]
 FLAG_KINDS: tuple[FlagKind, ...] = ("contaminated", "withdrawn")
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A flag that the keepers of the results set on a model: at one commit, or at all (`sha` None)."""
+    """A flag on a model, at one commit or at all (`sha` None): of the keepers of the results, or of the community."""
 
     kind: FlagKind
     model: str
     sha: str | None = None
     reason: str = ""
+    community: bool = False  # no trusted key signed it: it is shown, and takes nothing from anybody
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class RowFlag:
     kind: FlagKind
     reason: str
     inherited_from: str | None = None
+    community: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +86,24 @@ class Row:
     flags: tuple[RowFlag, ...] = ()
     failures: Mapping[str, RunError] = field(default_factory=dict)  # suite → why, on the combined board
     provenance: RowProvenance = "community"  # unverified: a signature that cannot be checked on this machine
+    committed_by: str | None = None  # accounts that brought an unsigned row, as the Hub's history says; no proof
     claimed_by: str | None = None  # the account that the result names
     superseded: bool = False  # a newer commit of the model has a result; shown because it is a parent
 
     @property
     def run_by(self) -> str:
-        """The account that ran it where a trusted signature says so, else `community` or `unverified`."""
+        """The account that ran it where a trusted signature says so, else `unsigned`, `community` or `unverified`."""
         return (self.claimed_by or "signed") if self.provenance == "signed" else self.provenance
 
     @property
     def signed(self) -> bool | None:
         """By a trusted key; None where that cannot be checked."""
         return None if self.provenance == "unverified" else self.provenance == "signed"
+
+    @property
+    def is_flagged(self) -> bool:
+        """By the keepers; a flag of the community takes nothing from a row."""
+        return any(not flag.community for flag in self.flags)
 
     @property
     def agents(self) -> int:

@@ -221,18 +221,23 @@ def _parser() -> argparse.ArgumentParser:
     add_arguments(add("sensitivity", _sensitivity, "the diagonal Fisher of an agent on calibration pairs"))
 
     from hubmerge.cli import evaluate as evaluation_command
+    from hubmerge.cli import suites
     from hubmerge.cli.leaderboard import add_arguments as add_leaderboard_arguments
 
     evaluation_command.add_arguments(add("evaluate", _evaluate, "measure a model with a suite of tasks"))
+    suites.add_arguments(add("suites", suites.run_cli, "the suites of tasks, and what their datasets are pinned to"))
     add_leaderboard_arguments(add("leaderboard", _leaderboard, "the table of merges and what they kept"))
 
     watch = add("watch", _watch, "merge new agents as they appear on the Hub, by rules")
     from workflows.watch import add_arguments as add_watch_arguments
 
     add_watch_arguments(watch)
-    from workflows.jobs_command import add_arguments as add_jobs_arguments
+    from workflows import jobs_command, sign_command
 
-    add_jobs_arguments(add("jobs", _jobs, "the app's jobs of HF_TOKEN's user, and another try for failed ones"))
+    words = "the app's jobs of HF_TOKEN's user, and another try for failed ones"
+    jobs_command.add_arguments(add("jobs", jobs_command.run_cli, words))
+    words = "sign the flags and equal versions of a results dataset, as its keeper"
+    sign_command.add_arguments(add("sign", sign_command.run_cli, words))
     methods = add("methods", _methods, "the merge methods, their papers and parameters")
     methods.add_argument("--json", action="store_true")
 
@@ -396,12 +401,6 @@ def _watch(arguments: Any, settings: Settings) -> int:
 
     with Terminal(arguments.log_json) as terminal:
         return int(run_cli(arguments, settings, terminal))
-
-
-def _jobs(arguments: Any, settings: Settings) -> int:
-    from workflows.jobs_command import run_cli
-
-    return run_cli(arguments, settings)
 
 
 def _methods(arguments: Any, settings: Settings) -> int:

@@ -34,6 +34,15 @@ def content_digest(rows: Rows, splits: Collection[str], card: Mapping[str, Any],
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def dataset_digest(card: Mapping[str, Any], tree: Mapping[str, TreeFile]) -> str:
+    """sha256 (hex) over all data of a commit, whichever task reads them, and over how its card says to parse them."""
+    content = {
+        "files": sorted([f.path, f.sha256 or f"git {f.oid}"] for f in tree.values() if not _is_document(f.path)),
+        "configs": card.get("configs"),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
 def _of_subset(entries: Any, subset: str | None) -> Mapping[str, Any]:
     """The entry of a subset in `configs` or `dataset_info`, which holds a list, or one entry alone."""
     found = [e for e in (entries if isinstance(entries, list) else [entries]) if isinstance(e, dict)]

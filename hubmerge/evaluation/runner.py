@@ -129,6 +129,11 @@ def evaluate(
     observer.stage("resolve")
     pinned = suite if isinstance(suite, PinnedSuite) else pin(suite, hub, split, limit=options.limit)
     pinned = replace(pinned, dtype=options.dtype)
+    if pinned.unpinned:
+        observer.warning(
+            f"{', '.join(pinned.unpinned)}: read at the commit that main has now, since the suite's file names none. "
+            f"The result states it; other data make another version of the suite ({pinned.version} is this one)"
+        )
     name = ModelName.parse(model) if isinstance(model, str) else model
     opened = open_model(name, hub, allow_local=allow_local)
     workdir = workdir.absolute()

@@ -4,7 +4,8 @@ Scores can be compared only when they were measured in the same way. So a suite 
 with their versions, few-shot counts and limits, the content of the data files that they read, the split, the dtype that
 was asked for and the rules of the runner. Two results with the same suite version answer the same questions. When data
 or a task change, so does the version, and old scores are measured again rather than compared. A commit that changes no
-data (such as an edit of a dataset's card) changes no version. Data are pinned by commit all the same.
+data (such as an edit of a dataset's card) changes no version. The commit is stated all the same, and pins.yaml says
+which one it has to be.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hubmerge.errors import EvaluationError
-from hubmerge.evaluation.dataset_content import content_digest
+from hubmerge.evaluation.dataset_content import content_digest, dataset_digest
+from hubmerge.evaluation.pins import Pins, own_pins
 from hubmerge.evaluation.result import Split
 from hubmerge.evaluation.tasks import BuiltinTask, Task, registry
 from hubmerge.wording import did_you_mean
@@ -58,6 +60,7 @@ class PinnedTask:
     revision: str  # commit of task.rows.repo
     content: str  # digest of what is read at that commit
     split: str  # of the dataset
+    pinned: bool = True  # False: the commit is the one that main had when it was asked for
 
     @property
     def name(self) -> str:
@@ -72,6 +75,11 @@ class PinnedSuite:
     split: Split
     tasks: tuple[PinnedTask, ...]
     dtype: str = "auto"  # that models are computed in; auto: as each is stored
+
+    @property
+    def unpinned(self) -> tuple[str, ...]:
+        """The datasets that nothing holds to a commit or a content."""
+        return tuple(dict.fromkeys(t.task.rows.repo for t in self.tasks if not t.pinned))
 
     @property
     def version(self) -> str:
@@ -132,12 +140,20 @@ def get_suite(name: str) -> Suite:
 
 
 def pin(
-    suite: str | Suite, hub: Hub, split: Split = "test", *, limit: int | None = None, dtype: str = "auto"
+    suite: str | Suite,
+    hub: Hub,
+    split: Split = "test",
+    *,
+    limit: int | None = None,
+    dtype: str = "auto",
+    pins: Pins | None = None,
 ) -> PinnedSuite:
-    """The suite with every dataset at the commit that its main branch has now, each asked for once.
+    """The suite with every dataset at the commit that `pins` (default: the package's) names, else at the one that its
+    main branch has now; each is asked for once.
 
     `limit` lowers the limit of every task. Of split "dev" only those tasks remain that have rows to choose by.
-    EvaluationError where a task is missing or the split leaves none; the Hub's errors where a dataset cannot be read.
+    EvaluationError where a task is missing, the split leaves none, or a dataset has another content than its pin; the
+    Hub's errors where a dataset, or the commit of its pin, cannot be read.
     """
     chosen = get_suite(suite) if isinstance(suite, str) else suite
     tasks = registry()
@@ -158,11 +174,25 @@ def pin(
                 next_step="Choose on another suite.",
             )
     datasets = hub.datasets
-    states: dict[str, tuple[RepoState, Mapping[str, TreeFile]]] = {}
+    pins = own_pins() if pins is None else pins
+    states: dict[str, tuple[bool, RepoState, Mapping[str, TreeFile]]] = {}
     for _, task in pairs:
-        if task.rows.repo not in states:
-            state = datasets.repo_state(task.rows.repo)
-            states[task.rows.repo] = state, datasets.tree(task.rows.repo, state.sha)
+        repo = task.rows.repo
+        if repo not in states:
+            asked = pins.get(repo)
+            commit = asked.commit_on(hub.endpoint) if asked else None
+            state = datasets.repo_state(repo, commit)
+            tree = datasets.tree(repo, state.sha)
+            content = asked.content if asked else None
+            if content is not None and (found := dataset_digest(state.card, tree)) != content:
+                raise EvaluationError(
+                    "a dataset has other data than its suite is made of",
+                    where=f"{repo}@{state.sha[:12]}",
+                    expected=content,
+                    got=found,
+                    next_step="hubmerge brings these data along: fill the dataset from there, or change its pin.",
+                )
+            states[repo] = bool(commit or content), state, tree
     return PinnedSuite(
         suite=replace(chosen, tasks=tuple(t for t, _ in pairs)),
         split=split,
@@ -176,6 +206,7 @@ def _pinned(
     task: Task | BuiltinTask,
     split: Split,
     limit: int | None,
+    pinned: bool,
     state: RepoState,
     tree: Mapping[str, TreeFile],
 ) -> PinnedTask:
@@ -188,4 +219,5 @@ def _pinned(
         revision=state.sha,
         content=content_digest(task.rows, {read} | examples, state.card, tree),
         split=read,
+        pinned=pinned,
     )

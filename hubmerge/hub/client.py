@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,7 @@ CONNECT_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 300.0  # a commit of many files is answered when it is done
 MAX_FILES = 100_000  # of a repo; the Hub advises against more
 SMALL_FILE_BYTES = 64 * 1024 * 1024  # tokenizers reach 30 MB; only weights are larger
+MAX_COMMITS = 1000  # of a repo's history that one question looks through
 _SHA = re.compile(r"[0-9a-f]{40}")
 
 
@@ -340,8 +342,35 @@ class Hub(HubWriting):
 
         return self.patience.repeat(ask)
 
+    def committers(self, repo_id: str, sha: str, paths: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+        """The accounts that wrote the last commit of each file at `sha`, as the history says; nobody vouches for it.
+
+        A file whose commit lies more than MAX_COMMITS back has none. Two questions, which only the client repeats.
+        """
+        from huggingface_hub.utils._headers import build_hf_headers
+        from huggingface_hub.utils._pagination import paginate
+
+        history = f"{self.endpoint}/api/{self.repo_type}s/{repo_id}/commits/{sha}"
+        authors: dict[str, tuple[str, ...]] = {}
+        with translated(f"{repo_id}@{sha}", pinned=True):
+            files = self._api.get_paths_info(repo_id, list(paths), expand=True, revision=sha, repo_type=self.repo_type)
+            last = {f.path: f.last_commit.oid for f in files if f.last_commit is not None}
+            wanted = set(last.values())
+            headers = build_hf_headers(token=self._token, library_name="hubmerge")
+            for commit in islice(paginate(history, params={}, headers=headers) if wanted else (), MAX_COMMITS):
+                if commit["id"] in wanted:
+                    authors[commit["id"]] = tuple(_account(author["user"]) for author in commit["authors"])
+                    if len(authors) == len(wanted):
+                        break
+        return {path: authors.get(oid, ()) for path, oid in last.items()}
+
     def url(self, repo_id: str) -> str:
         return f"{self.endpoint}/{'datasets/' if self.repo_type == 'dataset' else ''}{repo_id}"
+
+
+def _account(name: Any) -> str:
+    """An author of a commit, whose name may be any text, without what a terminal would obey."""
+    return "".join(c if c.isprintable() else "?" for c in str(name)[:100])
 
 
 def eval_results(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

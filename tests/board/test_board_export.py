@@ -73,7 +73,8 @@ def test_the_json_holds_every_row_with_its_scores_and_reasons() -> None:
         "domains": ["math", "instruction", "code"],
     }
     merge = next(r for r in suite["rows"] if r["model"] == "org/merge")
-    assert merge["flags"] == [{"kind": "withdrawn", "reason": "", "inherited_from": "org/math"}]
+    inherited = {"kind": "withdrawn", "reason": "", "inherited_from": "org/math", "community": False}
+    assert merge["flags"] == [inherited]
     assert (merge["skills"]["kept"], merge["skills_rank"]) == (2, None)  # flagged: it has no rank
     assert merge["skills"]["skills"][0]["value"] == pytest.approx(1.15)
     assert [r["reason"] for r in data["refused"]] == ["its model is not a repo's name"]

@@ -12,7 +12,8 @@ from board_helpers import ENVIRONMENT, HOSTILE, family, result, result_data, sha
 from hypothesis import given, settings
 
 from hubmerge.board.export import board_json, suite_csv
-from hubmerge.board.files import MAX_FLAGS_BYTES, parse_files, parse_flags, read_folder
+from hubmerge.board.files import parse_files, read_folder
+from hubmerge.board.keepers import MAX_FLAGS_BYTES, parse_flags
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.parquet import board_parquet
 from hubmerge.board.values import Flag

@@ -83,7 +83,12 @@ def model_head(row: Row, endpoint: str) -> Markup:
         marks.append(el("span", f"Rank {row.rank}", cls="hm-badge hm-good"))
     if row.superseded:
         marks.append(el("span", "Older commit", cls="hm-badge hm-warn"))
-    flags = [notice("bad", f.kind.capitalize(), el("p", flag_text(f))) for f in row.flags]
+    flags = [
+        notice("warn", "Flag of the community", el("p", flag_text(f)))
+        if f.community
+        else notice("bad", f.kind.capitalize(), el("p", flag_text(f)))
+        for f in row.flags
+    ]
     listed: list[tuple[str, object]] = [
         ("Commit", el("code", row.sha[:12])),
         ("Author", facts.author),
@@ -93,6 +98,8 @@ def model_head(row: Row, endpoint: str) -> Markup:
         ("Date", time_text(facts.created)),
         ("Run by", row.run_by),
     ]
+    if row.committed_by is not None:
+        listed.append(("Committed by", row.committed_by))
     if facts.is_merge:
         listed.append(("Method", _method(row)))
         listed.append(("Agents", str(row.agents)))

@@ -96,8 +96,9 @@ def _model_cell(row: Row) -> Markup:
         marks.append("failed")
     if row.superseded:
         marks.append("older commit")
-    marks += [f.kind for f in row.flags if f.inherited_from is None]
-    marks += ["inherits a flag"] if any(f.inherited_from for f in row.flags) else []
+    marks += [f.kind for f in row.flags if f.inherited_from is None and not f.community]
+    marks += ["inherits a flag"] if any(f.inherited_from and not f.community for f in row.flags) else []
+    marks += ["flagged by the community"] if any(f.community for f in row.flags) else []
     badges = [el("span", " ", el("small", mark, cls="hm-mark")) for mark in dict.fromkeys(marks)]
     sha = row.sha if row.superseded else ""
     return el("span", model_link(row.model, sha), *badges)

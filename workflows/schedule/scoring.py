@@ -70,9 +70,10 @@ class RecordedScores:
     def flagged(self, models: Sequence[tuple[str, str]]) -> Mapping[tuple[str, str], str]:
         """Those among `models` (id, sha) that are contaminated or withdrawn, or descend from one that is, and why."""
         loaded = self._loaded()
-        if loaded is None or not loaded.flags:
+        flags = [flag for flag in loaded.flags if not flag.community] if loaded is not None else []
+        if loaded is None or not flags:
             return {}
-        marks = Lineage(loaded.believed, models).flagged(loaded.flags)
+        marks = Lineage(loaded.believed, models).flagged(flags)
         return {model: "; ".join(map(flag_text, marks[model])) for model in models if model in marks}
 
     def _results(self) -> Sequence[EvaluationResult]:

@@ -1,0 +1,313 @@
+"""What the keepers of a results dataset say of it: signed entries decide, a stranger's are shown or left out."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from board_helpers import family
+from huggingface_hub import CommitOperationAdd, HfApi
+
+from hubmerge.board.export import board_data, suite_csv
+from hubmerge.board.files import ResultFiles, parse_files
+from hubmerge.board.keepers import entries_of, parse_flags, parse_versions, with_signatures
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.parquet import board_parquet
+from hubmerge.board.results_dataset import ResultsDataset
+from hubmerge.board.trust import Trust, keys_file
+from hubmerge.board.values import Board, Refusal, Row
+from hubmerge.cli.main import main
+from hubmerge.evaluation.result import EvaluationResult, result_path
+from hubmerge.evaluation.signing import public_key, signed, signed_entry
+from hubmerge.hub.client import Hub
+from hubmerge.settings import load_settings
+from localhub.process import LocalHubProcess
+from workflows.app.board_chart import _points
+from workflows.app.board_panels import model_head
+from workflows.app.board_table import _model_cell
+from workflows.app.home_page import latest_merges
+from workflows.jobs.results_keys import results_keys
+from workflows.schedule.scoring import RecordedScores
+
+SEED, OTHER = bytes(range(32)), bytes(range(1, 33))
+TRUSTED = frozenset({public_key(SEED)})
+CONTAMINATED = {"kind": "contaminated", "model": "org/math", "reason": "trained on the test"}
+RENAMED = {"suite": "trio", "version": "1", "same_as": "2"}
+
+
+def own() -> list[EvaluationResult]:
+    return [signed(r, SEED, "bot") for r in family()]
+
+
+def file(key: str, *entries: Any) -> bytes:
+    return json.dumps({key: entries}).encode()
+
+
+def read(*entries: Any, path: str = "flags.json", key: str = "flags") -> ResultFiles:
+    stored = [(result_path(r), r.to_json().encode()) for r in own()]
+    return parse_files([*stored, (path, file(key, *entries))], TRUSTED)
+
+
+def board(*entries: Any) -> Board:
+    found = read(*entries)
+    return build_board(found.results, found.flags, refused=found.refused, trusted=TRUSTED)
+
+
+def rows(built: Board) -> dict[str, Row]:
+    return {r.model: r for r in built.suites[0].rows}
+
+
+def by(entry: dict[str, Any], seed: bytes = SEED, key: str = "flags") -> dict[str, Any]:
+    return signed_entry(key, entry, seed)
+
+
+# --- flags -----------------------------------------------------------------------------------------------
+
+
+def test_a_flag_that_a_trusted_key_signed_takes_the_rank_of_the_model_and_of_its_merges() -> None:
+    found = rows(board(by(CONTAMINATED)))
+    assert {m: r.rank for m, r in found.items() if r.flags} == {"org/math": None, "org/merge": None}
+    assert found["org/math"].is_flagged
+    assert not found["org/math"].flags[0].community
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        CONTAMINATED,
+        by(CONTAMINATED, OTHER),
+        {**CONTAMINATED, "signature": None},
+        {**CONTAMINATED, "signature": {"key": 1}},
+    ],
+    ids=["unsigned", "another key", "no signature", "broken signature"],
+)
+def test_a_strangers_flag_is_shown_as_the_communitys_and_takes_nothing(entry: dict[str, Any]) -> None:
+    built, without = board(entry), board()
+    found = rows(built)
+    assert [(f.kind, f.community) for f in found["org/math"].flags] == [("contaminated", True)]
+    assert [(f.inherited_from, f.community) for f in found["org/merge"].flags] == [("org/math", True)]
+    assert {m: (r.rank, r.skills_rank, r.is_flagged) for m, r in found.items()} == {
+        m: (r.rank, r.skills_rank, False) for m, r in rows(without).items()
+    }
+    assert built.refused == (
+        Refusal("flags.json", "entries that no trusted key signed: 1; they are shown and take no rank"),
+    )
+
+
+def test_where_no_key_is_trusted_every_flag_counts_as_before() -> None:
+    flags, refused = parse_flags(file("flags", CONTAMINATED, by({**CONTAMINATED, "model": "org/code"})))
+    assert [(f.model, f.community) for f in flags] == [("org/math", False), ("org/code", False)]
+    assert refused == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"model": "org/code"}, {"kind": "withdrawn"}, {"reason": "else"}, {"sha": "c" * 40}]
+)
+def test_an_edited_flag_with_its_old_signature_is_left_out(change: dict[str, str]) -> None:
+    flags, refused = parse_flags(file("flags", by(CONTAMINATED) | change, by(CONTAMINATED)), TRUSTED)
+    assert [(f.model, f.community) for f in flags] == [("org/math", False)]
+    assert refused == [Refusal("flags.json, entry 1", "its signature is not of this content")]
+
+
+def test_the_signature_of_an_entry_is_one_of_the_documented_bytes() -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    for key, entry in {"flags": CONTAMINATED, "versions": RENAMED}.items():
+        text = json.dumps(entry, sort_keys=True, separators=(",", ":"))
+        signature = by(entry, key=key)["signature"]
+        public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature["key"]))
+        public.verify(bytes.fromhex(signature["value"]), f"hubmerge {key} 1\n{text}".encode())
+
+
+def test_json_csv_parquet_and_pages_tell_a_community_flag_from_the_keepers() -> None:
+    built = board(by({**CONTAMINATED, "model": "org/code"}), CONTAMINATED)
+    data = board_data(built)
+    assert {f["model"]: f["community"] for f in data["flags"]} == {"org/math": True, "org/code": False}
+    lines = {r["model"]: r["flags"] for r in data["suites"][0]["rows"]}
+    assert [f["community"] for f in lines["org/merge"]] == [False, True]
+    table = pq.read_table(io.BytesIO(board_parquet(built))).to_pylist()
+    assert {r["model"]: r["flags"] for r in table} == lines
+    assert "contaminated (says the community): trained on the test" in suite_csv(built.suites[0])
+    math, code = rows(built)["org/math"], rows(built)["org/code"]
+    assert "Flag of the community" in str(model_head(math, "http://hub"))
+    assert "hm-notice hm-bad" not in str(model_head(math, "http://hub"))
+    assert "hm-notice hm-bad" in str(model_head(code, "http://hub"))
+    assert ("flagged by the community" in str(_model_cell(math)), ">contaminated<" in str(_model_cell(math))) == (
+        True,
+        False,
+    )
+    assert ">contaminated<" in str(_model_cell(code))
+
+
+def test_a_community_flag_hides_no_merge_from_home_or_the_chart() -> None:
+    strange, theirs = board(CONTAMINATED), board(by(CONTAMINATED))
+    assert [r.model for r in latest_merges(strange)] == ["org/merge"]
+    assert latest_merges(theirs) == []
+    assert [len(_points(b.suites[0], "math")) for b in (strange, theirs)] == [1, 0]
+
+
+# --- versions --------------------------------------------------------------------------------------------
+
+
+def test_only_a_signed_entry_renames_a_version() -> None:
+    assert {
+        r.suite_version for r in read(by(RENAMED, key="versions"), path="versions.json", key="versions").results
+    } == {"2"}
+    for entry in (RENAMED, by(RENAMED, OTHER, "versions")):
+        found = read(entry, path="versions.json", key="versions")
+        assert {r.suite_version for r in found.results} == {"1"}
+        assert found.refused == (Refusal("versions.json, entry 1", "no trusted key signed it, so it is not applied"),)
+
+
+def test_a_signature_is_for_one_of_the_two_files() -> None:
+    swapped = {**RENAMED, "signature": by(RENAMED, key="flags")["signature"]}
+    assert parse_versions(file("versions", swapped), TRUSTED) == (
+        {},
+        [Refusal("versions.json, entry 1", "its signature is not of this content")],
+    )
+
+
+def test_where_no_key_is_trusted_every_version_counts_as_before() -> None:
+    assert parse_versions(file("versions", RENAMED)) == ({("trio", "1"): "2"}, [])
+
+
+def test_without_cryptography_what_names_a_trusted_key_counts_and_what_names_none_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = [by(CONTAMINATED), {**CONTAMINATED, "model": "org/code"}]
+    for name in [n for n in sys.modules if n.split(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    flags, _ = parse_flags(file("flags", *entries), TRUSTED)
+    assert [(f.model, f.community) for f in flags] == [("org/math", False), ("org/code", True)]
+
+
+# --- signing ---------------------------------------------------------------------------------------------
+
+
+def test_an_entry_keeps_its_id_whatever_its_place_and_signature() -> None:
+    [one] = entries_of("flags.json", file("flags", CONTAMINATED))[0]
+    two = entries_of("flags.json", file("flags", {**CONTAMINATED, "sha": "a" * 40}, by(CONTAMINATED)))[0]
+    assert [e.id == one.id for e in two] == [False, True]
+    assert entries_of("versions.json", file("versions", RENAMED))[0][0].id != one.id
+
+
+def test_signing_touches_the_named_entries_alone() -> None:
+    half = {"kind": "withdrawn", "model": "org/x", "reason": "\ud800"}
+    data = file("flags", half, CONTAMINATED, {**CONTAMINATED, "model": "org/code"})
+    entry = entries_of("flags.json", data)[0][0]
+    found = json.loads(with_signatures("flags.json", data, {entry.id}, SEED))
+    assert found == {"flags": [half, by(CONTAMINATED), {**CONTAMINATED, "model": "org/code"}]}
+    assert with_signatures("flags.json", data, {"0" * 12}, SEED) == data
+    assert with_signatures("flags.json", b"{", {entry.id}, SEED) == b"{"
+
+
+@pytest.fixture
+def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """The environment of somebody who has the app's secret; its private key."""
+    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("HUBMERGE_SECRET", "a long random string of the keeper")
+    return results_keys(load_settings()).seed
+
+
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["sign", *arguments, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def test_the_command_lists_entries_and_signs_those_that_are_named(
+    keeper: bytes, local_hub: LocalHubProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", local_hub.endpoint)
+    monkeypatch.setenv("HF_TOKEN", local_hub.tokens["ada"])
+    repo, api = "ada/kept", HfApi(local_hub.endpoint, token=local_hub.tokens["ada"])
+    trust = Trust(frozenset({public_key(keeper)}))
+    hub = Hub(local_hub.endpoint, local_hub.tokens["ada"])
+    dataset = ResultsDataset(hub, repo, trust=trust)
+    dataset.publish([signed(r, keeper, "ada") for r in family()])
+    stranger = {"kind": "withdrawn", "model": "org/code"}
+    files = {"flags.json": file("flags", CONTAMINATED, stranger), "versions.json": file("versions", RENAMED)}
+    changes = [CommitOperationAdd(name, data) for name, data in files.items()]
+    api.create_commit(repo, changes, commit_message="by hand", repo_type="dataset")
+    models = [("org/math", "c" * 40), ("org/code", "d" * 40)]
+    scores = RecordedScores(hub, dataset)
+    assert scores.flagged(models) == {}  # a stranger stops no watcher
+    answer = listed(capsys, repo)
+    assert [e["signed"] for e in answer["entries"]] == ["community"] * 3
+    ids = [e["id"] for e in answer["entries"] if e["entry"] != stranger]
+    answer = listed(capsys, repo, *ids)
+    assert [e["signed"] for e in answer["entries"]] == ["signed", "community", "signed"]
+    loaded = dataset.load()
+    assert [(f.model, f.community) for f in loaded.flags] == [("org/math", False), ("org/code", True)]
+    assert {r.suite_version for r in loaded.results} == {"2"}
+    assert list(scores.flagged(models)) == [("org/math", "c" * 40)]
+    head = api.repo_info(repo, repo_type="dataset").sha
+    assert listed(capsys, repo, *ids) == answer  # again: nothing is left to do, and no commit is made
+    assert api.repo_info(repo, repo_type="dataset").sha == head
+    assert main(["sign", repo]) == 0
+    assert [line.split("  ")[1].strip() for line in capsys.readouterr().out.splitlines()] == [
+        "signed",
+        "not signed",
+        "signed",
+    ]
+
+
+def test_a_folder_is_signed_in_place_and_its_first_key_is_written(
+    keeper: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    (folder / "flags.json").write_bytes(file("flags", CONTAMINATED))
+    [entry] = listed(capsys, str(folder))["entries"]
+    assert listed(capsys, str(folder), entry["id"])["entries"][0]["signed"] == "signed"
+    assert json.loads((folder / "keys.json").read_text()) == {"keys": [public_key(keeper)]}
+    assert sorted(p.name for p in folder.iterdir()) == ["flags.json", "keys.json"]
+
+
+def test_a_key_that_no_reader_believes_signs_nothing(
+    keeper: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "keys.json").write_bytes(keys_file([public_key(OTHER)]))
+    (tmp_path / "flags.json").write_bytes(before := file("flags", CONTAMINATED))
+    [entry] = listed(capsys, str(tmp_path))["entries"]
+    assert main(["sign", str(tmp_path), entry["id"]]) == 1
+    assert "readers of the dataset do not believe this key" in capsys.readouterr().err
+    assert (tmp_path / "flags.json").read_bytes() == before
+
+
+def test_without_the_apps_secret_no_key_is_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HUBMERGE_DATA", str(tmp_path / "data"))
+    for name in ("HUBMERGE_SECRET", "HUBMERGE_SIGNING_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "flags.json").write_bytes(file("flags", CONTAMINATED))
+    [entry] = listed(capsys, str(tmp_path))["entries"]
+    assert main(["sign", str(tmp_path), entry["id"]]) == 1
+    assert "there is no key to sign with" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.usefixtures("keeper")
+def test_an_id_that_no_entry_has_is_named_and_nothing_is_signed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "flags.json").write_bytes(before := file("flags", CONTAMINATED))
+    [entry] = listed(capsys, str(tmp_path))["entries"]
+    assert main(["sign", str(tmp_path), entry["id"], "0" * 12]) == 1
+    assert "no entry has this id" in capsys.readouterr().err
+    assert (tmp_path / "flags.json").read_bytes() == before
+
+
+def test_a_strangers_entry_obeys_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "flags.json").write_bytes(file("flags", {**CONTAMINATED, "reason": "\x1b[2J\u202egone"}))
+    assert main(["sign", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\u202e" not in out

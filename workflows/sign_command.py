@@ -1,0 +1,132 @@
+"""`hubmerge sign`: signs entries of a results dataset's flags.json and versions.json with the bot's key.
+
+Without ids it lists the entries and whether a believed key signed them. An id follows from the entry's content alone,
+so what is signed is what was listed, even if somebody has changed the file meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from hubmerge.errors import ResultError, SettingsError
+from hubmerge.hub.client import Hub
+from hubmerge.settings import Settings
+
+_Write = Callable[[Mapping[str, bytes]], None]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", metavar="REPO|DIR", help="a results dataset on the Hub, or a folder (./…)")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="entries to sign; none: list them")
+    parser.add_argument("--json", action="store_true", help="the entries as one JSON object")
+
+
+def run_cli(arguments: Any, settings: Settings) -> int:
+    """Sign the named entries, then list all. Errors are raised, and the caller prints them."""
+    # imported here, since every command builds this one's parser
+    from hubmerge.board.keepers import entries_of, with_signatures
+    from hubmerge.board.trust import KEYS, keys_file, named_keys
+    from hubmerge.evaluation.signing import public_key
+
+    files, published, write = _opened(arguments.results, settings)
+    trusted = set(published) | named_keys(settings)
+    if arguments.ids:
+        seed = _seed(settings, published)
+        known = {entry.id for path, data in files.items() for entry in entries_of(path, data)[0]}
+        if missing := sorted(set(arguments.ids) - known):
+            raise ResultError(
+                "no entry has this id",
+                where=arguments.results,
+                got=", ".join(missing)[:200],
+                next_step="List the entries with `hubmerge sign REPO`; an entry that was changed has another id.",
+            )
+        signed = {path: with_signatures(path, data, set(arguments.ids), seed) for path, data in files.items()}
+        changed = {path: data for path, data in signed.items() if data != files[path]}
+        if changed and not published:
+            changed[KEYS] = keys_file([public_key(seed)])
+        if changed:
+            write(changed)
+        files, trusted = signed, trusted | {public_key(seed)}
+    listed: list[dict[str, Any]] = []
+    refused: list[dict[str, str]] = []
+    for path, data in files.items():
+        entries, broken = entries_of(path, data, trusted)
+        listed += [{"id": e.id, "file": path, "entry": dict(e.content), "signed": e.provenance} for e in entries]
+        refused += [{"where": r.where, "reason": r.reason} for r in broken]
+    whole = {"entries": listed, "refused": refused}
+    print(json.dumps(whole, indent=2) if arguments.json else _table(listed, refused))  # noqa: T201 - the output
+    return 0
+
+
+def _opened(named: str, settings: Settings) -> tuple[dict[str, bytes], Collection[str], _Write]:
+    """The keepers' files that exist, the keys that the dataset publishes, and how files are written there."""
+    from hubmerge.board.keepers import KEEPERS_FILES, MAX_FLAGS_BYTES
+    from hubmerge.board.trust import KEYS, MAX_KEYS_BYTES, folder_keys, parse_keys
+
+    if named.startswith((".", "/", "~")) or named.count("/") != 1:
+        folder = Path(named).expanduser()
+        if not folder.is_dir():
+            raise ResultError("no such folder of results", where=named, next_step="Name a folder or a dataset.")
+
+        def write_here(files: Mapping[str, bytes]) -> None:
+            for name, data in files.items():
+                partial = folder / f".{name}.partial"
+                partial.write_bytes(data)
+                partial.replace(folder / name)
+
+        found = [folder / name for name in KEEPERS_FILES if (folder / name).is_file()]
+        return {path.name: path.read_bytes() for path in found}, folder_keys(folder), write_here
+    hub = Hub(settings.endpoint, settings.token.get_secret_value() if settings.token else None).datasets
+    sha = hub.head(named)
+    tree = hub.tree(named, sha)
+
+    def write_there(files: Mapping[str, bytes]) -> None:
+        hub.commit(named, [], files.items(), message="Sign what the keepers say", description="", parent=sha)
+
+    read = {name: hub.read_file(named, sha, name, MAX_FLAGS_BYTES) for name in KEEPERS_FILES if name in tree}
+    try:
+        published = parse_keys(hub.read_file(named, sha, KEYS, MAX_KEYS_BYTES)) if KEYS in tree else ()
+    except ValueError as error:
+        raise ResultError("the file of keys cannot be read", where=f"{KEYS} in {named}", got=str(error)) from None
+    return read, published, write_there
+
+
+def _seed(settings: Settings, published: Collection[str]) -> bytes:
+    """The private key, which must be one that readers of the dataset believe."""
+    from hubmerge.evaluation.signing import public_key
+    from workflows.jobs.results_keys import KEY_FILE, results_keys
+
+    if not (settings.signing_key or settings.secret or (settings.data_dir / KEY_FILE).is_file()):
+        raise SettingsError(
+            "there is no key to sign with",
+            expected="HUBMERGE_SIGNING_KEY, HUBMERGE_SECRET, or the app's data folder in HUBMERGE_DATA",
+            got="none of them",
+            next_step="Set what the app signs its results with.",
+        )
+    seed = results_keys(settings).seed
+    if published and public_key(seed) not in published:
+        raise SettingsError(
+            "readers of the dataset do not believe this key",
+            expected=", ".join(sorted(published))[:200],
+            got=public_key(seed),
+            next_step="Set what the app signs its results with.",
+        )
+    return seed
+
+
+def _table(listed: list[dict[str, Any]], refused: list[dict[str, str]]) -> str:
+    def printable(text: str) -> str:
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:160])
+
+    words = {"signed": "signed", "community": "not signed", "unverified": "not checked"}
+    lines = [
+        f"{line['id']}  {words[line['signed']]:<11}  {line['file']:<13}  "
+        + printable(json.dumps(line["entry"], ensure_ascii=False))
+        for line in listed
+    ]
+    lines += [f"left out: {printable(each['where'])}: {printable(each['reason'])}" for each in refused]
+    return "\n".join(lines) or "no entries"
