@@ -78,7 +78,7 @@ WRONG = {
 
 
 def scores() -> dict[str, Any]:
-    """lighteval's own tasks with hand-made rows: the scores of right answers and of wrong ones."""
+    """lighteval's own tasks with hand-made rows: prompts, and the scores of right answers and of wrong ones."""
     names = [name for name in ROWS if name != "ifeval" or importlib.util.find_spec("langdetect")]
     specs = []
     for name in names:
@@ -87,14 +87,16 @@ def scores() -> dict[str, Any]:
         specs.append(task_spec(name, folder))
     asked = lighteval_tasks.install(specs)
     found = {}
+    prompts = {}
     for full_name, task in Registry(tasks=asked).load_tasks().items():
         name = full_name.partition("|")[0]
         docs = task.get_docs()
+        prompts[name] = [docs[0].query, next(iter(ROWS[name].values()))]
         for kind, answers in (("right", RIGHT), ("wrong", WRONG)):
             responses = [ModelResponse(text=[answers[name]])]
             [values] = apply_metric(docs=docs, responses=responses, metrics=list(task.metrics))
             found[f"{name} {kind}"] = float(values[get_task(name).metric])
-    return {"scores": found, "loaded": sorted(Registry.load_all_task_configs())}
+    return {"scores": found, "prompts": prompts, "loaded": sorted(Registry.load_all_task_configs())}
 
 
 def task_spec(name: str, folder: Path, **changes: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from hubmerge.errors import MachineFaultError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
 from hubmerge.evaluation.suites import SUITES
+from hubmerge.evaluation.tasks import get_task
 from hubmerge.hub.client import Hub
 from localhub.process import LocalHubProcess
 
@@ -190,6 +192,12 @@ def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(inside: dic
     assert inside["scores"] == {
         f"{name} {kind}": float(kind == "right") for name in inside["loaded"] for kind in ("right", "wrong")
     }
+
+
+@pytest.mark.slow
+def test_the_prompt_that_a_task_of_lighteval_states_is_the_one_that_is_asked(inside: dict[str, Any]) -> None:
+    for name, (prompt, question) in inside["prompts"].items():
+        assert prompt == re.sub(r"\{(question|problem|prompt)\}", lambda _: question, get_task(name).asked)  # noqa: B023
 
 
 @pytest.mark.slow
