@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PORT ?= 7860
 
-.PHONY: setup chromium demo test slow check conformance bench docs mergekit bfcl fuzz evening mutation clean
+.PHONY: setup chromium demo test slow check conformance bench docs screenshots mergekit bfcl fuzz evening mutation clean
 
 setup: $(STAMP)
 
@@ -74,6 +74,10 @@ mutation: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.suite
+
+# every page at three widths, light and dark, in build/screenshots; ARGS="--only model,job-done --widths 390" for less
+screenshots: setup chromium
+	$(BIN)/python tests/workflows/app/screenshots.py $(ARGS)
 
 # the pages that are generated from the code
 docs: setup

@@ -29,7 +29,7 @@ a{color:var(--link)}
 pre{white-space:pre-wrap;background:var(--soft);padding:1rem;border-radius:.4rem}
 article{border:1px solid var(--line);border-radius:.5rem;padding:0 1.2rem 1rem}
 article img{max-width:100%;height:auto;background:#fff}
-article table{display:block;max-width:100%;overflow-x:auto;border-collapse:collapse;font-size:.9rem}
+article table{display:block;max-width:100%;margin:1rem 0;overflow-x:auto;border-collapse:collapse;font-size:.9rem}
 article th,article td{border:1px solid var(--line);padding:.3rem .6rem;text-align:left;overflow-wrap:normal}
 summary{cursor:pointer}
 """

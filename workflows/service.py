@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from hubmerge.engine.preview import Preview, preview
 from hubmerge.errors import LoginError, PermissionDeniedError
 from hubmerge.hub.client import Hub, Identity, RepoState, RepoSummary
-from hubmerge.hub.names import is_hub_id
+from hubmerge.hub.names import stated_bases
 from hubmerge.line import Request, prepare
 from hubmerge.output.diff import comparison_recipe, open_comparison
 from hubmerge.output.publish import Target
@@ -183,12 +183,10 @@ class MergeService:
 
 
 def _facts(state: RepoState) -> ModelFacts:
-    named = state.card.get("base_model")
-    bases = [named] if isinstance(named, str) else named if isinstance(named, list) else []
     return ModelFacts(
         id=state.id,
         weight_bytes=sum(file.size for path, file in state.files.items() if path.endswith(".safetensors")),
         license=state.license,
-        trained_from=tuple(base for base in bases if isinstance(base, str) and is_hub_id(base)),
+        trained_from=stated_bases(state.card),
         closed=state.private or state.gated,
     )

@@ -22,6 +22,7 @@ from jinja2 import TemplateError
 from hubmerge.engine.sink import MANIFEST
 from hubmerge.errors import FormatError, HubUnavailableError, PermissionDeniedError
 from hubmerge.evaluation.result import EvaluationResult
+from hubmerge.evaluation.tasks import Task, registry
 from hubmerge.hub.client import Hub, RepoState, eval_results
 from hubmerge.hub.errors import BranchMovedError
 from hubmerge.output.card import render_card
@@ -108,7 +109,7 @@ def evaluation_rows(report: Report, repo: str, results: Iterable[EvaluationResul
 def _row(run: EvaluationResult, name: str, metric: str, label: str) -> dict[str, Any]:
     task = next((t for t in run.tasks if t.task == name), None)
     row: dict[str, Any] = {"suite": run.suite, "suite_version": run.suite_version, "task": name, "metric": metric}
-    row |= {"model": label} if label else {}
+    row |= {"model": label} if label else _how_asked(name)
     if task is None:  # a failed run: no number, never a zero
         return row | {"value": None}
     return row | {
@@ -122,6 +123,14 @@ def _row(run: EvaluationResult, name: str, metric: str, label: str) -> dict[str,
         "dataset_revision": task.dataset_revision,
         "created": run.created,
     }
+
+
+def _how_asked(name: str) -> dict[str, Any]:
+    """The task's name for readers, and its prompt."""
+    task = registry().get(name)
+    if task is None:
+        return {}
+    return {"title": task.title, "prompt": task.asked, "chat": task.chat if isinstance(task, Task) else True}
 
 
 def benchmark_files(rows: Iterable[Mapping[str, Any]], source_url: str = "") -> dict[str, bytes]:

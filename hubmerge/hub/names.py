@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.\-]{0,95}(?:/[A-Za-z0-9_][\w.\-]{0,95})?", re.ASCII)
 
@@ -12,6 +14,13 @@ _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.\-]{0,95}(?:/[A-Za-z0-9_][\w.\-]{0,95})?"
 def is_hub_id(text: str) -> bool:
     """True for `name` and `namespace/name` as the Hub allows them."""
     return bool(_HUB_ID.fullmatch(text)) and ".." not in text and "--" not in text and not text.endswith((".", "-"))
+
+
+def stated_bases(card: Mapping[str, Any]) -> tuple[str, ...]:
+    """The models that a card names as those that its own was made from."""
+    named = card.get("base_model")
+    bases = named if isinstance(named, list) else [named]
+    return tuple(base for base in bases if isinstance(base, str) and is_hub_id(base))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import yaml
 from hubmerge.markdown import Markdown, code, duration, environment, factor, link, size
 from hubmerge.methods import registry
 from hubmerge.methods.varying import worded
+from hubmerge.output.lineage import lineage_tree
 from hubmerge.output.report import SIXTEEN_BITS, AgentOutcome, Parent, Report
 from hubmerge.output.task import HUB_TAGS, Task, snippet, task_of
 from hubmerge.plan.licenses import KNOWN, UNDECIDED
@@ -117,15 +118,19 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
     losses = [loss for loss in _roundings(report, weights, "nearest") if abs(loss.share) > LOST_AT_LEAST]
     target = report.target or None
     method = registry().get(str(report.method["name"]))
+    title = target or f"{report.method['title']} of {', '.join(labels)}"
+    license = str(report.license.get("name") or report.license.get("id", "unknown"))
+    open_license = report.license.get("id", "unknown") == "unknown"
     return {
         "report": report,
-        "title": target or f"{report.method['title']} of {', '.join(labels)}",
+        "title": title,
         "base": _parent_link(base, endpoint),
         "agent_links": [_parent_link(p, endpoint) for p in agents],
         "parents": [(p, _parent_link(p, endpoint), _revision(p, endpoint)) for p in report.parents],
         "total": total,
         "labels": labels,
         "concentrated": [a for a in statistics["total"]["agents"] if a.get("gini") is not None],
+        "example": next((a for a in total["agents"] if a.get("l0_sparsity") is not None), None),
         "concentration_error": _largest_error(statistics["total"]["agents"]),
         "epsilon": f"{statistics['epsilon']:g}",
         "modules": statistics["modules"],
@@ -151,14 +156,15 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "lost_of": "λ" if all(loss.of == _OF_LAMBDA for loss in losses) else "the updates",
         "lost": any(loss.share > 0 for loss in losses),
         "lambda_kept": _lambda_kept(report, weights),
-        "anomalies": _anomalies(report),
+        "anomalies": _anomalies(report, losses),
         "bytes": sum(f.size for f in report.files),
+        "lineage": lineage_tree(report, title, "license not stated" if open_license else license),
         "license_name": report.license.get("name"),
-        "license_open": report.license.get("id", "unknown") == "unknown",
+        "license_open": open_license,
         "license_reason": report.license.get("reason"),
         "license_url": (url := _license_url(report)) and link(url, url),
         "environment": _environment(report.environment),
-        "figures": frozenset(figures),
+        "figures": {stem: _figure(stem, figures) for stem in ("density_by_layer", "overlap", "pairs")},
         "snippet": snippet(_task(report), target or "path/to/this/folder"),
         "command": f"hubmerge run recipe.yaml --to {shlex.quote(target)}"
         if target
@@ -168,6 +174,11 @@ def _view(report: Report, figures: Collection[str], endpoint: str) -> dict[str, 
         "matrix_products": method is not None and method.matrix_products,
         "evaluation": _scores(report),
     }
+
+
+def _figure(stem: str, figures: Collection[str]) -> Markdown | None:
+    """The file that a figure lies in, whatever its format."""
+    return next((Markdown(f) for f in sorted(figures) if re.fullmatch(rf"figures/{stem}\.[a-z]{{3}}", f)), None)
 
 
 def _parameters(report: Report) -> list[tuple[str, Any]]:
@@ -291,7 +302,7 @@ def _legend(method: Mapping[str, Any]) -> str:
     return ", ".join(("δ is what an agent changed of the base", *said))
 
 
-def _anomalies(report: Report) -> list[tuple[str, list[str]]]:
+def _anomalies(report: Report, losses: Sequence[Loss]) -> list[tuple[str, list[str]]]:
     """(what, the labels it concerns) for every finding that a reader must not miss."""
     epsilon = report.statistics["epsilon"]
     rows = report.statistics["total"]["agents"]
@@ -307,7 +318,9 @@ def _anomalies(report: Report) -> list[tuple[str, list[str]]]:
     lost = [str(r["agent"]) for r in silent if not r["max"] or "epsilon" in report.method["parameters"]]
     faint = [str(r["agent"]) for r in silent if str(r["agent"]) not in lost]
     dense = [str(r["agent"]) for r in rows if r["density"] > DENSE_FROM]
+    rounded = [loss.agent for loss in losses if loss.share > 0 and report.rounding == "nearest"]
     findings = (
+        ("Rounding to nearest took part of its update (see what the merge kept)", rounded),
         (f"Changed nothing above {epsilon:g}, so that the merge holds nothing of it", lost),
         (f"Changed nothing above {epsilon:g}, so that the statistics hold nothing of it", faint),
         (f"Changed more than {DENSE_FROM:.0%} of the weights, which is no sparse update", dense),

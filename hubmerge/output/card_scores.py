@@ -1,8 +1,9 @@
 """The card's scores: the skills that the merge kept, its domains beside the best parent, every task beside them all.
 
 A row of `report.evaluations` is a mapping with `task`, `metric` and `value` (None: the run failed), and optionally
-`domain`, `stderr`, `samples`, `model` (a parent's label, or nothing for the merge itself), and what pins the
-measurement: `suite`, `suite_version`, `few_shot`, `dataset`, `dataset_revision`.
+`domain`, `title`, `stderr`, `samples`, `model` (a parent's label, or nothing for the merge itself), how it was asked
+(`prompt` with what differs between questions in braces, `chat`: by the chat template), and what pins the measurement:
+`suite`, `suite_version`, `few_shot`, `dataset`, `dataset_revision`.
 """
 
 from __future__ import annotations
@@ -30,15 +31,44 @@ def scores_view(rows: Sequence[Mapping[str, Any]], parents: Sequence[Parent]) ->
     if not rows:
         return None
     models = list(dict.fromkeys([_MERGE, *(str(r.get("model") or _MERGE) for r in rows)]))
+    titles = titles_of(rows)
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         line = lines.setdefault((str(row.get("task", "—")), str(row.get("metric", "—"))), {})
         line[str(row.get("model") or _MERGE)] = _score(row)
     return {
         "models": models,
-        "lines": [(task, metric, [line.get(m, "—") for m in models]) for (task, metric), line in lines.items()],
+        "lines": [(titles[task], metric, [line.get(m, "—") for m in models]) for (task, metric), line in lines.items()],
+        "titles": titles,
+        "prompts": _prompts(rows, titles),
         **_against_parents(rows, parents),
     }
+
+
+def titles_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Task → the name that readers know it by."""
+    named = {str(r["task"]): str(r["title"]) for r in rows if r.get("task") and r.get("title")}
+    return {task: named.get(task, task) for task in (str(r.get("task", "—")) for r in rows)}
+
+
+def _prompts(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """(tasks, how their prompt reaches the model, prompt) of the merge's own scores; tasks that ask alike together."""
+    asked: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.get("model") or not row.get("prompt"):
+            continue
+        asked.setdefault((way_of_asking(row.get("chat"), row.get("few_shot")), str(row["prompt"])), []).append(
+            titles[str(row.get("task", "—"))]
+        )
+    return [(", ".join(dict.fromkeys(tasks)), way, text) for (way, text), tasks in asked.items()]
+
+
+def way_of_asking(chat: object, few_shot: object) -> str:
+    """How a prompt reaches the model, in words."""
+    way = "in the model's chat template where it has one" if chat else "as plain text, without a chat template"
+    if not isinstance(few_shot, int) or few_shot < 1:
+        return way
+    return f"after {few_shot} solved example{'s' * (few_shot != 1)}, {way}"
 
 
 def _score(row: Mapping[str, Any]) -> str:

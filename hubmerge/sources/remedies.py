@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hubmerge.errors import FormatError
-from hubmerge.hub.names import is_hub_id
+from hubmerge.hub.names import stated_bases
 
 _PICKLED = re.compile(r"(?:pytorch_model.*|adapter_model)\.bin")  # as transformers and peft wrote them
 _OTHER = (".bin", ".pt", ".pth", ".gguf", ".ckpt", ".h5", ".msgpack", ".onnx", ".pkl", ".npz")
@@ -85,9 +85,7 @@ class Weightless:
 
 def origin_of(card: Mapping[str, Any]) -> str:
     """The model that a card says its own was made from, where it names one."""
-    stated = card.get("base_model")
-    first = stated[0] if isinstance(stated, list) and stated else stated
-    return first if isinstance(first, str) and is_hub_id(first) else ""
+    return next(iter(stated_bases(card)), "")
 
 
 def _plain(name: str) -> str:

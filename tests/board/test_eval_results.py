@@ -82,7 +82,7 @@ def test_the_card_gets_every_parent_beside_the_merge(hub: Hub, api: HfApi, repo:
     assert not published.card_kept
     card = text(api, repo, "README.md")
     assert "| Task | Metric | this merge | base | math | `tool_use` |" in card
-    [line] = [x for x in card.splitlines() if x.startswith("| `gsm8k`")]
+    [line] = [x for x in card.splitlines() if x.startswith("| GSM8K |")]
     assert line.endswith("| 0.800 (0.711 to 0.867, n = 100) | 0.200 (0.133 to 0.289, n = 100) | "
                          "0.700 (0.604 to 0.781, n = 100) | failed |")  # fmt: skip
     [domain] = [x for x in card.splitlines() if x.startswith("| math |")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from hubmerge.errors import MachineFaultError
 from hubmerge.evaluation.result import EvaluationResult
 from hubmerge.evaluation.runner import EvaluateOptions, Unobserved, evaluate
 from hubmerge.evaluation.suites import SUITES
+from hubmerge.evaluation.tasks import get_task
 from hubmerge.hub.client import Hub
 from localhub.process import LocalHubProcess
 
@@ -193,6 +195,12 @@ def test_lightevals_own_tasks_score_right_answers_1_and_wrong_ones_0(inside: dic
 
 
 @pytest.mark.slow
+def test_the_prompt_that_a_task_of_lighteval_states_is_the_one_that_is_asked(inside: dict[str, Any]) -> None:
+    for name, (prompt, question) in inside["prompts"].items():
+        assert prompt == re.sub(r"\{(question|problem|prompt)\}", lambda _: question, get_task(name).asked)  # noqa: B023
+
+
+@pytest.mark.slow
 def test_examples_are_never_among_the_questions(inside: dict[str, Any]) -> None:
     two, one = inside["examples"]["two"], inside["examples"]["one"]
     assert two == {"asked": [f"test {n}?" for n in range(3)], "examples": [f"train {n}?" for n in range(100)]}
@@ -240,6 +248,29 @@ def test_batches_keep_to_a_number_of_prompts_and_of_tokens(inside: dict[str, Any
     # 2 tensors × 2 layers × 2 heads × 16 × 2 bytes = 256 bytes a token, of a quarter of the memory
     assert found["tokens"] == 1000
     assert found["tokens of vllm"] is None
+
+
+@pytest.mark.slow
+def test_a_prompt_whose_keys_and_values_do_not_fit_beside_the_weights_is_refused(inside: dict[str, Any]) -> None:
+    fits, refused = inside["batched"]["room"]  # 1,024,000 − 24,000 bytes, 256 a token
+    assert fits == "fits"
+    assert "E_DEVICE" in refused
+    assert "at most 3,906 tokens" in refused
+    assert "3,907" in refused
+    assert inside["batched"]["room of vllm"] == "fits"  # it has a budget of its own
+
+
+@pytest.mark.slow
+def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(inside: dict[str, Any]) -> None:
+    found = inside["gpu"]
+    assert {name: found[name] for name in ("as stored", "narrower", "asked", "vllm", "on the cpu")} == {
+        "as stored": "auto",
+        "narrower": "bfloat16",
+        "asked": "float16",
+        "vllm": "float32",  # it would take float16 by itself
+        "on the cpu": "auto",  # the parent has chosen it
+    }
+    assert "does not fit in this machine's memory" in found["too large"]
 
 
 @pytest.mark.slow

@@ -18,13 +18,14 @@ import yaml
 from huggingface_hub import ModelCard
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.path[:0] = map(str, (Path(__file__).parents[1], Path(__file__).parents[2]))
 
 from markdown_reading import PARSER, lively, structure
 from report_helpers import DATA, FIGURES, report, report_data, report_of
 
 from hubmerge.output.card import metadata, render_card
 from hubmerge.output.report import Report
+from localhub.card_html import card_html
 from localhub.cards import card_problems, parse_card
 
 GOLDEN = DATA / "card.md"
@@ -142,7 +143,9 @@ def hostile_data(text: str) -> dict[str, Any]:
     data["method"]["papers"] = [{"title": text, "arxiv": text, "equations": text}]
     data["files"][0] |= {"name": text, "sha256": text}
     data["environment"] = {text: text, "device": text, "device_failed": text, "versions": {text: text}}
-    data["evaluations"] = [{"task": text, "metric": text, "value": text, "model": text}]
+    asked = {"task": text, "metric": text, "value": text}
+    data["evaluations"] = [{**asked, "title": text, "prompt": text, "chat": True}, {**asked, "model": text}]
+    data["parents"][1]["made_from"] = [text]
     data["statistics"]["modules"] = {text: data["statistics"]["modules"]["mlp"]}
     data |= {"target": text, "created": text, "identity": text, "rounding": text, "dtype": [text], "hubmerge": text}
     data["recipe_yaml"] = f"base: |\n  {text}\n{text}\n"
@@ -172,7 +175,7 @@ def test_any_number_of_agents_renders(agents: int) -> None:
     rows = [line for line in card.splitlines() if line.startswith("| agent |")]
     assert len(rows) == agents
     assert f"| {agents} agents |" in card
-    assert ("<summary>Agents in pairs" in card) == (agents > 5)
+    assert f"| `agent-{agents - 2}`, `agent-{agents - 1}` |" in card
 
 
 def test_infinity_absent_values_and_empty_regions_render() -> None:
@@ -224,10 +227,78 @@ def test_fetch_figures_that_are_no_numbers_do_no_harm(value: Any) -> None:
     assert "<b>" not in card
 
 
+def test_a_card_says_first_what_a_reader_asks_first_and_folds_the_statistics() -> None:
+    titles = re.findall(r"^## (.+)$", render_card(report(), figures=FIGURES), re.M)
+    assert titles == [
+        *("Scores", "Use it", "Parents", "Warnings", "Reproduce it", "Cite the method", "Statistics"),
+        "Limitations",
+    ]
+    # the embedded Hub, like the Hub, reads the Markdown within a fold
+    html = card_html(render_card(report(), figures=FIGURES), lambda path: path)
+    folds = html[html.index("Statistics</h2>") :].split("<details>")[1:]
+    assert all(re.match(r"<summary>[^<]+</summary>", fold) and "</details>" in fold for fold in folds)
+    assert sum("<table>" in fold for fold in folds) == len(folds) == 8
+    assert html.count("<img") == len(FIGURES)
+
+
+def test_the_prompts_of_the_scores_stand_with_the_snippet_alike_ones_once() -> None:
+    asked = {"metric": "m", "value": 0.5, "chat": False}
+    rows = [
+        {**asked, "task": "a", "title": "First", "prompt": "Question: {question}", "few_shot": 5},
+        {**asked, "task": "b", "title": "Second", "prompt": "Question: {question}", "few_shot": 5},
+        {**asked, "task": "c", "prompt": "{prompt}", "chat": True},
+        {**asked, "task": "d", "prompt": "of a parent", "model": "math"},
+    ]
+    card = render_card(report(evaluations=rows))
+    assert "First, Second, after 5 solved examples, as plain text, without a chat template:\n" in card
+    assert "c, in the model's chat template where it has one:\n" in card
+    blocks = [t.content for t in PARSER.parse(body_of(card)) if t.type == "fence" and t.info == "text"]
+    assert blocks[:2] == ["Question: {question}\n", "{prompt}\n"]
+    assert "of a parent" not in card
+
+
+def test_scores_by_domain_stand_open_and_those_of_every_task_beside_every_parent_are_folded() -> None:
+    row = {"task": "gsm8k", "title": "GSM8K", "domain": "math", "metric": "m", "samples": 100}
+    values = {"": 0.6, "base": 0.2, "math": 0.7, "tool_use": 0.3}
+    rows = [{**row, "value": value, **({"model": name} if name else {})} for name, value in values.items()]
+    scores = render_card(report(evaluations=rows)).split("## Scores")[1].split("## Use it")[0]
+    open_part, folded = scores.split("<details><summary>Every task, beside every parent</summary>\n\n")
+    assert "**Skills kept: 1 of 1 skill: 80 %.**" in open_part
+    assert "| GSM8K | math |" in open_part
+    assert "| math | 0.600 (" in open_part
+    assert folded.startswith("| Task | Metric | this merge | base | math | `tool_use` |\n|---|")
+    assert folded.rstrip().endswith("|\n\n</details>")
+
+
+def test_the_lineage_goes_on_below_parents_that_are_merges() -> None:
+    parents = report_data()["parents"]
+    parents[1] |= {"made_from": ["org/base"]}  # as every agent
+    parents[2] |= {"made_from": ["org/base", "org/one", "org/two"]}
+    card = render_card(report(parents=parents))
+    [tree] = [t.content for t in PARSER.parse(body_of(card)) if t.type == "fence" and "├─" in t.content]
+    assert tree.splitlines() == [
+        "ada/pair-ram-plus · cc-by-nc-4.0-and-unstated-terms",
+        "├─ org/base · base · apache-2.0",
+        "├─ org/math · agent · cc-by-nc-4.0",
+        "└─ other.org/tool_use · agent × 0.5 · license",
+        "   ├─ org/base",
+        "   ├─ org/one",
+        "   └─ org/two",
+    ]
+
+
+def test_the_changed_share_and_the_sparsity_are_told_apart_where_they_stand() -> None:
+    data = report_data()
+    data["statistics"]["total"]["agents"][0] |= {"density": 0.096, "l0_sparsity": 0.962}
+    card = render_card(Report.from_json(data))
+    [told] = [line for line in card.splitlines() if "different thresholds" in line]
+    assert "9.60% of the elements by more than 1e-05, and 96.2% of them by less than 1 %" in told
+
+
 def test_a_card_without_evaluation_says_so_plainly() -> None:
     card = render_card(report(evaluations=[]))
     assert "**No evaluation has been run yet**" in card
-    assert "No evaluation of this model has been run yet." in card
+    assert "## Scores" not in card
     assert "No evaluation" not in render_card(report())
 
 

@@ -81,8 +81,8 @@ class Merged:
         return {name: v.astype(kind).astype(np.float32) for name, v in self.exact.items()}
 
     def row(self, agent: str) -> dict[str, str]:
-        """The agent's row under "What the merge kept", by column."""
-        lines = self.card.split("## What the merge kept")[1].split("\n")
+        """The agent's row in "What the merge kept", by column."""
+        lines = self.card.split("<summary>What the merge kept")[1].split("\n")
         head = next(line for line in lines if line.startswith("| Agent"))
         found = next(line for line in lines if line.startswith(f"| `{agent}` |"))
         cells = [[c.strip() for c in line.strip("|").split("|")] for line in (head, found)]
@@ -201,7 +201,7 @@ def test_a_factor_of_which_float32_itself_loses_some_is_no_reason_for_stochastic
     merged = merged_of(made, tmp_path / "o", "ram_plus", parameters={"r": 0.015, "alpha": 1.0})
     assert "**Rounding to nearest lost part of λ in this model.**\n" in merged.card
     assert "- `agent0`: 1.0150 becomes 1.0111 with nearest rounding, 25.9% of λ − 1 is lost." in merged.card
-    assert "tochastic" not in merged.card.split("## Reproduce it")[0]
+    assert "tochastic" not in merged.card.split("<summary>What the merge kept")[1].split("</details>")[0]
 
 
 def test_an_agent_below_epsilon_is_called_lost_only_where_the_method_drops_it(tmp_path: Path) -> None:

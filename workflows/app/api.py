@@ -19,7 +19,7 @@ import gradio as gr
 from hubmerge.errors import HubmergeError
 from hubmerge.output.plan_words import plan_summary
 from hubmerge.recipe.sweep import Sweep
-from workflows.app.api_board import board_endpoints, watcher_endpoints
+from workflows.app.api_board import board_endpoints, trial_endpoints, watcher_endpoints
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.service import BoardSource, Comparison, JobView, Service, Visitor, WatcherSource
 from workflows.app.session import caller_of, signed_in, with_namespaces
@@ -31,7 +31,7 @@ Endpoint = Callable[..., Any]
 
 def add_api(service: Service, lanes: Lanes, board: BoardSource | None, watchers: WatcherSource | None) -> None:
     """Register the endpoints in the current Blocks context."""
-    asking = (*_reading(service), *_acting(service))
+    asking = (*_reading(service), *_acting(service), *(trial_endpoints(watchers) if watchers is not None else ()))
     stored = [*_of_the_store(service)]
     stored += board_endpoints(board) if board is not None else ()
     stored += watcher_endpoints(watchers) if watchers is not None else ()

@@ -33,6 +33,7 @@ class Task:
     `prompt(row)` is the user's text; with `system` it goes through the model's chat template where it has one.
     `reference(row)` is JSON: all that `score(answer, reference)` needs besides the generated text. `gold(row)` is
     an answer that must score 1 (None: the row has none); the tests send it through `score`.
+    `blank` is a row whose values are names in braces, so that its prompt shows how the task asks.
     `expand(rows)` builds the rows that are asked from those that the dataset holds (long contexts, for instance).
     """
 
@@ -47,11 +48,17 @@ class Task:
     score: Callable[[str, Any], float]
     gold: Callable[[Row], str | None]
     max_new_tokens: int
+    blank: Row
     stop: tuple[str, ...] = ()
     system: str | None = None
     chat: bool = True  # False: the prompt goes to the model as it is
     expand: Callable[[Sequence[Row]], Sequence[Row]] | None = None
     source: str = ""  # the paper or page that defines it
+
+    @property
+    def asked(self) -> str:
+        """The prompt with what differs from row to row in braces."""
+        return self.prompt(self.blank)
 
 
 @dataclass(frozen=True)
@@ -65,4 +72,5 @@ class BuiltinTask:
     rows: Rows
     metric: str  # the name of lighteval's metric that counts, as it stands in its results
     module: str  # lighteval.tasks.tasks.gsm8k
+    asked: str  # its prompt, with what differs from row to row in braces
     source: str = ""

@@ -49,6 +49,11 @@ _VALUES: Mapping[Language, str] = {
     "javascript": "The functions belong to a JavaScript library: write the values as JavaScript expressions of the "
     "declared types.",
 }
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "dict", "properties": {}, "required": []}
+_BLANK = {
+    "function": json.dumps([{"name": "{name}", "description": "{description}", "parameters": _NO_PARAMETERS}]),
+    "question": json.dumps([[{"role": "user", "content": "{question}"}]]),
+}
 _SPEAKERS = {"system": "Instructions", "user": "User", "assistant": "Assistant"}
 
 
@@ -185,6 +190,7 @@ def _task(
         score=score,
         gold=gold,
         max_new_tokens=2048,
+        blank=_BLANK,
         source="https://gorilla.cs.berkeley.edu/leaderboard.html",
     )
 

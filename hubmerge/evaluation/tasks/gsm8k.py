@@ -10,5 +10,6 @@ TASK = BuiltinTask(
     rows=Rows("openai/gsm8k", subset="main", split="test", dev_split="train", few_shot_split="train", license="mit"),
     metric="extractive_match",
     module="lighteval.tasks.tasks.gsm8k",
+    asked="Question: {question}\nAnswer:",
     source="arXiv:2110.14168",
 )

@@ -51,5 +51,6 @@ TASK = Task(
     score=_score,
     gold=_gold,
     max_new_tokens=2048,
+    blank={"prompt": "{the function's head and docstring}"},
     source="arXiv:2107.03374",
 )

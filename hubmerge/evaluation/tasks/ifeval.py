@@ -14,5 +14,6 @@ TASK = BuiltinTask(
     rows=Rows("google/IFEval", subset="default", split="train", license="apache-2.0"),
     metric="prompt_level_strict_acc",
     module="lighteval.tasks.tasks.ifeval.main",
+    asked="{prompt}",
     source="arXiv:2311.07911",
 )

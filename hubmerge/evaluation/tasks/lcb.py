@@ -13,5 +13,10 @@ TASK = BuiltinTask(
     rows=Rows("lighteval/code_generation_lite", subset="v4_v5", split="test"),
     metric="codegen_pass@1:16",  # lighteval's name; one answer per problem is generated and counted
     module="lighteval.tasks.tasks.lcb.main",
+    asked="You will be given a question (problem specification) and will generate a correct Python program that "
+    "matches the specification and passes all tests.\n\nQuestion: {question}\n\nRead the inputs from stdin solve the "
+    "problem and write the answer to stdout (do not directly test on the sample inputs). Enclose your code within "
+    "delimiters as follows. Ensure that when the python program runs, it reads the inputs, runs the algorithm and "
+    "writes output to STDOUT.\n```python\n# YOUR CODE HERE\n```\n\n",  # other words where a row brings code
     source="arXiv:2403.07974",
 )

@@ -10,5 +10,8 @@ TASK = BuiltinTask(
     rows=Rows("HuggingFaceH4/MATH-500", subset="default", split="test", license="mit"),
     metric="pass@k:k=1&n=1",
     module="lighteval.tasks.tasks.math_500",
+    asked="Solve the following problem. The final line of your response MUST be of the following format:\n"
+    '"ANSWER: $ANSWER" (without quotes) where $ANSWER is the final answer. Think step by step before answering.\n\n'
+    "{problem}",
     source="arXiv:2305.20050",
 )

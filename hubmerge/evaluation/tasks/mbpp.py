@@ -54,6 +54,7 @@ def _task(name: str, title: str, subset: str) -> Task:
         score=_score,
         gold=_gold,
         max_new_tokens=2048,
+        blank={"text": "{what the code must do}", "test_list": ["{tests}"]},
         stop=("[DONE]",),
         source="arXiv:2108.07732",
     )

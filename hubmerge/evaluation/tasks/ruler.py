@@ -182,6 +182,7 @@ def _task(name: str, title: str, rows: Rows, tokens: int) -> Task:
         score=_score,
         gold=gold,
         max_new_tokens=512,
+        blank={"context": "{documents}", "question": "{question}"},
         expand=expand,
         source="arXiv:2404.06654",
     )

@@ -48,6 +48,7 @@ def _task(name: str, title: str, rows: Rows, expand: Callable[[Sequence[Row]], S
         score=_score,
         gold=gold,
         max_new_tokens=512,
+        blank={"context": "{text}", "title": "{title}", "question": "{question}"},
         expand=expand,
         source=source,
     )

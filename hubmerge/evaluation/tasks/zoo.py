@@ -39,6 +39,7 @@ def _task(domain: str, title: str) -> Task:
         score=_score,
         gold=_answer,
         max_new_tokens=MAX_ANSWER_TOKENS,
+        blank={"prompt": "{prompt}"},
         chat=False,
         source="examples/zoo/README.md",
     )
