@@ -95,7 +95,7 @@ def preview_panel(found: Preview) -> Markup:
     method = registry().get(found.method)
     advice = notice("info", f"Recommended: {method.title}" if method else "No recommendation", el("p", found.reason))
     layers = ", ".join(str(depth + 1) for depth in found.layers)
-    where = f"in layer {layers}" if layers else "in a few tensors"
+    where = f"in layer{'s' * (len(found.layers) > 1)} {layers}" if layers else "in a few tensors"
     counted = short_count(round(found.statistics["elements"]))
     said = (
         f"Counted {where}: {counted} of {short_count(found.parameters)} parameters, "
