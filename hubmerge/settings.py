@@ -36,6 +36,7 @@ _VARIABLES = {
     "trusted_keys": "HUBMERGE_TRUSTED_KEYS",
     "jobs_per_user": "HUBMERGE_JOBS_PER_USER",
     "space_id": "SPACE_ID",
+    "space_host": "SPACE_HOST",
     "oauth_client_id": "OAUTH_CLIENT_ID",
     "oauth_client_secret": "OAUTH_CLIENT_SECRET",
     "webhook_secret": "HUBMERGE_WEBHOOK_SECRET",
@@ -66,6 +67,7 @@ class Settings(BaseModel):
     trusted_keys: str | None = None  # HUBMERGE_TRUSTED_KEYS: public keys whose results are believed, 64 hex each
     jobs_per_user: int = Field(default=5, ge=1)  # HUBMERGE_JOBS_PER_USER: queued or running at once
     space_id: str | None = None  # SPACE_ID: set by the platform on a Space
+    space_host: str | None = None  # SPACE_HOST: the host of its pages, also set by the platform
     oauth_client_id: str | None = None  # OAUTH_CLIENT_ID: an app registered on the Hub; a Space has its own
     oauth_client_secret: SecretStr | None = None  # OAUTH_CLIENT_SECRET
     webhook_secret: SecretStr | None = None  # HUBMERGE_WEBHOOK_SECRET

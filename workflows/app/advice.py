@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from difflib import get_close_matches
+from urllib.parse import urlencode
 
 from markupsafe import Markup
 
@@ -143,6 +144,8 @@ def _line(name: str, is_base: bool, base: str, known: ModelFacts | HubmergeError
         chips.append(_chip("gated or private", "warn"))
     if not is_base and base:
         chips.append(_trained(known, _bare(base)))
+        query = urlencode({"base": base, "agent": name}, safe="/@")
+        chips.append(el("a", "What did this agent change?", href=f"diff?{query}", cls="hm-ask"))
     return el("li", role, repo_link(service.endpoint, known.id), *chips)
 
 

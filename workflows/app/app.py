@@ -73,7 +73,7 @@ def build_app(
         "": lambda: home_page(demo, service, settings, board),
         "merge": lambda: merge_page(demo, service, lanes),
         "activity": lambda: jobs_page(demo, service),
-        "docs": docs_page,
+        "docs": lambda: docs_page(next(iter(_space_hosts(settings)), None)),
         "diff": lambda: diff_page(demo, service, lanes),
         "job": lambda: job_page(demo, service, lanes),
         "watchers": lambda: watchers_page(demo, watchers),
@@ -168,15 +168,18 @@ def _assemble(
         )
     answer_mcp_here(demo, app)
     app.add_middleware(AskedScopes)
-    hosts = _space_hosts(settings.space_id)
+    hosts = _space_hosts(settings)
     app.add_middleware(Site, pages=pages_of(board), host=next(iter(hosts), None))
     app.add_middleware(Guard, hub=settings.endpoint, hosts=hosts)
     return app
 
 
-def _space_hosts(space_id: str | None) -> tuple[str, ...]:
-    """The host of a Space's pages: owner-name.hf.space."""
-    return (re.sub(r"[^a-z0-9]+", "-", space_id.lower()).strip("-") + ".hf.space",) if space_id else ()
+def _space_hosts(settings: Settings) -> tuple[str, ...]:
+    """The hosts of a Space's pages: as the platform states it, and owner-name.hf.space."""
+    if not settings.space_id:
+        return ()
+    named = re.sub(r"[^a-z0-9]+", "-", settings.space_id.lower()).strip("-") + ".hf.space"
+    return tuple(dict.fromkeys(host for host in (settings.space_host, named) if host))
 
 
 class RunningApp:

@@ -17,18 +17,19 @@ from workflows.app.panels import header
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 _TO_METHOD = re.compile(r"\]\(methods\.md(#\w+)\)")
 _TO_PAGE = re.compile(r"\[([^\]]+)\]\([\w./]+\.md[^)]*\)")  # pages that the app does not show
+_ANYWHERE = "http://127.0.0.1:7860"  # of an app that was started by hand
 _CODE = re.compile(r"(?:^    .+\n+)+", re.MULTILINE)
 
 
-def docs_page() -> None:
-    """Build the page in the current Blocks context."""
+def docs_page(host: str | None = None) -> None:
+    """Build the page in the current Blocks context. `host`: of the Space that this is, which calls then name."""
     about = "How models are merged, what the words mean, and how programs do what the pages do."
     ways = [("Methods", "#methods"), ("Words", "#words"), ("Programs", "#programs"), ("Compare two models", "diff")]
     contents = el("p", *(el("a", name, href=href if href == "diff" else f"docs{href}") for name, href in ways))
     gr.HTML(join(header("Docs", about), el("div", contents, cls="hm-contents")), js_on_load=None)
     gr.HTML(_methods(), js_on_load=None, elem_id="methods", elem_classes="hm-card hm-docs", padding=True)
     gr.HTML(_words(), js_on_load=None, elem_id="words", elem_classes="hm-card hm-docs", padding=True)
-    _, _, programs = _page("api.md").partition("\n")
+    _, _, programs = programs_of(host).partition("\n")
     with gr.Column(elem_id="programs"):
         gr.HTML(el("h2", "Programs and tools"), js_on_load=None)
         at = 0
@@ -64,6 +65,11 @@ def rendered(text: str) -> Markup:
     """Markdown of this project's own pages as HTML; links to pages that the app does not show become their text."""
     text = _TO_PAGE.sub(r"\1", _TO_METHOD.sub(r"](docs\1)", text))
     return Markup(_MARKDOWN.render(text))  # noqa: S704  (no stranger's text, and HTML in it is escaped)
+
+
+def programs_of(host: str | None) -> str:
+    """The page about programs, with the address of this very app in its calls where that is known."""
+    return _page("api.md") if host is None else _page("api.md").replace(_ANYWHERE, f"https://{host}")
 
 
 def _page(name: str) -> str:

@@ -27,6 +27,7 @@ MERGE_CSS = """
 .prose .hm-chosen a, .hm-chosen .hm-id { font-weight: 550; flex: 1 1 60%; text-align: left; }
 .hm-chip { font-size: .78rem; padding: .05rem .5rem; border-radius: 99px; border: 1px solid var(--border-color-primary);
   color: var(--body-text-color); }
+.hm-chosen .hm-ask, .prose .hm-chosen a.hm-ask { flex: 0 0 auto; font-weight: 400; font-size: .78rem; }
 .hm-chip-good { color: var(--hm-good); border-color: currentColor; }
 .hm-chip-warn { color: var(--hm-warn); border-color: currentColor; }
 .hm-chip-bad { color: var(--hm-bad); border-color: currentColor; }

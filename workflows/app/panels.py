@@ -22,6 +22,7 @@ from hubmerge.sources.base import Model
 from workflows.app.format import bytes_text, el, join, link, repo_link
 from workflows.app.service import Visitor
 from workflows.app.signin import GATED, PRIVATE, sign_in_link
+from workflows.app.web_words import on_the_web
 
 ARXIV = "https://arxiv.org/abs/"
 
@@ -41,7 +42,7 @@ def notice(kind: str, title: str, *children: object) -> Markup:
 
 
 def problems_panel(error: HubmergeError | Mapping[str, Any], title: str = "") -> Markup:
-    """Every problem of an error: code, what is wrong, and what to do next."""
+    """Every problem of an error: what is wrong, what to do next, and the code, which programs go by."""
     data = error.as_dict() if isinstance(error, HubmergeError) else error
     problems = [p for p in data.get("problems") or () if isinstance(p, Mapping)]
     if not problems:
@@ -63,10 +64,10 @@ def _problem(problem: Mapping[str, Any]) -> Markup:
     ]
     return el(
         "li",
-        el("code", text.get("code", ""), cls="hm-code"),
         el("span", text.get("what", ""), cls="hm-what"),
         el("dl", *facts) if facts else None,
-        el("p", text["next_step"], cls="hm-next") if "next_step" in text else None,
+        el("p", step, cls="hm-next") if (step := on_the_web(text.get("next_step", ""))) else None,
+        el("code", text.get("code", ""), cls="hm-code"),
     )
 
 

@@ -65,6 +65,7 @@ gradio-app .wrap.full:not(.block *) { position: fixed !important; inset: 0 !impo
   white-space: nowrap; }
 @media (max-width: 640px) {
   .gradio-container .hm-bar-links .hm-brand { flex-basis: 100%; text-align: start; }
+  .gradio-container .row.hm-top { min-height: 6.25rem; }  /* its links come after it */
   .gradio-container .hm-top > button { position: absolute; top: .5rem; right: .5rem; max-width: 60%; }
 }
 """
@@ -176,7 +177,7 @@ main:has(#diff):not(:has(.hm-two)) :is(#diff, .hm-actions) { visibility: hidden;
 .hm-problems { list-style: none; padding: 0 !important; }
 .hm-problems > li { padding: .6rem 0; border-top: 1px solid var(--border-color-primary); overflow-wrap: anywhere; }
 .hm-problems > li:first-child { border-top: 0; }
-.hm-code { font-size: .75rem; margin-right: .5rem; color: var(--hm-bad); background: transparent; padding: 0; }
+.hm-code { font-size: .75rem; color: var(--body-text-color-subdued); background: transparent; padding: 0; }
 .hm-what { font-weight: 600; display: inline-block; }
 .hm-what::first-letter { text-transform: uppercase; }
 .hm-problems dl { margin: .3rem 0 0; }

@@ -69,7 +69,7 @@ def test_from_an_address_to_the_result(pages: Pages, open_page: Any, zoo_diff: D
     shown(page, "#diff .hm-current", "Measure")
     job_of(pages, state="done", queue_position=None, result=zoo_diff.with_top_tensors(20).to_json())
     shown(page, "#diff dd", "9.97% (17,124 parameters)")
-    assert page.locator("#diff figure img").evaluate("image => image.naturalWidth") == 1200
+    assert page.locator("#diff figure img").evaluate("image => image.naturalWidth") == 800
     shown(page, "#diff", "model.layers.0.self_attn.o_proj.bias")
     assert page.url.endswith(ADDRESS)
     assert not page.locator("#cancel").is_visible()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hubmerge.methods import registry
-from workflows.app.docs_page import _methods, _page, _words, rendered
+from workflows.app.docs_page import _methods, _page, _words, programs_of, rendered
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
@@ -30,3 +30,9 @@ def test_the_words_are_those_of_the_glossary() -> None:
 
 def test_html_in_a_page_of_docs_stays_text() -> None:
     assert "<script>" not in rendered("a <script>alert(1)</script> [x](javascript:alert(1))")
+
+
+def test_a_call_names_the_space_that_shows_it() -> None:
+    assert "127.0.0.1" in programs_of(None)
+    assert "127.0.0.1" not in programs_of("ada-merge.hf.space")
+    assert 'Client("https://ada-merge.hf.space", oauth_token' in programs_of("ada-merge.hf.space")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from pages_fake import HOSTILE, STATISTICS, FakeService, job_view, model
 
-from hubmerge.errors import HubUnavailableError, IncompatibleError, Problem
+from hubmerge.errors import HubUnavailableError, IncompatibleError, Problem, RecipeError
 from hubmerge.markdown import short_count
 from hubmerge.methods import registry
 from hubmerge.output.figures import SHARE_COLORS
@@ -21,6 +23,7 @@ from workflows.app.job_steps import is_under_way, progress_panel, stage_track
 from workflows.app.panels import license_panel, method_panel, plan_panel, problems_panel
 from workflows.app.service import LogLine, Scoring
 from workflows.app.style import CSS, theme
+from workflows.app.web_words import _OF_A_TERMINAL, on_the_web
 
 RECIPE = {"base": "zoo/base", "agents": ["zoo/math-agent", "secret/gated-agent"], "method": "ram"}
 
@@ -355,3 +358,57 @@ def test_the_page_of_a_published_merge_goes_on_until_its_scores_are_there() -> N
     assert not is_under_way(replace(done, evaluations=tuple(replace(s, state="done") for s in SCORINGS)))
     assert not is_under_way(replace(done, evaluations=()))
     assert is_under_way(job_view())
+
+
+def test_the_code_of_an_error_stands_behind_its_words() -> None:
+    panel = str(problems_panel(RecipeError("no base", where="the recipe", next_step="Choose one.")))
+    assert panel.index("no base") < panel.index("Choose one.") < panel.index("E_RECIPE")
+
+
+def _next_steps() -> dict[str, str]:
+    """Every text that a `next_step=` of the library and the app can be, each with where it stands."""
+    root = Path(__file__).resolve().parents[3]
+    found = {}
+    for folder in (
+        "hubmerge/recipe",
+        "hubmerge/sources",
+        "hubmerge/plan",
+        "hubmerge/hub",
+        "hubmerge/output",
+        "workflows",
+    ):
+        for path in (root / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                if isinstance(node, ast.keyword) and node.arg == "next_step":
+                    for part in ast.walk(node.value):
+                        if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                            found[part.value] = path.name
+    return found
+
+
+def test_no_page_speaks_of_options_commands_or_variables() -> None:
+    steps = _next_steps()
+    assert len(steps) > 100
+    spoken = {step for step in steps if _OF_A_TERMINAL.search(step)}
+    assert any("--license" in step for step in spoken)
+    for step in steps:
+        assert not _OF_A_TERMINAL.search(on_the_web(step)), steps[step]
+        assert (on_the_web(step) == step) == (step not in spoken)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (
+            "Read the parents' terms and state a license, in the form or with --license (mit, other, …).",
+            "Read the parents' terms and choose a license under Publish.",
+        ),
+        ("Sign in: in the app, with `hf auth login`, or with HF_TOKEN.", "Sign in, at the top of the page."),
+        ("Remove it. Otherwise: `hubmerge init BASE` writes one.", "Choose a base and agents above."),
+        ("Choose another name. Or raise --disk-budget.", "Choose another name."),
+        ("Raise --disk-budget.", ""),
+        ("Try again later.", "Try again later."),
+    ],
+)
+def test_a_next_step_is_one_that_a_visitor_can_take(step: str, said: str) -> None:
+    assert on_the_web(step) == said

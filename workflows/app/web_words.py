@@ -1,0 +1,33 @@
+"""The next step of an error as a page says it: what to do on the web, where the library speaks of options and settings.
+
+Errors are made for every surface. A step that names an option, a command or a variable is of no use to a visitor: it is
+put in other words here, or left out.
+"""
+
+from __future__ import annotations
+
+import re
+
+_OF_A_TERMINAL = re.compile(r"(?<![\w-])--[a-z]|`(?:hubmerge|hf) |\b(?:HF|HUBMERGE)_[A-Z]")
+_SENTENCE = re.compile(r"(?<=[.;])\s+")
+_PUT = (
+    ("state a license", "Read the parents' terms and choose a license under Publish."),
+    ("hubmerge init", "Choose a base and agents above."),
+    ("Publish with --private", "Choose private under Visibility, or public if all of them may be known."),
+    ("Sign in", "Sign in, at the top of the page."),
+    ("Whoever keeps this app", "Whoever keeps this app gives it a token of the Hub with write access."),
+    ("Check the connection", "Try again in a minute; if it stays, the Hub is away."),
+    ("Take a part: --split", "Take a part of the split, such as train[:10000], beside the dataset."),
+    ("--ignore", "Compare it with the model that it was trained from."),
+    ("Lower --max-tokens", "Lower the number of tokens beside the dataset."),
+)
+
+
+def on_the_web(step: str) -> str:
+    """`step` without sentences for a terminal; empty where nothing is left."""
+    if not _OF_A_TERMINAL.search(step):
+        return step
+    for known, words in _PUT:
+        if known in step:
+            return words
+    return " ".join(part for part in _SENTENCE.split(step) if not _OF_A_TERMINAL.search(part))
