@@ -9,7 +9,7 @@ gradio reads return annotations as they stand, so this module does not postpone 
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -18,12 +18,11 @@ import gradio as gr
 
 from hubmerge.errors import HubmergeError
 from hubmerge.output.plan_words import plan_summary
-from hubmerge.recipe.sweep import Sweep
 from workflows.app.api_board import board_endpoints, trial_endpoints, watcher_endpoints
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.service import BoardSource, Comparison, JobView, Service, Visitor, WatcherSource
 from workflows.app.session import caller_of, signed_in, with_namespaces
-from workflows.app.submission import checked_comparison, checked_recipe, checked_sweep, submission
+from workflows.app.submission import checked_comparison, checked_recipe, checked_sweep, submission, sweep_requests
 
 SEARCH_AT_MOST = 20
 Endpoint = Callable[..., Any]
@@ -169,10 +168,8 @@ def _acting(service: Service) -> tuple[Endpoint, ...]:
             license: may stay empty where the parents' licenses decide it.
         """
         writer = with_namespaces(service, signed_in(visitor, "start a sweep"))
-        requests = [
-            submission(recipe.to_dict(), target=to, private=bool(private), license=license, visitor=writer)
-            for to, recipe in _targets(checked_sweep(sweep), str(target))
-        ]
+        checked = checked_sweep(sweep)
+        requests = sweep_requests(checked, str(target), private=bool(private), license=license, visitor=writer)
         return [_job(service.submit(request, writer)) for request in requests]
 
     def start_diff(base: str, agent: str, visitor: Visitor | None) -> dict[str, Any]:
@@ -238,10 +235,6 @@ def _of_the_store(service: Service) -> tuple[Endpoint, ...]:
         return dict(zip(("merging", "evaluating", "waiting"), service.under_way(), strict=True))
 
     return job_status, cancel_job, my_jobs, recent_jobs, jobs_under_way
-
-
-def _targets(sweep: Sweep, target: str) -> Sequence[tuple[str, Any]]:
-    return [(f"{target}-{name}"[:193], recipe) for name, recipe in sweep.variants]
 
 
 def _comparison(found: Comparison) -> dict[str, Any]:

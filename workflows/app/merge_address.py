@@ -2,8 +2,8 @@
 
     ?base=org/base&agent=org/a&agent=org/b&weight=1&weight=0.5&method=ties&density=0.3&dtype=bfloat16&name=my-merge
 
-A method's parameters stand under their own names. `more` holds as YAML what has no name of its own, such as
-calibration data or weights that differ between layers.
+A method's parameters stand under their own names. `also` and `vary` are of variants (sweep_form.py). `more` holds as
+YAML what has no name of its own, such as calibration data or weights that differ between layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workflows.app.forms import fields_of
 
 MAX_ADDRESS_CHARACTERS = 6000  # with more, some server or browser on the way refuses
 _DTYPES, _ROUNDINGS = ("bfloat16", "float16", "float32"), ("nearest", "stochastic")
-_OWN = ("base", "agent", "weight", "method", "dtype", "rounding", "seed", "ignore", "name", "more")
+_OWN = ("base", "agent", "weight", "method", "dtype", "rounding", "seed", "ignore", "name", "more", "also", "vary")
 _SIMPLE = ("base", "agents", "method", "parameters", "dtype", "rounding", "seed", "ignore")
 
 

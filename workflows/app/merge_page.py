@@ -34,7 +34,18 @@ from workflows.app.merge_form import (
     show_method,
     show_pick,
 )
-from workflows.app.merge_script import COPIED, CORRECT_NAME, GO, INSPECTED, INSPECTING, KEEP, KEPT, OPENED
+from workflows.app.merge_script import (
+    COPIED,
+    CORRECT_NAME,
+    GO,
+    INSPECTED,
+    INSPECTING,
+    KEEP,
+    KEPT,
+    OPENED,
+    SWEPT,
+    VARIED,
+)
 from workflows.app.panels import access_offer, closed_models, notice, problems_panel
 from workflows.app.preview_panel import build_look, wire_look
 from workflows.app.recipe_texts import TEXTS, text_of
@@ -42,6 +53,7 @@ from workflows.app.search import suggest_models
 from workflows.app.service import Service
 from workflows.app.session import visitor_of, writer_of
 from workflows.app.submission import checked_recipe, submission
+from workflows.app.sweep_form import build_sweep, opened_with, wire_sweep
 from workflows.app.typed_names import names_in
 
 _QUIET: Mapping[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
@@ -52,6 +64,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     with gr.Row(elem_classes="hm-columns hm-merge"):
         with gr.Column(scale=3, min_width=320, elem_classes="hm-form"):
             form = build_form()
+            sweep = build_sweep(form.method.value)
             with gr.Accordion("Load a recipe", open=False, elem_classes="hm-card", elem_id="yaml-card"):
                 text = gr.Code(value="", language="yaml", label="Recipe", lines=8, interactive=True, elem_id="yaml")
                 with gr.Row():
@@ -77,6 +90,7 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     draft, choice = gr.JSON(value=None, visible=False), gr.JSON(value=None, visible=False)
 
     _wire_form(form, service, lanes)
+    wire_sweep(sweep, form, lambda values: _recipe(service, values), service, lanes)
     wire_look(look, form, lambda values: checked_recipe(_recipe(service, values)), service, lanes)
     private = {"api_visibility": "private"}
     # one inspection at a time: the script asks for the next when this one has ended
@@ -121,6 +135,10 @@ def merge_page(demo: Any, service: Service, lanes: Lanes) -> None:
     # a sign of loading on every field would move them all
     loaded = demo.load(opening, [draft], opened, js=KEPT, queue=False, show_progress="hidden", **private)
     loaded.then(_shown, [form.method], shown, queue=False, **_QUIET)
+    # after the method, whose settings an address may vary
+    loaded.then(opened_with, [address], sweep.opened, js=VARIED, queue=False, **_QUIET).then(
+        None, sweep.inputs, None, js=SWEPT, queue=False, **private
+    )
     # a click before the form is filled would read it empty, so the buttons come last
     ready = loaded.then(_ready, [form.namespace], [inspect, start], queue=False, show_progress="hidden", **private)
     ready.then(None, kept, None, js=OPENED, **private)

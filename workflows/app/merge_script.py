@@ -8,6 +8,26 @@ from __future__ import annotations
 
 PAUSE_MS = 700  # from the last change to the inspection
 
+# The variants of an address stay in it when the form is written there anew.
+_VARIANTS = """const variants = () => { const own = new URLSearchParams(location.search);
+    return ["also", "vary"].flatMap((key) => own.getAll(key).map((value) => `&${key}=${written(value)}`)).join(""); };
+  const written = (value) => encodeURIComponent(value).replaceAll("%2C", ",").replaceAll("%3A", ":");"""
+
+# Methods, then each setting with its values, as they stand in the form.
+SWEPT = f"""(methods, ...parts) => {{
+  {_VARIANTS}
+  let now = (methods || []).map((name) => `&also=${{written(name)}}`).join("");
+  for (let k = 0; k < parts.length; k += 2)
+    if (parts[k] && parts[k + 1]) now += `&vary=${{written(parts[k] + ":" + parts[k + 1])}}`;
+  const rest = location.search.replace(/[?&](also|vary)=[^&]*/g, "").replace(/^&/, "?");
+  history.replaceState(history.state, "", location.pathname + (rest ? rest + now : now.replace("&", "?")));
+  try {{ localStorage.setItem("hubmerge-address", location.search); }} catch {{ }}
+}}"""
+
+VARIED = """() => { const now = location.search;
+  try { const kept = localStorage.getItem("hubmerge-address") || "";
+    return [kept.startsWith(now + "&") ? kept : now]; } catch { return [now]; } }"""
+
 GO = """(id) => { if (id) window.location.assign("job?id=" + encodeURIComponent(id)); }"""
 
 # A browser may refuse storage inside a frame; the form then works without memory.
@@ -57,20 +77,22 @@ INSPECTING = """() => {
 INSPECTED = """() => { window.hm.busy = false; }"""
 
 # The name that an inspection proposes replaces an earlier proposal, never what somebody typed meanwhile.
-CORRECT_NAME = """(proposed, name, address) => {
+CORRECT_NAME = f"""(proposed, name, address) => {{
   const hm = window.hm;
-  if (address) {
-    history.replaceState(history.state, "", location.pathname + "?" + address);
-    try { localStorage.setItem("hubmerge-address", location.search); } catch { }
-  }
+  {_VARIANTS}
+  if (address) {{
+    history.replaceState(history.state, "", location.pathname + "?" + address + variants());
+    try {{ localStorage.setItem("hubmerge-address", location.search); }} catch {{ }}
+  }}
   if (!proposed || (name && name !== hm.proposed)) return name;
   hm.proposed = proposed;
   return proposed;
-}"""
+}}"""
 
 # A link begins with the address of this very page, which the server does not know behind a proxy.
-COPIED = """(text) => {
-  const full = text.startsWith("?") ? location.origin + location.pathname + text : text;
-  navigator.clipboard?.writeText(full).catch(() => {});  // the box has it, too
+COPIED = f"""(text) => {{
+  {_VARIANTS}
+  const full = text.startsWith("?") ? location.origin + location.pathname + text + variants() : text;
+  navigator.clipboard?.writeText(full).catch(() => {{}});  // the box has it, too
   return full;
-}"""
+}}"""

@@ -87,3 +87,13 @@ def submission(
             next_step="Choose one of your namespaces.",
         )
     return MergeRequest(checked_recipe(recipe).to_dict(), target, private, license or None)
+
+
+def sweep_requests(
+    sweep: Sweep, target: str, *, private: bool, license: str | None, visitor: Visitor
+) -> list[MergeRequest]:
+    """A request for each variant, to a repo named after `target` and the variant; raises as `submission` does."""
+    return [
+        submission(recipe.to_dict(), target=to, private=private, license=license, visitor=visitor)
+        for to, recipe in ((f"{target}-{name}"[:193], recipe) for name, recipe in sweep.variants)
+    ]

@@ -1,0 +1,130 @@
+"""Compare variants on the merge page: from plain fields to a sweep, its number and time, and a job for each variant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pages_fake import CATALOGUE, job_view
+from pages_session import Pages
+
+from hubmerge.errors import RecipeError
+from hubmerge.methods import registry
+from hubmerge.recipe.sweep import sweep_from_dict
+from workflows.app.forms import fields_of
+from workflows.app.sweep_form import counted_panel, opened_with, settings_of, started_panel, sweep_of
+
+BASE, MATH, TOOL, _ = CATALOGUE
+RECIPE: dict[str, Any] = {"base": BASE, "agents": [MATH, {"model": TOOL, "weight": 0.5}], "method": "ties"}
+
+
+def variants(*values: Any, **recipe: Any) -> list[tuple[str, Any]]:
+    return list(sweep_from_dict(sweep_of({**RECIPE, **recipe}, *values)).variants)
+
+
+def test_values_of_two_settings_make_every_combination() -> None:
+    found = variants([], [("density", "0.2, 0.5"), ("lambda", "0.5; 1.0")], seed=3, dtype="float16")
+    assert [dict(r.parameters) for _, r in found] == [
+        {**dict(found[0][1].parameters), "density": density, "lambda": scale}
+        for density in (0.2, 0.5)
+        for scale in (0.5, 1.0)
+    ]
+    assert {(r.method, r.seed, r.dtype) for _, r in found} == {("ties", 3, "float16")}
+    assert [agent.weight for agent in found[0][1].agents] == [1, 0.5]
+
+
+def test_other_methods_stand_beside_the_form_s_own_once() -> None:
+    assert [r.method for _, r in variants(["linear", "ties", "ram_plus"], [("", "")])] == ["ties", "linear", "ram_plus"]
+
+
+def test_a_setting_that_differs_over_the_layers_is_one_variant() -> None:
+    [(_, only)] = variants([], [], parameters={"lambda": [0.5, 1.0]})
+    assert list(only.parameters["lambda"]) == [0.5, 1.0]
+    assert len(variants([], [("lambda", "[0.5, 1.0], 0.7")])) == 2
+
+
+def test_a_variant_is_named_by_what_differs_from_the_usual() -> None:
+    usual = {field.name: field.default for field in fields_of(registry()["ties"])}
+    assert [name for name, _ in variants([], [("density", "0.2")], parameters=usual)] == ["ties_density-0.2"]
+
+
+def test_a_value_that_is_given_twice_counts_once() -> None:
+    assert len(variants([], [("density", "0.2 0.2, 0.5")])) == 2
+
+
+@pytest.mark.parametrize("text", ["[", "0.2, }", "{a: "])
+def test_values_that_cannot_be_read_are_refused_with_an_example(text: str) -> None:
+    with pytest.raises(RecipeError, match=r"such as 0\.2, 0\.5"):
+        sweep_of(RECIPE, [], [("density", text)])
+
+
+def test_a_value_that_the_setting_cannot_have_is_refused_in_the_words_of_recipes() -> None:
+    with pytest.raises(RecipeError, match="density"):
+        variants([], [("density", "0.2, 7")])
+
+
+def test_an_address_says_the_variants_and_what_is_wrong_in_it() -> None:
+    methods, first, values, second, none, told, fold = opened_with(
+        f"?method=ties&also=linear&vary=density:0.2,0.5&vary=lambda:{'1,' * 400}"
+    )
+    assert (methods, first["value"], values, second["value"]) == (["linear"], "density", "0.2,0.5", "lambda")
+    assert len(none) == 500
+    assert fold["open"]
+    assert "Leave a field" in told
+    methods, first, _, _, _, told, fold = opened_with("?method=ties&also=nope&vary=gibberish:1")
+    assert (methods, first["value"], fold["open"]) == ([], "", True)
+    assert "nope, gibberish" in told
+    assert not opened_with("?method=ties")[-1]["open"]
+    assert not opened_with(None)[-1]["open"]
+
+
+def test_the_number_of_variants_their_names_and_their_time_are_told() -> None:
+    panel = str(counted_panel([f"ties_density-0.{k}" for k in range(15)], 130, signed_in=False))
+    assert "15 variants, about 2 min" in panel
+    assert "ties, density-0.0" in panel
+    assert "and 3 more" in panel
+    assert "Sign in to start them" in panel
+    assert "one variant alone" in str(counted_panel(["ties"], 1, signed_in=True))
+
+
+def test_each_variant_that_was_started_leads_to_its_job() -> None:
+    jobs = [job_view(str(k) * 64, target=f"ada/mine-{k}") for k in range(2)]
+    panel = str(started_panel(jobs))
+    assert "2 merges started" in panel
+    assert f'href="job?id={"1" * 64}"' in panel
+    assert started_panel([]) is None
+
+
+def test_every_setting_of_a_method_can_be_varied() -> None:
+    assert [name for _, name in settings_of("ties")] == [field.name for field in fields_of(registry()["ties"])]
+    assert settings_of("none") == []
+
+
+@pytest.mark.browser
+def test_variants_are_counted_kept_in_the_address_and_started(pages: Pages, open_page: Any) -> None:
+    page = open_page(f"{pages.url}/merge?base={BASE}&agent={MATH}&agent={TOOL}&method=ties&name=mine", "ada")
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.locator("#start:not([disabled])").wait_for()
+    page.get_by_role("button", name="Compare variants").click()
+    page.locator("#sweep-setting-0 input").click()
+    page.get_by_role("option").filter(has_text="density:").first.click()
+    page.locator("#sweep-values-0 input, #sweep-values-0 textarea").first.fill("0.2, 0.5")
+    page.keyboard.press("Tab")
+    page.locator("#sweep-told").filter(has_text="2 variants, about").wait_for()
+    page.wait_for_function("decodeURIComponent(location.search).includes('vary=density:0.2, 0.5')")
+    page.locator("#verdict").filter(has_text="These models fit").wait_for()
+    page.reload(wait_until="domcontentloaded")
+    page.locator("#start:not([disabled])").wait_for()
+    values = page.locator("#sweep-values-0 input, #sweep-values-0 textarea").first
+    values.wait_for()
+    assert values.input_value() == "0.2, 0.5"
+    assert "vary=density" in page.url
+    values.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Start 2 merges").click()
+    page.locator("#sweep-told").filter(has_text="2 merges started").wait_for()
+    assert [request.target for request, _ in pages.service.requests] == [
+        f"ada/mine-{name}" for name, _ in variants([], [("density", "0.2, 0.5")], agents=[MATH, TOOL])
+    ]
+    assert errors == []

@@ -1,0 +1,315 @@
+"""Compare variants: several values of a setting, or several methods, for the models of the form, each a merge.
+
+The fields stand in the address as `also=METHOD` and `vary=SETTING:VALUE,VALUE`; the page's script keeps them there. The
+variants are those of a sweep (hubmerge/recipe/sweep.py), and each becomes a job.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+from markupsafe import Markup
+from starlette.datastructures import QueryParams
+
+from hubmerge.errors import HubmergeError, RecipeError
+from hubmerge.methods import registry
+from hubmerge.output.plan_words import plan_summary
+from hubmerge.plain_yaml import load_plain_yaml
+from hubmerge.plan.plan import make_plan
+from hubmerge.recipe.sweep import MAX_VARIANTS, Sweep
+from workflows.app.format import duration_text, el, join, link
+from workflows.app.forms import fields_of
+from workflows.app.lanes import ASKING, Lanes
+from workflows.app.merge_address import values_at
+from workflows.app.merge_form import DEFAULT_METHOD, MergeForm
+from workflows.app.merge_script import SWEPT
+from workflows.app.panels import closed_models, notice, problems_panel
+from workflows.app.service import JobView, Service
+from workflows.app.session import visitor_of, writer_of
+from workflows.app.submission import checked_sweep, sweep_requests
+
+_SETTINGS = 2  # that may have several values at once
+_NAMED = 12  # variants that are named before they are started
+_LONGEST = 500  # characters of a field of values
+_PRIVATE: Mapping[str, Any] = {"api_visibility": "private"}
+RecipeOf = Callable[[Any], dict[str, Any]]
+EMPTY = el("p", "Give a setting several values, or choose another method beside the one above.", cls="hm-dim")
+
+
+@dataclass(frozen=True)
+class SweepForm:
+    """The components; `inputs` are the methods, then each setting with its values."""
+
+    methods: Any
+    pairs: tuple[tuple[Any, Any], ...]
+    told: Any
+    start: Any
+    fold: Any
+
+    @property
+    def inputs(self) -> list[Any]:
+        return [self.methods, *(part for pair in self.pairs for part in pair)]
+
+    @property
+    def opened(self) -> list[Any]:
+        """The components that `opened_with` gives values for."""
+        return [*self.inputs, self.told, self.fold]
+
+
+def build_sweep(method: str) -> SweepForm:
+    """Make the components inside the current Blocks context; `method` is the form's."""
+    with gr.Accordion("Compare variants", open=False, elem_classes="hm-card", elem_id="sweep") as fold:
+        methods = gr.Dropdown(
+            choices=[(m.title, m.name) for m in registry().values()],
+            value=[],
+            multiselect=True,
+            label="Other methods, too",
+            info="Each with its usual settings, beside the method that is chosen above.",
+            elem_id="sweep-methods",
+        )
+        pairs = []
+        for number in range(_SETTINGS):
+            with gr.Row():
+                setting = gr.Dropdown(
+                    choices=[("–", ""), *settings_of(method)],
+                    value="",
+                    label="Setting" if not number else "Another setting",
+                    info="Of the method that is chosen above.",
+                    min_width=200,
+                    elem_id=f"sweep-setting-{number}",
+                )
+                values = gr.Textbox(
+                    label="Values to try",
+                    info="Separated by commas.",
+                    placeholder="0.2, 0.5, 0.8",
+                    max_length=_LONGEST,
+                    min_width=200,
+                    elem_id=f"sweep-values-{number}",
+                )
+            pairs.append((setting, values))
+        told = gr.HTML(EMPTY, js_on_load=None, elem_id="sweep-told", padding=True)
+        start = gr.Button("Start all variants", interactive=False, elem_id="sweep-start")
+    return SweepForm(methods, tuple(pairs), told, start, fold)
+
+
+def settings_of(method: str) -> list[tuple[str, str]]:
+    """The settings of a method, in its words, that may have several values."""
+    known = registry().get(method)
+    return [(f"{f.name}: {f.description}"[:90], f.name) for f in fields_of(known)] if known else []
+
+
+def wire_sweep(sweep: SweepForm, form: MergeForm, recipe: RecipeOf, service: Service, lanes: Lanes) -> None:
+    """`recipe` makes one from the values of `form.recipe_inputs`; HubmergeError where there is none."""
+    quiet = {"show_progress": "hidden", **_PRIVATE}
+    outputs = [sweep.told, sweep.start]
+    count = len(sweep.inputs)
+    counting = lanes.asking(_counting(service, recipe, count), _not_counted)
+    counted = [form.namespace, *sweep.inputs, *form.recipe_inputs]
+    settings, values = zip(*sweep.pairs, strict=True)
+    changes = [box.input for box in (sweep.methods, *settings)]
+    changes += [event for box in values for event in (box.submit, box.blur)]
+    gr.on(changes, None, sweep.inputs, None, js=SWEPT, queue=False, **_PRIVATE).then(
+        counting, counted, outputs, **ASKING, **quiet
+    )
+    # another method has other settings, and other models another time
+    form.method.change(_resettled, [form.method, *sweep.inputs], [*sweep.inputs[1:], *outputs], queue=False, **quiet)
+    gr.on([form.base.change, form.agents.change], _uncounted, sweep.inputs, outputs, queue=False, **quiet)
+    sweep.start.click(
+        lanes.asking(_starting(service, recipe, count), _not_counted),
+        [*form.target_inputs, *sweep.inputs, *form.recipe_inputs],
+        outputs,
+        **ASKING,
+        **_PRIVATE,
+    )
+
+
+def opened_with(address: str | None) -> list[Any]:
+    """Updates for `SweepForm.opened`: what an address says, without what cannot be."""
+    query = QueryParams((address or "").removeprefix("?"))
+    listed = settings_of(next(iter(values_at(query, "method")), DEFAULT_METHOD))
+    known = {name for _, name in listed}
+    methods: list[str] = []
+    pairs: list[tuple[str, str]] = []
+    wrong: list[str] = []
+    for name in values_at(query, "also"):
+        (methods if name in registry() else wrong).append(name)
+    for name, _, text in (value.partition(":") for value in values_at(query, "vary")):
+        if name in known and len(pairs) < _SETTINGS:
+            pairs.append((name, text[:_LONGEST]))
+        else:
+            wrong.append(name)
+    told: Any = gr.skip()
+    if wrong:
+        error = RecipeError(
+            "the address asks for variants of what is not there",
+            where="the address",
+            got=", ".join(wrong)[:100],
+            next_step="Choose it here.",
+        )
+        told = problems_panel(error)
+    elif methods or pairs:
+        told = el("p", "Leave a field of values to see how many variants these are.", cls="hm-dim")
+    left = [*pairs, *[("", "")] * (_SETTINGS - len(pairs))]
+    fields = [part for name, text in left for part in (_setting(listed, name), text)]
+    return [methods, *fields, told, gr.update(open=bool(methods or pairs or wrong))]
+
+
+def _setting(listed: Sequence[tuple[str, str]], name: str) -> Any:
+    return gr.update(choices=[("–", ""), *listed], value=name)
+
+
+def sweep_of(recipe: Mapping[str, Any], methods: Sequence[str], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """The sweep, as users write it, over the form's recipe; RecipeError for values that cannot be read.
+
+    What is as usual is left out, since a variant's name has every parameter.
+    """
+    shared = {key: value for key, value in recipe.items() if key not in ("method", "parameters", "rounding")}
+    known = registry().get(recipe["method"])
+    usual = {field.name: field.default for field in fields_of(known)} if known else {}
+    stated = {k: v for k, v in (recipe.get("parameters") or {}).items() if k not in usual or v != usual[k]}
+    # a list of a sweep is a choice, so that a list over the layers is a list of one
+    parameters = {k: [v] if isinstance(v, list) else v for k, v in stated.items()}
+    parameters |= {name: _values(name, text) for name, text in pairs if name and text.strip()}
+    own: dict[str, Any] = {"method": recipe["method"], "parameters": parameters}
+    if recipe.get("rounding"):
+        own["rounding"] = recipe["rounding"]
+    others = [{"method": name} for name in methods if name != recipe["method"]]
+    return {**shared, "sweep": [own, *others]}
+
+
+def _values(name: str, text: str) -> list[Any]:
+    parts = text if "[" in text or "{" in text else ", ".join(part for part in re.split(r"[,;\s]+", text) if part)
+    try:
+        values = load_plain_yaml(f"[{parts}]")
+    except ValueError:
+        values = None
+    if not isinstance(values, list) or not values:
+        raise RecipeError(
+            "these values cannot be read",
+            where=f"compare variants, {name}",
+            expected="values with commas between them, such as 0.2, 0.5",
+            got=text[:100],
+        )
+    return list(dict.fromkeys(values)) if all(isinstance(v, int | float | str | bool) for v in values) else values
+
+
+def _sweep(recipe: RecipeOf, values: Sequence[Any], count: int) -> Sweep:
+    """The checked sweep of the form: `count` values of the sweep, then the recipe's."""
+    methods, *parts = values[:count]
+    pairs = [(str(parts[k] or ""), str(parts[k + 1] or "")) for k in range(0, len(parts), 2)]
+    return checked_sweep(sweep_of(recipe(values[count:]), methods or (), pairs))
+
+
+def _counting(service: Service, recipe: RecipeOf, count: int) -> Callable[..., Any]:
+    def counted(
+        profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, namespace: str | None, *values: Any
+    ) -> list[Any]:
+        if not _asks(values[:count]):
+            return [EMPTY, gr.update(interactive=False)]
+        try:
+            variants = _sweep(recipe, values, count).variants
+            plan = service.inspect(variants[0][1].to_dict(), visitor_of(profile, token))
+            seconds = {}
+            for _, variant in variants:
+                if variant.method not in seconds:
+                    predicted = plan_summary(make_plan(variant, plan.base, plan.agents))["predicted_seconds"]
+                    seconds[variant.method] = float(predicted)
+        except HubmergeError as error:
+            return _not_counted(error)
+        total = sum(seconds[method] * n for method, n in Counter(v.method for _, v in variants).items())
+        return [
+            counted_panel([name for name, _ in variants], total, signed_in=bool(namespace)),
+            gr.update(value=f"Start {len(variants)} merges", interactive=len(variants) > 1 and bool(namespace)),
+        ]
+
+    return counted
+
+
+def _asks(values: Sequence[Any]) -> bool:
+    """Whether any field of the sweep asks for a second variant."""
+    methods, *parts = values
+    return bool(methods) or any(str(text or "").strip() for text in parts[1::2])
+
+
+def counted_panel(names: Sequence[str], seconds: float, *, signed_in: bool) -> Markup:
+    """How many variants there are, their names, and how long they take one after the other."""
+    if len(names) == 1:
+        return el("p", "This is one variant alone: give a setting a second value, or choose a method.", cls="hm-dim")
+    time = duration_text(max(1, seconds))
+    shown = [el("li", name.replace("_", ", ", 1)) for name in names[:_NAMED]]
+    if len(names) > _NAMED:
+        shown.append(el("li", f"and {len(names) - _NAMED} more"))
+    return join(
+        el("p", el("strong", f"{len(names)} variants, about {time} one after the other."), f" At most {MAX_VARIANTS}."),
+        el("ul", *shown),
+        el("p", "Each becomes a repo of its own, named after yours and the variant.", cls="hm-dim"),
+        None if signed_in else el("p", "Sign in to start them.", cls="hm-dim"),
+    )
+
+
+def _not_counted(error: HubmergeError) -> list[Any]:
+    return [problems_panel(error), gr.update(interactive=False)]
+
+
+def _uncounted(*values: Any) -> list[Any]:
+    """Other models: what was counted no longer holds."""
+    again = el("p", "The models have changed; leave a field of values to count again.", cls="hm-dim")
+    return [again if _asks(values) else gr.skip(), gr.update(interactive=False)]
+
+
+def _resettled(method: str, *values: Any) -> list[Any]:
+    """The fields after the method changed: settings that the new one has keep their values."""
+    listed = settings_of(method)
+    names = {name for _, name in listed}
+    _, *parts = values
+    updates: list[Any] = []
+    for setting in parts[::2]:
+        lost = setting and setting not in names
+        # what is as it was is left alone, as an address may be filling it at this moment
+        updates.append(_setting(listed, "") if lost else gr.update(choices=[("–", ""), *listed]))
+        updates.append("" if lost else gr.skip())
+    return [*updates, *_uncounted(*values)]
+
+
+def _starting(service: Service, recipe: RecipeOf, count: int) -> Callable[..., Any]:
+    def start(
+        profile: gr.OAuthProfile | None,
+        token: gr.OAuthToken | None,
+        namespace: str | None,
+        name: str,
+        visibility: str,
+        license_choice: str | None,
+        *values: Any,
+    ) -> list[Any]:
+        jobs: list[JobView] = []
+        try:
+            visitor = writer_of(service, profile, token)
+            sweep = _sweep(recipe, values, count)
+            private = visibility == "private"
+            if visibility not in ("public", "private"):
+                plan = service.inspect(sweep.variants[0][1].to_dict(), visitor, license_choice)
+                private = bool(closed_models(plan.models))
+            target = f"{namespace or visitor.name}/{(name or '').strip()}"
+            requests = sweep_requests(sweep, target, private=private, license=license_choice, visitor=visitor)
+            for request in requests:
+                jobs.append(service.submit(request, visitor))
+        except HubmergeError as error:
+            rest = el("p", "Start again when there is room: those that are under way are found, the others are added.")
+            return [join(started_panel(jobs), problems_panel(error), rest if jobs else None), gr.skip()]
+        return [started_panel(jobs), gr.update(interactive=False)]
+
+    return start
+
+
+def started_panel(jobs: Sequence[JobView]) -> Markup | None:
+    """The jobs of the variants, each with the way to its page."""
+    if not jobs:
+        return None
+    items = [el("li", link(f"job?id={job.id}", job.target)) for job in jobs]
+    count = f"{len(jobs)} merges" if len(jobs) > 1 else "One merge"
+    return notice("good", f"{count} started", el("ul", *items), el("p", link("activity", "See them under Activity")))
