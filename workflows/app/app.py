@@ -76,10 +76,10 @@ def build_app(
         "docs": docs_page,
         "diff": lambda: diff_page(demo, service, lanes),
         "job": lambda: job_page(demo, service, lanes),
+        "model": lambda: model_page(demo, service, lanes, board),
     }
     if board is not None:
         bodies["leaderboard"] = leaderboard_page
-        bodies["model"] = lambda: model_page(demo, board, settings.endpoint)
     if watchers is not None:
         bodies["watchers"] = lambda: watchers_page(demo, watchers)
     pages = pages_of(board, watchers)
@@ -94,8 +94,8 @@ def build_app(
 
 
 def pages_of(board: BoardSource | None, watchers: WatcherSource | None) -> list[Page]:
-    """The pages that there are: without a board neither it nor models have one."""
-    left_out = {"leaderboard", "model"} if board is None else set()
+    """The pages that there are."""
+    left_out = {"leaderboard"} if board is None else set()
     left_out |= {"watchers"} if watchers is None else set()
     return [page for page in PAGES if page.path not in left_out]
 
