@@ -2,6 +2,7 @@
 
     reap          every 10 s   jobs whose worker fell silent wait again
     inbox         every 2 s    deliveries → turns of the rules
+    asked         every 2 s    turns that an owner asked for
     watchers      every 300 s  turns of the rules without a delivery
     evaluations   every 20 s   scores that are missing → jobs
     tokens        every 600 s  the bot's own jobs that the present secret does not open
@@ -92,7 +93,8 @@ class Bot:
             ranking=scoring.ranking if scoring else no_ranking,
             flagged=scoring.flagged if scoring else no_flags,
         )
-        self.source = WatcherBoard(settings.endpoint, rules, self.ledger, self._store)
+        every_s = self._intervals.poll_s if settings.token is not None else None
+        self.source = WatcherBoard(settings.endpoint, self.watchers, self.ledger, self._store, every_s)
         self.routes: tuple[BaseRoute, ...] = (
             (webhook_route(settings.webhook_secret, self.inbox),) if settings.webhook_secret else ()
         )
@@ -104,6 +106,7 @@ class Bot:
             Tick("reap", every.reap_s, self._store.reap),
             Tick("tokens", every.tokens_s, self.renew_tokens),
             Tick("inbox", every.inbox_s, self.watchers.handle_inbox),
+            Tick("asked", every.inbox_s, self.watchers.handle_asked),
             Tick("watchers", every.poll_s, self.watchers.poll),
         ]
         if self.requests is not None:

@@ -140,9 +140,11 @@ def serve(
         dataset = results_dataset(settings)
         stack.enter_context(WorkerProcess(settings, kinds=("merge",)))
         stack.enter_context(WorkerProcess(settings, kinds=("diff",)))  # minutes, which need not wait for hours
-        bot = None
-        if settings.token is not None:
-            bot = stack.enter_context(_bot(settings, vault, dataset, intervals))
+        bot = _bot(settings, vault, dataset, intervals)
+        if settings.token is None:  # nobody to act as: its rules are shown and tried, and nothing ticks
+            stack.callback(bot.close)
+        else:
+            stack.enter_context(bot)
             if dataset is not None:
                 stack.enter_context(WorkerProcess(settings, kinds=("evaluate",)))
         app = stack.enter_context(
@@ -152,9 +154,9 @@ def serve(
                 host=host,
                 port=port,
                 oauth=oauth,
-                routes=bot.routes if bot else (),
+                routes=bot.routes if settings.token is not None else (),
                 board=DatasetBoard(dataset) if dataset else None,
-                watchers=bot.source if bot and settings.rules_dir else None,
+                watchers=bot.source,
             )
         )
         log.info("serving on %s", app.url)

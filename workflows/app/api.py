@@ -19,7 +19,7 @@ import gradio as gr
 from hubmerge.errors import HubmergeError
 from hubmerge.output.plan_words import plan_summary
 from hubmerge.recipe.sweep import Sweep
-from workflows.app.api_board import board_endpoints, watcher_endpoints
+from workflows.app.api_board import board_endpoints, trial_endpoints, watcher_endpoints
 from workflows.app.lanes import ASKING, Lanes
 from workflows.app.service import BoardSource, Comparison, JobView, Service, Visitor, WatcherSource
 from workflows.app.session import caller_of, signed_in, with_namespaces
@@ -31,7 +31,7 @@ Endpoint = Callable[..., Any]
 
 def add_api(service: Service, lanes: Lanes, board: BoardSource | None, watchers: WatcherSource | None) -> None:
     """Register the endpoints in the current Blocks context."""
-    asking = (*_reading(service), *_acting(service))
+    asking = (*_reading(service), *_acting(service), *(trial_endpoints(watchers) if watchers is not None else ()))
     stored = [*_of_the_store(service)]
     stored += board_endpoints(board) if board is not None else ()
     stored += watcher_endpoints(watchers) if watchers is not None else ()
@@ -103,6 +103,15 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         """
         return plan_summary(service.inspect(checked_recipe(recipe).to_dict(), visitor, license))
 
+    def preview_merge(recipe: dict[str, Any], visitor: Visitor | None) -> dict[str, Any]:
+        """Look into a few layers of a merge's models: what each agent changed there, where they meet, and the method
+        that this speaks for, with the reason. It reads some 8 MB of weights, at most 32 MB.
+
+        Args:
+            recipe: as inspect_merge takes it.
+        """
+        return asdict(service.preview(checked_recipe(recipe).to_dict(), visitor))
+
     def inspect_sweep(sweep: dict[str, Any], visitor: Visitor | None) -> list[dict[str, Any]]:
         """The variants of a sweep, each with its recipe; the first is checked as by inspect_merge.
 
@@ -124,7 +133,7 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         """
         return _comparison(service.comparison(*checked_comparison(base, agent), visitor))
 
-    return search_models, model_facts, inspect_merge, inspect_sweep, inspect_diff
+    return search_models, model_facts, inspect_merge, preview_merge, inspect_sweep, inspect_diff
 
 
 def _acting(service: Service) -> tuple[Endpoint, ...]:

@@ -1,4 +1,4 @@
-"""The named endpoints that only read: leaderboard, models, evaluations, watchers. See api.py.
+"""The named endpoints of the leaderboard, models, evaluations and watchers. See api.py.
 
 gradio reads return annotations as they stand, so this module does not postpone them.
 """
@@ -11,6 +11,7 @@ from hubmerge.board.export import row_data
 from hubmerge.board.values import Row, SuiteBoard
 from hubmerge.errors import ResultError
 from workflows.app.service import BoardSource, Visitor, WatcherSource
+from workflows.app.session import signed_in
 
 MAX_LINES = 500  # rows of the board in one answer
 
@@ -79,12 +80,52 @@ def board_endpoints(source: BoardSource) -> tuple[Callable[..., Any], ...]:
     return leaderboard, model, evaluation
 
 
+def trial_endpoints(source: WatcherSource) -> tuple[Callable[..., Any], ...]:
+    """Those that ask the Hub."""
+
+    def try_watcher(rule: dict[str, Any], visitor: Visitor | None) -> dict[str, Any]:
+        """What a watcher's rule would merge if it looked now, and what it would leave out and why. Changes nothing.
+
+        It looks as whoever calls: without a token only at public models.
+
+        Args:
+            rule: the keys of a rule's file: name, owner, base, agents, recipe, join, target, budget, …
+        """
+        return asdict(source.try_watcher(rule, visitor))
+
+    return (try_watcher,)
+
+
 def watcher_endpoints(source: WatcherSource) -> tuple[Callable[..., Any], ...]:
     def watchers(visitor: Visitor | None) -> list[dict[str, Any]]:
         """Every watcher: what it merges, what it did last, and why it left models out. Private ones for their owner."""
         return [asdict(view) for view in source.watchers(visitor)]
 
-    return (watchers,)
+    def pause_watcher(name: str, visitor: Visitor | None) -> dict[str, Any]:
+        """Let one of your own watchers start nothing more until it is resumed. Needs a sign-in or a token.
+
+        Args:
+            name: of the rule, as watchers returned it.
+        """
+        return asdict(source.pause_watcher(str(name), signed_in(visitor, "pause a watcher")))
+
+    def resume_watcher(name: str, visitor: Visitor | None) -> dict[str, Any]:
+        """Let one of your own watchers that is paused look again. Needs a sign-in or a token.
+
+        Args:
+            name: of the rule, as watchers returned it.
+        """
+        return asdict(source.resume_watcher(str(name), signed_in(visitor, "resume a watcher")))
+
+    def run_watcher(name: str, visitor: Visitor | None) -> dict[str, Any]:
+        """Let one of your own watchers look within seconds. Needs a sign-in or a token.
+
+        Args:
+            name: of the rule, as watchers returned it.
+        """
+        return asdict(source.run_watcher(str(name), signed_in(visitor, "let a watcher look")))
+
+    return watchers, pause_watcher, resume_watcher, run_watcher
 
 
 def _suite(source: BoardSource, name: str) -> SuiteBoard:

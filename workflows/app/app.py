@@ -63,7 +63,7 @@ def build_app(
 ) -> Any:
     """The pages and the API as a gr.Blocks. `sign_in` needs a Space or `use_oauth_client`.
 
-    Without `board` there is no leaderboard, without `watchers` no page of theirs.
+    Without `board` there is no leaderboard; without `watchers` their page only says what one is.
     """
     # gradio would count every event in a data frame for a dashboard that is off
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", str(10**9))
@@ -76,13 +76,12 @@ def build_app(
         "docs": docs_page,
         "diff": lambda: diff_page(demo, service, lanes),
         "job": lambda: job_page(demo, service, lanes),
+        "watchers": lambda: watchers_page(demo, watchers),
         "model": lambda: model_page(demo, service, lanes, board),
     }
     if board is not None:
         bodies["leaderboard"] = leaderboard_page
-    if watchers is not None:
-        bodies["watchers"] = lambda: watchers_page(demo, watchers)
-    pages = pages_of(board, watchers)
+    pages = pages_of(board)
     for page in pages:
         with demo.route(page.name, page.path, show_in_navbar=False) if page.path else demo:
             top(demo, settings, pages, page.path, sign_in=sign_in)
@@ -93,11 +92,9 @@ def build_app(
     return demo
 
 
-def pages_of(board: BoardSource | None, watchers: WatcherSource | None) -> list[Page]:
+def pages_of(board: BoardSource | None) -> list[Page]:
     """The pages that there are."""
-    left_out = {"leaderboard"} if board is None else set()
-    left_out |= {"watchers"} if watchers is None else set()
-    return [page for page in PAGES if page.path not in left_out]
+    return [page for page in PAGES if board is not None or page.path != "leaderboard"]
 
 
 def build_web_app(
@@ -172,7 +169,7 @@ def _assemble(
     answer_mcp_here(demo, app)
     app.add_middleware(AskedScopes)
     hosts = _space_hosts(settings.space_id)
-    app.add_middleware(Site, pages=pages_of(board, watchers), host=next(iter(hosts), None))
+    app.add_middleware(Site, pages=pages_of(board), host=next(iter(hosts), None))
     app.add_middleware(Guard, hub=settings.endpoint, hosts=hosts)
     return app
 

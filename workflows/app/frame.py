@@ -36,7 +36,11 @@ PAGES = (
     Page("merge", "Merge", "Choose a base and agents, see whether and how they fit, and start the merge."),
     Page("leaderboard", "Leaderboard", "What merges keep of their parents' skills, measured on held-out questions."),
     Page("activity", "Activity", "Merges, comparisons and evaluations: what waits, what runs and what is done."),
-    Page("watchers", "Watchers", "Rules that merge new agents by themselves, and why they left some out."),
+    Page(
+        "watchers",
+        "Watchers",
+        "What merges new agents by itself: what each did, why it left some out, and a form for another.",
+    ),
     Page("docs", "Docs", "The merge methods, the words of the board and the cards, and the API with calls to copy."),
     Page("diff", "Diff", "What a training changed: one model beside the one that it was trained from.", in_bar=False),
     Page(

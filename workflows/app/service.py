@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from hubmerge.board.values import Board
+from hubmerge.engine.preview import Preview
 from hubmerge.hub.client import RepoSummary
 from hubmerge.plan.plan import Plan
 
@@ -150,6 +151,9 @@ class Service(Protocol):
         """Headers only; IncompatibleError and friends carry every problem. `license`: what the user chose, if that was
         chosen already."""
 
+    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Preview:
+        """What `inspect` checks, then a few megabytes of weights: what the agents changed in a few layers."""
+
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         """Check everything that can be checked now, then queue; the same request again finds the same job."""
 
@@ -199,6 +203,7 @@ class WatcherView:
 
     name: str
     owner: str = ""
+    about: str = ""  # what it does, in one sentence
     facts: tuple[tuple[str, str], ...] = ()  # what the rule says, as name and value
     target: str = ""
     suite: str | None = None
@@ -206,18 +211,47 @@ class WatcherView:
     budget: int = 0
     used_today: int = 0
     polled: str | None = None
+    next_look: str | None = None  # at the latest; None where none is due
+    paused: bool = False
+    own: bool = False  # the visitor's, who may pause it and let it look now
+    rule: str = ""  # as YAML
     waiting: str = ""  # what it waits for
     problem: Mapping[str, Any] | None = None  # code, message, problems, retryable
     events: tuple[WatcherEvent, ...] = ()  # newest first
 
 
+@dataclass(frozen=True)
+class Trial:
+    """What a rule would do if it looked now."""
+
+    about: str  # what the rule does, in one sentence
+    rule: str  # as YAML
+    target: str = ""  # of the merge that it would start; empty: none
+    agents: tuple[str, ...] = ()  # id@sha, of that merge
+    waiting: str = ""  # why there would be none
+    left_out: tuple[WatcherEvent, ...] = ()
+    problem: Mapping[str, Any] | None = None  # why that merge is not possible
+
+
 class WatcherSource(Protocol):
-    """The source of the Watchers tab."""
+    """The source of the watchers' page. Only a rule's owner may pause, resume and run it."""
 
     endpoint: str
 
     def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
         """Every rule with its last events; one that makes private repos is shown to its owner only."""
+
+    def try_watcher(self, rule: Mapping[str, Any], visitor: Visitor | None) -> Trial:
+        """What a rule, given as its file says it, would do now for the visitor; nothing is changed."""
+
+    def pause_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        """Let a rule start nothing more until it is resumed."""
+
+    def resume_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        """Let a paused rule look again."""
+
+    def run_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        """Let a rule look within seconds instead of at its next time."""
 
 
 class BoardSource(Protocol):

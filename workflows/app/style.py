@@ -102,6 +102,7 @@ CSS = """
 /* gradio makes the bar after the rest; until then its room is kept free */
 main.contain > .column > :first-child:not(.hm-top) { margin-top: 4.9rem; }
 @media (max-width: 640px) { main.contain > .column > :first-child:not(.hm-top) { margin-top: 7.7rem; } }
+.row.hm-own { align-items: flex-end; flex-wrap: wrap; gap: .5rem; }
 /* and of the form above a comparison */
 main:has(#diff):not(:has(.hm-two)) :is(#diff, .hm-actions) { visibility: hidden; }
 .block:has(> .html-container > .prose:empty) { display: none; }

@@ -1,4 +1,7 @@
-"""Watchers, `/watchers`: every rule, what it merged and evaluated, and why it left models out."""
+"""Watchers, `/watchers`: what one is, every rule with what it did and why it left models out, and a form for another.
+
+The owner of a rule pauses it, resumes it and lets it look at once; the source checks on the server who that is.
+"""
 
 from __future__ import annotations
 
@@ -6,124 +9,92 @@ from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
-from markupsafe import Markup
 
 from hubmerge.errors import HubmergeError
-from workflows.app.format import el, job_href, join, link, repo_link, time_text
-from workflows.app.job_panels import badge
-from workflows.app.panels import facts_grid, header, notice, problems_panel, section, table
-from workflows.app.service import WatcherEvent, WatcherSource, WatcherView
-from workflows.app.session import visitor_of
+from workflows.app.format import el
+from workflows.app.panels import header, notice, problems_panel
+from workflows.app.service import Visitor, WatcherSource, WatcherView
+from workflows.app.session import require_visitor, visitor_of
+from workflows.app.watchers_panels import PURPOSE, watchers_panel
 
 POLL_S = 10.0
 CSS = """
+article + article { border-top: 1px solid var(--border-color-primary); margin-top: 1.5rem; padding-top: 1.5rem; }
+.hm-title { margin-bottom: .5rem; }
+.hm-title h2 { font-size: 1.2rem; margin: 0; overflow-wrap: anywhere; }
+.hm-about { font-size: 1.05rem; margin: 0 0 .9rem; max-width: 50rem; overflow-wrap: anywhere; }
+h3 { font-size: 1rem; font-weight: 650; margin: 1rem 0 .3rem; }
+.hm-did { list-style: none; margin: 0; padding: 0; }
+.hm-did li { display: flex; flex-wrap: wrap; align-items: baseline; gap: .2rem .8rem; margin: 0; padding: .45rem 0;
+  border-bottom: 1px solid var(--border-color-primary); }
+.hm-did li > * { margin: 0; overflow-wrap: anywhere; }
+.hm-did a { font-weight: 550; }
+.hm-reasons { margin: 0 0 .5rem; }
+details { margin: .3rem 0; }
+summary { cursor: pointer; }
+details > :not(summary) { margin-top: .7rem; }
 .hm-table td { white-space: normal; overflow-wrap: anywhere; }
 .hm-table td::before { flex: none; }
-article + article { border-top: 1px solid var(--border-color-primary); margin-top: 1.5rem; padding-top: 1.5rem; }
-.hm-title h2 { font-size: 1.2rem; margin: 0; }
 .hm-cell-text { display: block; min-width: 0; }
 @media (max-width: 640px) { .hm-cell-text { text-align: right; } }
 """  # gradio nests these rules in the component's own element
-_PURPOSE = "Rules that merge new agents by themselves, and why they left some out."
+_LOADING = el("p", "Loading …", cls="hm-dim hm-loading")
+_QUIET = {"show_progress": "hidden", "api_visibility": "private"}
 
 
-def watchers_page(demo: Any, source: WatcherSource) -> None:
-    """Build the page in the current Blocks context."""
-    gr.HTML(header("Watchers", _PURPOSE), js_on_load=None)
-    loading = el("p", "Loading …", cls="hm-dim")
-    listing = gr.HTML(
-        loading, js_on_load=None, elem_id="watchers", padding=True, elem_classes="hm-card", css_template=CSS
-    )
-    timer = gr.Timer(POLL_S)
-    quiet = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-    demo.load(_listing(source), None, [listing], **quiet)
-    timer.tick(_listing(source), None, [listing], **quiet)
+def watchers_page(demo: Any, source: WatcherSource | None) -> None:
+    """Build the page in the current Blocks context; without a source it only says what a watcher is."""
+    gr.HTML(header("Watchers", PURPOSE), js_on_load=None)
+    first = watchers_panel([], "") if source is None else _LOADING
+    card = {"js_on_load": None, "padding": True, "elem_classes": "hm-card", "css_template": CSS}
+    listing = gr.HTML(first, elem_id="watchers", **card)
+    if source is None:
+        return
+    with gr.Row(visible=False, elem_classes="hm-actions hm-own", elem_id="own") as own:
+        which = gr.Dropdown(
+            choices=[], label="Your watcher", elem_id="own-watcher", interactive=True, scale=0, min_width=240
+        )
+        buttons = {
+            action: gr.Button(label, size="sm", elem_id=f"{action}-watcher", scale=0, min_width=110)
+            for action, label in (("pause", "Pause"), ("resume", "Resume"), ("run", "Look now"))
+        }
+    said = gr.HTML("", js_on_load=None, elem_id="said")
+    shown = [listing, own, which]
+    demo.load(_listing(source), [which], shown, queue=False, **_QUIET)
+    gr.Timer(POLL_S).tick(_listing(source), [which], shown, queue=False, **_QUIET)
+    acts = {
+        "pause": (source.pause_watcher, "Paused: it starts nothing more until it is resumed."),
+        "resume": (source.resume_watcher, "Resumed: it looks at its next time."),
+        "run": (source.run_watcher, "It looks within seconds; the list shows what it finds."),
+    }
+    for action, button in buttons.items():
+        click = button.click(_acting(*acts[action]), [which], [said], queue=False, **_QUIET)
+        click.then(_listing(source), [which], shown, queue=False, **_QUIET)
 
 
 def _listing(source: WatcherSource) -> Callable[..., Any]:
-    def show(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None) -> Markup:
+    def show(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, chosen: str | None) -> list[Any]:
         try:
-            return watchers_panel(source.watchers(visitor_of(profile, token)), source.endpoint)
+            views = source.watchers(visitor_of(profile, token))
         except HubmergeError as error:
-            return problems_panel(error, "The watchers cannot be listed")
+            return [problems_panel(error, "The watchers cannot be listed"), gr.skip(), gr.skip()]
+        names = [view.name for view in views if view.own]
+        kept = chosen if chosen in names else next(iter(names), None)
+        return [
+            watchers_panel(views, source.endpoint),
+            gr.update(visible=bool(names)),
+            gr.update(choices=names, value=kept),
+        ]
 
     return show
 
 
-def watchers_panel(views: list[WatcherView], endpoint: str) -> Markup:
-    """Every rule with its events; an overview first where there are several."""
-    if not views:
-        return notice("info", "No watchers yet", el("p", "A rule is a YAML file in the watchers' folder."))
-    overview = _overview(views) if len(views) > 1 else None
-    return join(overview, *(_rule(view, endpoint) for view in views))
+def _acting(act: Callable[[str, Visitor], WatcherView], done: str) -> Callable[..., Any]:
+    def acted(profile: gr.OAuthProfile | None, token: gr.OAuthToken | None, name: str | None) -> Any:
+        try:
+            act(name or "", require_visitor(profile, token, "change a watcher"))
+        except HubmergeError as error:
+            return problems_panel(error)
+        return notice("good", name or "", el("p", done))
 
-
-def _overview(views: list[WatcherView]) -> Markup:
-    rows = [
-        (
-            view.name,
-            view.owner or "unknown",
-            str(sum(event.kind == "merged" for event in view.events)),
-            str(sum(event.kind != "merged" for event in view.events)),
-            el("span", "cannot run" if view.problem else view.waiting or "up to date", cls="hm-cell-text"),
-        )
-        for view in views
-    ]
-    return el("article", table(("Rule", "Owner", "Merged", "Left out", "Now"), rows))
-
-
-def _rule(view: WatcherView, endpoint: str) -> Markup:
-    title = el("div", el("h2", view.name), el("span", f"by {view.owner}", cls="hm-dim") if view.owner else None)
-    if view.problem is not None and not view.facts:  # a file that cannot be read says nothing else
-        return el(
-            "article",
-            el("div", title, cls="hm-title"),
-            problems_panel(view.problem, "This rule does not run"),
-            data_rule=view.name,
-        )
-    facts = facts_grid(
-        (
-            *view.facts,
-            ("Target", view.target + (" (private)" if view.private else "")),
-            ("Evaluated with", view.suite or "nothing"),
-            ("Today", f"{view.used_today} of {view.budget} merges"),
-            ("Last look", time_text(view.polled) if view.polled else "not yet"),
-        )
-    )
-    return el(
-        "article",
-        el("div", title, cls="hm-title"),
-        problems_panel(view.problem, "The last look failed") if view.problem else None,
-        facts,
-        el("p", f"Waiting: {view.waiting}.", cls="hm-dim") if view.waiting else None,
-        _events(view, endpoint),
-        data_rule=view.name,
-    )
-
-
-def _events(view: WatcherView, endpoint: str) -> Markup:
-    if not view.events:
-        return el("p", "Nothing has happened yet.", cls="hm-dim hm-empty")
-    rows = [
-        (time_text(event.time), *(el("span", cell, cls="hm-cell-text") for cell in _cells(event, endpoint)))
-        for event in view.events
-    ]
-    return section("What it did", table(("When", "What", "Which", "Why"), rows))
-
-
-def _what(event: WatcherEvent) -> Markup:
-    if event.kind == "merged":
-        return badge(event.job_state or "queued")
-    label, kind = ("Refused", "bad") if event.kind == "refused" else ("Left out", "dim")
-    return el("span", label, cls=f"hm-badge hm-{kind}")
-
-
-def _cells(event: WatcherEvent, endpoint: str) -> tuple[object, object, object]:
-    if event.kind == "skipped":
-        which = repo_link(endpoint, event.subject, event.sha) if "/" in event.subject else event.subject
-        short = el("code", event.sha[:12], cls="hm-sha") if "/" in event.subject else None
-        return _what(event), join(which, short), join(el("code", event.code, cls="hm-code"), event.text)
-    which = link(job_href(event.job_id), event.subject) if event.job_id else event.subject
-    agents = ", ".join(agent.partition("@")[0] for agent in event.agents)
-    why = join(el("code", event.code, cls="hm-code"), event.text) if event.code else f"{len(event.agents)} agents"
-    return _what(event), which, join(why, el("span", agents, cls="hm-sha"))
+    return acted

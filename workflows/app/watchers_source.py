@@ -1,54 +1,134 @@
-"""The content of the Watchers tab: every rule, its last actions, and why it left models out."""
+"""The content of the watchers' page: every rule, its last actions and why it left models out, and what an owner says.
+
+A trial of a rule acts as the visitor, never as the bot: with the visitor's token, or without any, so that it shows
+nothing that the visitor could not read on the Hub.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
 
-from workflows.app.service import Visitor, WatcherEvent, WatcherView
+from hubmerge.errors import LoginError, PermissionDeniedError, RuleError
+from hubmerge.hub.client import Hub
+from hubmerge.plain_yaml import dump_plain_yaml
+from workflows.app.service import Trial, Visitor, WatcherEvent, WatcherView
+from workflows.app.submission import checked_recipe
+from workflows.jobs.jobs import iso
 from workflows.jobs.store import Store
+from workflows.watchers.base import Skip
 from workflows.watchers.kinds import registry
 from workflows.watchers.ledger import Ledger
-from workflows.watchers.rule import RuleHead
-from workflows.watchers.rules import RuleSet
+from workflows.watchers.rule import MergeSpec, RuleHead
+from workflows.watchers.rules import rule_data, rule_from_data
+from workflows.watchers.runner import Watchers
 
 MOST_EVENTS = 50  # per rule
+_NOT_RUNNING = LoginError(
+    "no watcher runs here, since the app has no account of its own",
+    next_step="Whoever keeps this app gives it a token of the Hub with write access (HF_TOKEN).",
+)
 
 
 class WatcherBoard:
-    """Implements workflows.app.service.WatcherSource."""
+    """Implements workflows.app.service.WatcherSource. `every_s`: seconds between polls, None where nothing polls."""
 
-    def __init__(self, endpoint: str, rules: Callable[[], RuleSet], ledger: Ledger, store: Store) -> None:
+    def __init__(self, endpoint: str, watchers: Watchers, ledger: Ledger, store: Store, every_s: float | None) -> None:
         self.endpoint = endpoint
-        self._rules = rules
+        self._watchers = watchers
         self._ledger = ledger
         self._store = store
+        self._every_s = every_s
 
     def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
-        known = self._rules()
-        shown = [rule for rule in known.rules if not rule.private or (visitor and visitor.name == rule.owner)]
+        known = self._watchers.rules()
         broken = [WatcherView(name, problem=error.as_dict()) for name, error in known.broken]
-        return [*(self._view(rule, bool(visitor and visitor.name == rule.owner)) for rule in shown), *broken]
+        shown = (rule for rule in known.rules if not rule.private or _is_own(rule, visitor))
+        return [*(self._view(rule, _is_own(rule, visitor)) for rule in shown), *broken]
+
+    def try_watcher(self, rule: Mapping[str, Any], visitor: Visitor | None) -> Trial:
+        wanted = rule_from_data(rule)
+        spec = getattr(wanted, "recipe", None)
+        if isinstance(spec, MergeSpec):  # a file would be this server's
+            checked_recipe(spec.recipe("org/base", ("org/agent", "org/other")))
+        own = any(r.name == wanted.name and _is_own(r, visitor) for r in self._watchers.rules().rules)
+        turn = self._watchers.trial(wanted, Hub(self.endpoint, visitor.token if visitor else None), own=own)
+        planned = turn.decision.merge
+        return Trial(
+            about=registry()[wanted.watch]().about(wanted),
+            rule=dump_plain_yaml(rule_data(wanted)),
+            target=planned.target if planned else "",
+            agents=tuple(planned.recipe["agents"]) if planned else (),
+            waiting="" if planned else turn.decision.waiting or "everything that it would merge is merged already",
+            left_out=tuple(map(_left_out, turn.decision.skips)),
+            problem=turn.error.as_dict() if turn.error else None,
+        )
+
+    def pause_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        rule = self._own(name, visitor)
+        self._ledger.pause(rule.name)
+        return self._view(rule, own=True)
+
+    def resume_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        rule = self._own(name, visitor)
+        self._ledger.resume(rule.name)
+        return self._view(rule, own=True)
+
+    def run_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        rule = self._own(name, visitor)
+        if self._every_s is None:
+            raise _NOT_RUNNING
+        if self._ledger.is_paused(rule.name):
+            raise RuleError("this watcher is paused", where=rule.name, next_step="Resume it first.")
+        self._watchers.ask(rule.name)
+        return self._view(rule, own=True)
+
+    def _own(self, name: str, visitor: Visitor) -> RuleHead:
+        """The visitor's rule of a name; RuleError or PermissionDeniedError where there is none."""
+        rule = next((rule for rule in self._watchers.rules().rules if rule.name == name), None)
+        if rule is None or (rule.private and not _is_own(rule, visitor)):
+            # the same answer for both, so that names of private rules cannot be told from guesses
+            raise RuleError("no such watcher, or a private one of somebody else", got=ascii(name)[:100])
+        if not _is_own(rule, visitor):
+            raise PermissionDeniedError(
+                "a watcher of somebody else", where=rule.name, expected=rule.owner, got=visitor.name
+            )
+        return rule
 
     def _view(self, rule: RuleHead, own: bool) -> WatcherView:
-        state = self._ledger.state(rule.name)
-        problem = None
-        if state is not None and state.code is not None:
+        state, paused = self._ledger.state(rule.name), self._ledger.is_paused(rule.name)
+        problem: Mapping[str, Any] | None = None
+        if self._every_s is None:
+            problem = _NOT_RUNNING.as_dict()
+        elif state is not None and state.code is not None:
             # an error may name a private repo
             problem = {"code": state.code, "message": state.text if own else "only its owner may see the reason"}
+        kind = registry()[rule.watch]()
         return WatcherView(
             name=rule.name,
             owner=rule.owner,
-            facts=registry()[rule.watch]().summary(rule),
+            about=kind.about(rule),
+            facts=kind.summary(rule),
             target=rule.target,
             suite=rule.suite,
             private=rule.private,
             budget=rule.budget,
             used_today=self._ledger.used(rule.name),
             polled=state.polled if state else None,
+            next_look=None if paused else self._next_look(),
+            paused=paused,
+            own=own,
+            rule=dump_plain_yaml(rule_data(rule)),
             waiting="" if state is None or problem else state.text or "",
             problem=problem,
             events=self._events(rule, own),
         )
+
+    def _next_look(self) -> str | None:
+        if self._every_s is None or self._watchers.polled is None:
+            return None
+        return iso(self._watchers.polled + timedelta(seconds=self._every_s))
 
     def _events(self, rule: RuleHead, own: bool) -> tuple[WatcherEvent, ...]:
         events = [
@@ -72,3 +152,11 @@ class WatcherBoard:
                 )
             )
         return tuple(sorted(events, key=lambda e: e.time, reverse=True)[:MOST_EVENTS])
+
+
+def _is_own(rule: RuleHead, visitor: Visitor | None) -> bool:
+    return visitor is not None and visitor.name == rule.owner
+
+
+def _left_out(skip: Skip) -> WatcherEvent:
+    return WatcherEvent("skipped", "", skip.subject, skip.sha, skip.code, skip.text)

@@ -23,7 +23,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from hubmerge.errors import DiskError, InternalError
 from workflows.jobs.jobs import DatabaseBusyError
 
-SCHEMA_VERSION = 2  # 2: the watchers' tables; all that 1 has stayed as it was
+SCHEMA_VERSION = 3  # 2: the watchers' tables; 3: paused_watchers; every table of 1 has stayed as it was
 BUSY_TIMEOUT_S = 10
 
 
@@ -147,6 +147,15 @@ class WatcherStateRow(Base):
     polled: Mapped[str]
     code: Mapped[str | None]  # of what went wrong in the last turn
     text: Mapped[str | None]
+
+
+class PausedWatcherRow(Base):
+    """A rule that its owner has paused."""
+
+    __tablename__ = "paused_watchers"
+
+    rule: Mapped[str] = mapped_column(primary_key=True)
+    time: Mapped[str]
 
 
 def open_engine(path: Path) -> Engine:

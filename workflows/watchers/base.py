@@ -116,6 +116,10 @@ class Watcher(ABC):
         """Read the Hub and decide. Raises HubmergeError when the look as a whole is not possible now."""
 
     @abstractmethod
+    def about(self, rule: Any) -> str:
+        """What the rule does, in one sentence for somebody who knows no rules."""
+
+    @abstractmethod
     def summary(self, rule: Any) -> tuple[tuple[str, str], ...]:
         """What the rule says, as (name, value) pairs for a person."""
 

@@ -24,6 +24,7 @@ MODELS: Table = Base.metadata.tables["watched_models"]
 SETS: Table = Base.metadata.tables["watched_sets"]
 SKIPS: Table = Base.metadata.tables["watched_skips"]
 STATES: Table = Base.metadata.tables["watchers"]
+PAUSES: Table = Base.metadata.tables["paused_watchers"]
 KEPT_SKIPS = 3000  # per rule; more than one search lists
 
 
@@ -96,7 +97,8 @@ class Ledger:
             return self._used(connection, rule)
 
     def start(self, rule: str, planned: PlannedMerge, new: NewJob, token: SealedToken, budget: int) -> Job | None:
-        """Queue the merge of a set, at most once ever and within the budget; None where it was queued before.
+        """Queue the merge of a set, at most once ever and within the budget; None where it was queued before, or where
+        the rule was paused meanwhile.
 
         A set whose job was given up for a passing reason is queued again.
 
@@ -108,6 +110,8 @@ class Ledger:
                 SETS.c.rule == rule, SETS.c.set_id == planned.set_id, ~_given_up(SETS.c.job_id)
             )
             if connection.execute(known).scalar() is not None or self._used(connection, rule) >= budget:
+                return None
+            if _is_paused(connection, rule):
                 return None
             job = change.find(new.id)
             if job is None or (job.user == new.user and _may_go_on(job)):
@@ -151,6 +155,22 @@ class Ledger:
         statement = insert(STATES).values(rule=rule, **values)
         with writing(self._engine) as connection:
             connection.execute(statement.on_conflict_do_update(index_elements=["rule"], set_=values))
+
+    # What its owner says.
+
+    def pause(self, rule: str) -> None:
+        """Let the rule start nothing from now on, also after a restart; what it has queued goes on."""
+        with writing(self._engine) as connection:
+            row = insert(PAUSES).values(rule=rule, time=iso(self._clock.now()))
+            connection.execute(row.on_conflict_do_nothing(index_elements=["rule"]))
+
+    def resume(self, rule: str) -> None:
+        with writing(self._engine) as connection:
+            connection.execute(delete(PAUSES).where(PAUSES.c.rule == rule))
+
+    def is_paused(self, rule: str) -> bool:
+        with reading(self._engine) as connection:
+            return _is_paused(connection, rule)
 
     # What the pages show.
 
@@ -248,6 +268,10 @@ def _own_merge(payload: Mapping[str, Any], result: Mapping[str, Any]) -> OwnMerg
     agents = (a.get("model") if isinstance(a, dict) else a for a in recipe.get("agents", []))
     parents = frozenset(str(name).partition("@")[0] for name in (recipe.get("base"), *agents))
     return OwnMerge(str(result.get("repo")), result["commit"], parents, frozenset(result.get("weights", ())))
+
+
+def _is_paused(connection: Connection, rule: str) -> bool:
+    return connection.execute(select(PAUSES.c.rule).where(PAUSES.c.rule == rule)).scalar() is not None
 
 
 def _may_go_on(job: Job) -> bool:

@@ -16,6 +16,7 @@ from workflows.watchers.rule import DEFAULT_KIND, RuleHead
 
 MAX_RULE_BYTES = 64 * 1024
 MAX_RULES = 200
+_ORDER = ("watch", "name", "owner", "base", "agents", "recipe", "join", "min_agents", "target")  # as people read it
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ def rule_from_yaml(text: str, where: str = "the rule") -> RuleHead:
         content = load_plain_yaml(text)
     except ValueError as error:
         raise RuleError("the rule is not plain YAML", where=where, got=str(error)) from None
+    return rule_from_data(content, where)
+
+
+def rule_from_data(content: Any, where: str = "the rule") -> RuleHead:
+    """A rule from plain data; RuleError lists every problem with its field."""
     if not isinstance(content, Mapping):
         raise RuleError("a rule is a table", where=where, expected="name, owner, base, …", got=type(content).__name__)
     kind = content.get("watch", DEFAULT_KIND)
@@ -50,6 +56,13 @@ def rule_from_yaml(text: str, where: str = "the rule") -> RuleHead:
         raise RuleError(
             "the rule has errors", where=where, problems=[_problem(where, i) for i in error.errors()]
         ) from None
+
+
+def rule_data(rule: RuleHead) -> dict[str, Any]:
+    """The plain data of a rule as its file would say it; what has its default is left out."""
+    data = rule.model_dump(mode="json", exclude_defaults=True) | {"base": str(rule.base)}
+    order = [*(key for key in _ORDER if key in data), *(key for key in data if key not in _ORDER)]
+    return {key: data[key] for key in order}
 
 
 def _problem(where: str, issue: Any) -> Problem:

@@ -14,8 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 from hubmerge.errors import HubmergeError, HubUnavailableError, InternalError, QuotaError
+from hubmerge.hub.client import Hub
 from hubmerge.line import Request, prepare
 from hubmerge.output.publish import Target
 from hubmerge.recipe.recipe import recipe_from_dict
@@ -32,6 +34,7 @@ from workflows.watchers.rules import RuleSet
 
 log = logging.getLogger(__name__)
 AGAIN_AFTER_S = 30.0  # deliveries that could not be handled wait so long
+PAUSED = "its owner has paused it"
 
 # the leaderboard's order: suite and pinned models (id, sha) → a number each, higher is better; none without a score
 Ranking = Callable[[str, Sequence[tuple[str, str]]], Mapping[tuple[str, str], float]]
@@ -86,10 +89,23 @@ class Watchers:
         self._kinds: dict[str, Watcher] = {}
         self._turn = threading.Lock()
         self._inbox_from = 0.0  # steady seconds
+        self._asked: set[str] = set()  # rules whose owner wants a turn now
+        self.polled: datetime | None = None  # when the last round of all rules began; UTC
 
     def poll(self) -> list[Turn]:
         """Take a turn of every rule, to find models that no delivery announced."""
+        self.polled = datetime.now(UTC)
         return self._round(())
+
+    def ask(self, rule: str) -> None:
+        """Want a turn of one rule at the next tick; asking again before it is the same."""
+        self._asked.add(rule)
+
+    def handle_asked(self) -> list[Turn]:
+        """Take a turn of every rule that was asked for."""
+        asked = set(self._asked)
+        self._asked -= asked  # whoever asks from now on wants another turn
+        return [self.turn(rule) for rule in self.rules().rules if rule.name in asked] if asked else []
 
     def handle_inbox(self) -> list[Turn]:
         """Take a turn of every rule if deliveries wait; they stay where a turn failed."""
@@ -114,6 +130,8 @@ class Watchers:
     def turn(self, rule: RuleHead, hinted: tuple[str, ...] = (), *, dry_run: bool = False) -> Turn:
         """Take one rule's turn; its errors are part of the result, so that they stop no other rule."""
         with self._turn:
+            if not dry_run and self._ledger.is_paused(rule.name):
+                return Turn(rule.name, Decision(waiting=PAUSED))
             turn = self._take(rule, hinted, dry_run)
             if dry_run:
                 return turn
@@ -123,6 +141,32 @@ class Watchers:
             else:
                 self._ledger.turn_ended(rule.name, None, turn.decision.waiting or None)
             return turn
+
+    def trial(self, rule: RuleHead, hub: Hub, *, own: bool) -> Turn:
+        """One look with `hub`, which is whoever's asks, and what it would come to; nothing is changed or remembered.
+
+        `own`: go by what the rule of this name has merged; otherwise by nothing. Raises HubmergeError where the look is
+        not possible; why the merge that it plans is not, is the turn's error.
+        """
+        context = WatchContext(
+            hub=hub,
+            hinted=(),
+            own=self._ledger.own_targets(),
+            own_merges=self._ledger.own_merges(),
+            history=self._ledger.history(rule.name) if own else (),
+            budget_left=rule.budget - (self._ledger.used(rule.name) if own else 0),
+            memory=_Forgetful(),
+            scores=lambda suite, models: self._scores(suite, models, dry_run=True),
+            flags=self._flags,
+        )
+        decision = registry()[rule.watch]().look(rule, context)  # counts its failures for itself
+        if decision.merge is not None:
+            try:
+                recipe = recipe_from_dict(dict(decision.merge.recipe))
+                prepare(recipe, hub, Request(license=rule.license, calibrate="not"))
+            except HubmergeError as error:
+                return Turn(rule.name, decision, error=error)
+        return Turn(rule.name, decision)
 
     def _take(self, rule: RuleHead, hinted: tuple[str, ...], dry_run: bool) -> Turn:
         try:
@@ -225,3 +269,13 @@ class Watchers:
         if rule.watch not in self._kinds:
             self._kinds[rule.watch] = registry()[rule.watch]()
         return self._kinds[rule.watch]
+
+
+class _Forgetful:
+    """The memory of a trial, which is nobody's. Implements base.Memory."""
+
+    def get(self, model: str, key: str) -> Facts | None:
+        return None
+
+    def put(self, model: str, key: str, facts: Facts) -> None:
+        return None

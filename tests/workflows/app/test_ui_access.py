@@ -10,12 +10,11 @@ from axe_playwright_python.sync_playwright import Axe
 from pages_fake import STATISTICS, FakeService, job_view
 from pages_session import CLIENT
 from test_ui_board import FakeBoard, full_board
-from test_watch_pages import ZOO
+from test_watch_pages import Source
 
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
 from workflows.app.frame import PAGES
-from workflows.app.service import Visitor, WatcherView
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 RUNS, WAITS = "1" * 64, "2" * 64
@@ -38,13 +37,6 @@ MOVED = """() => new Promise((told) => {
 })"""
 
 
-class Rules:
-    endpoint = "http://127.0.0.1:9"
-
-    def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
-        return [ZOO]
-
-
 @pytest.fixture(scope="module")
 def site(gradio_oauth: None) -> Iterator[str]:
     service = FakeService()
@@ -60,7 +52,7 @@ def site(gradio_oauth: None) -> Iterator[str]:
     service.put([running, job_view(WAITS)])
     settings = Settings(endpoint=service.endpoint)
     board = FakeBoard(full_board())
-    with launch_app(service, settings, port=0, oauth=CLIENT, board=board, watchers=Rules()) as app:
+    with launch_app(service, settings, port=0, oauth=CLIENT, board=board, watchers=Source()) as app:
         yield app.url
 
 

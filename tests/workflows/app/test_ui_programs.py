@@ -15,12 +15,13 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 from pages_fake import CATALOGUE, FakeService, job_view
 from pages_session import CLIENT
+from test_watch_pages import Source
 
 from hubmerge.board.leaderboard import build_board
 from hubmerge.board.values import Board
 from hubmerge.settings import Settings
 from workflows.app.app import launch_app
-from workflows.app.service import BoardSource, Service, Visitor, WatcherSource, WatcherView
+from workflows.app.service import BoardSource, Service, WatcherSource, WatcherView
 
 RECIPE = {"base": CATALOGUE[0], "agents": list(CATALOGUE[1:3]), "method": "ram"}
 SWEEP = {
@@ -31,6 +32,7 @@ ENDPOINTS = {  # by what they do of Service, BoardSource and WatcherSource
     "search_models": "search",
     "model_facts": "about",
     "inspect_merge": "inspect",
+    "preview_merge": "preview",
     "inspect_sweep": "inspect",
     "inspect_diff": "comparison",
     "start_merge": "submit",
@@ -46,12 +48,20 @@ ENDPOINTS = {  # by what they do of Service, BoardSource and WatcherSource
     "model": "board",
     "evaluation": "board",
     "watchers": "watchers",
+    "try_watcher": "try_watcher",
+    "pause_watcher": "pause_watcher",
+    "resume_watcher": "resume_watcher",
+    "run_watcher": "run_watcher",
 }
-NEEDS_SOMEBODY = {"start_merge", "start_sweep", "start_diff", "retry_job", "cancel_job", "my_jobs"}
+NEEDS_SOMEBODY = {
+    *("start_merge", "start_sweep", "start_diff", "retry_job", "cancel_job", "my_jobs"),
+    *("pause_watcher", "resume_watcher", "run_watcher"),
+}
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "search_models": {"text": "zoo"},
     "model_facts": {"name": CATALOGUE[0]},
     "inspect_merge": {"recipe": RECIPE},
+    "preview_merge": {"recipe": RECIPE},
     "inspect_sweep": {"sweep": SWEEP},
     "inspect_diff": {"base": CATALOGUE[0], "agent": CATALOGUE[1]},
     "start_merge": {"recipe": RECIPE, "target": "ada/merged"},
@@ -67,7 +77,14 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "model": {"id": "org/merge"},
     "evaluation": {"id": "org/merge", "suite": "trio"},
     "watchers": {},
+    "try_watcher": {"rule": {"name": "own", "owner": "ada"}},
+    "pause_watcher": {"name": "own"},
+    "resume_watcher": {"name": "own"},
+    "run_watcher": {"name": "own"},
 }
+
+
+OPEN, OWN = WatcherView("open"), WatcherView("own", "ada", private=True)
 
 
 class Boards:
@@ -77,20 +94,13 @@ class Boards:
         return build_board(family())
 
 
-class Watchers:
-    endpoint = "http://127.0.0.1:9"
-
-    def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
-        return [WatcherView("open"), *([WatcherView("own", private=True)] if visitor and visitor.name == "ada" else [])]
-
-
 @pytest.fixture(scope="module")
 def served(gradio_oauth: None) -> Iterator[SimpleNamespace]:
     """The app, and `client(…)`: a client of it that sends a token, headers or nothing."""
     service = FakeService()
     settings = Settings(endpoint=service.endpoint)
     clients: dict[str, Client] = {}
-    with launch_app(service, settings, port=0, oauth=CLIENT, board=Boards(), watchers=Watchers()) as running:
+    with launch_app(service, settings, port=0, oauth=CLIENT, board=Boards(), watchers=Source([OPEN, OWN])) as running:
 
         def client(**how: Any) -> Client:
             if repr(how) not in clients:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import gradio as gr
 import pytest
 from fastapi import FastAPI
 
-from hubmerge.errors import HubUnavailableError, RuleError
+from hubmerge.errors import HubmergeError, HubUnavailableError, PermissionDeniedError, RuleError
 from workflows.app.app import RunningApp, in_loop
-from workflows.app.service import Visitor, WatcherEvent, WatcherView
+from workflows.app.service import Trial, Visitor, WatcherEvent, WatcherView
 from workflows.app.style import CSS, theme
-from workflows.app.watchers_page import watchers_page, watchers_panel
+from workflows.app.watchers_page import watchers_page
+from workflows.app.watchers_panels import trial_panel, watchers_panel
 
 ENDPOINT = "http://127.0.0.1:9"
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -26,6 +27,8 @@ SHA = "0123456789abcdef" * 2 + "01234567"
 ZOO = WatcherView(
     name="zoo-watch",
     owner="ada",
+    about="Merges all fine-tunes of zoo/base by zoo, with RAM+, once there are 2 and again with each new one.",
+    rule="name: zoo-watch\nowner: ada\nbase: zoo/base\n",
     facts=(
         ("Base", "zoo/base"),
         ("Agents", "authors: zoo; lineage: finetune; licenses: apache-2.0, mit"),
@@ -37,6 +40,7 @@ ZOO = WatcherView(
     budget=4,
     used_today=2,
     polled="2030-01-02T10:05:00+00:00",
+    next_look="2030-01-02T10:10:00+00:00",
     waiting="the day's budget of 4 is used up; tomorrow (UTC) goes on",
     events=(
         WatcherEvent(
@@ -72,7 +76,7 @@ ZOO = WatcherView(
         ),
     ),
 )
-FRESH = replace(ZOO, name="zoo-trio", events=(), waiting="", polled=None, used_today=0, suite=None, private=True)
+FRESH = replace(ZOO, name="zoo-trio", events=(), waiting="", polled=None, used_today=0, suite=None)
 AWAY = replace(FRESH, name="zoo-away", problem=HubUnavailableError("the Hub cannot be reached").as_dict())
 BROKEN = WatcherView(
     "mine.yaml",
@@ -80,31 +84,103 @@ BROKEN = WatcherView(
 )
 
 
+TRIAL = Trial(
+    about=ZOO.about,
+    rule=ZOO.rule,
+    target="ada/zoo-watch-282948d5ec",
+    agents=ZOO.events[0].agents,
+    left_out=tuple(replace(e, time="") for e in ZOO.events[2:4]),
+)
+
+
 class Source:
+    """Keeps the promises of workflows.app.service.WatcherSource, with `views` in the test's hands."""
+
     endpoint = ENDPOINT
 
-    def __init__(self) -> None:
-        self.views = [ZOO, FRESH, AWAY, BROKEN]
-        self.error: Exception | None = None
+    def __init__(self, views: Sequence[WatcherView] = (ZOO, FRESH, AWAY, BROKEN)) -> None:
+        self.views = list(views)
+        self.error: HubmergeError | None = None
+        self.trial = TRIAL
+        self.tried: list[tuple[Mapping[str, Any], str | None]] = []
+        self.acted: list[tuple[str, str, str]] = []
 
     def watchers(self, visitor: Visitor | None) -> list[WatcherView]:
         if self.error is not None:
             raise self.error
-        return self.views
+        name = visitor.name if visitor else None
+        return [replace(v, own=v.owner == name) for v in self.views if not v.private or v.owner == name]
+
+    def try_watcher(self, rule: Mapping[str, Any], visitor: Visitor | None) -> Trial:
+        self.tried.append((rule, visitor.name if visitor else None))
+        if self.error is not None:
+            raise self.error
+        return self.trial
+
+    def pause_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        return self._act("pause", name, visitor, paused=True)
+
+    def resume_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        return self._act("resume", name, visitor, paused=False)
+
+    def run_watcher(self, name: str, visitor: Visitor) -> WatcherView:
+        return self._act("run", name, visitor)
+
+    def _act(self, action: str, name: str, visitor: Visitor, **changes: Any) -> WatcherView:
+        view = next(v for v in self.views if v.name == name)
+        if view.owner != visitor.name:
+            raise PermissionDeniedError("a watcher of somebody else")
+        self.acted.append((action, name, visitor.name))
+        self.views = [replace(v, **changes) if v is view else v for v in self.views]
+        return replace(view, **changes)
 
 
-def test_every_event_has_its_reason_and_its_link() -> None:
+def test_a_rule_is_told_in_words_with_what_it_merged_and_when_it_looks() -> None:
     text = str(watchers_panel([ZOO], ENDPOINT))
+    assert "Merges all fine-tunes of zoo/base" in text
     assert f'href="job?id={"a" * 64}"' in text
-    assert f'href="{ENDPOINT}/zoo/wide-agent/tree/{SHA}"' in text
-    assert "E_INCOMPATIBLE" in text
-    assert "another hidden_size" in text
+    assert f'href="{ENDPOINT}/ada/zoo-watch-9f8e7d6c5b"' in text  # of the merge that is done
+    assert f'href="{ENDPOINT}/ada/zoo-watch-282948d5ec"' not in text
     assert "2 of 4 merges" in text
     assert "2030-01-02 10:05 UTC" in text
+    assert "2030-01-02 10:10 UTC" in text
+    assert "Watching" in text
+
+
+def test_reasons_are_counted_in_words_and_codes_stand_in_the_fold() -> None:
+    above, fold, folded = str(watchers_panel([ZOO], ENDPOINT)).partition("<details")
+    assert fold
+    assert "not of the base&#39;s architecture or shapes" in above
+    assert "under another license" in above
+    assert "E_INCOMPATIBLE" not in above
+    assert SHA not in above
+    assert "E_INCOMPATIBLE" in folded
+    assert "another hidden_size" in folded
+    assert f'href="{ENDPOINT}/zoo/wide-agent/tree/{SHA}"' in folded
+    assert ZOO.rule in folded
+
+
+def test_a_paused_rule_says_so_and_when_it_goes_on() -> None:
+    text = str(watchers_panel([replace(ZOO, paused=True, next_look=None)], ENDPOINT))
+    assert "Paused" in text
+    assert "when it is resumed" in text
+    assert "Watching" not in text
 
 
 def test_an_empty_list_says_how_to_begin() -> None:
-    assert "No watchers yet" in watchers_panel([], ENDPOINT)
+    assert "No watcher runs here yet" in watchers_panel([], ENDPOINT)
+
+
+def test_a_trial_tells_what_it_would_merge_and_what_it_would_leave_out() -> None:
+    text = str(trial_panel(TRIAL, ENDPOINT))
+    assert "Would merge these 3 now" in text
+    assert "ada/zoo-watch-282948d5ec" in text
+    assert "What it left out: 2" in text
+    nothing = str(trial_panel(replace(TRIAL, target="", agents=(), left_out=(), waiting="1 of 2 agents"), ENDPOINT))
+    assert "Would merge nothing now" in nothing
+    assert "1 of 2 agents." in nothing
+    shut = replace(TRIAL, problem=RuleError("taken", where="target").as_dict())
+    assert "but cannot" in str(trial_panel(shut, ENDPOINT))
 
 
 def test_strangers_text_stays_text() -> None:
@@ -112,8 +188,10 @@ def test_strangers_text_stays_text() -> None:
         replace(e, subject=HOSTILE, code=HOSTILE, text=HOSTILE, agents=(HOSTILE,), job_state=HOSTILE, time=HOSTILE)
         for e in ZOO.events
     )
-    view = replace(ZOO, name=HOSTILE, owner=HOSTILE, facts=((HOSTILE, HOSTILE),), waiting=HOSTILE, events=events)
-    text = str(watchers_panel([view, BROKEN], ENDPOINT))
+    told = {"name": HOSTILE, "owner": HOSTILE, "about": HOSTILE, "rule": HOSTILE, "waiting": HOSTILE}
+    view = replace(ZOO, **told, facts=((HOSTILE, HOSTILE),), events=events)
+    trial = Trial(HOSTILE, HOSTILE, HOSTILE, (HOSTILE,), HOSTILE, events, BROKEN.problem)
+    text = str(watchers_panel([view, BROKEN], ENDPOINT)) + str(trial_panel(trial, ENDPOINT))
     assert "<img" not in text
     assert "&lt;img" in text
     script = replace(ZOO.events[0], job_id=None, subject="javascript:alert(1)")
@@ -154,7 +232,13 @@ def test_the_tab_in_a_browser(served: str, source: Source, chromium: Any, width:
     page.goto(served, wait_until="domcontentloaded")
     page.locator("#watchers article[data-rule='zoo-watch']").wait_for()
     shown = page.locator("#watchers").inner_text()
-    for wanted in ("zoo-watch", "E_INCOMPATIBLE", "the day's budget", "This rule does not run", "Nothing has happened"):
+    for wanted in (
+        "zoo-watch",
+        "under another license",
+        "the day's budget",
+        "This rule does not run",
+        "merged nothing so",
+    ):
         assert wanted in shown
     assert page.locator("#watchers a").filter(has_text="ada/zoo-watch-282948d5ec").get_attribute("href") == (
         f"job?id={'a' * 64}"

@@ -70,7 +70,7 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     raw = sqlite3.connect(tmp_path / "jobs.sqlite3")
     raw.execute("PRAGMA user_version = 7")
     raw.close()
-    with pytest.raises(InternalError, match="expected schema 2, got schema 7"):
+    with pytest.raises(InternalError, match="expected schema 3, got schema 7"):
         Store(tmp_path)
 
 

@@ -24,6 +24,7 @@ def test_the_examples_are_valid(path: Path) -> None:
     rule = load_rule(path)
     assert rule.owner == "ada"
     assert registry()[rule.watch]().summary(rule)
+    assert registry()[rule.watch]().about(rule).startswith("Merges ")
 
 
 def test_a_rule_is_read_as_it_is_written() -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hubmerge.errors import HubmergeError, HubUnavailableError
 from hubmerge.hub.client import Candidate
+from hubmerge.methods import registry as methods
 from workflows.watchers.base import Decision, Scores, WatchContext, Watcher, digest
 from workflows.watchers.engine import decide, is_of_base, refusal
 from workflows.watchers.facts import Facts, read_facts
@@ -54,6 +55,22 @@ class AgentsWatcher(Watcher):
             ("Joining", f"{rule.join}, at least {rule.min_agents}"),
             ("Method", rule.recipe.method),
         )
+
+    def about(self, rule: AgentRule) -> str:
+        base, wanted = rule.base.id, rule.agents
+        how = f"with {methods()[rule.recipe.method].title}"
+        if rule.join.fixed:
+            return f"Merges {_listed(rule.join.fixed)} {how}, again whenever the weights of one of them change."
+        trained = {"finetune": "fine-tunes of", "adapter": "adapters of", "any": "models trained from"}[wanted.lineage]
+        limits = [
+            f"by {_listed(wanted.authors, 'or')}" if wanted.authors else "",
+            f"tagged {_listed(wanted.tags)}" if wanted.tags else "",
+            f"under {_listed(wanted.licenses, 'or')}" if wanted.licenses else "",
+        ]
+        which = " ".join([trained, base, *filter(None, limits)])
+        if rule.join.best is not None:
+            return f"Merges the best {rule.join.best} on the leaderboard among the {which}, {how}."
+        return f"Merges all {which}, {how}, once there are {rule.min_agents} and again with each new one."
 
     def look(self, rule: AgentRule, context: WatchContext) -> Decision:
         base = read_facts(context.hub, rule.base.id, rule.base.revision)
@@ -112,6 +129,12 @@ class AgentsWatcher(Watcher):
         self._failures.pop(place, None)
         context.memory.put(name, _key(rule, base, facts), facts)
         return facts
+
+
+def _listed(words: Sequence[str], last: str = "and") -> str:
+    """["a", "b", "c"] → "a, b and c"."""
+    *first, end = words
+    return f"{', '.join(first)} {last} {end}" if first else end
 
 
 def _search(rule: AgentRule, context: WatchContext) -> Iterator[Candidate]:

@@ -1,0 +1,171 @@
+"""What a rule's owner says to it, who that is, and what a trial of a rule shows to whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from turn_helpers import BotFor, jobs, one, rule_for
+from watch_helpers import Agents, make_bot
+
+from hubmerge.errors import HubmergeError, LoginError, PermissionDeniedError, RecipeError, RuleError
+from localhub.process import LocalHubProcess
+from workflows.app.service import Visitor
+from workflows.watchers.rules import load_rules, rule_data, rule_from_data
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "watchers"
+
+
+def visitors(hub: LocalHubProcess) -> tuple[Visitor, Visitor]:
+    return Visitor("ada", hub.tokens["ada"]), Visitor("bob", hub.tokens["bob"])
+
+
+def base_and_two(agents: Agents) -> str:
+    base = agents.base()
+    agents.agent(base), agents.agent(base)
+    return base
+
+
+def test_a_paused_rule_starts_nothing_until_it_is_resumed_also_after_a_restart(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess
+) -> None:
+    ada, _ = visitors(local_hub)
+    rule = rule_for(base_and_two(agents))
+    assert bot_for(rule).source.pause_watcher("watch", ada).paused
+    bot = bot_for(rule)
+    turn = one(bot.watchers.poll())
+    assert (turn.job, turn.decision.waiting) == (None, "its owner has paused it")
+    assert bot.ledger.state("watch") is None  # it has not looked
+    [view] = bot.source.watchers(None)
+    assert (view.paused, view.next_look) == (True, None)
+    assert not bot.source.resume_watcher("watch", ada).paused
+    assert one(bot.watchers.poll()).job is not None
+    [view] = bot.source.watchers(None)
+    assert view.next_look is not None
+    assert view.polled is not None
+    assert len(jobs(tmp_path)) == 1
+
+
+def test_a_pause_during_a_look_is_in_time(agents: Agents, bot_for: BotFor, tmp_path: Path) -> None:
+    rule = rule_for(base_and_two(agents))
+    bot = bot_for(rule)
+    planned = bot.watchers.turn(rule, dry_run=True).decision.merge
+    assert planned is not None
+    new = bot.watchers._job(rule, planned)
+    bot.ledger.pause("watch")
+    assert bot.ledger.start("watch", planned, new, bot.account.seal(new.id), rule.budget) is None
+    assert jobs(tmp_path) == []
+
+
+def test_a_rule_looks_when_its_owner_asks_and_then_no_more(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess
+) -> None:
+    ada, _ = visitors(local_hub)
+    bot = bot_for(rule_for(base_and_two(agents)))
+    assert bot.watchers.handle_asked() == []
+    bot.source.run_watcher("watch", ada)
+    bot.source.run_watcher("watch", ada)
+    assert one(bot.watchers.handle_asked()).job is not None
+    assert bot.watchers.handle_asked() == []
+    assert len(jobs(tmp_path)) == 1
+    assert "asked" in {tick.name for tick in bot.ticks()}
+    bot.source.pause_watcher("watch", ada)
+    with pytest.raises(RuleError, match="paused"):
+        bot.source.run_watcher("watch", ada)
+
+
+@pytest.mark.parametrize("action", ["pause_watcher", "resume_watcher", "run_watcher"])
+def test_only_the_owner_may(agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess, action: str) -> None:
+    base = agents.base()
+    _, bob = visitors(local_hub)
+    bot = bot_for(rule_for(base), rule_for(base, name="hidden", private=True))
+    with pytest.raises(PermissionDeniedError):
+        getattr(bot.source, action)("watch", bob)
+    told = []
+    for name in ("hidden", "nothing"):  # nobody learns that there is a private one
+        with pytest.raises(RuleError) as caught:
+            getattr(bot.source, action)(name, bob)
+        told.append(str(caught.value).replace(name, ""))
+    assert told[0] == told[1]
+    assert not any(bot.ledger.is_paused(name) for name in ("watch", "hidden"))
+    assert bot.watchers.handle_asked() == []
+    assert [view.own for view in bot.source.watchers(bob)] == [False]
+
+
+def test_without_an_account_the_rules_are_shown_and_tried_and_that_nothing_runs_is_told(
+    agents: Agents, tmp_path: Path, local_hub: LocalHubProcess
+) -> None:
+    ada, _ = visitors(local_hub)
+    rule = rule_for(base_and_two(agents))
+    bot = make_bot(None, tmp_path / "data", [rule], endpoint=local_hub.endpoint)
+    try:
+        [view] = bot.source.watchers(None)
+        assert view.problem is not None
+        assert view.problem["code"] == "E_LOGIN"
+        with pytest.raises(LoginError, match="no watcher runs here"):
+            bot.source.run_watcher("watch", ada)
+        assert len(bot.source.try_watcher(rule_data(rule), None).agents) == 2
+    finally:
+        bot.close()
+
+
+def test_a_trial_tells_what_would_be_merged_and_changes_nothing(
+    agents: Agents, bot_for: BotFor, tmp_path: Path, local_hub: LocalHubProcess
+) -> None:
+    ada, bob = visitors(local_hub)
+    base = base_and_two(agents)
+    other = agents.agent(base, card={"tags": ["else"]})
+    bot = bot_for(rule_for(base, name="known", agents={"authors": ["ada"], "tags": ["rl"]}))
+    wanted = rule_data(rule_for(base, name="known", agents={"authors": ["ada"], "tags": ["rl"]}))
+    trial = bot.source.try_watcher(wanted, None)
+    assert len(trial.agents) == 2
+    assert trial.target.startswith("ada/watched-")
+    assert trial.problem is None
+    assert other not in str(trial.agents)
+    assert "tagged rl" in trial.about
+    assert rule_from_data(wanted) == rule_for(base, name="known", agents={"authors": ["ada"], "tags": ["rl"]})
+    assert jobs(tmp_path) == []
+    assert (bot.ledger.history("known"), bot.ledger.skips("known"), bot.ledger.state("known")) == ((), (), None)
+    one(bot.watchers.poll())
+    assert "merged already" in bot.source.try_watcher(wanted, ada).waiting
+    assert len(bot.source.try_watcher(wanted, bob).agents) == 2  # what ada's rule has done is not his
+
+
+def test_a_trial_sees_what_its_visitor_sees_and_never_what_the_bot_sees(
+    agents: Agents, bot_for: BotFor, local_hub: LocalHubProcess
+) -> None:
+    ada, bob = visitors(local_hub)
+    base = base_and_two(agents)
+    secret = agents.agent(base)
+    agents.api.update_repo_settings(secret, private=True)
+    bot = bot_for(rule_for(base))
+    wanted = rule_data(rule_for(base))
+    assert secret in {event.subject for event in bot.source.try_watcher(wanted, ada).left_out}
+    for visitor in (bob, None):
+        assert secret not in repr(bot.source.try_watcher(wanted, visitor))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"base": "/etc"}, RuleError),
+        ({"colour": 1}, RuleError),
+        ({"agents": {}}, RuleError),
+        (
+            {"recipe": {"method": "sar", "calibration": {"data": "/etc/passwd", "prompt": "q", "answer": "a"}}},
+            RecipeError,
+        ),
+    ],
+)
+def test_a_trial_of_what_is_no_rule_or_names_a_file_is_refused(
+    bot_for: BotFor, changes: dict[str, object], kind: type[HubmergeError]
+) -> None:
+    with pytest.raises(kind):
+        bot_for().source.try_watcher({**rule_data(rule_for("zoo/base")), **changes}, None)
+
+
+def test_a_rule_is_the_same_rule_when_it_is_written_and_read_again() -> None:
+    rules = load_rules(EXAMPLES).rules
+    assert len(rules) == 3
+    for rule in rules:
+        assert rule_from_data(rule_data(rule)) == rule
