@@ -114,7 +114,7 @@ class FakeService:
         self.store: dict[str, JobView] = {}
         self.requests: list[tuple[MergeRequest, Visitor]] = []
         self.searches: list[tuple[str, str | None]] = []
-        self.shelf: dict[str, Published] = {}
+        self.shelf = {CATALOGUE[0]: Published(CATALOGUE[0], "a" * 40, "mit", "# The base", {}, True)}
         self.failure: HubmergeError | None = None  # raised by the next questions while set
 
     def visitor(self, name: str | None, token: str) -> Visitor:
