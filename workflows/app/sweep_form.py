@@ -49,6 +49,7 @@ class SweepForm:
     pairs: tuple[tuple[Any, Any], ...]
     told: Any
     start: Any
+    started: Any  # apart from `told`, since leaving a field for the button counts once more
     fold: Any
 
     @property
@@ -94,7 +95,8 @@ def build_sweep(method: str) -> SweepForm:
             pairs.append((setting, values))
         told = gr.HTML(EMPTY, js_on_load=None, elem_id="sweep-told", padding=True)
         start = gr.Button("Start all variants", interactive=False, elem_id="sweep-start")
-    return SweepForm(methods, tuple(pairs), told, start, fold)
+        started = gr.HTML("", js_on_load=None, elem_id="sweep-started", padding=True)
+    return SweepForm(methods, tuple(pairs), told, start, started, fold)
 
 
 def settings_of(method: str) -> list[tuple[str, str]]:
@@ -120,9 +122,9 @@ def wire_sweep(sweep: SweepForm, form: MergeForm, recipe: RecipeOf, service: Ser
     form.method.change(_resettled, [form.method, *sweep.inputs], [*sweep.inputs[1:], *outputs], queue=False, **quiet)
     gr.on([form.base.change, form.agents.change], _uncounted, sweep.inputs, outputs, queue=False, **quiet)
     sweep.start.click(
-        lanes.asking(_starting(service, recipe, count), _not_counted),
+        lanes.asking(_starting(service, recipe, count), lambda error: problems_panel(error)),
         [*form.target_inputs, *sweep.inputs, *form.recipe_inputs],
-        outputs,
+        [sweep.started],
         **ASKING,
         **_PRIVATE,
     )
@@ -285,7 +287,7 @@ def _starting(service: Service, recipe: RecipeOf, count: int) -> Callable[..., A
         visibility: str,
         license_choice: str | None,
         *values: Any,
-    ) -> list[Any]:
+    ) -> Any:
         jobs: list[JobView] = []
         try:
             visitor = writer_of(service, profile, token)
@@ -300,8 +302,8 @@ def _starting(service: Service, recipe: RecipeOf, count: int) -> Callable[..., A
                 jobs.append(service.submit(request, visitor))
         except HubmergeError as error:
             rest = el("p", "Start again when there is room: those that are under way are found, the others are added.")
-            return [join(started_panel(jobs), problems_panel(error), rest if jobs else None), gr.skip()]
-        return [started_panel(jobs), gr.update(interactive=False)]
+            return join(started_panel(jobs), problems_panel(error), rest if jobs else None)
+        return started_panel(jobs)
 
     return start
 

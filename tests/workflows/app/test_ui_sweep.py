@@ -123,7 +123,7 @@ def test_variants_are_counted_kept_in_the_address_and_started(pages: Pages, open
     values.focus()
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Start 2 merges").click()
-    page.locator("#sweep-told").filter(has_text="2 merges started").wait_for()
+    page.locator("#sweep-started").filter(has_text="2 merges started").wait_for()
     assert [request.target for request, _ in pages.service.requests] == [
         f"ada/mine-{name}" for name, _ in variants([], [("density", "0.2, 0.5")], agents=[MATH, TOOL])
     ]
