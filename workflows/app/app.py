@@ -76,7 +76,7 @@ def build_app(
         "docs": docs_page,
         "diff": lambda: diff_page(demo, service, lanes),
         "job": lambda: job_page(demo, service, lanes),
-        "watchers": lambda: watchers_page(demo, watchers),
+        "watchers": lambda: watchers_page(demo, service, lanes, settings, watchers),
     }
     if board is not None:
         bodies["leaderboard"] = leaderboard_page

@@ -66,6 +66,9 @@ class AgentsWatcher(Watcher):
             f"by {_listed(wanted.authors, 'or')}" if wanted.authors else "",
             f"tagged {_listed(wanted.tags)}" if wanted.tags else "",
             f"under {_listed(wanted.licenses, 'or')}" if wanted.licenses else "",
+            f"of at least {_short(wanted.min_parameters)} parameters" if wanted.min_parameters else "",
+            f"of at most {_short(wanted.max_parameters)} parameters" if wanted.max_parameters else "",
+            f"but for {_listed(wanted.exclude)}" if wanted.exclude else "",
         ]
         which = " ".join([trained, base, *filter(None, limits)])
         if rule.join.best is not None:
@@ -129,6 +132,12 @@ class AgentsWatcher(Watcher):
         self._failures.pop(place, None)
         context.memory.put(name, _key(rule, base, facts), facts)
         return facts
+
+
+def _short(number: int) -> str:
+    """1500000000 → "1.5B"."""
+    size, unit = next((s, u) for s, u in ((10**9, "B"), (10**6, "M"), (10**3, "K"), (1, "")) if number >= s)
+    return f"{number / size:.3g}{unit}"
 
 
 def _listed(words: Sequence[str], last: str = "and") -> str:
