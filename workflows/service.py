@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from hubmerge.engine.preview import Preview, preview
 from hubmerge.errors import LoginError, PermissionDeniedError
 from hubmerge.hub.client import Hub, Identity, RepoState, RepoSummary
 from hubmerge.hub.names import stated_bases
@@ -94,6 +95,9 @@ class MergeService:
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         hub = self._hub(visitor.token if visitor else None)
         return prepare(recipe_from_dict(dict(recipe)), hub, Request(license=license or None, calibrate="not")).plan
+
+    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Preview:
+        return preview(self.inspect(recipe, visitor), self._hub(visitor.token if visitor else None))
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         target = Target(request.target.strip(), request.private, expose=not request.private)

@@ -208,6 +208,7 @@ class _Scored:
     domains: Mapping[str, Estimate]
     overall: Estimate | None
     failures: Mapping[str, RunError] = field(default_factory=dict)
+    narrowed: str | None = None
 
     @property
     def by_task(self) -> Mapping[tuple[str, str], Estimate]:
@@ -244,7 +245,9 @@ def _scored(result: EvaluationResult) -> _Scored:
     for line in lines:
         parts.setdefault(line.domain, []).append(line.score)
     domains = {domain: mean(found) for domain, found in parts.items()}
-    return _Scored(result, lines, domains, mean(list(domains.values())) if domains else None)
+    ran = result.environment
+    narrowed = f"{ran.dtype}, stored as {ran.stored_dtype}" if ran.stored_dtype else None
+    return _Scored(result, lines, domains, mean(list(domains.values())) if domains else None, narrowed=narrowed)
 
 
 def _domains(scored: Mapping[Node, _Scored]) -> tuple[str, ...]:
@@ -274,7 +277,8 @@ def _join(parts: Mapping[str, _Scored], complete: set[str]) -> _Scored:
     ordered = {d: domains[d] for d in sorted(domains, key=domain_order)}
     tasks = sorted((t for p in done.values() for t in p.tasks), key=lambda t: (domain_order(t.domain), t.task))
     overall = mean(list(ordered.values())) if set(done) == complete else None
-    return _Scored(told, tuple(tasks), ordered, overall, failures)
+    narrowed = next((p.narrowed for p in done.values() if p.narrowed), None)
+    return _Scored(told, tuple(tasks), ordered, overall, failures, narrowed)
 
 
 def _rows(
@@ -389,6 +393,7 @@ def _row(own: _Scored, parents: Sequence[ParentLine], ranks: Mapping[str, int]) 
         instruction_change=change,
         parents=tuple(parents),
         failures=own.failures,
+        narrowed=own.narrowed,
         claimed_by=result.run_by,
     )
 

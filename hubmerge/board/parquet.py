@@ -57,6 +57,8 @@ def _schema() -> Any:
             ("size_bytes", whole),
             ("committed", text),
             ("evaluated", text),
+            ("dtype", text),
+            ("narrowed", text),
             ("run_by", text),
             ("signed", pa.bool_()),
             ("committed_by", text),

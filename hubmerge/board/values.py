@@ -86,6 +86,7 @@ class Row:
     flags: tuple[RowFlag, ...] = ()
     failures: Mapping[str, RunError] = field(default_factory=dict)  # suite → why, on the combined board
     provenance: RowProvenance = "community"  # unverified: a signature that cannot be checked on this machine
+    narrowed: str | None = None  # "bfloat16, stored as float32": a machine with more memory would take the latter
     committed_by: str | None = None  # accounts that brought an unsigned row, as the Hub's history says; no proof
     claimed_by: str | None = None  # the account that the result names
     superseded: bool = False  # a newer commit of the model has a result; shown because it is a parent

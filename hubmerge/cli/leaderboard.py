@@ -91,7 +91,7 @@ def _cells(row: Row, suite: SuiteBoard) -> list[str]:
     overall = _percent(row.overall) if row.error is None else f"failed: {_printable(row.error.code)}"
     return [
         str(row.rank or "-"),
-        f"{row.model}@{row.sha[:7]}",
+        f"{row.model}@{row.sha[:7]}" + (f" (in {_printable(row.narrowed)})" if row.narrowed else ""),
         overall,
         *(_percent(line.score if line else None) for line in lines),
         "-" if row.skills is None else row.skills.text,

@@ -37,6 +37,7 @@ def evaluate(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
     torch.manual_seed(spec["seed"])
     names = lighteval_tasks.install(spec["tasks"])
     reporter.stage("load model")
+    spec = models.with_fitting_dtype(spec)
     model = models.load_model(spec)
     dtype = str(getattr(getattr(model, "model", None), "dtype", spec["dtype"])).removeprefix("torch.")
     budget = models.batch_tokens(model, spec)

@@ -19,11 +19,11 @@ from lighteval.tasks.prompt_manager import PromptManager
 from lighteval.tasks.requests import Doc
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hubmerge.errors import EvaluationError
+from hubmerge.errors import DeviceError, EvaluationError
+from hubmerge.evaluation.fit import SHARE_OF_CACHE, Weights, fitting_dtype
 from hubmerge.evaluation.templates import check_template, rendered
 
 MODEL_FOLDER = "model"  # relative: lighteval builds paths from the model's name
-_SHARE_OF_CACHE = 0.25  # of the memory, for the keys and values of a batch
 
 
 class StrictModel(TransformersModel):  # type: ignore[misc]  # lighteval has no types
@@ -50,6 +50,17 @@ class StrictModel(TransformersModel):  # type: ignore[misc]  # lighteval has no 
                 next_step="Without them the scores would be those of random numbers.",
             )
         return model.eval()
+
+
+def with_fitting_dtype(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec with the dtype in which the model fits on this GPU; on the CPU the parent has chosen it already."""
+    if spec["device"] != "cuda" or not torch.cuda.is_available():
+        return spec
+    weights = Weights(**spec["weights"])
+    dtype = fitting_dtype(weights, spec["dtype"], torch.cuda.mem_get_info()[1], hardware("cuda"))
+    # vLLM takes float16 for float32 by itself
+    as_asked = spec["dtype"] == "auto" and dtype == weights.stored and spec["backend"] == "transformers"
+    return spec if as_asked else {**spec, "dtype": dtype}
 
 
 def load_model(spec: Mapping[str, Any]) -> Any:
@@ -119,18 +130,43 @@ def batch_tokens(model: Any, spec: Mapping[str, Any]) -> int | None:
     """
     if spec["backend"] != "transformers":
         return None
+    per_token = _bytes_of_a_token(model)
+    if per_token is None:
+        return None  # no transformer as we know it; the number of prompts alone bounds a batch
+    return max(1, int(SHARE_OF_CACHE * _memory_bytes(spec) / per_token))
+
+
+def require_room_for(tokens: int, model: Any, spec: Mapping[str, Any], where: str) -> None:
+    """DeviceError where the keys and values of one prompt with its answer do not fit beside the weights."""
+    per_token = None if spec["backend"] != "transformers" else _bytes_of_a_token(model)
+    if per_token is None:
+        return
+    most = max(0, _memory_bytes(spec) - model.model.get_memory_footprint()) // per_token
+    if tokens > most:
+        raise DeviceError(
+            "this machine's memory cannot hold a prompt of the task",
+            where=where,
+            expected=f"at most {most:,} tokens with the answer",
+            got=f"{tokens:,}",
+            next_step="Evaluate it on a machine with more memory, or by a suite of shorter prompts.",
+        )
+
+
+def _memory_bytes(spec: Mapping[str, Any]) -> int:
+    return int(torch.cuda.mem_get_info()[1] if spec["device"] == "cuda" else spec["memory_bytes"])
+
+
+def _bytes_of_a_token(model: Any) -> int | None:
+    """Of its keys and values; None for a model whose config does not say it."""
     config = model.model.config.get_text_config()
     layers, width = getattr(config, "num_hidden_layers", None), getattr(config, "hidden_size", None)
     heads = getattr(config, "num_attention_heads", None)
     if not (isinstance(layers, int) and isinstance(width, int)):
-        return None  # no transformer as we know it; the number of prompts alone bounds a batch
+        return None
     if isinstance(heads, int) and heads > 0:
         own = getattr(config, "num_key_value_heads", None)
         width = (own if isinstance(own, int) else heads) * (getattr(config, "head_dim", None) or width // heads)
-    on_gpu = spec["device"] == "cuda"
-    memory_bytes = torch.cuda.mem_get_info()[1] if on_gpu else spec["memory_bytes"]
-    per_token = 2 * layers * width * model.model.dtype.itemsize
-    return max(1, int(_SHARE_OF_CACHE * memory_bytes / max(1, per_token)))
+    return max(1, int(2 * layers * width * model.model.dtype.itemsize))
 
 
 class RenderedPrompts(PromptManager):  # type: ignore[misc]

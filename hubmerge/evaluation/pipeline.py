@@ -23,7 +23,7 @@ from lighteval.tasks.requests import Doc, SamplingMethod
 from hubmerge.errors import EvaluationError
 from hubmerge.evaluation.journal import AnswerJournal, answer_key
 from hubmerge.evaluation.lighteval_tasks import reference_of
-from hubmerge.evaluation.models import RenderedPrompts
+from hubmerge.evaluation.models import RenderedPrompts, require_room_for
 from hubmerge.evaluation.result import MAX_TRUNCATED
 from hubmerge.evaluation.tasks import BuiltinTask, Task, get_task
 from hubmerge.isolation.in_child import Reporter
@@ -104,6 +104,8 @@ class JournaledPipeline(Pipeline):  # type: ignore[misc]  # lighteval has no typ
         ]
         for each in asked:  # all of them before anything is generated
             self._refuse_what_is_cut(each)
+            longest = max(each.tokens[d.id] + (d.generation_size or 1) for d in each.docs)
+            require_room_for(min(longest, self.model.max_length), self.model, self._spec, each.definition.name)
         for each in asked:
             for batch, answers in self._answers(each):
                 texts |= {(d.task_name, d.id): answer for d, answer in zip(batch, answers, strict=True)}

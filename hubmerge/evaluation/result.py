@@ -149,7 +149,8 @@ class RunEnvironment(_Frozen):
     torch: Text
     backend: Literal["transformers", "vllm"]
     device: Text
-    dtype: Text
+    dtype: Text  # that the model ran in
+    stored_dtype: Text | None = None  # where that is a wider one, for whose weights the machine had too little memory
     batch_size: Small | None = None  # prompts at most
     batch_tokens: Count | None = None  # and tokens, padding and longest answers included; None: no such bound
     seed: Annotated[int, Field(ge=0, lt=2**63)]

@@ -19,7 +19,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import math
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from hubmerge.errors import (
     MemoryLimitError,
 )
 from hubmerge.evaluation.facts import model_facts
+from hubmerge.evaluation.fit import fitting_dtype, is_narrower, weights_of
 from hubmerge.evaluation.machine_faults import (
     clear_weights,
     cleared_where_the_disk_is_full,
@@ -78,11 +78,11 @@ class EvaluateOptions:
     limit: int | None = None  # rows per task; part of the suite's version
     batch_size: int = 32  # prompts at most; fewer where the memory does not hold their tokens
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: str = "auto"  # auto: as stored; part of the suite's version
+    dtype: str = "auto"  # auto: as stored, or bfloat16 where that does not fit; part of the suite's version
     seed: int = 0
     backend: Backend = "transformers"
     wall_s: float = 4 * 3600.0
-    memory_bytes: int | None = None  # of the evaluating process; None: 90 % of the machine's
+    memory_bytes: int | None = None  # of the evaluating process; None: 90 % of what this machine lets it use
     data_cache: Path | None = None  # fetched rows, to be shared between runs; None: in the run's folder
     keep_model: bool = False  # leave the fetched weights when the run is over
 
@@ -102,6 +102,22 @@ class _Run:
     @property
     def what(self) -> str:
         return f"{self.suite.suite.name} on {self.model.ref}"
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.options.memory_bytes or int(0.9 * (machine.memory_bytes() or 16e9))
+
+    @property
+    def dtype(self) -> str:
+        """What the evaluating process is asked for; DeviceError where the model does not fit in any.
+
+        `auto` where the model runs as it is stored, and on a GPU, whose memory only that process knows.
+        """
+        weights = weights_of(self.model)
+        if self.options.device == "cuda":
+            return self.options.dtype
+        chosen = fitting_dtype(weights, self.options.dtype, self.memory_bytes, self.what)
+        return "auto" if self.options.dtype == "auto" and chosen == weights.stored else chosen
 
 
 def evaluate(
@@ -143,6 +159,9 @@ def evaluate(
     facts = model_facts(hub, opened)
     try:
         check_evaluable(opened)
+        if run.dtype != options.dtype:
+            stored = weights_of(opened).stored
+            observer.warning(f"the model is stored in {stored}, which does not fit here: it runs in {run.dtype}")
         require_room(opened, workdir, run.what)
         observer.stage("fetch model")
         with cleared_where_the_disk_is_full(workdir, run.what):
@@ -258,7 +277,6 @@ def _teller(observer: Observer) -> Callable[[Event], None]:
 
 def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
     options = run.options
-    memory_bytes = options.memory_bytes or int(0.9 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     spec = {
         "workdir": str(run.workdir),
         "sha": run.model.ref.sha,
@@ -267,11 +285,12 @@ def _child_job(run: _Run, folders: Mapping[str, Path]) -> ChildJob:
         "details": str(run.workdir / DETAILS),
         "batch_size": options.batch_size,
         "device": options.device,
-        "dtype": options.dtype,
+        "dtype": run.dtype,
+        "weights": weights_of(run.model).as_dict(),
         "seed": options.seed,
         "backend": options.backend,
         "max_model_len": run.suite.suite.max_model_len,
-        "memory_bytes": memory_bytes,
+        "memory_bytes": run.memory_bytes,
         "cpu_s": math.ceil(options.wall_s * machine.cores()),
         "tasks": [
             {
@@ -329,9 +348,12 @@ def _result(run: _Run, facts: ModelFacts, done: Event, seconds: float) -> Evalua
         environment = _run_environment(
             run, seconds, versions=versions, device=plain(done["device"]), dtype=plain(done["dtype"])
         )
-        environment = RunEnvironment.model_validate(
-            {**environment.model_dump(), "batch_tokens": done.get("batch_tokens")}
-        )
+        stored = weights_of(run.model).stored
+        changes = {
+            "batch_tokens": done.get("batch_tokens"),
+            "stored_dtype": stored if run.options.dtype == "auto" and is_narrower(environment.dtype, stored) else None,
+        }
+        environment = RunEnvironment.model_validate({**environment.model_dump(), **changes})
     except (KeyError, TypeError, ValueError) as error:
         raise EvaluationError("the evaluation's answer cannot be read", where=run.what, got=type(error).__name__) from (
             error

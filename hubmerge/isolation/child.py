@@ -33,6 +33,7 @@ from pydantic import SecretStr
 from hubmerge import machine
 from hubmerge.errors import (
     CancelledError,
+    DeviceError,
     EvaluationError,
     HubmergeError,
     HubUnavailableError,
@@ -225,8 +226,8 @@ class ChildJob:
 def run_child(job: ChildJob, on_event: Callable[[Event], None], cancelled: Callable[[], bool]) -> Event:
     """Run the child to its end and return its `done` event; every other event goes to `on_event` as it comes.
 
-    Raises CancelledError, EvaluationError (past its wall limit, died, or reports an error), and MemoryLimitError or
-    HubUnavailableError where it reports that.
+    Raises CancelledError, EvaluationError (past its wall limit, died, or reports an error), and MemoryLimitError,
+    HubUnavailableError or DeviceError where it reports that.
     """
     job.log.parent.mkdir(parents=True, exist_ok=True)
     job.log.unlink(missing_ok=True)
@@ -326,7 +327,7 @@ def _verdict(job: ChildJob, code: int, last: list[Event], *, from_outside: bool)
 
 
 def _error(job: ChildJob, event: Event) -> HubmergeError:
-    named = {error.code: error for error in (MemoryLimitError, HubUnavailableError)}
+    named = {error.code: error for error in (MemoryLimitError, HubUnavailableError, DeviceError)}
     kind = named.get(str(event.get("code")), WallLimitError if event.get("slow") is True else EvaluationError)
     return kind(
         plain(event.get("what")) or "the evaluation failed",

@@ -24,7 +24,7 @@ from lighteval.tasks.registry import Registry
 from lighteval.tasks.requests import Doc
 from transformers import AutoTokenizer
 
-from hubmerge.errors import EvaluationError
+from hubmerge.errors import DeviceError, EvaluationError
 from hubmerge.evaluation import lighteval_tasks, models, pipeline, templates
 from hubmerge.evaluation.tasks import get_task
 
@@ -163,6 +163,42 @@ def kept() -> dict[str, Any]:
     }
 
 
+def room(model: Any, spec: dict[str, Any], tokens: int) -> str:
+    try:
+        models.require_room_for(tokens, model, spec, "zoo_mem")
+    except DeviceError as error:
+        return str(error)
+    return "fits"
+
+
+def on_a_gpu() -> dict[str, Any]:
+    """The dtype of runs on a GPU of 24 GB that is made up here."""
+    cuda = models.torch.cuda
+    known = cuda.is_available, cuda.mem_get_info, models.hardware
+    cuda.is_available, cuda.mem_get_info = (lambda: True), (lambda: (10**9, 24 * 10**9))
+    models.hardware = lambda device: "a GPU"
+
+    def dtype(stored: str, elements: float, asked: str = "auto", **changes: Any) -> str:
+        weights = {"stored": stored, "elements": int(elements)}
+        spec = {"device": "cuda", "backend": "transformers", "dtype": asked, "weights": weights, **changes}
+        try:
+            return str(models.with_fitting_dtype(spec)["dtype"])
+        except DeviceError as error:
+            return str(error)
+
+    try:
+        return {
+            "as stored": dtype("float32", 1e9),
+            "narrower": dtype("float32", 7e9),
+            "asked": dtype("float32", 1e9, "float16"),
+            "too large": dtype("bfloat16", 13e9),
+            "vllm": dtype("float32", 1e9, backend="vllm"),
+            "on the cpu": dtype("float32", 7e9, device="cpu"),
+        }
+    finally:
+        cuda.is_available, cuda.mem_get_info, models.hardware = known
+
+
 def batched() -> dict[str, Any]:
     """Batches of prompts of 90, 50, 40, … tokens with answers of 10, and what cut prompts come to."""
     lengths = {"0": 40, "1": 90, "2": 20, "3": 50, "4": 20}
@@ -194,7 +230,11 @@ def batched() -> dict[str, Any]:
     config.get_text_config = lambda: config
     held = types.SimpleNamespace(config=config, dtype=types.SimpleNamespace(itemsize=2))
     spec = {"backend": "transformers", "device": "cpu", "memory_bytes": 4 * 256 * 1000}
+    held.get_memory_footprint = lambda: 24_000
+    whole = types.SimpleNamespace(model=held)
     return {
+        "room": [room(whole, spec, tokens) for tokens in (3906, 3907)],
+        "room of vllm": room(None, {**spec, "backend": "vllm"}, 10**9),
         "by number": composed(200, 2, None),
         "by tokens": composed(200, 32, 120),
         "of short models": composed(60, 32, 120),
@@ -206,7 +246,7 @@ def batched() -> dict[str, Any]:
 
 
 def main() -> None:
-    found = {"examples": examples(), "rendered": rendered(), "kept": kept(), "batched": batched()}
+    found = {"examples": examples(), "rendered": rendered(), "kept": kept(), "batched": batched(), "gpu": on_a_gpu()}
     print(json.dumps({**scores(), **found}))
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hubmerge.errors import EvaluationError
+from hubmerge.errors import DeviceError, EvaluationError
 from hubmerge.evaluation.child import confine_child
 from hubmerge.isolation.in_child import Reporter, WallLimitError, run
 
@@ -67,6 +67,14 @@ def play(spec: Mapping[str, Any], reporter: Reporter) -> Mapping[str, Any]:
             os.write(reporter._descriptor, b'["no event"]\n')
         case "answers other tasks":
             return _answer(spec, tasks=[{"task": "other", "value": 1.0, "stderr": 0.0, "samples": 1}])
+        case "answers in the dtype that it was asked for":
+            (workdir / "spec").write_text(json.dumps(spec))
+            dtype = spec["weights"]["stored"] if spec["dtype"] == "auto" else spec["dtype"]
+            return _answer(spec, dtype=dtype, batch_tokens=4000)
+        case "cuts prompts":
+            return _answer(spec, tasks=[dict(s, truncated=3) for s in _answer(spec)["tasks"]])
+        case "does not fit":
+            raise DeviceError("this machine's memory cannot hold a prompt of the task", got="1,000,000")
         case "answers beyond the maximum":
             return _answer(spec, tasks=[dict(s, value=1.5) for s in _answer(spec)["tasks"]])
         case "answers in words":

@@ -251,6 +251,29 @@ def test_batches_keep_to_a_number_of_prompts_and_of_tokens(inside: dict[str, Any
 
 
 @pytest.mark.slow
+def test_a_prompt_whose_keys_and_values_do_not_fit_beside_the_weights_is_refused(inside: dict[str, Any]) -> None:
+    fits, refused = inside["batched"]["room"]  # 1,024,000 − 24,000 bytes, 256 a token
+    assert fits == "fits"
+    assert "E_DEVICE" in refused
+    assert "at most 3,906 tokens" in refused
+    assert "3,907" in refused
+    assert inside["batched"]["room of vllm"] == "fits"  # it has a budget of its own
+
+
+@pytest.mark.slow
+def test_on_a_gpu_the_process_that_sees_its_memory_chooses_the_dtype(inside: dict[str, Any]) -> None:
+    found = inside["gpu"]
+    assert {name: found[name] for name in ("as stored", "narrower", "asked", "vllm", "on the cpu")} == {
+        "as stored": "auto",
+        "narrower": "bfloat16",
+        "asked": "float16",
+        "vllm": "float32",  # it would take float16 by itself
+        "on the cpu": "auto",  # the parent has chosen it
+    }
+    assert "does not fit in this machine's memory" in found["too large"]
+
+
+@pytest.mark.slow
 def test_a_cut_prompt_is_counted_and_more_than_one_in_twenty_are_refused(inside: dict[str, Any]) -> None:
     fits, short, cut, refused = inside["batched"]["cut"]
     assert fits == [0, 0]

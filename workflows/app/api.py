@@ -103,6 +103,15 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         """
         return plan_summary(service.inspect(checked_recipe(recipe).to_dict(), visitor, license))
 
+    def preview_merge(recipe: dict[str, Any], visitor: Visitor | None) -> dict[str, Any]:
+        """Look into a few layers of a merge's models: what each agent changed there, where they meet, and the method
+        that this speaks for, with the reason. It reads some 8 MB of weights, at most 32 MB.
+
+        Args:
+            recipe: as inspect_merge takes it.
+        """
+        return asdict(service.preview(checked_recipe(recipe).to_dict(), visitor))
+
     def inspect_sweep(sweep: dict[str, Any], visitor: Visitor | None) -> list[dict[str, Any]]:
         """The variants of a sweep, each with its recipe; the first is checked as by inspect_merge.
 
@@ -124,7 +133,7 @@ def _reading(service: Service) -> tuple[Endpoint, ...]:
         """
         return _comparison(service.comparison(*checked_comparison(base, agent), visitor))
 
-    return search_models, model_facts, inspect_merge, inspect_sweep, inspect_diff
+    return search_models, model_facts, inspect_merge, preview_merge, inspect_sweep, inspect_diff
 
 
 def _acting(service: Service) -> tuple[Endpoint, ...]:

@@ -96,6 +96,7 @@ def model_head(row: Row, endpoint: str) -> Markup:
         ("Parameters", NOTHING if facts.parameters is None else short_count(facts.parameters)),
         ("Size", NOTHING if facts.size_bytes is None else bytes_text(facts.size_bytes)),
         ("Date", time_text(facts.created)),
+        ("Computed in", row.narrowed or row.environment.dtype),
         ("Run by", row.run_by),
     ]
     if row.committed_by is not None:

@@ -96,6 +96,7 @@ def _model_cell(row: Row) -> Markup:
         marks.append("failed")
     if row.superseded:
         marks.append("older commit")
+    marks += [f"in {row.narrowed.partition(',')[0][:20]}"] if row.narrowed else []
     marks += [f.kind for f in row.flags if f.inherited_from is None and not f.community]
     marks += ["inherits a flag"] if any(f.inherited_from and not f.community for f in row.flags) else []
     marks += ["flagged by the community"] if any(f.community for f in row.flags) else []

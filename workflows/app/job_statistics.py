@@ -36,15 +36,15 @@ def statistics_panel(view: JobView) -> Markup | None:
     return section(
         "What the agents changed",
         el("p", f"{short_count(round(elements))} parameters {counted}.", cls="hm-dim"),
-        _share_bar(values.get("shares") or {}),
-        table(("Agent", "Changed", "of it unique", "of it shared", "Shared / unique"), [_agent_row(a) for a in agents]),
+        share_bar(values.get("shares") or {}),
+        agents_table(agents),
         _concentration_table(agents),
         _overlap_table(values.get("overlap_share") or (), len(agents)),
         table(("Pair", "Jaccard", "Cosine", "Same sign"), [_pair_row(p) for p in pairs]) if pairs else None,
     )
 
 
-def _share_bar(shares: Mapping[str, Any]) -> Markup:
+def share_bar(shares: Mapping[str, Any]) -> Markup:
     """All parameters as one bar, to scale: those changed by one agent, by several, and by none."""
     known = [(name, text, share) for name, text in _SHARES if (share := number_of(shares, name)) is not None]
     parts = [
@@ -59,6 +59,12 @@ def _share_bar(shares: Mapping[str, Any]) -> Markup:
     said = ", ".join(f"{text}: {percent_text(share)}" for _, text, share in known)
     bar = el("div", *parts, cls="hm-stack", role="img", aria_label=f"Share of the parameters changed by {said}")
     return el("figure", bar, el("figcaption", "Changed by", el("ul", *legend)), cls="hm-shares")
+
+
+def agents_table(agents: Sequence[Mapping[str, Any]]) -> Markup:
+    """How much each agent changed, and how much of it others changed, too."""
+    head = ("Agent", "Changed", "of it unique", "of it shared", "Shared / unique")
+    return table(head, [_agent_row(agent) for agent in agents])
 
 
 def _agent_row(agent: Mapping[str, Any]) -> Sequence[object]:

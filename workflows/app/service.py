@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from hubmerge.board.values import Board
+from hubmerge.engine.preview import Preview
 from hubmerge.hub.client import RepoSummary
 from hubmerge.plan.plan import Plan
 
@@ -130,6 +131,9 @@ class Service(Protocol):
     def inspect(self, recipe: Mapping[str, Any], visitor: Visitor | None, license: str | None = None) -> Plan:
         """Headers only; IncompatibleError and friends carry every problem. `license`: what the user chose, if that was
         chosen already."""
+
+    def preview(self, recipe: Mapping[str, Any], visitor: Visitor | None) -> Preview:
+        """What `inspect` checks, then a few megabytes of weights: what the agents changed in a few layers."""
 
     def submit(self, request: MergeRequest, visitor: Visitor) -> JobView:
         """Check everything that can be checked now, then queue; the same request again finds the same job."""

@@ -1,0 +1,274 @@
+"""A model runs in the dtype that fits: as stored, else in bfloat16, which result and board say, else nowhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import save_file
+
+from hubmerge import machine
+from hubmerge.board.export import board_data, suite_csv
+from hubmerge.board.leaderboard import build_board
+from hubmerge.board.parquet import board_parquet
+from hubmerge.cli.evaluate import table
+from hubmerge.cli.leaderboard import _text
+from hubmerge.dtypes import STORAGE, decode
+from hubmerge.errors import DeviceError
+from hubmerge.evaluation import runner, suites
+from hubmerge.evaluation.fit import Weights, bytes_for_weights, fitting_dtype, weights_of
+from hubmerge.evaluation.result import EvaluationResult, parse_result
+from hubmerge.evaluation.runner import EvaluateOptions
+from hubmerge.evaluation.suites import pin
+from hubmerge.hub.client import Hub
+from hubmerge.recipe.model_name import ModelName
+from hubmerge.sources.open import open_model
+from workflows.app.board_panels import model_head
+from workflows.app.board_table import _model_cell
+
+Scripted = Callable[..., EvaluationResult]
+ZOO = Path(__file__).resolve().parents[2] / "examples" / "zoo"
+GB = 10**9
+SEVEN, HALF = 7 * GB, GB // 2  # elements
+IN_ITS_DTYPE = "answers in the dtype that it was asked for"
+
+
+@pytest.mark.parametrize(
+    ("stored", "elements", "asked", "memory", "chosen"),
+    [
+        ("bfloat16", HALF, "auto", 16 * GB, "bfloat16"),
+        ("float32", HALF, "auto", 16 * GB, "float32"),
+        ("float16", 4 * GB, "auto", 16 * GB, "float16"),
+        ("float32", 3 * GB, "auto", 16 * GB, "bfloat16"),  # 12 GB do not fit, 6 GB do
+        ("float64", 3 * GB, "auto", 16 * GB, "bfloat16"),
+        ("bfloat16", SEVEN, "auto", 28 * GB, "bfloat16"),  # 7B on a Space of 32 GB
+        ("float32", SEVEN, "auto", 28 * GB, "bfloat16"),
+        ("float32", HALF, "bfloat16", 16 * GB, "bfloat16"),
+        ("bfloat16", HALF, "float32", 16 * GB, "float32"),
+        ("float32", 10**6, "auto", GB // 4, "float32"),  # a tiny model on a tiny machine
+    ],
+)
+def test_the_dtype_is_the_stored_one_or_bfloat16_where_that_alone_fits(
+    stored: str, elements: int, asked: str, memory: int, chosen: str
+) -> None:
+    assert fitting_dtype(Weights(stored, elements), asked, memory, "x") == chosen
+
+
+@pytest.mark.parametrize(
+    ("stored", "elements", "asked", "said"),
+    [
+        ("bfloat16", SEVEN, "auto", "for it in bfloat16"),
+        ("float32", SEVEN, "auto", "for it in bfloat16"),
+        ("float32", 3 * GB, "float32", "or in bfloat16"),
+    ],
+)
+def test_where_nothing_fits_the_error_says_what_would(stored: str, elements: int, asked: str, said: str) -> None:
+    weights = Weights(stored, elements)
+    with pytest.raises(DeviceError, match="does not fit in this machine's memory") as refused:
+        fitting_dtype(weights, asked, 14 * GB, "x")
+    assert said in str(refused.value)
+    wanted = int(float(str(refused.value.problems[0].expected).split(" GB")[0]) * GB) + 10**8
+    assert wanted > 14 * GB
+    assert fitting_dtype(weights, asked, wanted, "x")  # with as much as it asks for, it fits
+
+
+def test_weights_batches_and_the_process_never_take_more_than_there_is() -> None:
+    for memory in (10**8, GB, 4 * GB, 6 * GB, 16 * GB, 200 * GB):
+        assert memory / 2 <= bytes_for_weights(memory) <= 3 * memory / 4
+
+
+def test_what_is_stored_is_read_from_the_config_and_else_from_the_headers(hub: Hub, tmp_path: Path) -> None:
+    def of(dtype: str | None, named: str = "torch_dtype") -> Weights:
+        folder = _in_float32(tmp_path / f"{dtype}-{named}", None if dtype is None else {named: dtype})
+        return weights_of(open_model(ModelName.parse(str(folder)), hub, allow_local=True))
+
+    stored = weights_of(open_model(ModelName.parse("zoo/math-agent"), hub, allow_local=False))
+    assert stored.elements == 171776
+    assert of(None) == Weights("float32", stored.elements)
+    assert of("bfloat16").stored == of("torch.bfloat16", "dtype").stored == "bfloat16"
+    assert of("float8_e4m3").stored == "float32"
+
+
+def test_a_model_that_fits_only_in_bfloat16_runs_in_it_and_the_result_says_so(
+    scripted: Scripted, workdir: Path, tmp_path: Path, hub: Hub
+) -> None:
+    told: list[str] = []
+    run = _of_folder(scripted, _in_float32(tmp_path / "wide"))
+    notes = _Notes(told)
+    narrow = run(IN_ITS_DTYPE, options={"device": "cpu", "memory_bytes": 1_000_000}, observer=notes)
+    assert (narrow.environment.dtype, narrow.environment.stored_dtype) == ("bfloat16", "float32")
+    assert json.loads((workdir / "spec").read_text())["dtype"] == "bfloat16"  # which keys the journal of answers
+    assert [m for m in told if "stored in float32, which does not fit here: it runs in bfloat16" in m]
+    assert "since float32, in which it is stored, did not fit" in table(narrow)
+    wide = run(IN_ITS_DTYPE, options={"device": "cpu", "memory_bytes": 10_000_000})
+    assert json.loads((workdir / "spec").read_text())["dtype"] == "auto"
+    assert wide.environment.stored_dtype is None
+    assert wide.suite_version == narrow.suite_version == pin("zoo", hub, limit=4).version
+    asked = run(IN_ITS_DTYPE, options={"device": "cpu", "memory_bytes": 1_000_000, "dtype": "bfloat16"})
+    assert asked.environment.stored_dtype is None  # that is what was asked for, under a version of its own
+    assert asked.suite_version != narrow.suite_version
+    assert parse_result(narrow.to_json().encode(), where="x") == narrow
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_fetched_and_nothing_is_said_of_it(
+    scripted: Scripted, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "stage_model", lambda *_: pytest.fail("it was fetched"))
+    with pytest.raises(DeviceError, match="does not fit in this machine's memory") as refused:
+        scripted("answers", options={"device": "cpu", "memory_bytes": 100_000})
+    assert not refused.value.retryable
+    assert not (workdir / "inputs").exists()
+
+
+def test_a_prompt_that_the_machine_cannot_hold_is_no_finding_about_the_model(scripted: Scripted) -> None:
+    for _ in range(3):
+        with pytest.raises(DeviceError, match="cannot hold a prompt"):
+            scripted("does not fit")
+
+
+def test_the_memory_is_what_a_container_may_use(scripted: Scripted, workdir: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 10 * GB)
+    scripted(IN_ITS_DTYPE, options={"device": "cpu"})
+    assert json.loads((workdir / "spec").read_text())["memory_bytes"] == 9 * GB
+    monkeypatch.setattr(machine, "memory_bytes", lambda: None)
+    scripted(IN_ITS_DTYPE, options={"device": "cpu"})
+    assert json.loads((workdir / "spec").read_text())["memory_bytes"] > 9 * GB
+
+
+@pytest.mark.slow
+def test_transformers_loads_the_model_in_the_dtype_that_was_chosen(
+    tmp_path: Path, hub: Hub, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(_in_float32(tmp_path / "wide", weights=True))
+    options = EvaluateOptions(limit=4, data_cache=rows, device="cpu")
+
+    def ran(name: str) -> EvaluationResult:
+        return runner.evaluate(folder, "zoo", hub=hub, workdir=tmp_path / name, options=options, allow_local=True)
+
+    wide = ran("wide-run").environment
+    assert (wide.dtype, wide.stored_dtype) == ("float32", None)
+    monkeypatch.setattr("hubmerge.evaluation.fit.bytes_for_weights", lambda memory: 500_000)
+    narrow = ran("narrow-run").environment
+    assert (narrow.dtype, narrow.stored_dtype) == ("bfloat16", "float32")
+    assert wide.batch_tokens is not None
+    assert narrow.batch_tokens == pytest.approx(2 * wide.batch_tokens, rel=0.01)  # half the bytes for keys and values
+
+
+# --- what moves a score belongs to the version or the result ------------------------------------------------
+
+
+def test_the_dtype_that_is_asked_for_is_part_of_the_version(hub: Hub) -> None:
+    assert len({pin("zoo", hub, dtype=d).version for d in runner.DTYPES}) == len(runner.DTYPES)
+
+
+def test_the_rules_of_asking_and_cutting_are_part_of_the_version(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = pin("zoo", hub).version
+    monkeypatch.setattr(suites, "RULES", suites.RULES + 1)
+    assert pin("zoo", hub).version != before
+
+
+def test_the_limits_of_a_batch_stand_in_the_result(scripted: Scripted, workdir: Path) -> None:
+    environment = scripted(IN_ITS_DTYPE, options={"batch_size": 7}).environment
+    assert (environment.batch_size, environment.batch_tokens) == (7, 4000)
+    assert json.loads((workdir / "spec").read_text())["batch_size"] == 7
+
+
+def test_how_many_prompts_were_cut_stands_in_the_result(scripted: Scripted) -> None:
+    assert [s.truncated for s in scripted("cuts prompts").tasks] == [3] * 3
+    assert [s.truncated for s in scripted("answers").tasks] == [None] * 3
+
+
+# --- the board -----------------------------------------------------------------------------------------------
+
+
+def test_the_board_marks_a_row_that_ran_in_a_narrower_dtype(board_results: list[EvaluationResult]) -> None:
+    narrow, wide = board_results
+    built = build_board([narrow, wide])
+    [suite] = built.suites
+    rows = {r.model: r for r in suite.rows}
+    words = "bfloat16, stored as float32"
+    assert {m: r.narrowed for m, r in rows.items()} == {"org/narrow": words, "org/wide": None}
+    data = {r["model"]: (r["dtype"], r["narrowed"]) for r in board_data(built)["suites"][0]["rows"]}
+    assert data == {"org/narrow": ("bfloat16", words), "org/wide": ("float32", None)}
+    lines = {
+        r["model"]: (r["dtype"], r["narrowed"]) for r in pq.read_table(io.BytesIO(board_parquet(built))).to_pylist()
+    }
+    assert lines == data
+    assert words in suite_csv(suite)
+    assert ">in bfloat16<" in str(_model_cell(rows["org/narrow"]))
+    assert ">in " not in str(_model_cell(rows["org/wide"]))
+    assert words in str(model_head(rows["org/narrow"], "http://hub"))
+    assert f"org/narrow@{'a' * 7} (in {words})" in _text(built)
+
+
+def test_a_row_of_several_suites_is_marked_if_one_of_them_ran_narrower(board_results: list[EvaluationResult]) -> None:
+    narrow = board_results[0].model_copy(update={"suite": "math", "created": "2026-01-01T00:00:00+00:00"})
+    code = [t.model_copy(update={"domain": "code"}) for t in board_results[1].tasks]
+    wide = board_results[1].model_copy(
+        update={"suite": "code", "model": narrow.model, "sha": narrow.sha, "tasks": (*code,)}
+    )
+    combined = build_board([narrow, wide]).suite("domains")
+    assert combined is not None
+    assert [r.narrowed for r in combined.rows] == ["bfloat16, stored as float32"]
+    assert ">in bfloat16<" in str(_model_cell(combined.rows[0]))
+
+
+@pytest.fixture
+def board_results() -> list[EvaluationResult]:
+    from board_helpers import ENVIRONMENT, result
+
+    ran = {"dtype": "bfloat16", "stored_dtype": "float32"}
+    return [
+        result("org/narrow", "a", {"math": 0.5}, environment=ENVIRONMENT | ran),
+        result("org/wide", "b", {"math": 0.6}),
+    ]
+
+
+# --- helpers -------------------------------------------------------------------------------------------------
+
+
+class _Notes(runner.Unobserved):
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def warning(self, message: str) -> None:
+        self._told.append(message)
+
+
+def _in_float32(folder: Path, config: dict[str, str] | None = None, *, weights: bool = False) -> Path:
+    """The zoo's math agent in float32: with its own values, or with zeros."""
+    shutil.copytree(ZOO / "math", folder)
+    known = json.loads((folder / "config.json").read_text())
+    known = {k: v for k, v in known.items() if k not in ("dtype", "torch_dtype")}
+    (folder / "config.json").write_text(json.dumps(known | (config or {})))
+    for path in folder.glob("*.safetensors"):
+        stored = _stored(path)
+        save_file({name: values if weights else np.zeros_like(values) for name, values in stored.items()}, path)
+    return folder
+
+
+def _stored(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    data = path.read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    found = {}
+    for name, entry in json.loads(data[8:begin]).items():
+        if name != "__metadata__":
+            first, last = (begin + offset for offset in entry["data_offsets"])
+            found[name] = decode(np.frombuffer(data[first:last], STORAGE[entry["dtype"]]), entry["dtype"]).reshape(
+                entry["shape"]
+            )
+    return found
+
+
+def _of_folder(scripted: Scripted, folder: Path) -> Scripted:
+    def run(mode: str, **arguments: Any) -> EvaluationResult:
+        return scripted(mode, model=str(folder), allow_local=True, **arguments)
+
+    return run
