@@ -36,7 +36,7 @@ from workflows.watchers.rules import MAX_RULE_BYTES
 ALL, NAMED, BEST = "all", "fixed", "best"
 _WHICH = (("All that match", ALL), ("These, by name", NAMED), ("The best of the leaderboard", BEST))
 _LINEAGE = (("Fine-tunes", "finetune"), ("Adapters", "adapter"), ("Both", "any"))
-_BUDGET = 3
+_PER_DAY = 3
 _MORE = "min_agents: 3\nagents: {max_parameters: 10B, exclude: [org/agent]}\nrecipe: {parameters: {r: 0.1}}"
 _SINGLE = ("base", "method", "owner", "name", "target", "suite")
 _SEVERAL = {"author": "authors", "tag": "tags", "license": "licenses"}
@@ -176,7 +176,7 @@ def build_form(service: Service, lanes: Lanes) -> WatcherForm:
                 elem_id="watch-visibility",
             )
             budget = gr.Number(
-                value=_BUDGET,
+                value=_PER_DAY,
                 precision=0,
                 minimum=1,
                 maximum=100,
@@ -224,7 +224,7 @@ def rule_of(values: Sequence[Any]) -> dict[str, Any]:
         "target": (target or "").strip(),
         "private": visibility == "private",
         "suite": (suite or "").strip(),
-        "budget": budget if isinstance(budget, int) else _BUDGET,
+        "budget": budget if isinstance(budget, int) else _PER_DAY,
     }
     return _with_more({key: value for key, value in rule.items() if value}, more)
 
@@ -289,7 +289,7 @@ def fill(rule: Mapping[str, Any]) -> list[Any]:
         method if method in registry() else DEFAULT_METHOD,
         *(str(rule.get(key) or "") for key in ("owner", "name", "target", "suite")),
         "private" if rule.get("private") is True else "public",
-        budget if isinstance(budget, int) else _BUDGET,
+        budget if isinstance(budget, int) else _PER_DAY,
         dump_plain_yaml(more) if more else "",
     ]
 
