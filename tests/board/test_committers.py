@@ -201,6 +201,13 @@ def test_an_author_is_escaped_on_the_page_and_in_tables() -> None:
     assert '"\'=HYPERLINK(1), <img src=x>"' in suite_csv(board.suites[0])
 
 
+def test_a_signed_row_names_no_committer_even_if_a_stranger_s_file_counts_as_the_same_run() -> None:
+    [real] = [signed(r, SEED, "carol") for r in family()[:1]]
+    committed = Committed({result_path(real): ("eve",)}, "org")
+    row = rows(build_board([real], trusted=TRUST.keys, committed=committed))["org/base"]
+    assert (row.run_by, row.committed_by) == ("carol", None)
+
+
 def test_the_table_marks_rows_without_a_signature_where_others_have_one() -> None:
     def marked(*results: EvaluationResult) -> dict[str, bool]:
         committed = Committed({result_path(strange("org/early")): ("org",)}, "org")
